@@ -35,6 +35,7 @@ JOINED = {
     ("core/bindings",): "O1",
     ("core/channel", "core/collective"): "O1",
     ("core/base",): "",
+    ("c10d",): "",
 }
 """Folders that are compiled together as one unit, the longest first, and how far their code is optimised where -O3 is
 in vain: they decide, wait and call what computes. Most of the compiler's time went into the same headers of the
@@ -52,6 +53,7 @@ class Extension:
     folder: str
     headers: tuple[str, ...] = ()
     link_flags: tuple[str, ...] = LINK_FLAGS
+    compile_flags: tuple[str, ...] = COMPILE_FLAGS
 
 
 CORE = Extension("core", "bagua_core_native", "native core", "core")
@@ -64,7 +66,17 @@ DEVICE = Extension(
     ("gpu/kernels", "core/base", "core/channel", "core/codec", "core/kernel"),
     (*LINK_FLAGS, "-ldl"),
 )
-_EXTENSIONS = {extension.kind: extension for extension in (CORE, DEVICE)}
+# The one that sees types of torch, whose headers take most of the compiler's time. torch names the standard of C++.
+C10D = Extension(
+    "c10d",
+    "bagua_c10d_native",
+    "backend of torch.distributed",
+    "c10d",
+    ("core/base", "core/channel", "core/kernel"),
+    LINK_FLAGS,
+    ("-O1", "-fvisibility=hidden", "-Wall", "-Wextra"),
+)
+_EXTENSIONS = {extension.kind: extension for extension in (CORE, DEVICE, C10D)}
 
 
 def _sources(extension: Extension = CORE) -> list[Path]:
@@ -94,8 +106,8 @@ def _joined(extension: Extension, folder: Path) -> list[Path]:
     return [*joined, *alone]
 
 
-def _compile_flags() -> list[str]:
-    return [*COMPILE_FLAGS, *build_cache.march_flags()]
+def _compile_flags(extension: Extension = CORE) -> list[str]:
+    return [*extension.compile_flags, *build_cache.march_flags()]
 
 
 def torch_version() -> str:
@@ -124,7 +136,7 @@ def core_key(extension: Extension = CORE) -> str:
     return build_cache.key(
         [
             build_cache.digest(SOURCE_DIR, _sources(extension)),
-            " ".join([*_compile_flags(), *extension.link_flags, str(JOINED)]),
+            " ".join([*_compile_flags(extension), *extension.link_flags, str(JOINED)]),
             torch_version(),
             _cuda_version(),
             sysconfig.get_config_var("SOABI") or sys.version,
@@ -201,7 +213,7 @@ def _compile(extension: Extension, folder: Path) -> None:
         name=extension.module,
         sources=[str(path) for path in _joined(extension, folder)],
         extra_include_paths=[str(path) for path in build_cache.include_dirs(SOURCE_DIR)],
-        extra_cflags=_compile_flags(),
+        extra_cflags=_compile_flags(extension),
         extra_ldflags=list(extension.link_flags),
         build_directory=str(folder),
         is_python_module=False,
@@ -239,6 +251,15 @@ def load_device(cache_dir: Path | None = None) -> Any:
     One module per process. Raises BuildError.
     """
     return _load(_first_path(cache_dir, DEVICE), DEVICE)
+
+
+def load_c10d(cache_dir: Path | None = None) -> Any:
+    """The module ``bagua_c10d_native`` (typed by c10d/__init__.pyi), built first if need be. The process must have
+    imported torch.
+
+    One module per process. Raises BuildError.
+    """
+    return _load(_first_path(cache_dir, C10D), C10D)
 
 
 @functools.cache

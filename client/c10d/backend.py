@@ -31,7 +31,7 @@ def create(options: Any, backend_options: Any = None) -> Any:
         timeout,
     )
     if chosen() == "cpp":
-        return native.create(options.store, options.group_rank, options.group_size, timeout, member)
+        return native.create(options.group_rank, options.group_size, timeout, member)
     from bagua.c10d import fallback
 
     return fallback.create(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,63 +12,119 @@ from typing import Any
 from bagua.base.errors import ConfigError
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.communicators import communicators
+from bagua.torch_api.comm.members import hashed_number
 from bagua.torch_api.join import start
 from bagua.torch_api.join.session import CURRENT, Session
+
+DAEMON_SOCKET = start.DAEMON_SOCKET
 
 
 @dataclass(frozen=True)
 class Member:
     """This process in one group. ``communicator``: of the group's ranks, in their order, used by this group alone.
-    ``name``: of the group, in torch."""
+    ``name``: of the group, in torch. ``default``: it is the default group."""
 
     session: Session
     communicator: Communicator
     name: str
+    default: bool
+
+    def shut_down(self) -> None:
+        """The group was destroyed. With the default group ends a session that it began, where another one may follow: a
+        process that a daemon started joins its job once."""
+        self.communicator.destroy()
+        if self.default and self.session is CURRENT.session and self.session.implicit and not _started_by_daemon():
+            start.destroy_process_group()
 
 
 def join(store: Any, rank: int, size: int, global_ranks: Sequence[int], name: str, timeout: timedelta) -> Member:
     """The member that calls it. ``global_ranks`` is empty for the default group, which begins the session if there is
     none. Raises ConfigError, ServiceError, CommunicationError."""
-    if not global_ranks:
-        _begin(store, rank, size)
-    session = _session()
+    session = _current() if global_ranks else _begin(store, rank, size)
     ranks = list(global_ranks) or list(range(size))
+    if ranks != sorted(set(ranks)):
+        raise ConfigError(f"The ranks of group {name!r} are {ranks}: they must be different, the smallest first.")
+    if global_ranks:
+        _agree(store, ranks[rank], ranks, name, timeout)
     made = communicators(session)
     if tuple(ranks) == made.world.ranks:
-        communicator = made.attach(made.next_world_id(), ranks)
+        communicator = Communicator(made.next_world_id(), ranks, session.membership.rank, session.connection)
     else:
         key = f"c10d {name}"
-        communicator = made.make(f"{key} {made.count(key)}", ranks)
-    return Member(session, communicator, name)
+        number = hashed_number(f"{key} {made.count(key)}")
+        communicator = Communicator(number, ranks, session.membership.rank, session.connection)
+    return Member(session, communicator, name, not global_ranks)
 
 
-def _session() -> Session:
+def _current() -> Session:
     session = CURRENT.session
     if session is None or session.pid != os.getpid():
-        raise ConfigError('The default group of torch.distributed must be one of "bagua", too, where a sub-group is.')
+        raise ConfigError(
+            'A group over the backend "bagua" needs a default group over it: call init_process_group("bagua"), or '
+            '"cpu:bagua,cuda:nccl".'
+        )
     return session
 
 
-def _begin(store: Any, rank: int, size: int) -> None:
-    """Begins the session of this process, unless it has one."""
+def _started_by_daemon() -> bool:
+    return bool(os.environ.get(DAEMON_SOCKET))
+
+
+def _begin(store: Any, rank: int, size: int) -> Session:
+    """The session of this process, which begins if there is none."""
     session = CURRENT.session
+    if session is not None and session.pid == os.getpid():
+        place = (session.membership.rank, session.membership.world_size)
+        if place != (rank, size) and session.implicit and not _started_by_daemon():
+            start.destroy_process_group()  # of a default group before, which this torch ended without a word
+            session = None
     if session is None or session.pid != os.getpid():
         _export(rank, size)
         start.join(store, torch_wanted=False)
-        session = _session()
+        session = _current()
+        session.implicit = True
     found = session.membership
     if (found.rank, found.world_size) != (rank, size):
         raise ConfigError(
             f"torch.distributed was told rank {rank} of {size}, but this process is rank {found.rank} of "
             f"{found.world_size} of its job: leave rank and world_size to the environment."
         )
+    return session
 
 
 def _export(rank: int, size: int) -> None:
-    """The environment says how many ranks a host has, unless it is that of another job."""
+    """Without a daemon of its job, a process says its rank in the environment. What that says of hosts holds unless it
+    is about another job."""
+    if _started_by_daemon():
+        return
     if (os.environ.get("RANK"), os.environ.get("WORLD_SIZE")) != (str(rank), str(size)):
         for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-            if "BAGUA_DAEMON_SOCKET" not in os.environ:
-                os.environ.pop(name, None)
-    if "BAGUA_DAEMON_SOCKET" not in os.environ:
-        os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(size)
+            os.environ.pop(name, None)
+    os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(size)
+
+
+def _agree(store: Any, me: int, ranks: Sequence[int], name: str, timeout: timedelta) -> None:
+    """All members of a group must have passed the same ranks: else each of them would wait for others of its own. The
+    first one compares, so that all raise. Raises ConfigError."""
+    store.set(f"members/{me}", json.dumps(ranks))
+    verdict = f"verdict/{ranks[0]}"
+    if me == ranks[0]:
+        store.set(verdict, _difference(store, ranks, name, timeout))
+    store.wait([verdict], timeout)
+    if text := store.get(verdict).decode():
+        raise ConfigError(text)
+
+
+def _difference(store: Any, ranks: Sequence[int], name: str, timeout: timedelta) -> str:
+    for rank in ranks:
+        try:
+            store.wait([f"members/{rank}"], timeout)
+        except RuntimeError:
+            return f"Rank {rank} has not made group {name!r} of ranks {list(ranks)} in {timeout.total_seconds():.0f} s."
+        other = json.loads(store.get(f"members/{rank}"))
+        if other != list(ranks):
+            return (
+                f"Group {name!r} differs between ranks: rank {ranks[0]} passed ranks {list(ranks)}, rank {rank} passed "
+                f"{other}. All ranks must call new_group() with the same ranks, in the same order of calls."
+            )
+    return ""

@@ -65,6 +65,7 @@ class Session:
         self.elastic = self.connection.elastic
         self.newcomer = self.membership.lobby
         self.dismissed = False
+        self.implicit = False  # torch.distributed began it, and the program has not asked for it
         self.companion: Companion | None = None
         self.daemon = daemon
         self.batch_weight = 1.0  # of this rank's gradients: samples of its batch, divided by the mean of all ranks'

@@ -27,7 +27,11 @@ class _Torch:
 
 def begin(store: Store | None = None, rank: int = -1, world_size: int = -1, local_world_size: int = -1) -> None:
     """See ``bagua.torch_api.comm.beginning``, which goes on where this ends."""
-    if CURRENT.session is not None and CURRENT.session.pid == os.getpid():
+    session = CURRENT.session
+    if session is not None and session.pid == os.getpid() and session.implicit:
+        session.implicit = False  # the program's own from now on
+        return
+    if session is not None and session.pid == os.getpid():
         raise BaguaError("init_process_group() was called twice: this process is a rank already.")
     torch_wanted = torch_distributed.wanted()
     if store is not None:

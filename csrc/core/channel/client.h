@@ -42,6 +42,7 @@ class ChannelClient {
  public:
   struct Times {
     int64_t submitted_ns = 0, started_ns = 0, done_ns = 0;
+    int source = -1;  // of a receive: index of the sender
   };
   struct Allocation {
     uint64_t id = 0;

@@ -207,6 +207,7 @@ Status ChannelClient::finish(uint32_t slot, uint32_t state, Times* times) {
   times->submitted_ns = done.submitted_ns;
   times->started_ns = done.started_ns;
   times->done_ns = done.done_ns;
+  times->source = static_cast<Kind>(done.descriptor.kind) == Kind::kRecv ? done.descriptor.root : -1;
   // Read the reason first: the slot may be taken by another thread once it is released.
   std::string why = state == kDone ? "" : error();
   const bool gone = state == kFailed && daemon_gone();

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "channel/client.h"
+#include "channel/transfer.h"
 #include "codec/codec.h"
 
 namespace bagua {
@@ -23,11 +24,14 @@ int submit(ChannelClient* client, const Descriptor* descriptor, uint64_t* ticket
   return told(client->submit(*descriptor, ticket), error);
 }
 
+ChannelClient::Interrupt interrupt_of(bool (*interrupted)(void*), void* context) {
+  return [=] { return interrupted != nullptr && interrupted(context); };
+}
+
 int wait(ChannelClient* client, uint64_t ticket, int64_t deadline_ns, bool (*interrupted)(void*), void* context,
          HostError* error) {
   ChannelClient::Times times;
-  const auto interrupt = [=] { return interrupted != nullptr && interrupted(context); };
-  return told(client->wait(ticket, deadline_ns, interrupt, &times), error);
+  return told(client->wait(ticket, deadline_ns, interrupt_of(interrupted, context), &times), error);
 }
 
 int alloc(ChannelClient* client, uint64_t bytes, uint64_t* segment, void** data, uint64_t* size, HostError* error) {
@@ -65,11 +69,51 @@ uint64_t bytes_of(uint8_t codec, uint16_t density, uint64_t count) {
   return encoded_bytes({static_cast<Codec>(codec), density}, count);
 }
 
+StagePool* make_stages(ChannelClient* client, uint64_t largest, uint64_t most) {
+  return new StagePool(client, {largest, most});
+}
+
+void free_stages(StagePool* pool) {
+  delete pool;
+}
+
+Transfer* make_transfer(ChannelClient* client, StagePool* pool, const TransferRequest* request) {
+  return new Transfer(client, pool, *request);
+}
+
+int told_by(const Transfer* transfer, const Status& status, HostError* error) {
+  const int code = told(status, error);
+  return code == kHostFailed && transfer->crowded() ? static_cast<int>(kHostBusy) : code;
+}
+
+int run_transfer(Transfer* transfer, int64_t deadline_ns, bool (*interrupted)(void*), void* context, HostError* error) {
+  return told_by(transfer, transfer->run(deadline_ns, interrupt_of(interrupted, context)), error);
+}
+
+int start_transfer(Transfer* transfer, HostError* error) {
+  return told_by(transfer, transfer->start(), error);
+}
+
+int step_transfer(Transfer* transfer, int64_t deadline_ns, bool (*interrupted)(void*), void* context,
+                  HostError* error) {
+  return told_by(transfer, transfer->step(deadline_ns, interrupt_of(interrupted, context)), error);
+}
+
+TransferState state_of_transfer(const Transfer* transfer) {
+  return {transfer->submitted(), transfer->over(), transfer->source()};
+}
+
+void free_transfer(Transfer* transfer) {
+  delete transfer;
+}
+
 }  // namespace
 
 HostApi host_api(ChannelClient* client) {
-  return {kHostApiVersion, client,        &submit,       &wait,  &alloc,   &free_segment,
-          &create_comm,    &destroy_comm, &wait_failure, &nudge, &bytes_of};
+  return {kHostApiVersion, client,         &submit,         &wait,          &alloc,          &free_segment,
+          &create_comm,    &destroy_comm,  &wait_failure,   &nudge,         &bytes_of,       &make_stages,
+          &free_stages,    &make_transfer, &run_transfer,   &start_transfer, &step_transfer, &state_of_transfer,
+          &free_transfer};
 }
 
 }  // namespace bagua

@@ -1,5 +1,5 @@
-// A table of C functions through which the GPU leg (csrc/gpu/leg, a library of its own) uses a rank's channel: neither
-// library needs the other's symbols. It travels in a capsule (`Rank.host_api()` in core.pyi).
+// A table of C functions through which the GPU leg (csrc/gpu/leg) and the backend of torch.distributed (csrc/c10d),
+// libraries of their own, use a rank's channel: no library needs the other's symbols. It travels in a capsule (`Rank.host_api()` in core.pyi).
 //
 // Every function may be called from any thread. Those that return int give a HostCode, and write the reason, cut and
 // terminated, to `error`. The table lives as long as the Rank.
@@ -9,18 +9,27 @@
 #include <cstdint>
 
 #include "channel/layout.h"
+#include "channel/transfer_request.h"
 
 namespace bagua {
 
 class ChannelClient;
+class StagePool;
+class Transfer;
 
-constexpr uint32_t kHostApiVersion = 1;
+constexpr uint32_t kHostApiVersion = 2;
 constexpr const char* kHostApiCapsule = "bagua.host_api";
 
-enum HostCode : int { kHostOk = 0, kHostTimeout = 1, kHostInterrupted = 2, kHostFailed = 3 };
+enum HostCode : int { kHostOk = 0, kHostTimeout = 1, kHostInterrupted = 2, kHostFailed = 3, kHostBusy = 4 };
 
 struct HostError {
   char text[kErrorBytes + 1];
+};
+
+// How far a transfer is, see transfer.h.
+struct TransferState {
+  bool submitted, over;
+  int source;
 };
 
 struct HostApi {
@@ -41,6 +50,17 @@ struct HostApi {
   int (*wait_failure)(ChannelClient*, int64_t deadline_ns, HostError*);
   void (*nudge)(ChannelClient*);
   uint64_t (*encoded_bytes)(uint8_t codec, uint16_t density, uint64_t count);
+
+  // Transfers, see transfer.h. A pool lives longer than its transfers. kHostBusy: too many operations are in flight,
+  // call it again.
+  StagePool* (*make_stages)(ChannelClient*, uint64_t largest, uint64_t most);
+  void (*free_stages)(StagePool*);
+  Transfer* (*make_transfer)(ChannelClient*, StagePool*, const TransferRequest*);
+  int (*run_transfer)(Transfer*, int64_t deadline_ns, bool (*interrupted)(void*), void* context, HostError*);
+  int (*start_transfer)(Transfer*, HostError*);
+  int (*step_transfer)(Transfer*, int64_t deadline_ns, bool (*interrupted)(void*), void* context, HostError*);
+  TransferState (*state_of_transfer)(const Transfer*);
+  void (*free_transfer)(Transfer*);
 };
 
 HostApi host_api(ChannelClient* client);

@@ -35,8 +35,8 @@
 namespace bagua {
 
 // Both ends compare it when they meet. Change it with any change of this file, of protocol.h or of the wire formats.
-constexpr const char* kCoreVersion = "11";
-constexpr uint32_t kLayoutVersion = 11;
+constexpr const char* kCoreVersion = "12";
+constexpr uint32_t kLayoutVersion = 12;
 
 // Meaning of count, src and dst. n is the size of the communicator, "at root" the rank whose index equals `root`.
 //   kBarrier        nothing
@@ -49,7 +49,8 @@ constexpr uint32_t kLayoutVersion = 11;
 //   kScatter        src: n * count, at root only -> dst: count
 //   kAllToAll       src: n * count -> dst: n * count; block j of rank i's src becomes block i of rank j's dst
 //   kSend           src: count; root is the destination's index
-//   kRecv           dst: count; root is the source's index
+//   kRecv           dst: count; root is the source's index, or kAnySource where all members are on one host. The
+//                   daemon writes the source's index to the slot's root
 //   kMoveResiduals  src: count int64 words, rows of ResidualMove: this host's residuals of the communicator. Fenced;
 //                   every local rank passes the same, and each host does it by itself
 // src and dst may be the same memory for all-reduce, reduce and broadcast. For all-gather, gather and scatter the small
@@ -80,7 +81,8 @@ bool op_known(uint8_t op);
 constexpr uint32_t kSlots = 1024;
 constexpr uint32_t kMaxMembers = 8192;
 constexpr int kMaxDims = 8;
-constexpr size_t kLabelBytes = 36;
+constexpr size_t kLabelBytes = 32;
+constexpr int32_t kAnySource = -1;
 constexpr size_t kErrorBytes = 3072;
 constexpr uint32_t kArrivalComms = 16;  // communicators 0 to 15 have arrival counters
 constexpr uint32_t kArrivalRanks = 64;  // on hosts with at most so many ranks
@@ -108,6 +110,7 @@ struct Descriptor {
   int64_t dims[kMaxDims];   // the user's shape, for error messages only
   uint16_t fenced;          // 1: a collective that begins here when all before it on its communicator are done here
   uint16_t chunk_kib;       // an all-reduce between hosts goes in chunks of so many KiB; 0: as the engine was told
+  uint32_t tag;             // kSend, kRecv: those of the same tag belong together, each with the next of its kind
   char label[kLabelBytes];  // for error messages only; not trusted to be terminated
 };
 static_assert(sizeof(Descriptor) == 160, "part of the shared layout");

@@ -14,6 +14,7 @@ namespace {
 constexpr uint64_t kLocalPiece = 512 << 10, kRemotePiece = 4 << 20;  // bytes
 constexpr uint64_t kLocalStaged = 4, kRemoteStaged = 3;              // pieces in flight through a stage
 constexpr uint64_t kUnstaged = 256;                                  // and from shared memory
+constexpr uint64_t kLeastRow = 64 << 10;                             // bytes of a piece, in each row
 constexpr uint64_t kStreamingBytes = 8 << 20;
 
 constexpr uint64_t line(uint64_t bytes) {
@@ -28,25 +29,29 @@ Status StagePool::take(uint64_t bytes, ChannelClient::Allocation* out) {
     const auto fits =
         std::find_if(idle_.begin(), idle_.end(), [bytes](const auto& stage) { return stage.memory->bytes() >= bytes; });
     if (fits != idle_.end()) {
+      idle_bytes_ -= fits->memory->bytes();
       *out = std::move(*fits);
       idle_.erase(fits);
       return Status::ok();
     }
   }
   uint64_t size = kSmallest;
-  while (size < bytes && size < kKept) size *= 2;
+  while (size < bytes && size < limits_.largest) size *= 2;
   return client_->alloc(std::max(size, bytes), out);
 }
 
 void StagePool::put(ChannelClient::Allocation stage, bool clean) {
-  if (clean && stage.memory->bytes() <= kKept) {
+  const uint64_t bytes = stage.memory->bytes();
+  if (clean && bytes <= limits_.largest) {
     const Lock lock(mutex_);
-    idle_.push_back(std::move(stage));
-    if (idle_.size() <= kKeptStages) return;
-    const auto smallest = std::min_element(
-        idle_.begin(), idle_.end(), [](const auto& a, const auto& b) { return a.memory->bytes() < b.memory->bytes(); });
-    stage = std::move(*smallest);
-    idle_.erase(smallest);
+    const auto place = std::find_if(idle_.begin(), idle_.end(),
+                                    [bytes](const auto& other) { return other.memory->bytes() >= bytes; });
+    idle_.insert(place, std::move(stage));
+    idle_bytes_ += bytes;
+    if (idle_bytes_ <= limits_.most) return;
+    stage = std::move(idle_.front());  // one that is small is soon made again
+    idle_.erase(idle_.begin());
+    idle_bytes_ -= stage.memory->bytes();
   }
   static_cast<void>(client_->free_segment(stage.id));  // fails if the daemon is gone, and with it the memory
 }
@@ -73,8 +78,11 @@ void Transfer::plan() {
   look(request_.src, request_.src_rows, &src_);
   look(request_.dst, request_.dst_rows, &dst_);
   const bool local = client_->on_one_host(request_.descriptor.comm);
-  const uint64_t limit = (local ? kLocalPiece : kRemotePiece) / element_;
-  piece_ = request_.src_rows <= 1 && request_.dst_rows <= 1 && count > limit ? limit : count;
+  const uint64_t rows = std::max(request_.src_rows, request_.dst_rows);
+  const uint64_t limit = std::max((local ? kLocalPiece : kRemotePiece) / rows, kLeastRow) / element_;
+  piece_ = !request_.whole && (rows <= 1 || request_.rows) && count > limit ? limit : count;
+  src_.staged = src_.staged || (request_.src != nullptr && request_.src_rows > 1 && piece_ < count);
+  dst_.staged = dst_.staged || (request_.dst != nullptr && request_.dst_rows > 1 && piece_ < count);
   pieces_ = count == 0 ? 1 : (count + piece_ - 1) / piece_;
   const uint64_t src_bytes = src_.staged ? piece_ * request_.src_rows * element_ : 0;
   const uint64_t dst_bytes = dst_.staged ? piece_ * request_.dst_rows * element_ : 0;
@@ -88,7 +96,12 @@ uint64_t Transfer::elements_of(uint64_t number) const {
   return std::min(piece_, request_.descriptor.count - begin_of(number));
 }
 
-Status Transfer::submit() {
+// The daemon is woken once for pieces that follow each other at once: it does them as one.
+Status Transfer::start() {
+  if (over_) return Status::ok();
+  if (slot_bytes_ != 0 && stage_.memory == nullptr) {
+    if (Status status = pool_->take(slot_bytes_ * depth_, &stage_); !status) return status;
+  }
   const bool copies = slot_bytes_ != 0;
   bool ring = false;
   Status status;
@@ -97,7 +110,19 @@ Status Transfer::submit() {
     if (status) ++next_;
   }
   if (ring) client_->ring();
-  return status;
+  crowded_ = !status && status.code() == Code::kResource;
+  return crowded_ && !flying_.empty() ? Status::ok() : status;
+}
+
+void Transfer::copy_rows(char* to, uint64_t to_row, const char* from, uint64_t from_row, uint64_t rows,
+                         uint64_t bytes) const {
+  for (uint64_t row = 0; row < rows; ++row, to += to_row, from += from_row) {
+    if (streaming_) {
+      copy_streaming(to, from, bytes);
+    } else {
+      memcpy(to, from, bytes);
+    }
+  }
 }
 
 Status Transfer::submit(uint64_t number, bool* ring) {
@@ -105,7 +130,13 @@ Status Transfer::submit(uint64_t number, bool* ring) {
   const uint64_t slot = number % depth_ * slot_bytes_;
   Descriptor descriptor = request_.descriptor;
   descriptor.count = elements;
-  if (src_.staged) memcpy(stage_of(number), request_.src + begin, elements * request_.src_rows * element_);
+  if (src_.staged) {
+    const uint64_t bytes = elements * element_, row = request_.descriptor.count * element_;
+    const uint64_t rows = request_.src_rows;
+    char* to = stage_of(number);
+    const char* from = request_.src + begin;
+    for (uint64_t i = 0; i < rows; ++i, to += bytes, from += row) memcpy(to, from, bytes);
+  }
   const auto place = [&](const Side& side, uint64_t within, uint32_t* segment, uint64_t* offset) {
     *segment = side.staged ? static_cast<uint32_t>(stage_.id) : side.segment;
     *offset = side.staged ? slot + within : side.segment != 0 ? side.offset + begin : 0;
@@ -126,12 +157,8 @@ void Transfer::take_out(uint64_t number) {
   if (!dst_.staged) return;
   char* const to = request_.dst + begin_of(number) * element_;
   const char* const from = stage_of(number) + dst_begin_;
-  const uint64_t bytes = elements_of(number) * request_.dst_rows * element_;
-  if (streaming_) {
-    copy_streaming(to, from, bytes);
-  } else {
-    memcpy(to, from, bytes);
-  }
+  const uint64_t bytes = elements_of(number) * element_;
+  copy_rows(to, request_.descriptor.count * element_, from, bytes, request_.dst_rows, bytes);
 }
 
 Status Transfer::meet(const ChannelClient::Interrupt& interrupt) {
@@ -144,21 +171,27 @@ Status Transfer::meet(const ChannelClient::Interrupt& interrupt) {
 Status Transfer::run(int64_t deadline_ns, const ChannelClient::Interrupt& interrupt) {
   const Status tried = meet(interrupt);
   if (over_ || (!tried && tried.code() != Code::kAborted)) return tried;
-  if (slot_bytes_ != 0 && stage_.memory == nullptr) {
-    if (Status status = pool_->take(slot_bytes_ * depth_, &stage_); !status) return status;
+  if (!tried) {  // the other ranks need it all the same
+    const Status status = start();
+    return status ? tried : status;
   }
-  while (next_ < pieces_ || !flying_.empty()) {
-    if (Status status = submit(); !status) return status;
-    if (!tried) return tried;  // the other ranks need it all the same
-    // From a stage in order, to have its slot again. In shared memory the last one first: one wait for all.
-    const bool in_order = slot_bytes_ != 0;
-    const Piece piece = in_order ? flying_.front() : flying_.back();
-    ChannelClient::Times times;
-    if (Status status = client_->wait(piece.ticket, deadline_ns, interrupt, &times); !status) return status;
-    in_order ? flying_.pop_front() : flying_.pop_back();
-    take_out(piece.number);
+  while (!over_) {
+    if (Status status = step(deadline_ns, interrupt); !status) return status;
   }
-  over_ = true;
+  return Status::ok();
+}
+
+Status Transfer::step(int64_t deadline_ns, const ChannelClient::Interrupt& interrupt) {
+  if (Status status = start(); !status || over_) return status;
+  // From a stage in order, to have its slot again. In shared memory the last one first: one wait for all.
+  const bool in_order = slot_bytes_ != 0;
+  const Piece piece = in_order ? flying_.front() : flying_.back();
+  ChannelClient::Times times;
+  if (Status status = client_->wait(piece.ticket, deadline_ns, interrupt, &times); !status) return status;
+  in_order ? flying_.pop_front() : flying_.pop_back();
+  source_ = times.source;
+  take_out(piece.number);
+  over_ = next_ == pieces_ && flying_.empty();
   return Status::ok();
 }
 

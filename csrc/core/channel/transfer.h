@@ -16,6 +16,7 @@
 #include "base/status.h"
 #include "channel/client.h"
 #include "channel/layout.h"
+#include "channel/transfer_request.h"
 
 namespace bagua {
 
@@ -23,7 +24,12 @@ namespace bagua {
 // time.
 class StagePool {
  public:
-  explicit StagePool(ChannelClient* client) : client_(client) {}
+  // How much is kept: stages up to `largest` bytes, and all of them together up to `most` bytes.
+  struct Limits {
+    uint64_t largest = 8 << 20, most = 16 << 20;
+  };
+  explicit StagePool(ChannelClient* client) : StagePool(client, Limits()) {}
+  StagePool(ChannelClient* client, const Limits& limits) : client_(client), limits_(limits) {}
 
   // One of at least `bytes`.
   Status take(uint64_t bytes, ChannelClient::Allocation* out);
@@ -32,23 +38,13 @@ class StagePool {
   void put(ChannelClient::Allocation stage, bool clean);
 
  private:
-  static constexpr uint64_t kSmallest = 64 << 10, kKept = 8 << 20;  // bytes
-  static constexpr size_t kKeptStages = 2;
+  static constexpr uint64_t kSmallest = 64 << 10;  // bytes
 
   ChannelClient* const client_;
-  Mutex mutex_;  // guards the next one; held for no request
-  std::vector<ChannelClient::Allocation> idle_ GUARDED_BY(mutex_);
-};
-
-// An operation to carry out. Memory must stay until the transfer is over or destroyed.
-struct TransferRequest {
-  Descriptor descriptor{};  // all but the places; count: elements of one row
-  const char* src = nullptr;
-  char* dst = nullptr;    // nullptr: this rank gives, or gets, nothing. src == dst: in place
-  uint64_t src_rows = 1;  // src holds so many times `count` elements
-  uint64_t dst_rows = 1;
-  bool together = false;    // src and dst may share a place, and do if there is no dst
-  uint64_t generation = 0;  // to which it belongs; 0: the present one
+  const Limits limits_;
+  Mutex mutex_;  // guards the next two; held for no request
+  std::vector<ChannelClient::Allocation> idle_ GUARDED_BY(mutex_);  // the smallest first
+  uint64_t idle_bytes_ GUARDED_BY(mutex_) = 0;
 };
 
 class Transfer {
@@ -62,6 +58,14 @@ class Transfer {
   // any error but kTimeout dst may hold parts of the result.
   Status run(int64_t deadline_ns, const ChannelClient::Interrupt& interrupt);
 
+  // The same in steps. start() submits what may fly now, and does not wait. step() also waits for one piece: it is called until over().
+  Status start();
+  Status step(int64_t deadline_ns, const ChannelClient::Interrupt& interrupt);
+  bool submitted() const { return over_ || next_ == pieces_; }  // all of it
+  bool over() const { return over_; }
+  bool crowded() const { return crowded_; }  // why start() or step() failed: it is to be called again
+  int source() const { return source_; }  // of a receive that is over: index of the sender
+
  private:
   struct Piece {
     uint64_t ticket, number;
@@ -73,13 +77,12 @@ class Transfer {
   };
 
   void plan();
-  // As many as may fly. The daemon is woken once for those that follow each other at once: it does them as one.
-  Status submit();
   Status submit(uint64_t number, bool* ring);
   // Small ones are tried without the daemon, once.
   Status meet(const ChannelClient::Interrupt& interrupt);
   void take_out(uint64_t number);
   uint64_t begin_of(uint64_t number) const { return number * piece_; }
+  void copy_rows(char* to, uint64_t to_row, const char* from, uint64_t from_row, uint64_t rows, uint64_t bytes) const;
   uint64_t elements_of(uint64_t number) const;
   char* stage_of(uint64_t number) const { return stage_.memory->data() + number % depth_ * slot_bytes_; }
 
@@ -101,6 +104,8 @@ class Transfer {
   std::deque<Piece> flying_;
   bool met_ = false;  // meet() has been tried
   bool over_ = false;
+  bool crowded_ = false;
+  int source_ = -1;
 };
 
 }  // namespace bagua

@@ -65,14 +65,32 @@ void Communicator::push(Operation operation) {
     return;
   }
   const int other = operation.descriptor.root;
-  const Route route = sends ? Route{operation.index, other} : Route{other, operation.index};
-  if (topology_.host_of(other) == topology_.host) {
+  const uint32_t tag = operation.descriptor.tag;
+  const Route route = sends ? Route{operation.index, other, tag} : Route{other, operation.index, tag};
+  operation.order = arrived_++;
+  if (other == kAnySource) {
+    from_any_[{operation.index, tag}].push_back(std::move(operation));
+  } else if (topology_.host_of(other) == topology_.host) {
     Lane& lane = lanes_[route];
     (sends ? lane.sends : lane.recvs).push_back(std::move(operation));
   } else {
     const uint64_t sequence = half_sequences_[route]++;
-    halves_.push_back({std::move(operation), route.first, route.second, sequence});
+    halves_.push_back({std::move(operation), std::get<0>(route), std::get<1>(route), sequence, 0});
   }
+}
+
+bool Communicator::take_recv(const Route& route, Lane* lane, Operation* out) {
+  const auto any = from_any_.find({std::get<1>(route), std::get<2>(route)});
+  std::deque<Operation>* queue = lane->recvs.empty() ? nullptr : &lane->recvs;
+  if (any != from_any_.end() && (queue == nullptr || any->second.front().order < queue->front().order)) {
+    queue = &any->second;
+  }
+  if (queue == nullptr) return false;
+  *out = std::move(queue->front());
+  queue->pop_front();
+  out->descriptor.root = std::get<0>(route);
+  if (any != from_any_.end() && any->second.empty()) from_any_.erase(any);
+  return true;
 }
 
 bool Communicator::next_collective(Collective* out, Status* mismatch) {
@@ -100,11 +118,9 @@ bool Communicator::next_collective(Collective* out, Status* mismatch) {
 bool Communicator::next_pair(Pair* out, Status* mismatch) {
   const Lock lock(mutex_);
   for (auto& [route, lane] : lanes_) {
-    if (lane.sends.empty() || lane.recvs.empty()) continue;
+    if (lane.sends.empty() || !take_recv(route, &lane, &out->recv)) continue;
     out->send = std::move(lane.sends.front());
-    out->recv = std::move(lane.recvs.front());
     lane.sends.pop_front();
-    lane.recvs.pop_front();
     const uint64_t sequence = lane.sequence++;
     const Descriptor &sent = out->send.descriptor, &expected = out->recv.descriptor;
     if (sent.count != expected.count || sent.dtype != expected.dtype) {
@@ -137,6 +153,8 @@ std::vector<Operation> Communicator::drain() {
     take(&lane.sends);
     take(&lane.recvs);
   }
+  for (auto& [target, queue] : from_any_) take(&queue);
+  from_any_.clear();
   for (SendOrRecv& half : halves_) all.push_back(std::move(half.operation));
   halves_.clear();
   return all;
@@ -154,10 +172,10 @@ std::string Communicator::needs(int rank, uint64_t remote) const {
     if (remote > sequence_) return "operation #" + std::to_string(sequence_) + " of " + comm_name(id_);
   }
   for (const auto& [route, lane] : lanes_) {
-    if (route.first == index && lane.sends.empty() && !lane.recvs.empty()) {
+    if (std::get<0>(route) == index && lane.sends.empty() && !lane.recvs.empty()) {
       return operation_name(lane.recvs.front().descriptor, lane.sequence);
     }
-    if (route.second == index && lane.recvs.empty() && !lane.sends.empty()) {
+    if (std::get<1>(route) == index && lane.recvs.empty() && !lane.sends.empty()) {
       return operation_name(lane.sends.front().descriptor, lane.sequence);
     }
   }
@@ -192,8 +210,14 @@ std::string Communicator::describe_lanes(int64_t now, int64_t before_ns) const {
               " has been waiting for rank " + std::to_string(rank_of(other)) + " for " +
               duration_text(now - waits.submitted_ns) + "\n";
     };
-    if (!lane.sends.empty()) line(lane.sends.front(), route.second);
-    if (!lane.recvs.empty()) line(lane.recvs.front(), route.first);
+    if (!lane.sends.empty()) line(lane.sends.front(), std::get<1>(route));
+    if (!lane.recvs.empty()) line(lane.recvs.front(), std::get<0>(route));
+  }
+  for (const auto& [target, queue] : from_any_) {
+    const Operation& waits = queue.front();
+    if (waits.submitted_ns > before_ns) continue;
+    text += std::string(kind_title(waits.kind())) + " of " + comm_name(id_) + ": rank " + std::to_string(waits.rank) +
+            " has been waiting for any rank for " + duration_text(now - waits.submitted_ns) + "\n";
   }
   return text;
 }

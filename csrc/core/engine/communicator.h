@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -29,7 +30,8 @@ struct Pair {
 struct SendOrRecv {
   Operation operation;
   int source = -1, destination = -1;  // indices in the communicator
-  uint64_t sequence = 0;              // of this source and destination
+  uint64_t sequence = 0;              // of this source, destination and tag
+  uint64_t message = 0;               // its number on the wire among those of source and destination; the receiver's
 };
 
 class Communicator {
@@ -74,13 +76,16 @@ class Communicator {
   std::string describe(int64_t now, int64_t before_ns) const;
 
  private:
-  using Route = std::pair<int, int>;  // source, destination
+  using Route = std::tuple<int, int, uint32_t>;  // source, destination, tag
+  using Target = std::pair<int, uint32_t>;       // destination, tag
   struct Lane {
     std::deque<Operation> sends, recvs;
     uint64_t sequence = 0;  // pairs matched so far
   };
 
   int member_of(int rank) const;  // position among the local members
+  // Takes out the receive that the next send of this lane belongs to: the first that was posted; false: there is none.
+  bool take_recv(const Route& route, Lane* lane, Operation* out) REQUIRES(mutex_);
   std::string describe_collectives(int64_t now, int64_t before_ns) const REQUIRES(mutex_);
   std::string describe_lanes(int64_t now, int64_t before_ns) const REQUIRES(mutex_);
 
@@ -95,6 +100,8 @@ class Communicator {
   std::vector<std::deque<Operation>> queues_ GUARDED_BY(mutex_);  // collectives, by local member
   uint64_t sequence_ GUARDED_BY(mutex_) = 0;
   std::map<Route, Lane> lanes_ GUARDED_BY(mutex_);  // both ends here
+  std::map<Target, std::deque<Operation>> from_any_ GUARDED_BY(mutex_);  // receives from any source
+  uint64_t arrived_ GUARDED_BY(mutex_) = 0;                              // into the last two
   std::deque<SendOrRecv> halves_ GUARDED_BY(mutex_);
   std::map<Route, uint64_t> half_sequences_ GUARDED_BY(mutex_);
 

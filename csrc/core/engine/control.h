@@ -27,6 +27,7 @@ struct Ready {
   int32_t rank = -1;  // that posted it, global
   uint64_t sequence = 0;
   uint32_t source = 0, destination = 0;  // indices in the communicator
+  uint64_t message = 0;                  // under which its bytes are to come
   Descriptor descriptor{};
 };
 

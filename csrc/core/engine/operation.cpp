@@ -105,11 +105,15 @@ Status check_numbers(const Operation& operation, int size) {
     }
   }
   if (d.count > kMaxCount) return refuse(operation, "a count of " + std::to_string(d.count));
-  if (kind_rooted(kind) && (d.root < 0 || d.root >= size)) {
+  const bool from_any = kind == Kind::kRecv && d.root == kAnySource;
+  if (kind_rooted(kind) && !from_any && (d.root < 0 || d.root >= size)) {
     return refuse(operation, "root " + std::to_string(d.root) + "; it must be 0 to " + std::to_string(size - 1));
   }
   if ((kind == Kind::kSend || kind == Kind::kRecv) && d.root == operation.index) {
     return refuse(operation, "itself as the other end");
+  }
+  if (d.tag != 0 && kind != Kind::kSend && kind != Kind::kRecv) {
+    return refuse(operation, "tag " + std::to_string(d.tag) + "; only sends and receives take one");
   }
   if (d.fenced > 1 || (d.fenced != 0 && (kind == Kind::kSend || kind == Kind::kRecv))) {
     return refuse(operation, "fenced " + std::to_string(d.fenced) + "; it is 0, or 1 for a collective");
@@ -256,6 +260,7 @@ std::string call_text(const Descriptor& d) {
   }
   if (kind_reduces(kind)) text += std::string(", ") + (op_known(d.op) ? op_name(static_cast<ReduceOp>(d.op)) : "?");
   if (kind_rooted(kind)) text += ", root " + std::to_string(d.root);
+  if (d.tag != 0) text += ", tag " + std::to_string(d.tag);
   if (d.chunk_kib != 0) text += ", chunks of " + std::to_string(d.chunk_kib) + " KiB";
   if (d.codec != 0) {
     text += ", " + codec_text(d.codec);

@@ -23,6 +23,7 @@ struct Operation {
   uint32_t slot = 0;
   Descriptor descriptor{};  // private copy: what the rank does to its slot afterwards has no effect
   int64_t submitted_ns = 0;
+  uint64_t order = 0;  // sends and receives inside the host: of their arrival in the communicator
   std::shared_ptr<Mapping> src_memory, dst_memory;  // keep src and dst mapped
   const char* src = nullptr;                        // nullptr: this kind reads nothing here
   char* dst = nullptr;

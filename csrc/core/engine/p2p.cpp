@@ -14,13 +14,14 @@ namespace {
 // that can be on their way at once are far less apart.
 uint64_t operation_of(const SendOrRecv& half) {
   return PointToPoint::kCookie | static_cast<uint64_t>(half.source) << 47 |
-         static_cast<uint64_t>(half.destination) << 31 | (half.sequence & 0x7fffffff);
+         static_cast<uint64_t>(half.destination) << 31 | (half.message & 0x7fffffff);
 }
 
 }  // namespace
 
 Status PointToPoint::add(SendOrRecv half) {
   if (half.operation.kind() == Kind::kRecv) {
+    half.message = ++posted_[{half.source, half.destination}];
     begin(std::move(half));
     return Status::ok();
   }
@@ -40,7 +41,7 @@ Status PointToPoint::ready(int peer, const message::Ready& other) {
       comm_->topology().host_of(source) != comm_->topology().host || comm_->topology().host_of(destination) != peer) {
     return {Code::kCorrupt, host_text(state_->membership(), *comm_, peer) + " is ready for a message that can't be"};
   }
-  const Key key{source, destination, other.sequence};
+  const Key key{source, destination, other.descriptor.tag, other.sequence};
   const auto found = waiting_.find(key);
   if (found == waiting_.end()) {
     ready_[key] = other;
@@ -54,6 +55,7 @@ Status PointToPoint::ready(int peer, const message::Ready& other) {
 Status PointToPoint::begin_send(SendOrRecv half, const message::Ready& other) {
   const Descriptor &sent = half.operation.descriptor, &expected = other.descriptor;
   if (sent.count == expected.count && sent.dtype == expected.dtype) {
+    half.message = other.message;
     begin(std::move(half));
     return Status::ok();
   }
@@ -87,7 +89,8 @@ void PointToPoint::begin(SendOrRecv half) {
   }
   if (!sends) {
     const message::Ready ready{moved.operation.rank, moved.sequence, static_cast<uint32_t>(moved.source),
-                               static_cast<uint32_t>(moved.destination), moved.operation.descriptor};
+                               static_cast<uint32_t>(moved.destination), moved.message,
+                               moved.operation.descriptor};
     mesh_->send_control(peer, encode(ready));
   }
   if (transfer.remaining == 0) finish(id, &transfer);

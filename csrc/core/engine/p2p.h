@@ -46,7 +46,7 @@ class PointToPoint {
   void abandon();
 
  private:
-  using Key = std::tuple<int, int, uint64_t>;  // source, destination, sequence
+  using Key = std::tuple<int, int, uint32_t, uint64_t>;  // source, destination, tag, sequence
   struct Gone {
     uint64_t sends;
     std::string how;
@@ -61,7 +61,9 @@ class PointToPoint {
   void begin(SendOrRecv half);
   void finish(uint64_t id, Transfer* transfer);
   std::string describe(const SendOrRecv& half, int64_t now) const;
-  static Key key_of(const SendOrRecv& half) { return {half.source, half.destination, half.sequence}; }
+  static Key key_of(const SendOrRecv& half) {
+    return {half.source, half.destination, half.operation.descriptor.tag, half.sequence};
+  }
 
   GenerationState* const state_;
   const Communicator* const comm_;
@@ -73,6 +75,7 @@ class PointToPoint {
   std::map<int, Gone> gone_;                      // by index: what left() was told
   std::map<std::pair<int, int>, uint64_t> sent_;  // by source and host: sends begun
   std::map<int, uint64_t> received_;              // by source: receives that ended
+  std::map<std::pair<int, int>, uint64_t> posted_;  // by source and destination: receives so far
   uint64_t next_id_ = 1;
 };
 

@@ -135,6 +135,7 @@ std::atomic<uint32_t>* RankTable::finish(const Operation& operation, int64_t sta
   Slot* slot = &channel->slots[operation.slot];
   slot->started_ns = started_ns;
   slot->done_ns = done_ns;
+  if (operation.kind() == Kind::kRecv) slot->descriptor.root = operation.descriptor.root;
   port->outstanding[operation.slot].store(false);  // before the rank may submit it again
   const uint32_t before = slot->state.exchange(static_cast<uint32_t>(outcome), std::memory_order_acq_rel);
   return before == kSubmittedWaiting ? &slot->state : nullptr;

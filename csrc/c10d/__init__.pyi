@@ -1,0 +1,27 @@
+"""Types of the module ``bagua_c10d_native`` (``bagua.csrc.load_c10d()``)."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from bagua.csrc import core
+
+class Host:
+    """This rank's channel, for all groups of the process. ``describe()`` says who waits for whom, in words."""
+
+    def __init__(self, rank: core.Rank, describe: Callable[[], str]) -> None: ...
+
+def make(
+    host: Host,
+    *,
+    rank: int,
+    size: int,
+    comm: int,
+    generation: int,
+    one_host: bool,
+    timeout: timedelta,
+    keeper: object,
+    shut_down: Callable[[], object],
+) -> Any:
+    """A ``torch.distributed`` ``Backend`` over communicator ``comm``, whose ranks are in the group's order. ``keeper``
+    lives as long as it. ``shut_down()`` is called when the group is destroyed by name."""

@@ -1,0 +1,281 @@
+// Collective operations. Each checks its tensors, and says in which memory of this host the core works.
+#include <c10/util/Exception.h>
+
+#include "c10d/backend.h"
+
+namespace bagua::dist {
+
+namespace {
+
+using ::c10d::OpType;
+
+// Whether the caller goes on before the operation is done. Versions of torch before 2.8 do not say.
+template <class Options>
+auto asynchronous(const Options& options, int) -> decltype(options.asyncOp) {
+  return options.asyncOp;
+}
+template <class Options>
+bool asynchronous(const Options&, long) {
+  return true;
+}
+
+char* data(const at::Tensor& tensor) {
+  return static_cast<char*>(tensor.data_ptr());
+}
+
+const at::Tensor& only(const char* title, const Tensors& tensors) {
+  TORCH_CHECK_VALUE(tensors.size() == 1, title, ": ", tensors.size(), " tensors were passed; it takes one.");
+  return tensors.front();
+}
+
+int checked_root(const char* title, int64_t root, int size) {
+  TORCH_CHECK_VALUE(root >= 0 && root < size, title, ": root ", root, " must be 0 to ", size - 1, ".");
+  return static_cast<int>(root);
+}
+
+void check_alike(const char* title, const at::Tensor& one, const at::Tensor& other) {
+  TORCH_CHECK_VALUE(one.scalar_type() == other.scalar_type(), title, ": tensors of ", one.scalar_type(), " and of ",
+                    other.scalar_type(), " are mixed. All must be of one dtype.");
+}
+
+void check_equally_many(const char* title, const Tensors& outputs, const Tensors& inputs) {
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size() && !inputs.empty(), title, ": ", outputs.size(), " outputs and ",
+                    inputs.size(), " inputs were passed; there must be equally many.");
+}
+
+}  // namespace
+
+void BaguaBackend::add_allreduce(Call* call, const at::Tensor& tensor, const ::c10d::ReduceOp& op) const {
+  const at::Tensor used = both(call, tensor);
+  const Reduction reduction = reduction_of(tensor.scalar_type(), op, call->title);
+  TransferRequest made = request(Kind::kAllReduce, reduction.element, tensor, static_cast<uint64_t>(tensor.numel()));
+  made.descriptor.op = static_cast<uint8_t>(reduction.op);
+  made.src = made.dst = data(used);
+  made.together = true;
+  call->plan.requests.push_back(made);
+  call->plan.outputs.push_back(tensor);
+}
+
+TorchWork BaguaBackend::allreduce(Tensors& tensors, const ::c10d::AllreduceOptions& opts) {
+  Call call{OpType::ALLREDUCE, "bagua:all_reduce", tensors, opts.timeout, asynchronous(opts, 0), {}};
+  add_allreduce(&call, only(call.title, tensors), opts.reduceOp);
+  return begin(std::move(call));
+}
+
+TorchWork BaguaBackend::allreduce_coalesced(Tensors& tensors, const ::c10d::AllreduceCoalescedOptions& opts) {
+  Call call{OpType::ALLREDUCE_COALESCED, "bagua:all_reduce", tensors, opts.timeout, asynchronous(opts, 0), {}};
+  TORCH_CHECK_VALUE(!tensors.empty(), call.title, ": no tensors were passed.");
+  for (const at::Tensor& tensor : tensors) {
+    check_alike(call.title, tensors.front(), tensor);
+    add_allreduce(&call, tensor, opts.reduceOp);
+  }
+  return begin(std::move(call));
+}
+
+TorchWork BaguaBackend::broadcast(Tensors& tensors, const ::c10d::BroadcastOptions& opts) {
+  Call call{OpType::BROADCAST, "bagua:broadcast", tensors, opts.timeout, asynchronous(opts, 0), {}};
+  const at::Tensor& tensor = only(call.title, tensors);
+  const int root = checked_root(call.title, opts.rootRank, seat_.size);
+  const bool gives = root == seat_.rank;
+  const at::Tensor used = gives ? given(&call, tensor) : taken(&call, tensor);
+  TransferRequest made =
+      request(Kind::kBroadcast, element_of(tensor.scalar_type()), tensor, static_cast<uint64_t>(tensor.numel()));
+  made.descriptor.root = root;
+  if (gives) {
+    made.src = data(used);
+  } else {
+    made.dst = data(used);
+  }
+  made.together = gives;
+  call.plan.requests.push_back(made);
+  call.plan.outputs.push_back(tensor);
+  return begin(std::move(call));
+}
+
+TorchWork BaguaBackend::reduce(Tensors& tensors, const ::c10d::ReduceOptions& opts) {
+  Call call{OpType::REDUCE, "bagua:reduce", tensors, opts.timeout, asynchronous(opts, 0), {}};
+  const at::Tensor& tensor = only(call.title, tensors);
+  const int root = checked_root(call.title, opts.rootRank, seat_.size);
+  const bool takes = root == seat_.rank;
+  const at::Tensor used = takes ? both(&call, tensor) : given(&call, tensor);
+  const Reduction reduction = reduction_of(tensor.scalar_type(), opts.reduceOp, call.title);
+  TransferRequest made = request(Kind::kReduce, reduction.element, tensor, static_cast<uint64_t>(tensor.numel()));
+  made.descriptor.op = static_cast<uint8_t>(reduction.op);
+  made.descriptor.root = root;
+  made.src = data(used);
+  if (takes) made.dst = data(used);
+  made.together = takes;
+  call.plan.requests.push_back(made);
+  call.plan.outputs.push_back(tensor);
+  return begin(std::move(call));
+}
+
+void BaguaBackend::add_allgather(Call* call, const at::Tensor& output, const at::Tensor& input) const {
+  check_alike(call->title, output, input);
+  TORCH_CHECK_VALUE(output.numel() == input.numel() * seat_.size, call->title, ": the output has ", output.numel(),
+                    " elements; it must have ", seat_.size, " times the ", input.numel(), " of the input.");
+  const at::Tensor from = given(call, input), to = taken(call, output);
+  TransferRequest made =
+      request(Kind::kAllGather, element_of(input.scalar_type()), input, static_cast<uint64_t>(input.numel()));
+  made.src = data(from);
+  made.dst = data(to);
+  made.dst_rows = static_cast<uint64_t>(seat_.size);
+  call->plan.requests.push_back(made);
+  call->plan.outputs.push_back(output);
+}
+
+TorchWork BaguaBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const ::c10d::AllgatherOptions& opts) {
+  Call call{OpType::_ALLGATHER_BASE, "bagua:_all_gather_base", Tensors{input}, opts.timeout, asynchronous(opts, 0), {}};
+  add_allgather(&call, output, input);
+  return begin(std::move(call));
+}
+
+TorchWork BaguaBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                        const ::c10d::AllgatherOptions& opts) {
+  Call call{OpType::COALESCED, "bagua:all_gather_into_tensor_coalesced", inputs, opts.timeout, asynchronous(opts, 0),
+            {}};
+  check_equally_many(call.title, outputs, inputs);
+  for (size_t i = 0; i < inputs.size(); ++i) add_allgather(&call, outputs[i], inputs[i]);
+  return begin(std::move(call));
+}
+
+TorchWork BaguaBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                  const ::c10d::AllgatherOptions& opts) {
+  Call call{OpType::ALLGATHER, "bagua:all_gather", inputs, opts.timeout, asynchronous(opts, 0), {}};
+  const at::Tensor& input = only(call.title, inputs);
+  TORCH_CHECK_VALUE(outputs.size() == 1, call.title, ": ", outputs.size(), " lists were passed; it takes one.");
+  const at::Tensor from = given(&call, input), to = taken_list(&call, outputs.front(), input);
+  TransferRequest made =
+      request(Kind::kAllGather, element_of(input.scalar_type()), input, static_cast<uint64_t>(input.numel()));
+  made.src = data(from);
+  made.dst = data(to);
+  made.dst_rows = static_cast<uint64_t>(seat_.size);
+  call.plan.requests.push_back(made);
+  call.plan.outputs = outputs.front();
+  return begin(std::move(call));
+}
+
+TorchWork BaguaBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                            const ::c10d::AllgatherOptions& opts) {
+  Call call{OpType::ALLGATHER_COALESCED, "bagua:all_gather_coalesced", inputs, opts.timeout, asynchronous(opts, 0), {}};
+  TORCH_CHECK_VALUE(static_cast<int>(outputs.size()) == seat_.size, call.title, ": ", outputs.size(),
+                    " lists were passed; there must be one for each of the ", seat_.size, " ranks.");
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    Tensors list;
+    for (const Tensors& of_rank : outputs) {
+      check_equally_many(call.title, of_rank, inputs);
+      list.push_back(of_rank[i]);
+    }
+    const at::Tensor from = given(&call, inputs[i]), to = taken_list(&call, list, inputs[i]);
+    TransferRequest made = request(Kind::kAllGather, element_of(inputs[i].scalar_type()), inputs[i],
+                                   static_cast<uint64_t>(inputs[i].numel()));
+    made.src = data(from);
+    made.dst = data(to);
+    made.dst_rows = static_cast<uint64_t>(seat_.size);
+    call.plan.requests.push_back(made);
+    call.plan.outputs.insert(call.plan.outputs.end(), list.begin(), list.end());
+  }
+  return begin(std::move(call));
+}
+
+TorchWork BaguaBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const ::c10d::GatherOptions& opts) {
+  Call call{OpType::GATHER, "bagua:gather", inputs, opts.timeout, asynchronous(opts, 0), {}};
+  const at::Tensor& input = only(call.title, inputs);
+  const int root = checked_root(call.title, opts.rootRank, seat_.size);
+  const bool takes = root == seat_.rank;
+  TORCH_CHECK_VALUE(outputs.size() == (takes ? 1 : 0), call.title,
+                    ": a list of outputs must be passed on the destination, and there alone.");
+  const at::Tensor from = given(&call, input);
+  TransferRequest made =
+      request(Kind::kGather, element_of(input.scalar_type()), input, static_cast<uint64_t>(input.numel()));
+  made.descriptor.root = root;
+  made.src = data(from);
+  made.dst_rows = static_cast<uint64_t>(seat_.size);
+  if (takes) {
+    made.dst = data(taken_list(&call, outputs.front(), input));
+    call.plan.outputs = outputs.front();
+  }
+  call.plan.requests.push_back(made);
+  return begin(std::move(call));
+}
+
+TorchWork BaguaBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, const ::c10d::ScatterOptions& opts) {
+  Call call{OpType::SCATTER, "bagua:scatter", std::nullopt, opts.timeout, asynchronous(opts, 0), {}};
+  const at::Tensor& output = only(call.title, outputs);
+  const int root = checked_root(call.title, opts.rootRank, seat_.size);
+  const bool gives = root == seat_.rank;
+  TORCH_CHECK_VALUE(inputs.size() == (gives ? 1 : 0), call.title,
+                    ": a list of inputs must be passed on the source, and there alone.");
+  if (gives) call.inputs = inputs.front();
+  const at::Tensor to = taken(&call, output);
+  TransferRequest made =
+      request(Kind::kScatter, element_of(output.scalar_type()), output, static_cast<uint64_t>(output.numel()));
+  made.descriptor.root = root;
+  made.dst = data(to);
+  made.src_rows = static_cast<uint64_t>(seat_.size);
+  if (gives) made.src = data(given_list(&call, inputs.front(), output));
+  call.plan.requests.push_back(made);
+  call.plan.outputs.push_back(output);
+  return begin(std::move(call));
+}
+
+void BaguaBackend::add_reduce_scatter(Call* call, const at::Tensor& output, const at::Tensor& input,
+                                      const ::c10d::ReduceOp& op) const {
+  check_alike(call->title, output, input);
+  TORCH_CHECK_VALUE(input.numel() == output.numel() * seat_.size, call->title, ": the input has ", input.numel(),
+                    " elements; it must have ", seat_.size, " times the ", output.numel(), " of the output.");
+  const at::Tensor from = given(call, input), to = taken(call, output);
+  const Reduction reduction = reduction_of(input.scalar_type(), op, call->title);
+  TransferRequest made =
+      request(Kind::kReduceScatter, reduction.element, output, static_cast<uint64_t>(output.numel()));
+  made.descriptor.op = static_cast<uint8_t>(reduction.op);
+  made.src = data(from);
+  made.dst = data(to);
+  made.src_rows = static_cast<uint64_t>(seat_.size);
+  call->plan.requests.push_back(made);
+  call->plan.outputs.push_back(output);
+}
+
+TorchWork BaguaBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                             const ::c10d::ReduceScatterOptions& opts) {
+  Call call{OpType::_REDUCE_SCATTER_BASE, "bagua:_reduce_scatter_base", Tensors{input}, opts.timeout,
+            asynchronous(opts, 0),        {}};
+  add_reduce_scatter(&call, output, input, opts.reduceOp);
+  return begin(std::move(call));
+}
+
+TorchWork BaguaBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                        const ::c10d::ReduceScatterOptions& opts) {
+  Call call{OpType::COALESCED, "bagua:reduce_scatter_tensor_coalesced", inputs, opts.timeout, asynchronous(opts, 0),
+            {}};
+  check_equally_many(call.title, outputs, inputs);
+  for (size_t i = 0; i < inputs.size(); ++i) add_reduce_scatter(&call, outputs[i], inputs[i], opts.reduceOp);
+  return begin(std::move(call));
+}
+
+TorchWork BaguaBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                       const ::c10d::ReduceScatterOptions& opts) {
+  Call call{OpType::REDUCE_SCATTER, "bagua:reduce_scatter", std::nullopt, opts.timeout, asynchronous(opts, 0), {}};
+  const at::Tensor& output = only(call.title, outputs);
+  TORCH_CHECK_VALUE(inputs.size() == 1, call.title, ": ", inputs.size(), " lists were passed; it takes one.");
+  call.inputs = inputs.front();
+  const at::Tensor from = given_list(&call, inputs.front(), output), to = taken(&call, output);
+  const Reduction reduction = reduction_of(output.scalar_type(), opts.reduceOp, call.title);
+  TransferRequest made =
+      request(Kind::kReduceScatter, reduction.element, output, static_cast<uint64_t>(output.numel()));
+  made.descriptor.op = static_cast<uint8_t>(reduction.op);
+  made.src = data(from);
+  made.dst = data(to);
+  made.src_rows = static_cast<uint64_t>(seat_.size);
+  call.plan.requests.push_back(made);
+  call.plan.outputs.push_back(output);
+  return begin(std::move(call));
+}
+
+TorchWork BaguaBackend::barrier(const ::c10d::BarrierOptions& opts) {
+  Call call{OpType::BARRIER, "bagua:barrier", std::nullopt, opts.timeout, asynchronous(opts, 0), {}};
+  call.plan.requests.push_back(request(Kind::kBarrier, {DType::kU8, 1}, {}, 0));
+  return begin(std::move(call));
+}
+
+}  // namespace bagua::dist

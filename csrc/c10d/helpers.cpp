@@ -1,0 +1,50 @@
+#include "c10d/helpers.h"
+
+#include <pthread.h>
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+namespace bagua::dist {
+
+namespace {
+
+constexpr std::chrono::seconds kIdle{10};  // after which a thread ends
+
+}  // namespace
+
+Helpers& Helpers::get() {
+  static Helpers* const helpers = new Helpers();
+  return *helpers;
+}
+
+void Helpers::call(std::function<void()> task) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  tasks_.push_back(std::move(task));
+  if (tasks_.size() <= idle_) {
+    tasks_or_end_.notify_one();
+  } else {
+    std::thread([this] { serve(); }).detach();
+  }
+}
+
+void Helpers::serve() {
+  pthread_setname_np(pthread_self(), "bagua-c10d");
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (;;) {
+    while (!tasks_.empty()) {
+      const std::function<void()> task = std::move(tasks_.front());
+      tasks_.pop_front();
+      lock.unlock();
+      task();
+      lock.lock();
+    }
+    ++idle_;
+    const bool more = tasks_or_end_.wait_for(lock, kIdle, [this] { return !tasks_.empty(); });
+    --idle_;
+    if (!more) return;
+  }
+}
+
+}  // namespace bagua::dist

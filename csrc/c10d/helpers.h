@@ -1,0 +1,30 @@
+// Threads that drive queues nobody waits for, and complete futures. There are as many as are busy at once: a callback
+// of a future may wait for another future.
+//
+// Thread safety: any thread.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+
+namespace bagua::dist {
+
+class Helpers {
+ public:
+  // One for the process. It is never destroyed: threads may wait in it when the process ends.
+  static Helpers& get();
+  // A thread calls `task`, which throws nothing.
+  void call(std::function<void()> task);
+
+ private:
+  void serve();
+
+  std::mutex mutex_;
+  std::condition_variable tasks_or_end_;
+  std::deque<std::function<void()>> tasks_;
+  size_t idle_ = 0;
+};
+
+}  // namespace bagua::dist

@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""The backend of torch.distributed beside Gloo: DDP's steps, FSDP2's steps, small all-reduces, in the same processes.
+
+    python tests/bench/c10d.py                                   # all, about ten minutes
+    python tests/bench/c10d.py --only ddp,fsdp --seconds 20
+    python tests/bench/c10d.py --only network                    # two hosts at 1 Gbit/s; needs root
+    python tests/bench/c10d.py --output json
+
+Medians over turns, of the slowest rank; backends take turns, so that all see the same machine. What is promised of each
+row stands beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from bagua.cli.bench_run import Task, measure
+from bagua.tuning.network import Network, parse_network
+
+MODULE = "bagua.bench.ranks.c10d"
+OURS, GLOO, OWN = "bagua", "gloo", "bagua.torch_api"
+MODELS = ("mlp", "resnet", "transformer")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One measurement. ``least``: times as fast as Gloo that are promised; ``most_us``: over our own primitive."""
+
+    group: str
+    name: str
+    config: dict[str, Any]
+    nnodes: int = 1
+    nproc_per_node: int = 2
+    network: Network | None = None
+    least: float = 0.0
+    most_us: float = 0.0
+
+
+def cases() -> list[Case]:
+    gigabit = parse_network("1gbit")
+    made = [Case("ddp", f"DDP, {model}, 1 host x 2", {"kind": "ddp", "model": model}, least=1.3) for model in MODELS]
+    made.append(Case("fsdp", "FSDP2, transformer, 1 host x 2", {"kind": "fsdp", "model": "transformer"}, least=1.3))
+    for size, least, most_us in ((4, 20.0, 30.0), (64, 0.0, 30.0), (1024, 0.0, 0.0), (16384, 0.0, 0.0)):
+        config = {"kind": "operations", "bytes": size << 10}
+        made.append(
+            Case("operations", f"all-reduce of {size} KiB, 1 host x 4", config, 1, 4, least=least, most_us=most_us)
+        )
+    made += [
+        Case("network", f"DDP, {model}, 2 hosts x 1, 1 Gbit/s", {"kind": "ddp", "model": model}, 2, 1, gigabit, 1.0)
+        for model in MODELS
+    ]
+    return made
+
+
+def row_of(case: Case, options: argparse.Namespace) -> dict[str, Any]:
+    """What one case took."""
+    settings = {"seconds": options.seconds, "rounds": options.rounds, "warm_up": options.warm_up}
+    env = {"OMP_NUM_THREADS": "1"}
+    task = Task(MODULE, {**case.config, **settings}, case.nnodes, case.nproc_per_node, env, options.quiet)
+    found = measure(task, case.network)["seconds"]
+    row = {"case": case.name, "seconds": found, "times_gloo": found[GLOO] / found[OURS], "promised": case.least}
+    if OWN in found:
+        row |= {"over_own_us": (found[OURS] - found[OWN]) * 1e6, "promised_us": case.most_us}
+    return row
+
+
+def show(row: dict[str, Any]) -> str:
+    seconds = row["seconds"]
+    text = f"{row['case']:<38}" + "".join(f"{name} {1e3 * seconds[name]:9.3f} ms  " for name in seconds)
+    text += f"{row['times_gloo']:6.2f} x Gloo"
+    if row["promised"]:
+        text += f" (promised {row['promised']:g})"
+    if "over_own_us" in row:
+        text += f", {row['over_own_us']:+.1f} us over our own"
+    return text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="ddp,fsdp,operations,network", help="groups of cases, with commas")
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--seconds", type=float, default=15.0, help="of turns, for each case")
+    parser.add_argument("--rounds", type=int, default=5, help="the fewest")
+    parser.add_argument("--warm-up", type=int, default=4, help="steps that are not counted")
+    parser.add_argument("--quiet", action="store_true")
+    parser.add_argument("--output", choices=("table", "json"), default="table")
+    options = parser.parse_args()
+    wanted = options.only.split(",")
+    rows = []
+    for case in cases():
+        if case.group not in wanted or case.config.get("model", options.models) not in options.models:
+            continue
+        if case.network is not None and os.geteuid() != 0:
+            print(f"{case.name}: left out, needs root", file=sys.stderr)
+            continue
+        rows.append(row_of(case, options))
+        print(show(rows[-1]), file=sys.stderr if options.output == "json" else sys.stdout, flush=True)
+    if options.output == "json":
+        machine = {"machine": platform.node(), "cores": os.cpu_count(), "load": os.getloadavg()[0]}
+        print(json.dumps({"command": " ".join(sys.argv), **machine, "rows": rows}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

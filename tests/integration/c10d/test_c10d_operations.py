@@ -1,0 +1,414 @@
+"""All operations of the backend, against their definitions: dtypes, shapes, groups, order, futures."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rig.engine_hosts import Ranks
+from rig.scenarios import check_passed
+
+MOVED = [
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16, torch.int32,
+    torch.int64, torch.bool, torch.complex64, torch.complex128,
+]  # fmt: skip
+SHAPES = [(), (0,), (1,), (7,), (3, 5), (2, 0, 4), (300, 1001)]
+
+
+def me() -> int:
+    return dist.get_rank()
+
+
+def size() -> int:
+    return dist.get_world_size()
+
+
+def of_rank(rank: int, shape: tuple[int, ...] = (3, 5), dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """What this rank brings: small whole numbers, so that sums are exact in every dtype."""
+    count = int(torch.Size(shape).numel())
+    return ((torch.arange(count) + rank) % 5).reshape(shape).to(dtype)
+
+
+def all_of(shape: tuple[int, ...] = (3, 5), dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    return [of_rank(rank, shape, dtype) for rank in range(size())]
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def all_reduce() -> None:
+    for shape in SHAPES:
+        for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64):
+            tensor = of_rank(me(), shape, dtype)
+            dist.all_reduce(tensor)
+            same(tensor, torch.stack(all_of(shape, dtype)).sum(0).to(dtype))
+    for op, expected in (
+        (dist.ReduceOp.MIN, torch.stack(all_of()).amin(0)),
+        (dist.ReduceOp.MAX, torch.stack(all_of()).amax(0)),
+        (dist.ReduceOp.PRODUCT, torch.stack(all_of()).prod(0)),
+        (dist.ReduceOp.AVG, torch.stack(all_of()).mean(0)),
+    ):
+        tensor = of_rank(me())
+        dist.all_reduce(tensor, op)
+        torch.testing.assert_close(tensor, expected)
+    for op, combine in ((dist.ReduceOp.BAND, "__and__"), (dist.ReduceOp.BOR, "__or__"), (dist.ReduceOp.BXOR, "__xor__")):
+        tensor = of_rank(me(), dtype=torch.int32)
+        expected = of_rank(0, dtype=torch.int32)
+        for rank in range(1, size()):
+            expected = getattr(expected, combine)(of_rank(rank, dtype=torch.int32))
+        dist.all_reduce(tensor, op)
+        same(tensor, expected)
+
+
+def all_reduce_bool_and_complex() -> None:
+    tensor = of_rank(me(), dtype=torch.bool)
+    dist.all_reduce(tensor)
+    same(tensor, torch.stack(all_of(dtype=torch.bool)).any(0))
+    tensor = of_rank(me(), dtype=torch.complex64) * (1 + 2j)
+    dist.all_reduce(tensor)
+    same(tensor, torch.stack(all_of(dtype=torch.complex64)).sum(0) * (1 + 2j))
+
+
+def layouts_that_are_not_plain() -> None:
+    tensor = of_rank(me(), (4, 6)).t()[1:5:2]
+    assert not tensor.is_contiguous()
+    dist.all_reduce(tensor)
+    same(tensor, torch.stack(all_of((4, 6))).sum(0).t()[1:5:2])
+    tensor = torch.zeros(6, 4).t()
+    dist.broadcast(of_rank(0, (4, 6), torch.float32) if me() == 0 else tensor, 0)
+    if me():
+        same(tensor, of_rank(0, (4, 6), torch.float32))
+    outputs = [torch.zeros(5, 3, dtype=torch.float64).t() for _ in range(size())]
+    dist.all_gather(outputs, of_rank(me()))
+    for rank, output in enumerate(outputs):
+        same(output, of_rank(rank))
+
+
+def movements() -> None:
+    for dtype in MOVED:
+        for shape in SHAPES:
+            for root in range(size()):
+                tensor = of_rank(me(), shape, dtype)
+                dist.broadcast(tensor, root)
+                same(tensor, of_rank(root, shape, dtype))
+            outputs = [torch.empty(shape, dtype=dtype) for _ in range(size())]
+            dist.all_gather(outputs, of_rank(me(), shape, dtype))
+            for rank, output in enumerate(outputs):
+                same(output, of_rank(rank, shape, dtype))
+    for root in range(size()):
+        outputs = [torch.empty(3, 5, dtype=torch.float64) for _ in range(size())] if me() == root else None
+        dist.gather(of_rank(me()), outputs, root)
+        for rank, output in enumerate(outputs or ()):
+            same(output, of_rank(rank))
+        taken = torch.empty(3, 5, dtype=torch.float64)
+        dist.scatter(taken, [of_rank(10 * root + rank) for rank in range(size())] if me() == root else None, root)
+        same(taken, of_rank(10 * root + me()))
+        tensor = of_rank(me())
+        dist.reduce(tensor, root)
+        if me() == root:
+            same(tensor, torch.stack(all_of()).sum(0))
+
+
+def into_one_tensor() -> None:
+    for count in (1, 1000, 700_001):
+        whole = torch.empty(size() * count)
+        dist.all_gather_into_tensor(whole, of_rank(me(), (count,), torch.float32))
+        same(whole, torch.cat(all_of((count,), torch.float32)))
+        part = torch.empty(count)
+        dist.reduce_scatter_tensor(part, torch.cat([of_rank(me() + i, (count,), torch.float32) for i in range(size())]))
+        same(part, sum(of_rank(rank + me(), (count,), torch.float32) for rank in range(size())))  # type: ignore[arg-type]
+    taken = torch.empty(3, 5, dtype=torch.float64)
+    dist.reduce_scatter(taken, [of_rank(me() + i) for i in range(size())])
+    same(taken, sum(of_rank(rank + me()) for rank in range(size())))  # type: ignore[arg-type]
+
+
+def coalesced() -> None:
+    tensors = [of_rank(me(), (n,)) for n in (1, 1000, 0, 200_000)]
+    with dist.distributed_c10d._coalescing_manager():
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    for tensor in tensors:
+        same(tensor, torch.stack(all_of(tuple(tensor.shape))).sum(0))
+    outputs = [torch.empty(size() * n, dtype=torch.float64) for n in (1, 70_000)]
+    with dist.distributed_c10d._coalescing_manager(async_ops=True) as manager:
+        for output in outputs:
+            dist.all_gather_into_tensor(output, of_rank(me(), (output.numel() // size(),)))
+    manager.wait()
+    for output in outputs:
+        same(output, torch.cat(all_of((output.numel() // size(),))))
+
+
+def all_to_all() -> None:
+    gives = [of_rank(10 * me() + peer, (me() + 2 * peer, 3)) for peer in range(size())]
+    takes = [torch.empty(peer + 2 * me(), 3, dtype=torch.float64) for peer in range(size())]
+    dist.all_to_all(takes, gives)
+    for peer, found in enumerate(takes):
+        same(found, of_rank(10 * peer + me(), (peer + 2 * me(), 3)))
+    whole = torch.empty(sum(len(one) for one in takes), 3, dtype=torch.float64)
+    dist.all_to_all_single(whole, torch.cat(gives), [len(one) for one in takes], [len(one) for one in gives])
+    same(whole, torch.cat(takes))
+    even = torch.empty(size() * 4)
+    dist.all_to_all_single(even, torch.arange(size() * 4) + 100.0 * me())
+    same(even, torch.cat([torch.arange(4) + 4.0 * me() + 100.0 * peer for peer in range(size())]))
+
+
+def messages() -> None:
+    right, left = (me() + 1) % size(), (me() - 1) % size()
+    for count in (0, 1, 1_000_000):
+        tensor = torch.empty(count)
+        works = [dist.isend(of_rank(me(), (count,), torch.float32), right), dist.irecv(tensor, left)]
+        for work in works:
+            assert work is not None
+            work.wait()
+        same(tensor, of_rank(left, (count,), torch.float32))
+    operations = [
+        dist.P2POp(dist.isend, of_rank(me()), right),
+        dist.P2POp(dist.irecv, found := torch.empty(3, 5, dtype=torch.float64), left),
+    ]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    same(found, of_rank(left))
+
+
+def tags() -> None:
+    """Messages of different tags overtake each other, those of one tag do not."""
+    right, left = (me() + 1) % size(), (me() - 1) % size()
+    works = [dist.isend(torch.tensor([10.0 * tag + i]), right, tag=tag) for tag in (1, 2) for i in range(3)]
+    found = []
+    for tag in (2, 1):
+        for _ in range(3):
+            tensor = torch.empty(1)
+            assert dist.recv(tensor, left, tag=tag) == left
+            found.append(tensor.item())
+    assert found == [20, 21, 22, 10, 11, 12]
+    for work in works:
+        assert work is not None
+        work.wait()
+
+
+def any_source() -> None:
+    if me() == 0:
+        seen = {}
+        for _ in range(size() - 1):
+            tensor = torch.empty(1)
+            seen[dist.recv(tensor)] = tensor.item()
+        assert seen == {rank: 5.0 * rank for rank in range(1, size())}
+        tensor = torch.empty(1)
+        assert dist.recv(tensor, tag=7) == 1 and tensor.item() == 1
+    else:
+        dist.send(torch.tensor([5.0 * me()]), 0)
+        if me() == 1:
+            dist.send(torch.ones(1), 0, tag=7)
+
+
+def groups() -> None:
+    everybody, pair, alone = dist.new_group(), dist.new_group([0, size() - 1]), dist.new_group([1])
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor, group=everybody)
+    assert tensor.item() == size()
+    if me() in (0, size() - 1):
+        dist.all_reduce(tensor, group=pair)
+        assert tensor.item() == 2 * size()
+        dist.broadcast(tensor := torch.tensor([float(me())]), size() - 1, group=pair)
+        assert tensor.item() == size() - 1
+    if me() == 1:
+        dist.all_reduce(tensor, group=alone)
+        assert tensor.item() == size()
+    dist.barrier()
+    for group in (everybody, pair, alone):
+        if group is not dist.GroupMember.NON_GROUP_MEMBER:
+            dist.destroy_process_group(group)
+
+
+def a_mesh() -> None:
+    mesh = dist.init_device_mesh("cpu", (1, size()), mesh_dim_names=("a", "b"))
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor, group=mesh["b"].get_group())
+    assert tensor.tolist() == [size(), size()]
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    whole = torch.arange(size() * 6.0).reshape(size() * 2, 3)
+    local = whole[2 * me() : 2 * me() + 2]
+    sharded = DTensor.from_local(local, mesh["b"], [Shard(0)])
+    same(sharded.redistribute(mesh["b"], [Replicate()]).to_local(), whole)
+    same(sharded.redistribute(mesh["b"], [Shard(1)]).full_tensor(), whole)
+
+
+def objects() -> None:
+    gathered: list[Any] = [None] * size()
+    dist.all_gather_object(gathered, {"rank": me(), "text": "x" * me()})
+    assert gathered == [{"rank": rank, "text": "x" * rank} for rank in range(size())]
+    held = [["a", me()]] if me() == 1 else [None]
+    dist.broadcast_object_list(held, 1)
+    assert held == [["a", 1]]
+    mine: list[Any] = [None]
+    dist.scatter_object_list(mine, [f"for {rank}" for rank in range(size())] if me() == 0 else None, 0)
+    assert mine == [f"for {me()}"]
+
+
+def works_and_futures() -> None:
+    tensors = [torch.full((200_000,), float(i + me())) for i in range(8)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    assert all(work is not None for work in works)
+    for work in reversed(works):
+        assert work.wait() and work.is_completed() and work.is_success()
+    for i, (tensor, work) in enumerate(zip(tensors, works, strict=True)):
+        assert tensor.unique().item() == sum(i + rank for rank in range(size()))
+        same(work.result()[0], tensor)
+        same(work.get_future().wait()[0], tensor)
+    work = dist.all_reduce(tensor := torch.ones(3), async_op=True)
+    doubled = work.get_future().then(lambda future: future.value()[0] * 2)
+    assert doubled.wait().tolist() == [2 * size()] * 3
+    work = dist.all_reduce(tensor, async_op=True)
+    while not work.is_completed():
+        pass
+    assert tensor.tolist() == [size() ** 2] * 3
+
+
+def a_callback_that_communicates() -> None:
+    """PowerSGD's hook does so: it must not wait for the thread on which it runs."""
+
+    def again(future: Any) -> torch.Tensor:
+        tensor = future.value()[0]
+        dist.all_reduce(tensor)
+        inner = dist.all_reduce(tensor, async_op=True).get_future()
+        return inner.wait()[0]
+
+    futures = [dist.all_reduce(torch.ones(100), async_op=True).get_future().then(again) for _ in range(1)]
+    for future in futures:
+        assert future.wait().unique().item() == size() ** 3
+
+
+def threads() -> None:
+    """Groups of their own for threads."""
+    made = [dist.new_group() for _ in range(3)]
+    failures: list[BaseException] = []
+
+    def work(group: Any) -> None:
+        try:
+            for _ in range(20):
+                tensor = torch.ones(5000)
+                dist.all_reduce(tensor, group=group)
+                assert tensor[0] == size()
+        except BaseException as error:
+            failures.append(error)
+
+    running = [threading.Thread(target=work, args=(group,)) for group in made]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    assert not failures
+
+
+def names_and_numbers() -> None:
+    assert dist.get_backend() == "bagua"
+    group = dist.group.WORLD
+    assert group is not None
+    before = dist.distributed_c10d._get_default_group()._get_sequence_number_for_group()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        dist.all_reduce(torch.ones(10))
+        dist.barrier()
+    assert {"bagua:all_reduce", "bagua:barrier"} <= {event.key for event in profile.key_averages()}
+    assert group._get_sequence_number_for_group() >= before + 2
+
+
+def many_at_once() -> None:
+    """More than the channel has slots."""
+    works = [dist.all_reduce(torch.ones(10), async_op=True) for _ in range(1500)]
+    for work in works:
+        work.wait()
+    works = [dist.isend(torch.ones(1), (me() + 1) % size()) for _ in range(600)]
+    works += [dist.irecv(torch.ones(1), (me() - 1) % size()) for _ in range(600)]
+    for work in works:
+        work.wait()
+
+
+def twice_in_one_process(folder: str) -> None:
+    for number in range(2):
+        dist.destroy_process_group()
+        begin(folder, f"again {number}")
+        dist.all_reduce(tensor := torch.ones(1))
+        assert tensor.item() == size()
+
+
+SCENARIOS: dict[str, Callable[[], None]] = {
+    one.__name__: one
+    for one in (
+        all_reduce,
+        all_reduce_bool_and_complex,
+        layouts_that_are_not_plain,
+        movements,
+        into_one_tensor,
+        coalesced,
+        all_to_all,
+        messages,
+        tags,
+        any_source,
+        groups,
+        a_mesh,
+        objects,
+        works_and_futures,
+        a_callback_that_communicates,
+        threads,
+        names_and_numbers,
+        many_at_once,
+    )
+}
+
+
+def begin(folder: str, name: str = "rendezvous") -> None:
+    import bagua.c10d  # noqa: F401
+
+    rank, world = int(environment("RANK")), int(environment("WORLD_SIZE"))
+    dist.init_process_group("bagua", init_method=f"file://{folder}/{name}", rank=rank, world_size=world)
+
+
+def environment(name: str) -> str:
+    import os
+
+    return os.environ[name]
+
+
+def run_all(names: list[str], folder: str) -> None:
+    begin(folder)
+    for name in names:
+        SCENARIOS[name]()
+        dist.barrier()
+        print(f"passed {name}", flush=True)
+    twice_in_one_process(folder)
+    print("passed twice_in_one_process", flush=True)
+
+
+LAYOUTS = {"one host": [[0, 1, 2]], "two hosts": [[0, 1], [2]]}
+ON_ONE_HOST = {"any_source"}
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def outputs(
+    request: Any,
+    make_ranks: Callable[[Path], contextlib.AbstractContextManager[Ranks]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[str, list[str]]]:
+    """What the ranks of a layout wrote."""
+    names = [name for name in SCENARIOS if request.param == "one host" or name not in ON_ONE_HOST]
+    folder = tmp_path_factory.mktemp("c")
+    with make_ranks(folder) as ranks:
+        started = ranks.start(run_all, hosts=LAYOUTS[request.param], names=names, folder=str(folder))
+        ranks.wait(120)
+        yield {"layout": [request.param], "outputs": [rank.output for rank in started]}
+
+
+@pytest.mark.parametrize("name", [*SCENARIOS, "twice_in_one_process"])
+def test_operations(outputs: dict[str, list[str]], name: str) -> None:
+    if outputs["layout"] == ["two hosts"] and name in ON_ONE_HOST:
+        pytest.skip("a group that spans hosts refuses it")
+    check_passed(outputs["outputs"], name)

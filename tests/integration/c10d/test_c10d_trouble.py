@@ -1,0 +1,209 @@
+"""Ranks that die, calls that differ, bad input: a clear error on every rank, and no hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from rig.engine_hosts import Ranks
+
+WAIT_S = 60.0
+
+
+def begin(folder: str, **options: Any) -> int:
+    import bagua.c10d  # noqa: F401
+
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("bagua", init_method=f"file://{folder}/store", rank=rank, world_size=world, **options)
+    return rank
+
+
+def refused(call: Callable[[], object], words: str) -> None:
+    with pytest.raises((ValueError, TypeError, RuntimeError), match=words):
+        call()
+
+
+def rank_bad_input(folder: str) -> None:
+    """Each error comes before anything is submitted, so the group works on."""
+    begin(folder)
+    ones = torch.ones(4)
+    group = dist.group.WORLD
+    assert group is not None
+    refused(lambda: group.allreduce([torch.eye(2).to_sparse()]).wait(), "to_dense")
+    refused(lambda: group.broadcast([torch.eye(2).to_sparse()], dist.BroadcastOptions()).wait(), "to_dense")
+    refused(lambda: dist.all_reduce(torch.ones(2, device="meta")), "meta")
+    refused(lambda: dist.all_gather([torch.ones(4), torch.ones(4, dtype=torch.int32)], ones), "dtype|type")
+    refused(lambda: dist.all_gather([torch.ones(4)], ones), "one for each of the 2 ranks")
+    refused(lambda: dist.all_gather([torch.ones(4), torch.ones(5)], ones), "same number")
+    refused(lambda: dist.all_gather_into_tensor(torch.ones(7), ones), "2 times the 4")
+    refused(lambda: dist.reduce_scatter_tensor(ones, torch.ones(9)), "2 times the 4")
+    refused(lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), dist.ReduceOp.AVG), "AVG")
+    refused(lambda: dist.all_reduce(ones, dist.ReduceOp.BAND), "BAND")
+    refused(lambda: dist.all_reduce(torch.ones(2, dtype=torch.complex64), dist.ReduceOp.MAX), "complex|Complex")
+    refused(lambda: dist.all_reduce(torch.ones(2, dtype=torch.uint16)), "can't be reduced")
+    refused(lambda: dist.all_to_all_single(torch.ones(4), ones, [3, 1], [1, 2]), "add up to|split")
+    refused(lambda: group.send([ones], dist.get_rank(), 0), "one of the other 1")
+    refused(lambda: dist.init_process_group("bagua"), "twice")
+    dist.all_reduce(ones)
+    assert ones.tolist() == [2.0] * 4
+
+
+def test_bad_input_is_refused_on_the_rank_that_passed_it(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.run(rank_bad_input, 2, folder=str(tmp_path))
+
+
+def outputs(ranks: Ranks) -> list[str]:
+    ranks.wait(WAIT_S)
+    assert all(rank.process.returncode not in (0, -signal.SIGSEGV, -signal.SIGABRT) for rank in ranks.started), [
+        (rank.process.returncode, rank.output) for rank in ranks.started
+    ]
+    return [rank.output for rank in ranks.started]
+
+
+def rank_calls_that_differ(folder: str) -> None:
+    rank = begin(folder)
+    dist.all_reduce(torch.ones(10 + rank))
+
+
+def test_calls_that_differ_are_an_error_on_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.start(rank_calls_that_differ, 2, folder=str(tmp_path))
+    for output in outputs(ranks):
+        assert "DistBackendError" in output and "All ranks must pass the same" in output, output
+
+
+def rank_groups_that_differ(folder: str) -> None:
+    rank = begin(folder)
+    dist.new_group([0, 1] if rank == 0 else [0, 1, 2])
+
+
+def test_groups_that_differ_are_an_error_on_all_members(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.start(rank_groups_that_differ, 3, folder=str(tmp_path))
+    ranks.wait(WAIT_S)
+    differing = [rank.output for rank in ranks.started if "differs between ranks" in rank.output]
+    assert len(differing) >= 2, [rank.output for rank in ranks.started]
+    assert all(rank.process.returncode for rank in ranks.started)
+
+
+def rank_dies_in_ddp(folder: str) -> None:
+    rank = begin(folder)
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)))
+    for step in range(100):
+        if (rank, step) == (1, 3):
+            os.kill(os.getpid(), signal.SIGKILL)
+        model(torch.ones(4, 64)).sum().backward()
+
+
+def test_a_killed_rank_ends_ddp_on_the_others_with_its_name(ranks: Ranks, tmp_path: Path) -> None:
+    """With a Python backend the survivor crashed."""
+    ranks.start(rank_dies_in_ddp, 2, folder=str(tmp_path))
+    ranks.wait(WAIT_S)
+    survivor, killed = ranks.started
+    assert killed.process.returncode == -signal.SIGKILL
+    assert survivor.process.returncode == 1 and "rank 1 was lost" in survivor.output, survivor.output
+
+
+def rank_waits_in_vain(folder: str) -> str:
+    rank = begin(folder)
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    words = ""
+    if rank == 0:
+        begun = time.monotonic()
+        with pytest.raises(RuntimeError, match="not done within its timeout of 1 s") as raised:
+            dist.barrier(group)
+        assert time.monotonic() - begun >= 1
+        words = str(raised.value)
+        with pytest.raises(RuntimeError, match="not done within"):  # the group is of no use any more
+            dist.all_reduce(torch.ones(1), group=group)
+        work = dist.irecv(torch.ones(1), 1)
+        assert work is not None
+        with pytest.raises(RuntimeError, match="was not done after 100 ms"):
+            work.wait(timedelta(milliseconds=100))
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)  # others are not disturbed
+    assert tensor.item() == 2
+    if rank == 1:
+        dist.send(torch.ones(1), 0)
+    else:
+        work.wait()
+    return words
+
+
+def test_a_timeout_says_who_waits_for_whom(ranks: Ranks, tmp_path: Path) -> None:
+    words = ranks.run(rank_waits_in_vain, 2, folder=str(tmp_path))[0]
+    assert "rank 0 has been waiting for rank 1" in words, words
+
+
+def rank_aborts(folder: str) -> None:
+    rank = begin(folder)
+    group = dist.new_group()
+    work = dist.all_reduce(torch.ones(1), group=group, async_op=True) if rank == 0 else None
+    if work is not None:
+        group.abort()
+        with pytest.raises(RuntimeError, match="aborted on this rank"):
+            work.wait()
+    dist.barrier()
+
+
+@pytest.mark.skipif(not hasattr(dist.ProcessGroup, "abort"), reason="this torch has no abort")
+def test_an_aborted_group_ends_its_operations(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.run(rank_aborts, 2, folder=str(tmp_path))
+
+
+def rank_with_a_wrong_number(folder: str) -> None:
+    import bagua.c10d  # noqa: F401
+
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("bagua", init_method=f"file://{folder}/store", rank=1 - rank, world_size=2)
+
+
+def test_another_rank_than_the_daemons_is_refused(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.start(rank_with_a_wrong_number, 2, folder=str(tmp_path))
+    for output in outputs(ranks):
+        assert "leave rank and world_size to the environment" in output, output
+
+
+def rank_with_a_wrong_choice(folder: str) -> None:
+    begin(folder)
+
+
+def test_an_unknown_choice_is_refused(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.start(rank_with_a_wrong_choice, 2, environment={"BAGUA_C10D": "rust"}, folder=str(tmp_path))
+    for output in outputs(ranks):
+        assert "BAGUA_C10D is 'rust': it must be cpp or python" in output, output
+
+
+def rank_of_a_mixed_program(folder: str) -> None:
+    """The library beside it: its own calls, and with_bagua of another model."""
+    import bagua.torch_api as bagua
+    from bagua.torch_api.algorithms import gradient_allreduce
+
+    rank = begin(folder)
+    bagua.init_process_group()
+    assert bagua.get_rank() == rank and dist.get_backend() == "bagua"
+    tensor = torch.ones(2)
+    bagua.allreduce_inplace(tensor)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [4.0, 4.0]
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model = model.with_bagua([optimizer], gradient_allreduce.GradientAllReduceAlgorithm())  # type: ignore[operator]
+    model(torch.full((2, 4), float(rank))).sum().backward()
+    grads = [torch.empty_like(model.weight.grad) for _ in range(2)]  # type: ignore[arg-type]
+    dist.all_gather(grads, model.weight.grad)  # type: ignore[arg-type]
+    assert torch.equal(*grads)
+    with pytest.raises(RuntimeError, match="twice"):
+        bagua.init_process_group()
+
+
+def test_the_library_works_beside_it(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.run(rank_of_a_mixed_program, 2, folder=str(tmp_path))

@@ -1,0 +1,111 @@
+"""Runs tests of torch's own suite for backends in a rank: ``torch.testing._internal.distributed.distributed_test``.
+
+Which tests torch skips is decided as for Gloo, so all that Gloo passes is tried. Then the backend is ours. Tests run one
+after the other in the same processes, each with a process group of its own. That is harder than torch's way, which
+starts processes for each: nothing of a group may disturb the next one.
+
+``python tests/integration/c10d/torch_suite.py`` runs all of them and prints the list torch-suite.md.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+RANKS = 3
+REASONS: list[str] = []
+"""For which the test that runs is skipped."""
+LISTS = ("PROFILING_SUPPORTED_BACKENDS", "CUDA_PROFILING_SUPPORTED_BACKENDS", "SEND_RECV_PROFILING_SUPPORTED_BACKENDS")
+
+
+class Reasons(logging.Handler):
+    """Notes why torch skips a test: it tells its log alone."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "skipping test" in record.msg and record.args:
+            REASONS[:] = [str(record.args[-1])]  # type: ignore[index]
+
+
+def load(backend: str) -> tuple[Any, Any]:
+    """torch's module, and the class of its tests."""
+    os.environ.update(BACKEND="gloo", WORLD_SIZE=str(RANKS), INIT_METHOD="env://")
+    os.environ.setdefault("TEMP_DIR", "/tmp")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal import common_distributed
+        from torch.testing._internal.distributed import distributed_test as suite
+    for feature in ("plugin", "ddp", "subgroup"):
+        common_distributed.DistTestCases.backend_feature[feature].add(backend)
+    for name in LISTS:
+        getattr(suite, name).append(backend)
+    suite.BACKEND = backend
+
+    class Tests(suite.TestDistBackend, suite.DistributedTest._DistTestBase):
+        pass
+
+    return suite, Tests
+
+
+def all_names() -> list[str]:
+    """Of the tests, in their order."""
+    _, tests = load("bagua")
+    return sorted(name for name in dir(tests) if name.startswith("test_"))
+
+
+def run_one(suite: Any, tests: Any, name: str, folder: Path) -> str:
+    """"passed", "skipped: why" or "failed: why", on this rank."""
+    import torch.distributed as dist
+    import torch.multiprocessing as mp
+    from torch.testing._internal.common_distributed import TEST_SKIPS
+
+    rank = int(os.environ["RANK"])
+    for part in ("barrier", "test_dir", "init_dir"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    os.environ["TEMP_DIR"] = str(folder)
+    suite.Barrier.barrier_id = 0
+    ours, theirs = mp.Pipe()
+    try:
+        tests._run(rank, name, str(folder / "store"), theirs)
+        code: Any = 0
+    except SystemExit as ended:
+        code = ended.code
+    except BaseException:
+        return "failed: " + traceback.format_exc()
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    for skip in TEST_SKIPS.values():
+        if code == skip.exit_code:
+            return f"skipped: {REASONS.pop() if REASONS else skip.message}"
+    if not code:
+        return "passed"
+    return "failed: " + (str(ours.recv()) if ours.poll(1) else f"exit code {code}")
+
+
+def run_suite(names: list[str], folder: str, backend: str = "bagua") -> dict[str, str]:
+    """In a rank: what became of each test. Ends with the first that fails: others may wait for this rank in it."""
+    import bagua.c10d  # noqa: F401
+
+    suite, tests = load(backend)
+    warnings.resetwarnings()
+    warnings.simplefilter("ignore")  # torch's tests warn
+    logger = logging.getLogger("torch.testing._internal.common_distributed")
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    logger.addHandler(Reasons())
+    found: dict[str, str] = {}
+    for name in names:
+        begun = time.monotonic()
+        found[name] = run_one(suite, tests, name, Path(folder) / name)
+        print(json.dumps({"name": name, "found": found[name], "seconds": time.monotonic() - begun}), flush=True)
+        if found[name].startswith("failed"):
+            sys.stdout.flush()
+            os._exit(1)  # the daemon takes this rank for lost, so the others end, too
+    return found
