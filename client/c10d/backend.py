@@ -41,6 +41,7 @@ def create(options: Any, backend_options: Any = None) -> Any:
         timeout,
         communicator=member.communicator,
         name=member.name,
+        shut_down=member.shut_down,
     )
 
 

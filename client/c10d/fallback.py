@@ -15,7 +15,8 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import ProcessGroup, Store
+from torch import distributed
+from torch.distributed import Store
 
 from bagua.base.errors import CommunicationError
 from bagua.c10d.lanes import THREADS, Lane
@@ -35,17 +36,29 @@ ALIASES = {
 """Names until torch 2.12, and since."""
 
 Tensors = Sequence[torch.Tensor]
+ProcessGroup: Any = distributed.ProcessGroup
 
 
 def create(
-    store: Store, rank: int, size: int, timeout: timedelta, *, communicator: Communicator, name: str
+    store: Store,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    *,
+    communicator: Communicator,
+    name: str,
+    shut_down: Callable[[], None],
 ) -> BaguaProcessGroup:
-    """The group of the ranks of ``communicator``, whose ranks it numbers alike."""
-    return BaguaProcessGroup(store, rank, size, timeout, communicator, name)
+    """The group of the ranks of ``communicator``, whose ranks it numbers alike. ``shut_down``: called at its end."""
+    made = BaguaProcessGroup(store, rank, size, timeout, communicator, name)
+    made.shut_down = shut_down
+    return made
 
 
-class BaguaProcessGroup(ProcessGroup):
+class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
     """A group of ranks of the job."""
+
+    shut_down: Callable[[], None]
 
     def __init__(
         self, store: Store, rank: int, size: int, timeout: timedelta, communicator: Communicator, name: str
@@ -132,7 +145,7 @@ class BaguaProcessGroup(ProcessGroup):
     def shutdown(self) -> None:
         """Gives communicators back."""
         self._messages.close()
-        self._everyone.destroy()
+        self.shut_down()
 
     # Beginning an operation
 
@@ -403,7 +416,7 @@ def _listed(tensors: Any) -> list[torch.Tensor]:
 
 
 def _op(opts: Any) -> Any:
-    return getattr(opts, "reduceOp", torch.distributed.ReduceOp.SUM)
+    return getattr(opts, "reduceOp", distributed.ReduceOp.SUM)
 
 
 def _starts(counts: Sequence[int]) -> list[int]:

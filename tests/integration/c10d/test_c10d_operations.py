@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-
 from rig.engine_hosts import Ranks
 from rig.scenarios import check_passed
 

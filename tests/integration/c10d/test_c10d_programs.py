@@ -5,6 +5,7 @@ All programs (unmodified/) run on the same ranks, one after the other, each on b
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 import warnings
 from pathlib import Path
@@ -30,7 +31,8 @@ DEADLINE_S = 240.0
 
 def rank_programs(names: list[str], folder: str) -> None:
     """In a rank: says on standard output which went well."""
-    warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"torch\.")
+    faulthandler.enable()
+    warnings.filterwarnings("ignore", module=r"torch\.")
     for name in names:
         compare(name, PROGRAMS[name], Path(folder), bagua.get_rank(), bagua.get_world_size())
         print(f"passed {name}", flush=True)
@@ -51,7 +53,7 @@ def outputs(request: Any, tmp_path_factory: Any, make_ranks: Any) -> list[str]:
             rank_programs, 2, environment={"BAGUA_C10D": request.param}, names=names, folder=str(folder)
         )
         ranks.wait(DEADLINE_S)
-        return [rank.output for rank in started]
+        return [f"{rank.output}\nIt ended with {rank.process.returncode}." for rank in started]
 
 
 def selected(request: Any, name: str) -> bool:

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-
 from rig.engine_hosts import Ranks
+from torch.nn.parallel import DistributedDataParallel
 
 WAIT_S = 60.0
 

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-
-from rig.engine_hosts import Ranks
 
 LIST = Path(__file__).with_name("torch-suite.md")
 pytest.importorskip("expecttest", reason="torch's suite needs expecttest")

@@ -12,11 +12,9 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffload,
-    FullStateDictConfig,
     FullyShardedDataParallel,
     MixedPrecision,
     ShardingStrategy,
-    StateDictType,
     fully_shard,
 )
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -50,10 +48,8 @@ def fsdp1(_: Path) -> Result:
             network(), sharding_strategy=strategy, device_id=torch.device("cpu"), use_orig_params=True
         )
         losses = train(model)
-        config = FullStateDictConfig(offload_to_cpu=True)
-        with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, config):
-            state = model.state_dict()
-        found[strategy.name] = {"losses": losses, "state": dict(state)}
+        with FullyShardedDataParallel.summon_full_params(model):
+            found[strategy.name] = {"losses": losses, "parameters": parameters(model)}
     return found
 
 
