@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import weakref
 from typing import Any
 
 import torch
@@ -17,9 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bagua.base.algorithm_choice import VARIABLE
 from bagua.base.errors import BaguaError, ConfigError
 from bagua.torch_api.train.ddp_hook import hook_named
-
-MARK = "_bagua_in_ddp"
-"""Attribute of a module that ``DistributedDataParallel`` wraps; ``with_bagua`` looks for it."""
+from bagua.torch_api.train.wrapping import IN_DDP
 
 
 def install() -> None:
@@ -32,7 +31,7 @@ def install() -> None:
     def construct(self: Any, module: torch.nn.Module, *args: Any, **options: Any) -> None:
         refuse_wrapped(module)
         original(self, module, *args, **options)
-        setattr(module, MARK, True)
+        IN_DDP[module] = weakref.ref(self)
         if distributed.get_backend(self.process_group) == "bagua":
             choose_algorithm(self, bool(options.get("mixed_precision")))
 

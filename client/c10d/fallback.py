@@ -22,7 +22,7 @@ from bagua.base.errors import CommunicationError
 from bagua.c10d.lanes import THREADS, Lane
 from bagua.c10d.messages import Messages
 from bagua.c10d.tensors import added, blocks, carried, flat, reduction, same_numel
-from bagua.c10d.work import Callbacks, Operation, Together
+from bagua.c10d.work import Operation, Together
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.join.session import current
 
@@ -71,7 +71,6 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         self._everyone = communicator
         self._connection = current().connection
         self._lane = Lane(THREADS)
-        self._callbacks = Callbacks()
         self._messages = Messages(store, communicator, self._timeout)
         self._coalesced: list[Operation] | None = None
         self._sequence = 0
@@ -165,7 +164,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
                 everyone.abort()  # what comes after it would meet other ranks' operations
                 raise
 
-        operation = Operation(name, outputs, within, seconds, self._callbacks)
+        operation = Operation(name, outputs, within, seconds)
         device = any(tensor.is_cuda for tensor in (*outputs, *seen))
         operation.begin(self._lane, here=device or not getattr(opts, "asyncOp", True))
         if self._coalesced is not None:
@@ -182,7 +181,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
 
     def _end_coalescing(self, device: torch.device) -> Operation:
         parts, self._coalesced = self._coalesced or [], None
-        return Together("coalesced", parts, self._timeout, self._callbacks)
+        return Together("coalesced", parts, self._timeout)
 
     # Collectives
 
@@ -244,7 +243,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
             self.allgather([[row[number] for row in output_lists]], [tensor], opts)
             for number, tensor in enumerate(inputs)
         ]
-        return Together("all_gather_coalesced", works, self._limit(opts), self._callbacks)
+        return Together("all_gather_coalesced", works, self._limit(opts))
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Operation:
         """``output`` becomes all ranks' ``input``, one after the other."""
@@ -258,11 +257,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Operation:
         """``all_gather_single`` for several."""
         works = [self.all_gather_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
-        return (
-            works[0]
-            if len(works) == 1
-            else Together("all_gather_single_coalesced", works, self._limit(opts), self._callbacks)
-        )
+        return works[0] if len(works) == 1 else Together("all_gather_single_coalesced", works, self._limit(opts))
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Operation:
         """``outputs[0][i]`` of the root becomes rank i's tensor."""
@@ -320,11 +315,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Operation:
         """``reduce_scatter_single`` for several."""
         works = [self.reduce_scatter_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
-        return (
-            works[0]
-            if len(works) == 1
-            else Together("reduce_scatter_single_coalesced", works, self._limit(opts), self._callbacks)
-        )
+        return works[0] if len(works) == 1 else Together("reduce_scatter_single_coalesced", works, self._limit(opts))
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Operation:
         """``outputs[i]`` becomes rank i's ``inputs[rank]``. Sizes may differ."""

@@ -11,7 +11,7 @@ from torch.distributed import Store
 
 from bagua.base.errors import CommunicationError
 from bagua.c10d.lanes import THREADS, Lane
-from bagua.c10d.work import Callbacks, Operation
+from bagua.c10d.work import Operation
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.members import hashed_number
 
@@ -43,9 +43,7 @@ class Messages:
         route = self._rank, to, tag
         lane = self._lane(route)
         self._store.add(_key(route), 1)
-        operation = Operation(
-            "send", [tensor], lambda: self._on(route).send(tensor, self._there(route)), self._timeout, Callbacks()
-        )
+        operation = Operation("send", [tensor], lambda: self._on(route).send(tensor, self._there(route)), self._timeout)
         lane.put(operation.run)
         return operation
 
@@ -67,7 +65,7 @@ class Messages:
             received = self.recv(tensor, source, tag)
             received.wait(timedelta(seconds=self._timeout))
 
-        operation = Operation("recv", [tensor], run, self._timeout, Callbacks())
+        operation = Operation("recv", [tensor], run, self._timeout)
         self._lane((-1, self._rank, tag)).put(operation.run)
         return operation
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -18,53 +17,15 @@ from bagua.c10d.lanes import THREADS, Lane
 Work: Any = distributed_c10d.Work
 
 
-class Callbacks:
-    """Runs callbacks of futures, in the order in which the operations were begun: they may begin others, which must be
-    in one order on all ranks. (Gloo has them in any order: PowerSGD's hook with several buckets fails there.)
-
-    A callback may also wait for an operation that it has begun. Callbacks of such ones run on a lane of their own.
-    """
-
-    _inside = threading.local()
-
-    def __init__(self) -> None:
-        self._lane = Lane(THREADS)
-
-    @classmethod
-    def here(cls, usual: Callbacks) -> Callbacks:
-        """Those for an operation that this thread begins: ``usual``, unless it is in a callback."""
-        found: Callbacks = getattr(cls._inside, "nested", usual)
-        return found
-
-    def complete(self, inner: Future[Any]) -> None:
-        """Sets the result of ``inner``, which runs its callbacks, after those before it."""
-        self._lane.put(functools.partial(self._complete, inner))
-
-    def _complete(self, inner: Future[Any]) -> None:
-        self._inside.nested = Callbacks()
-        try:
-            inner.set_result(None)
-        finally:
-            del self._inside.nested
-
-
 class Operation(Work):  # type: ignore[misc]
     """One operation, from the call to its end. ``outputs``: tensors that hold the result.
 
     ``wait`` raises the operation's error, and so does the future: for Python, and for C++ that knows nothing of Python
-    (the reducer of DDP).
+    (the reducer of DDP). Callbacks of the future run in a thread of their own: they may wait for other operations.
     """
 
-    def __init__(
-        self,
-        name: str,
-        outputs: Sequence[torch.Tensor],
-        run: Callable[[], None],
-        timeout: float,
-        callbacks: Callbacks,
-    ) -> None:
+    def __init__(self, name: str, outputs: Sequence[torch.Tensor], run: Callable[[], None], timeout: float) -> None:
         super().__init__()
-        self._callbacks = Callbacks.here(callbacks)
         self.name = name
         self.outputs = list(outputs)
         self.source = -1
@@ -98,7 +59,7 @@ class Operation(Work):  # type: ignore[misc]
             self._over.set()
             inner = self._inner
         if inner is not None:
-            self._callbacks.complete(inner)
+            THREADS.run(lambda: inner.set_result(None))
 
     # The interface of Work
 
@@ -150,7 +111,7 @@ class Operation(Work):  # type: ignore[misc]
             over = self._over.is_set()
             self._inner = inner
         if over:
-            self._callbacks.complete(inner)
+            inner.set_result(None)
         return self._future
 
     def _tell(self, _: Any) -> list[torch.Tensor]:
@@ -162,10 +123,10 @@ class Operation(Work):  # type: ignore[misc]
 class Together(Operation):
     """Several operations as one."""
 
-    def __init__(self, name: str, parts: Sequence[Operation], timeout: float, callbacks: Callbacks) -> None:
+    def __init__(self, name: str, parts: Sequence[Operation], timeout: float) -> None:
         outputs = [tensor for part in parts for tensor in part.outputs]
         self._parts = list(parts)
-        super().__init__(name, outputs, self._await_parts, timeout, callbacks)
+        super().__init__(name, outputs, self._await_parts, timeout)
         THREADS.run(self.run)
 
     def _await_parts(self) -> None:

@@ -22,7 +22,7 @@ from bagua.algorithms.plan import FRESH, GRADIENT, RESULT, AllReduce, Local
 from bagua.base.errors import BaguaError, CommunicationError, ConfigError
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.groups import BaguaProcessGroup, from_torch_group
-from bagua.torch_api.join.session import Session, current
+from bagua.torch_api.join.session import Session, current, is_initialized
 from bagua.torch_api.train.agreement import gather_texts, raise_together
 from bagua.torch_api.train.algorithm_choice import describe_algorithm, named, reify
 from bagua.torch_api.train.bucket import Allocate, PlanBucket, Region, region_of, views_like
@@ -63,6 +63,8 @@ def ddp_hook(algorithm: Algorithm | str = "gradient_allreduce", **arguments: Any
         raise TypeError(f"Arguments {sorted(arguments)} go with the name of an algorithm, not with an object.")
     elif not isinstance(algorithm, Algorithm):
         raise TypeError(f"algorithm is a {type(algorithm).__name__}: pass a name or an Algorithm.")
+    if is_initialized():
+        work_of(algorithm, members_group(None))  # raises now rather than in the first step
     held = _Hook(algorithm)
 
     def hook(state: Any, bucket: Any) -> Any:
@@ -96,6 +98,9 @@ class HookBucket(PlanBucket):
     def set_plan(self, plan: Plan) -> None:
         """See ``PlanBucket.set_plan``."""
         self._in_place = len(plan.steps) == 1 and isinstance(plan.steps[0], AllReduce)
+        # As long as in a wrapped model, so that a codec has the same blocks, and the same result bit by bit. Nothing is
+        # in the room: DDP itself looks after parameters without a gradient.
+        self.room = len(self.tensors) + 1 if self._in_place else 0
         super().set_plan(plan)
 
     def region(self, name: str, side: int) -> Region:
@@ -106,7 +111,7 @@ class HookBucket(PlanBucket):
             return super().region(name, side)
         key = GRADIENT if self._in_place else name
         if key not in self._regions:
-            self._regions[key] = region_of(*self._allocate(self.elements, self.dtype), self.elements)
+            self._regions[key] = region_of(*self._allocate(self.elements + self.room, self.dtype), self.elements)
         return self._regions[key]
 
     def views(self, name: str) -> Sequence[torch.Tensor]:
@@ -174,8 +179,7 @@ class _DdpModel:
         self._chosen = algorithm
         members = members_group(group)
         self._runner = Runner(session, members)
-        self._algorithm: AlgorithmImpl = reify(algorithm, members)
-        check_fits(algorithm, self._algorithm)
+        self._algorithm = work_of(algorithm, members)
         self._after_backward = self._algorithm.init_post_backward_hook(self)
         self._buckets: list[HookBucket] = []
         self._names: dict[torch.Tensor, str] = {}
@@ -318,11 +322,12 @@ def keeps_state(buckets: Sequence[HookBucket], algorithm: AlgorithmImpl) -> bool
     return feedback or any(isinstance(one, Local) for one in steps) or bool(algorithm.tensors_of_rank())
 
 
-def check_fits(algorithm: Algorithm, found: AlgorithmImpl) -> None:
-    """Raises ConfigError for an algorithm that has work outside of backward."""
+def work_of(algorithm: Algorithm, group: BaguaProcessGroup) -> AlgorithmImpl:
+    """The algorithm at work among these ranks. Raises ConfigError for one that has work outside of backward."""
+    found = reify(algorithm, group)
     beyond = [name for name in OF_WRAPPED_MODELS if getattr(type(found), name) is not getattr(AlgorithmImpl, name)]
     if found.exchanged == GRADIENT and not beyond:
-        return
+        return found
     what = "it has work to do in other moments of a step" if found.exchanged == GRADIENT else "it exchanges weights"
     raise ConfigError(
         f"{type(algorithm).__name__} can't be used in DistributedDataParallel, which exchanges gradients in backward "
