@@ -17,6 +17,8 @@ from bagua.torch_api.join import start
 from bagua.torch_api.join.session import CURRENT, Session
 
 DAEMON_SOCKET = start.DAEMON_SOCKET
+MEETING = timedelta(minutes=5)
+"""The least that members of a new group wait for each other: its timeout is for operations."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def join(store: Any, rank: int, size: int, global_ranks: Sequence[int], name: st
     if ranks != sorted(set(ranks)):
         raise ConfigError(f"The ranks of group {name!r} are {ranks}: they must be different, the smallest first.")
     if global_ranks:
-        _agree(store, ranks[rank], ranks, name, timeout)
+        _agree(store, ranks[rank], ranks, name, max(timeout, MEETING))
     made = communicators(session)
     if tuple(ranks) == made.world.ranks:
         communicator = Communicator(made.next_world_id(), ranks, session.membership.rank, session.connection)

@@ -4,7 +4,8 @@ Which tests torch skips is decided as for Gloo, so all that Gloo passes is tried
 after the other in the same processes, each with a process group of its own. That is harder than torch's way, which
 starts processes for each: nothing of a group may disturb the next one.
 
-``python tests/integration/c10d/torch_suite.py`` runs all of them and prints the list torch-suite.md.
+``python tests/integration/c10d/torch_suite.py`` runs all of them and prints the rows of the list torch-suite.md; names
+after it: those alone.
 """
 
 from __future__ import annotations
@@ -109,3 +110,54 @@ def run_suite(names: list[str], folder: str, backend: str = "bagua") -> dict[str
             sys.stdout.flush()
             os._exit(1)  # the daemon takes this rank for lost, so the others end, too
     return found
+
+
+def outcome_of(logs: list[str]) -> dict[str, str]:
+    """What became of each test that began on all ranks: passed where it did on all, else the first other word."""
+    by_rank = []
+    for log in logs:
+        lines = [json.loads(line) for line in log.splitlines() if line.startswith('{"name"')]
+        by_rank.append({line["name"]: line["found"] for line in lines})
+    names = dict.fromkeys(name for found in by_rank for name in found)
+    merged = {}
+    for name in names:
+        said = [found.get(name, "failed: it did not end") for found in by_rank]
+        failed = [text for text in said if text.startswith("failed") and "did not end" not in text]
+        others = [text for text in said if text != "passed"]
+        merged[name] = (failed or others or ["passed"])[0]
+    return merged
+
+
+def main(names: list[str]) -> int:
+    """Runs tests, and again what follows one that failed."""
+    import shutil
+    import tempfile
+
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from rig.engine_hosts import make_ranks
+
+    left = names or all_names()
+    outcomes: dict[str, str] = {}
+    while left:
+        folder = Path(tempfile.mkdtemp(prefix="suite-"))
+        with make_ranks(folder) as ranks:
+            started = ranks.start(run_suite, RANKS, names=left, folder=str(folder))
+            deadline = time.monotonic() + 60 + 30 * len(left)
+            while any(one.process.poll() is None for one in started) and time.monotonic() < deadline:
+                time.sleep(0.2)
+            found = outcome_of([one.output for one in started])
+            if not found:
+                print(*(one.output for one in started), sep="\n")
+                return 1
+        shutil.rmtree(folder, ignore_errors=True)
+        outcomes |= found
+        for name, text in found.items():
+            print(f"| `{name}` | {' '.join(text.split()) if text.startswith('failed') else text} |", flush=True)
+        left = [name for name in left if name not in outcomes]
+    counts = {word: sum(text.startswith(word) for text in outcomes.values()) for word in ("passed", "skipped", "failed")}
+    print(counts)
+    return int(counts["failed"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
