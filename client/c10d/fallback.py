@@ -10,18 +10,19 @@ trampoline: ``ALIASES``.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import distributed
-from torch.distributed import Store
+from torch.distributed.distributed_c10d import Store
 
 from bagua.base.errors import CommunicationError
 from bagua.c10d.lanes import THREADS, Lane
 from bagua.c10d.messages import Messages
-from bagua.c10d.tensors import added, blocks, carried, flat, reduction, same_numel
+from bagua.c10d.tensors import blocks, carried, check, flat, ratio, reduction, same_numel
 from bagua.c10d.work import Operation, Together
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.join.session import current
@@ -74,6 +75,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         self._messages = Messages(store, communicator, self._timeout)
         self._coalesced: list[Operation] | None = None
         self._sequence = 0
+        self._broken: CommunicationError | None = None
 
     # What torch asks of a group
 
@@ -149,23 +151,38 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
     # Beginning an operation
 
     def _begin(
-        self, name: str, outputs: Tensors, run: Callable[[Communicator], None], opts: Any = None, seen: Tensors = ()
+        self,
+        name: str,
+        outputs: Tensors,
+        run: Callable[[Communicator], None],
+        opts: Any = None,
+        inputs: Tensors = (),
+        together: bool = True,
     ) -> Operation:
-        """``run(communicator)`` on the group's lane. ``opts``: torch's options of the call. ``seen``: tensors whose
-        device says where it runs, beside ``outputs``."""
+        """``run(communicator)`` on the group's lane. ``opts``: torch's options of the call. ``together``: ``outputs``
+        and ``inputs`` have one dtype. Raises TypeError for tensors that can't be taken."""
+        tensors = (*outputs, *inputs)
+        for some in [tensors] if together else [(tensor,) for tensor in tensors]:
+            check(some)
         everyone, seconds = self._everyone, self._limit(opts)
         self._sequence += 1
 
         def within() -> None:
+            if self._broken is not None:
+                raise self._broken
+            begun = time.monotonic()
             try:
                 with self._connection.patience(seconds):
                     run(everyone)
-            except CommunicationError:
-                everyone.abort()  # what comes after it would meet other ranks' operations
-                raise
+            except CommunicationError as error:
+                self._broken = error  # what comes after it would meet other ranks' operations
+                if time.monotonic() - begun >= seconds:
+                    words = f"{name} was not done within its timeout of {seconds:g} s. {error}"
+                    self._broken = CommunicationError(words)
+                raise self._broken from None
 
         operation = Operation(name, outputs, within, seconds)
-        device = any(tensor.is_cuda for tensor in (*outputs, *seen))
+        device = any(tensor.is_cuda for tensor in tensors)
         operation.begin(self._lane, here=device or not getattr(opts, "asyncOp", True))
         if self._coalesced is not None:
             self._coalesced.append(operation)
@@ -192,17 +209,14 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None, name: str = "all_reduce_coalesced") -> Operation:
         """Each tensor becomes its reduction."""
-        op = _op(opts)
+        how = [reduction(tensor, _op(opts)) for tensor in tensors]
 
         def run(everyone: Communicator) -> None:
-            for tensor in tensors:
-                if tensor.is_sparse:
-                    added(everyone, tensor, op)
-                else:
-                    with flat(tensor, changes=True) as one:
-                        everyone.allreduce_inplace(one, reduction(one, op))
+            for tensor, reduced in zip(tensors, how, strict=True):
+                with flat(tensor, changes=True) as one:
+                    everyone.allreduce_inplace(one, reduced)
 
-        return self._begin(name, tensors, run, opts)
+        return self._begin(name, tensors, run, opts, together=False)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Operation:
         """The root's tensor replaces the others'."""
@@ -218,11 +232,11 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
     def reduce(self, tensors: Any, opts: Any = None) -> Operation:
         """The root's tensor becomes the reduction of all."""
         (tensor,) = _listed(tensors)
-        root, op = opts.rootRank, _op(opts)
+        root, how = opts.rootRank, reduction(tensor, _op(opts))
 
         def run(everyone: Communicator) -> None:
             with flat(tensor, changes=True) as one:
-                everyone.reduce_inplace(one, root, reduction(one, op))
+                everyone.reduce_inplace(one, root, how)
 
         return self._begin("reduce", [tensor], run, opts)
 
@@ -247,6 +261,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Operation:
         """``output`` becomes all ranks' ``input``, one after the other."""
+        ratio(output, input, self.size(), "all_gather_into_tensor")
 
         def run(everyone: Communicator) -> None:
             with blocks([output], output, changes=True) as whole, flat(input) as one:
@@ -293,22 +308,24 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Operation:
         """The tensor becomes the reduction of all ranks' ``inputs[0][rank]``."""
-        (tensor,), (given,), op = _listed(outputs), inputs, _op(opts)
+        (tensor,), (given,) = _listed(outputs), inputs
+        how = reduction(tensor, _op(opts))
         same_numel(given, tensor.numel(), self.size(), "reduce_scatter")
 
         def run(everyone: Communicator) -> None:
             with blocks(given, tensor) as whole, flat(tensor, changes=True) as one:
-                everyone.reduce_scatter(whole, one, reduction(one, op))
+                everyone.reduce_scatter(whole, one, how)
 
         return self._begin("reduce_scatter", [tensor], run, opts, given)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Operation:
         """``output`` becomes this rank's block of the reduction of all ranks' ``input``."""
-        op = _op(opts)
+        ratio(input, output, self.size(), "reduce_scatter_tensor")
+        how = reduction(output, _op(opts))
 
         def run(everyone: Communicator) -> None:
             with blocks([input], input) as whole, flat(output, changes=True) as one:
-                everyone.reduce_scatter(whole, one, reduction(one, op))
+                everyone.reduce_scatter(whole, one, how)
 
         return self._begin("reduce_scatter_single", [output], run, opts, [input])
 

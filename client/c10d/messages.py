@@ -7,7 +7,7 @@ from collections import Counter
 from datetime import timedelta
 
 import torch
-from torch.distributed import Store
+from torch.distributed.distributed_c10d import Store
 
 from bagua.base.errors import CommunicationError
 from bagua.c10d.lanes import THREADS, Lane
@@ -88,8 +88,8 @@ class Messages:
     def _check(self, peer: int, word: str) -> None:
         if not 0 <= peer < self._size or peer == self._rank:
             raise ValueError(
-                f"Rank {self._rank} of the group can't communicate {word} rank {peer}: name another rank, from 0 to "
-                f"{self._size - 1}."
+                f"Rank {self._rank} of the group of {self._size} can't communicate {word} rank {peer}: name one of the "
+                f"other {self._size - 1}."
             )
 
     def _lane(self, route: Route) -> Lane:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import distributed
 
-from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.transfer import DTYPES, ReduceOp
 
 REDUCTIONS = {
@@ -26,10 +25,17 @@ OF_BOOLS = {ReduceOp.SUM: ReduceOp.MAX, ReduceOp.PRODUCT: ReduceOp.MIN}
 
 
 def reduction(tensor: torch.Tensor, op: Any) -> ReduceOp:
-    """torch's ``op`` as ours. Sums of bools are "or", products "and". Raises ValueError for one that we don't have."""
+    """torch's ``op`` as ours, for this tensor. Sums of bools are "or", products "and". Raises ValueError for one that
+    we don't have, TypeError for a dtype that can't be reduced so."""
     found = REDUCTIONS.get(getattr(op, "op", op))
     if found is None:
         raise ValueError(f"Backend bagua has no reduction {op}: choose one of {', '.join(map(str, REDUCTIONS))}.")
+    if tensor.is_complex() and found not in (ReduceOp.SUM, ReduceOp.AVG):
+        raise TypeError(f"Complex tensors can't be reduced with {found.name}: use SUM or AVG.")
+    if tensor.dtype not in DTYPES and not tensor.is_complex():
+        raise TypeError(
+            f"{tensor.dtype} tensors can't be reduced. Those that can: {', '.join(DTYPES.values())}, complex."
+        )
     return OF_BOOLS.get(found, found) if tensor.dtype is torch.bool else found
 
 
@@ -73,36 +79,31 @@ def blocks(parts: Sequence[torch.Tensor], like: torch.Tensor, changes: bool = Fa
 def same_numel(parts: Sequence[torch.Tensor], numel: int, ranks: int, name: str) -> None:
     """Raises ValueError unless there is one part of ``numel`` elements for each rank."""
     if len(parts) != ranks:
-        raise ValueError(f"{name}: the list has {len(parts)} tensors, the group {ranks} ranks.")
+        raise ValueError(f"{name}: the list has {len(parts)} tensors: pass one for each of the {ranks} ranks.")
     sizes = sorted({part.numel() for part in parts})
-    if sizes not in ([], [numel]):
-        raise ValueError(f"{name}: tensors have {sizes} elements: they must be as large as this rank's, {numel}.")
+    if sizes != [numel]:
+        raise ValueError(
+            f"{name}: all tensors must have the same number of elements. Those of the list have {sizes}, the other one "
+            f"{numel}."
+        )
 
 
-def added(everyone: Communicator, tensor: torch.Tensor, op: Any) -> None:
-    """A sparse tensor becomes the sum of all ranks', which have the same shape and sparse dimensions."""
-    if getattr(op, "op", op) != distributed.ReduceOp.SUM:
-        raise ValueError(f"Backend bagua reduces sparse tensors by SUM alone, not by {op}: pass tensor.to_dense().")
-    mine = tensor.detach().coalesce()
-    most = torch.tensor([mine._nnz()])
-    counts = torch.empty(everyone.nranks(), dtype=torch.int64)
-    everyone.allgather(most, counts)
-    room = int(counts.max())
-    places, values = mine.indices(), mine.values()
-    all_places = _gathered(everyone, _padded(places.t(), room))
-    all_values = _gathered(everyone, _padded(values, room))
-    kept = torch.cat([torch.arange(count) + row * room for row, count in enumerate(counts.tolist())])
-    summed = torch.sparse_coo_tensor(all_places[kept].t(), all_values[kept], tensor.shape).coalesce()
-    tensor.detach().sparse_resize_(summed.shape, summed.sparse_dim(), summed.dense_dim()).copy_(summed)
+def ratio(large: torch.Tensor, small: torch.Tensor, ranks: int, name: str) -> None:
+    """Raises ValueError unless ``large`` has a block as large as ``small`` for each rank."""
+    if large.numel() != ranks * small.numel():
+        raise ValueError(
+            f"{name}: the tensor of all ranks has {large.numel()} elements. It must have {ranks} times the "
+            f"{small.numel()} of this rank's."
+        )
 
 
-def _padded(rows: torch.Tensor, room: int) -> torch.Tensor:
-    padded = rows.new_zeros((room, *rows.shape[1:]))
-    padded[: len(rows)] = rows
-    return padded
-
-
-def _gathered(everyone: Communicator, rows: torch.Tensor) -> torch.Tensor:
-    whole = rows.new_empty((everyone.nranks() * len(rows), *rows.shape[1:]))
-    everyone.allgather(rows, whole)
-    return whole
+def check(tensors: Sequence[torch.Tensor]) -> None:
+    """Raises TypeError for tensors that can't travel, and for several that don't have one dtype."""
+    for tensor in tensors:
+        if tensor.layout is not torch.strided:
+            raise TypeError(f"A tensor is sparse ({tensor.layout}): pass tensor.to_dense().")
+        if tensor.device.type not in ("cpu", "cuda"):
+            raise TypeError(f"A tensor is on device {tensor.device}: pass one on the CPU or on a CUDA device.")
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) > 1:
+        raise TypeError(f"Tensors have different dtypes: {', '.join(sorted(map(str, dtypes)))}. They must agree.")

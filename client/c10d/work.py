@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import distributed_c10d
+from torch.distributed import DistBackendError, distributed_c10d
 from torch.futures import Future
 
 from bagua.base.errors import CommunicationError
@@ -52,7 +52,7 @@ class Operation(Work):  # type: ignore[misc]
             with torch.no_grad(), torch.profiler.record_function(f"bagua:{self.name}"):
                 run()
         except Exception as caught:  # whatever it is, whoever waits gets it
-            error = caught
+            error = DistBackendError(str(caught)) if isinstance(caught, CommunicationError) else caught
         del run
         with self._lock:
             self._error = error
@@ -64,11 +64,11 @@ class Operation(Work):  # type: ignore[misc]
     # The interface of Work
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """True when it is done. Raises its error, CommunicationError when ``timeout`` has passed."""
+        """True when it is done. Raises its error, DistBackendError when ``timeout`` has passed."""
         limit = timeout.total_seconds() if timeout else 0.0
         # The operation has a limit of its own, at which it says who waits for whom: it comes a little earlier.
         if not self._over.wait(limit if limit > 0 else self._timeout + 5.0):
-            raise CommunicationError(f"{self.name} was not done after {limit or self._timeout:.1f} s.")
+            raise DistBackendError(f"{self.name} was not done after {1000 * (limit or self._timeout):.0f} ms.")
         if self._error is not None:
             raise self._error
         return True

@@ -146,8 +146,8 @@ def test_the_variable_chooses_without_touching_code(ranks: Ranks, tmp_path: Path
         torch.testing.assert_close(one, other, rtol=0.05, atol=0.02)
 
 
-def rank_refusals(folder: str) -> None:
-    begin(folder)
+def check_refusals() -> None:
+    """Algorithms that have no place in DDP, and words that name none."""
     for text in ("local_sgd:interval=4", "decentralized", "qadam", "one_bit_adam", "async", "diloco:interval=4"):
         os.environ["BAGUA_ALGORITHM"] = text
         with pytest.raises(ConfigError, match=r"BAGUA_ALGORITHM is .*with_bagua\(\[optimizer\], algorithm\)"):
@@ -168,30 +168,21 @@ def train_once(hook: Callable[..., Any]) -> None:
     model(torch.ones(2, 24)).sum().backward()
 
 
-def test_algorithms_that_have_no_place_in_ddp_are_refused(ranks: Ranks, tmp_path: Path) -> None:
-    ranks.run(rank_refusals, 2, folder=str(tmp_path))
-
-
-def rank_changed_model(folder: str) -> None:
-    """A hook goes on with another model: on all ranks, and on one rank alone."""
-    rank = begin(folder)
+def check_changed_model() -> None:
+    """A hook with state goes on with another model. Ranks choose different algorithms."""
     hook = bagua.ddp_hook("power_sgd", rank=2)
     in_ddp(hook, [0, 1])
     with pytest.raises(BaguaError, match="parameters of this DistributedDataParallel model were not there"):
         in_ddp(hook, [0, 1, 2])
     with pytest.raises(BaguaError, match="different algorithms"):
-        in_ddp(bagua.ddp_hook("power_sgd", rank=2 + rank), [0, 1])
+        in_ddp(bagua.ddp_hook("power_sgd", rank=2 + dist.get_rank()), [0, 1])
     again = bagua.ddp_hook("bytegrad")  # which keeps nothing
     in_ddp(again, [0, 1])
     in_ddp(again, [0, 1, 2])
 
 
-def test_a_hook_with_state_on_a_model_that_changes_is_an_error_on_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
-    ranks.run(rank_changed_model, 2, folder=str(tmp_path))
-
-
-def rank_mixed(folder: str) -> None:
-    begin(folder)
+def check_mixed() -> None:
+    """with_bagua and DDP on one model."""
     model = Layers([0])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     wrapped = DistributedDataParallel(model)
@@ -206,8 +197,43 @@ def rank_mixed(folder: str) -> None:
     bagua.barrier()
 
 
-def test_with_bagua_and_ddp_on_one_model_are_refused(ranks: Ranks, tmp_path: Path) -> None:
-    ranks.run(rank_mixed, 2, folder=str(tmp_path))
+REFUSALS = {"algorithms": check_refusals, "a model that changes": check_changed_model, "two wrappers": check_mixed}
+
+
+def rank_refusals(folder: str) -> None:
+    """Each of them is an error on every rank, and leaves the ranks in step."""
+    begin(folder)
+    for name, check in REFUSALS.items():
+        check()
+        dist.barrier()
+        print(f"passed {name}", flush=True)
+
+
+def test_what_can_not_be_is_refused_on_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.run(rank_refusals, 2, folder=str(tmp_path))
+
+
+def rank_shares_a_session(folder: str) -> None:
+    """The library began first, and was told to leave torch.distributed alone."""
+    bagua.init_process_group()
+    assert not dist.is_initialized()
+    rank = begin(folder)
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    bagua.allreduce_inplace(tensor)
+    assert tensor.tolist() == [4.0] * 3 and bagua.get_rank() == rank
+    with pytest.raises(BaguaError, match="called twice"):
+        bagua.init_process_group()
+    with pytest.raises(ValueError, match="twice"):
+        begin(folder)
+    dist.destroy_process_group()
+    bagua.allreduce_inplace(tensor)  # the session is the program's own
+    assert tensor.tolist() == [8.0] * 3
+    bagua.destroy_process_group()
+
+
+def test_the_library_and_torch_share_a_session(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.run(rank_shares_a_session, 2, environment={"BAGUA_TORCH_DISTRIBUTED": "0"}, folder=str(tmp_path))
 
 
 def rank_in_elastic_job(folder: str) -> None:
@@ -219,10 +245,8 @@ def rank_in_elastic_job(folder: str) -> None:
         model(torch.ones(4, 24)).sum().backward()
 
 
-@pytest.mark.parametrize("implementation", ["python", "cpp"])
-def test_ddp_in_an_elastic_job_ends_when_a_rank_is_lost(ranks: Ranks, tmp_path: Path, implementation: str) -> None:
-    variables = {"BAGUA_C10D": implementation}
-    ranks.start(rank_in_elastic_job, 3, elastic=True, environment=variables, folder=str(tmp_path))
+def test_ddp_in_an_elastic_job_ends_when_a_rank_is_lost(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.start(rank_in_elastic_job, 3, elastic=True, folder=str(tmp_path))
     ranks.wait(WAIT_S)
     for rank in ranks.started:
         if rank.rank == 1:
