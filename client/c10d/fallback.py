@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import Store
 from bagua.base.errors import CommunicationError
 from bagua.c10d.lanes import THREADS, Lane
 from bagua.c10d.messages import Messages
+from bagua.c10d.sparse import add_up, check_sparse
 from bagua.c10d.tensors import blocks, carried, check, flat, ratio, reduction, same_numel
 from bagua.c10d.work import Operation, Together
 from bagua.torch_api.comm.communicator import Communicator
@@ -158,9 +159,10 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         opts: Any = None,
         inputs: Tensors = (),
         together: bool = True,
+        shows: Tensors = (),
     ) -> Operation:
         """``run(communicator)`` on the group's lane. ``opts``: torch's options of the call. ``together``: ``outputs``
-        and ``inputs`` have one dtype. Raises TypeError for tensors that can't be taken."""
+        and ``inputs`` have one dtype. ``shows``: results that are not checked. Raises TypeError for tensors that can't be taken."""
         tensors = (*outputs, *inputs)
         for some in [tensors] if together else [(tensor,) for tensor in tensors]:
             check(some)
@@ -181,7 +183,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
                     self._broken = CommunicationError(words)
                 raise self._broken from None
 
-        operation = Operation(name, outputs, within, seconds)
+        operation = Operation(name, [*outputs, *shows], within, seconds)
         device = any(tensor.is_cuda for tensor in tensors)
         operation.begin(self._lane, here=device or not getattr(opts, "asyncOp", True))
         if self._coalesced is not None:
@@ -205,7 +207,10 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Operation:
         """The tensor becomes its reduction."""
         (tensor,) = _listed(tensors)
-        return self.allreduce_coalesced([tensor], opts, name="all_reduce")
+        if tensor.layout is torch.strided:
+            return self.allreduce_coalesced([tensor], opts, name="all_reduce")
+        check_sparse(tensor, _op(opts))
+        return self._begin("all_reduce", [], lambda everyone: add_up(everyone, tensor), opts, shows=[tensor])
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None, name: str = "all_reduce_coalesced") -> Operation:
         """Each tensor becomes its reduction."""

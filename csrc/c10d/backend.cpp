@@ -204,9 +204,9 @@ TorchWork BaguaBackend::begin_in(const std::shared_ptr<Queue>& queue, Call call,
   const bool apart = queue != collectives_;
   const bool alone = !call.asynchronous && call.plan.requests.size() == 1 && !call.on_device;
   const int64_t timeout_ms = call.timeout.count() < 0 ? timeout_ms_.load() : call.timeout.count();
-  const WorkPtr work = c10::make_intrusive<BaguaWork>(queue, host_, seat_.rank, call.type, call.title, call.inputs,
-                                                      std::move(call.plan),
-                                                      timeout_ms <= 0 ? -1 : timeout_ms * kNsPerMs, sequence);
+  const WorkPtr work =
+      c10::make_intrusive<BaguaWork>(queue, host_, seat_.rank, call.type, call.title, call.inputs, std::move(call.plan),
+                                     timeout_ms <= 0 ? -1 : timeout_ms * kNsPerMs, sequence);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     TORCH_CHECK_WITH(DistBackendError, !closed_, call.title, ": the group was destroyed.");

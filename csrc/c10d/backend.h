@@ -1,6 +1,7 @@
 // A backend of torch.distributed over the node daemon, for one group.
 //
-// backend.cpp: the group, and how operations begin; collectives.cpp and point_to_point.cpp: the operations.
+// backend.cpp: the group, and how operations begin; collectives.cpp and point_to_point.cpp: the operations; sparse.cpp:
+// all-reduce of sparse tensors.
 //
 // Errors of arguments are ValueErrors on the rank that passed them. Those of the job (a lost rank, calls that differ, a
 // timeout) are DistBackendErrors, with the core's words.
@@ -33,8 +34,8 @@ struct Seat {
   int rank = 0, size = 1;
   uint32_t comm = 0;
   uint64_t generation = 0;
-  bool one_host = true;            // all members are on this host
-  std::shared_ptr<void> keeper;    // of the communicator
+  bool one_host = true;             // all members are on this host
+  std::shared_ptr<void> keeper;     // of the communicator
   std::function<void()> shut_down;  // called once, when the group is destroyed by name
 };
 
@@ -106,6 +107,10 @@ class BaguaBackend : public ::c10d::Backend {
   at::Tensor given_list(Call* call, const Tensors& list, const at::Tensor& like) const;
   at::Tensor taken_list(Call* call, const Tensors& list, const at::Tensor& like) const;
 
+  // Waits for the ranks. The work that is returned is over when all have the result.
+  TorchWork allreduce_of_sparse(const at::Tensor& tensor, const ::c10d::AllreduceOptions& opts);
+  at::Tensor gathered(const char* title, const at::Tensor& own, Milliseconds timeout);
+
   void add_allreduce(Call* call, const at::Tensor& tensor, const ::c10d::ReduceOp& op) const;
   void add_allgather(Call* call, const at::Tensor& output, const at::Tensor& input) const;
   void add_reduce_scatter(Call* call, const at::Tensor& output, const at::Tensor& input,
@@ -115,8 +120,8 @@ class BaguaBackend : public ::c10d::Backend {
                  uint32_t tag) const;
   TorchWork point_to_point(Call call, Kind kind, const at::Tensor& tensor, int peer, int tag);
 
-  TorchWork begin(Call call);                 // a collective
-  TorchWork begin_apart(Call call);           // one that waits for no other
+  TorchWork begin(Call call);        // a collective
+  TorchWork begin_apart(Call call);  // one that waits for no other
   TorchWork begin_in(const std::shared_ptr<Queue>& queue, Call call, uint64_t sequence);
   void reap();
 

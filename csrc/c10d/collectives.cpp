@@ -58,7 +58,9 @@ void BaguaBackend::add_allreduce(Call* call, const at::Tensor& tensor, const ::c
 
 TorchWork BaguaBackend::allreduce(Tensors& tensors, const ::c10d::AllreduceOptions& opts) {
   Call call{OpType::ALLREDUCE, "bagua:all_reduce", tensors, opts.timeout, asynchronous(opts, 0), {}};
-  add_allreduce(&call, only(call.title, tensors), opts.reduceOp);
+  const at::Tensor& tensor = only(call.title, tensors);
+  if (tensor.defined() && tensor.layout() != at::kStrided) return allreduce_of_sparse(tensor, opts);
+  add_allreduce(&call, tensor, opts.reduceOp);
   return begin(std::move(call));
 }
 
@@ -132,8 +134,8 @@ TorchWork BaguaBackend::_allgather_base(at::Tensor& output, at::Tensor& input, c
 
 TorchWork BaguaBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                         const ::c10d::AllgatherOptions& opts) {
-  Call call{OpType::COALESCED, "bagua:all_gather_into_tensor_coalesced", inputs, opts.timeout, asynchronous(opts, 0),
-            {}};
+  Call call{
+      OpType::COALESCED, "bagua:all_gather_into_tensor_coalesced", inputs, opts.timeout, asynchronous(opts, 0), {}};
   check_equally_many(call.title, outputs, inputs);
   for (size_t i = 0; i < inputs.size(); ++i) add_allgather(&call, outputs[i], inputs[i]);
   return begin(std::move(call));
@@ -238,16 +240,20 @@ void BaguaBackend::add_reduce_scatter(Call* call, const at::Tensor& output, cons
 
 TorchWork BaguaBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                              const ::c10d::ReduceScatterOptions& opts) {
-  Call call{OpType::_REDUCE_SCATTER_BASE, "bagua:_reduce_scatter_base", Tensors{input}, opts.timeout,
-            asynchronous(opts, 0),        {}};
+  Call call{OpType::_REDUCE_SCATTER_BASE,
+            "bagua:_reduce_scatter_base",
+            Tensors{input},
+            opts.timeout,
+            asynchronous(opts, 0),
+            {}};
   add_reduce_scatter(&call, output, input, opts.reduceOp);
   return begin(std::move(call));
 }
 
 TorchWork BaguaBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                         const ::c10d::ReduceScatterOptions& opts) {
-  Call call{OpType::COALESCED, "bagua:reduce_scatter_tensor_coalesced", inputs, opts.timeout, asynchronous(opts, 0),
-            {}};
+  Call call{
+      OpType::COALESCED, "bagua:reduce_scatter_tensor_coalesced", inputs, opts.timeout, asynchronous(opts, 0), {}};
   check_equally_many(call.title, outputs, inputs);
   for (size_t i = 0; i < inputs.size(); ++i) add_reduce_scatter(&call, outputs[i], inputs[i], opts.reduceOp);
   return begin(std::move(call));

@@ -113,8 +113,7 @@ bool core_op(::c10d::ReduceOp::RedOpType op, bool boolean, ReduceOp* out) {
 bool supported(DType dtype, ReduceOp op) {
   const bool bitwise = op == ReduceOp::kBand || op == ReduceOp::kBor || op == ReduceOp::kBxor;
   if (dtype == DType::kBool) return bitwise || op == ReduceOp::kMin || op == ReduceOp::kMax;
-  const bool floating =
-      dtype == DType::kF32 || dtype == DType::kF64 || dtype == DType::kF16 || dtype == DType::kBF16;
+  const bool floating = dtype == DType::kF32 || dtype == DType::kF64 || dtype == DType::kF16 || dtype == DType::kBF16;
   return !(floating && bitwise);
 }
 
@@ -133,8 +132,8 @@ Reduction reduction_of(at::ScalarType type, const ::c10d::ReduceOp& op, const ch
                     "complex.");
   const bool done = core_op(kind, type == at::kBool, &reduction.op) && supported(reduction.element.dtype, reduction.op);
   const bool linear = reduction.op == ReduceOp::kSum || reduction.op == ReduceOp::kAvg;
-  TORCH_CHECK_VALUE(done && (reduction.element.per == 1 || linear), title, ": ", type, " tensors can't be reduced with ",
-                    name_of(kind), ".");
+  TORCH_CHECK_VALUE(done && (reduction.element.per == 1 || linear), title, ": ", type,
+                    " tensors can't be reduced with ", name_of(kind), ".");
   return reduction;
 }
 

@@ -69,12 +69,14 @@ bool Move::start() {
 
 Progress Move::step(int64_t deadline_ns, Interrupt interrupt) {
   HostError error;
-  return progress_of(host_->api().step_transfer(transfer_, deadline_ns, interrupt.ask, interrupt.context, &error), error);
+  return progress_of(host_->api().step_transfer(transfer_, deadline_ns, interrupt.ask, interrupt.context, &error),
+                     error);
 }
 
 Progress Move::run(int64_t deadline_ns, Interrupt interrupt) {
   HostError error;
-  return progress_of(host_->api().run_transfer(transfer_, deadline_ns, interrupt.ask, interrupt.context, &error), error);
+  return progress_of(host_->api().run_transfer(transfer_, deadline_ns, interrupt.ask, interrupt.context, &error),
+                     error);
 }
 
 bool Move::over() const {

@@ -1,8 +1,7 @@
 // The Python module bagua_c10d_native: makes backends. The only file that uses pybind11; typed by __init__.pyi.
-#include <torch/csrc/utils/pybind.h>
-
 #include <pybind11/chrono.h>
 #include <pybind11/functional.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <memory>
 #include <string>
@@ -75,8 +74,8 @@ c10::intrusive_ptr<::c10d::Backend> make(const PyHost& host, int rank, int size,
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
-  py::class_<PyHost>(module, "Host").def(py::init<const py::object&, const py::function&>(), py::arg("rank"),
-                                         py::arg("describe"));
+  py::class_<PyHost>(module, "Host")
+      .def(py::init<const py::object&, const py::function&>(), py::arg("rank"), py::arg("describe"));
   module.def("make", &make, py::arg("host"), py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("comm"),
              py::arg("generation"), py::arg("one_host"), py::arg("timeout"), py::arg("keeper"), py::arg("shut_down"));
 }

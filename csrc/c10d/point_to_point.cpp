@@ -63,9 +63,8 @@ TorchWork BaguaBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std
   const std::vector<int64_t> from = begins(call.title, "input", input, input_splits, seat_.size);
   const std::vector<int64_t> to = begins(call.title, "output", output, output_splits, seat_.size);
   const size_t own = static_cast<size_t>(seat_.rank);
-  TORCH_CHECK_VALUE(from[own + 1] - from[own] == to[own + 1] - to[own], call.title,
-                    ": this rank gives itself ", from[own + 1] - from[own], " elements, and expects ",
-                    to[own + 1] - to[own], ".");
+  TORCH_CHECK_VALUE(from[own + 1] - from[own] == to[own + 1] - to[own], call.title, ": this rank gives itself ",
+                    from[own + 1] - from[own], " elements, and expects ", to[own + 1] - to[own], ".");
   const at::Tensor gives = given(&call, input), takes = taken(&call, output);
   const uint32_t tag = kExchangeTag | (exchanges_.fetch_add(1) & (kExchangeTag - 1));
   for (int step = 1; step < seat_.size; ++step) {  // not all to the same rank at once
@@ -114,8 +113,7 @@ TorchWork BaguaBackend::point_to_point(Call call, Kind kind, const at::Tensor& t
                     " of the group must be one of the other ", seat_.size - 1, ".");
   TORCH_CHECK_VALUE(tag >= 0, call.title, ": tag ", tag, " is negative.");
   const at::Tensor used = kind == Kind::kSend ? given(&call, tensor) : taken(&call, tensor);
-  TransferRequest made =
-      request(kind, element_of(tensor.scalar_type()), tensor, static_cast<uint64_t>(tensor.numel()));
+  TransferRequest made = request(kind, element_of(tensor.scalar_type()), tensor, static_cast<uint64_t>(tensor.numel()));
   made.descriptor.root = call.plan.root = peer;
   made.descriptor.tag = static_cast<uint32_t>(tag);
   made.whole = true;
@@ -142,7 +140,7 @@ TorchWork BaguaBackend::recv(Tensors& tensors, int src, int tag) {
 }
 
 TorchWork BaguaBackend::recvAnysource(Tensors& tensors, int tag) {
-  Call call{OpType::RECVANYSOURCE, "bagua:recv_any_source", tensors, ::c10d::kUnsetTimeout, true, {}};
+  Call call{OpType::RECVANYSOURCE, "bagua:recvAnySource", tensors, ::c10d::kUnsetTimeout, true, {}};
   TORCH_CHECK_VALUE(tensors.size() == 1, call.title, ": it takes one tensor.");
   TORCH_CHECK_VALUE(seat_.one_host, call.title, ": the group spans hosts. Name the rank to receive from (src=...).");
   return point_to_point(std::move(call), Kind::kRecv, tensors.front(), kAnySource, tag);

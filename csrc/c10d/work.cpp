@@ -110,11 +110,10 @@ bool BaguaWork::isSuccess() const {
 }
 
 bool BaguaWork::wait(std::chrono::milliseconds timeout) {
-  const int64_t deadline =
-      timeout <= kNoTimeout ? -1 : now_ns() + static_cast<int64_t>(timeout.count()) * kNsPerMs;
+  const int64_t deadline = timeout <= kNoTimeout ? -1 : now_ns() + static_cast<int64_t>(timeout.count()) * kNsPerMs;
   if (!queue_->wait(this, deadline)) {
-    TORCH_CHECK_WITH(DistBackendError, false,
-                     title_, " was not done after ", timeout.count(), " ms. ", queue_->host_->describe_waits());
+    TORCH_CHECK_WITH(DistBackendError, false, title_, " was not done after ", timeout.count(), " ms. ",
+                     queue_->host_->describe_waits());
   }
   return true;
 }
@@ -216,7 +215,8 @@ void Queue::late(const BaguaWork& work) {
   mutex_.unlock();
   const std::string waits = host_->describe_waits();
   mutex_.lock();
-  broken_ = error_of(work.title_ + " was not done within its timeout of " + seconds_text(work.timeout_ns_) + ". " + waits);
+  broken_ =
+      error_of(work.title_ + " was not done within its timeout of " + seconds_text(work.timeout_ns_) + ". " + waits);
 }
 
 WorkPtr Queue::step(Lock* lock, int64_t deadline_ns, bool interruptible) {
@@ -263,9 +263,9 @@ bool Queue::wait(BaguaWork* work, int64_t deadline_ns) {
     if (deadline_ns >= 0 && now_ns() >= deadline_ns) return false;
     if (driven_) {
       const auto slice = std::chrono::milliseconds(100);
-      const auto limit = deadline_ns < 0 ? std::chrono::nanoseconds(slice)
-                                         : std::min<std::chrono::nanoseconds>(
-                                               slice, std::chrono::nanoseconds(deadline_ns - now_ns()));
+      const auto limit =
+          deadline_ns < 0 ? std::chrono::nanoseconds(slice)
+                          : std::min<std::chrono::nanoseconds>(slice, std::chrono::nanoseconds(deadline_ns - now_ns()));
       if (changed_.wait_for(lock, limit) == std::cv_status::timeout) {
         lock.unlock();
         if (signalled()) raise_signal();

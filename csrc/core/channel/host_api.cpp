@@ -110,9 +110,9 @@ void free_transfer(Transfer* transfer) {
 }  // namespace
 
 HostApi host_api(ChannelClient* client) {
-  return {kHostApiVersion, client,         &submit,         &wait,          &alloc,          &free_segment,
-          &create_comm,    &destroy_comm,  &wait_failure,   &nudge,         &bytes_of,       &make_stages,
-          &free_stages,    &make_transfer, &run_transfer,   &start_transfer, &step_transfer, &state_of_transfer,
+  return {kHostApiVersion, client,         &submit,       &wait,           &alloc,         &free_segment,
+          &create_comm,    &destroy_comm,  &wait_failure, &nudge,          &bytes_of,      &make_stages,
+          &free_stages,    &make_transfer, &run_transfer, &start_transfer, &step_transfer, &state_of_transfer,
           &free_transfer};
 }
 

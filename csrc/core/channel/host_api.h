@@ -1,5 +1,6 @@
 // A table of C functions through which the GPU leg (csrc/gpu/leg) and the backend of torch.distributed (csrc/c10d),
-// libraries of their own, use a rank's channel: no library needs the other's symbols. It travels in a capsule (`Rank.host_api()` in core.pyi).
+// libraries of their own, use a rank's channel: no library needs the other's symbols. It travels in a capsule
+// (`Rank.host_api()` in core.pyi).
 //
 // Every function may be called from any thread. Those that return int give a HostCode, and write the reason, cut and
 // terminated, to `error`. The table lives as long as the Rank.

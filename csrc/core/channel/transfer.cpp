@@ -44,8 +44,8 @@ void StagePool::put(ChannelClient::Allocation stage, bool clean) {
   const uint64_t bytes = stage.memory->bytes();
   if (clean && bytes <= limits_.largest) {
     const Lock lock(mutex_);
-    const auto place = std::find_if(idle_.begin(), idle_.end(),
-                                    [bytes](const auto& other) { return other.memory->bytes() >= bytes; });
+    const auto place =
+        std::find_if(idle_.begin(), idle_.end(), [bytes](const auto& other) { return other.memory->bytes() >= bytes; });
     idle_.insert(place, std::move(stage));
     idle_bytes_ += bytes;
     if (idle_bytes_ <= limits_.most) return;

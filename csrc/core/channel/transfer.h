@@ -42,7 +42,7 @@ class StagePool {
 
   ChannelClient* const client_;
   const Limits limits_;
-  Mutex mutex_;  // guards the next two; held for no request
+  Mutex mutex_;                                                     // guards the next two; held for no request
   std::vector<ChannelClient::Allocation> idle_ GUARDED_BY(mutex_);  // the smallest first
   uint64_t idle_bytes_ GUARDED_BY(mutex_) = 0;
 };
@@ -58,13 +58,14 @@ class Transfer {
   // any error but kTimeout dst may hold parts of the result.
   Status run(int64_t deadline_ns, const ChannelClient::Interrupt& interrupt);
 
-  // The same in steps. start() submits what may fly now, and does not wait. step() also waits for one piece: it is called until over().
+  // The same in steps. start() submits what may fly now, and does not wait. step() also waits for one piece: it is
+  // called until over().
   Status start();
   Status step(int64_t deadline_ns, const ChannelClient::Interrupt& interrupt);
   bool submitted() const { return over_ || next_ == pieces_; }  // all of it
   bool over() const { return over_; }
   bool crowded() const { return crowded_; }  // why start() or step() failed: it is to be called again
-  int source() const { return source_; }  // of a receive that is over: index of the sender
+  int source() const { return source_; }     // of a receive that is over: index of the sender
 
  private:
   struct Piece {

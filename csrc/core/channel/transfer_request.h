@@ -1,4 +1,5 @@
-// An operation on memory at any address, for transfer.h. By itself, for libraries that know the core by host_api.h alone.
+// An operation on memory at any address, for transfer.h. By itself, for libraries that know the core by host_api.h
+// alone.
 #pragma once
 
 #include <cstdint>

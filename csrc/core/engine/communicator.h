@@ -99,7 +99,7 @@ class Communicator {
   mutable Mutex mutex_;
   std::vector<std::deque<Operation>> queues_ GUARDED_BY(mutex_);  // collectives, by local member
   uint64_t sequence_ GUARDED_BY(mutex_) = 0;
-  std::map<Route, Lane> lanes_ GUARDED_BY(mutex_);  // both ends here
+  std::map<Route, Lane> lanes_ GUARDED_BY(mutex_);                       // both ends here
   std::map<Target, std::deque<Operation>> from_any_ GUARDED_BY(mutex_);  // receives from any source
   uint64_t arrived_ GUARDED_BY(mutex_) = 0;                              // into the last two
   std::deque<SendOrRecv> halves_ GUARDED_BY(mutex_);

@@ -88,8 +88,11 @@ void PointToPoint::begin(SendOrRecv half) {
     }
   }
   if (!sends) {
-    const message::Ready ready{moved.operation.rank, moved.sequence, static_cast<uint32_t>(moved.source),
-                               static_cast<uint32_t>(moved.destination), moved.message,
+    const message::Ready ready{moved.operation.rank,
+                               moved.sequence,
+                               static_cast<uint32_t>(moved.source),
+                               static_cast<uint32_t>(moved.destination),
+                               moved.message,
                                moved.operation.descriptor};
     mesh_->send_control(peer, encode(ready));
   }

@@ -69,12 +69,12 @@ class PointToPoint {
   const Communicator* const comm_;
   Mesh* const mesh_;
 
-  std::map<Key, SendOrRecv> waiting_;             // sends whose receiver is not ready
-  std::map<Key, message::Ready> ready_;           // receivers that are ready before the send was called
-  std::map<uint64_t, Transfer> running_;          // by number: moving, or receives that are posted
-  std::map<int, Gone> gone_;                      // by index: what left() was told
-  std::map<std::pair<int, int>, uint64_t> sent_;  // by source and host: sends begun
-  std::map<int, uint64_t> received_;              // by source: receives that ended
+  std::map<Key, SendOrRecv> waiting_;               // sends whose receiver is not ready
+  std::map<Key, message::Ready> ready_;             // receivers that are ready before the send was called
+  std::map<uint64_t, Transfer> running_;            // by number: moving, or receives that are posted
+  std::map<int, Gone> gone_;                        // by index: what left() was told
+  std::map<std::pair<int, int>, uint64_t> sent_;    // by source and host: sends begun
+  std::map<int, uint64_t> received_;                // by source: receives that ended
   std::map<std::pair<int, int>, uint64_t> posted_;  // by source and destination: receives so far
   uint64_t next_id_ = 1;
 };

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from rig.engine_hosts import Ranks
 
 from bagua.base.errors import BuildError
 from bagua.c10d import native
+
+sys.path.insert(0, str(Path(__file__).parent))  # for torch_suite, which ranks run too
 
 
 @pytest.fixture(scope="module", params=["cpp", pytest.param("python", marks=pytest.mark.full)])

@@ -189,8 +189,8 @@ def check_mixed() -> None:
     for one in (model, wrapped, nn.Sequential(model)):
         with pytest.raises(BaguaError, match="is in a DistributedDataParallel"):
             one.with_bagua([optimizer])
-    del wrapped
-    model.with_bagua([optimizer])
+    model = Layers([0])
+    model.with_bagua([torch.optim.SGD(model.parameters(), lr=0.1)])
     for one in (model, nn.Sequential(nn.Linear(1, 1), model)):
         with pytest.raises(BaguaError, match=r"was wrapped with with_bagua\(\)"):
             DistributedDataParallel(one)

@@ -58,7 +58,11 @@ def all_reduce() -> None:
         tensor = of_rank(me())
         dist.all_reduce(tensor, op)
         torch.testing.assert_close(tensor, expected)
-    for op, combine in ((dist.ReduceOp.BAND, "__and__"), (dist.ReduceOp.BOR, "__or__"), (dist.ReduceOp.BXOR, "__xor__")):
+    for op, combine in (
+        (dist.ReduceOp.BAND, "__and__"),
+        (dist.ReduceOp.BOR, "__or__"),
+        (dist.ReduceOp.BXOR, "__xor__"),
+    ):
         tensor = of_rank(me(), dtype=torch.int32)
         expected = of_rank(0, dtype=torch.int32)
         for rank in range(1, size()):
@@ -395,6 +399,7 @@ ON_ONE_HOST = {"any_source"}
 def outputs(
     request: Any,
     make_ranks: Callable[[Path], contextlib.AbstractContextManager[Ranks]],
+    implementation: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[dict[str, list[str]]]:
     """What the ranks of a layout wrote."""

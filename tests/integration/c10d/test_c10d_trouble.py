@@ -39,7 +39,7 @@ def rank_bad_input(folder: str) -> None:
     group = dist.group.WORLD
     assert group is not None
     refused(lambda: group.allreduce([torch.eye(2).to_sparse()]).wait(), "to_dense")
-    refused(lambda: group.broadcast([torch.eye(2).to_sparse()], dist.BroadcastOptions()).wait(), "to_dense")
+    refused(lambda: group.broadcast([torch.eye(2).to_sparse()], dist.BroadcastOptions()).wait(), "to_dense|Sparse")
     refused(lambda: dist.all_reduce(torch.ones(2, device="meta")), "meta")
     refused(lambda: dist.all_gather([torch.ones(4), torch.ones(4, dtype=torch.int32)], ones), "dtype|type")
     refused(lambda: dist.all_gather([torch.ones(4)], ones), "one for each of the 2 ranks")
@@ -95,7 +95,9 @@ def test_groups_that_differ_are_an_error_on_all_members(ranks: Ranks, tmp_path: 
 
 def rank_dies_in_ddp(folder: str) -> None:
     rank = begin(folder)
-    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)))
+    model = DistributedDataParallel(
+        torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+    )
     for step in range(100):
         if (rank, step) == (1, 3):
             os.kill(os.getpid(), signal.SIGKILL)

@@ -6,10 +6,39 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from rig.engine_hosts import Ranks
 
-LIST = Path(__file__).with_name("torch-suite.md")
+from torch_suite import RANKS, outcome_of, run_suite
+
 pytest.importorskip("expecttest", reason="torch's suite needs expecttest")
+LIST = Path(__file__).with_name("torch-suite.md")
+PASSED = re.findall(r"^\| `(test_\w+)` \| passed", LIST.read_text(), re.MULTILINE)
+REPRESENTATIVES = re.compile(
+    "test_(all_reduce_sum|all_reduce_coalesced_sum|broadcast|all_gather|all_gather_coalesced_simple|gather|scatter|reduce_sum|"
+    "all_to_all_single_unequal_split|barrier|isend|irecv|send_recv_any_source|send_recv_with_tag|batch_isend_irecv_gloo|"
+    "broadcast_object_list|sparse_all_reduce_sum|DistributedDataParallel_CPU|ddp_hook_parity_powerSGD|get_future|"
+    "accumulate_gradients_no_sync|destroy_group|barrier_timeout_group)"
+)
 
 
-def listed(outcome: str) -> list[str]:
-    return re.findall(rf"^\| `(test_\w+)` \| {outcome}", LIST.read_text(), re.MULTILINE)
+def check(ranks: Ranks, names: list[str], folder: Path, deadline_s: float) -> None:
+    started = ranks.start(run_suite, RANKS, names=names, folder=str(folder))
+    ranks.wait(deadline_s)
+    found = outcome_of([rank.output for rank in started])
+    assert {name: text for name, text in found.items() if text != "passed"} == {}
+    assert list(found) == names, [rank.output for rank in started]
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="the list is of torch 2.13's suite")
+def test_what_each_operation_rests_on(ranks: Ranks, tmp_path: Path) -> None:
+    names = [name for name in PASSED if REPRESENTATIVES.fullmatch(name)]
+    assert len(names) > 15
+    check(ranks, names, tmp_path, 120)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="the list is of torch 2.13's suite")
+def test_all_that_gloo_passes(ranks: Ranks, tmp_path: Path) -> None:
+    check(ranks, PASSED, tmp_path, 800)

@@ -26,6 +26,18 @@ REASONS: list[str] = []
 LISTS = ("PROFILING_SUPPORTED_BACKENDS", "CUDA_PROFILING_SUPPORTED_BACKENDS", "SEND_RECV_PROFILING_SUPPORTED_BACKENDS")
 
 
+class LikeGloo(str):
+    """The name of a backend for which tests choose what they choose for Gloo."""
+
+    def __eq__(self, other: object) -> bool:
+        return other == "gloo" or str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+
 class Reasons(logging.Handler):
     """Notes why torch skips a test: it tells its log alone."""
 
@@ -34,9 +46,9 @@ class Reasons(logging.Handler):
             REASONS[:] = [str(record.args[-1])]  # type: ignore[index]
 
 
-def load(backend: str) -> tuple[Any, Any]:
-    """torch's module, and the class of its tests."""
-    os.environ.update(BACKEND="gloo", WORLD_SIZE=str(RANKS), INIT_METHOD="env://")
+def load(backend: str, folder: str = "/tmp") -> tuple[Any, Any]:
+    """torch's module, and the class of its tests. Those that begin anew meet in a file of this folder."""
+    os.environ.update(BACKEND="gloo", WORLD_SIZE=str(RANKS), INIT_METHOD=f"file://{folder}/anew")
     os.environ.setdefault("TEMP_DIR", "/tmp")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -46,7 +58,7 @@ def load(backend: str) -> tuple[Any, Any]:
         common_distributed.DistTestCases.backend_feature[feature].add(backend)
     for name in LISTS:
         getattr(suite, name).append(backend)
-    suite.BACKEND = backend
+    suite.BACKEND = LikeGloo(backend)
 
     class Tests(suite.TestDistBackend, suite.DistributedTest._DistTestBase):
         pass
@@ -61,11 +73,14 @@ def all_names() -> list[str]:
 
 
 def run_one(suite: Any, tests: Any, name: str, folder: Path) -> str:
-    """"passed", "skipped: why" or "failed: why", on this rank."""
+    """ "passed", "skipped: why" or "failed: why", on this rank."""
     import torch.distributed as dist
     import torch.multiprocessing as mp
     from torch.testing._internal.common_distributed import TEST_SKIPS
 
+    test = getattr(tests, name)
+    if getattr(test, "__unittest_skip__", False):
+        return f"skipped: {test.__unittest_skip_why__}"
     rank = int(os.environ["RANK"])
     for part in ("barrier", "test_dir", "init_dir"):
         (folder / part).mkdir(parents=True, exist_ok=True)
@@ -94,7 +109,7 @@ def run_suite(names: list[str], folder: str, backend: str = "bagua") -> dict[str
     """In a rank: what became of each test. Ends with the first that fails: others may wait for this rank in it."""
     import bagua.c10d  # noqa: F401
 
-    suite, tests = load(backend)
+    suite, tests = load(backend, folder)
     warnings.resetwarnings()
     warnings.simplefilter("ignore")  # torch's tests warn
     logger = logging.getLogger("torch.testing._internal.common_distributed")
@@ -154,7 +169,9 @@ def main(names: list[str]) -> int:
         for name, text in found.items():
             print(f"| `{name}` | {' '.join(text.split()) if text.startswith('failed') else text} |", flush=True)
         left = [name for name in left if name not in outcomes]
-    counts = {word: sum(text.startswith(word) for text in outcomes.values()) for word in ("passed", "skipped", "failed")}
+    counts = {
+        word: sum(text.startswith(word) for text in outcomes.values()) for word in ("passed", "skipped", "failed")
+    }
     print(counts)
     return int(counts["failed"] > 0)
 
