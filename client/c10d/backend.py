@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from bagua.base.errors import BuildError, ConfigError
-from bagua.c10d import joining, native
+from bagua.c10d import ddp, joining, native
 
 LOG = logging.getLogger("bagua")
 SWITCH = "BAGUA_C10D"
@@ -30,6 +30,13 @@ def create(options: Any, backend_options: Any = None) -> Any:
         str(options.group_id),
         timeout,
     )
+    if member.default:
+        ddp.install()
+        if member.session.elastic and options.group_rank == 0:
+            LOG.warning(
+                "This job is elastic, but torch.distributed is not: when a rank is lost, operations raise an error "
+                "that names it. with_bagua() is the way to go on without it."
+            )
     if chosen() == "cpp":
         return native.create(options.group_rank, options.group_size, timeout, member)
     from bagua.c10d import fallback
@@ -41,6 +48,7 @@ def create(options: Any, backend_options: Any = None) -> Any:
         timeout,
         communicator=member.communicator,
         name=member.name,
+        shut_down=member.shut_down,
     )
 
 

@@ -58,6 +58,7 @@ from bagua.torch_api.compat.settings import version
 from bagua.torch_api.distributed import BaguaModule
 from bagua.torch_api.env import get_local_rank, get_local_size, get_node_rank, get_rank, get_world_size
 from bagua.torch_api.tensor import BaguaTensor
+from bagua.torch_api.train.ddp_hook import ddp_hook
 
 distributed.install()
 torch_group.install()
@@ -86,6 +87,7 @@ __all__ = [
     "communication",
     "contrib",
     "data_parallel",
+    "ddp_hook",
     "destroy_process_group",
     "empty",
     "env",

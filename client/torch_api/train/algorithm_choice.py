@@ -25,7 +25,7 @@ def choose(given: Algorithm | None, speaks: bool) -> Algorithm:
     if recording():
         return GradientAllReduceAlgorithm()
     if given is None:
-        return _named(text) if text else GradientAllReduceAlgorithm()
+        return named(text) if text else GradientAllReduceAlgorithm()
     if not isinstance(given, Algorithm):
         what = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
         raise TypeError(f"algorithm is {what}: pass an object such as GradientAllReduceAlgorithm().")
@@ -52,7 +52,8 @@ def describe_algorithm(chosen: Algorithm) -> str:
     return f"{type(chosen).__name__}({', '.join(settings)})"
 
 
-def _named(text: str) -> Algorithm:
+def named(text: str) -> Algorithm:
+    """The algorithm of these words, as BAGUA_ALGORITHM has them. Raises ConfigError."""
     try:
         name, arguments = parse(text)
         return Algorithm.init(name, **arguments)

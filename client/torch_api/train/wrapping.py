@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Protocol
 
 import torch
 
 from bagua.algorithms import Algorithm, AlgorithmImpl
-from bagua.base.errors import ConfigError
+from bagua.base.errors import BaguaError, ConfigError
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.groups import BaguaProcessGroup, _get_default_group
 from bagua.torch_api.cuda.port import PORT
@@ -18,6 +19,9 @@ from bagua.torch_api.train.algorithm_choice import choose, describe_algorithm, r
 from bagua.torch_api.train.optimizer_state import broadcast_optimizers, check_optimizers
 from bagua.torch_api.train.parameters import canonical, check_descriptions, describe, shared_state
 from bagua.torch_api.train.runner import Runner
+
+IN_DDP: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Module]] = weakref.WeakKeyDictionary()
+"""Modules that torch's ``DistributedDataParallel`` wraps, and these wrappers, as far as we know of them."""
 
 
 class Wrapped(Protocol):
@@ -51,6 +55,21 @@ def members_group(process_group: BaguaProcessGroup | None) -> BaguaProcessGroup:
     return process_group
 
 
+def refuse_ddp(module: torch.nn.Module) -> None:
+    """Raises BaguaError if ``DistributedDataParallel`` of torch exchanges gradients of the model or of a part of it."""
+    for name, part in module.named_modules():
+        if isinstance(part, torch.nn.parallel.DistributedDataParallel) or IN_DDP.get(part, _nobody)() is not None:
+            where = f"its part {name!r}" if name else "it"
+            raise BaguaError(
+                f"with_bagua() can't wrap this model: {where} is in a DistributedDataParallel of torch, which "
+                "exchanges the gradients already. Leave one of the two out."
+            )
+
+
+def _nobody() -> None:
+    """No wrapper."""
+
+
 def compare_ranks(model: Wrapped, algorithm: Algorithm | None, group: Communicator) -> None:
     """Sets the model's ``bagua_algorithm`` and its ``description``. Raises the same BaguaError on every rank if they
     don't fit. All are told a mistake of one rank."""
@@ -59,6 +78,7 @@ def compare_ranks(model: Wrapped, algorithm: Algorithm | None, group: Communicat
         chosen = choose(algorithm, speaks=group.rank() == 0)
         model.bagua_algorithm = reify(chosen, model.process_group)
         check_optimizers(model.bagua_optimizers)
+        refuse_ddp(model.module)
         settings: dict[str, object] = {
             "algorithm": describe_algorithm(chosen),
             "bucket_bytes": model.bucket_bytes or environment.get_default_bucket_size(),

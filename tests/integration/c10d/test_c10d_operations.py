@@ -399,6 +399,7 @@ ON_ONE_HOST = {"any_source"}
 def outputs(
     request: Any,
     make_ranks: Callable[[Path], contextlib.AbstractContextManager[Ranks]],
+    implementation: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[dict[str, list[str]]]:
     """What the ranks of a layout wrote."""

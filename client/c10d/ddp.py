@@ -1,0 +1,72 @@
+"""What torch's ``DistributedDataParallel`` needs to know of us: the algorithm that BAGUA_ALGORITHM names, and models
+that are wrapped with ``with_bagua`` already.
+
+torch has no public place for either, so ``install`` gives the class a constructor around its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import weakref
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+
+from bagua.base.algorithm_choice import VARIABLE
+from bagua.base.errors import BaguaError, ConfigError
+from bagua.torch_api.train.ddp_hook import hook_named
+from bagua.torch_api.train.wrapping import IN_DDP
+
+
+def install() -> None:
+    """Once in a process: from then on models in DDP over a group of backend "bagua" are looked after."""
+    if hasattr(DistributedDataParallel.__init__, "_bagua"):
+        return
+    original = DistributedDataParallel.__init__
+
+    @functools.wraps(original)
+    def construct(self: Any, module: torch.nn.Module, *args: Any, **options: Any) -> None:
+        refuse_wrapped(module)
+        original(self, module, *args, **options)
+        IN_DDP[module] = weakref.ref(self)
+        if distributed.get_backend(self.process_group) == "bagua":
+            choose_algorithm(self, bool(options.get("mixed_precision")))
+
+    construct._bagua = True  # type: ignore[attr-defined]
+    DistributedDataParallel.__init__ = construct  # type: ignore[method-assign]
+
+
+def refuse_wrapped(module: torch.nn.Module) -> None:
+    """Raises BaguaError if the model, or a part of it, exchanges by ``with_bagua``."""
+    for name, part in module.named_modules():
+        if part.__dict__.get("bagua_ddp") is not None:
+            raise BaguaError(
+                f"{_words(name)} was wrapped with with_bagua() and exchanges by itself: gradients would be exchanged "
+                "twice. Leave DistributedDataParallel out, or with_bagua()."
+            )
+
+
+def _words(name: str) -> str:
+    return f"Part {name!r} of the model" if name else "The model"
+
+
+def choose_algorithm(model: DistributedDataParallel, has_hook: bool) -> None:
+    """Gives the model the hook that BAGUA_ALGORITHM names. Raises ConfigError for one that does not work in DDP."""
+    text = os.environ.get(VARIABLE, "").strip()
+    if not text:
+        return
+    try:
+        hook = hook_named(text)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{VARIABLE} is {text!r}, and this program trains with DistributedDataParallel. {error}"
+        ) from error
+    if has_hook:
+        raise ConfigError(
+            f"{VARIABLE} is {text!r}, but DistributedDataParallel(mixed_precision=...) brings a hook of its own. Use "
+            f"torch.autocast instead, or start without {VARIABLE}."
+        )
+    model.register_comm_hook(model.process_group, hook)

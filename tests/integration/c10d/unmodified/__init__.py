@@ -1,0 +1,5 @@
+"""Programs for torch.distributed that know nothing of Bagua."""
+
+from . import checkpoints, ddp, sharded
+
+PROGRAMS = {**ddp.PROGRAMS, **sharded.PROGRAMS, **checkpoints.PROGRAMS}
