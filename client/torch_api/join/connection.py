@@ -330,16 +330,26 @@ class HostConnection:
         except self._error as error:
             raise self._translate(error) from None
 
+    @contextmanager
+    def patience(self, seconds: float) -> Iterator[None]:
+        """Operations of this thread in its block raise CommunicationError after so many seconds."""
+        self._thread.patience = seconds
+        try:
+            yield
+        finally:
+            del self._thread.patience
+
     @property
     def first_warning_s(self) -> float:
         """Seconds after which ``go_on`` is to be asked for the first time."""
-        return min(FIRST_WARNING_S, self._wait_limit_s)
+        return min(FIRST_WARNING_S, self._wait_limit_s, getattr(self._thread, "patience", math.inf))
 
     def go_on(self, waited: float, limit: float = math.inf, more: str = "", ends: bool = True) -> float:
         """Says who waits for whom, and for how many seconds this rank will wait on. ``more``: words for the log.
         Raises CommunicationError at the limit, which is ``environment.get_wait_timeout()`` at the latest if the wait
         ``ends``."""
         limit = min(limit, self._wait_limit_s) if ends else limit
+        limit = min(limit, getattr(self._thread, "patience", math.inf))
         waiting = " ".join(filter(None, (self._who_waits(), more)))
         if waited >= limit:
             hint = " BAGUA_WAIT_TIMEOUT_S sets the limit." if limit == self._wait_limit_s else ""

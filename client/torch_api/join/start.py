@@ -36,9 +36,15 @@ def begin(store: Store | None = None, rank: int = -1, world_size: int = -1, loca
     if CURRENT.session is not None and CURRENT.session.pid == os.getpid():
         raise BaguaError("init_process_group() was called twice: this process is a rank already.")
     torch_wanted = torch_distributed.wanted()
-    keep_memory()
     if store is not None:
         _use_store(rank, world_size, local_world_size)
+    join(store, torch_wanted)
+
+
+def join(store: Store | None, torch_wanted: bool) -> None:
+    """Begins the session of the rank that the environment names, which ``store`` has for ranks to meet, if it is given.
+    ``torch_wanted``: ``torch.distributed`` comes up beside it."""
+    keep_memory()
     socket = os.environ.get(DAEMON_SOCKET)
     if socket:
         daemon = DaemonClient(socket, os.environ.get(JOB_ID, ""))

@@ -1,0 +1,80 @@
+"""Makes the process groups that ``torch.distributed`` asks for: joins the job, finds the communicator, and chooses who
+carries the operations, the C++ backend or the Python one."""
+
+from __future__ import annotations
+
+import logging
+import os
+from datetime import timedelta
+from typing import Any
+
+from bagua.base.errors import BuildError, ConfigError
+from bagua.c10d import joining, native
+
+LOG = logging.getLogger("bagua")
+SWITCH = "BAGUA_C10D"
+
+
+def create(options: Any, backend_options: Any = None) -> Any:
+    """The creator that ``torch.distributed`` calls, on each member of a group.
+
+    ``options``: a ``_DistributedBackendOptions``; its list of global ranks is empty for the default group. Returns a
+    C++ ``Backend``, or a Python ``ProcessGroup``. Raises ConfigError, ServiceError, CommunicationError.
+    """
+    timeout = _timedelta(options.timeout)
+    member = joining.join(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        list(options.global_ranks_in_group),
+        str(options.group_id),
+        timeout,
+    )
+    if chosen() == "cpp":
+        return native.create(options.store, options.group_rank, options.group_size, timeout, member)
+    from bagua.c10d import fallback
+
+    return fallback.create(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        timeout,
+        communicator=member.communicator,
+        name=member.name,
+    )
+
+
+class _Chosen:
+    """Of this process: the first group decides."""
+
+    implementation = ""
+
+
+def chosen() -> str:
+    """ "cpp", or "python" where the C++ backend can't be built. BAGUA_C10D names one of them. Raises ConfigError,
+    BuildError if what it names can't be had."""
+    if not _Chosen.implementation:
+        _Chosen.implementation = _choose(os.environ.get(SWITCH, ""))
+    return _Chosen.implementation
+
+
+def _choose(wanted: str) -> str:
+    if wanted not in ("", "cpp", "python"):
+        raise ConfigError(f"{SWITCH} is {wanted!r}: it must be cpp or python, or absent.")
+    if wanted == "python":
+        return wanted
+    try:
+        native.load()
+    except BuildError as error:
+        if wanted == "cpp":
+            raise
+        LOG.warning(
+            "The C++ backend of torch.distributed can't be built, a slower one in Python takes its place: %s",
+            str(error).splitlines()[0],
+        )
+        return "python"
+    return "cpp"
+
+
+def _timedelta(timeout: Any) -> timedelta:
+    return timeout if isinstance(timeout, timedelta) else timedelta(seconds=float(timeout))

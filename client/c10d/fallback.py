@@ -1,0 +1,405 @@
+"""The process group of backend "bagua" in Python, for machines on which the one in C++ can't be built.
+
+Collectives of a group run in their order on one lane, messages on a lane for each route (``messages.py``). An operation
+that its caller waits for runs in the caller's thread where nothing is before it. On CUDA tensors operations are
+submitted in the order of the current stream.
+
+torch calls it by different names in different versions, and C++ calls some of its methods, by way of torch's
+trampoline: ``ALIASES``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup, Store
+
+from bagua.base.errors import CommunicationError
+from bagua.c10d.lanes import THREADS, Lane
+from bagua.c10d.messages import Messages
+from bagua.c10d.tensors import added, blocks, carried, flat, reduction, same_numel
+from bagua.c10d.work import Operation, Together
+from bagua.torch_api.comm.communicator import Communicator
+from bagua.torch_api.join.session import current
+
+ALIASES = {
+    "_allgather_base": "all_gather_single",
+    "_reduce_scatter_base": "reduce_scatter_single",
+    "allgather_into_tensor_coalesced": "all_gather_single_coalesced",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_single_coalesced",
+    "alltoall_base": "all_to_all_single",
+}
+"""Names until torch 2.12, and since."""
+
+Tensors = Sequence[torch.Tensor]
+
+
+def create(
+    store: Store, rank: int, size: int, timeout: timedelta, *, communicator: Communicator, name: str
+) -> BaguaProcessGroup:
+    """The group of the ranks of ``communicator``, whose ranks it numbers alike."""
+    return BaguaProcessGroup(store, rank, size, timeout, communicator, name)
+
+
+class BaguaProcessGroup(ProcessGroup):
+    """A group of ranks of the job."""
+
+    def __init__(
+        self, store: Store, rank: int, size: int, timeout: timedelta, communicator: Communicator, name: str
+    ) -> None:
+        super().__init__(rank, size)
+        self._store = store
+        self._name = name
+        self._desc = "undefined"
+        self._timeout = timeout.total_seconds()
+        self._everyone = communicator
+        self._connection = current().connection
+        self._lane = Lane(THREADS)
+        self._messages = Messages(store, communicator, self._timeout)
+        self._coalesced: list[Operation] | None = None
+        self._sequence = 0
+
+    # What torch asks of a group
+
+    def getBackendName(self) -> str:
+        """The name under which it is registered."""
+        return "bagua"
+
+    def _get_backend_name(self) -> str:
+        return "bagua"
+
+    def _get_backend(self, device: torch.device) -> BaguaProcessGroup:
+        return self
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")] + ([torch.device("cuda")] if torch.cuda.is_available() else [])
+
+    def getGroupName(self) -> str:
+        """The name that torch has given."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        """Called by torch."""
+        self._name = name
+
+    _set_group_name = setGroupName
+
+    @property
+    def group_name(self) -> str:
+        """The name that torch has given."""
+        return self._name
+
+    def getGroupDesc(self) -> str:
+        """The description that the program has given."""
+        return self._desc
+
+    def setGroupDesc(self, desc: str) -> None:
+        """Called by torch."""
+        self._desc = desc
+
+    _set_group_desc = setGroupDesc
+
+    @property
+    def group_desc(self) -> str:
+        """The description that the program has given."""
+        return self._desc
+
+    def get_group_store(self) -> Store:
+        """The store of the group."""
+        return self._store
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Of operations that name none of their own."""
+        self._timeout = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        self._sequence = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
+    def abort(self) -> None:
+        """Operations from now on raise CommunicationError on this rank."""
+        self._everyone.abort()
+
+    def shutdown(self) -> None:
+        """Gives communicators back."""
+        self._messages.close()
+        self._everyone.destroy()
+
+    # Beginning an operation
+
+    def _begin(
+        self, name: str, outputs: Tensors, run: Callable[[Communicator], None], opts: Any = None, seen: Tensors = ()
+    ) -> Operation:
+        """``run(communicator)`` on the group's lane. ``opts``: torch's options of the call. ``seen``: tensors whose
+        device says where it runs, beside ``outputs``."""
+        everyone, seconds = self._everyone, self._limit(opts)
+        self._sequence += 1
+
+        def within() -> None:
+            try:
+                with self._connection.patience(seconds):
+                    run(everyone)
+            except CommunicationError:
+                everyone.abort()  # what comes after it would meet other ranks' operations
+                raise
+
+        operation = Operation(name, outputs, within, seconds)
+        device = any(tensor.is_cuda for tensor in (*outputs, *seen))
+        operation.begin(self._lane, here=device or not getattr(opts, "asyncOp", True))
+        if self._coalesced is not None:
+            self._coalesced.append(operation)
+        return operation
+
+    def _limit(self, opts: Any) -> float:
+        given = getattr(opts, "timeout", None)
+        seconds = given.total_seconds() if isinstance(given, timedelta) else 0.0
+        return seconds if seconds > 0 else self._timeout
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._coalesced = []
+
+    def _end_coalescing(self, device: torch.device) -> Operation:
+        parts, self._coalesced = self._coalesced or [], None
+        return Together("coalesced", parts, self._timeout)
+
+    # Collectives
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Operation:
+        """The tensor becomes its reduction."""
+        (tensor,) = _listed(tensors)
+        return self.allreduce_coalesced([tensor], opts, name="all_reduce")
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None, name: str = "all_reduce_coalesced") -> Operation:
+        """Each tensor becomes its reduction."""
+        op = _op(opts)
+
+        def run(everyone: Communicator) -> None:
+            for tensor in tensors:
+                if tensor.is_sparse:
+                    added(everyone, tensor, op)
+                else:
+                    with flat(tensor, changes=True) as one:
+                        everyone.allreduce_inplace(one, reduction(one, op))
+
+        return self._begin(name, tensors, run, opts)
+
+    def broadcast(self, tensors: Any, opts: Any = None) -> Operation:
+        """The root's tensor replaces the others'."""
+        (tensor,) = _listed(tensors)
+        root = opts.rootRank
+
+        def run(everyone: Communicator) -> None:
+            with flat(tensor, changes=True) as one:
+                everyone.broadcast(carried(one), root)
+
+        return self._begin("broadcast", [tensor], run, opts)
+
+    def reduce(self, tensors: Any, opts: Any = None) -> Operation:
+        """The root's tensor becomes the reduction of all."""
+        (tensor,) = _listed(tensors)
+        root, op = opts.rootRank, _op(opts)
+
+        def run(everyone: Communicator) -> None:
+            with flat(tensor, changes=True) as one:
+                everyone.reduce_inplace(one, root, reduction(one, op))
+
+        return self._begin("reduce", [tensor], run, opts)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Operation:
+        """``outputs[0][i]`` becomes rank i's tensor."""
+        (taken,), (tensor,) = outputs, _listed(inputs)
+        same_numel(taken, tensor.numel(), self.size(), "all_gather")
+
+        def run(everyone: Communicator) -> None:
+            with blocks(taken, tensor, changes=True) as whole, flat(tensor) as one:
+                everyone.allgather(carried(one), carried(whole))
+
+        return self._begin("all_gather", taken, run, opts)
+
+    def allgather_coalesced(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Operation:
+        """``output_lists[i][j]`` becomes rank i's ``inputs[j]``."""
+        works = [
+            self.allgather([[row[number] for row in output_lists]], [tensor], opts)
+            for number, tensor in enumerate(inputs)
+        ]
+        return Together("all_gather_coalesced", works, self._limit(opts))
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Operation:
+        """``output`` becomes all ranks' ``input``, one after the other."""
+
+        def run(everyone: Communicator) -> None:
+            with blocks([output], output, changes=True) as whole, flat(input) as one:
+                everyone.allgather(carried(one), carried(whole))
+
+        return self._begin("all_gather_single", [output], run, opts, [input])
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Operation:
+        """``all_gather_single`` for several."""
+        works = [self.all_gather_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
+        return works[0] if len(works) == 1 else Together("all_gather_single_coalesced", works, self._limit(opts))
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Operation:
+        """``outputs[0][i]`` of the root becomes rank i's tensor."""
+        (tensor,) = _listed(inputs)
+        root = opts.rootRank
+        taken = list(outputs[0]) if outputs else []
+        at_root = self.rank() == root
+        if at_root:
+            same_numel(taken, tensor.numel(), self.size(), "gather")
+
+        def run(everyone: Communicator) -> None:
+            where = taken if at_root else [tensor.new_empty(tensor.numel() * self.size())]
+            with blocks(where, tensor, changes=at_root) as whole, flat(tensor) as one:
+                everyone.gather(carried(one), carried(whole), root)
+
+        return self._begin("gather", taken, run, opts, [tensor])
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Operation:
+        """The tensor becomes ``inputs[0][rank]`` of the root."""
+        (tensor,) = _listed(outputs)
+        root = opts.rootRank
+        given = list(inputs[0]) if inputs else []
+        at_root = self.rank() == root
+        if at_root:
+            same_numel(given, tensor.numel(), self.size(), "scatter")
+
+        def run(everyone: Communicator) -> None:
+            source = given if at_root else [tensor.new_empty(tensor.numel() * self.size())]
+            with blocks(source, tensor) as whole, flat(tensor, changes=True) as one:
+                everyone.scatter(carried(whole), carried(one), root)
+
+        return self._begin("scatter", [tensor], run, opts, given)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Operation:
+        """The tensor becomes the reduction of all ranks' ``inputs[0][rank]``."""
+        (tensor,), (given,), op = _listed(outputs), inputs, _op(opts)
+        same_numel(given, tensor.numel(), self.size(), "reduce_scatter")
+
+        def run(everyone: Communicator) -> None:
+            with blocks(given, tensor) as whole, flat(tensor, changes=True) as one:
+                everyone.reduce_scatter(whole, one, reduction(one, op))
+
+        return self._begin("reduce_scatter", [tensor], run, opts, given)
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Operation:
+        """``output`` becomes this rank's block of the reduction of all ranks' ``input``."""
+        op = _op(opts)
+
+        def run(everyone: Communicator) -> None:
+            with blocks([input], input) as whole, flat(output, changes=True) as one:
+                everyone.reduce_scatter(whole, one, reduction(one, op))
+
+        return self._begin("reduce_scatter_single", [output], run, opts, [input])
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Operation:
+        """``reduce_scatter_single`` for several."""
+        works = [self.reduce_scatter_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
+        return works[0] if len(works) == 1 else Together("reduce_scatter_single_coalesced", works, self._limit(opts))
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Operation:
+        """``outputs[i]`` becomes rank i's ``inputs[rank]``. Sizes may differ."""
+        taken = [tensor.numel() for tensor in outputs]
+        given = [tensor.numel() for tensor in inputs]
+
+        def run(everyone: Communicator) -> None:
+            with blocks(inputs, inputs[0]) as source, blocks(outputs, outputs[0], changes=True) as target:
+                self._exchange(everyone, source, given, target, taken)
+
+        return self._begin("all_to_all", outputs, run, opts, inputs)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_splits: Sequence[int] | None,
+        input_splits: Sequence[int] | None,
+        opts: Any = None,
+    ) -> Operation:
+        """Rows of ``input`` go to the ranks, and rows of ``output`` come from them; as many as the splits say."""
+        given, taken = self._counts(input, input_splits), self._counts(output, output_splits)
+
+        def run(everyone: Communicator) -> None:
+            with flat(input) as source, flat(output, changes=True) as target:
+                self._exchange(everyone, source.view(-1), given, target.view(-1), taken)
+
+        return self._begin("all_to_all_single", [output], run, opts, [input])
+
+    def _counts(self, tensor: torch.Tensor, splits: Sequence[int] | None) -> list[int]:
+        """Elements for each rank."""
+        n = self.size()
+        rows = tensor.shape[0] if tensor.dim() else 0
+        if not splits:
+            if rows % n:
+                raise ValueError(f"all_to_all_single: {rows} rows can't be shared equally by {n} ranks: pass splits.")
+            splits = [rows // n] * n
+        if len(splits) != n or sum(splits) != rows or min(splits) < 0:
+            raise ValueError(f"all_to_all_single: splits {list(splits)} don't share {rows} rows among {n} ranks.")
+        each = tensor.numel() // rows if rows else 0
+        return [count * each for count in splits]
+
+    def _exchange(
+        self,
+        everyone: Communicator,
+        source: torch.Tensor,
+        given: Sequence[int],
+        target: torch.Tensor,
+        taken: Sequence[int],
+    ) -> None:
+        everyone.alltoall_v(carried(source), given, _starts(given), carried(target), taken, _starts(taken))
+
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Operation:
+        """Done when all ranks have called it."""
+        return self._begin("barrier", [], lambda everyone: everyone.barrier(), opts)
+
+    # Messages
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> Operation:
+        """To the rank at position ``dst``."""
+        (tensor,) = _listed(tensors)
+        return self._noted(self._messages.send(carried(tensor.detach().contiguous()), dst, tag))
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> Operation:
+        """From the rank at position ``src``."""
+        (tensor,) = _listed(tensors)
+        return self._noted(self._messages.recv(carried(tensor), src, tag))
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Operation:
+        """From whoever sends first."""
+        (tensor,) = _listed(tensors)
+        return self._noted(self._messages.recv_any(carried(tensor), tag))
+
+    def _noted(self, operation: Operation) -> Operation:
+        if self._coalesced is not None:
+            self._coalesced.append(operation)
+        return operation
+
+
+for _old, _new in ALIASES.items():
+    setattr(BaguaProcessGroup, _old, getattr(BaguaProcessGroup, _new))
+
+
+def _listed(tensors: Any) -> list[torch.Tensor]:
+    found = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    if len(found) != 1:
+        raise ValueError(f"{len(found)} tensors were passed: backend bagua takes one for each call.")
+    return found
+
+
+def _op(opts: Any) -> Any:
+    return getattr(opts, "reduceOp", torch.distributed.ReduceOp.SUM)
+
+
+def _starts(counts: Sequence[int]) -> list[int]:
+    found, place = [], 0
+    for count in counts:
+        found.append(place)
+        place += count
+    return found

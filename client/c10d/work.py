@@ -1,0 +1,129 @@
+"""The handle of one operation: what ``torch.distributed`` calls Work."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import distributed_c10d
+from torch.futures import Future
+
+from bagua.base.errors import CommunicationError
+from bagua.c10d.lanes import THREADS, Lane
+
+Work: Any = distributed_c10d.Work
+
+
+class Operation(Work):  # type: ignore[misc]
+    """One operation, from the call to its end. ``outputs``: tensors that hold the result.
+
+    ``wait`` raises the operation's error, and so does the future: for Python, and for C++ that knows nothing of Python
+    (the reducer of DDP). Callbacks of the future run in a thread of their own: they may wait for other operations.
+    """
+
+    def __init__(self, name: str, outputs: Sequence[torch.Tensor], run: Callable[[], None], timeout: float) -> None:
+        super().__init__()
+        self.name = name
+        self.outputs = list(outputs)
+        self.source = -1
+        self._run: Callable[[], None] | None = run
+        self._timeout = timeout
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._error: Exception | None = None
+        self._inner: Future[Any] | None = None
+        self._future: Future[Any] | None = None
+
+    def begin(self, lane: Lane, here: bool) -> Operation:
+        """Puts it on ``lane``. ``here``: in this thread, if nothing is before it."""
+        if not (here and lane.run_here(self.run)):
+            lane.put(self.run)
+        return self
+
+    def run(self) -> None:
+        """Carries it out. Raises nothing."""
+        run, self._run = self._run, None
+        assert run is not None
+        error: Exception | None = None
+        try:
+            with torch.no_grad(), torch.profiler.record_function(f"bagua:{self.name}"):
+                run()
+        except Exception as caught:  # whatever it is, whoever waits gets it
+            error = caught
+        del run
+        with self._lock:
+            self._error = error
+            self._over.set()
+            inner = self._inner
+        if inner is not None:
+            THREADS.run(lambda: inner.set_result(None))
+
+    # The interface of Work
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """True when it is done. Raises its error, CommunicationError when ``timeout`` has passed."""
+        limit = timeout.total_seconds() if timeout else 0.0
+        # The operation has a limit of its own, at which it says who waits for whom: it comes a little earlier.
+        if not self._over.wait(limit if limit > 0 else self._timeout + 5.0):
+            raise CommunicationError(f"{self.name} was not done after {limit or self._timeout:.1f} s.")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def synchronize(self) -> None:
+        """As ``wait``."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether it is over, well or not."""
+        return self._over.is_set()
+
+    def is_success(self) -> bool:
+        """Whether it ended well."""
+        return self._over.is_set() and self._error is None
+
+    def exception(self) -> Exception | None:
+        """Its error, if it is over."""
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that hold the result."""
+        return self.outputs
+
+    def source_rank(self) -> int:
+        """Who sent what was received."""
+        return self.source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Future[Any]:
+        """Of ``result()``."""
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            inner: Future[Any] = Future()
+            # A callback that raises makes an error that C++ sees. ``set_exception`` makes a value that C++ takes for
+            # the result: DDP's reducer then reads tensors that are none, and the process crashes.
+            self._future = inner.then(self._tell)
+            over = self._over.is_set()
+            self._inner = inner
+        if over:
+            inner.set_result(None)
+        return self._future
+
+    def _tell(self, _: Any) -> list[torch.Tensor]:
+        if self._error is not None:
+            raise self._error
+        return self.outputs
+
+
+class Together(Operation):
+    """Several operations as one."""
+
+    def __init__(self, name: str, parts: Sequence[Operation], timeout: float) -> None:
+        outputs = [tensor for part in parts for tensor in part.outputs]
+        super().__init__(name, outputs, lambda: [part.wait() for part in parts] and None, timeout)
+        THREADS.run(self.run)

@@ -1,0 +1,24 @@
+"""Ranks on engines in the test's process (tests/rig)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from rig import engine_hosts
+from rig.engine_hosts import Ranks
+
+
+@pytest.fixture(scope="session")
+def make_ranks() -> Callable[[Path], contextlib.AbstractContextManager[Ranks]]:
+    """For fixtures that live longer than a test."""
+    return engine_hosts.make_ranks
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Ranks]:
+    """Starts ranks on engines in this process; whatever is left is killed at the end."""
+    with engine_hosts.make_ranks(tmp_path) as made:
+        yield made

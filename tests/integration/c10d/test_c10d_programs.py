@@ -1,0 +1,70 @@
+"""Programs that know nothing of Bagua give the same numbers on backend "bagua" as on Gloo.
+
+All programs (unmodified/) run on the same ranks, one after the other, each on both backends.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rig.scenarios import check_passed
+
+from bagua.base.errors import BuildError
+from bagua.c10d import native
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"torch\.")  # of parts that it uses itself
+    from unmodified import PROGRAMS
+    from unmodified.support import compare
+
+import bagua.torch_api as bagua
+
+DEADLINE_S = 240.0
+
+
+def rank_programs(names: list[str], folder: str) -> None:
+    """In a rank: says on standard output which went well. A program that fails in the same way on all ranks does not
+    keep the others from running."""
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"torch\.")
+    for name in names:
+        try:
+            compare(name, PROGRAMS[name], Path(folder), bagua.get_rank(), bagua.get_world_size())
+        except Exception:
+            traceback.print_exc()
+        else:
+            print(f"passed {name}", flush=True)
+
+
+@pytest.fixture(scope="module", params=["python", "cpp"])
+def outputs(request: Any, tmp_path_factory: Any, make_ranks: Any) -> list[str]:
+    """The output of every rank."""
+    if request.param == "cpp":
+        try:
+            native.load()
+        except BuildError as error:
+            pytest.skip(f"the C++ backend can't be built here: {error}")
+    folder = tmp_path_factory.mktemp("ranks")
+    names = [name for name in PROGRAMS if selected(request, name)]
+    with make_ranks(folder) as ranks:
+        started = ranks.start(
+            rank_programs, 2, environment={"BAGUA_C10D": request.param}, names=names, folder=str(folder)
+        )
+        ranks.wait(DEADLINE_S)
+        return [rank.output for rank in started]
+
+
+def selected(request: Any, name: str) -> bool:
+    """Whether this run asks for it, as ``pytest -k`` may say."""
+    return any(f"-{name}]" in item.name for item in request.session.items)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_unmodified(outputs: list[str], name: str) -> None:
+    check_passed(outputs, name)

@@ -1,0 +1,202 @@
+"""DistributedDataParallel, its options, hooks and join, and ZeroRedundancyOptimizer."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
+from torch.distributed.algorithms.join import Join
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from .support import Result, batch, mean_square, network, parameters, train
+
+MIB_OF_SMALL_BUCKETS = 0.002
+
+
+def wrapped(model: nn.Module | None = None, **options: Any) -> DistributedDataParallel:
+    """In several buckets."""
+    return DistributedDataParallel(model or network(), bucket_cap_mb=MIB_OF_SMALL_BUCKETS, **options)
+
+
+def plain(_: Path) -> Result:
+    model = wrapped()
+    return {"losses": train(model), "parameters": parameters(model)}
+
+
+def static_graph(_: Path) -> Result:
+    model = wrapped(static_graph=True, gradient_as_bucket_view=True)
+    return {"losses": train(model), "parameters": parameters(model)}
+
+
+class Branches(nn.Module):
+    """Uses one branch in even steps, and the other one in odd steps of rank 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList([network(), network()])
+
+    def forward(self, inputs: torch.Tensor, branch: int) -> torch.Tensor:
+        found: torch.Tensor = self.branches[branch](inputs)
+        return found
+
+
+def find_unused_parameters(_: Path) -> Result:
+    model = wrapped(Branches(), find_unused_parameters=True)
+
+    def forward(module: nn.Module, step: int) -> torch.Tensor:
+        inputs, targets = batch(step)
+        return nn.functional.mse_loss(module(inputs, step * dist.get_rank() % 2), targets)
+
+    return {"losses": train(model, forward=forward), "parameters": parameters(model)}
+
+
+def no_sync(_: Path) -> Result:
+    model = wrapped()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for step in range(3):
+        optimizer.zero_grad()
+        for part in range(3):
+            with model.no_sync() if part < 2 else contextlib.nullcontext():
+                loss = mean_square(model, 3 * step + part)
+                loss.backward()
+                losses.append(loss.item())
+        optimizer.step()
+    return {"losses": losses, "parameters": parameters(model)}
+
+
+def mixed_precision(_: Path) -> Result:
+    """autocast in bfloat16 over parameters in float32. Two ranks add in one order: the same bits."""
+    model = wrapped(network(dtype=torch.float32))
+
+    def forward(module: nn.Module, step: int) -> torch.Tensor:
+        inputs, targets = batch(step, dtype=torch.float32)
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs = module(inputs)
+        return nn.functional.mse_loss(outputs.float(), targets)
+
+    return {"losses": train(model, forward=forward), "parameters": parameters(model)}
+
+
+def buffers(_: Path) -> Result:
+    """BatchNorm: buffers become rank 0's before each forward pass."""
+    model = wrapped(nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)).double())
+    losses = train(model)
+    return {"losses": losses, "parameters": parameters(model), "buffers": list(model.buffers())}
+
+
+def standard_hooks(_: Path) -> Result:
+    found = {}
+    for hook in (
+        default_hooks.allreduce_hook,
+        default_hooks.bf16_compress_hook,
+        default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook),
+    ):
+        torch.manual_seed(5)
+        model = wrapped(network(dtype=torch.float32))
+        model.register_comm_hook(None, hook)
+
+        def forward(module: nn.Module, step: int) -> torch.Tensor:
+            inputs, targets = batch(step, dtype=torch.float32)
+            return nn.functional.mse_loss(module(inputs), targets)
+
+        losses = train(model, forward=forward)
+        found[f"{hook.__module__}.{hook.__name__} {len(found)}"] = {"losses": losses, "parameters": parameters(model)}
+    return found
+
+
+def power_sgd_hook(_: Path) -> Result:
+    """Its callbacks wait for other operations."""
+    model = wrapped(network(width=48))
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return {"losses": train(model, steps=6), "parameters": parameters(model)}
+
+
+def batched_power_sgd_hook(_: Path) -> Result:
+    model = wrapped(network(width=48))
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+    model.register_comm_hook(state, powerSGD_hook.batched_powerSGD_hook)
+    return {"losses": train(model, steps=6), "parameters": parameters(model)}
+
+
+def post_local_sgd_hook(_: Path) -> Result:
+    """Gradients go over a group of this rank alone after the second step."""
+    alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    model = wrapped()
+    state = post_localSGD_hook.PostLocalSGDState(None, alone, start_localSGD_iter=2)
+    model.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
+    return {"losses": train(model), "parameters": parameters(model)}
+
+
+def join(_: Path) -> Result:
+    """Rank r has 2 + 2 r batches."""
+    model = wrapped()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    with model.join():
+        for step in range(2 + 2 * dist.get_rank()):
+            optimizer.zero_grad()
+            loss = mean_square(model, step)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return {"losses": losses, "parameters": parameters(model)}
+
+
+def zero_redundancy_optimizer(_: Path) -> Result:
+    model = wrapped()
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
+    losses = train(model, optimizer=optimizer)
+    optimizer.consolidate_state_dict(0)
+    state = optimizer.state_dict()["state"] if dist.get_rank() == 0 else {}
+    return {"losses": losses, "parameters": parameters(model), "state": state}
+
+
+def zero_redundancy_join(_: Path) -> Result:
+    model = wrapped()
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.05)
+    losses = []
+    with Join([model, optimizer]):
+        for step in range(2 + dist.get_rank()):
+            optimizer.zero_grad()
+            loss = mean_square(model, step)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return {"losses": losses, "parameters": parameters(model)}
+
+
+def differentiable(_: Path) -> Result:
+    """torch.distributed.nn.functional."""
+    from torch.distributed.nn import functional
+
+    mine = torch.arange(4, dtype=torch.float64).add(dist.get_rank()).requires_grad_()
+    parts = functional.all_gather(mine)
+    total = functional.all_reduce(mine * 2)
+    ((parts[0] * parts[-1]).sum() + (total * mine).sum()).backward()
+    return {"gradient": mine.grad, "total": total.detach()}
+
+
+PROGRAMS = {
+    "DDP": plain,
+    "DDP with a static graph": static_graph,
+    "DDP with unused parameters": find_unused_parameters,
+    "DDP with no_sync": no_sync,
+    "DDP in mixed precision": mixed_precision,
+    "DDP with buffers": buffers,
+    "DDP with standard hooks": standard_hooks,
+    "DDP with PowerSGD's hook": power_sgd_hook,
+    "DDP with batched PowerSGD's hook": batched_power_sgd_hook,
+    "DDP with post-local SGD's hook": post_local_sgd_hook,
+    "DDP with join": join,
+    "ZeroRedundancyOptimizer": zero_redundancy_optimizer,
+    "ZeroRedundancyOptimizer with join": zero_redundancy_join,
+    "collectives with gradients": differentiable,
+}
