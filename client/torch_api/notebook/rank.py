@@ -46,7 +46,6 @@ def run(call: Call | bytes, environment: Mapping[str, str], channel: Connection,
         channel.send(("result", _pickled(result) if environment["RANK"] == "0" else b""))
     except BaseException as error:
         text = traceback.format_exc()
-        sys.stderr.write(text)
         channel.send(("error", text if not isinstance(error, KeyboardInterrupt) else "KeyboardInterrupt"))
         sys.stderr.flush()
         os._exit(1)  # no goodbye: the other ranks learn that this one is lost

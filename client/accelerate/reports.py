@@ -1,0 +1,31 @@
+"""What a Trainer of transformers logs, told to ``bagua.report``."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import bagua.torch_api as bagua
+
+
+@functools.cache
+def _report_callback() -> type[Any]:
+    from transformers import TrainerCallback
+
+    class BaguaReport(TrainerCallback):
+        """For ``Trainer(callbacks=[BaguaReport()])``: ``bagua run`` and ``bagua job show`` then display step, number of
+        steps and what the Trainer logs."""
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
+            bagua.report(state.global_step, state.max_steps, numbers)
+
+    BaguaReport.__module__, BaguaReport.__qualname__ = "bagua.accelerate", "BaguaReport"
+    return BaguaReport
+
+
+def __getattr__(name: str) -> Any:
+    """``BaguaReport``, made when it is asked for: transformers takes seconds to import."""
+    if name != "BaguaReport":
+        raise AttributeError(f"module 'bagua.accelerate' has no attribute {name!r}")
+    return _report_callback()
