@@ -1,4 +1,4 @@
-"""What a Trainer of transformers logs, told to ``bagua.report``."""
+"""Tells ``bagua.report`` what a Trainer of transformers logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Trainer logs, told to ``bagua.report``: ``bagua run`` and ``bagua job show`` then display it."""
+"""Tells what a Trainer logs to ``bagua.report``: ``bagua run`` and ``bagua job show`` then display it."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import bagua.torch_api as bagua
-from bagua.algorithms import Algorithm
+from bagua.algorithms import Algorithm, AsyncModelAverageAlgorithm
 from bagua.base.algorithm_choice import parse
 from bagua.base.errors import ConfigError
 from bagua.lightning.environment import is_rank
@@ -43,6 +43,8 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
             accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin: As for DDPStrategy.
             start_method: How ``Trainer`` starts processes where no launcher did: "popen", "spawn", "fork" or
                 "forkserver".
+            broadcast_buffers: Buffers (statistics of BatchNorm) become rank 0's before each training step. None: as
+                DDPStrategy does it, but not with "async", whose ranks don't wait for each other.
             bagua_kwargs: Arguments of the algorithm.
 
         Raises ConfigError, KeyError or TypeError for an algorithm that can't be made of these.
@@ -61,6 +63,7 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
             precision_plugin: Any = None,
             *,
             start_method: str = "popen",
+            broadcast_buffers: bool | None = None,
             **bagua_kwargs: Any,
         ) -> None:
             super().__init__(
@@ -73,6 +76,8 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
             )
             self._algorithm = make_algorithm(algorithm, bagua_kwargs)
             self._flatten = flatten
+            waits = not isinstance(self._algorithm, AsyncModelAverageAlgorithm)
+            self._broadcast_buffers = waits if broadcast_buffers is None else broadcast_buffers
             self._device: torch.device | None = None
             self._failed = False
 
@@ -130,8 +135,14 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
             super().setup_optimizers(trainer)
             assert self.model is not None
             wrapped = StepModule(self.model)
-            wrapped.begin(self.optimizers, self._algorithm, self._flatten)
+            wrapped.begin(self.optimizers, self._algorithm, self._flatten, self._broadcast_buffers)
             self.model = wrapped
+
+        def on_validation_start(self) -> None:
+            """Validation sees rank 0's buffers on all ranks, as with DDP."""
+            super().on_validation_start()
+            if isinstance(self.model, StepModule) and self._broadcast_buffers:
+                self.model.broadcast_buffers()
 
         @contextmanager
         def block_backward_sync(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+import bagua.torch_api as bagua
 from bagua.algorithms import Algorithm
 from bagua.torch_api.compat.model import BaguaDistributedDataParallel
 from bagua.torch_api.train.parameters import IGNORE_LISTS
@@ -28,10 +29,18 @@ class StepModule(torch.nn.Module):
                 setattr(self, name, [PREFIX + one.removeprefix(".") for one in ignored])
         self.exchange: BaguaDistributedDataParallel | None = None
 
-    def begin(self, optimizers: Sequence[torch.optim.Optimizer], algorithm: Algorithm | None, flatten: bool) -> None:
+    def begin(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        algorithm: Algorithm | None,
+        flatten: bool,
+        broadcast_buffers: bool,
+    ) -> None:
         """All ranks take over rank 0's parameters, buffers and optimizers, and exchange from now on. Raises BaguaError,
         on every rank, if models or optimizers differ."""
-        self.exchange = BaguaDistributedDataParallel(self, optimizers, algorithm, gradient_as_bucket_view=flatten)
+        self.exchange = BaguaDistributedDataParallel(
+            self, optimizers, algorithm, gradient_as_bucket_view=flatten, broadcast_buffers=broadcast_buffers
+        )
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """That of ``module``, which Lightning sends on to ``training_step``."""
@@ -43,6 +52,11 @@ class StepModule(torch.nn.Module):
         assert self.exchange is not None
         with self.exchange.no_sync():
             yield
+
+    def broadcast_buffers(self) -> None:
+        """Buffers become rank 0's."""
+        for buffer in self.module.buffers():
+            bagua.broadcast(buffer, src=0)
 
     def end(self) -> None:
         """``module`` is an ordinary one again. All ranks do it together."""
