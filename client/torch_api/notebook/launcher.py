@@ -167,8 +167,8 @@ class _Launch:
         self._cell = Cell()
         self._ranks: list[_Rank] = []
         self._first: _Rank | None = None  # that failed
-        context = multiprocessing.get_context(method)
-        common = {
+        self._call, self._nproc, self._context = call, nproc, multiprocessing.get_context(method)
+        self._environment = {
             **environment,
             "WORLD_SIZE": str(nproc),
             "LOCAL_WORLD_SIZE": str(nproc),
@@ -176,13 +176,13 @@ class _Launch:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(find_free_network_port()),
         }
-        for number in range(nproc):
-            self._start(context, call, number, {**common, "RANK": str(number), "LOCAL_RANK": str(number)})
 
-    def _start(self, context: Any, call: rank.Call | bytes, number: int, environment: dict[str, str]) -> None:
+    def _start(self, number: int) -> None:
+        context: Any = self._context
         messages, tells = context.Pipe(duplex=False)
         output, prints = context.Pipe(duplex=False)
-        arguments = (call, environment, tells, prints, os.getpid())
+        environment = {**self._environment, "RANK": str(number), "LOCAL_RANK": str(number)}
+        arguments = (self._call, environment, tells, prints, os.getpid())
         process = context.Process(target=rank.run, args=arguments, name=f"bagua rank {number}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # as in ``_can_fork``
@@ -192,8 +192,14 @@ class _Launch:
         self._ranks.append(_Rank(number, process, messages, output))
 
     def run(self) -> Any:
-        """Shows what the ranks tell until all have ended; returns the result of rank 0."""
+        """Starts the ranks, and shows what they tell until all have ended; returns the result of rank 0."""
         try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # every rank that starts becomes known
+            try:
+                for number in range(self._nproc):
+                    self._start(number)
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             self._watch()
         except KeyboardInterrupt:
             self._signal(signal.SIGINT)

@@ -33,6 +33,7 @@ def run(call: Call | bytes, environment: Mapping[str, str], channel: Connection,
         os._exit(1)
     os.setsid()  # an interrupt of the notebook reaches its launcher, which tells the ranks
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _redirect(output.fileno())
     os.environ.update(environment)
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", "1")))  # others' threads don't survive a fork
