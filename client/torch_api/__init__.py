@@ -42,6 +42,7 @@ from bagua.torch_api.communication import (
     is_initialized,
     is_newcomer,
     on_membership_change,
+    on_report,
     recv,
     reduce,
     reduce_inplace,
@@ -57,6 +58,7 @@ from bagua.torch_api.communication import (
 from bagua.torch_api.compat.settings import version
 from bagua.torch_api.distributed import BaguaModule
 from bagua.torch_api.env import get_local_rank, get_local_size, get_node_rank, get_rank, get_world_size
+from bagua.torch_api.notebook import notebook_launcher
 from bagua.torch_api.tensor import BaguaTensor
 from bagua.torch_api.train.ddp_hook import ddp_hook
 
@@ -104,7 +106,9 @@ __all__ = [
     "is_newcomer",
     "model_parallel",
     "moe",
+    "notebook_launcher",
     "on_membership_change",
+    "on_report",
     "recv",
     "reduce",
     "reduce_inplace",

@@ -46,6 +46,7 @@ from bagua.torch_api.comm.primitives import (
 from bagua.torch_api.comm.transfer import ReduceOp
 from bagua.torch_api.compat.autotune import get_hyperparameters_service_client, start_autotune_server
 from bagua.torch_api.compat.backend import get_backend
+from bagua.torch_api.join.reports import Report, on_report
 from bagua.torch_api.join.session import empty, is_initialized, report
 from bagua.torch_api.join.start import destroy_process_group
 from bagua.torch_api.join.statistics import Statistics
@@ -56,6 +57,7 @@ __all__ = [
     "Communicator",
     "MembershipChange",
     "ReduceOp",
+    "Report",
     "Statistics",
     "_bagua_backend_comm",
     "_get_default_group",
@@ -91,6 +93,7 @@ __all__ = [
     "is_newcomer",
     "new_group",
     "on_membership_change",
+    "on_report",
     "recv",
     "reduce",
     "reduce_inplace",

@@ -159,6 +159,8 @@ class Ranks:
     started: list[RankProcess] = field(default_factory=list)
     regrouper: Regrouper | None = None
     tune: Answer | None = None
+    preload: tuple[str, ...] = ()
+    """Modules that the process has imported which forks the ranks."""
 
     def start(
         self,
@@ -245,7 +247,8 @@ class Ranks:
         argv = [str(word) for word in command]
         whole = {**os.environ, **{name: str(value) for name, value in variables.items()}, **environment}
         with log.open("wb") as output:
-            forked = forking.server().fork(argv, whole, output.fileno()) if forking.can_fork(environment) else None
+            server = forking.server(*self.preload)
+            forked = server.fork(argv, whole, output.fileno()) if forking.can_fork(environment) else None
             process = forked or subprocess.Popen(
                 [sys.executable, *argv], env=whole, stdout=output, stderr=output, start_new_session=True
             )
@@ -283,9 +286,9 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def make_ranks(folder: Path) -> Iterator[Ranks]:
+def make_ranks(folder: Path, preload: tuple[str, ...] = ()) -> Iterator[Ranks]:
     """Ranks whose engines and files live in ``folder``; whatever is left is killed at the end."""
-    made = Ranks(folder)
+    made = Ranks(folder, preload=preload)
     try:
         yield made
     finally:

@@ -1,4 +1,5 @@
-"""The server of forking.py: ``python fork_server.py DESCRIPTOR``. Forks for every request; the child becomes a rank."""
+"""The server of forking.py: ``python fork_server.py DESCRIPTOR [MODULE …]``. It imports the modules, and forks for
+every request; the child becomes a rank."""
 
 # ruff: noqa: E402 - the first handler of the process's end is registered before anything is imported that registers one
 from __future__ import annotations
@@ -6,6 +7,7 @@ from __future__ import annotations
 import array
 import atexit
 import gc
+import importlib
 import json
 import os
 import select
@@ -101,6 +103,8 @@ def become(output: int) -> None:
 
 
 if __name__ == "__main__":
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()  # ranks need not look for garbage in what they share
     request = serve(socket.socket(fileno=int(sys.argv[1])))

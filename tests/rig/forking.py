@@ -23,7 +23,7 @@ from typing import Any
 
 SERVER = Path(__file__).with_name("fork_server.py")
 RANK_MAIN = Path(__file__).with_name("rank_main.py")
-READY_S = 120.0
+READY_S = 300.0
 MOST_BYTES = 1 << 20
 HUGE_PAGES = {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 """Of the server: a fork copies a table of its pages, and half of its time goes when most of them are huge ones."""
@@ -75,12 +75,13 @@ class ForkedProcess:
 class ForkServer:
     """The server's client. Used by one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, preload: Sequence[str] = ()) -> None:
+        """``preload``: modules that it imports beside those of all ranks."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {**os.environ, **HUGE_PAGES, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
         self._socket = ours
         self._process = subprocess.Popen(
-            [sys.executable, str(SERVER), str(theirs.fileno())],
+            [sys.executable, str(SERVER), str(theirs.fileno()), *preload],
             env=environment,
             pass_fds=[theirs.fileno()],
             start_new_session=True,
@@ -130,6 +131,6 @@ class ForkServer:
 
 
 @functools.cache
-def server() -> ForkServer:
-    """The server of this process, started at first use."""
-    return ForkServer()
+def server(*preload: str) -> ForkServer:
+    """The server of this process that has imported these modules, started at first use."""
+    return ForkServer(preload)

@@ -8,11 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-import torch
-
 from bagua.base.errors import ServiceError
 from bagua.proto.common_pb2 import HostBytes, Progress, StepShares
 from bagua.torch_api.join.daemon import DaemonClient
+from bagua.torch_api.join.reports import as_number
 from bagua.torch_api.join.statistics import StepTimes
 
 LOG = logging.getLogger("bagua")
@@ -35,10 +34,6 @@ def figures(step: StepTimes | None) -> dict[str, float]:
         "comm hidden ms": step.hidden_seconds * 1e3,
         "compute ms": step.compute_seconds * 1e3,
     }
-
-
-def _number(value: float | torch.Tensor) -> float:
-    return float(value.detach() if isinstance(value, torch.Tensor) else value)
 
 
 class ProgressReporter:
@@ -79,7 +74,7 @@ class ProgressReporter:
                 rank=self.rank,
                 step=max(0, int(step)),
                 total=max(0, int(total)),
-                metrics={name: _number(value) for name, value in metrics.items()},
+                metrics={name: as_number(value) for name, value in metrics.items()},
                 message=str(message),
             )
         except (TypeError, ValueError) as error:

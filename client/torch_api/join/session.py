@@ -14,9 +14,11 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 
 from bagua.base.errors import BaguaError, CommunicationError, ServiceError
+from bagua.torch_api.join import environment
 from bagua.torch_api.join.connection import Dismissed, HostConnection
 from bagua.torch_api.join.daemon import Admission, DaemonClient
-from bagua.torch_api.join.progress import ProgressReporter
+from bagua.torch_api.join.progress import ProgressReporter, figures
+from bagua.torch_api.join.reports import LISTENERS, Report, as_number
 from bagua.torch_api.join.shared_memory import SharedMemory
 from bagua.torch_api.join.statistics import StatisticsRecorder
 
@@ -219,11 +221,27 @@ def empty(
 
 
 def report(step: int = 0, total: int = 0, metrics: Mapping[str, float] | None = None, message: str = "") -> None:
-    """Tells the daemon how far the training is: ``bagua run`` and ``bagua job show`` display it.
+    """Tells the daemon how far the training is: ``bagua run`` and ``bagua job show`` display it. Functions that
+    ``on_report`` got hear it, too.
 
-    Returns at once; when reports come faster than four a second, only the newest goes out. Never
+    Returns at once; when reports come faster than four a second, only the newest goes to the daemon. Never
     fails the training: without a daemon, in a forked child, or on a newcomer that has not been let in, nothing happens.
     """
     session = CURRENT.session
-    if session is not None and session.progress is not None and not session.newcomer:
+    if session is not None and session.newcomer:
+        return
+    if LISTENERS:
+        _tell_listeners(session, step, total, metrics or {}, message)
+    if session is not None and session.progress is not None:
         session.progress.report(step, total, metrics or {}, message)
+
+
+def _tell_listeners(session: Session | None, step: int, total: int, metrics: Mapping[str, float], message: str) -> None:
+    try:
+        numbers = {name: as_number(value) for name, value in metrics.items()}
+    except (TypeError, ValueError) as error:
+        LOG.warning("This progress report was ignored: %s", error)
+        return
+    times = {} if session is None else figures(session.statistics.last_step())
+    rank = environment.get_rank() if session is None else session.membership.rank
+    LISTENERS.tell(Report(step, total, numbers, message, times), rank)

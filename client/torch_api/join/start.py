@@ -23,6 +23,12 @@ class _Torch:
     """The default group of ``torch.distributed`` beside the session; None before the start and after the end."""
 
     group: TorchGroup | None = None
+    begun = False
+
+
+def has_begun() -> bool:
+    """Whether this process has ever been a rank: then gRPC runs in it, and a forked child can't become one."""
+    return _Torch.begun
 
 
 def begin(store: Store | None = None, rank: int = -1, world_size: int = -1, local_world_size: int = -1) -> None:
@@ -82,7 +88,7 @@ def _begin(session: Session, torch_wanted: bool) -> None:
     _export(session.membership)
     torch_group = session.companion = TorchGroup(session, torch_wanted)
     CURRENT.session = session
-    _Torch.group = torch_group
+    _Torch.group, _Torch.begun = torch_group, True
     atexit.register(_leave, session, torch_group)
 
 

@@ -1,0 +1,244 @@
+"""``BaguaStrategy``: Lightning's DDPStrategy, whose gradients (or weights) a bagua algorithm exchanges."""
+
+from __future__ import annotations
+
+import multiprocessing.util
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import bagua.torch_api as bagua
+from bagua.algorithms import Algorithm, AsyncModelAverageAlgorithm
+from bagua.base.algorithm_choice import parse
+from bagua.base.errors import ConfigError
+from bagua.lightning.environment import is_rank
+from bagua.lightning.wrapped import StepModule
+from bagua.torch_api.compat.distributed_data_parallel import to_bagua_process_group
+from bagua.torch_api.join.session import current
+
+if TYPE_CHECKING:
+    from lightning.pytorch.plugins.environments import ClusterEnvironment
+    from lightning.pytorch.strategies import DDPStrategy
+
+MEANS = ("mean", "avg")
+
+
+def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment]) -> type[DDPStrategy]:
+    """``BaguaStrategy`` over the DDPStrategy of one package of Lightning."""
+
+    class BaguaStrategy(base):  # type: ignore[misc]
+        """Trains on several ranks, which a bagua algorithm keeps alike.
+
+        Under ``bagua run`` or torchrun each process is a rank. Otherwise ``Trainer(devices=N)`` starts N processes, and
+        the first of them a daemon.
+
+        Args:
+            algorithm: A name, such as "bytegrad"; a name with arguments, "local_sgd:interval=4"; or an ``Algorithm``.
+                None: that of environment variable BAGUA_ALGORITHM (``bagua run --algorithm``), else gradient
+                all-reduce. "qadam", "one_bit_adam" and "zero_one_adam" need their own optimizer from
+                ``configure_optimizers``.
+            flatten: ``.grad`` is a view of shared memory (True), or keeps memory of its own, at the price of a copy.
+            accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin: As for DDPStrategy.
+            start_method: How ``Trainer`` starts processes where no launcher did: "popen", "spawn", "fork" or
+                "forkserver".
+            broadcast_buffers: Buffers (statistics of BatchNorm) become rank 0's before each training step. None: as
+                DDPStrategy does it, but not with "async", whose ranks don't wait for each other.
+            bagua_kwargs: Arguments of the algorithm.
+
+        Raises ConfigError, KeyError or TypeError for an algorithm that can't be made of these.
+        """
+
+        strategy_name = "bagua"
+
+        def __init__(
+            self,
+            algorithm: str | Algorithm | None = None,
+            flatten: bool = True,
+            accelerator: Any = None,
+            parallel_devices: list[torch.device] | None = None,
+            cluster_environment: Any = None,
+            checkpoint_io: Any = None,
+            precision_plugin: Any = None,
+            *,
+            start_method: str = "popen",
+            broadcast_buffers: bool | None = None,
+            **bagua_kwargs: Any,
+        ) -> None:
+            super().__init__(
+                accelerator=accelerator,
+                parallel_devices=parallel_devices,
+                cluster_environment=cluster_environment or (environment() if is_rank() else None),
+                checkpoint_io=checkpoint_io,
+                precision_plugin=precision_plugin,
+                start_method=start_method,
+            )
+            self._algorithm = make_algorithm(algorithm, bagua_kwargs)
+            self._flatten = flatten
+            waits = not isinstance(self._algorithm, AsyncModelAverageAlgorithm)
+            self._broadcast_buffers = waits if broadcast_buffers is None else broadcast_buffers
+            self._device: torch.device | None = None
+            self._failed = False
+
+        @property
+        def root_device(self) -> torch.device:
+            """Stays what it was at the start: in an elastic job local ranks change."""
+            if self._device is None:
+                assert self.parallel_devices is not None
+                on_cpu = self.parallel_devices[0].type == "cpu"
+                found: torch.device = self.parallel_devices[0 if on_cpu else self.local_rank]
+                if not bagua.is_initialized():
+                    return found
+                self._device = found
+            return self._device
+
+        @property
+        def distributed_sampler_kwargs(self) -> dict[str, Any]:
+            return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+        def setup_distributed(self) -> None:
+            """Joins the job, once in a process, and brings up ``torch.distributed`` for Lightning's own calls."""
+            self.set_world_ranks()
+            if not bagua.is_initialized():
+                self._export_ranks()
+                bagua.init_process_group()
+                leave_in_good_order()
+                if is_elastic():
+                    bagua.communication.on_membership_change(lambda _: self.set_world_ranks())
+            self._check_world()
+            super().setup_distributed()
+
+        def _export_ranks(self) -> None:
+            """Lightning started this process and knows its rank: ``init_process_group`` reads it in the environment."""
+            found = self.cluster_environment
+            assert found is not None
+            if isinstance(found, environment):
+                return
+            os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = found.main_address, str(found.main_port)
+            os.environ["RANK"], os.environ["WORLD_SIZE"] = str(self.global_rank), str(self.world_size)
+            os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"] = str(self.local_rank), str(self.num_processes)
+            os.environ["NODE_RANK"] = str(self.node_rank)
+
+        def _check_world(self) -> None:
+            joined, asked = world_size(), self.num_nodes * self.num_processes
+            if asked != joined and not is_elastic():
+                raise ConfigError(
+                    f"Trainer(devices={self.num_processes}, num_nodes={self.num_nodes}) means {asked} ranks, but the "
+                    f"job has {joined}: give Trainer the numbers of your launcher."
+                )
+
+        def configure_ddp(self) -> None:
+            """Nothing yet: the exchange begins when the optimizers are known, in ``setup_optimizers``."""
+
+        def setup_optimizers(self, trainer: Any) -> None:
+            """Makes the optimizers and begins the exchange."""
+            super().setup_optimizers(trainer)
+            wrapped = StepModule(self.lightning_module)
+            wrapped.begin(self.optimizers, self._algorithm, self._flatten, self._broadcast_buffers)
+            self.model = wrapped
+
+        def on_validation_start(self) -> None:
+            """Validation sees rank 0's buffers on all ranks, as with DDP."""
+            super().on_validation_start()
+            if isinstance(self.model, StepModule) and self._broadcast_buffers:
+                self.model.broadcast_buffers()
+
+        @contextmanager
+        def block_backward_sync(self) -> Iterator[None]:
+            """Backward passes in this block only accumulate on this rank (``accumulate_grad_batches``)."""
+            if isinstance(self.model, StepModule):
+                with self.model.no_sync():
+                    yield
+            else:
+                yield
+
+        def barrier(self, *_: Any, **__: Any) -> None:
+            """Returns when every rank has called it."""
+            if bagua.is_initialized():
+                bagua.barrier()
+
+        def broadcast(self, obj: Any, src: int = 0) -> Any:
+            """``obj`` of rank ``src``; see ``bagua.communication.broadcast_object``."""
+            return bagua.communication.broadcast_object(obj, src) if bagua.is_initialized() else obj
+
+        def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+            """``tensor`` holds the reduction over all ranks afterwards, and is returned. Other objects come back as
+            they are. ``group``: one of ``torch.distributed``. ``reduce_op``: "mean", "sum", "max" and so on, or
+            torch's ReduceOp."""
+            if not isinstance(tensor, torch.Tensor) or not bagua.is_initialized():
+                return tensor
+            name = (reduce_op if isinstance(reduce_op, str) else str(reduce_op or "sum").rpartition(".")[2]).lower()
+            op = bagua.ReduceOp.SUM if name in MEANS else bagua.ReduceOp[name.upper()]
+            comm = to_bagua_process_group(group).get_global_communicator()
+            bagua.allreduce_inplace(tensor, op, comm)
+            if name not in MEANS:
+                return tensor
+            mean = tensor / comm.nranks()
+            return tensor.copy_(mean)
+
+        def on_exception(self, exception: BaseException) -> None:
+            self._failed = True
+            super().on_exception(exception)
+
+        def teardown(self) -> None:
+            """Ends the exchange. This process stays a rank: another Trainer may follow."""
+            if isinstance(self.model, StepModule):
+                if not self._failed:  # by an exception, which the other ranks need not have: nobody waits for them
+                    self.model.end()
+                self.model = self.lightning_module
+            super().teardown()
+            if bagua.is_initialized():
+                # LightningEnvironment has taken it away, and the next Trainer's ranks follow from it.
+                os.environ["WORLD_SIZE"] = str(world_size())
+
+        @classmethod
+        def register_strategies(cls, strategy_registry: Any) -> None:
+            """The names "bagua", "bagua_spawn", "bagua_fork" and "bagua_notebook", which say how ``Trainer`` starts
+            processes."""
+            methods = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}
+            for ending, method in methods.items():
+                words = f"Bagua, processes by {method}"
+                strategy_registry.register(f"bagua{ending}", cls, description=words, start_method=method)
+
+    made: Any = BaguaStrategy
+    made.__module__, made.__qualname__ = "bagua.lightning", "BaguaStrategy"
+    return BaguaStrategy
+
+
+def leave_in_good_order() -> None:
+    """A process that multiprocessing has forked ends without functions of atexit: it leaves its job all the same,
+    unless an exception ends it."""
+
+    def leave() -> None:
+        if sys.exc_info()[0] is None:
+            bagua.destroy_process_group()
+
+    if multiprocessing.parent_process() is not None:
+        multiprocessing.util.Finalize(None, leave, exitpriority=1)
+
+
+def world_size() -> int:
+    """Number of ranks of the job that this process has joined."""
+    return current().membership.world_size
+
+
+def is_elastic() -> bool:
+    """Whether this process belongs to an elastic job."""
+    return bagua.is_initialized() and current().elastic
+
+
+def make_algorithm(given: str | Algorithm | None, arguments: dict[str, Any]) -> Algorithm | None:
+    """The algorithm of a strategy's arguments; None: the environment chooses. Raises ConfigError, KeyError or TypeError
+    where they name none."""
+    if isinstance(given, str):
+        name, said = parse(given)
+        return Algorithm.init(name, **{**said, **arguments})
+    if arguments:
+        raise TypeError(
+            f"BaguaStrategy has no argument {', '.join(arguments)}. Those of an algorithm need its name: "
+            'BaguaStrategy("local_sgd", interval=4).'
+        )
+    return given

@@ -1,0 +1,65 @@
+"""The module that stands for a LightningModule while it is trained: its call is a training step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+import bagua.torch_api as bagua
+from bagua.algorithms import Algorithm
+from bagua.torch_api.compat.model import BaguaDistributedDataParallel
+from bagua.torch_api.train.parameters import IGNORE_LISTS
+
+PREFIX = "module."
+
+
+class StepModule(torch.nn.Module):
+    """``module`` in a module of its own. A LightningModule calls itself within ``training_step``, and hooks on it would
+    take each of these calls for a step. Names of its parameters have the prefix ``module.``, as with DDP."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        for name in IGNORE_LISTS:
+            ignored = getattr(module, name, None)
+            if ignored:
+                setattr(self, name, [PREFIX + one.removeprefix(".") for one in ignored])
+        self.exchange: BaguaDistributedDataParallel | None = None
+
+    def begin(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        algorithm: Algorithm | None,
+        flatten: bool,
+        broadcast_buffers: bool,
+    ) -> None:
+        """All ranks take over rank 0's parameters, buffers and optimizers, and exchange from now on. Raises BaguaError,
+        on every rank, if models or optimizers differ."""
+        self.exchange = BaguaDistributedDataParallel(
+            self, optimizers, algorithm, gradient_as_bucket_view=flatten, broadcast_buffers=broadcast_buffers
+        )
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """That of ``module``, which Lightning sends on to ``training_step``."""
+        return self.module(*inputs, **named)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in this block only accumulate on this rank."""
+        assert self.exchange is not None
+        with self.exchange.no_sync():
+            yield
+
+    def broadcast_buffers(self) -> None:
+        """Buffers become rank 0's."""
+        for buffer in self.module.buffers():
+            bagua.broadcast(buffer, src=0)
+
+    def end(self) -> None:
+        """``module`` is an ordinary one again. All ranks do it together."""
+        if self.exchange is not None:
+            self.exchange.close()
+            self.exchange = None

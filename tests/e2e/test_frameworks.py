@@ -1,0 +1,89 @@
+"""The examples of docs/frameworks.md with every launcher: the losses are those of torch's own backend, bit by bit."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from e2e.conftest import Sandbox
+
+LIGHTNING = "bagua.examples.lightning_digits"
+HUGGING_FACE = "bagua.examples.hugging_face"
+SMALL = ("--epochs", "1", "--batches", "4", "--precision", "64-true")
+STEPS = ("--steps", "3", "--pieces", "64", "--float64")
+RUN = ("run", "--nproc-per-node", "2")
+ENVIRONMENT = {"ACCELERATE_USE_CPU": "true", "BAGUA_C10D": "python", "HF_HUB_OFFLINE": "1"}
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
+ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "-m")
+
+
+def losses(text: str) -> set[str]:
+    """All that ranks print of their losses."""
+    return set(re.findall(r"loss (\S+ -> [^\s,]+)", text))
+
+
+@pytest.mark.full
+def test_lightning_with_every_launcher(sandbox: Sandbox) -> None:
+    pytest.importorskip("lightning", reason="Lightning is not installed")
+    by_itself = (sys.executable, "-m", LIGHTNING, *SMALL)
+    expected = losses(sandbox.run(*by_itself, "--strategy", "ddp").text)
+    assert len(expected) == 1
+    for started in (
+        sandbox.bagua(*RUN, "-m", LIGHTNING, *SMALL),
+        sandbox.run(*by_itself),
+        sandbox.run(*by_itself, "--strategy", "bagua_fork"),
+    ):
+        assert started.code == 0 and losses(started.text) == expected, started.text
+    sandbox.assert_all_gone(10.0)
+
+
+@pytest.mark.full
+def test_the_other_package_of_lightning(sandbox: Sandbox) -> None:
+    pytest.importorskip("pytorch_lightning", reason="pytorch_lightning is not installed")
+    other = ("-m", LIGHTNING, *SMALL, "--package", "pytorch_lightning")
+    expected = losses(sandbox.run(sys.executable, *other, "--strategy", "ddp").text)
+    started = sandbox.bagua(*RUN, *other)
+    assert started.code == 0 and losses(started.text) == expected != set(), started.text
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("loop", ["trainer", "accelerate"])
+def test_hugging_face_with_every_launcher(sandbox: Sandbox, loop: str) -> None:
+    pytest.importorskip("transformers", reason="Transformers is not installed")
+    pytest.importorskip("accelerate", reason="Accelerate is not installed")
+    program = (HUGGING_FACE, *STEPS, "--loop", loop)
+    plain = sandbox.run(*TORCHRUN, *program, env=ENVIRONMENT)
+    assert plain.code == 0 and "backend gloo" in plain.text, plain.text
+    expected = losses(plain.text)
+    for started in (
+        sandbox.bagua(*RUN, "-m", "bagua.accelerate", "-m", *program, env=ENVIRONMENT),
+        sandbox.run(*ACCELERATE, "bagua.accelerate", "-m", *program, env=ENVIRONMENT),
+    ):
+        assert started.code == 0 and "backend bagua" in started.text, started.text
+        assert losses(started.text) == expected
+    sandbox.assert_all_gone(10.0)
+
+
+NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebook.ipynb"
+
+
+@pytest.mark.full
+def test_the_notebook_runs(sandbox: Sandbox) -> None:
+    """docs/notebook.ipynb, executed anew in a real kernel: no cell fails, and the last outputs are those it shows."""
+    nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
+    pytest.importorskip("ipykernel", reason="ipykernel is not installed")
+    pytest.importorskip("nbclient", reason="nbclient is not installed")
+    target = sandbox.folder / "notebook.ipynb"
+    shown = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.write(shown, target)
+    words = "import nbclient.cli; nbclient.cli.main()"
+    done = sandbox.run(sys.executable, "-c", words, "--inplace", target, env={"PYTHONPATH": ""})
+    assert done.code == 0, done.text
+    executed = nbformat.read(target, as_version=4)
+    for now, before in zip(executed.cells, shown.cells, strict=True):
+        if now.cell_type == "code":
+            assert [one.output_type for one in now.outputs] == [one.output_type for one in before.outputs]
+    assert "rank 0 of 1" in executed.cells[-2].outputs[0].text
+    sandbox.assert_all_gone(10.0)

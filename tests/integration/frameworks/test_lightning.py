@@ -1,0 +1,328 @@
+"""Lightning: BaguaStrategy gives the same losses, bit by bit, as DDPStrategy on Gloo, and so does backend "bagua".
+
+All scenarios run on the same two ranks, one after the other: many Trainers in one process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rig.scenarios import check_passed
+from torch import distributed, nn
+
+import bagua.torch_api as bagua
+from bagua.base.errors import ConfigError
+from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
+from bagua.torch_api.join.environment import find_free_network_port
+
+PRELOAD = ("lightning.pytorch",)
+BATCHES, BATCH = 6, 8
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "max_epochs": 1}
+
+
+def import_lightning() -> Any:
+    """In a rank; its own warnings are no concern of ours."""
+    warnings.simplefilter("default")
+    import lightning.pytorch
+
+    import bagua.lightning  # noqa: F401
+
+    return lightning.pytorch
+
+
+def make_model(optimizer: Callable[[Any], Any] = lambda p: torch.optim.AdamW(p, 1e-2), manual: bool = False) -> Any:
+    """A LightningModule that keeps the losses of its training and its validation."""
+
+    class Net(import_lightning().LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(3)
+            self.net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.BatchNorm1d(16), nn.Linear(16, 4))
+            self.losses: list[float] = []
+            self.validated: list[float] = []
+            self.automatic_optimization = not manual
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.net(inputs)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            loss = nn.functional.mse_loss(self(batch[0]), batch[1])
+            self.losses.append(loss.item())
+            if not manual:
+                self.log("loss", loss, sync_dist=True)
+                return loss
+            self.optimizers().zero_grad()
+            self.manual_backward(loss)
+            self.optimizers().step()
+            return None
+
+        def validation_step(self, batch: Any, index: int) -> None:
+            loss = nn.functional.mse_loss(self(batch[0]), batch[1])
+            self.log("val", loss, sync_dist=True)
+
+        def on_validation_epoch_end(self) -> None:
+            self.validated.append(float(self.trainer.callback_metrics.get("val", 0.0)))
+
+        def configure_optimizers(self) -> Any:
+            return optimizer(self.parameters())
+
+    return Net()
+
+
+def make_loader(batches: int = BATCHES, dtype: torch.dtype = torch.float64) -> Any:
+    generator = torch.Generator().manual_seed(5)
+    inputs = torch.randn(2 * batches * BATCH, 8, generator=generator, dtype=torch.float64).to(dtype)
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, inputs[:, :4].sin()), BATCH)
+
+
+def fit(strategy: Any, model: Any, ckpt_path: Any = None, **options: Any) -> Any:
+    """A Trainer that has trained the model on two ranks."""
+    given = {**QUIET, "enable_checkpointing": False, "precision": "64-true", **options}
+    trainer = import_lightning().Trainer(accelerator="cpu", devices=2, strategy=strategy, **given)
+    dtype = torch.float64 if given["precision"] == "64-true" else torch.float32
+    trainer.fit(model, make_loader(dtype=dtype), make_loader(1, dtype), ckpt_path=ckpt_path)
+    return trainer
+
+
+def check_equal(**options: Any) -> None:
+    """The same Trainer with DDP on Gloo, and with Bagua."""
+    theirs, ours = make_model(), make_model()
+    fit("ddp", theirs, **options)
+    fit("bagua", ours, **options)
+    check_same(ours, theirs)
+
+
+def check_same(ours: Any, theirs: Any) -> None:
+    assert theirs.losses and ours.losses == theirs.losses, (ours.losses, theirs.losses)
+    assert ours.validated == theirs.validated, (ours.validated, theirs.validated)
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+# Scenarios
+
+
+def plain() -> None:
+    check_equal()
+
+
+def mixed_precision() -> None:
+    check_equal(precision="bf16-mixed")
+
+
+def accumulation() -> None:
+    check_equal(accumulate_grad_batches=3)
+
+
+def clipping() -> None:
+    check_equal(gradient_clip_val=0.05)
+
+
+def manual_optimization() -> None:
+    """Lightning's DDP leaves buffers alone here before validation; that is left out."""
+    theirs, ours = make_model(manual=True), make_model(manual=True)
+    fit("ddp", theirs, limit_val_batches=0)
+    fit("bagua", ours, limit_val_batches=0)
+    check_same(ours, theirs)
+
+
+def checkpoints() -> None:
+    """A training that stops after the first of two epochs, and goes on from its checkpoint, is one without a stop. The
+    checkpoint has the names of the model alone, so DDP goes on from it, too."""
+    pytorch = import_lightning()
+    folder = Path(bagua.communication.broadcast_object(os.path.join(os.getcwd(), f"checkpoints-{os.getpid()}")))
+    whole, begun = make_model().double(), make_model().double()  # Lightning loads before it changes the precision
+    fit("ddp", whole, max_epochs=2)
+    kept = pytorch.callbacks.ModelCheckpoint(dirpath=folder, filename="first", save_on_train_epoch_end=True)
+    fit("bagua", begun, enable_checkpointing=True, callbacks=[kept])
+    for strategy in ("bagua", "ddp"):
+        resumed = make_model().double()
+        fit(strategy, resumed, ckpt_path=folder / "first.ckpt", max_epochs=2)
+        assert begun.losses + resumed.losses == whole.losses, (begun.losses, resumed.losses, whole.losses)
+    names = torch.load(folder / "first.ckpt", weights_only=False)["state_dict"]
+    assert list(names) == list(begun.state_dict())
+
+
+def algorithm_by_name() -> None:
+    """Arguments reach it: weights are the same on all ranks after each second step."""
+    from bagua.lightning import BaguaStrategy
+
+    same: list[bool] = []
+
+    class Compare(import_lightning().Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, trainer: Any, model: Any, *_: Any) -> None:
+            mine = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+            everyone = torch.empty(2 * len(mine), dtype=mine.dtype)
+            bagua.allgather(mine, everyone)
+            same.append(torch.equal(everyone[: len(mine)], everyone[len(mine) :]))
+
+    for given in ({"algorithm": "local_sgd", "interval": 2}, {"algorithm": "local_sgd:interval=2"}):
+        same.clear()
+        fit(BaguaStrategy(**given), make_model(), callbacks=[Compare()])
+        assert same == [False, True] * (BATCHES // 2), same
+
+
+def algorithm_with_an_optimizer() -> None:
+    from bagua.lightning import BaguaStrategy
+
+    model = make_model(lambda parameters: QAdamOptimizer(parameters, lr=1e-2, warmup_steps=3))
+    fit(BaguaStrategy("qadam", False), model)
+    assert len(model.losses) == BATCHES
+
+
+def wrong_arguments() -> None:
+    from bagua.lightning import BaguaStrategy
+
+    for make, words in (
+        (lambda: BaguaStrategy("nothing"), "nothing"),
+        (lambda: BaguaStrategy("bytegrad", interval=3), "interval"),
+        (lambda: BaguaStrategy(interval=3), "need its name"),
+    ):
+        with pytest.raises((KeyError, TypeError), match=words):
+            make()
+    trainer = import_lightning().Trainer(
+        accelerator="cpu", devices=3, strategy="bagua", enable_checkpointing=False, **QUIET
+    )
+    with pytest.raises(ConfigError, match=r"means 3 ranks, but the job has 2"):
+        trainer.fit(make_model(), make_loader())
+
+
+def calls_of_a_strategy() -> None:
+    """Those that callbacks and loops of Lightning make."""
+    model = make_model()
+    trainer = fit("bagua", model)
+    strategy, rank = trainer.strategy, bagua.get_rank()
+    assert (strategy.world_size, strategy.global_rank, strategy.is_global_zero) == (2, rank, rank == 0)
+    for op, expected in (("mean", 0.5), ("sum", 1.0), ("max", 1.0), (None, 1.0), (distributed.ReduceOp.MIN, 0.0)):
+        assert strategy.reduce(torch.tensor(float(rank)), reduce_op=op).item() == expected, op
+    assert strategy.reduce("text") == "text"
+    assert strategy.broadcast({"rank": rank}, src=1) == {"rank": 1}
+    assert strategy.reduce_boolean_decision(rank == 0) is False
+    assert strategy.reduce_boolean_decision(rank == 0, all=False) is True
+    assert strategy.all_gather(torch.tensor([rank])).flatten().tolist() == [0, 1]
+
+
+def failure_of_all_ranks() -> None:
+    """A step that raises on all ranks ends that Trainer; the next one works."""
+    model = make_model()
+    model.training_step = lambda batch, batch_idx: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        fit("bagua", model)
+    check_equal()
+
+
+def reports() -> None:
+    """``self.log`` reaches ``bagua.report``."""
+    from bagua.lightning import BaguaReport
+
+    heard: list[Any] = []
+    bagua.on_report(heard.append, all_ranks=True)
+    model = make_model()
+    fit("bagua", model, callbacks=[BaguaReport()])
+    assert [(report.step, report.total) for report in heard] == [(step + 1, BATCHES) for step in range(BATCHES)]
+    assert heard[-1].times["compute ms"] > 0 and heard[-1].metrics["loss"] > 0
+
+
+def backend_bagua() -> None:
+    """DDPStrategy on backend "bagua" of torch.distributed. The last scenario: that replaces the Gloo group."""
+    from lightning.pytorch.strategies import DDPStrategy
+
+    theirs, ours = make_model(), make_model()
+    fit("ddp", theirs)
+    distributed.destroy_process_group()
+    fit(DDPStrategy(process_group_backend="bagua"), ours)
+    assert distributed.get_backend() == "bagua"
+    check_same(ours, theirs)
+
+
+SCENARIOS: dict[str, Callable[[], None]] = {
+    scenario.__name__: scenario
+    for scenario in (
+        plain,
+        mixed_precision,
+        accumulation,
+        clipping,
+        manual_optimization,
+        checkpoints,
+        algorithm_by_name,
+        algorithm_with_an_optimizer,
+        wrong_arguments,
+        calls_of_a_strategy,
+        failure_of_all_ranks,
+        reports,
+        backend_bagua,
+    )
+}
+
+
+def rank_scenarios(names: list[str]) -> None:
+    warnings.simplefilter("default")
+    bagua.init_process_group()
+    for name in names:
+        try:
+            SCENARIOS[name]()
+        except Exception:
+            traceback.print_exc()  # the others may go well
+            continue
+        bagua.barrier()
+        print(f"passed {name}", flush=True)
+
+
+@pytest.fixture(scope="module")
+def outputs(request: Any, tmp_path_factory: Any, run_in_ranks: Any) -> list[str]:
+    """The output of every rank."""
+    pytest.importorskip("lightning", reason="Lightning is not installed")
+    names = [name for name in SCENARIOS if any(f"[{name}]" in item.name for item in request.session.items)]
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_network_port()), "BAGUA_C10D": "python"}
+    folder = tmp_path_factory.mktemp("ranks")
+    found: list[str] = run_in_ranks(folder, PRELOAD, rank_scenarios, environment=environment, names=names)
+    return found
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_lightning(outputs: list[str], name: str) -> None:
+    check_passed(outputs, name)
+
+
+def rank_elastic() -> dict[str, Any]:
+    """Rank 2 is killed in its third step; the others finish the epoch, and stay alike."""
+    warnings.simplefilter("default")
+    from bagua.lightning import BaguaStrategy
+
+    model = make_model()
+    inner = model.training_step
+
+    def step(batch: Any, batch_idx: int) -> Any:
+        if batch_idx == 2 and bagua.get_rank() == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return inner(batch, batch_idx)
+
+    model.training_step = step
+    pytorch = import_lightning()
+    trainer = pytorch.Trainer(
+        accelerator="cpu", devices=3, strategy=BaguaStrategy(), precision="64-true", enable_checkpointing=False, **QUIET
+    )
+    trainer.fit(model, make_loader())
+    assert trainer.strategy.world_size == 2
+    mine = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return {"losses": len(model.losses), "weights": mine}
+
+
+def test_elastic_job(tmp_path: Path) -> None:
+    pytest.importorskip("lightning", reason="Lightning is not installed")
+    from integration.frameworks.conftest import DEADLINE_S, ranks_with
+
+    with ranks_with(tmp_path, PRELOAD) as ranks:
+        started = ranks.start(rank_elastic, 3, elastic=True)
+        ranks.wait(DEADLINE_S)
+        first, second = (rank.result() for rank in started[:2])
+    assert first["losses"] == second["losses"] == 2 * BATCHES // 3
+    assert torch.equal(first["weights"], second["weights"])

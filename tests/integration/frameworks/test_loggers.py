@@ -1,0 +1,97 @@
+"""Values of ``bagua.report`` reach the loggers that a user has."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import bagua.torch_api as bagua
+from bagua import loggers
+from bagua.torch_api.join.reports import LISTENERS, Report
+
+REPORT = Report(7, 10, {"loss": 0.5}, "", {"compute ms": 3.0})
+
+
+@pytest.fixture(autouse=True)
+def no_listeners(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(LISTENERS, "_functions", {})
+    yield
+
+
+def test_functions_hear_numbers() -> None:
+    heard: list[Report] = []
+    bagua.on_report(heard.append)
+    bagua.report(3, 10, {"loss": torch.tensor(0.25), "samples": 4}, "half way")
+    assert heard == [Report(3, 10, {"loss": 0.25, "samples": 4.0}, "half way", {})]
+
+
+def test_other_ranks_are_heard_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    first: list[Report] = []
+    every: list[Report] = []
+    bagua.on_report(first.append)
+    bagua.on_report(every.append, all_ranks=True)
+    bagua.report(1)
+    assert (len(first), len(every)) == (0, 1)
+
+
+def test_a_function_that_fails_is_not_called_again(caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[int] = []
+
+    @bagua.on_report
+    def fails(report: Report) -> None:
+        calls.append(report.step)
+        raise OSError("disk full")
+
+    with caplog.at_level(logging.WARNING, "bagua"):
+        bagua.report(1)
+        bagua.report(2)
+    assert calls == [1]
+    assert "disk full" in caplog.text and "not called again" in caplog.text
+
+
+def test_values_that_are_no_numbers_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    bagua.on_report(lambda report: pytest.fail("nothing was to be reported"))
+    metrics: Any = {"loss": "high"}
+    with caplog.at_level(logging.WARNING, "bagua"):
+        bagua.report(1, metrics=metrics)
+    assert "ignored" in caplog.text
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    """Written with torch's own writer, read with TensorBoard."""
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of TensorBoard's own parts
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        from torch.utils.tensorboard import SummaryWriter
+
+        with SummaryWriter(str(tmp_path)) as writer:
+            loggers.to_tensorboard(writer)(REPORT)
+        found = EventAccumulator(str(tmp_path)).Reload()
+        assert sorted(found.Tags()["scalars"]) == ["bagua/compute ms", "loss"]
+        (event,) = found.Scalars("loss")
+    assert (event.step, event.value) == (7, 0.5)
+
+
+def test_mlflow(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/runs.db")
+    with mlflow.start_run() as run:
+        loggers.to_mlflow(mlflow)(REPORT)
+    assert mlflow.get_run(run.info.run_id).data.metrics == {"loss": 0.5, "bagua/compute ms": 3.0}
+
+
+def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb", reason="Weights & Biases is not installed")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run = wandb.init(project="test", mode="offline", dir=str(tmp_path))
+    loggers.to_wandb(run)(REPORT)
+    assert dict(run.summary)["loss"] == 0.5
+    run.finish()

@@ -1,0 +1,192 @@
+"""``bagua.notebook_launcher``, called in processes that have imported torch and used nothing of it yet."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rig import forking
+
+import bagua.torch_api as bagua
+from bagua.base.errors import BaguaError, ConfigError
+from bagua.torch_api.notebook import cell, launcher
+
+DEADLINE_S = 120.0
+
+
+@pytest.fixture
+def in_a_process(tmp_path: Path) -> Callable[..., Any]:
+    """``in_a_process(function)``: what it returned in a process of its own, and what that printed."""
+
+    def run(function: Callable[..., Any], **arguments: Any) -> tuple[Any, str]:
+        result, log = tmp_path / "result.pt", tmp_path / "log"
+        argv = [forking.RANK_MAIN, function.__code__.co_filename, function.__name__, result, json.dumps(arguments)]
+        environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+        environment["XDG_RUNTIME_DIR"] = str(tmp_path)
+        with log.open("wb") as output:
+            process = forking.server().fork([str(word) for word in argv], environment, output.fileno())
+        if process is None:
+            pytest.skip("this version of torch starts threads when it is imported: no process can be forked from it")
+        try:
+            assert process.wait(DEADLINE_S) == 0, log.read_text()
+        finally:
+            process.kill()
+        return torch.load(result, weights_only=False), log.read_text()
+
+    return run
+
+
+def train(steps: int) -> dict[str, Any]:
+    bagua.init_process_group()
+    torch.manual_seed(bagua.get_rank())
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model = model.with_bagua([optimizer])
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = model(torch.full((4, 2), 1.0 + bagua.get_rank())).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        bagua.report(step + 1, steps, {"loss": loss})
+    print(f"rank {bagua.get_rank()} of {bagua.get_world_size()}")
+    return {"weight": model.weight.detach(), "loss": loss.item(), "rank": bagua.get_rank()}
+
+
+def launches() -> Any:
+    shown: list[Any] = []
+    cell.Cell.progress = lambda _, *report: shown.append(report)  # type: ignore[method-assign, assignment]
+    return bagua.notebook_launcher(train, (4,), nproc=2), shown
+
+
+def test_ranks_train_and_rank_0_speaks(in_a_process: Any) -> None:
+    (result, shown), printed = in_a_process(launches)
+    assert printed == "rank 0 of 2\n"
+    assert result["rank"] == 0 and result["weight"].shape == (1, 2)
+    step, total, metrics, message = shown[-1]
+    assert (step, total, message) == (4, 4, "") and metrics["loss"] == pytest.approx(result["loss"])
+
+
+def fails_on_rank_1() -> None:
+    if os.environ["RANK"] == "1":
+        raise ValueError("this is the reason")
+    time.sleep(DEADLINE_S)  # the launch ends it
+
+
+def fails_by_signal() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def failures() -> list[str]:
+    launcher.GRACE_S = 0.2
+    found = []
+    for function in (fails_on_rank_1, fails_by_signal, returns_a_lock):
+        with pytest.raises(BaguaError) as error:
+            bagua.notebook_launcher(function)
+        found.append(str(error.value))
+    return found
+
+
+def returns_a_lock() -> Any:
+    return time  # a module, which can't be pickled
+
+
+def test_a_rank_that_fails_ends_all_with_its_traceback(in_a_process: Any) -> None:
+    (raised, killed, unpickled), printed = in_a_process(failures)
+    assert raised.startswith("Rank 1 failed") and "ValueError: this is the reason" in raised
+    assert "was ended by SIGKILL" in killed
+    assert "returned a module, which can't be sent" in unpickled
+    assert printed == ""
+
+
+def interrupts() -> None:
+    if os.environ["RANK"] == "0":
+        print(f"pid {os.getpid()}", flush=True)
+        os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(DEADLINE_S)
+
+
+def is_interrupted() -> float:
+    before = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        bagua.notebook_launcher(interrupts)
+    return time.monotonic() - before
+
+
+def test_an_interrupt_ends_all_ranks(in_a_process: Any) -> None:
+    seconds, printed = in_a_process(is_interrupted)
+    assert seconds < DEADLINE_S
+    pid = int(printed.split()[1])
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def is_a_world_of_one() -> dict[str, Any]:
+    before = launcher._can_fork()
+    bagua.init_process_group()
+    total = torch.tensor([3.0])
+    bagua.allreduce_inplace(total)
+    found = {"total": total.item(), "ranks": bagua.get_world_size(), "could fork": (before, launcher._can_fork())}
+    bagua.destroy_process_group()
+    return found
+
+
+def test_a_plain_process_is_a_world_of_one(in_a_process: Any) -> None:
+    """It then was a rank, with gRPC's threads: no fork of it can be another."""
+    found, _ = in_a_process(is_a_world_of_one)
+    assert found == {"total": 3.0, "ranks": 1, "could fork": (True, False)}
+
+
+def spawns() -> Any:
+    bagua.init_process_group()
+    bagua.destroy_process_group()
+    scale = torch.tensor(3.0)
+
+    def from_a_cell(value: float) -> float:
+        """Can't be imported anywhere."""
+        import bagua.torch_api as bagua
+
+        bagua.init_process_group()
+        total = scale * value * (bagua.get_rank() + 1)
+        bagua.allreduce_inplace(total)
+        return float(total)
+
+    return bagua.notebook_launcher(from_a_cell, (2.0,))
+
+
+@pytest.mark.full
+def test_fresh_processes_where_a_fork_can_not_work(in_a_process: Any) -> None:
+    pytest.importorskip("cloudpickle")
+    assert in_a_process(spawns)[0] == 18.0
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ConfigError, match="nproc is 0"):
+        bagua.notebook_launcher(print, nproc=0)
+    with pytest.raises(ConfigError, match="must be fork or spawn"):
+        bagua.notebook_launcher(print, start_method="thread")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_on_a_terminal_and_in_a_notebook() -> None:
+    terminal = Terminal()
+    with contextlib.redirect_stderr(terminal):
+        shown = cell.Cell()
+        shown.progress(1, 4, {"loss": 0.5}, "<first>")
+        shown.progress(2, 0, {}, "")
+        shown.close()
+    assert terminal.getvalue().split("\r")[0] == "1/4 loss 0.5 <first>"
+    assert terminal.getvalue().endswith("2/2\n")
+    bar = cell.Bar(1, 4, "<first>")
+    assert bar._repr_html_() == "<progress style='width:40ex' max='4' value='1'></progress> 1/4 &lt;first&gt;"
