@@ -17,7 +17,12 @@ import native_build as native
 TIDY = shutil.which("clang-tidy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
 """Clang's parser, from a package of Python: a machine needs no compiler besides g++."""
 # Clang's findings about locks, none of the checks of clang-tidy.
-CHECKS = ["--allow-no-checks", "--checks=-*,clang-diagnostic-error,clang-diagnostic-thread-safety*", "--warnings-as-errors=*", "--quiet"]
+CHECKS = [
+    "--allow-no-checks",
+    "--checks=-*,clang-diagnostic-error,clang-diagnostic-thread-safety*",
+    "--warnings-as-errors=*",
+    "--quiet",
+]
 FLAGS = ["-std=c++17", "-Wthread-safety", *native.INCLUDES]
 GUARDED = """
 #include "base/mutex.h"
