@@ -201,8 +201,8 @@ def _in_rows(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """``tokens``, ``weights``, ``rows_of`` and ``first_row`` of a Choice.
 
-    ``gates``: [experts, tokens]. ``goes``: int64 [k, tokens], the expert, or their number for none; ``all_go``: there is
-    no such entry. ``counts``: how many go to each.
+    ``gates``: [experts, tokens]. ``goes``: int64 [k, tokens], the expert, or their number for none; ``all_go``: there
+    is no such entry. ``counts``: how many go to each.
     """
     k, tokens = goes.shape
     number, order = goes.reshape(-1).sort(stable=True)
