@@ -135,8 +135,11 @@ def rank_main(options: argparse.Namespace) -> None:
         systems = {name: one for name, one in case(options.width, tokens, kind).items() if name in options.systems}
         for one in systems.values():
             turn(one, 2)
-        number = {name: max(1, min(MOST_PASSES, int(options.turn / turn(one, 2)[0] * 2))) for name, one in systems.items()}
-        rounds = [{name: turn(one, number[name]) for name, one in systems.items()} for _ in range(options.rounds)]
+        number = {
+            name: max(1, min(MOST_PASSES, int(options.turn / turn(one, 2)[0] * 2))) for name, one in systems.items()
+        }
+        orders = [list(systems.items()), list(systems.items())[::-1]]
+        rounds = [{name: turn(one, number[name]) for name, one in orders[i % 2]} for i in range(options.rounds)]
         row: dict[str, Any] = {"expert": kind, "tokens": tokens, "width": options.width}
         for name in systems:
             each = tokens * n * number[name]

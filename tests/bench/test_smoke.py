@@ -229,8 +229,9 @@ def test_startup() -> None:
 
 @pytest.mark.full
 def test_experts() -> None:
-    options = ["--nproc-per-node", "2", "--tokens", "8", "--width", "4", "--experts", "none,ffn", "--seconds", "0"]
-    command = [sys.executable, "-P", str(HERE / "moe.py"), *options, "--repeat", "1", "--output", "json"]
+    options = ["--nproc-per-node", "2", "--tokens", "8", "--width", "4", "--experts", "none,ffn", "--rounds", "1"]
+    options += ["--turn", "0", "--systems", "bagua,gloo,dense"]
+    command = [sys.executable, "-P", str(HERE / "moe.py"), *options, "--output", "json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(done.stdout)["rows"]

@@ -63,7 +63,9 @@ class Routes:
     mean: bool
 
     @classmethod
-    def of(cls, choice: Choice, comm: Communicator | None, local_experts: int, mean: bool, like: torch.Tensor) -> Routes:
+    def of(
+        cls, choice: Choice, comm: Communicator | None, local_experts: int, mean: bool, like: torch.Tensor
+    ) -> Routes:
         """Tells the other ranks how many tokens come: one small exchange. ``like``: the tokens."""
         mine: list[int] = choice.counts.tolist()
         shared = None
@@ -163,8 +165,11 @@ def _through_daemon(routes: Routes, way: Way, like: torch.Tensor, write: Write) 
 def _rows_of(parts: Sequence[torch.Tensor]) -> Write:
     """Writes rows of ``parts``, which lie one after the other."""
     if len(parts) == 1:
-        whole = parts[0]
-        return lambda begin, end, target: target.copy_(whole.narrow(0, begin, end - begin))
+
+        def write_one(begin: int, end: int, target: torch.Tensor) -> None:
+            target.copy_(parts[0].narrow(0, begin, end - begin))
+
+        return write_one
     sizes = [part.shape[0] for part in parts]
 
     def write(begin: int, end: int, target: torch.Tensor) -> None:

@@ -30,8 +30,9 @@ class Choice:
     token it is, ``weights`` float32 [rows], by how much the expert's result is multiplied. ``rows_of``: int64, the rows
     of token 0, of token 1, ...; those of token t begin at ``first_row`` [tokens] [t].
 
-    ``passed``: the tokens, for the dispatch alone: their gradient joins that of the gate in one pass. ``loss``: float32 number, the auxiliary loss, which is least where all experts get equally many tokens. ``wanted``:
-    int64 [experts] on the CPU, tokens whose first choice each expert was.
+    ``passed``: the tokens, for the dispatch alone: their gradient joins that of the gate in one pass. ``loss``: float32
+    number, the auxiliary loss, which is least where all experts get equally many tokens. ``wanted``: int64 [experts] on
+    the CPU, tokens whose first choice each expert was.
     """
 
     counts: torch.Tensor
@@ -45,8 +46,8 @@ class Choice:
 
 
 class _Logits(torch.autograd.Function):
-    """(tokens, weight) -> (tokens, logits). The gradient of the former is added up in the memory in which it comes, so it
-    must be nobody else's."""
+    """(tokens, weight) -> (tokens, logits). The gradient of the former is added up in the memory in which it comes, so
+    that must be nobody else's."""
 
     @staticmethod
     def forward(context: Any, tokens: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -198,8 +199,11 @@ def _within(wants: torch.Tensor, experts: int, capacity: int, by_lot: bool) -> t
 def _in_rows(
     gates: torch.Tensor, goes: torch.Tensor, counts: torch.Tensor, all_go: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``tokens``, ``weights``, ``rows_of`` and ``first_row`` of a Choice. ``gates``: [experts, tokens]. ``goes``: int64 [k, tokens], the expert, or their number for none; ``all_go``: there
-    is no such entry. ``counts``: how many go to each."""
+    """``tokens``, ``weights``, ``rows_of`` and ``first_row`` of a Choice.
+
+    ``gates``: [experts, tokens]. ``goes``: int64 [k, tokens], the expert, or their number for none; ``all_go``: there
+    is no such entry. ``counts``: how many go to each.
+    """
     k, tokens = goes.shape
     number, order = goes.reshape(-1).sort(stable=True)
     if not all_go:

@@ -82,8 +82,9 @@ class Block:
             return False
 
     def runs(self, gradients: Sequence[torch.Tensor | None], whole: bool) -> list[tuple[int, int]]:
-        """Rows from and to which go together: each has a gradient, and scalars of their states are equal. ``whole``: all
-        have a dense gradient."""
+        """Rows from and to which go together: each has a gradient, and scalars of their states are equal.
+
+        ``whole``: all have a dense gradient."""
         if whole and self._scalars_equal():
             return [(0, len(gradients))]
         dense = [getattr(one, "layout", None) is torch.strided for one in gradients]
