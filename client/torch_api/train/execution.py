@@ -123,8 +123,8 @@ class Execution:
         with phase(WAIT, self._name):
             for ticket in tickets:
                 times.append(self._connection.wait(ticket))
-        if WATCH.sink is not None and tickets:
-            WATCH.sink.operations(self._name, times[-len(tickets) :])
+        if (sink := WATCH.sink) is not None and tickets:
+            sink.operations(self._name, times[-len(tickets) :])
 
     def catch_up(self, starts: int) -> None:
         """Takes part in runs that other ranks have begun, until there were ``starts``, and does nothing else for
