@@ -14,7 +14,7 @@ import torch
 from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.comm.members import Members
 from bagua.torch_api.join.connection import Connection, Request, Times
-from bagua.torch_api.train.phases import PLAN, SUBMIT, WAIT, WATCH, phase
+from bagua.torch_api.train.phases import NOTHING, PLAN, PROFILER, SUBMIT, WAIT, WATCH, phase
 
 Work = Callable[[], None]
 Tickets = tuple[int, ...]
@@ -87,16 +87,15 @@ class Execution:
         if self.started:
             raise BaguaError(f"Bucket {self._name} was started twice: join it in between.")
         self._number = 0
-        with phase(SUBMIT, self._name):
-            self._begin_phase()
-        self.starts += 1
-
-    def _begin_phase(self) -> None:
-        work, action = self._phases[self._number]
-        for one in work:
-            one()
-        self._tickets = action.begin() or () if action is not None else ()
+        # Asked here, in no function: it is the way of each gradient.
+        watched = WATCH.sink is not None or PROFILER._is_profiler_enabled
+        with phase(SUBMIT, self._name) if watched else NOTHING:
+            work, action = self._phases[0]
+            for one in work:
+                one()
+            self._tickets = action.begin() or () if action is not None else ()
         self.started = True
+        self.starts += 1
 
     def done(self) -> bool:
         """Whether the operations of the current phase are over; True if not started."""
@@ -115,7 +114,11 @@ class Execution:
             return False
         self._number += 1
         with phase(PLAN, self._name):
-            self._begin_phase()
+            work, action = self._phases[self._number]
+            for one in work:
+                one()
+            self._tickets = action.begin() or () if action is not None else ()
+        self.started = True
         return True
 
     def _await(self, times: list[Times]) -> None:
@@ -123,8 +126,8 @@ class Execution:
         with phase(WAIT, self._name):
             for ticket in tickets:
                 times.append(self._connection.wait(ticket))
-        if WATCH.sink is not None and tickets:
-            WATCH.sink.operations(self._name, times[-len(tickets) :])
+        if (sink := WATCH.sink) is not None and tickets:
+            sink.operations(self._name, times[-len(tickets) :])
 
     def catch_up(self, starts: int) -> None:
         """Takes part in runs that other ranks have begun, until there were ``starts``, and does nothing else for

@@ -318,8 +318,8 @@ class GradientReducer:
         bucket.pending -= 1
         if bucket.pending:
             return
-        if WATCH.sink is not None:
-            WATCH.sink.ready(bucket.name)
+        if (sink := WATCH.sink) is not None:
+            sink.ready(bucket.name)
         if self._early:
             self._order.start_full(len(self.buckets) - 1)
 

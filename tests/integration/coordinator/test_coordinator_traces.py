@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
+import grpc
 import pytest
 
 from bagua.base.errors import ConflictError, InvalidRequestError, NotFoundError
@@ -25,6 +27,10 @@ class Answering(threading.Thread):
         self.start()
 
     def run(self) -> None:
+        with contextlib.suppress(grpc.RpcError, AssertionError):  # the stream's end
+            self._serve()
+
+    def _serve(self) -> None:
         while True:
             directive = self._peer.next()
             if isinstance(directive, n.ClockProbe):
@@ -43,17 +49,14 @@ class Answering(threading.Thread):
 
 @pytest.fixture
 def run(coordinator, client, connect, until):
-    """(nodes a and b, their job with one rank each, which is elastic)."""
+    """(nodes a and b, their job with one rank each)."""
     peers = [connect(coordinator, name, slots=1) for name in "ab"]
-    spec = c.JobSpec(entry="t.py", nnodes=2, nproc_per_node=1, placement_timeout_s=20, elastic=True, min_nodes=1)
-    client.submit(spec)
+    client.submit(c.JobSpec(entry="t.py", nnodes=2, nproc_per_node=1, placement_timeout_s=20))
     orders = [peer.expect(n.RunJob) for peer in peers]
     for order, peer in zip(orders, peers, strict=True):
         peer.report(order, n.LOCAL_PHASE_STARTED, {order.host_index: RUNNING}, engine_address="127.0.0.1:1")
     job_id = orders[0].job_id
     until(client, job_id, c.JOB_STATE_RUNNING)
-    for peer in peers:  # the addresses of all engines
-        peer.expect(n.RunJob)
     return (*peers, job_id)
 
 
@@ -82,8 +85,6 @@ def test_a_node_that_goes_away_is_named(run, client):
     trace = client.trace(job_id, timeout_s=20)
     assert trace.missing() == ["node b has lost its connection meanwhile"]
     assert {one.node for one in trace.sources if one.spans} == {"a", "b"}
-    again = Answering(a, [part("a", 0)])
-    assert "node b is not connected" in " ".join(client.trace(job_id, timeout_s=20).missing()) or again.asked is None
 
 
 def test_a_node_that_sends_too_much_is_cut_off(run, client):
@@ -100,9 +101,6 @@ def test_jobs_that_make_no_steps(run, client):
         client.trace("job-nothing")
     with pytest.raises(InvalidRequestError, match="1001 are too many"):
         client.trace(job_id, steps=1001)
-    client.pause(job_id)
-    with pytest.raises(ConflictError, match=f"is paused: it makes no steps. `bagua job resume {job_id}`"):
-        client.trace(job_id)
     client.cancel(job_id)
     with pytest.raises(ConflictError, match=r"is stopping|has ended \(cancelled\)"):
         client.trace(job_id)
