@@ -175,8 +175,7 @@ def differentiable(_: Path) -> Result:
 
 
 def compiled(_: Path) -> Result:
-    """In several buckets, between which torch breaks the graph."""
-    model = wrapped()
+    model = DistributedDataParallel(network())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     losses = train(torch.compile(model), optimizer=optimizer)
     return {"losses": losses, "parameters": parameters(model)}
