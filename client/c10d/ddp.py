@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import weakref
 from typing import Any
 
@@ -32,6 +33,8 @@ def install() -> None:
         refuse_wrapped(module)
         original(self, module, *args, **options)
         IN_DDP[module] = weakref.ref(self)
+        if "bagua.c10d.fallback" in sys.modules:
+            sys.modules["bagua.c10d.fallback"].untrace()
         if distributed.get_backend(self.process_group) == "bagua":
             choose_algorithm(self, bool(options.get("mixed_precision")))
 
