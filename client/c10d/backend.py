@@ -8,11 +8,15 @@ import os
 from datetime import timedelta
 from typing import Any
 
+import torch
+
 from bagua.base.errors import BuildError, ConfigError
 from bagua.c10d import ddp, joining, native
 
 LOG = logging.getLogger("bagua")
 SWITCH = "BAGUA_C10D"
+DDP_SWITCH = "DDP_DISABLE_COMM_MEM"
+"""torch's own; 0: buckets of DDP lie in memory of the backend, if it has such."""
 
 
 def create(options: Any, backend_options: Any = None) -> Any:
@@ -38,6 +42,8 @@ def create(options: Any, backend_options: Any = None) -> Any:
                 "that names it. with_bagua() is the way to go on without it."
             )
     if chosen() == "cpp":
+        if member.default:
+            _share_buckets()
         return native.create(options.group_rank, options.group_size, timeout, member)
     from bagua.c10d import fallback
 
@@ -50,6 +56,13 @@ def create(options: Any, backend_options: Any = None) -> Any:
         name=member.name,
         shut_down=member.shut_down,
     )
+
+
+def _share_buckets() -> None:
+    """DDP takes memory for its buckets from the backend, in which operations copy nothing (torch 2.7 and newer). Not
+    where there is a GPU: the variable is for all backends, and torch leaves that of NCCL turned off."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault(DDP_SWITCH, "0")
 
 
 class _Chosen:

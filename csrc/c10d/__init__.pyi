@@ -1,6 +1,6 @@
 """Types of the module ``bagua_c10d_native`` (``bagua.csrc.load_c10d()``)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -22,6 +22,11 @@ def make(
     timeout: timedelta,
     keeper: object,
     shut_down: Callable[[], object],
+    processes: Sequence[int],
 ) -> Any:
     """A ``torch.distributed`` ``Backend`` over communicator ``comm``, whose ranks are in the group's order. ``keeper``
-    lives as long as it. ``shut_down()`` is called when the group is destroyed by name."""
+    lives as long as it. ``shut_down()`` is called when the group is destroyed by name. ``processes``: ids of the members'
+    processes if they may read each other's memory, else none."""
+
+def can_read(process: int, address: int, nonce: int) -> bool:
+    """Whether this process may read that one's memory, and finds ``nonce``, of 64 bits, at that address."""

@@ -202,7 +202,8 @@ TorchWork BaguaBackend::begin_apart(Call call) {
 
 TorchWork BaguaBackend::begin_in(const std::shared_ptr<Queue>& queue, Call call, uint64_t sequence) {
   const bool apart = queue != collectives_;
-  const bool alone = !call.asynchronous && call.plan.requests.size() == 1 && !call.on_device;
+  const bool one = call.plan.requests.size() == 1 || (call.plan.requests.size() == 2 && !call.plan.afters.empty());
+  const bool alone = !call.asynchronous && one && !call.on_device;
   const int64_t timeout_ms = call.timeout.count() < 0 ? timeout_ms_.load() : call.timeout.count();
   const WorkPtr work =
       c10::make_intrusive<BaguaWork>(queue, host_, seat_.rank, call.type, call.title, call.inputs, std::move(call.plan),

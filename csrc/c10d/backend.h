@@ -19,6 +19,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
+#include "c10d/direct.h"
 #include "c10d/elements.h"
 #include "c10d/host.h"
 #include "c10d/work.h"
@@ -37,6 +38,7 @@ struct Seat {
   bool one_host = true;             // all members are on this host
   std::shared_ptr<void> keeper;     // of the communicator
   std::function<void()> shut_down;  // called once, when the group is destroyed by name
+  std::vector<pid_t> processes;     // of the members, if they may read each other's memory; else empty
 };
 
 class BaguaBackend : public ::c10d::Backend {
@@ -107,12 +109,20 @@ class BaguaBackend : public ::c10d::Backend {
   at::Tensor given_list(Call* call, const Tensors& list, const at::Tensor& like) const;
   at::Tensor taken_list(Call* call, const Tensors& list, const at::Tensor& like) const;
 
+  // Whether blocks of so many bytes are read from where they lie. The same on all ranks.
+  bool direct(size_t bytes) const { return !seat_.processes.empty() && seat_.size > 1 && bytes >= kLeastDirect; }
+  // `move`, and the two operations around it. `what` says what is called, and where this rank's source is.
+  void add_direct(Call* call, const TransferRequest& what, std::function<void(const Peers&)> move) const;
   // Waits for the ranks. The work that is returned is over when all have the result.
   TorchWork allreduce_of_sparse(const at::Tensor& tensor, const ::c10d::AllreduceOptions& opts);
   at::Tensor gathered(const char* title, const at::Tensor& own, Milliseconds timeout);
 
   void add_allreduce(Call* call, const at::Tensor& tensor, const ::c10d::ReduceOp& op) const;
   void add_allgather(Call* call, const at::Tensor& output, const at::Tensor& input) const;
+  // Of contiguous tensors of this host's memory.
+  void add_allgather_of(Call* call, const at::Tensor& to, const at::Tensor& from) const;
+  void add_reduce_scatter_of(Call* call, const at::Tensor& to, const at::Tensor& from, int64_t count,
+                             const ::c10d::ReduceOp& op) const;
   void add_reduce_scatter(Call* call, const at::Tensor& output, const at::Tensor& input,
                           const ::c10d::ReduceOp& op) const;
   // Block `peer` of an all-to-all.

@@ -1,4 +1,5 @@
 // Collective operations. Each checks its tensors, and says in which memory of this host the core works.
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include "c10d/backend.h"
@@ -112,17 +113,68 @@ TorchWork BaguaBackend::reduce(Tensors& tensors, const ::c10d::ReduceOptions& op
   return begin(std::move(call));
 }
 
+void BaguaBackend::add_direct(Call* call, const TransferRequest& what, std::function<void(const Peers&)> move) const {
+  // Places, then what is called: ranks add up vectors of which each has filled its own elements alone.
+  const size_t ranks = static_cast<size_t>(seat_.size), own = static_cast<size_t>(seat_.rank);
+  const at::Tensor told = at::zeros({2 * seat_.size}, at::kLong), end = at::zeros({1}, at::kLong);
+  int64_t* const values = told.data_ptr<int64_t>();
+  const Descriptor& d = what.descriptor;
+  values[own] = static_cast<int64_t>(reinterpret_cast<uintptr_t>(what.src));
+  values[ranks + own] = static_cast<int64_t>(d.count << 16 | uint64_t{d.kind} << 12 | uint64_t{d.dtype} << 8 | d.op);
+  for (const at::Tensor& tensor : {told, end}) {
+    TransferRequest made = request(Kind::kAllReduce, {DType::kI64, 1}, {}, static_cast<uint64_t>(tensor.numel()));
+    made.src = made.dst = data(tensor);
+    made.together = true;
+    call->plan.requests.push_back(made);
+    call->plan.held.push_back(tensor);
+  }
+  const auto between = [title = call->title, told, ranks, processes = seat_.processes, own = seat_.rank,
+                        move = std::move(move)] {
+    const int64_t* const found = told.data_ptr<int64_t>();
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      TORCH_CHECK_WITH(DistBackendError, found[ranks + rank] == found[ranks + static_cast<size_t>(own)], title,
+                       ": ranks 0 to ", ranks - 1, " of the group passed different sizes, dtypes or operations: here ",
+                       found[ranks + static_cast<size_t>(own)] >> 16, " elements, on rank ", rank, " ",
+                       found[ranks + rank] >> 16, ". All ranks must pass the same.");
+    }
+    move({processes, own, std::vector<uint64_t>(found, found + ranks)});
+  };
+  call->plan.afters.resize(call->plan.requests.size());
+  call->plan.afters[call->plan.requests.size() - 2] = between;
+}
+
+void BaguaBackend::add_allgather_of(Call* call, const at::Tensor& to, const at::Tensor& from) const {
+  TransferRequest made =
+      request(Kind::kAllGather, element_of(from.scalar_type()), from, static_cast<uint64_t>(from.numel()));
+  made.src = data(from);
+  made.dst = data(to);
+  made.dst_rows = static_cast<uint64_t>(seat_.size);
+  if (!direct(from.nbytes())) return call->plan.requests.push_back(made);
+  add_direct(call, made, [src = made.src, dst = made.dst, bytes = from.nbytes()](const Peers& peers) {
+    gather_directly(peers, src, dst, bytes);
+  });
+}
+
+void BaguaBackend::add_reduce_scatter_of(Call* call, const at::Tensor& to, const at::Tensor& from, int64_t count,
+                                         const ::c10d::ReduceOp& op) const {
+  const Reduction reduction = reduction_of(from.scalar_type(), op, call->title);
+  TransferRequest made = request(Kind::kReduceScatter, reduction.element, to, static_cast<uint64_t>(count));
+  made.descriptor.op = static_cast<uint8_t>(reduction.op);
+  made.src = data(from);
+  made.dst = data(to);
+  made.src_rows = static_cast<uint64_t>(seat_.size);
+  if (!direct(to.nbytes())) return call->plan.requests.push_back(made);
+  const auto move = [host = host_, reduction, src = made.src, dst = made.dst, elements = made.descriptor.count](
+                        const Peers& peers) { reduce_directly(peers, *host, reduction, src, dst, elements); };
+  add_direct(call, made, move);
+}
+
 void BaguaBackend::add_allgather(Call* call, const at::Tensor& output, const at::Tensor& input) const {
   check_alike(call->title, output, input);
   TORCH_CHECK_VALUE(output.numel() == input.numel() * seat_.size, call->title, ": the output has ", output.numel(),
                     " elements; it must have ", seat_.size, " times the ", input.numel(), " of the input.");
   const at::Tensor from = given(call, input), to = taken(call, output);
-  TransferRequest made =
-      request(Kind::kAllGather, element_of(input.scalar_type()), input, static_cast<uint64_t>(input.numel()));
-  made.src = data(from);
-  made.dst = data(to);
-  made.dst_rows = static_cast<uint64_t>(seat_.size);
-  call->plan.requests.push_back(made);
+  add_allgather_of(call, to, from);
   call->plan.outputs.push_back(output);
 }
 
@@ -147,12 +199,7 @@ TorchWork BaguaBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs
   const at::Tensor& input = only(call.title, inputs);
   TORCH_CHECK_VALUE(outputs.size() == 1, call.title, ": ", outputs.size(), " lists were passed; it takes one.");
   const at::Tensor from = given(&call, input), to = taken_list(&call, outputs.front(), input);
-  TransferRequest made =
-      request(Kind::kAllGather, element_of(input.scalar_type()), input, static_cast<uint64_t>(input.numel()));
-  made.src = data(from);
-  made.dst = data(to);
-  made.dst_rows = static_cast<uint64_t>(seat_.size);
-  call.plan.requests.push_back(made);
+  add_allgather_of(&call, to, from);
   call.plan.outputs = outputs.front();
   return begin(std::move(call));
 }
@@ -169,12 +216,7 @@ TorchWork BaguaBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tenso
       list.push_back(of_rank[i]);
     }
     const at::Tensor from = given(&call, inputs[i]), to = taken_list(&call, list, inputs[i]);
-    TransferRequest made = request(Kind::kAllGather, element_of(inputs[i].scalar_type()), inputs[i],
-                                   static_cast<uint64_t>(inputs[i].numel()));
-    made.src = data(from);
-    made.dst = data(to);
-    made.dst_rows = static_cast<uint64_t>(seat_.size);
-    call.plan.requests.push_back(made);
+    add_allgather_of(&call, to, from);
     call.plan.outputs.insert(call.plan.outputs.end(), list.begin(), list.end());
   }
   return begin(std::move(call));
@@ -227,14 +269,7 @@ void BaguaBackend::add_reduce_scatter(Call* call, const at::Tensor& output, cons
   TORCH_CHECK_VALUE(input.numel() == output.numel() * seat_.size, call->title, ": the input has ", input.numel(),
                     " elements; it must have ", seat_.size, " times the ", output.numel(), " of the output.");
   const at::Tensor from = given(call, input), to = taken(call, output);
-  const Reduction reduction = reduction_of(input.scalar_type(), op, call->title);
-  TransferRequest made =
-      request(Kind::kReduceScatter, reduction.element, output, static_cast<uint64_t>(output.numel()));
-  made.descriptor.op = static_cast<uint8_t>(reduction.op);
-  made.src = data(from);
-  made.dst = data(to);
-  made.src_rows = static_cast<uint64_t>(seat_.size);
-  call->plan.requests.push_back(made);
+  add_reduce_scatter_of(call, to, from, output.numel(), op);
   call->plan.outputs.push_back(output);
 }
 
@@ -266,14 +301,7 @@ TorchWork BaguaBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& i
   TORCH_CHECK_VALUE(inputs.size() == 1, call.title, ": ", inputs.size(), " lists were passed; it takes one.");
   call.inputs = inputs.front();
   const at::Tensor from = given_list(&call, inputs.front(), output), to = taken(&call, output);
-  const Reduction reduction = reduction_of(output.scalar_type(), opts.reduceOp, call.title);
-  TransferRequest made =
-      request(Kind::kReduceScatter, reduction.element, output, static_cast<uint64_t>(output.numel()));
-  made.descriptor.op = static_cast<uint8_t>(reduction.op);
-  made.src = data(from);
-  made.dst = data(to);
-  made.src_rows = static_cast<uint64_t>(seat_.size);
-  call.plan.requests.push_back(made);
+  add_reduce_scatter_of(&call, to, from, output.numel(), opts.reduceOp);
   call.plan.outputs.push_back(output);
   return begin(std::move(call));
 }

@@ -53,8 +53,16 @@ BaguaWork::BaguaWork(std::shared_ptr<Queue> queue, std::shared_ptr<Host> host, i
   for (const TransferRequest& request : plan_.requests) moves_.push_back(std::make_unique<Move>(host, request));
 }
 
+bool BaguaWork::may_start(size_t move) const {
+  return move == 0 || move <= next_ || move > plan_.afters.size() || !plan_.afters[move - 1];
+}
+
+void BaguaWork::after(size_t move) {
+  if (move < plan_.afters.size() && plan_.afters[move]) plan_.afters[move]();
+}
+
 bool BaguaWork::start() {
-  while (submitted_ < moves_.size() && moves_[submitted_]->start()) ++submitted_;
+  while (submitted_ < moves_.size() && may_start(submitted_) && moves_[submitted_]->start()) ++submitted_;
   return submitted_ == moves_.size();
 }
 
@@ -64,6 +72,7 @@ Progress BaguaWork::step(int64_t deadline_ns, Interrupt interrupt) {
   const Progress made = move.step(deadline_ns, interrupt);
   if (!move.over()) return made;
   if (plan_.root < 0 && move.source() >= 0) source_ = move.source();
+  after(next_);
   submitted_ = std::max(submitted_, ++next_);
   return made;
 }
@@ -71,6 +80,7 @@ Progress BaguaWork::step(int64_t deadline_ns, Interrupt interrupt) {
 Progress BaguaWork::run_alone(int64_t deadline_ns, Interrupt interrupt) {
   while (next_ < moves_.size()) {
     if (const Progress made = moves_[next_]->run(deadline_ns, interrupt); made != Progress::kMade) return made;
+    after(next_);
     submitted_ = ++next_;
   }
   return Progress::kMade;
@@ -92,6 +102,7 @@ void BaguaWork::complete() {
   moves_.clear();
   plan_.held.clear();
   plan_.copies.clear();
+  plan_.afters.clear();
   Work::finish(why_not_);
   if (future == nullptr) return;
   if (why_not_) {

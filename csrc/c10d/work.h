@@ -30,10 +30,12 @@ namespace bagua::dist {
 
 class Queue;
 
-// What a work does. `held`: tensors whose memory it uses. `outputs`: its result. `copies`: pairs (to, from) that are
-// copied at the end.
+// What a work does, as requests one after the other. `held`: tensors whose memory it uses. `outputs`: its result.
+// `copies`: pairs (to, from) that are copied at the end.
 struct Plan {
   std::vector<TransferRequest> requests;
+  // By request: what this rank does between its end and the beginning of the next one. Empty: nothing.
+  std::vector<std::function<void()>> afters;
   std::vector<at::Tensor> held, outputs;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;
   int root = -1;  // of a receive: position of the sender, -1: any
@@ -62,6 +64,8 @@ class BaguaWork : public ::c10d::Work {
   bool start();
   Progress step(int64_t deadline_ns, Interrupt interrupt);
   Progress run_alone(int64_t deadline_ns, Interrupt interrupt);
+  void after(size_t move);
+  bool may_start(size_t move) const;
   void copy_out();
   // Tells those that wait, the profiler and the future. Outside of all locks.
   void complete();

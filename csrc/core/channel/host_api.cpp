@@ -6,6 +6,7 @@
 #include "channel/client.h"
 #include "channel/transfer.h"
 #include "codec/codec.h"
+#include "kernel/reduce.h"
 
 namespace bagua {
 
@@ -107,13 +108,21 @@ void free_transfer(Transfer* transfer) {
   delete transfer;
 }
 
+void reduce_into(uint8_t dtype, uint8_t op, const void* const* src, int ranks, void* dst, size_t count) {
+  reduce(static_cast<DType>(dtype), static_cast<ReduceOp>(op), src, ranks, &dst, 1, count, ranks, false);
+}
+
+size_t dtype_bytes(uint8_t dtype) {
+  return dtype_size(static_cast<DType>(dtype));
+}
+
 }  // namespace
 
 HostApi host_api(ChannelClient* client) {
   return {kHostApiVersion, client,         &submit,       &wait,           &alloc,         &free_segment,
           &create_comm,    &destroy_comm,  &wait_failure, &nudge,          &bytes_of,      &make_stages,
           &free_stages,    &make_transfer, &run_transfer, &start_transfer, &step_transfer, &state_of_transfer,
-          &free_transfer};
+          &free_transfer,  &reduce_into,   &dtype_bytes};
 }
 
 }  // namespace bagua

@@ -62,6 +62,10 @@ struct HostApi {
   int (*step_transfer)(Transfer*, int64_t deadline_ns, bool (*interrupted)(void*), void* context, HostError*);
   TransferState (*state_of_transfer)(const Transfer*);
   void (*free_transfer)(Transfer*);
+
+  // See kernel/reduce.h: `ranks` sources into one result. AVG divides by their number.
+  void (*reduce)(uint8_t dtype, uint8_t op, const void* const* src, int ranks, void* dst, size_t count);
+  size_t (*dtype_bytes)(uint8_t dtype);
 };
 
 HostApi host_api(ChannelClient* client);
