@@ -73,3 +73,12 @@ def choose_algorithm(model: DistributedDataParallel, has_hook: bool) -> None:
             f"torch.autocast instead, or start without {VARIABLE}."
         )
     model.register_comm_hook(model.process_group, hook)
+    model.join_hook = refuse_join  # type: ignore[method-assign]
+
+
+def refuse_join(**_: Any) -> Any:
+    """Raises ConfigError: ranks that have no more batches would not take part in the hook's operations."""
+    raise ConfigError(
+        f"{VARIABLE} is set, and join() of DistributedDataParallel does not go with the algorithm that it chooses. Start "
+        f"without {VARIABLE}, or give all ranks the same number of batches."
+    )
