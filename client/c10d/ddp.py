@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import weakref
 from typing import Any
 
@@ -32,6 +33,8 @@ def install() -> None:
         refuse_wrapped(module)
         original(self, module, *args, **options)
         IN_DDP[module] = weakref.ref(self)
+        if "bagua.c10d.fallback" in sys.modules:
+            sys.modules["bagua.c10d.fallback"].untrace()
         if distributed.get_backend(self.process_group) == "bagua":
             choose_algorithm(self, bool(options.get("mixed_precision")))
 
@@ -70,3 +73,12 @@ def choose_algorithm(model: DistributedDataParallel, has_hook: bool) -> None:
             f"torch.autocast instead, or start without {VARIABLE}."
         )
     model.register_comm_hook(model.process_group, hook)
+    model.join_hook = refuse_join  # type: ignore[method-assign]
+
+
+def refuse_join(**_: Any) -> Any:
+    """Raises ConfigError: ranks that have no more batches would not take part in the hook's operations."""
+    raise ConfigError(
+        f"{VARIABLE} is set, and join() of DistributedDataParallel does not go with the algorithm that it chooses. Start "
+        f"without {VARIABLE}, or give all ranks the same number of batches."
+    )

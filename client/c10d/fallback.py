@@ -10,6 +10,7 @@ trampoline: ``ALIASES``.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -36,6 +37,29 @@ ALIASES = {
     "alltoall_base": "all_to_all_single",
 }
 """Names until torch 2.12, and since."""
+
+TRACED = (
+    "allreduce",
+    "allreduce_coalesced",
+    "broadcast",
+    "reduce",
+    "allgather",
+    "allgather_coalesced",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "alltoall",
+    "all_to_all_single",
+    "barrier",
+    "send",
+    "recv",
+    "recv_anysource",
+)
+"""Methods that torch calls in a forward pass."""
 
 Tensors = Sequence[torch.Tensor]
 ProcessGroup: Any = distributed.ProcessGroup
@@ -162,7 +186,8 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         shows: Tensors = (),
     ) -> Operation:
         """``run(communicator)`` on the group's lane. ``opts``: torch's options of the call. ``together``: ``outputs``
-        and ``inputs`` have one dtype. ``shows``: results that are not checked. Raises TypeError for tensors that can't be taken."""
+        and ``inputs`` have one dtype. ``shows``: results that are not checked. Raises TypeError for tensors that can't
+        be taken."""
         tensors = (*outputs, *inputs)
         for some in [tensors] if together else [(tensor,) for tensor in tensors]:
             check(some)
@@ -417,8 +442,21 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         return operation
 
 
-for _old, _new in ALIASES.items():
-    setattr(BaguaProcessGroup, _old, getattr(BaguaProcessGroup, _new))
+def _give_old_names() -> None:
+    for old, new in ALIASES.items():
+        setattr(BaguaProcessGroup, old, getattr(BaguaProcessGroup, new))
+
+
+@functools.cache
+def untrace() -> None:
+    """torch.compile traces Python that it meets in a model's forward pass, and can't trace these. Called when DDP has
+    loaded the compiler: marking them loads it, which takes seconds."""
+    for name in TRACED:
+        setattr(BaguaProcessGroup, name, torch.compiler.disable(getattr(BaguaProcessGroup, name)))  # type: ignore[no-untyped-call]
+    _give_old_names()
+
+
+_give_old_names()
 
 
 def _listed(tensors: Any) -> list[torch.Tensor]:

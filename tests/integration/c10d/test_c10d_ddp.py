@@ -152,6 +152,12 @@ def check_refusals() -> None:
         os.environ["BAGUA_ALGORITHM"] = text
         with pytest.raises(ConfigError, match=r"BAGUA_ALGORITHM is .*with_bagua\(\[optimizer\], algorithm\)"):
             DistributedDataParallel(Layers([0]))
+    os.environ["BAGUA_ALGORITHM"] = "bytegrad"
+    model = DistributedDataParallel(Layers([0]))
+    with pytest.raises(ConfigError, match=r"join\(\) of DistributedDataParallel"), model.join():
+        pass
+    with pytest.raises(RuntimeError, match="only be called once"):
+        model.register_comm_hook(None, bagua.ddp_hook("top_k"))
     os.environ["BAGUA_ALGORITHM"] = "bytgrad"
     with pytest.raises(ConfigError, match="bytgrad"):
         DistributedDataParallel(Layers([0]))

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"torch\.")  # of parts that it uses itself
-    from unmodified import PROGRAMS
+    from unmodified import ALL, PROGRAMS
     from unmodified.support import compare
 
 import bagua.torch_api as bagua
@@ -34,7 +34,7 @@ def rank_programs(names: list[str], folder: str) -> None:
     faulthandler.enable()
     warnings.filterwarnings("ignore", module=r"torch\.")
     for name in names:
-        compare(name, PROGRAMS[name], Path(folder), bagua.get_rank(), bagua.get_world_size())
+        compare(name, ALL[name], Path(folder), bagua.get_rank(), bagua.get_world_size())
         print(f"passed {name}", flush=True)
 
 
@@ -64,3 +64,25 @@ def selected(request: Any, name: str) -> bool:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_unmodified(outputs: list[str], name: str) -> None:
     check_passed(outputs, name)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("chosen", ["python", "cpp"])
+def test_two_dimensions(tmp_path: Path, make_ranks: Any, chosen: str) -> None:
+    """Four ranks: the loop like torchtitan's is sharded one way and tensor parallel the other way."""
+    run_alone(tmp_path, make_ranks, chosen, 4, "like torchtitan")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("chosen", ["python", "cpp"])
+def test_compiled(tmp_path: Path, make_ranks: Any, chosen: str) -> None:
+    """torch.compile of a DDP model."""
+    run_alone(tmp_path, make_ranks, chosen, 2, "torch.compile of DDP")
+
+
+def run_alone(folder: Path, make_ranks: Any, chosen: str, nprocs: int, name: str) -> None:
+    with make_ranks(folder) as ranks:
+        environment = {"BAGUA_C10D": chosen}
+        started = ranks.start(rank_programs, nprocs, environment=environment, names=[name], folder=str(folder))
+        ranks.wait(DEADLINE_S)
+        check_passed([f"{rank.output}\nIt ended with {rank.process.returncode}." for rank in started], name)

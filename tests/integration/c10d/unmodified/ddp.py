@@ -174,6 +174,13 @@ def differentiable(_: Path) -> Result:
     return {"gradient": mine.grad, "total": total.detach()}
 
 
+def compiled(_: Path) -> Result:
+    model = DistributedDataParallel(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = train(torch.compile(model), optimizer=optimizer)
+    return {"losses": losses, "parameters": parameters(model)}
+
+
 PROGRAMS = {
     "DDP": plain,
     "DDP with a static graph": static_graph,
@@ -189,3 +196,4 @@ PROGRAMS = {
     "ZeroRedundancyOptimizer with join": zero_redundancy_join,
     "collectives with gradients": differentiable,
 }
+SLOW = {"torch.compile of DDP": compiled}
