@@ -98,6 +98,7 @@ class Feeds:
         self.nodes: dict[str, job_pb2.Node] = {}
         self.running: tuple[job_pb2.Job, ...] = ()
         self.recent: tuple[job_pb2.Job, ...] = ()  # those that ended last
+        self.complete = False  # nodes were looked at, at least once
         self.version = 0  # of the three above
         self.away = ""
         self._thread = threading.Thread(target=self._look, daemon=True, name="dashboard cluster")
@@ -164,6 +165,9 @@ class Feeds:
         recent = tuple(self._client.page(ENDED, 25)[0]) if looked else self.recent
         nodes = {node.node_id: node for node in self._client.nodes()} if looked else self.nodes
         self._set_away("")
+        if looked and not self.complete:
+            self.complete = True
+            self.version += 1
         if (running, recent, nodes) != (self.running, self.recent, self.nodes):
             self.running, self.recent, self.nodes = running, recent, nodes
             self.version += 1

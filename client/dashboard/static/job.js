@@ -93,6 +93,7 @@ class JobView {
         job.paused ? pill("paused") : null),
       this.progress()]);
     this.showTrouble(job, over);
+    if (over) this.late.hidden = true;
     this.showRanks(job);
     this.timeline.element.hidden = over ? !this.timeline.lanes : !this.state.traces || job.state !== "running";
     this.timeline.button.hidden = over;
