@@ -1,4 +1,4 @@
-"""A job of scripted nodes for tests of the dashboard: it reports as ranks that train do, prints, and ends on request."""
+"""A job of scripted nodes for tests of the dashboard: it reports as training ranks do, prints, and ends on request."""
 
 from __future__ import annotations
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
-
-from bagua.proto import common_pb2
-
-pytest.importorskip("starlette")
+from starlette.requests import Request
 
 from bagua.base.errors import ConfigError
 from bagua.cli import dashboard as command
 from bagua.dashboard.access import CODE_S, COOKIE, MAX_SESSIONS, MAX_WRONG, SESSION_S, Access
 from bagua.dashboard.documents import no_again
-from starlette.requests import Request
+from bagua.proto import common_pb2
 
 
 class Clock:

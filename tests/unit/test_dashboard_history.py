@@ -34,7 +34,9 @@ def test_a_map_of_ranks_is_bounded_in_both_directions():
             ranks.add(float(second), rank, 20.0 if rank == 700 else 10.0)
     document = ranks.document(1000)
     assert len(document["rows"]) <= MAX_ROWS
-    assert {len(row) for row in document["rows"]} == {len(document["rows"][0])} and len(document["rows"][0]) <= MAX_COLUMNS
+    assert {len(row) for row in document["rows"]} == {len(document["rows"][0])} and len(
+        document["rows"][0]
+    ) <= MAX_COLUMNS
     slow = [number for number, row in enumerate(document["rows"]) if row[-1] == 20.0]
     assert slow == [700 // document["ranks_in_row"]]
     assert len(json.dumps(document)) < 150_000

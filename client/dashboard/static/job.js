@@ -172,7 +172,7 @@ class JobView {
       add("bytes", () => new Chart("bytes moved", [
         { name: "inside", label: "inside hosts", colour: "--c2", mark: "c-2" },
         { name: "between", label: "between hosts", colour: "--c1", mark: "c-1", area: true },
-      ], { format: perSecond, zero: true }));
+      ], { format: perSecond, zero: true, binary: true }));
     }
   }
 

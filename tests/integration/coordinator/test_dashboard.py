@@ -9,12 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from rig.dashboards import SCRIPT, ReportingJob
-
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
-httpx = pytest.importorskip("httpx")
 
 from bagua.base.errors import NotFoundError
 from bagua.proto import common_pb2 as c
@@ -210,8 +207,12 @@ def test_it_ends_with_a_coordinator_that_is_killed(start):
         time.sleep(0.05)
 
 
-def test_addresses_that_are_refused(start):
+def test_an_address_beyond_loopback_needs_tls(start):
     assert "without TLS" in start("--dashboard", "0.0.0.0:0").error
+
+
+@pytest.mark.full
+def test_a_port_that_is_taken(start):
     taken = start("--dashboard", "127.0.0.1:0")
     port = taken.dashboard.rpartition(":")[2]
     other = start("--dashboard", f"127.0.0.1:{port}", state_dir=Path(taken.state_dir).parent / "other")

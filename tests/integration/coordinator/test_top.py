@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 from rig.dashboards import SCRIPT, ReportingJob
-
-pytest.importorskip("textual")
+from textual.widgets import DataTable, RichLog, Static
 
 from bagua.dashboard.top import Confirm, JobScreen, Top, rank_map
 from bagua.proto import common_pb2 as c
 from bagua.proto import node_pb2 as n
-from textual.widgets import DataTable, RichLog, Static
 
 from .conftest import CoordinatorProcess, Peer
 
