@@ -1,7 +1,7 @@
 """What tabs look at: the cluster, asked now and then, and jobs, each watched by one thread for all tabs.
 
-State is kept, not messages: a tab that is slow skips what is old, and costs no memory. Without tabs only the list of
-running jobs is asked for, every few seconds, so that charts of a job begin before somebody looks.
+State is kept, not messages: a tab that is slow skips what is old, and costs no memory. Without tabs only running jobs
+are asked for, every few seconds, so that charts of a job begin before somebody looks.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ LOOK_S = 2.0  # between two looks at the cluster while somebody watches
 REST_S = 5.0  # and while nobody does
 KEPT_JOBS = 64  # whose past is kept
 KEPT_EVENTS = 500
+RECORDED_JOBS = 16  # that run, the newest: their past is kept though nobody looks
+RECORDED_RANKS = 256  # of all ranks, where a job has no more
 LINGER_S = 20.0  # a job is watched so long after the last tab has gone
 RUNNING = (
     common_pb2.JOB_STATE_PENDING,
@@ -98,6 +100,7 @@ class Feeds:
         self.nodes: dict[str, job_pb2.Node] = {}
         self.running: tuple[job_pb2.Job, ...] = ()
         self.recent: tuple[job_pb2.Job, ...] = ()  # those that ended last
+        self.complete = False  # nodes were looked at, at least once
         self.version = 0  # of the three above
         self.away = ""
         self._thread = threading.Thread(target=self._look, daemon=True, name="dashboard cluster")
@@ -164,14 +167,26 @@ class Feeds:
         recent = tuple(self._client.page(ENDED, 25)[0]) if looked else self.recent
         nodes = {node.node_id: node for node in self._client.nodes()} if looked else self.nodes
         self._set_away("")
+        if looked and not self.complete:
+            self.complete = True
+            self.version += 1
         if (running, recent, nodes) != (self.running, self.recent, self.nodes):
             self.running, self.recent, self.nodes = running, recent, nodes
             self.version += 1
-        for job in running[:KEPT_JOBS]:
+        for job in running[:RECORDED_JOBS]:
             with self._lock:
-                feed = None if job.job_id in self._watched else self._feed(job.job_id)
-            if feed is not None and job.HasField("progress"):
-                feed.put_progress(job.progress)
+                known = job.job_id in self._watched or not job.HasField("progress")
+                feed = None if known else self._feed(job.job_id)
+            if feed is not None:
+                self._record(feed, job)
+
+    def _record(self, feed: JobFeed, job: job_pb2.Job) -> None:
+        """Of a job that nobody watches: what each rank told last, or one of them if there are many."""
+        ranks = job.spec.nnodes * job.spec.nproc_per_node
+        if ranks <= RECORDED_RANKS:
+            feed.put_job(self._client.get(job.job_id))
+        elif job.HasField("progress"):
+            feed.put_progress(job.progress)
 
     def _set_away(self, words: str) -> None:
         if words != self.away:

@@ -13,7 +13,7 @@ MAX_SERIES = 12  # reported values that get a chart
 MAX_ROWS = 128  # of the map; with more ranks several share a row
 MAX_COLUMNS = 96
 COLUMN_S = 1.0  # width of a column at the beginning
-CARRIED_S = 5.0  # a rank that told nothing for so long has no cell
+CARRIED_S = 8.0  # a rank that told nothing for so long has no cell
 POINT_S = 0.5  # points are not closer than that at the beginning
 SPEED_S = 2.0  # steps per second are counted over so long
 SMOOTHING = 0.3  # weight of the newest report
@@ -216,7 +216,7 @@ class History:
             self._steps = report.time, report.step
 
     def _count_bytes(self, report: Report) -> None:
-        if report.bytes_inside is None or report.bytes_between is None:
+        if report.bytes_inside is None or report.bytes_between is None or not report.node:
             return
         now = _Engine(report.time, report.bytes_inside, report.bytes_between)
         old = self._engines.get(report.node)
@@ -248,7 +248,7 @@ class History:
 
     # ---- documents
 
-    def chart_document(self, since: float = 0.0) -> dict[str, Any]:
+    def chart_document(self, since: float = float("-inf")) -> dict[str, Any]:
         """Points after ``since``, by columns. null: no value, or none that JSON has."""
         points = [point for point in self.points.points if point[0] > since]
         names = sorted({name for _, values in points for name in values})

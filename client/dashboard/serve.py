@@ -78,6 +78,7 @@ def _listener(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+        listener.listen(256)  # from now on browsers may come, before anything answers
     except OSError as error:
         listener.close()
         raise ConfigError(

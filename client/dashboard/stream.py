@@ -37,7 +37,7 @@ class ClusterView:
     def news(self) -> list[Message]:
         """What changed since the last call."""
         feeds = self._feeds
-        if feeds.version == self._version:
+        if feeds.version == self._version or not (feeds.complete or feeds.away):
             return []
         self._version = feeds.version
         rows = {name: node_row(node) for name, node in list(feeds.nodes.items())[:MAX_NODES]}
@@ -97,7 +97,7 @@ class JobView:
         points = feed.history.points
         whole = points.version != self._chart_version
         self._chart_version = points.version
-        document = feed.history.chart_document(0.0 if whole else self._last_point)
+        document = feed.history.chart_document(float("-inf") if whole else self._last_point)
         self._last_point = points.points[-1][0] if points.points else 0.0
         now: Message = ("now", feed.history.now_document())
         return [now, ("chart", {**document, "whole": whole})] if document["t"] else [now]

@@ -168,7 +168,7 @@ class Top(App[None]):
     #jobs { height: 2fr; }
     #nodes { height: 1fr; border-top: solid $primary; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [("enter", "", "Show the job"), ("q", "quit", "Quit")]
+    BINDINGS: ClassVar[list[BindingType]] = [("q", "quit", "Quit")]
 
     def __init__(self, connect: Connect, job_id: str = "") -> None:
         super().__init__()
@@ -297,7 +297,7 @@ def _values(now: dict[str, object]) -> Text:
     assert isinstance(metrics, dict)
     for name, value in metrics.items():
         text += Text(f"   {printable(name)} ", "dim") + Text("nan" if value is None else f"{value:.4g}")
-    return text
+    return text + Text("\nsteps per second since the job was first seen", "dim")
 
 
 def _parts(values: dict[str, float]) -> Text:

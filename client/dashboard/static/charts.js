@@ -6,7 +6,9 @@ const HEIGHT = 170;
 const hourMinute = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 const withSeconds = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 
-function axes(format) {
+const POWERS = Array.from({ length: 45 }, (_, at) => 2 ** at);
+
+function axes(format, binary) {
   const shared = {
     stroke: () => variable("--faint"), font: "11px system-ui, sans-serif",
     grid: { stroke: () => variable("--line"), width: 1 }, ticks: { show: false },
@@ -15,15 +17,15 @@ function axes(format) {
     const close = values.length > 1 && values[1] - values[0] < 60;
     return values.map((value) => (close ? withSeconds : hourMinute).format(value * 1000));
   };
-  return [{ ...shared, space: 76, values: times, size: 28 }, { ...shared, size: 68, values: (_, values) => values.map((value) => format(value)) }];
+  return [{ ...shared, space: 76, values: times, size: 28 }, { ...shared, size: 68, ...(binary ? { incrs: POWERS } : {}), values: (_, values) => values.map((value) => format(value)) }];
 }
 
 // series: [{name, label, colour (a variable), area}]. stacked: each series lies on those before it.
 export class Chart {
-  constructor(title, series, { stacked = false, stepped = false, format = number, zero = false } = {}) {
+  constructor(title, series, { stacked = false, binary = false, format = number, zero = false } = {}) {
     this.series = series;
     this.stacked = stacked;
-    this.stepped = stepped;
+    this.binary = binary; // marks at powers of two
     this.format = format;
     this.zero = zero || stacked;
     this.last = h("b");
@@ -68,11 +70,10 @@ export class Chart {
     this.made = new uPlot({
       width, height: HEIGHT, legend: { show: false }, cursor: { y: false, drag: { x: false, y: false } },
       scales: { x: { time: true }, y: { range: (_, low, high) => this.range(low, high) } },
-      axes: axes(this.format),
+      axes: axes(this.format, this.binary),
       series: [{}, ...order.map((one) => ({
         stroke: () => variable(one.colour), width: this.stacked ? 1 : 1.8, spanGaps: true, points: { show: false },
         fill: this.stacked ? () => variable(one.colour) : one.area ? () => `${variable(one.colour)}22` : undefined,
-        paths: this.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
       }))],
       hooks: { setCursor: [(plot) => this.point(plot.cursor.idx)] },
     }, this.data, this.plot);

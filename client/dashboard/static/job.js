@@ -93,6 +93,7 @@ class JobView {
         job.paused ? pill("paused") : null),
       this.progress()]);
     this.showTrouble(job, over);
+    if (over) this.late.hidden = true;
     this.showRanks(job);
     this.timeline.element.hidden = over ? !this.timeline.lanes : !this.state.traces || job.state !== "running";
     this.timeline.button.hidden = over;
@@ -171,7 +172,7 @@ class JobView {
       add("bytes", () => new Chart("bytes moved", [
         { name: "inside", label: "inside hosts", colour: "--c2", mark: "c-2" },
         { name: "between", label: "between hosts", colour: "--c1", mark: "c-1", area: true },
-      ], { format: perSecond, zero: true }));
+      ], { format: perSecond, zero: true, binary: true }));
     }
   }
 

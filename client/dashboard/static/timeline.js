@@ -71,9 +71,10 @@ export class Timeline {
       }
     });
     pen.fillStyle = variable("--faint");
-    for (let at = 0; at <= 4; at += 1) {
-      pen.textAlign = at === 4 ? "right" : at ? "center" : "left";
-      pen.fillText(`${number(this.end * at / 4)} ms`, left + this.end * this.per * at / 4, 8);
+    const parts = width < 560 ? 2 : 4;
+    for (let at = 0; at <= parts; at += 1) {
+      pen.textAlign = at === parts ? "right" : at ? "center" : "left";
+      pen.fillText(`${number(this.end * at / parts)} ms`, left + this.end * this.per * at / parts, 8);
     }
     pen.textAlign = "left";
   }

@@ -61,6 +61,7 @@ class CoordinatorProcess:
             assert select.select([lines], [], [], WAIT_S)[0], "no ready line"
             line = json.loads(lines.readline() or "{}")
         self.address: str = line.get("address", "")
+        self.dashboard: str = line.get("dashboard", "")
         self.error: str = line.get("error", "")
         self.token_file = Path(line.get("token_file", "/nowhere"))
         self.tls = TlsFiles.in_folder(Path(line["tls"])) if line.get("tls") else None

@@ -1,0 +1,239 @@
+"""The dashboard over a real coordinator: what it tells, whom it refuses, and that it ends with the coordinator."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from rig.dashboards import SCRIPT, ReportingJob
+
+from bagua.base.errors import NotFoundError
+from bagua.proto import common_pb2 as c
+from bagua.proto import node_pb2 as n
+
+from .conftest import CoordinatorProcess, Peer
+
+WAIT_S = 60.0
+OWN = {"x-bagua-dashboard": "1"}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
+    """A coordinator with a dashboard."""
+    process = CoordinatorProcess(tmp_path_factory.mktemp("served"), "--dashboard", "127.0.0.1:0")
+    assert process.dashboard, process.end()
+    yield process
+    code, errors = process.end()
+    assert code == 0, errors
+
+
+@pytest.fixture(scope="module")
+def peers(served: CoordinatorProcess) -> Iterator[list[Peer]]:
+    made = [Peer(served, name) for name in ("a", "b")]
+    for peer in made:
+        peer.expect(n.Welcome)
+    yield made
+    for peer in made:
+        peer.close()
+
+
+@pytest.fixture
+def job(served: CoordinatorProcess, peers: list[Peer]) -> Iterator[ReportingJob]:
+    with served.client() as client:
+        made = ReportingJob(client, peers, SCRIPT)
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def page(served: CoordinatorProcess) -> Iterator[Any]:
+    """A browser's place: logged in."""
+    with httpx.Client(base_url=served.dashboard, headers=OWN, timeout=WAIT_S) as client:
+        assert client.post("/api/login", json={"token": served.token}).status_code == 200
+        yield client
+
+
+def events(page: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """(kind, document) of a stream, until it has been silent for long."""
+    with page.stream("GET", path) as answer:
+        assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
+        kind = ""
+        for line in answer.iter_lines():
+            if line.startswith("event: "):
+                kind = line.removeprefix("event: ")
+            elif line.startswith("data: "):
+                yield kind, json.loads(line.removeprefix("data: "))
+
+
+def first(page: Any, path: str, *kinds: str) -> dict[str, Any]:
+    """The first document of each kind."""
+    found: dict[str, Any] = {}
+    for kind, document in events(page, path):
+        found.setdefault(kind, document)
+        if set(kinds) <= set(found):
+            return found
+    raise AssertionError(f"the stream ended with {list(found)}")
+
+
+def test_page_and_headers(page):
+    answer = page.get("/")
+    policy = answer.headers["content-security-policy"]
+    assert answer.status_code == 200 and "unsafe" not in policy and "script-src 'self'" in policy
+    assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "<script>" not in answer.text and " style=" not in answer.text  # nothing inline
+    for path in ("/static/app.js", "/static/uplot/uPlot.iife.min.js", "/static/uplot/LICENSE"):
+        assert page.get(path).status_code == 200
+    assert page.get("/static/../app.py").status_code == 404
+
+
+def test_without_a_session_nothing_is_told(served, job):
+    with httpx.Client(base_url=served.dashboard, headers=OWN) as stranger:
+        assert stranger.get("/").status_code == 200
+        for path in ("/api/hello", "/api/jobs", "/api/stream", f"/api/stream?job={job.job_id}"):
+            assert stranger.get(path).status_code == 401
+        assert stranger.post(f"/api/jobs/{job.job_id}/cancel").status_code == 401
+        wrong = stranger.post("/api/login", json={"token": served.token + "x"})
+        assert wrong.status_code == 401 and not wrong.cookies
+        right = stranger.post("/api/login", json={"token": served.token})
+        cookie = right.headers["set-cookie"].lower()
+        assert "httponly" in cookie and "samesite=strict" in cookie and "secure" not in cookie
+        assert stranger.get("/api/hello").status_code == 200
+        assert stranger.post("/api/logout", json={}).status_code == 200
+        assert stranger.get("/api/hello").status_code == 401
+
+
+def test_other_sites_are_refused(served, page, job):
+    cancel = f"/api/jobs/{job.job_id}/cancel"
+    for headers in ({"x-bagua-dashboard": "0"}, {"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"}):
+        assert page.post(cancel, headers=headers).status_code == 403
+    assert page.get("/api/hello", headers={"host": "evil.example"}).status_code == 421
+    with served.client() as client:
+        assert client.get(job.job_id).state != c.JOB_STATE_STOPPING
+
+
+def test_the_cluster_at_once_and_as_it_changes(page, job):
+    found = first(page, "/api/stream", "counts", "nodes", "jobs")
+    assert found["counts"]["connected"] == 2 and found["counts"]["slots"] == 4
+    assert sorted(row[0] for row in found["nodes"]["changed"]) == ["a", "b"]
+    for kind, document in events(page, "/api/stream"):
+        if kind == "jobs" and any(row["id"] == job.job_id and row["step"] for row in document["running"]):
+            break
+
+
+def test_a_job_with_its_straggler_bytes_and_output(page, job):
+    found: dict[str, Any] = {}
+    log = ""
+    for kind, document in events(page, f"/api/stream?job={job.job_id}&logs="):
+        found[kind] = document
+        log += "".join(text for _, text in document["lines"]) if kind == "log" else ""
+        late = found.get("now", {}).get("straggler")
+        if late and "heat" in found and "rank 3 says" in log and "between" in found.get("chart", {})["series"]:
+            break
+    assert found["job"]["name"] == SCRIPT and len(found["job"]["ranks"]) == 4
+    assert (late["rank"], late["node"]) == (2, "b") and late["ms"] > 2 * late["median"]
+    assert found["now"]["metrics"]["loss"] > 0 and found["now"]["total"] == 10_000
+    assert [row[-1] for row in found["heat"]["rows"]] == [10.0, 10.0, 30.0, 10.0]
+    assert found["heat"]["nodes"] == ["a", "a", "b", "b"]
+    assert [event["kind"] for event in found["events"]][:2] == ["submitted", "placed"]
+
+
+def test_a_job_is_followed_to_its_end(page, job):
+    states, log = [], ""
+    for kind, document in events(page, f"/api/stream?job={job.job_id}&logs=0"):
+        if kind == "job":
+            states.append(document["state"])
+        if kind == "now" and document["step"]:
+            job.end()
+        if kind == "log":
+            log += "".join(text for _, text in document["lines"])
+        if kind == "log_end":
+            assert document == "end"
+            break
+    assert "rank 0 says" in log and "the end" in log
+    while "succeeded" not in states:
+        states.append(first(page, f"/api/stream?job={job.job_id}", "job")["job"]["state"])
+    assert states[0] in ("starting", "running")
+
+
+def test_cancel_and_submit_again(served, page, job, peers):
+    assert page.post(f"/api/jobs/{job.job_id}/again", json={"key": "x"}).status_code == 400
+    assert page.post(f"/api/jobs/{job.job_id}/cancel", json={}).json()["id"] == job.job_id
+    job.close()
+    again = f"/api/jobs/{job.job_id}/again"
+    made = page.post(again, json={"key": "a-key-of-this-test"}).json()
+    assert made["name"] == SCRIPT and made["id"] != job.job_id
+    assert page.post(again, json={"key": "a-key-of-this-test"}).json()["id"] == made["id"]
+    with served.client() as client:
+        old, new = client.get(job.job_id), client.get(made["id"])
+        assert old.state == c.JOB_STATE_CANCELLED and "dashboard" in old.reason
+        assert list(new.spec.args) == list(old.spec.args)
+        client.cancel(made["id"])
+        for peer in peers:
+            order = peer.next()
+            while not isinstance(order, n.StopJob):
+                order = peer.next()
+            peer.report(order, n.LOCAL_PHASE_STOPPED)
+        until = time.monotonic() + WAIT_S
+        while client.get(made["id"]).state != c.JOB_STATE_CANCELLED:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+
+
+def test_what_is_not_there(page):
+    assert page.get("/api/stream?job=job-none").status_code == 404
+    assert page.post("/api/jobs/job-none/cancel", json={}).status_code == 404
+    assert page.get("/api/jobs?state=nonsense").status_code == 400
+    assert page.get("/api/jobs?page=nonsense").status_code == 400
+
+
+def test_it_ends_with_a_coordinator_that_is_killed(start):
+    process = start("--dashboard", "127.0.0.1:0")
+    assert httpx.get(process.dashboard).status_code == 200
+    process.end(signal.SIGKILL)
+    until = time.monotonic() + WAIT_S
+    while True:
+        try:
+            httpx.get(process.dashboard)
+        except httpx.TransportError:
+            return
+        assert time.monotonic() < until, "the dashboard lives on"
+        time.sleep(0.05)
+
+
+def test_an_address_beyond_loopback_needs_tls(start):
+    assert "without TLS" in start("--dashboard", "0.0.0.0:0").error
+
+
+@pytest.mark.full
+def test_a_port_that_is_taken(start):
+    taken = start("--dashboard", "127.0.0.1:0")
+    port = taken.dashboard.rpartition(":")[2]
+    other = start("--dashboard", f"127.0.0.1:{port}", state_dir=Path(taken.state_dir).parent / "other")
+    assert "did not start" in other.error
+
+
+def test_under_tls_the_cookie_is_secure(start):
+    process = start("--dashboard", "127.0.0.1:0", "--auto-tls", "localhost")
+    assert process.dashboard.startswith("https://") and process.tls is not None
+    with httpx.Client(base_url=process.dashboard, verify=_trusting(process.tls.ca), headers=OWN) as client:
+        answer = client.post("/api/login", json={"token": process.token})
+        assert "secure" in answer.headers["set-cookie"].lower()
+        assert client.get("/api/hello").status_code == 200
+
+
+def _trusting(ca: Path) -> Any:
+    import ssl
+
+    return ssl.create_default_context(cafile=str(ca))
+
+
+def test_a_client_that_never_was_is_no_job(served):
+    with served.client() as client, pytest.raises(NotFoundError):
+        client.get("job-none")

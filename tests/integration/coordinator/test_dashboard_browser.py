@@ -1,0 +1,182 @@
+"""The dashboard in a real Chromium."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import playwright.sync_api as playwright
+import pytest
+from rig.dashboards import SCRIPT, ReportingJob
+
+from bagua.proto import node_pb2 as n
+
+from .conftest import CoordinatorProcess, Peer
+
+CHROMIUM = shutil.which("chromium")
+WAIT_MS = 60_000
+# Without them Chromium asks hosts of its maker at each start.
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+ARGUMENTS += ["--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"]
+SHOTS = os.environ.get("BAGUA_TEST_SCREENSHOTS")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium (Debian: apt-get install chromium)")
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
+    process = CoordinatorProcess(tmp_path_factory.mktemp("served"), "--dashboard", "127.0.0.1:0")
+    assert process.dashboard, process.end()
+    yield process
+    code, errors = process.end()
+    assert code == 0, errors
+
+
+@pytest.fixture(scope="module")
+def peers(served: CoordinatorProcess) -> Iterator[list[Peer]]:
+    made = [Peer(served, name) for name in ("a", "b")]
+    for peer in made:
+        peer.expect(n.Welcome)
+    yield made
+    for peer in made:
+        peer.close()
+
+
+@pytest.fixture
+def job(served: CoordinatorProcess, peers: list[Peer]) -> Iterator[ReportingJob]:
+    with served.client() as client:
+        made = ReportingJob(client, peers, SCRIPT)
+        yield made
+        made.close()
+
+
+class Tab:
+    """One tab. ``errors``: of its scripts, and what its content policy has blocked."""
+
+    def __init__(self, browser: Any, served: CoordinatorProcess, **more: Any) -> None:
+        self.context = browser.new_context(**more)
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(WAIT_MS)
+        self.errors: list[str] = []
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("console", lambda line: self.errors.append(line.text) if "Content Security" in line.text else None)
+        self.served = served
+        self.foreign: list[str] = []
+        self.page.on("request", lambda asked: self._look(asked.url))
+        self.page.goto(served.dashboard)
+
+    def _look(self, url: str) -> None:
+        if not url.startswith(self.served.dashboard):
+            self.foreign.append(url)
+
+    def log_in(self, token: str | None = None) -> None:
+        self.page.fill("input[name=token]", token or self.served.token)
+        self.page.click("button[type=submit]")
+
+    def expect(self, selector: str) -> Any:
+        return playwright.expect(self.page.locator(selector).first)
+
+    def close(self) -> None:
+        self.context.close()
+        assert not self.errors and not self.foreign
+
+
+@pytest.fixture
+def tab(chromium: Any, served: CoordinatorProcess) -> Iterator[Tab]:
+    made = Tab(chromium, served)
+    yield made
+    made.close()
+
+
+def shot(tab: Tab, name: str) -> None:
+    """With BAGUA_TEST_SCREENSHOTS=FOLDER: pictures to look at."""
+    if SHOTS:
+        tab.page.screenshot(path=str(Path(SHOTS) / f"{name}.png"), full_page=True)
+
+
+def test_a_wrong_token_is_refused(tab):
+    tab.log_in("wrong")
+    tab.expect(".login .error").to_contain_text("not the token", timeout=WAIT_MS)
+    assert not tab.context.cookies() and tab.page.locator(".tiles").count() == 0
+    tab.log_in()
+    tab.expect(".tiles").to_contain_text("slots in use", timeout=WAIT_MS)
+    (cookie,) = tab.context.cookies()
+    assert cookie["httpOnly"] and cookie["sameSite"] == "Strict"
+    assert tab.page.evaluate("document.cookie") == ""
+    tab.page.click("#logout")
+    tab.expect(".login").to_be_visible(timeout=WAIT_MS)
+
+
+def test_a_job_is_opened_and_followed_to_its_end(tab, job):
+    tab.log_in()
+    # Names are text: the script in this one is shown, and does not run.
+    tab.expect("table.jobs a").to_have_text(SCRIPT, timeout=WAIT_MS)
+    tab.page.click("table.jobs a")
+    tab.expect("h1").to_have_text(SCRIPT, timeout=WAIT_MS)
+    tab.expect("#straggler").to_contain_text("Rank 2 on b computes", timeout=WAIT_MS)
+    tab.expect("#heat canvas").to_be_visible(timeout=WAIT_MS)
+    tab.expect(".chart canvas").to_be_visible(timeout=WAIT_MS)
+    for title in ("loss", "<b>acc</b>", "where a step goes", "bytes moved", "steps per second"):
+        tab.expect(f".chart h3:text-is('{title}')").to_be_visible(timeout=WAIT_MS)
+    tab.expect("#logs .log").to_contain_text(f"rank 3 says {SCRIPT}", timeout=WAIT_MS)
+    shot(tab, "job")
+    job.end()
+    tab.expect("h1 + .pill").to_have_text("succeeded", timeout=WAIT_MS)
+    tab.expect("#logs .log").to_contain_text("the end", timeout=WAIT_MS)
+    tab.expect("#straggler").to_be_hidden(timeout=WAIT_MS)
+    assert tab.page.locator("#cancel").count() == 0
+    assert tab.page.title() == f"{SCRIPT} · Bagua"
+    assert tab.page.locator("main img, main script").count() == 0
+
+
+def test_the_straggler_is_the_red_line_of_the_map(tab, job):
+    tab.log_in()
+    tab.page.click("table.jobs a")
+    tab.expect("#straggler").to_be_visible(timeout=WAIT_MS)
+    tab.expect("#heat canvas").to_be_visible(timeout=WAIT_MS)
+    # The colour in the middle of each line's first cell.
+    colours = tab.page.evaluate("""() => {
+        const canvas = document.querySelector("#heat canvas"), scale = devicePixelRatio || 1;
+        const pen = canvas.getContext("2d");
+        return [0, 1, 2, 3].map((rank) => [...pen.getImageData(60 * scale, (rank * 22 + 11) * scale, 1, 1).data]);
+    }""")
+    red, green, blue, _ = colours[2]
+    assert red > 2 * max(green, blue), colours
+    assert colours[0] == colours[1] == colours[3] and colours[0][2] > colours[0][0], colours
+
+
+def test_cancel_asks_first(tab, job):
+    tab.log_in()
+    tab.page.click("table.jobs a")
+    tab.page.click("#cancel")
+    tab.expect("dialog").to_contain_text("Cancel this job?", timeout=WAIT_MS)
+    tab.page.click("dialog button:text('Back')")
+    tab.expect("h1 + .pill").to_have_text("running", timeout=WAIT_MS)
+    tab.page.click("#cancel")
+    tab.page.click("#confirm")
+    tab.expect("h1 + .pill").to_have_text("cancelled", timeout=WAIT_MS)
+    tab.expect("#again").to_be_enabled(timeout=WAIT_MS)
+
+
+def test_a_phone_in_the_dark(chromium, served, job):
+    tab = Tab(chromium, served, color_scheme="dark", viewport={"width": 375, "height": 700}, has_touch=True)
+    tab.log_in()
+    tab.expect("table.jobs a").to_be_visible(timeout=WAIT_MS)
+    tab.page.click("table.jobs a")
+    tab.expect(".chart canvas").to_be_visible(timeout=WAIT_MS)
+    wide = tab.page.evaluate("document.documentElement.scrollWidth")
+    assert wide <= 375, "the page scrolls sideways"
+    back = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert back == "rgb(15, 18, 25)"
+    shot(tab, "phone")
+    tab.close()

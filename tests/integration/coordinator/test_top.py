@@ -1,0 +1,88 @@
+"""``bagua top`` over a real coordinator, driven by Textual's pilot."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from rig.dashboards import SCRIPT, ReportingJob
+from textual.widgets import DataTable, RichLog, Static
+
+from bagua.dashboard.top import Confirm, JobScreen, Top, rank_map
+from bagua.proto import common_pb2 as c
+from bagua.proto import node_pb2 as n
+
+from .conftest import CoordinatorProcess, Peer
+
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def peers(coordinator: CoordinatorProcess) -> Iterator[list[Peer]]:
+    made = [Peer(coordinator, name) for name in ("a", "b")]
+    for peer in made:
+        peer.expect(n.Welcome)
+    yield made
+    for peer in made:
+        peer.close()
+
+
+@pytest.fixture
+def job(coordinator: CoordinatorProcess, peers: list[Peer]) -> Iterator[ReportingJob]:
+    with coordinator.client() as client:
+        made = ReportingJob(client, peers, SCRIPT)
+        yield made
+        made.close()
+
+
+async def until(pilot: Any, condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        await pilot.pause(0.05)
+
+
+def shown(screen: Any, name: str) -> str:
+    return str(screen.query_one(name, Static).render())
+
+
+async def test_from_the_list_to_a_job_and_its_cancellation(coordinator, job):
+    app = Top(coordinator.client)
+    async with app.run_test(size=(120, 50)) as pilot:
+        jobs = app.query_one("#jobs", DataTable)
+        await until(pilot, lambda: jobs.row_count == 1 and app.query_one("#nodes", DataTable).row_count == 2)
+        assert "2 of 2 nodes   4 of 4 slots   1 running" in shown(app.screen, "#summary")
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(app.screen, JobScreen))
+        screen = app.screen
+        await until(pilot, lambda: "rank 2 on b computes" in shown(screen, "#map"))
+        assert "loss" in shown(screen, "#values") and "computation" in shown(screen, "#parts")
+        log = screen.query_one("#log", RichLog)
+        await until(pilot, lambda: any("rank 3 says <img" in line.text for line in log.lines))
+        await pilot.press("c")
+        await until(pilot, lambda: isinstance(app.screen, Confirm))
+        await pilot.press("escape")
+        await until(pilot, lambda: app.screen is screen)
+        await pilot.press("c")
+        await until(pilot, lambda: isinstance(app.screen, Confirm))
+        await pilot.click("#yes")
+        await until(pilot, lambda: "cancelled" in shown(screen, "#head"))
+        await pilot.press("escape")
+        await until(pilot, lambda: app.screen is not screen)
+    with coordinator.client() as client:
+        found = await asyncio.to_thread(client.get, job.job_id)
+        assert found.state == c.JOB_STATE_CANCELLED and "bagua top" in found.reason
+
+
+def test_the_map_names_its_lines_and_colours_a_straggler():
+    text = rank_map([[10.0, 10.0], [30.0, None], [10.0, 11.0]], 1)
+    lines = text.plain.splitlines()
+    assert [line.split()[0] for line in lines] == ["0", "1", "2"]
+    assert lines[1].endswith("█ ")
+    styles = {str(span.style) for span in text.spans}
+    assert "red1" in styles and "grey30" in styles
+    assert rank_map([[1.0]], 1).plain == ""
+    assert "60 more lines" in rank_map([[1.0]] * 100, 1).plain

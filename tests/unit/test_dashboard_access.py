@@ -1,0 +1,124 @@
+"""Who may see and do what on the dashboard, and what of a job may be submitted again."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+from starlette.requests import Request
+
+from bagua.base.errors import ConfigError
+from bagua.cli import dashboard as command
+from bagua.dashboard.access import CODE_S, COOKIE, MAX_SESSIONS, MAX_WRONG, SESSION_S, Access
+from bagua.dashboard.documents import no_again
+from bagua.proto import common_pb2
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def request(**headers: str) -> Request:
+    named = {"host": "127.0.0.1:7680", **{name.replace("_", "-"): value for name, value in headers.items()}}
+    raw = [(name.encode(), value.encode()) for name, value in named.items()]
+    return Request(
+        {"type": "http", "method": "POST", "scheme": "http", "path": "/", "query_string": b"", "headers": raw}
+    )
+
+
+def with_session(session: str | None) -> Request:
+    return request(cookie=f"{COOKIE}={session}")
+
+
+def test_the_token_opens_a_session_that_ends():
+    clock = Clock()
+    access = Access("secret", clock=clock)
+    assert access.log_in("wrong", "") is None and access.log_in("", "") is None
+    session = access.log_in("secret", "")
+    assert access.known(with_session(session)) and not access.known(with_session("guess"))
+    assert access.known(request(authorization="Bearer secret")) and not access.known(request(authorization="Bearer x"))
+    clock.now += SESSION_S + 1
+    assert not access.known(with_session(session))
+
+
+def test_logging_out_ends_the_session():
+    access = Access("secret")
+    session = access.log_in("secret", "")
+    access.log_out(with_session(session))
+    assert not access.known(with_session(session))
+
+
+def test_a_code_opens_one_session_and_not_for_long():
+    clock = Clock()
+    access = Access("secret", clock=clock)
+    code = access.code
+    assert access.log_in("", code) is not None
+    assert access.log_in("", code) is None and access.log_in("", "") is None
+    late = Access("secret", clock=clock)
+    code = late.code
+    clock.now += CODE_S + 1
+    assert late.log_in("", code) is None
+
+
+def test_sessions_and_wrong_tokens_are_bounded():
+    clock = Clock()
+    access = Access("secret", clock=clock)
+    first = access.log_in("secret", "")
+    for _ in range(MAX_SESSIONS):
+        access.log_in("secret", "")
+    assert not access.known(with_session(first))
+    for _ in range(MAX_WRONG):
+        assert not access.too_many()
+        access.log_in("wrong", "")
+    assert access.too_many()
+    clock.now += 61
+    assert not access.too_many()
+
+
+@pytest.mark.parametrize(
+    ("host", "right"),
+    [
+        ("127.0.0.1:7680", True),
+        ("[::1]:7680", True),
+        ("localhost", True),
+        ("10.1.2.3:80", True),
+        ("head.example:7680", True),
+        ("HEAD.example", True),
+        ("evil.example:7680", False),
+        ("", False),
+        ("127.0.0.1.evil.example", False),
+    ],
+)
+def test_only_names_of_this_server_are_answered(host, right):
+    assert Access("secret", ["head.example"]).right_host(request(host=host)) is right
+
+
+@pytest.mark.parametrize(
+    ("headers", "own"),
+    [
+        ({}, False),
+        ({"x_bagua_dashboard": "1"}, True),
+        ({"x_bagua_dashboard": "1", "origin": "http://127.0.0.1:7680"}, True),
+        ({"x_bagua_dashboard": "1", "origin": "http://evil.example"}, False),
+        ({"x_bagua_dashboard": "1", "origin": "null"}, False),
+        ({"x_bagua_dashboard": "1", "sec_fetch_site": "cross-site"}, False),
+        ({"x_bagua_dashboard": "1", "sec_fetch_site": "same-site"}, False),
+    ],
+)
+def test_changes_come_from_the_own_page(headers, own):
+    assert Access("secret").own_page(request(**headers)) is own
+
+
+def test_a_job_with_hidden_values_is_not_submitted_again():
+    assert no_again(common_pb2.JobSpec(env={"A": "1"})) == ""
+    assert "HF_TOKEN" in no_again(common_pb2.JobSpec(env={"A": "1", "HF_TOKEN": "***"}))
+    assert "started by another program" in no_again(common_pb2.JobSpec(adopt=True))
+
+
+def test_a_missing_library_is_named(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"bagua top needs textual: pip install 'bagua\[dashboard\]'"):
+        command.require("bagua top", "textual")

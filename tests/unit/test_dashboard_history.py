@@ -1,0 +1,111 @@
+"""What the dashboard keeps of a job's figures: bounded, whole, and with a straggler in it."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from bagua.dashboard.history import MAX_COLUMNS, MAX_POINTS, MAX_ROWS, History, RankMap, Report, Shares, Thinned
+from bagua.dashboard.reports import report_of
+from bagua.proto import common_pb2
+
+
+def report(time: float, rank: int = 0, step: int = 1, compute: float = 10.0, **more) -> Report:
+    shares = Shares(compute, 0.0, 2.0, 3.0)
+    return Report(time, rank, f"node-{rank // 2}", step, 100, **{"metrics": {"loss": 1.0}, "shares": shares} | more)
+
+
+def test_points_are_thinned_and_keep_the_whole_past():
+    points = Thinned()
+    for second in range(10 * MAX_POINTS):
+        points.add(float(second), {"loss": 1.0})
+    assert len(points.points) <= MAX_POINTS
+    times = [time for time, _ in points.points]
+    assert times[0] == 0.0 and times[-1] > 9.5 * MAX_POINTS
+    assert times == sorted(times) and points.version > 0
+
+
+def test_a_map_of_ranks_is_bounded_in_both_directions():
+    ranks = RankMap()
+    for second in range(5 * MAX_COLUMNS):
+        for rank in range(0, 1000, 7):
+            ranks.add(float(second), rank, 20.0 if rank == 700 else 10.0)
+    document = ranks.document(1000)
+    assert len(document["rows"]) <= MAX_ROWS
+    assert {len(row) for row in document["rows"]} == {len(document["rows"][0])} and len(
+        document["rows"][0]
+    ) <= MAX_COLUMNS
+    slow = [number for number, row in enumerate(document["rows"]) if row[-1] == 20.0]
+    assert slow == [700 // document["ranks_in_row"]]
+    assert len(json.dumps(document)) < 150_000
+
+
+def test_columns_in_which_one_rank_alone_was_known_are_left_out():
+    ranks = RankMap()
+    for second in range(20):
+        for rank in range(4 if second >= 10 else 1):
+            ranks.add(float(second), rank, 10.0)
+    document = ranks.document(4)
+    assert document["begin"] == 10.0 and [len(row) for row in document["rows"]] == [10] * 4
+
+
+def test_a_straggler_is_named_and_equal_ranks_are_not():
+    history = History()
+    for second in range(5):
+        for rank in range(4):
+            history.take(report(float(second), rank, second, compute=10.0 + 0.1 * rank))
+    assert history.straggler() is None
+    for second in range(5, 15):
+        for rank in range(4):
+            history.take(report(float(second), rank, second, compute=30.0 if rank == 2 else 10.0))
+    late = history.straggler()
+    assert late is not None and (late.rank, late.node) == (2, "node-1")
+    assert late.ms > 25 and late.median == pytest.approx(10.0, abs=0.5)
+    history.forget_ranks()
+    assert history.straggler() is None and history.lead() is None
+
+
+def test_speed_and_bytes_are_rates():
+    history = History()
+    for second in range(0, 20, 2):
+        history.take(report(float(second), 0, second * 5, bytes_inside=second * 1000, bytes_between=second * 10))
+        history.take(report(float(second), 2, second * 5, bytes_inside=second * 1000, bytes_between=second * 10))
+    series = history.chart_document()["series"]
+    assert series["speed"][-1] == pytest.approx(5.0)
+    assert series["inside"][-1] == pytest.approx(2000.0) and series["between"][-1] == pytest.approx(20.0)
+    # Computation alone, with hidden communication, and exposed communication are the step together.
+    assert (series["compute"][-1], series["hidden"][-1], series["exposed"][-1]) == (7.0, 3.0, 2.0)
+
+
+def test_charts_follow_the_rank_whose_program_reports():
+    history = History()
+    history.take(report(0.0, 0, 10, metrics={}, own=False))
+    history.take(report(1.0, 1, 10, metrics={"loss": 0.5}))
+    lead = history.lead()
+    assert lead is not None and lead.rank == 1
+    assert history.now_document()["metrics"] == {"loss": 0.5}
+
+
+def test_values_without_a_number_and_the_same_report_again():
+    history = History()
+    history.take(report(0.0, metrics={"loss": math.nan, "big": math.inf}))
+    version = history.version
+    history.take(report(1.0, metrics={"loss": math.nan, "big": math.inf}))
+    document = history.chart_document()
+    assert document["series"]["m:loss"][0] is None and document["series"]["m:big"] == [None] * len(document["t"])
+    json.dumps(document, allow_nan=False)
+    history.take(report(9.0, metrics={"loss": 2.0}))
+    version = history.version
+    history.take(report(10.0, metrics={"loss": 2.0}))
+    assert history.version == version
+
+
+def test_a_report_of_the_protocol():
+    told = common_pb2.Progress(rank=1, step=5, total=9, metrics={"loss": 1.5, "compute ms": 8, "comm exposed ms": 2})
+    told.bytes.inside = 70
+    found = report_of(told, 3.0, {1: "b"})
+    assert (found.node, dict(found.metrics), found.own) == ("b", {"loss": 1.5}, True)
+    assert found.shares == Shares(8.0, 0.0, 2.0, 0.0) and (found.bytes_inside, found.bytes_between) == (70, 0)
+    assert report_of(common_pb2.Progress(by_itself=True), 0.0, {}).shares is None
