@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing.util
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -103,6 +105,7 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
             if not bagua.is_initialized():
                 self._export_ranks()
                 bagua.init_process_group()
+                leave_in_good_order()
                 if is_elastic():
                     bagua.communication.on_membership_change(lambda _: self.set_world_ranks())
             self._check_world()
@@ -204,6 +207,18 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
     made: Any = BaguaStrategy
     made.__module__, made.__qualname__ = "bagua.lightning", "BaguaStrategy"
     return BaguaStrategy
+
+
+def leave_in_good_order() -> None:
+    """A process that multiprocessing has forked ends without functions of atexit: it leaves its job all the same, unless
+    an exception ends it."""
+
+    def leave() -> None:
+        if sys.exc_info()[0] is None:
+            bagua.destroy_process_group()
+
+    if multiprocessing.parent_process() is not None:
+        multiprocessing.util.Finalize(None, leave, exitpriority=1)
 
 
 def world_size() -> int:

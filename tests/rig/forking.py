@@ -23,7 +23,7 @@ from typing import Any
 
 SERVER = Path(__file__).with_name("fork_server.py")
 RANK_MAIN = Path(__file__).with_name("rank_main.py")
-READY_S = 120.0
+READY_S = 300.0
 MOST_BYTES = 1 << 20
 HUGE_PAGES = {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 """Of the server: a fork copies a table of its pages, and half of its time goes when most of them are huge ones."""
