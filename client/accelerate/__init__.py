@@ -7,9 +7,21 @@ up, on the ranks that ``bagua run``, ``accelerate launch`` or torchrun has start
     accelerate launch --multi_gpu --num_processes 2 -m bagua.accelerate train.py
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 from bagua.accelerate.beginning import begin
-from bagua.accelerate.reports import __getattr__
+from bagua.accelerate.reports import report_callback
 
 __all__ = ["BaguaReport", "begin"]
+
+
+def __getattr__(name: str) -> Any:
+    """``BaguaReport``, made when it is asked for: transformers takes seconds to import."""
+    if name != "BaguaReport":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return report_callback()
+
 
 begin()

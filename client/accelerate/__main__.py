@@ -1,4 +1,4 @@
-"""``python -m bagua.accelerate script.py …``: the script, as it is, with the process group up. ``-m module`` works, too."""
+"""``python -m bagua.accelerate script.py …``, or ``-m module``: runs a program, as it is, with the process group up."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ import bagua.torch_api as bagua
 
 
 @functools.cache
-def _report_callback() -> type[Any]:
+def report_callback() -> type[Any]:
+    """``BaguaReport``, over the TrainerCallback of transformers."""
     from transformers import TrainerCallback
 
     class BaguaReport(TrainerCallback):
@@ -22,10 +23,3 @@ def _report_callback() -> type[Any]:
 
     BaguaReport.__module__, BaguaReport.__qualname__ = "bagua.accelerate", "BaguaReport"
     return BaguaReport
-
-
-def __getattr__(name: str) -> Any:
-    """``BaguaReport``, made when it is asked for: transformers takes seconds to import."""
-    if name != "BaguaReport":
-        raise AttributeError(f"module 'bagua.accelerate' has no attribute {name!r}")
-    return _report_callback()

@@ -1,9 +1,9 @@
 """A LightningModule learns handwritten digits, with any strategy of Lightning.
 
-    bagua run --nproc-per-node 2 -m bagua.examples.lightning_digits
-    bagua run --nproc-per-node 2 --algorithm local_sgd:interval=4 -m bagua.examples.lightning_digits
-    python -m bagua.examples.lightning_digits                     # Lightning starts the processes, Bagua the daemon
-    python -m bagua.examples.lightning_digits --strategy ddp      # the same on torch's own backend
+bagua run --nproc-per-node 2 -m bagua.examples.lightning_digits
+bagua run --nproc-per-node 2 --algorithm local_sgd:interval=4 -m bagua.examples.lightning_digits
+python -m bagua.examples.lightning_digits                     # Lightning starts the processes, Bagua the daemon
+python -m bagua.examples.lightning_digits --strategy ddp      # the same on torch's own backend
 """
 
 from __future__ import annotations

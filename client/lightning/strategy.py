@@ -210,8 +210,8 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
 
 
 def leave_in_good_order() -> None:
-    """A process that multiprocessing has forked ends without functions of atexit: it leaves its job all the same, unless
-    an exception ends it."""
+    """A process that multiprocessing has forked ends without functions of atexit: it leaves its job all the same,
+    unless an exception ends it."""
 
     def leave() -> None:
         if sys.exc_info()[0] is None:

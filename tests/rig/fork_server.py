@@ -1,5 +1,5 @@
-"""The server of forking.py: ``python fork_server.py DESCRIPTOR [MODULE …]``. It imports the modules, and forks for every
-request; the child becomes a rank."""
+"""The server of forking.py: ``python fork_server.py DESCRIPTOR [MODULE …]``. It imports the modules, and forks for
+every request; the child becomes a rank."""
 
 # ruff: noqa: E402 - the first handler of the process's end is registered before anything is imported that registers one
 from __future__ import annotations

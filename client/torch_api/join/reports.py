@@ -54,8 +54,8 @@ LISTENERS = Listeners()
 
 
 def on_report(function: OnReport, *, all_ranks: bool = False) -> OnReport:
-    """``function(report)`` is called by each ``bagua.report`` of rank 0, or of every rank (``all_ranks``), in the thread
-    that reports. ``report``: a ``Report``. One that raises is logged and not called again.
+    """``function(report)`` is called by each ``bagua.report`` of rank 0, or of every rank (``all_ranks``), in the
+    thread that reports. ``report``: a ``Report``. One that raises is logged and not called again.
 
     Returns ``function``, so that it may be used as a decorator. ``bagua.loggers`` has some for well-known loggers.
     """

@@ -14,9 +14,9 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 
 from bagua.base.errors import BaguaError, CommunicationError, ServiceError
+from bagua.torch_api.join import environment
 from bagua.torch_api.join.connection import Dismissed, HostConnection
 from bagua.torch_api.join.daemon import Admission, DaemonClient
-from bagua.torch_api.join import environment
 from bagua.torch_api.join.progress import ProgressReporter, figures
 from bagua.torch_api.join.reports import LISTENERS, Report, as_number
 from bagua.torch_api.join.shared_memory import SharedMemory
@@ -231,9 +231,7 @@ def report(step: int = 0, total: int = 0, metrics: Mapping[str, float] | None = 
         session.progress.report(step, total, metrics or {}, message)
 
 
-def _tell_listeners(
-    session: Session | None, step: int, total: int, metrics: Mapping[str, float], message: str
-) -> None:
+def _tell_listeners(session: Session | None, step: int, total: int, metrics: Mapping[str, float], message: str) -> None:
     try:
         numbers = {name: as_number(value) for name, value in metrics.items()}
     except (TypeError, ValueError) as error:

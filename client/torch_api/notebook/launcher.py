@@ -101,8 +101,9 @@ def _carried(call: rank.Call) -> bytes:
         import cloudpickle  # type: ignore[import-untyped, unused-ignore]
     except ImportError:
         raise ConfigError(
-            "This process has used CUDA, backward() or bagua already, so ranks can't be forked from it: restart the "
-            'notebook\'s kernel and launch first, or pip install "bagua[notebook]", with which fresh processes do it.'
+            "This process has used CUDA, its autograd threads or bagua already, so ranks can't be forked from it: "
+            "restart the notebook's kernel and launch first, or let ranks be fresh processes: "
+            'pip install "bagua[notebook]".'
         ) from None
     found: bytes = cloudpickle.dumps(call)
     return found

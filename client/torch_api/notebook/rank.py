@@ -24,7 +24,9 @@ _PR_SET_PDEATHSIG = 1
 Call = Callable[[], Any]
 
 
-def run(call: Call | bytes, environment: Mapping[str, str], channel: Connection, output: Connection, parent: int) -> None:
+def run(
+    call: Call | bytes, environment: Mapping[str, str], channel: Connection, output: Connection, parent: int
+) -> None:
     """The main function of the process. ``call``: or a pickle of cloudpickle's. Tells ``channel`` its reports (rank 0)
     and how it ended: ("report", step, total, metrics, message), ("result", pickle) or ("error", traceback). ``output``:
     gets what is printed. ``parent``: pid of the process that launched it, with which it ends."""

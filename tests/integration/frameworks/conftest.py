@@ -18,9 +18,7 @@ DEADLINE_S = 240.0
 def run_in_ranks() -> Callable[..., list[str]]:
     """``run_in_ranks(folder, preload, function, nprocs, **arguments)``: what each rank printed."""
 
-    def run(
-        folder: Path, preload: Sequence[str], function: Any, /, nprocs: int = 2, **arguments: Any
-    ) -> list[str]:
+    def run(folder: Path, preload: Sequence[str], function: Any, /, nprocs: int = 2, **arguments: Any) -> list[str]:
         with ranks_with(folder, preload) as ranks:
             started = ranks.start(function, nprocs, **arguments)
             ranks.wait(DEADLINE_S)

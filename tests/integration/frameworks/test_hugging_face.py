@@ -84,7 +84,7 @@ def rank_scenarios(names: list[str], folder: str) -> None:
         elif name == "reports":
             hear_reports(folder)
         else:
-            with pytest.raises(ConfigError, match="with backend .*gloo"):
+            with pytest.raises(ConfigError, match=r"with backend .*gloo"):
                 bagua.accelerate.begin()
         print(f"passed {name}", flush=True)
 

@@ -128,18 +128,25 @@ def test_an_interrupt_ends_all_ranks(in_a_process: Any) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
-def asks_whether_it_can_fork() -> tuple[bool, bool]:
+def is_a_world_of_one() -> dict[str, Any]:
     before = launcher._can_fork()
-    torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
-    return before, launcher._can_fork()
+    bagua.init_process_group()
+    total = torch.tensor([3.0])
+    bagua.allreduce_inplace(total)
+    found = {"total": total.item(), "ranks": bagua.get_world_size(), "could fork": (before, launcher._can_fork())}
+    bagua.destroy_process_group()
+    return found
 
 
-def test_a_process_that_has_used_autograd_is_not_forked(in_a_process: Any) -> None:
-    assert in_a_process(asks_whether_it_can_fork)[0] == (True, False)
+def test_a_plain_process_is_a_world_of_one(in_a_process: Any) -> None:
+    """It then was a rank, with gRPC's threads: no fork of it can be another."""
+    found, _ = in_a_process(is_a_world_of_one)
+    assert found == {"total": 3.0, "ranks": 1, "could fork": (True, False)}
 
 
 def spawns() -> Any:
-    torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+    bagua.init_process_group()
+    bagua.destroy_process_group()
     scale = torch.tensor(3.0)
 
     def from_a_cell(value: float) -> float:
