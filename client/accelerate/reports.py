@@ -13,7 +13,7 @@ def report_callback() -> type[Any]:
     """``BaguaReport``, over the TrainerCallback of transformers."""
     from transformers import TrainerCallback
 
-    class BaguaReport(TrainerCallback):
+    class BaguaReport(TrainerCallback):  # type: ignore[misc]
         """For ``Trainer(callbacks=[BaguaReport()])``: ``bagua run`` and ``bagua job show`` then display step, number of
         steps and what the Trainer logs."""
 

@@ -44,8 +44,8 @@ def make_model(seed: int, dtype: torch.dtype) -> Any:
 
     torch.manual_seed(seed)
     sizes = {"vocab_size": 256, "n_positions": CONTEXT, "n_embd": 48, "n_layer": 2, "n_head": 2}
-    tokens = {"bos_token_id": 0, "eos_token_id": 0}
-    config = GPT2Config(**sizes, **tokens, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    config = GPT2Config(**sizes, **dropout, bos_token_id=0, eos_token_id=0)
     return GPT2LMHeadModel(config).to(dtype)
 
 

@@ -38,6 +38,11 @@ def make_module(lightning: Any, lr: float) -> Any:
             right = (self.net(batch[0].to(self.dtype)).argmax(dim=1) == batch[1]).double().mean()
             self.log("accuracy", right, sync_dist=True)
 
+        def on_train_end(self) -> None:
+            if self.trainer.is_global_zero:
+                accuracy = float(self.trainer.callback_metrics["accuracy"])
+                print(f"loss {self.losses[0]!r} -> {self.losses[-1]!r}, accuracy {accuracy:.2%}", flush=True)
+
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.AdamW(self.parameters(), lr=lr)
 
@@ -76,9 +81,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     training, held_out = load_digits()
     loaders = [torch.utils.data.DataLoader(data, batch_size=32) for data in (training, held_out)]
     trainer.fit(module, *loaders)
-    accuracy = float(trainer.callback_metrics["accuracy"])
-    if module.losses and trainer.is_global_zero:
-        print(f"loss {module.losses[0]!r} -> {module.losses[-1]!r}, accuracy {accuracy:.2%}", flush=True)
     return 0
 
 

@@ -25,7 +25,7 @@ def is_rank() -> bool:
 def bagua_environment(base: type[ClusterEnvironment]) -> type[ClusterEnvironment]:
     """``BaguaEnvironment`` over the ClusterEnvironment of one package of Lightning."""
 
-    class BaguaEnvironment(base):  # type: ignore[misc, valid-type]
+    class BaguaEnvironment(base):  # type: ignore[misc]
         """Ranks that ``bagua run``, a node daemon or torchrun has started. ``Trainer`` starts no processes."""
 
         @property

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def report_callback(base: type[Callback]) -> type[Callback]:
     """``BaguaReport`` over the Callback of one package of Lightning."""
 
-    class BaguaReport(base):  # type: ignore[misc, valid-type]
+    class BaguaReport(base):  # type: ignore[misc]
         """Reports step, number of steps, and the values of ``self.log`` after each training batch."""
 
         def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:

@@ -30,7 +30,7 @@ MEANS = ("mean", "avg")
 def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment]) -> type[DDPStrategy]:
     """``BaguaStrategy`` over the DDPStrategy of one package of Lightning."""
 
-    class BaguaStrategy(base):  # type: ignore[misc, valid-type]
+    class BaguaStrategy(base):  # type: ignore[misc]
         """Trains on several ranks, which a bagua algorithm keeps alike.
 
         Under ``bagua run`` or torchrun each process is a rank. Otherwise ``Trainer(devices=N)`` starts N processes, and
@@ -74,7 +74,7 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
                 cluster_environment=cluster_environment or (environment() if is_rank() else None),
                 checkpoint_io=checkpoint_io,
                 precision_plugin=precision_plugin,
-                start_method=start_method,  # type: ignore[arg-type]
+                start_method=start_method,
             )
             self._algorithm = make_algorithm(algorithm, bagua_kwargs)
             self._flatten = flatten
@@ -89,7 +89,7 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
             if self._device is None:
                 assert self.parallel_devices is not None
                 on_cpu = self.parallel_devices[0].type == "cpu"
-                found = self.parallel_devices[0 if on_cpu else self.local_rank]
+                found: torch.device = self.parallel_devices[0 if on_cpu else self.local_rank]
                 if not bagua.is_initialized():
                     return found
                 self._device = found
@@ -136,8 +136,7 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
         def setup_optimizers(self, trainer: Any) -> None:
             """Makes the optimizers and begins the exchange."""
             super().setup_optimizers(trainer)
-            assert self.model is not None
-            wrapped = StepModule(self.model)
+            wrapped = StepModule(self.lightning_module)
             wrapped.begin(self.optimizers, self._algorithm, self._flatten, self._broadcast_buffers)
             self.model = wrapped
 

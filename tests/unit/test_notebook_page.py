@@ -25,4 +25,4 @@ def test_outputs_show_no_error_and_a_whole_progress_bar() -> None:
 
 
 def test_no_path_of_a_machine() -> None:
-    assert not any(folder in NOTEBOOK.read_text() for folder in ("/root", "/home", "/work", "/tmp"))
+    assert not any(folder in NOTEBOOK.read_text() for folder in ("/root", "/home", "/tmp", "/usr"))

@@ -66,10 +66,8 @@ def notebook_launcher(
         start_method = "fork" if _can_fork() else "spawn"
     if start_method not in METHODS:
         raise ConfigError(f"start_method is {start_method!r}: it must be fork or spawn.")
-    call: rank.Call | bytes = functools.partial(function, *args)
-    if start_method == "spawn":
-        call = _carried(call)
-    launch = _Launch(call, nproc, start_method, environment or {})
+    call = functools.partial(function, *args)
+    launch = _Launch(_carried(call) if start_method == "spawn" else call, nproc, start_method, environment or {})
     try:
         return launch.run()
     finally:
@@ -78,7 +76,7 @@ def notebook_launcher(
 
 def _can_fork() -> bool:
     """Whether a forked child can be a rank: probed by a fork, because torch does not tell."""
-    if start.has_begun() or torch.cuda.is_initialized():
+    if start.has_begun() or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return False
     child = _fork()
     if child == 0:
