@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import os
 
 import torch
 from torch import distributed
 
+import bagua.c10d  # noqa: F401 - registers the backend: torch before 2.5 does not do so by itself
 from bagua.base.errors import ConfigError
 
-LOG = logging.getLogger("bagua")
 USE_CPU = "ACCELERATE_USE_CPU"
 BACKEND = "bagua"
 
@@ -36,7 +35,5 @@ def begin() -> bool:
         os.environ.setdefault(USE_CPU, "true")
         if os.environ[USE_CPU].lower() in ("false", "0", "no"):  # `accelerate launch` without --cpu says so
             os.environ[USE_CPU] = "true"
-    import bagua.c10d  # noqa: F401 - registers the backend, where torch before 2.5 has not
-
     distributed.init_process_group(BACKEND)
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import bagua.torch_api as bagua
@@ -14,12 +15,28 @@ def report_callback(base: type[Callback]) -> type[Callback]:
     """``BaguaReport`` over the Callback of one package of Lightning."""
 
     class BaguaReport(base):  # type: ignore[misc]
-        """Reports step, number of steps, and the values of ``self.log`` after each training batch."""
+        """Reports step, number of steps, and the values of ``self.log`` after training batches.
+
+        Args:
+            every: Optimizer steps between two reports. Values on a GPU are waited for.
+        """
+
+        def __init__(self, every: int = 1) -> None:
+            if every < 1:
+                raise ValueError(f"every is {every}: it must be at least 1.")
+            super().__init__()
+            self._every = every
+            self._total = 0
+
+        def on_train_start(self, trainer: Any, *_: Any) -> None:
+            """Notes the number of steps; 0 if nobody knows it."""
+            total = trainer.estimated_stepping_batches
+            self._total = int(total) if 0 < total < math.inf else 0
 
         def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
-            total = trainer.estimated_stepping_batches
-            finite = isinstance(total, int) or total < float("inf")
-            bagua.report(trainer.global_step, int(total) if finite and total > 0 else 0, dict(trainer.callback_metrics))
+            """Reports."""
+            if trainer.global_step % self._every == 0:
+                bagua.report(trainer.global_step, self._total, dict(trainer.callback_metrics))
 
     made: Any = BaguaReport
     made.__module__, made.__qualname__ = "bagua.lightning", "BaguaReport"

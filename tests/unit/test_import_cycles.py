@@ -12,14 +12,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 LOADED_LATE = {
+    "bagua.accelerate": "transformers takes seconds to import, and a script may use Accelerate alone",
     "bagua.bench": "a benchmark loads plots, builders and its peers when it comes to them",
     "bagua.cli": "a command starts in a tenth of a second: it loads what it needs, when it needs it",
     "bagua.csrc.build": "torch's builder takes a second, and runs in a process of its own",
     "bagua.distributed": "a job on several hosts becomes torchrun, which needs no command of ours",
     "bagua.daemon": "a daemon loads health, metrics, certificates and migrations if its settings ask for them",
-    "bagua.examples": "scikit-learn is an extra",
+    "bagua.examples": "scikit-learn and the frameworks are extras",
+    "bagua.torch_api.notebook": "IPython and cloudpickle are an extra, and most ranks need neither",
 }
-"""Packages and modules that import inside functions, and why. The rank's side does not."""
+"""Packages and modules that import inside functions, and why. The rank's side does not, but for notebooks."""
 
 
 def sources() -> dict[str, Path]:

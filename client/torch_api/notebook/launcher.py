@@ -222,7 +222,7 @@ class _Launch:
                 return
 
     def _sources(self) -> dict[Any, _Rank]:
-        """What is left to wait for: messages, output and the ends of processes."""
+        """Returns the messages, outputs and ends of processes that are still to come."""
         found: dict[Any, _Rank] = {}
         for one in self._ranks:
             found.update(dict.fromkeys(one.open, one))

@@ -57,7 +57,7 @@ def run(
 
 
 def _redirect(output: int) -> None:
-    """What this process prints goes to the descriptor, whatever streams the notebook had."""
+    """Sends all that this process prints to the descriptor, whatever streams the notebook had."""
     for descriptor in (1, 2):
         os.dup2(output, descriptor)
     sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), errors="replace", write_through=True)

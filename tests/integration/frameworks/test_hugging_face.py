@@ -52,7 +52,7 @@ def compare(loop: str, folder: str) -> None:
 
 
 def hear_reports(folder: str) -> None:
-    """What the Trainer logs reaches ``bagua.report``."""
+    """Values that the Trainer logs reach ``bagua.report``."""
     from transformers import Trainer, TrainingArguments
 
     import bagua.torch_api as bagua

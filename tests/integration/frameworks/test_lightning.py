@@ -138,7 +138,7 @@ def checkpoints() -> None:
     """A training that stops after the first of two epochs, and goes on from its checkpoint, is one without a stop. The
     checkpoint has the names of the model alone, so DDP goes on from it, too."""
     pytorch = import_lightning()
-    folder = Path(bagua.communication.broadcast_object(os.path.join(os.getcwd(), f"checkpoints-{os.getpid()}")))
+    folder = Path(os.environ["TEST_FOLDER"])
     whole, begun = make_model().double(), make_model().double()  # Lightning loads before it changes the precision
     fit("ddp", whole, max_epochs=2)
     kept = pytorch.callbacks.ModelCheckpoint(dirpath=folder, filename="first", save_on_train_epoch_end=True)
@@ -281,8 +281,9 @@ def outputs(request: Any, tmp_path_factory: Any, run_in_ranks: Any) -> list[str]
     """The output of every rank."""
     pytest.importorskip("lightning", reason="Lightning is not installed")
     names = [name for name in SCENARIOS if any(f"[{name}]" in item.name for item in request.session.items)]
-    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_network_port()), "BAGUA_C10D": "python"}
     folder = tmp_path_factory.mktemp("ranks")
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_network_port()), "BAGUA_C10D": "python"}
+    environment["TEST_FOLDER"] = str(folder)
     found: list[str] = run_in_ranks(folder, PRELOAD, rank_scenarios, environment=environment, names=names)
     return found
 
