@@ -10,6 +10,7 @@ import torch
 
 from bagua.algorithms.averaging import PEER, SNAPSHOT, mean_of_all, mean_of_pair
 from bagua.algorithms.base import (
+    REFUSES_WEIGHTS,
     Algorithm,
     AlgorithmImpl,
     Bucket,
@@ -66,6 +67,11 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         self._next_start = 0.0  # by time.monotonic()
         if self.peer_selection_mode == "shift_one":
             Pairs(process_group, hierarchical=False)  # raises if ranks can't be paired
+
+    @property
+    def refuses_join(self) -> str | None:
+        """See ``AlgorithmImpl``."""
+        return REFUSES_WEIGHTS
 
     def need_reset(self) -> bool:
         """Once, in the first forward pass after the warm-up: weights take the place of gradients."""

@@ -180,6 +180,16 @@ class BucketLayout:
     tensors: tuple[torch.Tensor, ...]
 
 
+REFUSES_WEIGHTS = (
+    "its algorithm exchanges weights, and those of a rank without batches are old. Take one that exchanges gradients "
+    "(gradient_allreduce, bytegrad, power_sgd, top_k)."
+)
+REFUSES_MOMENTS = (
+    "its algorithm exchanges Adam's momentum, which a rank without batches does not have. Take one that exchanges "
+    "gradients (gradient_allreduce, bytegrad, power_sgd, top_k)."
+)
+
+
 def _nothing(*_: Any) -> None:
     """The hook of an algorithm that has nothing to do at that moment."""
 
@@ -281,6 +291,12 @@ class AlgorithmImpl:
         """Whether parameters and optimizers are the same on all ranks between two steps. A checkpoint then holds them
         once. Those of each rank are in it otherwise."""
         return self.exchanged == GRADIENT
+
+    @property
+    def refuses_join(self) -> str | None:
+        """Why a rank that has used up its batches can't take part in the exchanges of the others with zeros (``join``
+        of a model), and what to take instead, in words; None: it can."""
+        return None if self.exchanged == GRADIENT else REFUSES_WEIGHTS
 
     def tensors_of_rank(self) -> Sequence[torch.Tensor]:
         """Tensors beside slots that are this rank's own, and last from step to step: a checkpoint holds them. The same

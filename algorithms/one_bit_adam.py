@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from bagua.algorithms.base import Algorithm, AlgorithmImpl, Bucket, DataParallel, ProcessGroup
+from bagua.algorithms.base import REFUSES_MOMENTS, Algorithm, AlgorithmImpl, Bucket, DataParallel, ProcessGroup
 from bagua.algorithms.checks import check_count
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.frozen_adam import FrozenAdam
@@ -78,6 +78,11 @@ class OneBitAdamAlgorithmImpl(AlgorithmImpl):
         check_optimizers(bagua_ddp, "OneBitAdamAlgorithm")
         self._frozen = self.optimizer.frozen
         return super().init_tensors(bagua_ddp)
+
+    @property
+    def refuses_join(self) -> str | None:
+        """See ``AlgorithmImpl``."""
+        return REFUSES_MOMENTS
 
     def need_reset(self) -> bool:
         """When the optimizer's variance has frozen."""

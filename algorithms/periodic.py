@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from bagua.algorithms.base import AlgorithmImpl, Bucket, DataParallel, ProcessGroup
+from bagua.algorithms.base import REFUSES_WEIGHTS, AlgorithmImpl, Bucket, DataParallel, ProcessGroup
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.plan import COPY, GRADIENT, SCRATCH, WEIGHT, AllReduce, Local, Plan
 from bagua.algorithms.warm_up import NO_WARM_UP, WarmUp
@@ -34,6 +34,11 @@ class PeriodicImpl(AlgorithmImpl):
         self.warm_up = warm_up
         self.steps = 0
         self.exchanged = GRADIENT if warm_up.steps > 0 else WEIGHT
+
+    @property
+    def refuses_join(self) -> str | None:
+        """See ``AlgorithmImpl``."""
+        return REFUSES_WEIGHTS
 
     def need_reset(self) -> bool:
         """Once, when the warm-up is over: buckets of gradients make room for buckets of weights."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from bagua.algorithms.base import Algorithm, AlgorithmImpl, Bucket, DataParallel, ProcessGroup
+from bagua.algorithms.base import REFUSES_MOMENTS, Algorithm, AlgorithmImpl, Bucket, DataParallel, ProcessGroup
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.plan import GRADIENT, SCRATCH, AllReduce, Local, Plan
 from bagua.algorithms.q_adam_optimizer import QAdamOptimizer, mix, with_decay
@@ -43,6 +43,11 @@ class QAdamAlgorithmImpl(AlgorithmImpl):
     def optimizer_step_id(self) -> int:
         """Steps that the optimizer has done."""
         return 0 if self.optimizer is None else self.optimizer.step_id
+
+    @property
+    def refuses_join(self) -> str | None:
+        """See ``AlgorithmImpl``."""
+        return REFUSES_MOMENTS
 
     def need_reset(self) -> bool:
         """When the warm-up is over; and when a state from before its end has been loaded since."""

@@ -137,6 +137,7 @@ class JobSpec(google.protobuf.message.Message):
     MIN_NODES_FIELD_NUMBER: builtins.int
     MAX_NODES_FIELD_NUMBER: builtins.int
     RESPAWN_FIELD_NUMBER: builtins.int
+    CODE_FIELD_NUMBER: builtins.int
     name: builtins.str
     entry: builtins.str
     """A path of a script, a module name (is_module) or any program (no_python)."""
@@ -179,6 +180,12 @@ class JobSpec(google.protobuf.message.Message):
         that is not open to other users there. The node's daemon reads it when it starts the ranks.
         """
 
+    @property
+    def code(self) -> global___CodeArchive:
+        """Files that the ranks run in: each node makes a copy of them for the job. workdir then lies below its root: a path
+        without a leading slash, or empty.
+        """
+
     def __init__(
         self,
         *,
@@ -202,10 +209,40 @@ class JobSpec(google.protobuf.message.Message):
         min_nodes: builtins.int = ...,
         max_nodes: builtins.int = ...,
         respawn: builtins.int = ...,
+        code: global___CodeArchive | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adopt", b"adopt", "args", b"args", "elastic", b"elastic", "entry", b"entry", "env", b"env", "is_module", b"is_module", "join_timeout_s", b"join_timeout_s", "master_port", b"master_port", "max_nodes", b"max_nodes", "min_nodes", b"min_nodes", "name", b"name", "nnodes", b"nnodes", "no_python", b"no_python", "nproc_per_node", b"nproc_per_node", "placement_timeout_s", b"placement_timeout_s", "python", b"python", "respawn", b"respawn", "secret_env", b"secret_env", "stop_grace_s", b"stop_grace_s", "workdir", b"workdir"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["code", b"code"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adopt", b"adopt", "args", b"args", "code", b"code", "elastic", b"elastic", "entry", b"entry", "env", b"env", "is_module", b"is_module", "join_timeout_s", b"join_timeout_s", "master_port", b"master_port", "max_nodes", b"max_nodes", "min_nodes", b"min_nodes", "name", b"name", "nnodes", b"nnodes", "no_python", b"no_python", "nproc_per_node", b"nproc_per_node", "placement_timeout_s", b"placement_timeout_s", "python", b"python", "respawn", b"respawn", "secret_env", b"secret_env", "stop_grace_s", b"stop_grace_s", "workdir", b"workdir"]) -> None: ...
 
 global___JobSpec = JobSpec
+
+@typing.final
+class CodeArchive(google.protobuf.message.Message):
+    """Files of a user, packed: a tar archive compressed by gzip."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    UNPACKED_BYTES_FIELD_NUMBER: builtins.int
+    FILES_FIELD_NUMBER: builtins.int
+    digest: builtins.str
+    """SHA-256 of the archive, in hex"""
+    bytes: builtins.int
+    """of the archive"""
+    unpacked_bytes: builtins.int
+    files: builtins.int
+    def __init__(
+        self,
+        *,
+        digest: builtins.str = ...,
+        bytes: builtins.int = ...,
+        unpacked_bytes: builtins.int = ...,
+        files: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "digest", b"digest", "files", b"files", "unpacked_bytes", b"unpacked_bytes"]) -> None: ...
+
+global___CodeArchive = CodeArchive
 
 @typing.final
 class RankStatus(google.protobuf.message.Message):

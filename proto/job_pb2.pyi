@@ -14,6 +14,42 @@ import typing
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
+class FindCodeReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HELD_FIELD_NUMBER: builtins.int
+    held: builtins.bool
+    def __init__(
+        self,
+        *,
+        held: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["held", b"held"]) -> None: ...
+
+global___FindCodeReply = FindCodeReply
+
+@typing.final
+class PutCodeRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ARCHIVE_FIELD_NUMBER: builtins.int
+    DATA_FIELD_NUMBER: builtins.int
+    data: builtins.bytes
+    """1 MiB at most"""
+    @property
+    def archive(self) -> bagua.proto.common_pb2.CodeArchive: ...
+    def __init__(
+        self,
+        *,
+        archive: bagua.proto.common_pb2.CodeArchive | None = ...,
+        data: builtins.bytes = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["archive", b"archive"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["archive", b"archive", "data", b"data"]) -> None: ...
+
+global___PutCodeRequest = PutCodeRequest
+
+@typing.final
 class Tuning(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -132,6 +132,16 @@ class JobServiceStub(object):
                 request_serializer=bagua_dot_proto_dot_job__pb2.ForgetTuningRequest.SerializeToString,
                 response_deserializer=bagua_dot_proto_dot_job__pb2.ForgetTuningReply.FromString,
                 _registered_method=True)
+        self.FindCode = channel.unary_unary(
+                '/bagua.v1.JobService/FindCode',
+                request_serializer=bagua_dot_proto_dot_common__pb2.CodeArchive.SerializeToString,
+                response_deserializer=bagua_dot_proto_dot_job__pb2.FindCodeReply.FromString,
+                _registered_method=True)
+        self.PutCode = channel.stream_unary(
+                '/bagua.v1.JobService/PutCode',
+                request_serializer=bagua_dot_proto_dot_job__pb2.PutCodeRequest.SerializeToString,
+                response_deserializer=bagua_dot_proto_dot_job__pb2.FindCodeReply.FromString,
+                _registered_method=True)
 
 
 class JobServiceServicer(object):
@@ -267,6 +277,20 @@ class JobServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindCode(self, request, context):
+        """Whether the coordinator holds an archive; if so, it keeps it for a while, for a job that is submitted now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutCode(self, request_iterator, context):
+        """The first message has the archive, all have data, in order. RESOURCE_EXHAUSTED with words if there is no room.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -364,6 +388,16 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.ForgetTuning,
                     request_deserializer=bagua_dot_proto_dot_job__pb2.ForgetTuningRequest.FromString,
                     response_serializer=bagua_dot_proto_dot_job__pb2.ForgetTuningReply.SerializeToString,
+            ),
+            'FindCode': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindCode,
+                    request_deserializer=bagua_dot_proto_dot_common__pb2.CodeArchive.FromString,
+                    response_serializer=bagua_dot_proto_dot_job__pb2.FindCodeReply.SerializeToString,
+            ),
+            'PutCode': grpc.stream_unary_rpc_method_handler(
+                    servicer.PutCode,
+                    request_deserializer=bagua_dot_proto_dot_job__pb2.PutCodeRequest.FromString,
+                    response_serializer=bagua_dot_proto_dot_job__pb2.FindCodeReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -881,6 +915,60 @@ class JobService(object):
             '/bagua.v1.JobService/ForgetTuning',
             bagua_dot_proto_dot_job__pb2.ForgetTuningRequest.SerializeToString,
             bagua_dot_proto_dot_job__pb2.ForgetTuningReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindCode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bagua.v1.JobService/FindCode',
+            bagua_dot_proto_dot_common__pb2.CodeArchive.SerializeToString,
+            bagua_dot_proto_dot_job__pb2.FindCodeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutCode(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/bagua.v1.JobService/PutCode',
+            bagua_dot_proto_dot_job__pb2.PutCodeRequest.SerializeToString,
+            bagua_dot_proto_dot_job__pb2.FindCodeReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -137,6 +137,18 @@ class JobServiceStub:
         bagua.proto.job_pb2.ForgetTuningReply,
     ]
 
+    FindCode: grpc.UnaryUnaryMultiCallable[
+        bagua.proto.common_pb2.CodeArchive,
+        bagua.proto.job_pb2.FindCodeReply,
+    ]
+    """Whether the coordinator holds an archive; if so, it keeps it for a while, for a job that is submitted now."""
+
+    PutCode: grpc.StreamUnaryMultiCallable[
+        bagua.proto.job_pb2.PutCodeRequest,
+        bagua.proto.job_pb2.FindCodeReply,
+    ]
+    """The first message has the archive, all have data, in order. RESOURCE_EXHAUSTED with words if there is no room."""
+
 class JobServiceAsyncStub:
     """Job control: the CLI and programs of users call the coordinator here. Every call carries the metadata
     "authorization: Bearer TOKEN".
@@ -254,6 +266,18 @@ class JobServiceAsyncStub:
         bagua.proto.job_pb2.ForgetTuningRequest,
         bagua.proto.job_pb2.ForgetTuningReply,
     ]
+
+    FindCode: grpc.aio.UnaryUnaryMultiCallable[
+        bagua.proto.common_pb2.CodeArchive,
+        bagua.proto.job_pb2.FindCodeReply,
+    ]
+    """Whether the coordinator holds an archive; if so, it keeps it for a while, for a job that is submitted now."""
+
+    PutCode: grpc.aio.StreamUnaryMultiCallable[
+        bagua.proto.job_pb2.PutCodeRequest,
+        bagua.proto.job_pb2.FindCodeReply,
+    ]
+    """The first message has the archive, all have data, in order. RESOURCE_EXHAUSTED with words if there is no room."""
 
 class JobServiceServicer(metaclass=abc.ABCMeta):
     """Job control: the CLI and programs of users call the coordinator here. Every call carries the metadata
@@ -410,5 +434,21 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         request: bagua.proto.job_pb2.ForgetTuningRequest,
         context: _ServicerContext,
     ) -> typing.Union[bagua.proto.job_pb2.ForgetTuningReply, collections.abc.Awaitable[bagua.proto.job_pb2.ForgetTuningReply]]: ...
+
+    @abc.abstractmethod
+    def FindCode(
+        self,
+        request: bagua.proto.common_pb2.CodeArchive,
+        context: _ServicerContext,
+    ) -> typing.Union[bagua.proto.job_pb2.FindCodeReply, collections.abc.Awaitable[bagua.proto.job_pb2.FindCodeReply]]:
+        """Whether the coordinator holds an archive; if so, it keeps it for a while, for a job that is submitted now."""
+
+    @abc.abstractmethod
+    def PutCode(
+        self,
+        request_iterator: _MaybeAsyncIterator[bagua.proto.job_pb2.PutCodeRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[bagua.proto.job_pb2.FindCodeReply, collections.abc.Awaitable[bagua.proto.job_pb2.FindCodeReply]]:
+        """The first message has the archive, all have data, in order. RESOURCE_EXHAUSTED with words if there is no room."""
 
 def add_JobServiceServicer_to_server(servicer: JobServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -59,6 +59,7 @@ class NodeFact(google.protobuf.message.Message):
     TUNE_FIELD_NUMBER: builtins.int
     TRACE_FIELD_NUMBER: builtins.int
     CLOCK_FIELD_NUMBER: builtins.int
+    CODE_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello:
         """first message of every session"""
@@ -81,6 +82,8 @@ class NodeFact(google.protobuf.message.Message):
     def trace(self) -> global___TraceReply: ...
     @property
     def clock(self) -> global___ClockReply: ...
+    @property
+    def code(self) -> global___CodeQuestion: ...
     def __init__(
         self,
         *,
@@ -94,10 +97,11 @@ class NodeFact(google.protobuf.message.Message):
         tune: global___TuneQuestion | None = ...,
         trace: global___TraceReply | None = ...,
         clock: global___ClockReply | None = ...,
+        code: global___CodeQuestion | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["clock", b"clock", "fact", b"fact", "heartbeat", b"heartbeat", "hello", b"hello", "job", b"job", "log", b"log", "progress", b"progress", "status", b"status", "trace", b"trace", "tune", b"tune", "upgrade_refusal", b"upgrade_refusal"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["clock", b"clock", "fact", b"fact", "heartbeat", b"heartbeat", "hello", b"hello", "job", b"job", "log", b"log", "progress", b"progress", "status", b"status", "trace", b"trace", "tune", b"tune", "upgrade_refusal", b"upgrade_refusal"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["fact", b"fact"]) -> typing.Literal["hello", "heartbeat", "job", "progress", "log", "status", "upgrade_refusal", "tune", "trace", "clock"] | None: ...
+    def HasField(self, field_name: typing.Literal["clock", b"clock", "code", b"code", "fact", b"fact", "heartbeat", b"heartbeat", "hello", b"hello", "job", b"job", "log", b"log", "progress", b"progress", "status", b"status", "trace", b"trace", "tune", b"tune", "upgrade_refusal", b"upgrade_refusal"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["clock", b"clock", "code", b"code", "fact", b"fact", "heartbeat", b"heartbeat", "hello", b"hello", "job", b"job", "log", b"log", "progress", b"progress", "status", b"status", "trace", b"trace", "tune", b"tune", "upgrade_refusal", b"upgrade_refusal"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["fact", b"fact"]) -> typing.Literal["hello", "heartbeat", "job", "progress", "log", "status", "upgrade_refusal", "tune", "trace", "clock", "code"] | None: ...
 
 global___NodeFact = NodeFact
 
@@ -303,6 +307,7 @@ class Directive(google.protobuf.message.Message):
     TRACE_FIELD_NUMBER: builtins.int
     END_TRACE_FIELD_NUMBER: builtins.int
     CLOCK_FIELD_NUMBER: builtins.int
+    CODE_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> global___Welcome:
         """answer to Hello"""
@@ -327,6 +332,8 @@ class Directive(google.protobuf.message.Message):
     def end_trace(self) -> global___EndTrace: ...
     @property
     def clock(self) -> global___ClockProbe: ...
+    @property
+    def code(self) -> global___CodeAnswer: ...
     def __init__(
         self,
         *,
@@ -341,10 +348,11 @@ class Directive(google.protobuf.message.Message):
         trace: global___StartTrace | None = ...,
         end_trace: global___EndTrace | None = ...,
         clock: global___ClockProbe | None = ...,
+        code: global___CodeAnswer | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["ack", b"ack", "clock", b"clock", "directive", b"directive", "end_log", b"end_log", "end_trace", b"end_trace", "read_log", b"read_log", "run", b"run", "stop", b"stop", "trace", b"trace", "tune", b"tune", "upgrade", b"upgrade", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ack", b"ack", "clock", b"clock", "directive", b"directive", "end_log", b"end_log", "end_trace", b"end_trace", "read_log", b"read_log", "run", b"run", "stop", b"stop", "trace", b"trace", "tune", b"tune", "upgrade", b"upgrade", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["directive", b"directive"]) -> typing.Literal["welcome", "run", "stop", "read_log", "end_log", "ack", "upgrade", "tune", "trace", "end_trace", "clock"] | None: ...
+    def HasField(self, field_name: typing.Literal["ack", b"ack", "clock", b"clock", "code", b"code", "directive", b"directive", "end_log", b"end_log", "end_trace", b"end_trace", "read_log", b"read_log", "run", b"run", "stop", b"stop", "trace", b"trace", "tune", b"tune", "upgrade", b"upgrade", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ack", b"ack", "clock", b"clock", "code", b"code", "directive", b"directive", "end_log", b"end_log", "end_trace", b"end_trace", "read_log", b"read_log", "run", b"run", "stop", b"stop", "trace", b"trace", "tune", b"tune", "upgrade", b"upgrade", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["directive", b"directive"]) -> typing.Literal["welcome", "run", "stop", "read_log", "end_log", "ack", "upgrade", "tune", "trace", "end_trace", "clock", "code"] | None: ...
 
 global___Directive = Directive
 
@@ -456,6 +464,52 @@ class ClockReply(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["clock", b"clock", "monotonic_ns", b"monotonic_ns", "request_id", b"request_id"]) -> None: ...
 
 global___ClockReply = ClockReply
+
+@typing.final
+class CodeQuestion(google.protobuf.message.Message):
+    """A node needs the archive of a job, JobSpec.code, piece by piece."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    PIECE_FIELD_NUMBER: builtins.int
+    request_id: builtins.int
+    job_id: builtins.str
+    piece: builtins.int
+    """from 0"""
+    def __init__(
+        self,
+        *,
+        request_id: builtins.int = ...,
+        job_id: builtins.str = ...,
+        piece: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "piece", b"piece", "request_id", b"request_id"]) -> None: ...
+
+global___CodeQuestion = CodeQuestion
+
+@typing.final
+class CodeAnswer(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    DATA_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    request_id: builtins.int
+    data: builtins.bytes
+    error: builtins.str
+    """in words; empty: none"""
+    def __init__(
+        self,
+        *,
+        request_id: builtins.int = ...,
+        data: builtins.bytes = ...,
+        error: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "error", b"error", "request_id", b"request_id"]) -> None: ...
+
+global___CodeAnswer = CodeAnswer
 
 @typing.final
 class TuneQuestion(google.protobuf.message.Message):

@@ -7,7 +7,7 @@ draws, so no two threads ever write to the terminal.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import BoundedSemaphore, Thread
@@ -16,6 +16,7 @@ from typing import Protocol
 from bagua.base.errors import BaguaError, ServiceError
 from bagua.cli.describe import ENDED, job_state
 from bagua.cli.lines import LineAssembler, missing_text
+from bagua.cli.options import ALL_SHOWN, Shown
 from bagua.cli.terminal import Terminal
 from bagua.proto import common_pb2, job_pb2
 
@@ -30,7 +31,9 @@ class JobSource(Protocol):
     """The part of ``bagua.client.Client`` that following a job needs."""
 
     def watch(self, job_id: str, *, on_away: Callable[[str], None] | None = None) -> Iterator[job_pb2.JobUpdate]: ...
-    def logs(self, job_id: str, *, follow: bool = False) -> Iterator[common_pb2.LogChunk]: ...
+    def logs(
+        self, job_id: str, *, ranks: Iterable[int] = (), follow: bool = False
+    ) -> Iterator[common_pb2.LogChunk]: ...
     def cancel(self, job_id: str, reason: str = "") -> job_pb2.Job: ...
 
 
@@ -81,10 +84,17 @@ class Follower:
     """
 
     def __init__(
-        self, source: JobSource, job: job_pb2.Job, terminal: Terminal, on_interrupt: Callable[[], float]
+        self,
+        source: JobSource,
+        job: job_pb2.Job,
+        terminal: Terminal,
+        on_interrupt: Callable[[], float],
+        shown: Shown = ALL_SHOWN,
     ) -> None:
         self.job = job
-        self.prefixed = job.spec.nnodes * job.spec.nproc_per_node > 1
+        self.several = job.spec.nnodes * job.spec.nproc_per_node > 1
+        self._shown = shown
+        self._ranks = () if job.spec.elastic else shown.ranks  # an elastic job may not have them yet
         self._source = source
         self._terminal = terminal
         self._on_interrupt = on_interrupt
@@ -158,6 +168,8 @@ class Follower:
         return job_state(self.job.state)
 
     def _log(self, chunk: common_pb2.LogChunk) -> None:
+        if not self._shown.shows(chunk.rank):
+            return
         if chunk.error:
             self._terminal.note(f"The output of rank {chunk.rank} can't be read: {chunk.error}")
         # After a reconnect the log comes again from the start: skip what was shown.
@@ -173,7 +185,7 @@ class Follower:
             self._show(chunk.rank, assembler.finish())
 
     def _show(self, rank: int, lines: list[str]) -> None:
-        prefix = f"[rank {rank}] " if self.prefixed else ""
+        prefix = self._shown.begin(rank, self.several)
         for line in lines:
             self._terminal.line(prefix + line)
 
@@ -194,7 +206,7 @@ class Follower:
         self._events.put(CoordinatorAway(why))
 
     def _start_logs(self, pause: float = 0.0) -> None:
-        self._start("logs", lambda: self._source.logs(self.job.job_id, follow=True), pause)
+        self._start("logs", lambda: self._source.logs(self.job.job_id, ranks=self._ranks, follow=True), pause)
 
     def _start(self, stream: str, start: Callable[[], Iterator[Event]], pause: float = 0.0) -> None:
         def read() -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from bagua.base.text import json_text, printable, printable_output
-from bagua.cli import options
+from bagua.cli import config_file, options
+from bagua.cli.config_file import ConfigOption, PrintConfigOption, reads_config
 from bagua.cli.options import CoordinatorOption, Output, OutputOption, TlsOption, TokenFileOption
 from bagua.cli.run import default_name
 
@@ -43,8 +44,10 @@ def print_json(document: Any) -> None:
 
 
 @jobs.command(context_settings=options.PASS_ON, no_args_is_help=True)
+@reads_config("job submit")
 def submit(
-    script: options.ScriptArgument,
+    context: typer.Context,
+    script: options.ScriptArgument = "",
     args: options.ArgsArgument = None,
     nnodes: options.NnodesOption = None,
     nproc_per_node: options.NprocOption = 1,
@@ -67,44 +70,56 @@ def submit(
     secret_env: options.SecretEnvOption = None,
     name: options.NameOption = "",
     workdir: options.WorkdirOption = None,
+    working_dir: options.WorkingDirOption = None,
     python: str = typer.Option("", help="Interpreter of the ranks. Default: the daemon's.", show_default=False),
     placement_timeout: float = typer.Option(300.0, min=0.0, help="Seconds to wait for free nodes; 0: fail at once."),
     stop_grace: float = typer.Option(10.0, min=0.0, help="Seconds between SIGTERM and SIGKILL of ranks."),
     key: str = typer.Option("", help="Submitting the same key again returns the first job.", show_default=False),
     watch: bool = typer.Option(False, "--watch", "-w", help="Show the job until it has ended; its exit code is ours."),
+    only_rank: options.OnlyRankOption = None,
+    prefix: options.PrefixOption = None,
     output: OutputOption = Output.text,
     coordinator: CoordinatorOption = None,
     token_file: TokenFileOption = None,
     tls: TlsOption = None,
+    config: ConfigOption = None,
+    print_config: PrintConfigOption = False,
 ) -> None:
     """Submits a job and prints its id. Options of the script go after SCRIPT."""
     from bagua.proto import common_pb2
 
+    if print_config:
+        config_file.print_config(context, context.params)
     options.check_entry(script, module, no_python)
     variables = options.job_env(env, algorithm, enable_bagua_net, checkpoint_dir, autotune)
     secret_files = options.parse_secret_env(secret_env, variables)
     options.warn_of_secrets(variables)
+    nodes = options.spec_nodes(nnodes, elastic, min_nodes, max_nodes, respawn)
+    shown = options.shown(only_rank, prefix, nodes["nnodes"] * nproc_per_node, nodes["elastic"])
+    packed = options.pack_code(working_dir, workdir, script, not module and not no_python)
     # The folder may be one of another machine, where the ranks run: it is not looked for here.
     spec = common_pb2.JobSpec(
         name=name or default_name(script, module),
         entry=script,
         is_module=module,
         no_python=no_python,
-        args=args or [],
+        args=config_file.arguments(context, args),
         env=variables,
         secret_env=secret_files,
-        workdir=str((workdir or Path.cwd()).absolute()),
+        workdir="" if packed else str((workdir or Path.cwd()).absolute()),
         nproc_per_node=nproc_per_node,
         master_port=master_port,
         python=python,
         placement_timeout_s=placement_timeout,
         stop_grace_s=stop_grace,
-        **options.spec_nodes(nnodes, elastic, min_nodes, max_nodes, respawn),
+        **nodes,
     )
     with connect(coordinator, token_file, tls) as client:
+        if packed is not None:
+            spec.code.CopyFrom(client.put_code(packed))
         job = client.submit(spec, idempotency_key=key)
         if watch:
-            raise typer.Exit(_watch(client, job, output))
+            raise typer.Exit(_watch(client, job, output, shown))
     if output is Output.json:
         from bagua.cli.describe import job_document
 
@@ -113,7 +128,7 @@ def submit(
         print(job.job_id)
 
 
-def _watch(client: Client, job: job_pb2.Job, output: Output) -> int:
+def _watch(client: Client, job: job_pb2.Job, output: Output, shown: options.Shown) -> int:
     """Follows the job to its end; returns the exit code. Ctrl-C stops watching, not the job."""
     from bagua.cli.describe import FAILED, exit_code, job_document, summary
     from bagua.cli.follow import Detached, Follower, Interrupted
@@ -125,7 +140,7 @@ def _watch(client: Client, job: job_pb2.Job, output: Output) -> int:
 
     terminal = open_terminal(quiet=False, aside=output is Output.json)
     terminal.note(f"Job {job.job_id}")
-    follower = Follower(client, job, terminal, detach)
+    follower = Follower(client, job, terminal, detach, shown)
     signal.signal(signal.SIGINT, lambda *_: follower.post(Interrupted()))
     try:
         job = follower.run()
@@ -188,7 +203,10 @@ def show(
 def logs(
     job_id: str = JobArgument,
     follow: bool = typer.Option(False, "--follow", "-f", help="Go on until the job has ended."),
-    rank: list[int] | None = typer.Option(None, min=0, help="Only this rank; may be repeated.", show_default=False),
+    rank: list[int] | None = typer.Option(
+        None, "--rank", "--only-rank", min=0, help="Only this rank; may be repeated.", show_default=False
+    ),
+    prefix: options.PrefixOption = None,
     tail: int = typer.Option(0, min=0, max=1_000_000, help="Only the last N lines of each rank.", metavar="N"),
     output: OutputOption = Output.text,
     coordinator: CoordinatorOption = None,
@@ -199,7 +217,7 @@ def logs(
     one document per line instead."""
     with connect(coordinator, token_file, tls) as client:
         job = client.get(client.find(job_id))
-        prefixed = job.spec.nnodes * job.spec.nproc_per_node > 1
+        several, begins = job.spec.nnodes * job.spec.nproc_per_node > 1, options.Shown(prefix=prefix)
         chunks = client.logs(job.job_id, ranks=rank or (), follow=follow, tail=tail)
         lines = _lines(chunks)
         if output is Output.json and not follow:
@@ -210,7 +228,7 @@ def logs(
                 print_json({"rank": number, "text": text})
             else:
                 shown = printable_output(text) if sys.stdout.isatty() else text  # files get what the rank printed
-                print(f"[rank {number}] {shown}" if prefixed else shown, flush=True)
+                print(begins.begin(number, several) + shown, flush=True)
 
 
 def _lines(chunks: Iterator[common_pb2.LogChunk]) -> Iterator[tuple[int, str]]:

@@ -8,11 +8,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bagua.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from bagua.client import Packed
 
 MAX_RANKS = 1024
 """On one node."""
@@ -55,6 +58,9 @@ class Nodes:
 
     count: int
     least: int | None = None
+
+    def __str__(self) -> str:
+        return str(self.count) if self.least is None else f"{self.least}:{self.count}"
 
 
 def parse_nodes(text: str) -> Nodes:
@@ -148,9 +154,37 @@ BaguaNetOption = Annotated[
     bool,
     typer.Option("--enable-bagua-net", help="NCCL of the ranks talks over several TCP streams (see `bagua net`)."),
 ]
+OnlyRankOption = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--only-rank",
+        min=0,
+        metavar="R",
+        help="Show the output of this rank alone; may be repeated. Logs have all of them.",
+        show_default=False,
+    ),
+]
+PrefixOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--prefix/--no-prefix",
+        help="Begin each line of output with its rank, as in [rank 3]. Default: where there are several ranks.",
+        show_default=False,
+    ),
+]
 NameOption = Annotated[str, typer.Option("--name", help="Name of the job. Default: of the script.", show_default=False)]
 WorkdirOption = Annotated[
     Path | None, typer.Option("--workdir", help="Where the ranks run. Default: here.", show_default=False)
+]
+WorkingDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--working-dir",
+        metavar="DIR",
+        help="Ship the files of this folder to the nodes: ranks run in a copy of it. SCRIPT is a path in it. What git "
+        "ignores stays here, and those that DIR/.baguaignore names.",
+        show_default=False,
+    ),
 ]
 ScriptArgument = Annotated[str, typer.Argument(metavar="SCRIPT", help="What every rank runs.")]
 ArgsArgument = Annotated[
@@ -158,6 +192,34 @@ ArgsArgument = Annotated[
 ]
 PASS_ON = {"allow_interspersed_args": False}
 """Context settings of commands whose last argument is a script with options of its own."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Which output of ranks is shown: of ``ranks`` (none: all), with their ``prefix`` (None: where there are several
+    ranks)."""
+
+    ranks: tuple[int, ...] = ()
+    prefix: bool | None = None
+
+    def shows(self, rank: int) -> bool:
+        """Whether this rank's output is."""
+        return not self.ranks or rank in self.ranks
+
+    def begin(self, rank: int, several: bool) -> str:
+        """The beginning of its lines."""
+        return f"[rank {rank}] " if (several if self.prefix is None else self.prefix) else ""
+
+
+ALL_SHOWN = Shown()
+
+
+def shown(only: list[int] | None, prefix: bool | None, ranks: int, elastic: bool = False) -> Shown:
+    """``--only-rank`` and ``--prefix``, for a job of so many ranks. Raises UsageError for a rank that it does not
+    have; an elastic job may get more."""
+    if (missing := [rank for rank in only or () if rank >= ranks]) and not elastic:
+        raise UsageError(f"--only-rank {missing[0]}: the job has ranks 0 to {ranks - 1}.")
+    return Shown(tuple(only or ()), prefix)
 
 
 class UsageError(ConfigError):
@@ -207,24 +269,31 @@ def job_env(
 ) -> dict[str, str]:
     """Variables of a job: those of --env, and what --algorithm, --enable-bagua-net, --checkpoint-dir and --autotune
     say. Raises UsageError."""
-    from bagua.base import algorithm_choice, checkpoint_folder, net_plugin
+    from bagua.client.specification import variables
 
-    found = parse_env(pairs)
-    if algorithm:
-        try:
-            found[algorithm_choice.VARIABLE] = algorithm_choice.check(algorithm)
-        except ConfigError as error:
-            raise UsageError(f"--algorithm {algorithm}: {error}") from error
-    if autotune:
-        found["BAGUA_AUTOTUNE"] = "1"
-    if enable_bagua_net:
-        for name in ("NCCL_NET_PLUGIN", "NCCL_NET"):
-            if name in found:
-                raise UsageError(f"--enable-bagua-net sets {name} itself: leave --env {name}={found[name]} out.")
-        found[net_plugin.VARIABLE] = "1"
-    if checkpoint_dir is not None:
-        found[checkpoint_folder.VARIABLE] = checkpoint_folder.absolute(checkpoint_dir)
-    return found
+    env = parse_env(pairs)
+    try:
+        return variables(env, algorithm, enable_bagua_net, checkpoint_dir, autotune)
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
+
+
+def pack_code(folder: Path | None, workdir: Path | None, script: str, is_script: bool) -> Packed | None:
+    """The files of ``--working-dir``, if that is given. Raises UsageError: with --workdir, for a folder that can't be
+    shipped, or without the script."""
+    if folder is None:
+        return None
+    if workdir is not None:
+        raise UsageError("Give --working-dir, a folder here that is shipped, or --workdir, one on the nodes; not both.")
+    from bagua.client import pack
+
+    try:
+        packed = pack(folder)
+        if is_script:
+            packed.check_entry(folder, script)
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
+    return packed
 
 
 def spec_nodes(

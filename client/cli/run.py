@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bagua.base.text import json_text
-from bagua.cli import options
+from bagua.cli import config_file, options
+from bagua.cli.config_file import ConfigOption, PrintConfigOption, reads_config
 from bagua.cli.options import Output
 
 if TYPE_CHECKING:
     from bagua.cli.embedded import EmbeddedCluster, StateFolder
     from bagua.cli.follow import Follower
     from bagua.cli.terminal import Terminal
-    from bagua.client import Client
+    from bagua.client import Client, Packed
     from bagua.proto import common_pb2, job_pb2
 
 NPROC_WORDS = ("auto", "gpu", "cpu")
@@ -65,6 +66,8 @@ class RunOptions:
     output: Output
     quiet: bool
     aside: bool = False  # the ranks' output goes to standard error
+    shown: options.Shown = options.ALL_SHOWN
+    packed: Packed | None = None
 
     def spec(self) -> common_pb2.JobSpec:
         """The job to submit."""
@@ -78,7 +81,7 @@ class RunOptions:
             args=self.args,
             env=self.env,
             secret_env=self.secret_env,
-            workdir=str(self.workdir),
+            workdir="" if self.packed else str(self.workdir),
             nproc_per_node=self.nproc_per_node,
             master_port=self.master_port,
             python=sys.executable,
@@ -152,7 +155,7 @@ def run_embedded(options: RunOptions, restarts_left: int) -> Ended:
                 if build.running:
                     terminal.status("building the native core (about a minute, once)")
                 build.wait()
-                job = follow_job(options.spec(), cluster, interrupts, terminal)
+                job = follow_job(options.spec(), cluster, interrupts, terminal, options.shown, options.packed)
             except KeyboardInterrupt:
                 terminal.close()
                 terminal.note("Stopped before the job began.")
@@ -178,9 +181,14 @@ def run_embedded(options: RunOptions, restarts_left: int) -> Ended:
 
 
 def follow_job(
-    spec: common_pb2.JobSpec, cluster: EmbeddedCluster, interrupts: Interrupts, terminal: Terminal
+    spec: common_pb2.JobSpec,
+    cluster: EmbeddedCluster,
+    interrupts: Interrupts,
+    terminal: Terminal,
+    shown: options.Shown = options.ALL_SHOWN,
+    packed: Packed | None = None,
 ) -> job_pb2.Job:
-    """Submits the job and shows it until it has ended."""
+    """Submits the job, which runs in ``packed`` if that is given, and shows it until it has ended."""
     from threading import Thread
 
     from bagua.base.security import TlsFiles, read_token
@@ -195,8 +203,10 @@ def follow_job(
             Thread(target=_cancel_quietly, args=(client, job.job_id), daemon=True).start()
             return INTERRUPT_PATIENCE_S
 
+        if packed is not None:
+            spec.code.CopyFrom(client.put_code(packed))
         job = client.submit(spec)
-        follower = Follower(client, job, terminal, cancel)
+        follower = Follower(client, job, terminal, cancel, shown)
         goes_on = (lambda words: follower.post(NodeDied(words))) if spec.elastic else None
         cluster.on_unexpected_end(lambda words: follower.post(ServiceDied(words)), goes_on)
         interrupts.follower = follower
@@ -298,7 +308,9 @@ LocalNprocOption = Annotated[
 ]
 
 
+@reads_config("run")
 def run(
+    context: typer.Context,
     script: options.ScriptArgument = "",
     args: options.ArgsArgument = None,
     nnodes: options.NnodesOption = None,
@@ -319,19 +331,26 @@ def run(
     secret_env: options.SecretEnvOption = None,
     name: options.NameOption = "",
     workdir: options.WorkdirOption = None,
+    working_dir: options.WorkingDirOption = None,
     log_dir: Path | None = typer.Option(None, help="Copy the ranks' logs there.", show_default=False),
     keep_state: bool = typer.Option(False, "--keep-state", help="Keep logs and database of a run that failed."),
     output: options.OutputOption = Output.text,
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Only the ranks' output and errors."),
+    only_rank: options.OnlyRankOption = None,
+    prefix: options.PrefixOption = None,
     adopt: bool = typer.Option(False, "--adopt", hidden=True),
     leash: int = typer.Option(-1, hidden=True),
     master_addr: str = typer.Option("127.0.0.1", hidden=True),
-    context: str = typer.Option("", hidden=True),
+    start_context: str = typer.Option("", "--context", hidden=True),
+    config: ConfigOption = None,
+    print_config: PrintConfigOption = False,
 ) -> None:
     """Runs a script on this machine: starts a coordinator and node daemons, runs the job, stops them all.
 
     Options of the script go after SCRIPT. Exit code: 0, the failed rank's, or 130 after Ctrl-C.
     """
+    if print_config:
+        config_file.print_config(context, context.params)
     nodes = options.spec_nodes(nnodes, elastic, respawn=respawn)
     if adopt:
         from bagua.cli.adopt import run_adopted
@@ -340,17 +359,19 @@ def run(
             raise options.UsageError("--elastic and --adopt exclude each other: torchrun ends all ranks with one.")
         if leash < 0:
             raise options.UsageError("--adopt needs --leash.")
-        raise typer.Exit(run_adopted(leash, nodes["nnodes"], nproc_per_node, master_addr, context))
+        raise typer.Exit(run_adopted(leash, nodes["nnodes"], nproc_per_node, master_addr, start_context))
     if max_restarts and nodes["elastic"]:
         raise options.UsageError("--max-restarts starts all ranks again; an elastic job replaces some: --respawn.")
     options.check_entry(script, module, no_python)
     variables = options.job_env(env, algorithm, enable_bagua_net, checkpoint_dir, autotune)
     folder = options.resolve_workdir(workdir)
-    if not module and not no_python:
+    is_script = not module and not no_python
+    packed = options.pack_code(working_dir, workdir, script, is_script)
+    if is_script and packed is None:
         check_script(script, folder)
     checked = RunOptions(
         script=script,
-        args=args or [],
+        args=config_file.arguments(context, args),
         module=module,
         no_python=no_python,
         nodes=nodes,
@@ -364,6 +385,8 @@ def run(
         keep_state=keep_state,
         output=output,
         quiet=quiet,
+        packed=packed,
+        shown=options.shown(only_rank, prefix, nodes["nnodes"] * nproc_per_node, nodes["elastic"]),
     )
     raise typer.Exit(run_with_restarts(checked, max_restarts))
 

@@ -75,11 +75,19 @@ def print_jobs(jobs: Sequence[job_pb2.Job]) -> None:
     table(("id", "name", "state", "nodes", "submitted", "time", "reason"), rows)
 
 
+def _folder(spec: common_pb2.JobSpec) -> str:
+    """The folder in which the ranks run: one of the nodes, or a copy of code that was shipped."""
+    if not spec.HasField("code"):
+        return spec.workdir
+    below = f"{spec.workdir} of " if spec.workdir else ""
+    return f"{below}code {spec.code.digest[:12]} with {spec.code.files} files"
+
+
 def print_job(job: job_pb2.Job, events: Sequence[job_pb2.JobEvent]) -> None:
     """One job in full."""
     _say(f"job        {job.job_id} ({job.spec.name})")
     _say(f"state      {job_state(job.state)}{f': {job.reason}' if job.reason else ''}")
-    _say(f"runs       {command(job.spec)}  (in {job.spec.workdir}, {shape(job)} ranks)")
+    _say(f"runs       {command(job.spec)}  (in {_folder(job.spec)}, {shape(job)} ranks)")
     _say(f"submitted  {clock(job.created_at)}, {age(job)}{'' if job.state in ENDED else ' ago'}")
     if job.HasField("progress"):
         steps = f"{job.progress.step}/{job.progress.total}" if job.progress.total else str(job.progress.step)

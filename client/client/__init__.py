@@ -1,7 +1,7 @@
 """Control of jobs from Python: submit, look, watch, read logs, cancel. What the ``bagua`` command line is made of.
 
     with Client() as client:
-        job = client.submit(JobSpec(name="digits", entry="train.py", nnodes=2, nproc_per_node=2))
+        job = client.submit(script="train.py", nnodes=2, nproc_per_node=2, working_dir=".")
         for update in client.watch(job.job_id):
             ...
 
@@ -9,6 +9,8 @@ Everything is synchronous; a Client may be used from several threads. Messages a
 """
 
 from bagua.client.client import Client
+from bagua.client.packing import Packed, pack
 from bagua.client.reach import Reach, find_reach
+from bagua.client.specification import JobArguments, job_spec
 
-__all__ = ["Client", "Reach", "find_reach"]
+__all__ = ["Client", "JobArguments", "Packed", "Reach", "find_reach", "job_spec", "pack"]

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event as Flag
 from types import TracebackType
-from typing import TypeVar
+from typing import Literal, TypeVar, Unpack, overload
 
 import grpc
 from google.protobuf.message import Message
 
-from bagua.base.errors import InvalidRequestError, UnavailableError
+from bagua.base.errors import InvalidRequestError, ServiceError, UnavailableError
 from bagua.base.rpc import CHANNEL_OPTIONS, MAX_SPEC_BYTES, error_of, too_large_spec
 from bagua.base.security import TlsFiles, call_metadata, channel_credentials, check_dial_address
+from bagua.client.packing import Packed, pack
 from bagua.client.reach import find_reach
+from bagua.client.specification import JobArguments, job_spec
 from bagua.client.trace_parts import source_of
+from bagua.client.watching import Merged
 from bagua.proto import common_pb2, job_pb2, job_pb2_grpc
 from bagua.timeline.trace import Clock, Trace
 
@@ -26,6 +31,9 @@ TIMEOUT_S = 15.0  # of every call that is not a stream
 DEFAULT_TRACE_STEPS = 5  # the coordinator's
 TRACE_GRACE_S = 60.0  # the coordinator ends a trace sooner
 UPGRADE_S = 320.0  # of a call that may build a core on a node
+UPLOAD_BYTES = 512 << 10  # of an archive in one message
+UPLOAD_S = 600.0  # of an upload
+LOG_PATIENCE_S = 3.0  # how long ``watch`` waits for output after the end of a job
 PATIENCE_S = 60.0  # how long ``watch`` waits for a coordinator that is being restarted
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 2.0
@@ -75,12 +83,64 @@ class Client:
 
     # ---- jobs
 
-    def submit(self, spec: common_pb2.JobSpec, idempotency_key: str = "") -> job_pb2.Job:
-        """Submits a job. The same ``idempotency_key`` again returns the first job: with one, a call that failed half-
-        way can be repeated. Raises InvalidRequestError if the specification is too large."""
+    @overload
+    def submit(self, spec: common_pb2.JobSpec, idempotency_key: str = "") -> job_pb2.Job: ...
+
+    @overload
+    def submit(
+        self,
+        *,
+        script: str | os.PathLike[str],
+        working_dir: str | os.PathLike[str] | None = None,
+        idempotency_key: str = "",
+        **arguments: Unpack[JobArguments],
+    ) -> job_pb2.Job: ...
+
+    def submit(
+        self,
+        spec: common_pb2.JobSpec | None = None,
+        idempotency_key: str = "",
+        *,
+        script: str | os.PathLike[str] = "",
+        working_dir: str | os.PathLike[str] | None = None,
+        **arguments: Unpack[JobArguments],
+    ) -> job_pb2.Job:
+        """Submits a job: a specification, or a ``script`` with the ``arguments`` that ``JobArguments`` lists.
+
+            client.submit(script="train.py", nnodes=2, nproc_per_node=2, args=["--epochs", "3"], working_dir=".")
+
+        The same ``idempotency_key`` again returns the first job: with one, a call that failed half-way can be repeated.
+        ``working_dir``: a folder of this machine whose files are shipped to the nodes, where the ranks run in a copy;
+        ``script`` is a path in it. Raises InvalidRequestError if the specification is too large, ConfigError for
+        arguments, or a folder, that can't be used."""
+        if spec is None:
+            made = job_spec(script, shipped=working_dir is not None, **arguments)
+            if working_dir is not None:
+                packed = pack(Path(working_dir))
+                if not (made.is_module or made.no_python):
+                    packed.check_entry(Path(working_dir), os.path.join(made.workdir, made.entry))
+                made.code.CopyFrom(self.put_code(packed))
+            spec = made
+        elif script or working_dir is not None or arguments:
+            raise TypeError("submit takes a specification, or a script with its arguments, not both.")
         if spec.ByteSize() > MAX_SPEC_BYTES:  # gRPC would say it in its own words
             raise InvalidRequestError(too_large_spec(spec.ByteSize()))
         return self._call(self._stub.SubmitJob, job_pb2.SubmitJobRequest(spec=spec, idempotency_key=idempotency_key))
+
+    def put_code(self, packed: Packed) -> common_pb2.CodeArchive:
+        """Uploads an archive, unless the coordinator has it. Returns its description, for ``JobSpec.code``. Raises
+        TooMuchError if the coordinator has no room."""
+        if self._call(self._stub.FindCode, packed.archive).held:
+            return packed.archive
+
+        def messages() -> Iterator[job_pb2.PutCodeRequest]:
+            yield job_pb2.PutCodeRequest(archive=packed.archive)
+            for data in packed.parts(UPLOAD_BYTES):
+                yield job_pb2.PutCodeRequest(data=data)
+
+        with self._words(UPLOAD_S):
+            self._stub.PutCode(messages(), timeout=UPLOAD_S, metadata=self._metadata)
+        return packed.archive
 
     def get(self, job_id: str) -> job_pb2.Job:
         """The job with its ranks."""
@@ -139,16 +199,61 @@ class Client:
         """Asks that a paused job go on. Raises ConflictError."""
         return self._call(self._stub.ResumeJob, job_pb2.ResumeJobRequest(job_id=job_id))
 
+    @overload
     def watch(
         self,
         job_id: str,
         after_seq: int = 0,
         patience_s: float = PATIENCE_S,
         on_away: Callable[[str], None] | None = None,
+        *,
+        logs: Literal[False] = False,
+    ) -> Iterator[job_pb2.JobUpdate]: ...
+
+    @overload
+    def watch(
+        self,
+        job_id: str,
+        after_seq: int = 0,
+        patience_s: float = PATIENCE_S,
+        on_away: Callable[[str], None] | None = None,
+        *,
+        logs: Literal[True],
+    ) -> Iterator[job_pb2.JobUpdate | common_pb2.LogChunk]: ...
+
+    def watch(
+        self,
+        job_id: str,
+        after_seq: int = 0,
+        patience_s: float = PATIENCE_S,
+        on_away: Callable[[str], None] | None = None,
+        *,
+        logs: bool = False,
+    ) -> Iterator[job_pb2.JobUpdate] | Iterator[job_pb2.JobUpdate | common_pb2.LogChunk]:
+        """All events after ``after_seq`` and the job as it is, then every change and each report of progress, until the
+        job has ended. With ``logs`` chunks of the ranks' output come in between.
+
+            for update in client.watch(job.job_id):
+                match update.WhichOneof("update"):
+                    case "event":    print(update.event.kind, update.event.reason)
+                    case "job":      print(update.job.state, update.job.reason)
+                    case "progress": print(update.progress.step)
+
+        When the coordinator goes away ``on_away`` is told why, and the watch goes on where it was if it comes back
+        within ``patience_s`` (jobs run on meanwhile); else UnavailableError is raised. The output is then over."""
+        updates = functools.partial(self._updates, job_id, after_seq, patience_s, on_away)
+        if not logs:
+            return updates()
+        chunks = functools.partial(self.logs, job_id, follow=True)
+        return iter(Merged[job_pb2.JobUpdate | common_pb2.LogChunk](updates, chunks, patience_s=LOG_PATIENCE_S))
+
+    def _updates(
+        self,
+        job_id: str,
+        after_seq: int,
+        patience_s: float,
+        on_away: Callable[[str], None] | None,
     ) -> Iterator[job_pb2.JobUpdate]:
-        """All events after ``after_seq`` and the job as it is, then every change, until the job has ended. When the
-        coordinator goes away ``on_away`` is told why, and the watch goes on where it was if it comes back within
-        ``patience_s`` (jobs run on meanwhile); else UnavailableError is raised."""
         away_since: float | None = None
         pause = _FIRST_PAUSE_S
         while True:
@@ -263,5 +368,9 @@ class Client:
             if code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise UnavailableError(
                     f"The coordinator at {self.address} did not answer within {timeout_s or self._timeout_s:g} s."
+                ) from error
+            if code is grpc.StatusCode.UNIMPLEMENTED:
+                raise ServiceError(
+                    f"The coordinator at {self.address} does not know this call: its version of bagua is older."
                 ) from error
             raise error_of(code, details) from error

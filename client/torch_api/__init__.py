@@ -56,6 +56,7 @@ from bagua.torch_api.communication import (
     wait_to_join,
 )
 from bagua.torch_api.compat.settings import version
+from bagua.torch_api.compat.uneven import join
 from bagua.torch_api.distributed import BaguaModule
 from bagua.torch_api.env import get_local_rank, get_local_size, get_node_rank, get_rank, get_world_size
 from bagua.torch_api.notebook import notebook_launcher
@@ -104,6 +105,7 @@ __all__ = [
     "init_process_group",
     "is_initialized",
     "is_newcomer",
+    "join",
     "model_parallel",
     "moe",
     "notebook_launcher",

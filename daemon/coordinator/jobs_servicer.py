@@ -12,6 +12,7 @@ import grpc
 from bagua.base.errors import InvalidRequestError, ServiceError, UnavailableError
 from bagua.daemon.coordinator import traces, wishes
 from bagua.daemon.coordinator.answers import Answers
+from bagua.daemon.coordinator.code_archives import CodeArchives
 from bagua.daemon.coordinator.domain import JobRecord, JobState, RankState
 from bagua.daemon.coordinator.listing import page
 from bagua.daemon.coordinator.logs import LogReader, asked_ranks, check_tail
@@ -38,8 +39,11 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class JobServicer(job_pb2_grpc.JobServiceServicer):
     """Errors of the service are turned into status codes by ``interceptors.Errors``."""
 
-    def __init__(self, service: Service, sessions: Sessions, watchers: Watchers, tuning: Tuning) -> None:
+    def __init__(
+        self, service: Service, sessions: Sessions, watchers: Watchers, tuning: Tuning, code: CodeArchives
+    ) -> None:
         self._service = service
+        self._code = code
         self._tuning = tuning
         self._sessions = sessions
         self._watchers = watchers
@@ -48,6 +52,8 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
     async def SubmitJob(self, request: job_pb2.SubmitJobRequest, context: Context) -> job_pb2.Job:
         """A new job, or the first one with the same idempotency key."""
         spec = checked_spec(request.spec)
+        if request.spec.HasField("code"):
+            await self._code.need(request.spec.code)
         job = await self._service.submit(spec, request.idempotency_key)
         return await self._answer(job)
 
@@ -208,6 +214,17 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
     async def ForgetTuning(self, request: job_pb2.ForgetTuningRequest, context: Context) -> job_pb2.ForgetTuningReply:
         """One, or all."""
         return job_pb2.ForgetTuningReply(ids=await self._tuning.forget(request.prefix, request.all))
+
+    async def FindCode(self, request: common_pb2.CodeArchive, context: Context) -> job_pb2.FindCodeReply:
+        """Keeps it for a job that is to come."""
+        return job_pb2.FindCodeReply(held=await self._code.find(request))
+
+    async def PutCode(
+        self, request_iterator: AsyncIterator[job_pb2.PutCodeRequest], context: Context
+    ) -> job_pb2.FindCodeReply:
+        """Returns when it is stored."""
+        await self._code.put(aiter(request_iterator))
+        return job_pb2.FindCodeReply(held=True)
 
     async def _wish(self, job_id: str, wish: Callable[[JobRecord], wishes.Wished]) -> job_pb2.Job:
         return await self._answer(await self._service.request(job_id, wish))

@@ -133,6 +133,30 @@ nodes = Table(
     Column("leaving", Boolean, nullable=False, server_default=false()),  # as its daemon says
 )
 
+code_archives = Table(
+    "code_archives",
+    metadata,
+    Column("digest", String(64), primary_key=True),  # SHA-256 of the archive, in hex
+    Column("bytes", Integer, nullable=False),
+    Column("complete", Boolean, nullable=False),  # all pieces are there
+    Column("used_at", Float, nullable=False),
+)
+
+code_pieces = Table(
+    "code_pieces",
+    metadata,
+    Column("digest", String(64), ForeignKey("code_archives.digest", ondelete="CASCADE"), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("data", LargeBinary, nullable=False),
+)
+
+job_code = Table(
+    "job_code",
+    metadata,
+    _job_id(),
+    Column("digest", String(64), nullable=False, index=True),  # it may have been forgotten since the job has ended
+)
+
 coordinators = Table(
     "coordinators",
     metadata,

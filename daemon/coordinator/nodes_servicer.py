@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any, TypeAlias
 
 import grpc
@@ -13,6 +14,7 @@ from bagua.base.errors import InvalidRequestError, ServiceError, UnavailableErro
 from bagua.daemon.coordinator import scopes
 from bagua.daemon.coordinator.batch import in_use
 from bagua.daemon.coordinator.clock import ServiceClock
+from bagua.daemon.coordinator.code_archives import CodeArchives
 from bagua.daemon.coordinator.intake import Intake
 from bagua.daemon.coordinator.sessions import NodeSession, Sessions
 from bagua.daemon.coordinator.translate import checked_hello, checked_progress, local_job
@@ -46,6 +48,7 @@ class NodeServicer:
         clock: ServiceClock,
         welcome: node_pb2.Welcome,
         tuning: Tuning,
+        code: CodeArchives,
     ) -> None:
         self._intake = intake
         self._sessions = sessions
@@ -53,6 +56,7 @@ class NodeServicer:
         self._clock = clock
         self._welcome = welcome
         self._tuning = tuning
+        self._code = code
         self._answering: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Semaphore(_AT_ONCE)
         self.stopping = False
@@ -176,9 +180,10 @@ class NodeServicer:
             self._sessions.upgrades.refused(session, fact.upgrade_refusal)
         elif kind == "tune":
             scopes.check_job(fact.tune.request.job_id)
-            task = asyncio.create_task(self._answer(session, fact.tune))
-            self._answering.add(task)
-            task.add_done_callback(self._answering.discard)
+            self._begin(self._answer(session, fact.tune))
+        elif kind == "code":
+            scopes.check_job(fact.code.job_id)
+            self._begin(self._give_code(session, fact.code))
         elif kind == "hello":
             raise InvalidRequestError("a hello comes first and once")
 
@@ -192,6 +197,23 @@ class NodeServicer:
             log.exception("tuning_failed", job=question.request.job_id)
             reply = common_pb2.TuneReply(error=f"The coordinator failed: {error}")
         session.tell(node_pb2.Directive(tune=node_pb2.TuneAnswer(request_id=question.request_id, reply=reply)))
+
+    async def _give_code(self, session: NodeSession, question: node_pb2.CodeQuestion) -> None:
+        """One piece at a time: a daemon asks for the next when it has this one."""
+        answer = node_pb2.CodeAnswer(request_id=question.request_id)
+        try:
+            answer.data = await self._code.piece(question.job_id, question.piece)
+        except ServiceError as error:
+            answer.error = str(error)
+        except Exception as error:
+            log.exception("code_failed", job=question.job_id)
+            answer.error = f"The coordinator failed: {error}"
+        session.tell(node_pb2.Directive(code=answer))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
 
     def _acknowledge(self, session: NodeSession, seq: int) -> None:
         """Four times within the time after which the daemon ends its ranks: it goes on asking until it has an answer,

@@ -22,6 +22,7 @@ from bagua.base.security import check_listen_address, create_token, server_crede
 from bagua.daemon.coordinator import dashboard
 from bagua.daemon.coordinator.board import Board
 from bagua.daemon.coordinator.clock import ServiceClock
+from bagua.daemon.coordinator.code_archives import CodeArchives
 from bagua.daemon.coordinator.connections import (
     TICK_S,
     Connections,
@@ -150,6 +151,7 @@ class Coordinator:
         )
         self._service = Service(worker, store, board, self._intake, self._clock)
         self._tuning = Tuning(worker, store, self._clock)
+        self._code = CodeArchives(worker, store, self._clock)
         retention = Retention(worker, store, self._clock, parse_keep(settings.keep), reconciler.forget)
         unfinished = await reconciler.start()
         self._closers.push_async_callback(reconciler.stop)
@@ -159,6 +161,7 @@ class Coordinator:
         await self._listen(token, host)
         self._spawn(self._keep_time(), "clock")
         self._spawn(retention.run(), "retention")
+        self._spawn(self._code.run(), "code")
         self._spawn(self._watch_connections(), "connections")
         if settings.exit_when_idle is not None:
             self._spawn(self._exit_when_idle(settings.exit_when_idle), "idle")
@@ -184,8 +187,10 @@ class Coordinator:
             fence_s=settings.fence_after,
             sole=not self._shared,
         )
-        self._nodes = NodeServicer(self._intake, self.sessions, self.watchers, self._clock, welcome, self._tuning)
-        jobs = JobServicer(self._service, self.sessions, self.watchers, self._tuning)
+        self._nodes = NodeServicer(
+            self._intake, self.sessions, self.watchers, self._clock, welcome, self._tuning, self._code
+        )
+        jobs = JobServicer(self._service, self.sessions, self.watchers, self._tuning, self._code)
         job_pb2_grpc.add_JobServiceServicer_to_server(jobs, server)
         server.add_generic_rpc_handlers((self._nodes.handler(),))
         await _add_health_and_reflection(server)

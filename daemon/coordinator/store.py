@@ -17,6 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from bagua.daemon.coordinator import models as m
+from bagua.daemon.coordinator.code_store import CodeQueries
 from bagua.daemon.coordinator.database import READ_ONLY
 from bagua.daemon.coordinator.domain import (
     Change,
@@ -34,7 +35,6 @@ from bagua.daemon.coordinator.domain import (
 )
 from bagua.daemon.coordinator.translate import brief_of, spec_from_wire
 from bagua.daemon.coordinator.trouble import told_in_words
-from bagua.daemon.coordinator.tuning_store import TuningQueries
 
 _JOBS = sa.select(m.jobs, m.job_specs.c.spec).join(m.job_specs, m.job_specs.c.job_id == m.jobs.c.job_id)
 _UNFINISHED = [state.value for state in JobState if not state.terminal]
@@ -67,7 +67,7 @@ class Store:
         self._engine.dispose()
 
 
-class Transaction(TuningQueries):
+class Transaction(CodeQueries):
     """One transaction."""
 
     # ---- jobs
@@ -92,6 +92,8 @@ class Transaction(TuningQueries):
         if self._db.execute(statement.returning(m.jobs.c.job_id)).one_or_none() is None:
             return False
         self._db.execute(sa.insert(m.job_specs).values(job_id=job.job_id, spec=job.spec.wire))
+        if job.spec.code:
+            self.note_job_code(job.job_id, job.spec.code)
         self._add_events([_event_row(job.job_id, seq, event) for seq, event in enumerate(added, 1)])
         return True
 

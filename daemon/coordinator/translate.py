@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from bagua.base import code_archive
 from bagua.base.errors import InvalidRequestError
 from bagua.base.rpc import MAX_SPEC_BYTES, too_large_spec
 from bagua.base.secrets import HIDDEN, looks_secret, shown
@@ -65,8 +66,7 @@ def checked_spec(spec: common_pb2.JobSpec) -> JobSpec:
     if not spec.entry.strip():
         raise InvalidRequestError("spec.entry is empty: name a script, a module or a program.")
     _check_text("workdir", spec.workdir, MAX_PATH)
-    if spec.workdir and not spec.workdir.startswith("/"):
-        raise InvalidRequestError(f"spec.workdir must be an absolute path, not {spec.workdir!r}.")
+    _check_folder(spec)
     _check_text("python", spec.python, MAX_PATH)
     _check_many("args", spec.args, MAX_ARGS)
     _check_many("env", [f"{key}={value}" for key, value in spec.env.items()], MAX_ENV)
@@ -80,6 +80,16 @@ def checked_spec(spec: common_pb2.JobSpec) -> JobSpec:
     if spec.master_port > 65_535:
         raise InvalidRequestError(f"spec.master_port is {spec.master_port}: ports end at 65535.")
     return _summary(spec, spec.SerializeToString(deterministic=True))
+
+
+def _check_folder(spec: common_pb2.JobSpec) -> None:
+    if spec.HasField("code"):
+        if why := code_archive.problem(spec.code.digest, spec.code.bytes):
+            raise InvalidRequestError(f"spec.code: {why}.")
+        if spec.workdir and (why := code_archive.unsafe(spec.workdir)):
+            raise InvalidRequestError(f"spec.workdir is {spec.workdir!r}, {why}: with spec.code it lies in there.")
+    elif spec.workdir and not spec.workdir.startswith("/"):
+        raise InvalidRequestError(f"spec.workdir must be an absolute path, not {spec.workdir!r}.")
 
 
 def _check_variables(spec: common_pb2.JobSpec) -> None:
@@ -115,6 +125,7 @@ def _summary(spec: common_pb2.JobSpec, wire: bytes) -> JobSpec:
         min_nodes=spec.min_nodes,
         max_nodes=spec.max_nodes,
         respawn=spec.respawn,
+        code=spec.code.digest,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bagua.daemon.node.code import CodeCache
 from bagua.daemon.node.engine_host import CoreHost
 from bagua.daemon.node.journal import Journal
 from bagua.daemon.node.keeper_link import KeeperLink
@@ -29,6 +30,7 @@ class NodeContext:
     rank_socket: Path
     cache: Path
     journal: Journal
+    code: CodeCache
     core: CoreHost
     keeper: KeeperLink
     lease_over: Callable[[], bool]

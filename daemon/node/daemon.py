@@ -16,6 +16,7 @@ from bagua.base.address import is_loopback
 from bagua.base.errors import ConfigError
 from bagua.base.paths import cache_dir
 from bagua.daemon.node import rank_service
+from bagua.daemon.node.code import CodeCache
 from bagua.daemon.node.context import NodeContext
 from bagua.daemon.node.engine_host import CoreHost
 from bagua.daemon.node.environment import passed_on
@@ -79,6 +80,7 @@ class NodeDaemon:
             rank_socket=self._rank_socket,
             cache=cache_dir(),
             journal=Journal(folder.journal),
+            code=CodeCache(folder.code, lambda job, piece: self._session.questions.ask_code(job, piece)),
             core=self._core,
             keeper=keeper,
             lease_over=self._fence.over,
@@ -251,6 +253,8 @@ class NodeDaemon:
                 self._session.tell_time(directive.clock.request_id)
             case "tune":
                 self._session.questions.answer(directive.tune)
+            case "code":
+                self._session.questions.answer(directive.code)
             case "welcome" | None:
                 pass
 

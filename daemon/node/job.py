@@ -18,6 +18,7 @@ from bagua.base.errors import BaguaError
 from bagua.base.late import late_words
 from bagua.daemon.node import events, late_ranks, launch, state, transitions
 from bagua.daemon.node.context import NodeContext
+from bagua.daemon.node.engine_host import in_thread
 from bagua.daemon.node.job_engine import JobEngine
 from bagua.daemon.node.job_record import JobRecord, journal_entry, local_job
 from bagua.daemon.node.job_specification import JobSpecification
@@ -25,7 +26,7 @@ from bagua.daemon.node.journal import JobEntry, RankEntry
 from bagua.daemon.node.log_file import LogFile, log_path
 from bagua.daemon.node.membership import LEAVE_S
 from bagua.daemon.node.process import signal_group
-from bagua.daemon.node.rank_processes import RankProcesses
+from bagua.daemon.node.rank_processes import RankProcesses, forget_code
 from bagua.daemon.node.state import Phase, RankPhase
 from bagua.proto import node_pb2
 
@@ -305,6 +306,7 @@ class Job:
             address = await self._check_and_make_engine()
         except Exception as error:  # whatever it is, the job can't run here, and its user must learn why
             self._log.error("the job can't be prepared", error=str(error), exc_info=not isinstance(error, _EXPECTED))
+            await self._forget_code()
             words = disk_words(error) if isinstance(error, OSError) and error.filename else str(error) or repr(error)
             self.post(events.PrepareFailed(f"node {self._node.node_id}: {words}"))
         else:
@@ -421,8 +423,13 @@ class Job:
                     await self._processes.kill_all()
             self._processes.close_outputs()
             await self.engine.close()
+            await self._forget_code()
         finally:
             self.post(events.EngineClosed())
+
+    async def _forget_code(self) -> None:
+        if self.spec.program.code is not None:
+            await in_thread(lambda: forget_code(self._processes.folder))
 
     async def _finish(self) -> None:
         self._processes.close()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
+from bagua.base import code_archive
 from bagua.proto import common_pb2, node_pb2
 
 MAX_LOCAL_RANKS = 1024
@@ -36,6 +37,14 @@ class Host:
 
 
 @dataclass(frozen=True)
+class Code:
+    """An archive of the job's code."""
+
+    digest: str
+    size: int
+
+
+@dataclass(frozen=True)
 class Program:
     """The program that every rank runs."""
 
@@ -47,6 +56,7 @@ class Program:
     secret_env: dict[str, str] = field(default_factory=dict)  # name -> path of a file on this node
     workdir: str = ""
     python: str = ""
+    code: Code | None = None  # ``workdir`` then lies below its root
 
 
 @dataclass(frozen=True)
@@ -227,7 +237,14 @@ def _parse_program(spec: common_pb2.JobSpec) -> Program:
         raise SpecificationError("a zero byte in the command line")
     if not spec.entry and not spec.adopt:
         raise SpecificationError("the job names no script or program")
+    code = Code(spec.code.digest, spec.code.bytes) if spec.HasField("code") else None
+    if code is not None:
+        if why := code_archive.problem(code.digest, code.size):
+            raise SpecificationError(f"the code of the job can't be right: {why}")
+        if spec.workdir and (why := code_archive.unsafe(spec.workdir)):
+            raise SpecificationError(f"the working directory of the job is {why}")
     return Program(
+        code=code,
         entry=spec.entry,
         is_module=spec.is_module,
         no_python=spec.no_python,

@@ -25,6 +25,7 @@ from bagua.daemon.node.job_specification import (
 )
 from bagua.daemon.node.journal import JobEntry, end_leftovers
 from bagua.daemon.node.log_file import LogFile, log_path
+from bagua.daemon.node.rank_processes import forget_code
 from bagua.daemon.node.runtime_dir import remove_sockets
 from bagua.proto import common_pb2, node_pb2
 
@@ -92,6 +93,7 @@ class Jobs:
                 except OSError as error:  # the next life ends it again, which changes nothing
                     self._node.log.warning("the journal can't be written", error=disk_words(error))
             folder = self._node.jobs_folder / entry.job_id
+            forget_code(folder)
             self._held[entry.job_id] = EndedJob(_last_words(entry, self._node.node_id, folder, withdrawn), folder)
         self._node.keeper.forget_found()
         self._trim()

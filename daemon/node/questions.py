@@ -1,4 +1,4 @@
-"""Questions of ranks to the coordinator: they go up the stream, and the answers come down it."""
+"""Questions to the coordinator: they go up the stream, and the answers come down it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from bagua.base.errors import UnavailableError
+from bagua.daemon.node.launch import LaunchError
 from bagua.proto import common_pb2, node_pb2
 
 ANSWER_S = 30.0
@@ -22,17 +24,31 @@ class Questions:
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self._numbers = itertools.count(1)
-        self._to_send: deque[node_pb2.TuneQuestion] = deque()
-        self._waiting: dict[int, asyncio.Future[common_pb2.TuneReply]] = {}
+        self._to_send: deque[tuple[int, node_pb2.NodeFact]] = deque()
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
 
     async def ask(self, request: common_pb2.TuneRequest) -> common_pb2.TuneReply:
-        """The coordinator's answer. Raises UnavailableError."""
+        """The answer to a rank that tunes its job. Raises UnavailableError."""
+        number = next(self._numbers)
+        question = node_pb2.TuneQuestion(request_id=number, request=request)
+        answer: node_pb2.TuneAnswer = await self._ask(number, node_pb2.NodeFact(tune=question))
+        return answer.reply
+
+    async def ask_code(self, job_id: str, piece: int) -> bytes:
+        """A piece of the archive that the job needs. Raises UnavailableError; LaunchError if there is none."""
+        number = next(self._numbers)
+        question = node_pb2.CodeQuestion(request_id=number, job_id=job_id, piece=piece)
+        answer: node_pb2.CodeAnswer = await self._ask(number, node_pb2.NodeFact(code=question))
+        if answer.error:
+            raise LaunchError(f"the code of the job can't be fetched: {answer.error}")
+        return answer.data
+
+    async def _ask(self, number: int, fact: node_pb2.NodeFact) -> Any:
         if len(self._waiting) >= _MOST:
             raise UnavailableError(f"{_MOST} questions wait for the coordinator")
-        number = next(self._numbers)
-        answer: asyncio.Future[common_pb2.TuneReply] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
-        self._to_send.append(node_pb2.TuneQuestion(request_id=number, request=request))
+        self._to_send.append((number, fact))
         self._wake()
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -42,19 +58,19 @@ class Questions:
         finally:
             self._waiting.pop(number, None)
 
-    def take(self) -> node_pb2.TuneQuestion | None:
+    def take(self) -> node_pb2.NodeFact | None:
         """The next one to send, if somebody still waits for it."""
         while self._to_send:
-            question = self._to_send.popleft()
-            if question.request_id in self._waiting:
-                return question
+            number, fact = self._to_send.popleft()
+            if number in self._waiting:
+                return fact
         return None
 
-    def answer(self, told: node_pb2.TuneAnswer) -> None:
+    def answer(self, told: node_pb2.TuneAnswer | node_pb2.CodeAnswer) -> None:
         """One came."""
         waiting = self._waiting.get(told.request_id)
         if waiting is not None and not waiting.done():
-            waiting.set_result(told.reply)
+            waiting.set_result(told)
 
     def drop(self) -> None:
         """The stream ended: no answer comes any more."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +14,7 @@ from bagua.base.memory_kills import MemoryWatch
 from bagua.daemon.node import launch
 from bagua.daemon.node.context import NodeContext
 from bagua.daemon.node.engine_host import in_thread, wanted_plugin
-from bagua.daemon.node.job_specification import JobSpecification
+from bagua.daemon.node.job_specification import JobSpecification, Program
 from bagua.daemon.node.log_file import LogFile, log_path
 from bagua.daemon.node.logs import RankOutput
 from bagua.daemon.node.proc import marks_of, read_status, start_time
@@ -22,6 +24,13 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 LEFTOVER_KILL_S = 5.0
+CODE = "code"
+"""In the folder of a job: the copy of its code in which its ranks run."""
+
+
+def forget_code(folder: Path) -> None:
+    """The job of that folder has ended."""
+    shutil.rmtree(folder / CODE, ignore_errors=True)
 
 
 class RankProcesses:
@@ -44,10 +53,18 @@ class RankProcesses:
         self._memory: dict[int, MemoryWatch] = {}
 
     async def prepare(self, spec: JobSpecification) -> None:
-        """Checks that the program can be started, reads its secrets. Raises LaunchError, ConfigError, BuildError."""
-        await in_thread(lambda: launch.check_program(spec.program, self._node.environment))
+        """Fetches the job's code, checks that the program can be started, reads its secrets. Raises LaunchError,
+        ConfigError, BuildError, OSError."""
+        if spec.program.code is not None:
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            await self._node.code.prepare(self._job_id, spec.program.code, self.folder / CODE)
+        await in_thread(lambda: launch.check_program(self._here(spec.program), self._node.environment))
         self._secrets = await in_thread(lambda: launch.read_secrets(spec.program, self._node.node_id))
         self._plugin = await wanted_plugin(spec, self._node.environment)
+
+    def _here(self, program: Program) -> Program:
+        """With the folder on this node in which its ranks run."""
+        return replace(program, workdir=str(self.folder / CODE / program.workdir)) if program.code else program
 
     def open_log(self, member: int) -> None:
         """Makes the log of a rank that is about to start: whoever follows it need not wait for the process. Raises
@@ -72,7 +89,7 @@ class RankProcesses:
                     cache=self._node.cache,
                     plugin=self._plugin,
                 ),
-                str(launch.work_folder(spec.program)),
+                str(launch.work_folder(self._here(spec.program))),
                 outputs,
                 output.readers,
             )

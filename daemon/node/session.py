@@ -294,7 +294,7 @@ class Session:
         if self._progress:
             return node_pb2.NodeFact(progress=self._progress.pop(next(iter(self._progress))))
         if (question := self.questions.take()) is not None:
-            return node_pb2.NodeFact(tune=question)
+            return question
         with contextlib.suppress(asyncio.QueueEmpty):
             return node_pb2.NodeFact(log=self._logs.get_nowait())
         with contextlib.suppress(asyncio.QueueEmpty):

@@ -94,6 +94,11 @@ class NodeFolder:
         return self.path / "journal"
 
     @property
+    def code(self) -> Path:
+        """Archives of code that jobs ran in."""
+        return self.path / "code"
+
+    @property
     def jobs(self) -> Path:
         return self.path / "jobs"
 

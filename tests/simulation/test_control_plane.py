@@ -170,7 +170,7 @@ class GhostlyServicer(NodeServicer):
                 real.fact(session, job)
 
         real, sessions = self._intake, self._sessions
-        others = (sessions, self._watchers, self._clock, self._welcome, self._tuning)
+        others = (sessions, self._watchers, self._clock, self._welcome, self._tuning, self._code)
         servicer = NodeServicer(Careless(), *others)  # type: ignore[arg-type]
         await servicer.Session(request_iterator, context)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Event
 
 import pytest
@@ -54,7 +54,7 @@ class Script:
             else:
                 yield step
 
-    def logs(self, job_id: str, *, follow: bool = False) -> Iterator[common_pb2.LogChunk]:
+    def logs(self, job_id: str, *, ranks: Iterable[int] = (), follow: bool = False) -> Iterator[common_pb2.LogChunk]:
         assert follow
         for step in self.log_streams.pop(0) if self.log_streams else ():
             if isinstance(step, Exception):
@@ -108,7 +108,9 @@ def test_a_broken_log_stream_repeats_nothing(monkeypatch: pytest.MonkeyPatch) ->
     terminal, done = Recorder(), Event()
 
     class Told(Script):
-        def logs(self, job_id: str, *, follow: bool = False) -> Iterator[common_pb2.LogChunk]:
+        def logs(
+            self, job_id: str, *, ranks: Iterable[int] = (), follow: bool = False
+        ) -> Iterator[common_pb2.LogChunk]:
             yield from super().logs(job_id, follow=follow)
             done.set()
 

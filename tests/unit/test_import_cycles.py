@@ -15,6 +15,7 @@ LOADED_LATE = {
     "bagua.accelerate": "transformers takes seconds to import, and a script may use Accelerate alone",
     "bagua.bench": "a benchmark loads plots, builders and its peers when it comes to them",
     "bagua.cli": "a command starts in a tenth of a second: it loads what it needs, when it needs it",
+    "bagua.client.packing": "a client packs seldom, and the library for patterns takes as long as a call",
     "bagua.csrc.build": "torch's builder takes a second, and runs in a process of its own",
     "bagua.distributed": "a job on several hosts becomes torchrun, which needs no command of ours",
     "bagua.daemon": "a daemon loads health, metrics, certificates and migrations if its settings ask for them",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from bagua.algorithms import Algorithm, AlgorithmImpl
 from bagua.torch_api.comm.groups import BaguaProcessGroup, _get_default_group, from_torch_group
 from bagua.torch_api.compat.model import BaguaDistributedDataParallel
+from bagua.torch_api.compat.uneven import join
 from bagua.torch_api.train.bucket import PlanBucket
 
 # torch's default. With it, the sizes are those of with_bagua.
@@ -115,6 +116,20 @@ class DistributedDataParallel_V1_9_0(torch.nn.Module):
         with self.inner.no_sync():
             yield
 
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> AbstractContextManager[object]:
+        """A block in which ranks may have different numbers of batches, as torch's: see ``bagua.join``."""
+        return join(
+            self._inner(),
+            divide_by_initial_world_size=divide_by_initial_world_size,
+            enable=enable,
+            throw_on_early_termination=throw_on_early_termination,
+        )
+
     @property
     def require_backward_grad_sync(self) -> bool:
         """Whether a backward pass now would exchange anything."""
@@ -153,13 +168,6 @@ class DistributedDataParallel_V1_9_0(torch.nn.Module):
     def gather(self, *_: Any, **__: Any) -> NoReturn:
         """Raises NotImplementedError."""
         raise NotImplementedError("gather: outputs stay on their rank; use bagua.allgather(output, everyone).")
-
-    def join(self, *_: Any, **__: Any) -> NoReturn:
-        """Raises NotImplementedError."""
-        raise NotImplementedError(
-            "join: all ranks run the same number of synchronised backward passes; give them equally many batches "
-            "(torch's DistributedSampler does), or wrap the uneven ones in no_sync()."
-        )
 
     def register_comm_hook(self, *_: Any, **__: Any) -> NoReturn:
         """Raises NotImplementedError."""

@@ -15,7 +15,7 @@ ALIGNMENT = 16
 
 
 class BufferBroadcast:
-    """Sends rank 0's buffers to all in one operation per device, packed in memory that can be communicated."""
+    """Sends one rank's buffers to all in one operation per device, packed in memory that can be communicated."""
 
     def __init__(self, session: Session, find: Callable[[], Sequence[torch.Tensor]]) -> None:
         """``find`` returns the buffers that there are now: the same shapes and dtypes on all ranks."""
@@ -24,8 +24,8 @@ class BufferBroadcast:
         self._kinds: list[tuple[torch.dtype, torch.Size, torch.device]] = []
         self._packs: list[_Pack] = []
 
-    def run(self, communicator: Communicator) -> None:
-        """Everybody's buffers become rank 0's."""
+    def run(self, communicator: Communicator, root: int = 0) -> None:
+        """Everybody's buffers become those of the rank at position ``root``."""
         buffers = [buffer for buffer in self._find() if buffer.numel()]
         if not buffers or communicator.nranks() == 1:
             return
@@ -35,7 +35,7 @@ class BufferBroadcast:
             self._packs = [_Pack(self._session, some) for some in alike]
             self._kinds = kinds
         for pack, some in zip(self._packs, alike, strict=True):
-            pack.exchange(some, communicator)
+            pack.exchange(some, communicator, root)
 
 
 class _Pack:
@@ -55,11 +55,11 @@ class _Pack:
             for begin, buffer in zip(begins, buffers, strict=True)
         ]
 
-    def exchange(self, buffers: list[torch.Tensor], communicator: Communicator) -> None:
-        """They become rank 0's."""
+    def exchange(self, buffers: list[torch.Tensor], communicator: Communicator, root: int) -> None:
+        """They become those of ``root``."""
         with torch.no_grad():
-            if communicator.rank() == 0:
+            if communicator.rank() == root:
                 torch._foreach_copy_(self._parts, buffers)
-            communicator.broadcast(self._stage, 0)
-            if communicator.rank() != 0:
+            communicator.broadcast(self._stage, root)
+            if communicator.rank() != root:
                 torch._foreach_copy_(buffers, self._parts)

@@ -33,7 +33,7 @@ from bagua.base.errors import BaguaError
 from bagua.torch_api.join.connection import Times
 from bagua.torch_api.train.bucket import Allocate, PlanBucket, Region, region_of, views_like
 from bagua.torch_api.train.dataflow import repeatable, tail_path, tail_reaches_all
-from bagua.torch_api.train.execution import Execution, StartOrder, join_all, nothing_follows
+from bagua.torch_api.train.execution import Execution, StartOrder, Work, join_all, nothing_follows
 from bagua.torch_api.train.phases import RESULTS, WAIT, WATCH, phase
 
 BUFFERS = 2  # contributions and results
@@ -236,7 +236,11 @@ Rearrange = Callable[[list[str]], Sequence[GradientBucket] | None]
 
 
 class GradientReducer:
-    """One per wrapped model; driven by the thread that runs backward."""
+    """One per wrapped model; driven by the thread that runs backward.
+
+    ``before_exchange``: called, if set, at the first gradient of each pass that is exchanged. ``factor``: results are
+    multiplied by it before they are shown.
+    """
 
     def __init__(
         self,
@@ -264,6 +268,8 @@ class GradientReducer:
         self._early = True  # submit before the end of the pass
         self._again = False
         self._touched = False  # a gradient came in this pass
+        self.before_exchange: Work | None = None
+        self.factor = 1.0
         self._repeatable = all(bucket.repeatable for bucket in self.buckets)
         self._aside: list[Entry] = []
         self._all_in: Callable[[Sequence[Execution]], None] = nothing_follows  # see join_all
@@ -313,7 +319,10 @@ class GradientReducer:
         if entry.ready:
             self._again = self._again or self._order.started > self.buckets.index(bucket)
             return
-        self._touched = True
+        if not self._touched:
+            self._touched = True
+            if self.before_exchange is not None:
+                self.before_exchange()
         entry.ready = True
         bucket.pending -= 1
         if bucket.pending:
@@ -323,9 +332,22 @@ class GradientReducer:
         if self._early:
             self._order.start_full(len(self.buckets) - 1)
 
+    def shadow(self) -> None:
+        """This rank has no gradients, and others have: the next ``finish`` takes part in their exchange."""
+        self.forget()
+        self._touched = True
+
+    def forget(self) -> None:
+        """No parameter has a gradient any more."""
+        for entry in self._entries.values():
+            entry.parameter.grad, entry.carried = None, False
+
     def _record(self, entry: Entry) -> None:
         """A gradient came in the first pass. It stays where it is until the pass ends."""
-        self._touched = True
+        if not self._touched:
+            self._touched = True
+            if self.before_exchange is not None:
+                self.before_exchange()
         if not entry.ready:
             entry.ready = True
             self._arrivals.append(entry.name)
@@ -355,6 +377,8 @@ class GradientReducer:
         end = self._clock()
         with phase(RESULTS):
             for bucket in self.buckets:
+                if self.factor != 1.0 and bucket.shows:
+                    bucket.slot(RESULT).mul_(self.factor)
                 bucket.show_results(self._keep_own_memory)
         self._begin_anew()
         if self._on_finished is not None:

@@ -6,7 +6,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, cast
 
 import torch
@@ -43,6 +43,7 @@ from bagua.torch_api.train.repeating_reducer import RepeatingReducer
 from bagua.torch_api.train.runner import Runner
 from bagua.torch_api.train.tracer import Tracer
 from bagua.torch_api.train.tuner import Tuner
+from bagua.torch_api.train.uneven import Event, Uneven
 from bagua.torch_api.train.wrapping import compare_ranks, find_device, members_group, take_state_of_rank_0
 
 LOG = logging.getLogger("bagua")
@@ -103,6 +104,7 @@ class DistributedModel:
         self.parameters_to_ignore = ignored_names(module)
         self.require_backward_grad_sync = True
         self.bagua_train_step_counter = 0
+        self.uneven: Uneven | None = None
         self._known: set[torch.Tensor] = set()
         self._session = current()
         self._runner = Runner(self._session, self.process_group)
@@ -211,15 +213,23 @@ class DistributedModel:
                 clock=self._runner.clock,
                 rearrange=self._layout.follow if recorded else None,
             )
+        self._adding = adding
+        self.use_uneven(self.uneven)
         self._install_hooks(adding)
 
     @property
     def _record(self) -> Callable[[Sequence[Times], Any, Any], None]:
-        """Gets the times of each pass."""
-        found = self._runner.record
-        for one in (self._recorder, self._tuner):
-            found = found if one is None else one.also(found)
-        return found
+        """Gets the times of each pass. Those without the batches of some ranks are no measure for settings."""
+        alone = self._runner.record
+        found = alone if self._recorder is None else self._recorder.also(alone)
+        if self._tuner is None:
+            return found
+        tuned = self._tuner.also(found)
+
+        def record(times: Sequence[Times], begin: Any, end: Any) -> None:
+            (tuned if self._complete else found)(times, begin, end)
+
+        return record
 
     def begin_anew(self, with_optimizers: bool = True) -> None:
         """As at wrap time, but buffers stay as they are, and so do optimizers where their state is the same on all
@@ -312,9 +322,14 @@ class DistributedModel:
             self._abandon_pass()
         if not self.module.training:
             return
+        if self.uneven is not None:
+            self.uneven.tell(self, Event.FORWARD if self.require_backward_grad_sync else Event.FORWARD_UNSYNCED)
+        self._begin_step(inputs)
+
+    def _begin_step(self, inputs: Any) -> None:
         if self._between_steps is not None and self.require_backward_grad_sync:
             self._between_steps(marked=False)
-        if self._tuner is not None and self.require_backward_grad_sync:
+        if self._tuner is not None and self.require_backward_grad_sync and self._complete:
             self._tuner.between_steps()
         self._tracer.look(self)
         self._session.statistics.begin_step(time.monotonic_ns())
@@ -325,7 +340,7 @@ class DistributedModel:
         elif self.bagua_train_step_counter % LOOK_EVERY == 2:
             refuse_newcomers(self.module, self.parameters_to_ignore, self._known)
         if self.broadcast_buffers and self.require_backward_grad_sync:
-            self._buffers.run(self._group)
+            self._buffers.run(self._group, 0 if self.uneven is None else self.uneven.root)
         self._on_input(inputs)
         self._tracer.forward(self, begin=True)
 
@@ -475,13 +490,92 @@ class DistributedModel:
         """Whether a backward pass of this model runs now."""
         return self._pass is not None
 
-    def join(self, buckets: Sequence[Bucket] | None = None) -> None:
-        """Waits for buckets that have been started (None: all of the model), and runs the rest of their plans, in
-        an order that is the same on all ranks. Faster than joining them one by one where plans have several steps."""
+    def join(
+        self,
+        buckets: Sequence[Bucket] | bool | None = None,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+        *,
+        divide_by_initial_world_size: bool = True,
+    ) -> Any:
+        """``with model.bagua_ddp.join():`` around a loop over batches, of which ranks have different numbers: see
+        ``bagua.join``. The first argument may be ``divide_by_initial_world_size``, as in torch's DDP.
+
+        For algorithms: waits for ``buckets`` that have been started (None: all of the model), and runs the rest of
+        their plans, in an order that is the same on all ranks. Faster than joining them one by one where plans have
+        several steps."""
+        if isinstance(buckets, bool):
+            divide_by_initial_world_size, buckets = buckets, None
         begin = self._runner.clock()
         times = self._join_buckets(self.bagua_buckets if buckets is None else cast("Sequence[PlanBucket]", buckets))
         if times:
             self._runner.record(times, begin, self._runner.clock())
+        if buckets is not None:
+            return None
+        return join_models([self], divide_by_initial_world_size, enable, throw_on_early_termination)
+
+    # Uneven numbers of batches: see ``uneven.py``
+
+    @property
+    def everyone(self) -> Communicator:
+        """All ranks that train the model."""
+        return self._group
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the job goes on when ranks are lost."""
+        return self._session.elastic
+
+    @property
+    def steps_in_backward(self) -> bool:
+        """Whether optimizers step inside backward."""
+        return self._steps is not None
+
+    @property
+    def has_plain_buckets(self) -> bool:
+        """Whether buckets hold the model's parameters alone."""
+        return self._guest.idle
+
+    @property
+    def _complete(self) -> bool:
+        return self.uneven is None or self.uneven.complete
+
+    def use_uneven(self, block: Uneven | None) -> None:
+        """This model is in that block, or in none any more."""
+        self.uneven = block
+        if self._reducer is not None:
+            self._reducer.before_exchange = None if block is None else self._tell_exchange
+            self._reducer.factor = 1.0
+
+    def _tell_exchange(self) -> None:
+        assert self._reducer is not None and self.uneven is not None
+        self.uneven.tell(self, Event.EXCHANGE)
+        self._reducer.factor = 1.0 if self._adding else self.uneven.factor
+
+    def forget_gradients(self) -> None:
+        """This rank has no batches left: gradients that it has not exchanged don't count."""
+        if self._reducer is not None:
+            self._reducer.forget()
+
+    def shadow_forward(self, synced: bool) -> None:
+        """Takes part in a forward pass of others."""
+        with nullcontext() if synced else self.no_sync():
+            self._begin_step(())
+
+    def shadow_exchange(self) -> None:
+        """Takes part in a backward pass of others, without gradients."""
+        assert self._reducer is not None
+        self._reducer.shadow()
+        with torch.no_grad():
+            self._on_backward_end()
+        self._reducer.forget()
+
+    def take_state_of(self, root: int, with_optimizers: bool) -> None:
+        """Parameters, buffers and the state of optimizers become those of the rank at this position."""
+        parameters = [parameter for _, parameter in self.bagua_build_params()]
+        broadcast_tensors([*parameters, *self._find_buffers()], self._session, self._group, root)
+        if with_optimizers:
+            broadcast_optimizers(self.bagua_optimizers, self._session, self._group, root)
 
     def exchange(self) -> None:
         """See ``bagua.algorithms.base.DataParallel``."""
@@ -508,6 +602,14 @@ class DistributedModel:
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return (_nothing, ())
+
+
+def join_models(
+    models: Sequence[DistributedModel], divide_by_initial_world_size: bool, enable: bool, throws: bool
+) -> AbstractContextManager[object]:
+    """The block in which ranks have different numbers of batches. Its beginning raises ConfigError for models that
+    can't be in one."""
+    return Uneven(models, divide_by_initial_world_size, throws) if enable else nullcontext()
 
 
 def _nothing() -> None:

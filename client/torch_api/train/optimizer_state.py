@@ -99,8 +99,10 @@ def _decode_states(
             optimizer.state[parameter] = decode(state, tensors, parameter)
 
 
-def broadcast_optimizers(optimizers: Sequence[torch.optim.Optimizer], session: Session, group: Communicator) -> None:
-    """State and hyper-parameters of rank 0's optimizers replace everybody's, also where that means none.
+def broadcast_optimizers(
+    optimizers: Sequence[torch.optim.Optimizer], session: Session, group: Communicator, root: int = 0
+) -> None:
+    """State and hyper-parameters of the optimizers of rank ``root`` replace everybody's, also where that means none.
 
     Raises BaguaError, on every rank, for state that is neither tensors nor plain data.
     """
@@ -108,15 +110,15 @@ def broadcast_optimizers(optimizers: Sequence[torch.optim.Optimizer], session: S
         return
     tensors: list[torch.Tensor] = []
     document: Any = None
-    if group.rank() == 0:
+    if group.rank() == root:
         try:
             document = {"optimizers": [encode_optimizer(optimizer, tensors) for optimizer in optimizers]}
         except TypeError as error:
             document = {"error": f"The state of an optimizer holds what can't be broadcast: {error}."}
-    document = broadcast_json(document, group)
+    document = broadcast_json(document, group, root)
     if "error" in document:
         raise BaguaError(document["error"])
-    if group.rank() != 0:
+    if group.rank() != root:
         for optimizer, found in zip(optimizers, document["optimizers"], strict=True):
             decode_optimizer(optimizer, found, tensors)
-    broadcast_tensors(tensors, session, group)
+    broadcast_tensors(tensors, session, group, root)

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from rig.limits import SOON_S
 
+from bagua.base.code_archive import PIECE_BYTES
 from bagua.base.daemon_process import daemon_pid
 from bagua.base.security import TlsFiles, create_token, server_credentials
 from bagua.proto import common_pb2, node_pb2
@@ -42,6 +43,8 @@ class CoordinatorEnd(NodeServiceServicer):
         self.logs: dict[int, bytes] = {}
         self.log_ends: dict[int, common_pb2.LogChunk] = {}
         self.missing: dict[int, int] = {}  # bytes of a log that are gone
+        self.code: bytes | None = None  # of every job; None: it has none
+        self.code_questions: list[tuple[str, int]] = []
         self.heartbeat_s = 0.2
         self.fence_s = 0.0
         self.sole = False
@@ -117,6 +120,11 @@ class CoordinatorEnd(NodeServiceServicer):
                 self.refusals.append(fact.upgrade_refusal)
             case "progress":
                 self.progress.append(fact.progress)
+            case "code":
+                self.code_questions.append((fact.code.job_id, fact.code.piece))
+                begin = fact.code.piece * PIECE_BYTES
+                found = {"error": "not here"} if self.code is None else {"data": self.code[begin : begin + PIECE_BYTES]}
+                await self.send(code=node_pb2.CodeAnswer(request_id=fact.code.request_id, **found))
             case "log":
                 known = self.logs.get(fact.log.request_id, b"")
                 self.logs[fact.log.request_id] = known + fact.log.chunk.data

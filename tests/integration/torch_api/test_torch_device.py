@@ -23,11 +23,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import test_torch_primitives as primitives
 
 import bagua.torch_api as bagua
-import bagua.torch_api.join.connection as connection
 from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.cuda.connection import CudaConnection
 from bagua.torch_api.cuda.devices import devices
-from bagua.torch_api.join import torch_distributed
+from bagua.torch_api.join import connection, torch_distributed
 from bagua.torch_api.join.session import current
 from bagua.torch_api.train.parameters import _refuse_several_devices
 

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import bagua.torch_api as bagua
-from bagua.base.errors import MembershipChanged
+from bagua.base.errors import ConfigError, MembershipChanged
 from bagua.torch_api.join import start as beginning
 from bagua.torch_api.join.session import current
 from bagua.torch_api.join.torch_distributed import TorchGroup, connects_lazily
@@ -122,6 +122,20 @@ def check_survivors(ranks: Ranks, kills: list[Kill], average: bool = True, refer
     left = sorted({one.rank for one in ranks.started} - killed)
     for result in results:
         assert result["place"] == (len(left), left.index(result["member"]))
+
+
+def rank_joins() -> None:
+    bagua.init_process_group()
+    model = seeded(wide_mlp)
+    wrap(model, sgd(model))
+    with pytest.raises(ConfigError, match="ElasticSampler"), bagua.join(model):
+        pass
+
+
+def test_uneven_numbers_of_batches_are_the_samplers_work(ranks: Ranks) -> None:
+    ranks.start(rank_joins, nprocs=2, elastic=True)
+    ranks.wait()
+    assert [one.process.returncode for one in ranks.started] == [0, 0], [one.output for one in ranks.started]
 
 
 JOBS = [

@@ -313,7 +313,7 @@ def test_ranks_that_wait_for_each_other_give_up(ranks: Any, shared: bool) -> Non
 
 
 def rank_waits_long() -> None:
-    import bagua.torch_api.join.connection as connection
+    from bagua.torch_api.join import connection
 
     connection.FIRST_WARNING_S = connection.WARNING_EVERY_S = 0.5
     bagua.init_process_group()

@@ -12,6 +12,7 @@ from sqlalchemy.exc import OperationalError
 from bagua.base.errors import ServiceError
 from bagua.daemon.coordinator.board import Board
 from bagua.daemon.coordinator.clock import ServiceClock
+from bagua.daemon.coordinator.code_archives import CodeArchives
 from bagua.daemon.coordinator.counters import Counters
 from bagua.daemon.coordinator.intake import Intake
 from bagua.daemon.coordinator.nodes_servicer import NodeServicer
@@ -61,7 +62,8 @@ class Life:
         )
         self.reconciler = Reconciler(*parts, self.watchers, Counters(), lambda: None)
         tuning = Tuning(self.worker, store, self.clock)  # type: ignore[arg-type]
-        self.servicer = self.make_servicer(self.intake, self.sessions, self.watchers, self.clock, WELCOME, tuning)
+        code = CodeArchives(self.worker, store, self.clock)  # type: ignore[arg-type]
+        self.servicer = self.make_servicer(self.intake, self.sessions, self.watchers, self.clock, WELCOME, tuning, code)
         self.listens = False
         self.streams: dict[asyncio.Task[None], Stream] = {}
         self._tasks: list[asyncio.Task[None]] = []

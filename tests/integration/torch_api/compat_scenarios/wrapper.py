@@ -214,7 +214,7 @@ def what_can_not_be_honoured_is_refused() -> None:
     with pytest.raises(ValueError, match="no trainable parameter"):
         DistributedDataParallel(nn.Linear(2, 2).requires_grad_(False))
     wrapped = DistributedDataParallel(model, check_reduction=True)
-    for name in ("scatter", "gather", "join", "register_comm_hook", "will_sync_module_buffers"):
+    for name in ("scatter", "gather", "register_comm_hook", "will_sync_module_buffers"):
         with pytest.raises(NotImplementedError, match=name):
             getattr(wrapped, name)()
     if bagua.get_world_size() > 1:

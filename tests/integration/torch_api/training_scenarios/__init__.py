@@ -13,6 +13,7 @@ from training_scenarios import (
     plans_of_models,
     plans_of_weights,
     scaling,
+    uneven,
     wrapping,
 )
 from training_scenarios.support import SCENARIOS
@@ -27,5 +28,6 @@ __all__ = [
     "plans_of_models",
     "plans_of_weights",
     "scaling",
+    "uneven",
     "wrapping",
 ]

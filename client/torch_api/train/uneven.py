@@ -1,0 +1,240 @@
+"""``join``: ranks with fewer batches than others take part in the exchanges of those that still have some.
+
+Each rank tells all others, in one small all-gather, which event of which model comes next: a forward pass in training,
+or the first gradient of a pass that is exchanged. A rank that has left the block tells that it has none, learns the
+others' event, and does its part with zeros ("shadows" it), until nobody has batches left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from types import TracebackType
+from typing import Protocol
+
+import torch
+
+from bagua.algorithms import AlgorithmImpl
+from bagua.base.errors import BaguaError, CommunicationError, ConfigError
+from bagua.torch_api.comm.communicator import Communicator
+
+
+class Event(IntEnum):
+    """That of an active rank which others shadow."""
+
+    FORWARD = 0
+    FORWARD_UNSYNCED = 1  # inside of no_sync
+    EXCHANGE = 2
+
+
+class Group(Protocol):
+    """Ranks that train a model."""
+
+    ranks: list[int]
+
+
+class Joinable(Protocol):
+    """A wrapped model, as the block sees it. ``everyone``: all ranks that train it."""
+
+    module: torch.nn.Module
+    bagua_module_name: str
+
+    @property
+    def bagua_algorithm(self) -> AlgorithmImpl: ...
+    @property
+    def bagua_optimizers(self) -> Sequence[torch.optim.Optimizer]: ...
+    @property
+    def process_group(self) -> Group: ...
+    @property
+    def uneven(self) -> Uneven | None: ...
+    @property
+    def everyone(self) -> Communicator: ...
+    @property
+    def elastic(self) -> bool:
+        """Whether the job goes on when ranks are lost."""
+        ...
+
+    @property
+    def steps_in_backward(self) -> bool:
+        """Whether optimizers step inside backward."""
+        ...
+
+    @property
+    def has_plain_buckets(self) -> bool:
+        """Whether buckets hold the model's parameters alone."""
+        ...
+
+    def use_uneven(self, block: Uneven | None) -> None:
+        """This model is in that block, or in none any more."""
+        ...
+
+    def forget_gradients(self) -> None:
+        """This rank has no batches left: gradients that it has not exchanged don't count."""
+        ...
+
+    def shadow_forward(self, synced: bool) -> None:
+        """Takes part in a forward pass of others."""
+        ...
+
+    def shadow_exchange(self) -> None:
+        """Takes part in a backward pass of others, without gradients."""
+        ...
+
+    def take_state_of(self, root: int, with_optimizers: bool) -> None:
+        """Parameters, buffers and the state of optimizers become those of the rank at this position."""
+        ...
+
+
+class Uneven:
+    """The block ``with join(...)`` on one rank; ``active``: positions of the ranks that still had batches when one told
+    its event last. ``process_group`` of all models must have the same ranks."""
+
+    def __init__(
+        self, models: Sequence[Joinable], divide_by_initial_world_size: bool, throw_on_early_termination: bool
+    ) -> None:
+        self._models = list(models)
+        self._by_initial = divide_by_initial_world_size
+        self._throws = throw_on_early_termination
+        self.active: list[int] = []
+
+    def __enter__(self) -> Uneven:
+        """Raises ConfigError, alike on all ranks, for a model whose exchanges can't be shadowed."""
+        for model in self._models:
+            refuse(model, self._throws)
+        ranks = {tuple(model.process_group.ranks) for model in self._models}
+        if len(ranks) > 1:
+            raise ConfigError("join: the models are trained by different groups of ranks. Join each group's by itself.")
+        busy = [model for model in self._models if model.uneven is not None]
+        if busy or len(set(map(id, self._models))) < len(self._models):
+            raise ConfigError("join: a model is in such a block already. Name each model once, and don't nest blocks.")
+        self.active = list(range(self._group.nranks()))
+        for model in self._models:
+            model.use_uneven(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None and self._group.nranks() > 1:
+                self._shadow_others()
+        finally:
+            for model in self._models:
+                model.use_uneven(None)
+
+    @property
+    def _group(self) -> Communicator:
+        return self._models[0].everyone
+
+    @property
+    def complete(self) -> bool:
+        """Whether no rank had used up its batches at the last event."""
+        return len(self.active) == self._group.nranks()
+
+    @property
+    def root(self) -> int:
+        """Position of the rank whose buffers count: the first that has batches."""
+        return self.active[0]
+
+    @property
+    def factor(self) -> float:
+        """A mean over all ranks becomes the one that was asked for, multiplied by it."""
+        return 1.0 if self._by_initial else self._group.nranks() / len(self.active)
+
+    def tell(self, model: Joinable, event: Event) -> None:
+        """This rank is at this event. Raises BaguaError, on all ranks, if one has no batches left and that was to be
+        an error; CommunicationError if others are at another event."""
+        if self._group.nranks() == 1:
+            return
+        number = next(index for index, one in enumerate(self._models) if one is model)
+        self._meet(1 + len(Event) * number + event)
+
+    def _meet(self, code: int) -> int:
+        """Tells all others; returns the code of those that are active, 0 if none is."""
+        group = self._group
+        own, everyone = torch.tensor([code], device="cpu"), torch.zeros(group.nranks(), dtype=torch.int64, device="cpu")
+        group.allgather(own, everyone)
+        codes = everyone.tolist()
+        active = [position for position, one in enumerate(codes) if one]
+        if not active:
+            return 0
+        self.active = active
+        if self._throws and not self.complete:
+            done = ", ".join(str(group.ranks[position]) for position, one in enumerate(codes) if not one)
+            raise BaguaError(f"join: no batches are left on rank {done}, and throw_on_early_termination=True.")
+        told = {codes[position] for position in active}
+        if len(told) > 1:
+            raise CommunicationError(
+                "join: ranks do different things: "
+                + "; ".join(f"rank {group.ranks[position]} is at {self._text(codes[position])}" for position in active)
+                + ". All ranks must run the same passes of the same models for each batch."
+            )
+        return int(told.pop())
+
+    def _text(self, code: int) -> str:
+        number, event = divmod(code - 1, len(Event))
+        words = {0: "a forward pass", 1: "a forward pass inside of no_sync", 2: "a backward pass"}[event]
+        return f"{words} of model {number + 1}" if len(self._models) > 1 else words
+
+    def _shadow_others(self) -> None:
+        for model in self._models:
+            model.forget_gradients()
+        while code := self._meet(0):
+            number, event = divmod(code - 1, len(Event))
+            if event == Event.EXCHANGE:
+                self._models[number].shadow_exchange()
+            else:
+                self._models[number].shadow_forward(synced=event == Event.FORWARD)
+        # ``active`` are now those that were the last to have batches.
+        for model in self._models:
+            model.take_state_of(self.root, with_optimizers=not self.complete)
+
+
+def refuse(model: Joinable, throws: bool) -> None:
+    """Raises ConfigError with words if other ranks can't shadow what this model exchanges. ``throws``: they need
+    not."""
+    name = model.bagua_module_name.rpartition("_")[0] or model.bagua_module_name
+    words = next((words for applies, words in REFUSALS if applies(model)), None) or model.bagua_algorithm.refuses_join
+    if words is None and not throws:
+        words = next((words for applies, words in IN_FORWARD if applies(model)), None)
+    if words is not None:
+        raise ConfigError(f"join: {name} can't be trained with uneven numbers of batches: {words}")
+
+
+def _has(model: Joinable, kind: str) -> bool:
+    return any(type(module).__name__ == kind for module in model.module.modules())
+
+
+REFUSALS: Sequence[tuple[Callable[[Joinable], bool], str]] = (
+    (
+        lambda model: model.elastic,
+        "in an elastic job a step counts on all ranks or on none. Take bagua.contrib.ElasticSampler: it deals out all "
+        "samples, also where they are uneven.",
+    ),
+    (
+        lambda model: model.steps_in_backward,
+        "with step_in_backward=True parameters move inside backward, also on ranks without batches. Leave it out.",
+    ),
+    (
+        lambda model: not model.has_plain_buckets,
+        "its algorithm registers tensors of its own, as programs of the original do.",
+    ),
+    (
+        lambda model: any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in model.bagua_optimizers),
+        "LBFGS needs the mean loss of all ranks in each step. Take another optimizer.",
+    ),
+)
+"""The same on all ranks."""
+
+IN_FORWARD: Sequence[tuple[Callable[[Joinable], bool], str]] = (
+    (
+        lambda model: _has(model, "SyncBatchNorm"),
+        "SyncBatchNorm communicates in forward, which a rank without batches does not run. Pass "
+        "throw_on_early_termination=True, or take BatchNorm.",
+    ),
+    (
+        lambda model: any(getattr(parameter, "expert", False) for parameter in model.module.parameters()),
+        "experts communicate in forward, which a rank without batches does not run. Pass "
+        "throw_on_early_termination=True.",
+    ),
+)

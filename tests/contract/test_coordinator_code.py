@@ -1,0 +1,134 @@
+"""Archives of code in every database: how they come, when they go, and who shares them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import sqlalchemy as sa
+
+from bagua.base.code_archive import PIECE_BYTES
+from bagua.base.errors import InvalidRequestError, NotFoundError, TooMuchError
+from bagua.daemon.coordinator.clock import ServiceClock
+from bagua.daemon.coordinator.code_archives import KEEP_S, CodeArchives
+from bagua.daemon.coordinator.domain import JobRecord, JobState
+from bagua.daemon.coordinator.store import Store
+from bagua.daemon.coordinator.translate import checked_spec
+from bagua.daemon.coordinator.worker import Worker
+from bagua.proto.common_pb2 import CodeArchive, JobSpec
+from bagua.proto.job_pb2 import PutCodeRequest
+
+LIMIT = 1_000_000
+
+
+class Clock(ServiceClock):
+    """Wall time that the test sets."""
+
+    now_s = 1_000_000.0
+
+    def wall(self) -> float:
+        return self.now_s
+
+
+class Stand:
+    def __init__(self, store: Store, worker: Worker) -> None:
+        self.store, self.clock = store, Clock(1.0)
+        self.code = CodeArchives(worker, store, self.clock, max_total_bytes=LIMIT)
+
+    def job(self, archive: CodeArchive, job_id: str = "job-1", state: JobState = JobState.PENDING) -> None:
+        spec = checked_spec(JobSpec(entry="t.py", nnodes=1, nproc_per_node=1, code=archive))
+        with self.store.transaction() as tx:
+            assert tx.create_job(replace(JobRecord(job_id, spec, 1.0, job_key=b"k"), state=state), None, "me")
+
+
+@pytest.fixture
+def stands(open_database: Callable[[], sa.Engine]) -> Iterator[Callable[[], Stand]]:
+    """Each call is another coordinator."""
+    workers: list[Worker] = []
+
+    def make() -> Stand:
+        workers.append(Worker())
+        return Stand(Store(open_database()), workers[-1])
+
+    yield make
+    for worker in workers:
+        worker.close()
+
+
+def named(data: bytes) -> CodeArchive:
+    return CodeArchive(digest=hashlib.sha256(data).hexdigest(), bytes=len(data), files=1)
+
+
+async def upload(archive: CodeArchive, *parts: bytes) -> AsyncIterator[PutCodeRequest]:
+    yield PutCodeRequest(archive=archive)
+    for part in parts:
+        yield PutCodeRequest(data=part)
+
+
+async def test_an_archive_comes_and_a_job_gets_its_pieces(stands: Callable[[], Stand]) -> None:
+    first, second = stands(), stands()
+    data = bytes(range(256)) * 1500 + b"end"
+    archive = named(data)
+    assert not await first.code.find(archive)
+    with pytest.raises(InvalidRequestError, match="upload it before the job"):
+        await first.code.need(archive)
+    await first.code.put(upload(archive, data[:1000], b"", data[1000:]))
+    await first.code.put(upload(archive))  # it is there
+    for one in (first, second):  # another coordinator has it, too
+        assert await one.code.find(archive)
+        await one.code.need(archive)
+    first.job(archive)
+    pieces = [await second.code.piece("job-1", number) for number in range(2)]
+    assert b"".join(pieces) == data and len(pieces[0]) == PIECE_BYTES
+    for job_id, number in (("job-1", 2), ("job-2", 0), ("x" * 65, 0), ("\0", 0)):
+        with pytest.raises(NotFoundError):
+            await second.code.piece(job_id, number)
+
+
+async def test_an_upload_is_checked(stands: Callable[[], Stand]) -> None:
+    code = stands().code
+    good = named(b"abc")
+    for archive, parts, words in (
+        (good, (b"abd",), "another SHA-256"),
+        (good, (b"abcd",), "More bytes"),
+        (good, (b"ab",), "ended before"),
+        (good, (b"x" * (1 << 20) + b"x",), "bytes of data at most"),
+        (CodeArchive(digest="A" * 64, bytes=3), (), "no SHA-256"),
+        (CodeArchive(digest="../../etc", bytes=3), (), "no SHA-256"),
+        (CodeArchive(digest=good.digest, bytes=0), (), "1 to"),
+        (CodeArchive(digest=good.digest, bytes=1 << 40), (), "1 to"),
+    ):
+        with pytest.raises(InvalidRequestError, match=words):
+            await code.put(upload(archive, *parts))
+        if words != "1 to" and "SHA-256" not in words:
+            assert not await code.find(good)
+
+
+async def test_what_no_job_needs_goes(stands: Callable[[], Stand]) -> None:
+    stand = stands()
+    archives = [named(name) for name in (b"idle", b"ended", b"needed")]
+    for archive, data in zip(archives, (b"idle", b"ended", b"needed"), strict=True):
+        await stand.code.put(upload(archive, data))
+    stand.job(archives[1], "job-ended", JobState.FAILED)
+    stand.job(archives[2], "job-needed", JobState.RUNNING)
+    assert await stand.code.expire() == []
+    stand.clock.now_s += KEEP_S + 1
+    assert sorted(await stand.code.expire()) == sorted([archives[0].digest, archives[1].digest])
+    assert [await stand.code.find(archive) for archive in archives] == [False, False, True]
+    assert await stand.code.piece("job-needed", 0) == b"needed"
+
+
+async def test_the_total_is_bounded(stands: Callable[[], Stand]) -> None:
+    stand = stands()
+    old, needed, new = (bytes([number]) * 400_000 for number in range(3))
+    await stand.code.put(upload(named(old), old))
+    await stand.code.put(upload(named(needed), needed))
+    stand.job(named(needed))
+    with pytest.raises(TooMuchError, match="KiB are missing"):  # both were just used
+        await stand.code.put(upload(named(new), new))
+    stand.clock.now_s += 3600
+    await stand.code.put(upload(named(new), new))
+    assert not await stand.code.find(named(old))
+    assert await stand.code.find(named(needed)) and await stand.code.find(named(new))

@@ -1,0 +1,103 @@
+"""Jobs as docs/jobs.md describes them: options in a file, code that is shipped, and the client in Python."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bagua.client import Client
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Sandbox, Service
+
+DOCS = Path(__file__).parents[2] / "docs" / "jobs.md"
+SCRIPT = "import os, sys\nfrom lib import word\nprint(word, os.environ['RANK'], sys.argv[1:], os.environ.get('A'))\n"
+
+
+def project(sandbox: Sandbox) -> Path:
+    folder = sandbox.folder / "project"
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "lib.py").write_text("word = 'shipped'\n")
+    return folder
+
+
+def test_a_job_from_a_file_in_code_that_is_shipped(service: Service) -> None:
+    sandbox = service.sandbox
+    project(sandbox)
+    config = sandbox.script(
+        "job.toml",
+        """
+        script = "train.py"
+        args = ["--epochs", "3"]
+        nnodes = 2
+        working-dir = "project"
+        only-rank = [1]
+        quiet = true
+        [env]
+        A = "file"
+        """,
+    )
+    done = service.call("job", "submit", "--config", config, "--watch", "--env", "A=line", "--output", "json")
+    assert done.code == 0, done.text
+    assert done.last_json()["state"] == "succeeded"
+    assert "[rank 1] shipped 1 ['--epochs', '3'] line" in done.err and "[rank 0]" not in done.err
+    assert "quiet (of `bagua run`) has no meaning" in done.err
+    copies = [path for path in sandbox.state.rglob("code") if path.parent.parent.name == "jobs"]
+    assert not copies, "copies go with their jobs"
+    plain = service.call("job", "logs", "--no-prefix", "--only-rank", "0", done.last_json()["job_id"])
+    assert plain.out == "shipped 0 ['--epochs', '3'] line\n"
+    for arguments, words in (
+        (("--working-dir", "project", "absent.py"), "does not exist in the working directory"),
+        (("--working-dir", "project", "--workdir", "/tmp", "train.py"), "not both"),
+        (("--config", "job.toml", "--only-rank", "7"), "the job has ranks 0 to 1"),
+    ):
+        refused = service.call("job", "submit", *arguments)
+        assert refused.code == 2 and words in refused.err, refused.text
+
+
+def test_the_example_of_the_documentation(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    example = re.search(r"## From Python\n+```python\n(.*?)```", DOCS.read_text(), re.S)
+    assert example is not None
+    monkeypatch.chdir(project(service.sandbox))
+    for name in ("BAGUA_STATE_DIR", "XDG_RUNTIME_DIR"):
+        monkeypatch.setenv(name, service.sandbox.env[name])
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(example[1], {})
+    lines = printed.getvalue().splitlines()
+    assert lines[-1] == "JOB_STATE_SUCCEEDED"
+    assert printed.getvalue().count("shipped") == 2
+    kinds = [line.partition(" ")[0] for line in lines]
+    assert kinds.index("submitted") < kinds.index("placed") < kinds.index("rank_started")
+
+
+def test_a_watch_with_logs_may_end_early(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = service.sandbox.folder / "stop-early"
+    script = service.sandbox.script(
+        "early.py",
+        """
+        import pathlib, sys, time
+
+        print("begun", flush=True)
+        while not pathlib.Path(sys.argv[1]).exists():
+            time.sleep(0.05)
+        """,
+    )
+    monkeypatch.setenv("BAGUA_STATE_DIR", service.sandbox.env["BAGUA_STATE_DIR"])
+    with Client() as client:
+        job = client.submit(script=script, args=[os.fspath(stop)])
+        output = b""  # its pieces end anywhere
+        for update in client.watch(job.job_id, logs=True):
+            output += getattr(update, "data", b"")
+            if output == b"begun\n":
+                break
+        stop.touch()
+        states = [update.job.state for update in client.watch(job.job_id) if update.WhichOneof("update") == "job"]
+        assert states[-1] == client.get(job.job_id).state

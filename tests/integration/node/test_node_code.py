@@ -1,0 +1,119 @@
+"""Code that is shipped, on the node: fetched once, checked, a copy for each job, gone after it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from bagua.base.code_archive import PIECE_BYTES
+from bagua.client import pack
+from bagua.proto import common_pb2, node_pb2
+
+SCRIPT = """
+import os, pathlib, time
+from lib.words import word
+print(word, os.getcwd(), flush=True)
+pathlib.Path("made-" + os.environ["RANK"]).touch()
+while not pathlib.Path("made-" + os.environ["RANK"]).with_name("end").exists() and "KEEP" in os.environ:
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    (folder / "lib").mkdir(parents=True)
+    (folder / "lib" / "words.py").write_text("word = 'shipped'\n")
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "large.bin").write_bytes(bytes(hashlib.shake_128(b"x").digest(PIECE_BYTES + 5)))  # two pieces
+    return folder
+
+
+def archive_in(end, folder: Path) -> common_pb2.CodeArchive:
+    """The coordinator has it, for every job."""
+    packed = pack(folder)
+    end.code = b"".join(packed.parts(1 << 20))
+    return packed.archive
+
+
+def printed(job) -> list[str]:
+    return [Path(rank.log_path).read_text().split()[0] for rank in job.ranks]
+
+
+async def test_ranks_run_in_a_copy(end, daemon, state, project):
+    archive = archive_in(end, project)
+    await end.run_script("one", "train.py", nproc=2, code=archive)
+    job = await end.exited("one")
+    assert [rank.exit_code for rank in job.ranks] == [0, 0], job.ranks[0].error_tail
+    assert printed(job) == ["shipped"] * 2
+    folder = Path(job.ranks[0].log_path).read_text().split()[1]
+    assert Path(folder).is_relative_to(state) and (Path(folder) / "made-1").exists()
+    assert Path(folder).stat().st_mode & 0o777 == 0o700
+    assert end.code_questions == [("one", 0), ("one", 1)]
+    await end.stop_job("one")
+    await end.stopped("one")
+    assert not Path(folder).exists() and Path(job.ranks[0].log_path).exists()
+    # Another job in the same code: nothing is fetched. Its working directory lies below the root.
+    await end.run_script("two", "words.py", code=archive, workdir="lib")
+    job = await end.exited("two")
+    assert [rank.exit_code for rank in job.ranks] == [0] and len(end.code_questions) == 2
+    await end.stop_job("two")
+    await end.stopped("two")
+
+
+async def test_code_that_is_not_that_of_the_job(end, daemon, state, project):
+    archive = archive_in(end, project)
+    good = end.code
+    for name, bad, words in (
+        ("other", good[:-1] + b"x", "its SHA-256 differs"),
+        ("short", good[: PIECE_BYTES // 2], "another number of bytes"),
+        ("gone", None, "can't be fetched: not here"),
+    ):
+        end.code = bad
+        await end.run_script(name, "train.py", code=archive)
+        job = await end.stopped(name)
+        assert words in job.error, job.error
+    end.code = good
+    await end.run_script("absent", "absent.py", code=archive)
+    assert "absent.py does not exist" in (await end.stopped("absent")).error
+    assert not list(state.rglob("jobs/*/code"))
+    for name, code, more, words in (
+        ("path", common_pb2.CodeArchive(digest="../x", bytes=3), {}, "no SHA-256"),
+        ("out", archive, {"workdir": "../.."}, "leads out"),
+    ):
+        await end.run_script(name, "train.py", code=code, **more)
+        assert words in (await end.stopped(name)).error
+
+
+async def test_newcomers_run_in_the_copy_of_the_others(end, daemon, project):
+    archive = archive_in(end, project)
+
+    async def run(joining: list[int]) -> None:
+        spec = common_pb2.JobSpec(
+            entry="train.py", nnodes=1, nproc_per_node=1, elastic=True, code=archive, env={"KEEP": "1"}
+        )
+        hosts = [node_pb2.HostPlan(node_id="n", address="127.0.0.1", ranks=[0], members=[0])]
+        parts = [node_pb2.HostPlan(node_id="n", ranks=range(len(joining)), members=joining)] if joining else []
+        await end.send(
+            run=node_pb2.RunJob(
+                job_id="job", generation=1, spec=spec, hosts=hosts, joining=parts, job_key=bytes(32), master_port=12345
+            )
+        )
+
+    def both_printed(job) -> bool:
+        texts = [Path(rank.log_path).read_text() if rank.log_path else "" for rank in job.ranks]
+        return len(texts) == 2 and all("shipped" in text for text in texts)
+
+    await run([])
+    await end.job_until("job", lambda job: job.ranks and job.ranks[0].state == common_pb2.RANK_STATE_RUNNING)
+    await run([1])
+    job = await end.job_until("job", lambda job: len(job.ranks) == 2 and job.ranks[1].pid)
+    async with end.changed:
+        await end.changed.wait_for(lambda: both_printed(end.jobs["job"]))  # heartbeats wake it
+    folders = {Path(rank.log_path).read_text().split()[1] for rank in job.ranks}
+    assert len(folders) == 1 and len(end.code_questions) == 2
+    await end.stop_job("job", grace_s=0.5)
+    await end.stopped("job")
+    assert not Path(folders.pop()).exists()
