@@ -125,7 +125,7 @@ class JobScreen(Screen[None]):
             words = (
                 f"rank {late.rank} on {late.node} computes {late.ms:.1f} ms a step, the others {late.median:.1f} ms\n"
             )
-            text = Text(words, "bold red") + text
+            text = Text.assemble((words, "bold red"), text)
         self.query_one("#map", Static).update(text)
         several = len(job.ranks) > 1
         log = self.query_one("#log", RichLog)
@@ -290,7 +290,7 @@ def _head(job: job_pb2.Job, away: str) -> Text:
 def _values(now: dict[str, object]) -> Text:
     if now["step"] is None:
         return Text("no figures yet", "dim")
-    text = Text(f"step {now['step']}" + (f" of {now['total']}" if now["total"] else ""), "bold")
+    text = Text.assemble((f"step {now['step']}" + (f" of {now['total']}" if now["total"] else ""), "bold"))
     if now["speed"]:
         text += Text(f"   {now['speed']:.4g} steps/s")
     metrics = now["metrics"]
