@@ -111,7 +111,7 @@ KINDS = {"ddp": ddp, "fsdp": fsdp, "operations": operations}
 
 
 def measure(config: dict[str, Any]) -> dict[str, Any]:
-    """What a kind of measurement found."""
+    """Median seconds of each system."""
     found = KINDS[config["kind"]](config)
     dist.destroy_process_group()
     return {"seconds": found}
