@@ -193,7 +193,7 @@ class _DdpModel:
     def _everyone(self) -> Communicator:
         return self._runner.everyone
 
-    # What DDP does
+    # Called by DDP
 
     def take(self, given: Any) -> Future[torch.Tensor]:
         """One bucket, ``torch.distributed.GradBucket``, of the pass that is under way."""
@@ -285,7 +285,7 @@ class _DdpModel:
                     "parameters: the model must be the same on all ranks."
                 )
 
-    # What the algorithm asks of a model
+    # Called by the algorithm
 
     def bagua_build_params(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Those that DDP has shown so far."""
