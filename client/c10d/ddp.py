@@ -1,5 +1,5 @@
-"""What torch's ``DistributedDataParallel`` needs to know of us: the algorithm that BAGUA_ALGORITHM names, and models
-that are wrapped with ``with_bagua`` already.
+"""Tells torch's ``DistributedDataParallel`` of us: the algorithm that BAGUA_ALGORITHM names, and models that are
+wrapped with ``with_bagua`` already.
 
 torch has no public place for either, so ``install`` gives the class a constructor around its own.
 """
@@ -79,6 +79,6 @@ def choose_algorithm(model: DistributedDataParallel, has_hook: bool) -> None:
 def refuse_join(**_: Any) -> Any:
     """Raises ConfigError: ranks that have no more batches would not take part in the hook's operations."""
     raise ConfigError(
-        f"{VARIABLE} is set, and join() of DistributedDataParallel does not go with the algorithm that it chooses. Start "
-        f"without {VARIABLE}, or give all ranks the same number of batches."
+        f"{VARIABLE} is set, and join() of DistributedDataParallel does not go with the algorithm that it chooses. "
+        f"Start without {VARIABLE}, or give all ranks the same number of batches."
     )

@@ -102,7 +102,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         self._sequence = 0
         self._broken: CommunicationError | None = None
 
-    # What torch asks of a group
+    # Names, devices and timeouts: torch asks for them
 
     def getBackendName(self) -> str:
         """The name under which it is registered."""

@@ -94,7 +94,7 @@ class Operation(Work):  # type: ignore[misc]
         return self.outputs
 
     def source_rank(self) -> int:
-        """Who sent what was received."""
+        """The sender of the message that was received."""
         return self.source
 
     _source_rank = source_rank

@@ -91,6 +91,7 @@ class HookBucket(PlanBucket):
     def __init__(self, name: str, parameters: Sequence[tuple[str, torch.Tensor]], allocate: Allocate) -> None:
         super().__init__(name, parameters, allocate)
         self.future: Future[torch.Tensor] | None = None
+        self._flat: torch.Tensor | None = None
         self._fresh: Sequence[torch.Tensor] = ()
         self._regions: dict[str, Region] = {}
         self._in_place = False
@@ -120,7 +121,7 @@ class HookBucket(PlanBucket):
 
     def take(self, flat: torch.Tensor) -> Future[torch.Tensor]:
         """Starts the plan on the gradients in ``flat``, which DDP leaves alone until the future is complete."""
-        self._fresh = views_like(flat, self.tensors)
+        self._flat, self._fresh = flat, views_like(flat, self.tensors)
         assert self.plan is not None
         if any(GRADIENT in step.reads for step in self.plan.steps):
             self.slot(GRADIENT).copy_(flat)
@@ -133,15 +134,16 @@ class HookBucket(PlanBucket):
         future, self.future = self.future, None
         assert self.plan is not None and future is not None
         result = any(RESULT in step.writes for step in self.plan.steps)
-        self._fresh, fresh = (), self._fresh
-        # DDP copies it into the gradients before the next step begins.
-        future.set_result(self.slot(RESULT) if result else torch.cat([one.reshape(-1) for one in fresh]))
+        flat, self._flat, self._fresh = self._flat, None, ()
+        assert flat is not None
+        # DDP copies it into the gradients before the next step begins. Without a result they stay as they are.
+        future.set_result(self.slot(RESULT) if result else flat)
 
     def release(self) -> None:
         """See ``PlanBucket.release``."""
         super().release()
         self._regions.clear()
-        self._fresh = ()
+        self._flat, self._fresh = None, ()
 
 
 class _Hook:
@@ -193,7 +195,7 @@ class _DdpModel:
     def _everyone(self) -> Communicator:
         return self._runner.everyone
 
-    # What DDP does
+    # Called by DDP
 
     def take(self, given: Any) -> Future[torch.Tensor]:
         """One bucket, ``torch.distributed.GradBucket``, of the pass that is under way."""
@@ -285,7 +287,7 @@ class _DdpModel:
                     "parameters: the model must be the same on all ranks."
                 )
 
-    # What the algorithm asks of a model
+    # Called by the algorithm
 
     def bagua_build_params(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Those that DDP has shown so far."""

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for torch_suite, which ranks r
 
 @pytest.fixture(scope="module", params=["cpp", pytest.param("python", marks=pytest.mark.full)])
 def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Who carries the operations in ranks that are started: see BAGUA_C10D."""
+    """The implementation of the backend in ranks that are started: see BAGUA_C10D."""
     if request.param == "cpp":
         try:
             native.load()
