@@ -1,4 +1,4 @@
-"""Who may see and do what: sessions by cookie, names of this server, requests of other sites.
+"""Decides about requests: sessions by cookie, names of this server, requests of other sites.
 
 The browser shows the cluster's token once, or a code that was printed at the start and holds once. It gets a random
 session in a cookie that scripts can't read and other sites can't send. Requests that change something also need a

@@ -138,7 +138,7 @@ class Dashboard:
 
     @property
     def feeds(self) -> Feeds:
-        """What tabs look at, while the application lives."""
+        """All that tabs look at, while the application lives."""
         assert self._feeds is not None
         return self._feeds
 

@@ -1,4 +1,4 @@
-"""What the page is told, as JSON documents of bounded size. Text stays as it is: the page shows it as text alone."""
+"""Jobs, nodes and events as JSON documents of bounded size. Text stays as it is: the page shows it as text alone."""
 
 from __future__ import annotations
 

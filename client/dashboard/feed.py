@@ -1,4 +1,4 @@
-"""What tabs look at: the cluster, asked now and then, and jobs, each watched by one thread for all tabs.
+"""Keeps what tabs look at: the cluster, asked now and then, and jobs, each watched by one thread for all tabs.
 
 State is kept, not messages: a tab that is slow skips what is old, and costs no memory. Without tabs only running jobs
 are asked for, every few seconds, so that charts of a job begin before somebody looks.
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from bagua.base.errors import BaguaError
+from bagua.cli.lines import LineAssembler, missing_text
 from bagua.client import Client
 from bagua.dashboard.history import History
 from bagua.dashboard.reports import last_reports, report_of
@@ -256,8 +257,6 @@ class LogTail:
         return lines, skipped
 
     def _read(self) -> None:
-        from bagua.cli.lines import LineAssembler, missing_text
-
         assemblers: dict[int, LineAssembler] = {}
         try:
             for chunk in self._client.logs(self._job_id, self._ranks, follow=True, tail=self._tail):

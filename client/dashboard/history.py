@@ -34,7 +34,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank told. ``own``: its program did, else the library by itself. Bytes are those of its host's engine
+    """A report of a rank. ``own``: its program did, else the library by itself. Bytes are those of its host's engine
     since the job began there; None: it did not tell."""
 
     time: float

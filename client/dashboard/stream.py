@@ -35,7 +35,7 @@ class ClusterView:
         self._nodes: dict[str, list[Any]] = {}
 
     def news(self) -> list[Message]:
-        """What changed since the last call."""
+        """Changes since the last call."""
         feeds = self._feeds
         if feeds.version == self._version or not (feeds.complete or feeds.away):
             return []
@@ -74,7 +74,7 @@ class JobView:
         self._away = ""
 
     def news(self) -> list[Message]:
-        """What changed since the last call."""
+        """Changes since the last call."""
         feed, found = self._feed, list[Message]()
         with feed.lock:
             if feed.version != self._version and feed.job.created_at:

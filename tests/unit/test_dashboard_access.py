@@ -1,4 +1,4 @@
-"""Who may see and do what on the dashboard, and what of a job may be submitted again."""
+"""The dashboard lets in those that it should, and submits again those jobs that it can."""
 
 from __future__ import annotations
 

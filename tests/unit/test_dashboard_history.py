@@ -1,4 +1,4 @@
-"""What the dashboard keeps of a job's figures: bounded, whole, and with a straggler in it."""
+"""The past of a job's figures is bounded and whole, and shows a straggler."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -229,8 +230,6 @@ def test_under_tls_the_cookie_is_secure(start):
 
 
 def _trusting(ca: Path) -> Any:
-    import ssl
-
     return ssl.create_default_context(cafile=str(ca))
 
 
