@@ -25,6 +25,7 @@ def losses(text: str) -> set[str]:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)  # it starts nine processes that import Lightning
 def test_lightning_with_every_launcher(sandbox: Sandbox) -> None:
     pytest.importorskip("lightning", reason="Lightning is not installed")
     by_itself = (sys.executable, "-m", LIGHTNING, *SMALL)

@@ -20,7 +20,7 @@ import bagua.torch_api as bagua
 from bagua.base.errors import BaguaError, ConfigError
 from bagua.torch_api.notebook import cell, launcher
 
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
 
 
 @pytest.fixture
