@@ -99,6 +99,11 @@ void BaguaWork::complete() {
     future = future_;
     told_ = true;
   }
+  if (why_not_ && next_ < submitted_) {
+    // It was given up, and the daemon may still come to it: memory that it names stays for the life of the process.
+    new std::vector<std::unique_ptr<Move>>(std::move(moves_));
+    new std::vector<at::Tensor>(std::move(plan_.held));
+  }
   moves_.clear();
   plan_.held.clear();
   plan_.copies.clear();

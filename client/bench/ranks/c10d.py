@@ -1,4 +1,4 @@
-"""``torch.distributed`` over the backend "bagua" and over Gloo, in the same processes: DDP's and FSDP2's training steps,
+"""``torch.distributed`` over the backend "bagua" and over Gloo, in the same processes: training steps of DDP and FSDP2,
 and single operations, these beside the library's own primitive, too."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs tests of torch's own suite for backends in a rank: ``torch.testing._internal.distributed.distributed_test``.
 
-Which tests torch skips is decided as for Gloo, so all that Gloo passes is tried. Then the backend is ours. Tests run one
+torch decides which tests to skip as for Gloo, so all that Gloo passes is tried. Then the backend is ours. Tests run one
 after the other in the same processes, each with a process group of its own. That is harder than torch's way, which
 starts processes for each: nothing of a group may disturb the next one.
 
