@@ -35,7 +35,7 @@ std::shared_ptr<void> held(py::object object) {
           }};
 }
 
-// What `callable` returns, as text. What it raises is dropped.
+// Calls it, and gives its result as text. An exception is reported and dropped.
 std::string text_of(const std::shared_ptr<void>& callable) {
   if (!Py_IsInitialized()) return "";
   const py::gil_scoped_acquire acquire;

@@ -30,7 +30,7 @@ namespace bagua::dist {
 
 class Queue;
 
-// What a work does, as requests one after the other. `held`: tensors whose memory it uses. `outputs`: its result.
+// The steps of a work: requests, one after the other. `held`: tensors whose memory it uses. `outputs`: its result.
 // `copies`: pairs (to, from) that are copied at the end.
 struct Plan {
   std::vector<TransferRequest> requests;

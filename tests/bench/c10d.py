@@ -7,7 +7,7 @@
     python tests/bench/c10d.py --output json
 
 Medians over turns, of the slowest rank; backends take turns, so that all see the same machine. What is promised of each
-row stands beside it.
+row stands beside it, and the best that there is to gain: Gloo's step over the step without communication.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bagua.cli.bench_run import Task, measure
 from bagua.tuning.network import Network, parse_network
 
 MODULE = "bagua.bench.ranks.c10d"
-OURS, GLOO, OWN = "bagua", "gloo", "bagua.torch_api"
+ALONE, OURS, GLOO, OWN = "alone", "bagua", "gloo", "bagua.torch_api"
 MODELS = ("mlp", "resnet", "transformer")
 
 
@@ -59,12 +59,16 @@ def cases() -> list[Case]:
 
 
 def row_of(case: Case, options: argparse.Namespace) -> dict[str, Any]:
-    """What one case took."""
+    """Measures one case."""
     settings = {"seconds": options.seconds, "rounds": options.rounds, "warm_up": options.warm_up}
     env = {"OMP_NUM_THREADS": "1"}
     task = Task(MODULE, {**case.config, **settings}, case.nnodes, case.nproc_per_node, env, options.quiet)
     found = measure(task, case.network)["seconds"]
     row = {"case": case.name, "seconds": found, "times_gloo": found[GLOO] / found[OURS], "promised": case.least}
+    if ALONE in found:
+        # A backend that takes no time would be so many times as fast as Gloo; and how much less a step waits for ours.
+        row["possible"] = found[GLOO] / found[ALONE]
+        row["overhead_of_gloo"] = (found[OURS] - found[ALONE]) / max(found[GLOO] - found[ALONE], 1e-9)
     if OWN in found:
         row |= {"over_own_us": (found[OURS] - found[OWN]) * 1e6, "promised_us": case.most_us}
     return row
@@ -76,6 +80,8 @@ def show(row: dict[str, Any]) -> str:
     text += f"{row['times_gloo']:6.2f} x Gloo"
     if row["promised"]:
         text += f" (promised {row['promised']:g})"
+    if "possible" in row:
+        text += f", {row['possible']:.2f} without communication; {row['overhead_of_gloo']:.2f} of Gloo's overhead"
     if "over_own_us" in row:
         text += f", {row['over_own_us']:+.1f} us over our own"
     return text

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 LOADED_LATE = {
     "bagua.bench": "a benchmark loads plots, builders and its peers when it comes to them",
+    "bagua.c10d": "torch loads its entry point in every process, most of which never use it",
     "bagua.cli": "a command starts in a tenth of a second: it loads what it needs, when it needs it",
     "bagua.csrc.build": "torch's builder takes a second, and runs in a process of its own",
     "bagua.distributed": "a job on several hosts becomes torchrun, which needs no command of ours",

@@ -1,4 +1,4 @@
-"""``torch.distributed`` over the backend "bagua" and over Gloo, in the same processes: DDP's and FSDP2's training steps,
+"""``torch.distributed`` over the backend "bagua" and over Gloo, in the same processes: training steps of DDP and FSDP2,
 and single operations, these beside the library's own primitive, too."""
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ KINDS = {"ddp": ddp, "fsdp": fsdp, "operations": operations}
 
 
 def measure(config: dict[str, Any]) -> dict[str, Any]:
-    """What a kind of measurement found."""
+    """Median seconds of each system."""
     found = KINDS[config["kind"]](config)
     dist.destroy_process_group()
     return {"seconds": found}

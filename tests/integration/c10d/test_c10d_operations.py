@@ -30,7 +30,7 @@ def size() -> int:
 
 
 def of_rank(rank: int, shape: tuple[int, ...] = (3, 5), dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """What this rank brings: small whole numbers, so that sums are exact in every dtype."""
+    """The tensor that this rank brings: small whole numbers, so that sums are exact in every dtype."""
     count = int(torch.Size(shape).numel())
     return ((torch.arange(count) + rank) % 5).reshape(shape).to(dtype)
 
@@ -402,7 +402,7 @@ def outputs(
     implementation: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[dict[str, list[str]]]:
-    """What the ranks of a layout wrote."""
+    """Output of the ranks of a layout."""
     names = [name for name in SCENARIOS if request.param == "one host" or name not in ON_ONE_HOST]
     folder = tmp_path_factory.mktemp("c")
     with make_ranks(folder) as ranks:

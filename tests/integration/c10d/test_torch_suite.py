@@ -14,10 +14,10 @@ pytest.importorskip("expecttest", reason="torch's suite needs expecttest")
 LIST = Path(__file__).with_name("torch-suite.md")
 PASSED = re.findall(r"^\| `(test_\w+)` \| passed", LIST.read_text(), re.MULTILINE)
 REPRESENTATIVES = re.compile(
-    "test_(all_reduce_sum|all_reduce_coalesced_sum|broadcast|all_gather|all_gather_coalesced_simple|gather|scatter|reduce_sum|"
-    "all_to_all_single_unequal_split|barrier|isend|irecv|send_recv_any_source|send_recv_with_tag|batch_isend_irecv_gloo|"
-    "broadcast_object_list|sparse_all_reduce_sum|DistributedDataParallel_CPU|ddp_hook_parity_powerSGD|get_future|"
-    "accumulate_gradients_no_sync|destroy_group|barrier_timeout_group)"
+    "test_(all_reduce_sum|all_reduce_coalesced_sum|broadcast|all_gather|all_gather_coalesced_simple|gather|scatter|"
+    "reduce_sum|barrier|isend|irecv|send_recv_any_source|send_recv_with_tag|batch_isend_irecv_gloo|scatter_object_list|"
+    "all_gather_object_default_pg|sparse_all_reduce_sum|DistributedDataParallelCPU|static_graph_api_cpu|get_future|"
+    "accumulate_gradients_no_sync|destroy_group|barrier_timeout_full_group)"
 )
 
 

@@ -1,6 +1,6 @@
 """Runs tests of torch's own suite for backends in a rank: ``torch.testing._internal.distributed.distributed_test``.
 
-Which tests torch skips is decided as for Gloo, so all that Gloo passes is tried. Then the backend is ours. Tests run one
+torch decides which tests to skip as for Gloo, so all that Gloo passes is tried. Then the backend is ours. Tests run one
 after the other in the same processes, each with a process group of its own. That is harder than torch's way, which
 starts processes for each: nothing of a group may disturb the next one.
 
@@ -106,7 +106,7 @@ def run_one(suite: Any, tests: Any, name: str, folder: Path) -> str:
 
 
 def run_suite(names: list[str], folder: str, backend: str = "bagua") -> dict[str, str]:
-    """In a rank: what became of each test. Ends with the first that fails: others may wait for this rank in it."""
+    """In a rank: the outcome of each test. Ends with the first that fails: others may wait for this rank in it."""
     import bagua.c10d  # noqa: F401
 
     suite, tests = load(backend, folder)
@@ -128,7 +128,7 @@ def run_suite(names: list[str], folder: str, backend: str = "bagua") -> dict[str
 
 
 def outcome_of(logs: list[str]) -> dict[str, str]:
-    """What became of each test that began on all ranks: passed where it did on all, else the first other word."""
+    """The outcome of each test that began: passed where it did on all ranks, else the first other word."""
     by_rank = []
     for log in logs:
         lines = [json.loads(line) for line in log.splitlines() if line.startswith('{"name"')]
