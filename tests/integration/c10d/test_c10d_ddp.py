@@ -19,7 +19,7 @@ import bagua.torch_api as bagua
 from bagua.base.errors import BaguaError, ConfigError
 
 TWO_HOSTS = [[0], [1]]
-WAIT_S = 60.0
+WAIT_S = 120.0
 CHOICES: dict[str, dict[str, Any]] = {
     "gradient_allreduce": {},
     "bytegrad": {},
