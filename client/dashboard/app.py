@@ -183,7 +183,7 @@ class Dashboard:
 
     async def _hello(self, request: Request) -> Response:
         assert self._client is not None
-        return Document({"coordinator": self._client.address, "traces": step_trace.offered(self._client)})
+        return Document({"coordinator": self._client.address})
 
     # ---- what there is
 

@@ -34,8 +34,8 @@ def report_of(progress: common_pb2.Progress, time: float, nodes: Mapping[int, st
 def shares_of(progress: common_pb2.Progress, metrics: Mapping[str, float]) -> Shares | None:
     """How a step divides; None if the rank does not train by backward passes. Averages of recent steps where the
     report has them, else those of the newest step, where waits for ranks of the host count as computation."""
-    if "shares" in progress.DESCRIPTOR.fields_by_name and progress.HasField("shares"):  # type: ignore[arg-type]
-        found = progress.shares  # type: ignore[attr-defined]
+    if progress.HasField("shares"):
+        found = progress.shares
         return Shares(found.compute_ms, found.ranks_ms, found.exposed_ms, found.hidden_ms)
     if COMPUTE not in metrics:
         return None
@@ -44,5 +44,4 @@ def shares_of(progress: common_pb2.Progress, metrics: Mapping[str, float]) -> Sh
 
 def last_reports(job: job_pb2.Job) -> list[common_pb2.Progress]:
     """The newest report of each rank as far as the coordinator tells, at least that of one."""
-    several: list[common_pb2.Progress] = list(getattr(job, "reports", ()))
-    return several or ([job.progress] if job.HasField("progress") else [])
+    return list(job.reports) or ([job.progress] if job.HasField("progress") else [])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 from bagua.base.errors import ConflictError
 from bagua.client import Client
+from bagua.timeline import chrome
 
 STEPS = 3  # recorded; the one in the middle is shown
 LIMIT_S = 30.0
@@ -16,18 +16,9 @@ MAX_LANES = 120
 Trace = dict[str, Any]
 
 
-def offered(client: Client) -> bool:
-    """This release can record steps."""
-    return hasattr(client, "trace")
-
-
 def record(client: Client, job_id: str) -> Trace:
-    """Records and cuts out. Raises ConflictError if nothing was recorded, or this release can't."""
-    if not offered(client):
-        raise ConflictError("This release of Bagua records no steps.")
-    trace = client.trace(job_id, STEPS, LIMIT_S)  # type: ignore[attr-defined]
-    chrome = importlib.import_module("bagua.timeline.chrome")
-    return cut(chrome.to_chrome(trace), chrome.step_of)
+    """Records and cuts out. Raises ConflictError if nothing was recorded."""
+    return cut(chrome.to_chrome(client.trace(job_id, STEPS, LIMIT_S)), chrome.step_of)
 
 
 def cut(document: Trace, step_of: Any) -> Trace:

@@ -6,7 +6,7 @@ import { showCluster } from "./cluster.js";
 import { showJob } from "./job.js";
 
 const main = document.getElementById("main");
-const state = { traces: false };
+
 let end = () => {};
 
 async function route() {
@@ -19,7 +19,6 @@ async function route() {
   if (location.hash.startsWith("#code=")) { await withCode(location.hash.slice(6)); return; }
   try {
     const hello = await ask("/api/hello");
-    state.traces = hello.traces;
     document.getElementById("where").textContent = hello.coordinator;
     document.getElementById("logout").hidden = false;
   } catch (error) {
@@ -27,7 +26,7 @@ async function route() {
     else main.replaceChildren(h("div", { class: "card" }, error.message));
     return;
   }
-  end = (kind ? showJob(main, id, state, login) : showCluster(main, login)) || (() => {});
+  end = (kind ? showJob(main, id, login) : showCluster(main, login)) || (() => {});
 }
 
 async function withCode(code) {

@@ -12,9 +12,9 @@ const CHANGES = ["placed", "regrouped", "suspended", "joining", "joined", "left"
 const perSecond = (value) => `${bytes(value)}/s`;
 const ms = (value) => `${number(value)} ms`;
 
-export function showJob(main, id, state, login) {
+export function showJob(main, id, login) {
   document.title = "Job · Bagua";
-  const view = new JobView(main, id, state);
+  const view = new JobView(main, id);
   const path = (ranks) => `/api/stream?job=${encodeURIComponent(id)}&logs=${ranks}`;
   const start = (ranks) => follow(path(ranks), view.handlers(), () => view.fresh(), login);
   view.logs = new Logs(start);
@@ -25,8 +25,8 @@ export function showJob(main, id, state, login) {
 }
 
 class JobView {
-  constructor(main, id, state) {
-    Object.assign(this, { main, id, state, charts: new Map(), events: [], data: null });
+  constructor(main, id) {
+    Object.assign(this, { main, id, charts: new Map(), events: [], data: null });
     this.head = h("section", { class: "card" });
     this.away = h("div", { class: "banner warn", hidden: true });
     this.trouble = h("div");
@@ -95,7 +95,7 @@ class JobView {
     this.showTrouble(job, over);
     if (over) this.late.hidden = true;
     this.showRanks(job);
-    this.timeline.element.hidden = over ? !this.timeline.lanes : !this.state.traces || job.state !== "running";
+    this.timeline.element.hidden = over ? !this.timeline.lanes : job.state !== "running";
     this.timeline.button.hidden = over;
     this.logs.ranks([...new Set([...job.ranks, ...job.gone, ...job.joining].map((rank) => rank.member))].sort((a, b) => a - b));
     fill(this.spec, [job.entry, job.args, job.env, job.workdir, job.tuning, job.growth], () => [
