@@ -16,7 +16,7 @@ Program = Callable[[Path], Result]
 """Runs with its process group up; gets a folder that all ranks share; returns numbers, tensors and lists of them, by
 name."""
 
-LIMIT = timedelta(seconds=60)
+LIMIT = timedelta(seconds=300)
 CLOSE = 1e-9
 
 
