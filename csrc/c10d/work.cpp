@@ -62,6 +62,7 @@ void BaguaWork::after(size_t move) {
 }
 
 bool BaguaWork::start() {
+  begun_ = true;
   while (submitted_ < moves_.size() && may_start(submitted_) && moves_[submitted_]->start()) ++submitted_;
   return submitted_ == moves_.size();
 }
@@ -78,6 +79,7 @@ Progress BaguaWork::step(int64_t deadline_ns, Interrupt interrupt) {
 }
 
 Progress BaguaWork::run_alone(int64_t deadline_ns, Interrupt interrupt) {
+  begun_ = true;
   while (next_ < moves_.size()) {
     if (const Progress made = moves_[next_]->run(deadline_ns, interrupt); made != Progress::kMade) return made;
     after(next_);
@@ -98,6 +100,11 @@ void BaguaWork::complete() {
     const std::lock_guard<std::mutex> lock(queue_->mutex_);
     future = future_;
     told_ = true;
+  }
+  if (why_not_ && begun_ && next_ < moves_.size()) {
+    // It was given up, and the daemon may still come to it: memory that it names stays for the life of the process.
+    new std::vector<std::unique_ptr<Move>>(std::move(moves_));
+    new std::vector<at::Tensor>(std::move(plan_.held));
   }
   moves_.clear();
   plan_.held.clear();

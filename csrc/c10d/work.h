@@ -76,6 +76,7 @@ class BaguaWork : public ::c10d::Work {
   std::vector<std::unique_ptr<Move>> moves_;
   size_t next_ = 0;       // move to be waited for
   size_t submitted_ = 0;  // moves that are submitted
+  bool begun_ = false;    // some part of one may be
   const int64_t timeout_ns_, deadline_ns_;
   const uint64_t sequence_;
   int source_;
