@@ -182,8 +182,8 @@ class Rank:
         """Announces that this rank is going to allocate ``nbytes`` in all. Raises CoreError with what the job needs on
         this host and what is left, if that can't be had. Ranks that have not called it count as this one."""
     def alloc(self, nbytes: int, for_peers: bool = False) -> Segment:
-        """Shared memory of at least ``nbytes`` (rounded up to pages). ``for_peers``: other ranks of this host may borrow
-        it; at most 256 of these. Raises CoreError with the reason."""
+        """Shared memory of at least ``nbytes`` (rounded up to pages). ``for_peers``: other ranks of this host may
+        borrow it; at most 256 of these. Raises CoreError with the reason."""
     def borrow(self, owner: int, segment_id: int) -> Segment:
         """Maps memory that another member of the job on this host has made ``for_peers``. It stays mapped here when its
         owner frees it. Raises CoreError if there is none."""

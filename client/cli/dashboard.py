@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from bagua.base.errors import ConfigError
-from bagua.base.security import read_token
 from bagua.cli.options import CoordinatorOption, TlsOption, TokenFileOption
 
 _PR_SET_PDEATHSIG = 1
@@ -44,6 +43,7 @@ def dashboard(
     """Serves a page that shows nodes, jobs, live charts and logs. The address that it prints opens without a token,
     once."""
     require("bagua dashboard", "starlette", "uvicorn")
+    from bagua.base.security import read_token
     from bagua.dashboard.serve import serve, tell
 
     if death_signal:
@@ -69,6 +69,7 @@ def top(
 ) -> None:
     """Nodes, jobs, figures and logs in this terminal, as they change."""
     require("bagua top", "textual")
+    from bagua.base.security import read_token
     from bagua.client import Client, find_reach
     from bagua.dashboard.top import Top
 

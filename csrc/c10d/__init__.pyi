@@ -25,8 +25,8 @@ def make(
     processes: Sequence[int],
 ) -> Any:
     """A ``torch.distributed`` ``Backend`` over communicator ``comm``, whose ranks are in the group's order. ``keeper``
-    lives as long as it. ``shut_down()`` is called when the group is destroyed by name. ``processes``: ids of the members'
-    processes if they may read each other's memory, else none."""
+    lives as long as it. ``shut_down()`` is called when the group is destroyed by name. ``processes``: ids of the
+    members' processes if they may read each other's memory, else none."""
 
 def can_read(process: int, address: int, nonce: int) -> bool:
     """Whether this process may read that one's memory, and finds ``nonce``, of 64 bits, at that address."""

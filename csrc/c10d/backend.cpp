@@ -69,13 +69,13 @@ at::Tensor BaguaBackend::allocateTensor(long size, at::TensorOptions options) {
 
 void BaguaBackend::abort() {
   collectives_->fail("the group was aborted on this rank");
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   for (const WorkPtr& work : apart_) work->abort();
 }
 
 void BaguaBackend::shutdown() {
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     if (closed_) return;
     closed_ = true;
   }
@@ -84,12 +84,12 @@ void BaguaBackend::shutdown() {
 }
 
 void BaguaBackend::startCoalescing() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   coalescing_ = true;
 }
 
 TorchWork BaguaBackend::endCoalescing() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   coalescing_ = false;
   return c10::make_intrusive<JointWork>(std::exchange(coalesced_, {}));
 }
@@ -209,7 +209,7 @@ TorchWork BaguaBackend::begin_in(const std::shared_ptr<Queue>& queue, Call call,
       c10::make_intrusive<BaguaWork>(queue, host_, seat_.rank, call.type, call.title, call.inputs, std::move(call.plan),
                                      timeout_ms <= 0 ? -1 : timeout_ms * kNsPerMs, sequence);
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     TORCH_CHECK_WITH(DistBackendError, !closed_, call.title, ": the group was destroyed.");
     if (apart) apart_.push_back(work);
     if (coalescing_) coalesced_.push_back(work);
@@ -223,7 +223,7 @@ TorchWork BaguaBackend::begin_in(const std::shared_ptr<Queue>& queue, Call call,
 void BaguaBackend::reap() {
   std::deque<WorkPtr> apart;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     if (apart_.empty()) return;
     apart.swap(apart_);
   }
@@ -232,7 +232,7 @@ void BaguaBackend::reap() {
   for (size_t i = 0; i < apart.size(); ++i) {
     if (i >= looked_at || !apart[i]->isCompleted()) left.push_back(apart[i]);
   }
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   apart_.insert(apart_.begin(), left.begin(), left.end());
 }
 

@@ -14,11 +14,11 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
+#include "base/mutex.h"
 #include "c10d/direct.h"
 #include "c10d/elements.h"
 #include "c10d/host.h"
@@ -142,7 +142,7 @@ class BaguaBackend : public ::c10d::Backend {
   std::atomic<uint64_t> sequence_{0};
   std::atomic<uint32_t> exchanges_{0};  // all-to-all operations so far
 
-  std::mutex mutex_;  // guards the rest
+  Mutex mutex_;  // guards the rest
   std::deque<WorkPtr> apart_;
   std::vector<TorchWork> coalesced_;
   bool coalescing_ = false, closed_ = false;

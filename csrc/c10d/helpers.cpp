@@ -20,7 +20,7 @@ Helpers& Helpers::get() {
 }
 
 void Helpers::call(std::function<void()> task) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   tasks_.push_back(std::move(task));
   if (tasks_.size() <= idle_) {
     tasks_or_end_.notify_one();
@@ -31,7 +31,7 @@ void Helpers::call(std::function<void()> task) {
 
 void Helpers::serve() {
   pthread_setname_np(pthread_self(), "bagua-c10d");
-  std::unique_lock<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   for (;;) {
     while (!tasks_.empty()) {
       const std::function<void()> task = std::move(tasks_.front());

@@ -4,10 +4,10 @@
 // Thread safety: any thread.
 #pragma once
 
-#include <condition_variable>
 #include <deque>
 #include <functional>
-#include <mutex>
+
+#include "base/mutex.h"
 
 namespace bagua::dist {
 
@@ -21,8 +21,8 @@ class Helpers {
  private:
   void serve();
 
-  std::mutex mutex_;
-  std::condition_variable tasks_or_end_;
+  Mutex mutex_;
+  Condition tasks_or_end_;
   std::deque<std::function<void()>> tasks_;
   size_t idle_ = 0;
 };

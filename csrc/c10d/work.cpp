@@ -97,7 +97,7 @@ void BaguaWork::copy_out() {
 void BaguaWork::complete() {
   FuturePtr future;
   {
-    const std::lock_guard<std::mutex> lock(queue_->mutex_);
+    const Lock lock(queue_->mutex_);
     future = future_;
     told_ = true;
   }

@@ -13,17 +13,16 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "c10d/host.h"
 
 namespace bagua::dist {
@@ -108,7 +107,6 @@ class Queue : public std::enable_shared_from_this<Queue> {
 
  private:
   friend class BaguaWork;
-  using Lock = std::unique_lock<std::mutex>;
 
   void advance();  // submits works in their order, as far as they go
   bool needs_driver() const;
@@ -125,8 +123,8 @@ class Queue : public std::enable_shared_from_this<Queue> {
 
   const std::shared_ptr<Host> host_;
   const std::shared_ptr<void> keeper_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
+  Mutex mutex_;
+  Condition changed_;
   std::deque<WorkPtr> works_;  // not over
   size_t submitted_ = 0;       // so many of them to the end
   size_t futures_ = 0;         // of works that are not over

