@@ -47,7 +47,8 @@ def test_every_rank_that_trains_reports(service: Service) -> None:
                 stop.touch()
         # The program's own report stays the one of the job.
         assert client.get(job_id).progress.metrics["loss"] > 0
-    assert {one.by_itself for one in seen[0]} == {False} and {one.by_itself for one in seen[1]} == {True}
+    assert not seen[0][-1].by_itself  # a first step that takes long may come before the first report of the program
+    assert {one.by_itself for one in seen[1]} == {True}
     for reports in seen.values():
         first, last = reports[0], reports[-1]
         assert last.step > first.step and last.metrics["compute ms"] > 0

@@ -121,7 +121,7 @@ def test_a_job_is_opened_and_followed_to_its_end(tab, job):
     tab.log_in()
     # Names are text: the script in this one is shown, and does not run.
     tab.expect("table.jobs a").to_have_text(SCRIPT, timeout=WAIT_MS)
-    tab.page.click("table.jobs a")
+    tab.page.click(f"table.jobs a[href*='{job.job_id}']")
     tab.expect("h1").to_have_text(SCRIPT, timeout=WAIT_MS)
     tab.expect("#straggler").to_contain_text("Rank 2 on b computes", timeout=WAIT_MS)
     tab.expect("#heat canvas").to_be_visible(timeout=WAIT_MS)
@@ -141,7 +141,7 @@ def test_a_job_is_opened_and_followed_to_its_end(tab, job):
 
 def test_the_straggler_is_the_red_line_of_the_map(tab, job):
     tab.log_in()
-    tab.page.click("table.jobs a")
+    tab.page.click(f"table.jobs a[href*='{job.job_id}']")
     tab.expect("#straggler").to_be_visible(timeout=WAIT_MS)
     tab.expect("#heat canvas").to_be_visible(timeout=WAIT_MS)
     # The colour in the middle of each line's first cell.
@@ -157,7 +157,7 @@ def test_the_straggler_is_the_red_line_of_the_map(tab, job):
 
 def test_cancel_asks_first(tab, job):
     tab.log_in()
-    tab.page.click("table.jobs a")
+    tab.page.click(f"table.jobs a[href*='{job.job_id}']")
     tab.page.click("#cancel")
     tab.expect("dialog").to_contain_text("Cancel this job?", timeout=WAIT_MS)
     tab.page.click("dialog button:text('Back')")
@@ -172,7 +172,7 @@ def test_a_phone_in_the_dark(chromium, served, job):
     tab = Tab(chromium, served, color_scheme="dark", viewport={"width": 375, "height": 700}, has_touch=True)
     tab.log_in()
     tab.expect("table.jobs a").to_be_visible(timeout=WAIT_MS)
-    tab.page.click("table.jobs a")
+    tab.page.click(f"table.jobs a[href*='{job.job_id}']")
     tab.expect(".chart canvas").to_be_visible(timeout=WAIT_MS)
     wide = tab.page.evaluate("document.documentElement.scrollWidth")
     assert wide <= 375, "the page scrolls sideways"
