@@ -75,7 +75,10 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+# Others cover how torchrun starts ranks: tests/integration/torch_api/test_torch_daemon.py.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full if name == "torchrun" else ()) for name in COMMANDS]
+)
 def test_ddp_started_by(sandbox: Sandbox, name: str) -> None:
     sandbox.script("train.py", TRAIN)
     sandbox.script("spawn.py", SPAWN)

@@ -9,6 +9,8 @@ import tempfile
 import textwrap
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
     import os
     import sys
@@ -43,6 +45,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.full
 def test_without_a_daemon(tmp_path: Path) -> None:
     script = tmp_path / "plain.py"
     script.write_text(textwrap.dedent(SCRIPT))
