@@ -75,9 +75,9 @@ COMMANDS = {
 }
 
 
-# Others cover how torchrun starts ranks: tests/integration/torch_api/test_torch_daemon.py.
+# Others cover how torchrun and multiprocessing start ranks: tests/integration/torch_api/test_torch_daemon.py.
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.full if name == "torchrun" else ()) for name in COMMANDS]
+    "name", [pytest.param(name, marks=() if name == "bagua run" else pytest.mark.full) for name in COMMANDS]
 )
 def test_ddp_started_by(sandbox: Sandbox, name: str) -> None:
     sandbox.script("train.py", TRAIN)

@@ -137,6 +137,7 @@ def test_jobs_that_can_not_be_traced(service: Service, job: str) -> None:
 OTHER_CLOCK = ("unshare", "--time", "--monotonic", "5000", "--fork")
 
 
+@pytest.mark.full
 def test_hosts_with_other_clocks_come_on_one(idle_service: Service) -> None:
     """CLOCK_MONOTONIC of node-b is 5000 s ahead, as that of another machine may be."""
     if subprocess.run([*OTHER_CLOCK, "true"], capture_output=True).returncode:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -125,8 +126,9 @@ def is_interrupted() -> float:
 def test_an_interrupt_ends_all_ranks(in_a_process: Any) -> None:
     seconds, printed = in_a_process(is_interrupted)
     assert seconds < DEADLINE_S
-    pid = int(printed.split()[1])
-    assert not Path(f"/proc/{pid}").exists()
+    found = re.search(r"^pid (\d+)$", printed, re.MULTILINE)
+    assert found is not None, printed
+    assert not Path(f"/proc/{found[1]}").exists()
 
 
 def is_a_world_of_one() -> dict[str, Any]:
