@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sqlite3
@@ -90,8 +91,9 @@ def _make_private(file: Path) -> None:
     try:
         os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         for found in (file, *(file.with_name(file.name + end) for end in ("-wal", "-shm", "-journal"))):
-            if found.exists() and found.stat().st_mode & 0o177:
-                found.chmod(0o600)
+            with contextlib.suppress(FileNotFoundError):  # another coordinator's journal comes and goes
+                if found.stat().st_mode & 0o177:
+                    found.chmod(0o600)
     except OSError as error:
         raise ConfigError(f"The database can't be used. {disk_words(error)}") from error
 
