@@ -38,11 +38,17 @@ def job(coordinator: CoordinatorProcess, peers: list[Peer]) -> Iterator[Reportin
         made.close()
 
 
-async def until(pilot: Any, condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + WAIT_S
+async def until(pilot: Any, condition: Callable[[], Any], key: str = "") -> None:
+    """Waits; presses ``key`` every second meanwhile: a key that comes while a dialog closes is lost, as for people."""
+    deadline, pressed = time.monotonic() + WAIT_S, -1.0
     while not condition():
-        assert time.monotonic() < deadline
-        await pilot.pause(0.05)
+        now = time.monotonic()
+        assert now < deadline, f"still {pilot.app.screen!r}"
+        if key and now - pressed > 1.0:
+            pressed = now
+            await pilot.press(key)
+        else:
+            await pilot.pause(0.05)
 
 
 def shown(screen: Any, name: str) -> str:
@@ -55,23 +61,19 @@ async def test_from_the_list_to_a_job_and_its_cancellation(coordinator, job):
         jobs = app.query_one("#jobs", DataTable)
         await until(pilot, lambda: jobs.row_count == 1 and app.query_one("#nodes", DataTable).row_count == 2)
         assert "2 of 2 nodes   4 of 4 slots   1 running" in shown(app.screen, "#summary")
-        await pilot.press("enter")
-        await until(pilot, lambda: isinstance(app.screen, JobScreen))
+        await until(pilot, lambda: isinstance(app.screen, JobScreen), "enter")
         screen = app.screen
         await until(pilot, lambda: "rank 2 on b computes" in shown(screen, "#map"))
         assert "loss" in shown(screen, "#values") and "computation" in shown(screen, "#parts")
         log = screen.query_one("#log", RichLog)
         await until(pilot, lambda: any("rank 3 says <img" in line.text for line in log.lines))
-        await pilot.press("c")
-        await until(pilot, lambda: isinstance(app.screen, Confirm))
+        await until(pilot, lambda: isinstance(app.screen, Confirm), "c")
         await pilot.press("escape")
         await until(pilot, lambda: app.screen is screen)
-        await pilot.press("c")
-        await until(pilot, lambda: isinstance(app.screen, Confirm))
+        await until(pilot, lambda: isinstance(app.screen, Confirm), "c")
         await pilot.click("#yes")
         await until(pilot, lambda: "cancelled" in shown(screen, "#head"))
-        await pilot.press("escape")
-        await until(pilot, lambda: app.screen is not screen)
+        await until(pilot, lambda: app.screen is not screen, "escape")
     with coordinator.client() as client:
         found = await asyncio.to_thread(client.get, job.job_id)
         assert found.state == c.JOB_STATE_CANCELLED and "bagua top" in found.reason
