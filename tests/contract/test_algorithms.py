@@ -65,7 +65,7 @@ def in_world(world: str, name: str, *values: Any, full: bool = False) -> Any:
 # Of each kind: gradients, gradients with a state of the codec, an optimizer of its own, models of neighbours, models
 # now and then, a thread of its own.
 OF_EACH_KIND = ("gradient_allreduce", "power_sgd", "qadam", "low_precision_decentralized", "streaming_diloco", "async")
-OF_EVERY_ALGORITHM = ("trains", "begins_with_parameters_of_rank_0", "switching", "copies")
+OF_EVERY_ALGORITHM = ("trains", "switching")
 
 
 def often_enough(world: str, subject: str, check: str) -> bool:

@@ -102,6 +102,7 @@ def test_below_its_minimum_a_job_waits_for_a_node(idle_service: Service, sandbox
     sandbox.wait_until(lambda: all("of 2 sum 2" in last_line(rank) for rank in job["ranks"]), SOON_S)
 
 
+@pytest.mark.full  # integration/node/test_node_elastic.py upgrades daemons
 def test_a_node_is_upgraded_below_its_ranks(idle_service: Service, sandbox: Sandbox) -> None:
     service = idle_service
     service.start_coordinator()

@@ -139,7 +139,8 @@ def test_torchrun_starts_ranks_again(sandbox: Sandbox, how: str, deaths: list[st
     sandbox.assert_all_gone(within=SOON_S)
 
 
-@pytest.mark.parametrize("service", [pytest.param("cli.main run --adopt", marks=pytest.mark.full), "daemon.node"])
+@pytest.mark.full  # the last test of this file has ranks that are killed
+@pytest.mark.parametrize("service", ["cli.main run --adopt", "daemon.node"])
 def test_torchrun_that_is_ended_while_its_ranks_start_leaves_nothing(sandbox: Sandbox, service: str) -> None:
     """At the first sight of the first and of the last process that ranks bring up."""
     script = sandbox.script("sum_script.py", SUM)

@@ -213,6 +213,7 @@ def test_ranks_are_gone_before_their_job_has_ended(cluster: Cluster, fault: str)
     assert "could not reach the coordinator for 3 s" in node or "could not renew its lease" in node
 
 
+@pytest.mark.full  # integration/node/test_node_jobs.py: a job does not notice it
 def test_a_coordinator_that_is_away_ends_nothing() -> None:
     """Killed, and away for longer than a daemon without word waits: jobs don't notice."""
     with (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from bagua.client import Client
 from bagua.proto import common_pb2
 
@@ -34,6 +36,7 @@ TRAIN = """
 """
 
 
+@pytest.mark.full  # test_trace.py and the dashboard have what ranks report
 def test_every_rank_that_trains_reports(service: Service) -> None:
     sandbox = service.sandbox
     stop = sandbox.folder / "stop"

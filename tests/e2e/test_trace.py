@@ -111,6 +111,7 @@ def test_what_a_step_waits_for(service: Service, job: str) -> None:
     assert [one["rank"] for one in shares] == [0, 1] and shares[1]["compute"] > shares[0]["compute"]
 
 
+@pytest.mark.full
 def test_a_rank_that_computes_for_long_does_not_block(service: Service, job: str) -> None:
     stall = service.sandbox.folder / "stall"
     stall.touch()
@@ -123,6 +124,7 @@ def test_a_rank_that_computes_for_long_does_not_block(service: Service, job: str
     assert document["otherData"]["missing"] == []
 
 
+@pytest.mark.full
 def test_jobs_that_can_not_be_traced(service: Service, job: str) -> None:
     done = service.call("job", "trace", "job-nothing")
     assert done.code != 0 and "job-nothing" in done.text and "Traceback" not in done.text

@@ -55,7 +55,7 @@ def first_broken(seeds: Iterable[int], make_life: Callable[..., Life] = Life) ->
 
 
 def number_of_histories(config: pytest.Config) -> int:
-    usual = 100_000 if config.getoption("--full") else 1_000
+    usual = 100_000 if config.getoption("--full") else 400
     return int(os.environ.get("BAGUA_SIMULATION_HISTORIES", usual))
 
 

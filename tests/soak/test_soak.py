@@ -26,7 +26,7 @@ def growth() -> Any:
 
 
 def test_smoke() -> None:
-    command = [HERE / "soak.py", "--minutes", "0.05", "--max-bytes", str(4 << 20), "--seed", "3", "--output", "json"]
+    command = [HERE / "soak.py", "--minutes", "0.03", "--max-bytes", str(4 << 20), "--seed", "3", "--output", "json"]
     command += ["--nproc-per-node", "1"]
     done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr

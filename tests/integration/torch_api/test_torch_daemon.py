@@ -123,8 +123,13 @@ def sandbox(tmp_path: Path, short_folder: Path) -> Iterator[Sandbox]:
     made.check_nothing_left()
 
 
+@pytest.mark.full  # the next test spawns ranks, too
 @pytest.mark.parametrize(
-    "torch_too", [pytest.param("", marks=pytest.mark.full), "before", pytest.param("after", marks=pytest.mark.full)]
+    "torch_too",
+    [
+        pytest.param("", marks=pytest.mark.full),
+        *(pytest.param(when, marks=pytest.mark.full) for when in ("before", "after")),
+    ],
 )
 def test_spawned_with_the_environment_alone(sandbox: Sandbox, torch_too: str) -> None:
     """LOCAL_WORLD_SIZE is absent; torch.distributed may be used on the same port, before or, without ours, after."""

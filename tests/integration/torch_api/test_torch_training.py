@@ -30,7 +30,7 @@ LAYOUTS = {
 
 
 # The contract suite has 4 ranks on one host with large buckets, too; two hosts have small buckets inside and between.
-FULL = {"2 ranks, small buckets", "4 ranks, one bucket"}
+FULL = {"1 rank", "2 ranks, small buckets", "4 ranks, one bucket"}
 
 
 @pytest.fixture(
