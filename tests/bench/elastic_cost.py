@@ -7,6 +7,10 @@
 Both jobs are started together and take turns, so that both see the same machine; one waits while the other trains. ms:
 median over turns of the time of a step, on the slowest rank. ``more``: median of the difference between the two turns
 of a round. ``flags``: a small all-reduce of the job without `--elastic`, which between hosts is a round trip.
+
+Where the two jobs' memory lies in the machine's decides about more than the thing that is measured, and stays as it is
+while they run. So both are started `--starts` times, and either is the first one as often: ``more`` is the median over
+starts, beside the least and the most. `--same` starts two jobs without `--elastic`, and so shows the noise.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
@@ -106,7 +110,7 @@ class Job:
         self._listener.bind(address)
         self._listener.listen()
         command = [sys.executable, "-P", "-m", "bagua.cli.main", "run", "--quiet"]
-        command += ["--elastic"] * (kind == "elastic")
+        command += ["--elastic"] * (kind == "elastic" and not options.same)
         command += ["--nnodes", str(shape[0]), "--nproc-per-node", str(shape[1]), str(Path(__file__).resolve())]
         command += ["--address", address, "--megabytes", str(options.megabytes), "--algorithm", options.algorithm]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
@@ -145,11 +149,11 @@ class Job:
 
 
 @contextlib.contextmanager
-def jobs(shape: tuple[int, int], options: argparse.Namespace) -> Iterator[list[Job]]:
-    """Both, ready to take turns. Leaving the context ends them."""
+def jobs(shape: tuple[int, int], options: argparse.Namespace, kinds: Sequence[str]) -> Iterator[list[Job]]:
+    """Both, started in this order, ready to take turns. Leaving the context ends them."""
     with tempfile.TemporaryDirectory(prefix="bagua-cost-") as folder, contextlib.ExitStack() as ends:
         started = []
-        for kind in KINDS:
+        for kind in kinds:
             started.append(Job(kind, shape, options, Path(folder)))
             ends.callback(started[-1].end)
         for job in started:
@@ -160,19 +164,25 @@ def jobs(shape: tuple[int, int], options: argparse.Namespace) -> Iterator[list[J
 def measure(shape: tuple[int, int], options: argparse.Namespace) -> dict[str, object]:
     """A row of the table."""
     found: dict[str, list[Turn]] = {kind: [] for kind in KINDS}
-    with jobs(shape, options) as started:
-        for number in range(WARM_UP + max(3, options.steps // options.turn)):
-            for job in started[:: 1 if number % 2 else -1]:
-                turn = job.turn(options.turn)
-                if number >= WARM_UP:
-                    found[job.kind].append(turn)
-    more = [after.step_s - before.step_s for before, after in zip(found["plain"], found["elastic"], strict=True)]
+    more: list[float] = []  # of each start
+    for start in range(options.starts):
+        with jobs(shape, options, KINDS[:: -1 if start % 2 else 1]) as started:
+            before = len(found["plain"])
+            for number in range(WARM_UP + max(3, options.steps // options.turn)):
+                for job in started[:: 1 if number % 2 else -1]:
+                    turn = job.turn(options.turn)
+                    if number >= WARM_UP:
+                        found[job.kind].append(turn)
+        pairs = zip(found["plain"][before:], found["elastic"][before:], strict=True)
+        more.append(statistics.median(elastic.step_s - plain.step_s for plain, elastic in pairs))
     steps = {kind: statistics.median(turn.step_s for turn in turns) for kind, turns in found.items()}
     row = Row(
         shape=f"{shape[0]} x {shape[1]}",
         plain_ms=1e3 * steps["plain"],
         elastic_ms=1e3 * steps["elastic"],
         more_ms=1e3 * statistics.median(more),
+        least_ms=1e3 * min(more),
+        most_ms=1e3 * max(more),
         flags_ms=1e3 * statistics.median(turn.flags_s for turn in found["plain"]),
     )
     return {name: value if isinstance(value, str) else round(value, 4) for name, value in asdict(row).items()}
@@ -186,6 +196,8 @@ class Row:
     plain_ms: float
     elastic_ms: float
     more_ms: float
+    least_ms: float
+    most_ms: float
     flags_ms: float
 
 
@@ -203,6 +215,8 @@ def main() -> None:
     parser.add_argument("--shapes", type=shapes, default="1x4,1x2,2x1", help="hosts x ranks of each, with commas")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--turn", type=int, default=50, help="steps of a turn")
+    parser.add_argument("--starts", type=int, default=1, help="how often both jobs are started")
+    parser.add_argument("--same", action="store_true", help="two jobs without --elastic: the noise")
     parser.add_argument("--megabytes", type=float, default=0, help="of gradients; 0: the model of 1000 parameters")
     parser.add_argument("--algorithm", default="gradient_allreduce")
     parser.add_argument("--output", choices=("text", "json"), default="text")
@@ -217,7 +231,7 @@ def main() -> None:
         about = {"unit": unit, "megabytes": options.megabytes, "algorithm": options.algorithm}
         print(json.dumps({**about, "system": platform.platform(), "rows": rows}))
         return
-    print(f"{'hosts x ranks':<14}{'plain':>10}{'elastic':>10}{'more':>10}{'flags':>10}   ms")
+    print(f"{'hosts x ranks':<14}{'plain':>10}{'elastic':>10}{'more':>10}{'least':>10}{'most':>10}{'flags':>10}   ms")
     for row in rows:
         print(f"{row['shape']:<14}" + "".join(f"{row[name]:>10.3f}" for name in list(row)[1:]))
 

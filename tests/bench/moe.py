@@ -7,8 +7,8 @@
 
 Systems: bagua; gloo: the same gate and the same rows through torch.distributed's all_to_all_single; dense: as the
 original's layer does it, with a place for each token that an expert could get (capacity factor 1.25), einsum and equal
-blocks, over Gloo (slow). Experts: none (what the exchange costs), linear (one matrix), ffn (two matrices, 4 times as
-wide).
+blocks, over Gloo (slow); alone: each rank's tokens stay with its own expert, so no exchange could be faster. Experts:
+none (what the exchange costs), linear (one matrix), ffn (two matrices, 4 times as wide).
 
 Systems take turns in each round. Figures are medians over rounds: thousands of tokens per second of all ranks together,
 how many times as fast bagua is (of the ratios within a round), and microseconds of processor time per token (user and
@@ -73,6 +73,11 @@ def rank_main(options: argparse.Namespace) -> None:
         back = Swap.apply(expert(rows), takes, gives) * choice.weights.unsqueeze(1)
         return torch.zeros_like(tokens).index_add(0, choice.tokens, back), choice.loss
 
+    def alone(gate: nn.Module, expert: nn.Module, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        choice = gate(tokens)
+        back = expert(tokens.index_select(0, choice.tokens)) * choice.weights.unsqueeze(1)
+        return torch.zeros_like(tokens).index_add(0, choice.tokens, back), choice.loss
+
     def dense(gate: nn.Module, expert: nn.Module, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         gates = F.softmax(F.linear(tokens, gate.wg.weight), dim=1)
         mask = F.one_hot(gates.argmax(1), n)
@@ -112,6 +117,7 @@ def rank_main(options: argparse.Namespace) -> None:
         return {
             "bagua": passes(layer),
             "gloo": passes(lambda rows: over_gloo(gate, expert, rows)),
+            "alone": passes(lambda rows: alone(gate, expert, rows)),
             "dense": passes(lambda rows: dense(gate, expert, rows)),
         }
 
@@ -164,7 +170,7 @@ def main() -> None:
     parser.add_argument("--tokens", default="256,1024,4096", help="on each rank")
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--experts", default="none,linear,ffn")
-    parser.add_argument("--systems", default="bagua,gloo", help="bagua, and any of gloo, dense")
+    parser.add_argument("--systems", default="bagua,gloo", help="bagua, and any of gloo, dense, alone")
     parser.add_argument("--rounds", type=int, default=9, help="of each row")
     parser.add_argument("--turn", type=float, default=0.3, help="seconds of each system in a round, about")
     parser.add_argument("--output", choices=("text", "json"), default="text")
@@ -186,7 +192,7 @@ def main() -> None:
         where = f"{options.nnodes} x {options.nproc_per_node} ranks"
         print(json.dumps({"unit": "1000 tokens/s", "where": where, "system": platform.platform(), "rows": rows}))
         return
-    others = [name for name in ("gloo", "dense") if name in options.systems]
+    others = [name for name in ("gloo", "dense", "alone") if name in options.systems]
     peers = "".join(f"{name:>18}" for name in others)
     print(f"{'expert':<8}{'tokens':>8}{'bagua':>10}{peers}   processor time: bagua{peers}")
     for row in rows:
