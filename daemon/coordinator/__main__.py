@@ -53,6 +53,9 @@ def run(
     keep: Annotated[
         str | None, typer.Option(help="Ended jobs that stay: 30d, 10000, both (30d,10000), forever. [default: both]")
     ] = None,
+    keep_audit: Annotated[
+        str | None, typer.Option(help="Entries of the audit log that stay, in the same words. [default: 90d,1000000]")
+    ] = None,
     fence_after: Annotated[
         float | None,
         typer.Option(help="Daemons that can't reach a coordinator for so many seconds end their ranks. [default: 60]"),
@@ -74,6 +77,7 @@ def run(
             token_file=token_file,
             exit_when_idle=exit_when_idle,
             keep=keep,
+            keep_audit=keep_audit,
             fence_after=fence_after,
             log_json=log_json,
         )

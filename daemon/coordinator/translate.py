@@ -297,6 +297,8 @@ def _head_message(
         created_at=job.created_at,
         started_at=job.started_at,
         finished_at=job.finished_at,
+        namespace=job.namespace,
+        submitted_by=job.submitted_by,
         progress=progress,
     )
 
