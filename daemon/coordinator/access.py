@@ -118,11 +118,12 @@ TABLE: dict[str, Rule] = {
 }
 
 
-def decide(caller: Identity, rule: Rule, job_id: str = "", job: Owned | None = None) -> Verdict:
-    """Whether ``caller`` may call what ``rule`` is for, about ``job`` (None: there is none, or it is not known yet)."""
+def decide(caller: Identity, rule: Rule, job_id: str | None = None, job: Owned | None = None) -> Verdict:
+    """Whether ``caller`` may call what ``rule`` is for, about ``job_id`` (None: the request has not come yet), which
+    belongs to ``job`` (None: there is no such job)."""
     if caller.role not in rule.roles:
         return Verdict.ROLE
-    if rule.about not in (About.JOB_SEEN, About.JOB_CHANGED) or not job_id:
+    if rule.about not in (About.JOB_SEEN, About.JOB_CHANGED) or job_id is None:
         return Verdict.YES
     if caller.scope is not None:
         return Verdict.YES if caller.scope.job_id == job_id else Verdict.SCOPE
@@ -136,10 +137,8 @@ def decide(caller: Identity, rule: Rule, job_id: str = "", job: Owned | None = N
 
 def needs_owner(caller: Identity, rule: Rule) -> bool:
     """Whether ``decide`` has to know where the job belongs."""
-    restricted = caller.namespace != EVERYWHERE or rule.about is About.JOB_CHANGED
-    return rule.about in (About.JOB_SEEN, About.JOB_CHANGED) and caller.scope is None and (
-        restricted and caller.role is not Role.ADMIN
-    )
+    about_a_job = rule.about in (About.JOB_SEEN, About.JOB_CHANGED)
+    return about_a_job and caller.scope is None and caller.role is not Role.ADMIN
 
 
 def refusal(verdict: Verdict, caller: Identity, method: str, job_id: str = "") -> ServiceError | None:

@@ -34,7 +34,7 @@ STALE_S = 60.0
 _MOST = 10_000  # tokens that are good
 _BEARER = b"Bearer "
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
-_NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _UNIX_USER = re.compile(r"[a-z_][a-z0-9_.-]{0,31}")
 _MADE = (Role.ADMIN, Role.SUBMIT, Role.READ, Role.NODE)
 
@@ -200,7 +200,7 @@ def digest_of(secret: str) -> str:
 
 def check_namespace(namespace: str) -> None:
     """Raises InvalidRequestError for what can't be the name of one."""
-    if not _NAMESPACE.fullmatch(namespace):
+    if not NAMESPACE.fullmatch(namespace):
         raise InvalidRequestError(
             f"namespace {namespace[:100]!r}: small letters, digits and '-' alone, 63 at most, as in Kubernetes."
         )

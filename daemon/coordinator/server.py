@@ -7,7 +7,7 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import grpc
@@ -37,6 +37,7 @@ from bagua.daemon.coordinator.connections import (
 from bagua.daemon.coordinator.counters import Counters
 from bagua.daemon.coordinator.database import open_engine, sqlite_url
 from bagua.daemon.coordinator.held_secrets import HeldSecrets
+from bagua.daemon.coordinator.identity import Identity
 from bagua.daemon.coordinator.intake import Intake
 from bagua.daemon.coordinator.interceptors import CallInterceptor
 from bagua.daemon.coordinator.jobs_servicer import JobServicer
@@ -158,7 +159,8 @@ class Coordinator:
         self._code = CodeArchives(worker, store, self._clock)
         self._secrets = HeldSecrets()
         self._calls = Calls()
-        self._accounts = Accounts(token, worker, store, self._clock, self._calls)
+        others = await _provider(settings) if settings.oidc_issuer else None
+        self._accounts = Accounts(token, worker, store, self._clock, self._calls, others)
         await self._accounts.load()
         self._audit = Audit(worker, store, self._clock, parse_keep(settings.keep_audit))
         self._closers.push_async_callback(self._write_audit)
@@ -309,6 +311,21 @@ class Coordinator:
         server = serve_metrics(self.counters, self.sessions, self._service, host, port, self._settings.tls_files)
         self._sockets.watch(server.port)
         self._closers.callback(server.stop)
+
+
+async def _provider(settings: Settings) -> Callable[[str], Awaitable[Identity | None]]:
+    """Asks an OpenID Connect provider whose a token is. Raises ConfigError."""
+    from bagua.daemon.coordinator.oidc import Provider, parse_grants
+
+    grants = parse_grants(settings.oidc_grants)
+    if not grants:
+        raise ConfigError("--oidc-issuer needs --oidc-grant: without one nobody of it may do anything.")
+    try:
+        provider = Provider(settings.oidc_issuer, settings.oidc_audience, grants)
+    except ModuleNotFoundError as error:
+        raise ConfigError("--oidc-issuer needs PyJWT: pip install 'bagua[oidc]'.") from error
+    await provider.refresh()
+    return provider.identity
 
 
 def _bind(server: grpc.aio.Server, settings: Settings) -> int:
