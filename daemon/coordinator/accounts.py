@@ -97,7 +97,7 @@ class Accounts:
         text = shown.removeprefix(_BEARER).decode(errors="replace")
         if text.startswith(PREFIX):
             found = self._known.get(digest_of(text))
-            return found if found is not None and self.good(found) else None
+            return found if found is not None and self._counts(found) else None
         scope = read_scope(self._token, text)
         if scope is not None:
             return Identity(f"job {scope.job_id}", Role.JOB, EVERYWHERE, scope)
@@ -105,12 +105,13 @@ class Accounts:
 
     def good(self, caller: Identity) -> bool:
         """Whether a caller that was let in may go on."""
-        if self._clock.wall() >= caller.expires_at:
-            return False
-        if not caller.token_id:
-            return True
-        fresh = not self._store.shared or self._clock.now() - self._read_clock < STALE_S
-        return fresh and any(one.token_id == caller.token_id for one in self._known.values())
+        known = not caller.token_id or any(one.token_id == caller.token_id for one in self._known.values())
+        return known and self._counts(caller)
+
+    def _counts(self, caller: Identity) -> bool:
+        """Whether a known caller has not expired, and was read lately if others may have revoked it."""
+        fresh = not caller.token_id or not self._store.shared or self._clock.now() - self._read_clock < STALE_S
+        return fresh and self._clock.wall() < caller.expires_at
 
     # ---- administrators
 

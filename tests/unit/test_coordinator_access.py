@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import grpc_health.v1.health_pb2 as health_pb2
 import grpc_reflection.v1alpha.reflection_pb2 as reflection_pb2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import bagua.proto
 from bagua.base.scope import Scope
 from bagua.daemon.coordinator.access import TABLE, About, Owned, Verdict, decide, needs_owner, refusal
 from bagua.daemon.coordinator.identity import EVERYWHERE, Identity, Role
+from bagua.daemon.coordinator.interceptors import _NOT_IN_TABLE
 from bagua.proto import account_pb2, common_pb2, job_pb2, node_pb2, rank_pb2
 
 FILES = (account_pb2, common_pb2, job_pb2, node_pb2, rank_pb2, health_pb2, reflection_pb2)
@@ -26,15 +30,12 @@ def every_method() -> set[str]:
 
 
 def test_every_call_of_every_service_has_an_entry_and_nothing_else_has():
-    assert set(TABLE) == every_method()
+    later = {"/grpc.health.v1.Health/List"}  # which older versions of that package lack
+    assert set(TABLE) - later == every_method() - later
 
 
 def test_no_protocol_file_is_missing_here():
-    import bagua.proto
-
     (folder,) = bagua.proto.__path__
-    from pathlib import Path
-
     known = {Path(file.__file__).stem for file in FILES}
     assert {path.stem for path in Path(folder).glob("*_pb2.py")} <= known
 
@@ -91,7 +92,7 @@ def plain(caller: Identity, name: str, job_id: str, job: Owned | None) -> bool:
     return name in SEES or job is None or job.submitted_by == caller.name
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(callers(), st.sampled_from(sorted(TABLE)), JOBS, st.none() | st.builds(Owned, SPACES, NAMES))
 def test_decisions_are_those_of_a_plain_table(caller: Identity, method: str, job_id: str, job: Owned | None):
     rule, name = TABLE[method], method.rpartition("/")[2]
@@ -104,6 +105,4 @@ def test_decisions_are_those_of_a_plain_table(caller: Identity, method: str, job
 
 @pytest.mark.parametrize("role", list(Role))
 def test_a_call_without_an_entry_is_nobodys(role: Role):
-    from bagua.daemon.coordinator.interceptors import _NOT_IN_TABLE
-
     assert decide(Identity("x", role), _NOT_IN_TABLE) is Verdict.ROLE

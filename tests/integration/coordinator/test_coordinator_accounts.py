@@ -15,13 +15,11 @@ import grpc
 import pytest
 
 from bagua.base.errors import (
-    ConflictError,
     ForbiddenError,
     InvalidRequestError,
     NotFoundError,
     UnauthenticatedError,
 )
-from bagua.base.security import call_metadata
 from bagua.client import Client, pack
 from bagua.proto import common_pb2 as c
 from bagua.proto import job_pb2, node_pb2
@@ -250,7 +248,6 @@ def test_the_audit_log_has_changes_and_refusals(admin, people, job, service):
     entries = admin.accounts.audit(1_000, target=job.job_id)
     told = {(one.who, one.method, one.outcome) for one in entries}
     assert ("ann", "JobService/SubmitJob", "OK") in told
-    assert ("rae", "JobService/CancelJob", "PERMISSION_DENIED") in told or not entries
     refused = admin.accounts.audit(1_000, refused=True)
     assert ("eve", "JobService/GetJob", "NOT_FOUND") in {(one.who, one.method, one.outcome) for one in refused}
     assert ("rae", "JobService/CancelJob", "PERMISSION_DENIED") in {
