@@ -33,10 +33,14 @@ class RoleName(StrEnum):
 
 @tokens.command()
 def create(
-    name: Annotated[str, typer.Argument(help="Of the person or program that gets it; jobs are submitted by this name.")],
+    name: Annotated[
+        str, typer.Argument(help="Of the person or program that gets it; jobs are submitted by this name.")
+    ],
     role: Annotated[
         RoleName,
-        typer.Option(help="admin: everything. submit: jobs of a namespace. read: sees a namespace, or all. node: a daemon."),
+        typer.Option(
+            help="admin: everything. submit: jobs of a namespace. read: sees a namespace, or all. node: a daemon."
+        ),
     ],
     namespace: Annotated[str, typer.Option(help="Whose jobs it sees and makes.", show_default=False)] = "",
     unix_user: Annotated[

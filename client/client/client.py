@@ -125,9 +125,9 @@ class Client:
 
         The same ``idempotency_key`` again returns the first job: with one, a call that failed half-way can be repeated.
         ``working_dir``: a folder of this machine whose files are shipped to the nodes, where the ranks run in a copy;
-        ``script`` is a path in it. ``namespace``: where the job goes; default: the account's own. ``secrets``: variables
-        of the ranks, name -> value, that the service keeps in memory alone. Raises InvalidRequestError if the specification is too large, ConfigError for
-        arguments, or a folder, that can't be used."""
+        ``script`` is a path in it. ``namespace``: where the job goes; default: the account's own. ``secrets``:
+        variables of the ranks, name -> value, that the service keeps in memory alone. Raises InvalidRequestError if the
+        specification is too large, ConfigError for arguments, or a folder, that can't be used."""
         if spec is None:
             made = job_spec(script, shipped=working_dir is not None, **arguments)
             if working_dir is not None:

@@ -100,9 +100,7 @@ class Audit:
             log.error("audit_rows_lost", rows=self._lost)
             self._lost = 0
 
-    async def entries(
-        self, limit: int, before_seq: int, who: str, target: str, refused: bool
-    ) -> Sequence[sa.Row[Any]]:
+    async def entries(self, limit: int, before_seq: int, who: str, target: str, refused: bool) -> Sequence[sa.Row[Any]]:
         """Those that fit, the newest first; all that was added until now."""
         await self.flush()
         return await self._worker.read(self._read, limit, before_seq, who, target, refused)

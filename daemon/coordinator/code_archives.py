@@ -66,9 +66,7 @@ class CodeArchives:
                 f"spec.code: this coordinator has no archive {archive.digest[:12]}…: upload it before the job."
             )
 
-    async def put(
-        self, messages: AsyncIterator[job_pb2.PutCodeRequest], namespace: str = EVERYWHERE
-    ) -> None:
+    async def put(self, messages: AsyncIterator[job_pb2.PutCodeRequest], namespace: str = EVERYWHERE) -> None:
         """Takes an archive from a namespace. That another one has sent it does not count: nobody gets code by its
         digest. Raises InvalidRequestError if its bytes are not those that it is named by, TooMuchError if there is no
         room."""

@@ -4,8 +4,8 @@
 2. ``switch``: machines show certificates of the new authority. Those that were not reached yet still trust it.
 3. ``finish``: the old authority is trusted no more.
 
-After each step the folder is handed to every machine. Coordinators read it at each new connection, daemons whenever they
-connect; connections that stand go on. The authority's key lives as long as ``begin`` runs: the certificate for
+After each step the folder is handed to every machine. Coordinators read it at each new connection, daemons whenever
+they connect; connections that stand go on. The authority's key lives as long as ``begin`` runs: the certificate for
 ``switch`` is made with it, and waits in the folder.
 """
 

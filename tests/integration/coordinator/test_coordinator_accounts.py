@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
 import subprocess
 import sys
 import time
@@ -290,7 +289,9 @@ def test_secrets_stay_in_memory_and_reach_nodes_of_the_job_alone(start, connect,
         code, errors = first.end()
         assert code == 0 and value not in errors
     again = start(state_dir=tmp_path / "state")
-    home = connect(again, "node-a", boot_id="boot-1", jobs=(node_pb2.LocalJob(job_id=job.job_id, generation=1, phase=1),))
+    home = connect(
+        again, "node-a", boot_id="boot-1", jobs=(node_pb2.LocalJob(job_id=job.job_id, generation=1, phase=1),)
+    )
     home.send(node_pb2.NodeFact(secrets=question))
     while not isinstance(answer := home.next(), node_pb2.SecretsAnswer):
         pass
@@ -298,7 +299,7 @@ def test_secrets_stay_in_memory_and_reach_nodes_of_the_job_alone(start, connect,
 
 
 def test_secrets_can_not_be_given_twice(admin):
-    with pytest.raises(InvalidRequestError, match="is in spec.env, too"):
+    with pytest.raises(InvalidRequestError, match=r"is in spec\.env, too"):
         admin.submit(spec(env={"A": "1"}), secrets={"A": "2"})
 
 

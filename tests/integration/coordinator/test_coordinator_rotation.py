@@ -39,7 +39,9 @@ def test_authorities_rotate_without_a_stop(start, connect, tmp_path):
 
     old = copy("old")
     assert reaches(old)
-    assert "--rotate begin, not finish" in " ".join(certs(str(folder), "--rotate", "finish").stderr.split()).replace("`", "")
+    assert "--rotate begin, not finish" in " ".join(certs(str(folder), "--rotate", "finish").stderr.split()).replace(
+        "`", ""
+    )
     begun = certs(str(folder), "--rotate", "begin")
     assert begun.returncode == 0 and "--rotate switch" in begun.stdout, begun.stderr
     both = copy("both")
