@@ -164,6 +164,7 @@ def _watch(client: Client, job: job_pb2.Job, output: Output, shown: options.Show
 @jobs.command("list")
 def list_jobs(
     limit: int = typer.Option(50, min=1, help="The newest so many."),
+    namespace: str = typer.Option("", help="Of this namespace alone.", show_default=False),
     output: OutputOption = Output.text,
     coordinator: CoordinatorOption = None,
     token_file: TokenFileOption = None,
@@ -174,7 +175,7 @@ def list_jobs(
     from bagua.cli.tables import print_jobs
 
     with connect(coordinator, token_file, tls) as client:
-        found = client.list(limit=limit)
+        found = client.list(limit=limit, namespace=namespace)
     if output is Output.json:
         print_json({"jobs": [summary_document(job) for job in found]})
     else:

@@ -169,10 +169,13 @@ class Client:
         none, ConflictError if there are several."""
         return self._call(self._stub.FindJob, job_pb2.FindJobRequest(prefix=prefix)).job_id
 
-    def list(self, states: Iterable[common_pb2.JobState.ValueType] = (), limit: int = 100) -> Sequence[job_pb2.Job]:
-        """The ``limit`` newest jobs in one of ``states`` (none: all), the newest first. Of the specification each has
+    def list(
+        self, states: Iterable[common_pb2.JobState.ValueType] = (), limit: int = 100, namespace: str = ""
+    ) -> Sequence[job_pb2.Job]:
+        """The ``limit`` newest jobs in one of ``states`` (none: all), the newest first; of one ``namespace``, or of all
+        that the account may see. Of the specification each has
         only name, entry and sizes; ranks and what is waited for are left out, too: ``get`` tells all."""
-        request = job_pb2.ListJobsRequest(states=list(states))
+        request = job_pb2.ListJobsRequest(states=list(states), namespace=namespace)
         found: list[job_pb2.Job] = []
         while True:
             request.limit = min(limit - len(found), PAGE)

@@ -61,6 +61,9 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
 
     async def SubmitJob(self, request: job_pb2.SubmitJobRequest, context: Context) -> job_pb2.Job:
         """A new job, or the first one with the same idempotency key."""
+        missing = sorted(set(request.spec.secrets) - set(request.secrets))
+        if missing:  # a spec that came out of an answer
+            raise InvalidRequestError(f"secrets: the value of {missing[0][:200]!r} is missing. Give it with the job.")
         del request.spec.secrets[:]
         request.spec.secrets.extend(sorted(request.secrets))
         spec = checked_spec(request.spec)

@@ -112,6 +112,8 @@ def test_a_namespace_lists_its_own_alone(job, people, admin):
     assert [one.job_id for one in people["eve"].list()] == [own.job_id]
     assert {one.job_id for one in people["roy"].list()} >= {own.job_id, job.job_id}  # reads all
     assert own.job_id not in {one.job_id for one in people["ann"].list()}
+    assert {one.namespace for one in admin.list(namespace="red")} == {"red"}
+    assert people["eve"].list(namespace="red") == ()
     admin.cancel(own.job_id)
 
 
@@ -301,6 +303,8 @@ def test_secrets_stay_in_memory_and_reach_nodes_of_the_job_alone(start, connect,
 def test_secrets_can_not_be_given_twice(admin):
     with pytest.raises(InvalidRequestError, match=r"is in spec\.env, too"):
         admin.submit(spec(env={"A": "1"}), secrets={"A": "2"})
+    with pytest.raises(InvalidRequestError, match="value of 'A' is missing"):  # a job that is submitted again
+        admin.submit(spec(secrets=["A"]))
 
 
 def cli(service, token: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
