@@ -29,23 +29,19 @@ class Account(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     ROLE_FIELD_NUMBER: builtins.int
     NAMESPACE_FIELD_NUMBER: builtins.int
-    UNIX_USER_FIELD_NUMBER: builtins.int
     name: builtins.str
     role: builtins.str
     """admin, submit, read, node, job"""
     namespace: builtins.str
     """*: all"""
-    unix_user: builtins.str
-    """ranks of its jobs run as this user on daemons with `--run-as submitter`; empty: none"""
     def __init__(
         self,
         *,
         name: builtins.str = ...,
         role: builtins.str = ...,
         namespace: builtins.str = ...,
-        unix_user: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name", "namespace", b"namespace", "role", b"role", "unix_user", b"unix_user"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "namespace", b"namespace", "role", b"role"]) -> None: ...
 
 global___Account = Account
 

@@ -35,7 +35,6 @@ _MOST = 10_000  # tokens that are good
 _BEARER = b"Bearer "
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
 NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_UNIX_USER = re.compile(r"[a-z_][a-z0-9_.-]{0,31}")
 _MADE = (Role.ADMIN, Role.SUBMIT, Role.READ, Role.NODE)
 
 log = structlog.get_logger("coordinator.accounts")
@@ -49,7 +48,6 @@ class Token:
     name: str
     role: str
     namespace: str
-    unix_user: str
     digest: str
     created_at: float
     created_by: str
@@ -59,7 +57,7 @@ class Token:
     def identity(self) -> Identity:
         """Its bearer."""
         ends = self.expires_at or math.inf
-        return Identity(self.name, Role(self.role), self.namespace, None, self.token_id, self.unix_user, ends)
+        return Identity(self.name, Role(self.role), self.namespace, None, self.token_id, ends)
 
 
 class Accounts:
@@ -115,11 +113,9 @@ class Accounts:
 
     # ---- administrators
 
-    async def create(
-        self, name: str, role: str, namespace: str, unix_user: str, lasts_s: float, created_by: str
-    ) -> tuple[Token, str]:
+    async def create(self, name: str, role: str, namespace: str, lasts_s: float, created_by: str) -> tuple[Token, str]:
         """A new token, and the secret that its bearer shows. Raises InvalidRequestError, ConflictError."""
-        _check(name, role, namespace, unix_user, lasts_s)
+        _check(name, role, namespace, lasts_s)
         if len(self._known) >= _MOST:
             raise ConflictError(f"There are {_MOST} tokens that are good. Revoke some: `bagua token revoke`.")
         token_id = secrets.token_hex(4)
@@ -130,7 +126,6 @@ class Accounts:
             name,
             role,
             namespace or EVERYWHERE,
-            unix_user,
             digest_of(secret),
             now,
             created_by,
@@ -207,7 +202,7 @@ def check_namespace(namespace: str) -> None:
         )
 
 
-def _check(name: str, role: str, namespace: str, unix_user: str, lasts_s: float) -> None:
+def _check(name: str, role: str, namespace: str, lasts_s: float) -> None:
     if not _NAME.fullmatch(name):
         raise InvalidRequestError(f"name {name[:100]!r}: letters, digits and ._@+- alone, 100 at most.")
     if name == ADMINISTRATOR.name:
@@ -220,8 +215,6 @@ def _check(name: str, role: str, namespace: str, unix_user: str, lasts_s: float)
         if role in (Role.ADMIN, Role.NODE):
             raise InvalidRequestError(f"namespace: the role {role} is that of the whole cluster; give none.")
         check_namespace(namespace)
-    if unix_user and not _UNIX_USER.fullmatch(unix_user):
-        raise InvalidRequestError(f"unix_user {unix_user[:100]!r} can't be the name of a user.")
     if not (math.isfinite(lasts_s) and 0 <= lasts_s <= 100 * 366 * 86_400):
         raise InvalidRequestError(f"lasts_s is {lasts_s}: give seconds, or 0 for ever.")
 

@@ -162,7 +162,6 @@ def _run_message(run: Run, job: JobRecord) -> node_pb2.RunJob:
         job_key=job.job_key,
         master_addr=job.master_addr,
         master_port=job.master_port,
-        unix_user=job.unix_user,
         planned=run.plan is not Plan.AT_ONCE,
         joining=joining,
         hold=run.plan.holds,

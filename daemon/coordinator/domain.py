@@ -255,7 +255,6 @@ class JobRecord:
     respawns: tuple[tuple[str, float], ...] = ()  # (node, when) of replacements that were begun within an hour
     namespace: str = "default"
     submitted_by: str = ""  # name of the account
-    unix_user: str = ""  # that its ranks may run as, on daemons that allow it; empty: none
     # By node. Shared with the records that follow this one, so it is checked at each use.
     _indices: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
 

@@ -36,7 +36,6 @@ class Identity:
     namespace: str = EVERYWHERE
     scope: Scope | None = None
     token_id: str = ""
-    unix_user: str = ""
     expires_at: float = math.inf
 
 

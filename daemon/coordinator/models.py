@@ -65,7 +65,6 @@ jobs = Table(
     Column("lease_owner", String(64)),  # the coordinator that may decide
     Column("namespace", String(64), nullable=False, server_default="default"),
     Column("submitted_by", String(200), nullable=False, server_default=""),
-    Column("unix_user", String(64), nullable=False, server_default=""),  # that its ranks may run as; empty: none
     Index("ix_jobs_state_created_at", "state", "created_at"),
     Index("ix_jobs_finished_at", "finished_at"),
     Index("ix_jobs_created_at_job_id", "created_at", "job_id"),
@@ -207,7 +206,6 @@ tokens = Table(
     Column("name", String(200), nullable=False),
     Column("role", String(16), nullable=False),
     Column("namespace", String(64), nullable=False),  # *: all
-    Column("unix_user", String(64), nullable=False),
     Column("digest", String(64), nullable=False),  # SHA-256 of the whole token, in hex
     Column("created_at", Float, nullable=False),
     Column("created_by", String(200), nullable=False),

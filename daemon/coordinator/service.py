@@ -51,7 +51,6 @@ class Service:
             job_key=secrets.token_bytes(32),
             namespace=namespace or DEFAULT_NAMESPACE,
             submitted_by=caller.name,
-            unix_user=caller.unix_user,
         )
         found = await self._intake.submit(job, stored_key(idempotency_key, job.namespace))
         if found.namespace != job.namespace:

@@ -19,7 +19,6 @@ def upgrade() -> None:
         sa.Column("name", sa.String(200), nullable=False),
         sa.Column("role", sa.String(16), nullable=False),
         sa.Column("namespace", sa.String(64), nullable=False),
-        sa.Column("unix_user", sa.String(64), nullable=False),
         sa.Column("digest", sa.String(64), nullable=False),
         sa.Column("created_at", sa.Float, nullable=False),
         sa.Column("created_by", sa.String(200), nullable=False),
@@ -52,6 +51,5 @@ def upgrade() -> None:
     op.execute("INSERT INTO code_grants (digest, namespace) SELECT digest, 'default' FROM code_archives")
     op.add_column("jobs", sa.Column("namespace", sa.String(64), nullable=False, server_default="default"))
     op.add_column("jobs", sa.Column("submitted_by", sa.String(200), nullable=False, server_default=""))
-    op.add_column("jobs", sa.Column("unix_user", sa.String(64), nullable=False, server_default=""))
     op.create_index("ix_jobs_namespace_created_at_job_id", "jobs", ["namespace", "created_at", "job_id"])
     op.add_column("tune_studies", sa.Column("namespace", sa.String(64), nullable=False, server_default="default"))
