@@ -33,9 +33,9 @@ class Listing:
         page (empty: no more). Raises InvalidRequestError for a token that is none."""
         c = m.jobs.c
         size = min(limit or _DEFAULT_PAGE, MAX_PAGE)
-        columns = (c.job_id, c.brief, c.state, c.reason, c.generation, c.created_at, c.started_at, c.finished_at)
-        columns += (c.namespace, c.submitted_by)
-        query = sa.select(*columns).order_by(c.created_at.desc(), c.job_id.desc()).limit(size + 1)
+        about = (c.job_id, c.brief, c.state, c.reason, c.generation, c.namespace, c.submitted_by)
+        times = (c.created_at, c.started_at, c.finished_at)
+        query = sa.select(*about, *times).order_by(c.created_at.desc(), c.job_id.desc()).limit(size + 1)
         if namespace != EVERYWHERE:
             query = query.where(c.namespace == namespace)
         if states:
