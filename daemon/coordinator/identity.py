@@ -18,7 +18,7 @@ DEFAULT_NAMESPACE = "default"
 
 
 class Role(enum.StrEnum):
-    """What an account may do; ``access.TABLE`` says which calls that are."""
+    """Of an account; ``access.TABLE`` says which calls it may make."""
 
     ADMIN = "admin"  # everything, in all namespaces
     SUBMIT = "submit"  # jobs of its namespace

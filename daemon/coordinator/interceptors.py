@@ -216,7 +216,7 @@ _NOT_IN_TABLE = Rule(frozenset())
 
 
 class _Record:
-    """What the audit log gets of one call."""
+    """One call, as the audit log gets it."""
 
     def __init__(self, audit: Audit, caller: Identity, method: str, rule: Rule, peer: str) -> None:
         self._audit, self._caller, self._method, self._rule = audit, caller, method, rule

@@ -38,7 +38,7 @@ log = structlog.get_logger("coordinator.oidc")
 
 @dataclass(frozen=True)
 class Grant:
-    """Whoever has ``value`` in ``claim`` (a text, or a list of them) gets the role."""
+    """A role for everybody who has ``value`` in ``claim`` (a text, or a list of them)."""
 
     claim: str
     value: str
@@ -89,7 +89,7 @@ class Provider:
         self._good: dict[str, tuple[Identity, float]] = {}
 
     async def identity(self, token: str) -> Identity | None:
-        """Whose token it is; None if it is not good, or nothing is granted to it."""
+        """The account of a token; None if it is not good, or nothing is granted to it."""
         if token.count(".") != 2:
             return None
         digest, now = hashlib.sha256(token.encode()).hexdigest(), self._wall()

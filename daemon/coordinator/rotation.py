@@ -40,7 +40,7 @@ class Step(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Status:
-    """What lies in a folder. ``next_step``: what a rotation needs next; None: none is under way."""
+    """The state of a folder. ``next_step``: what a rotation needs next; None: none is under way."""
 
     hosts: tuple[str, ...]
     ends: datetime.datetime

@@ -48,7 +48,7 @@ def test_calls_about_a_job_have_a_job_in_their_request():
             assert "job_id" in found.input_type.fields_by_name, method
 
 
-# Who may do what, said again: A all, S its namespace's jobs and its own ones, R sees, N a daemon, J its one job.
+# The same table in plain letters: A all, S its namespace's jobs and its own ones, R sees, N a daemon, J its one job.
 PLAIN = {
     "ASRJ": "GetJob ListEvents WatchJob ReadLogs TraceJob",
     "ASR": "ListJobs FindJob ListNodes ListTuning GetTuning",
