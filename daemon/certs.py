@@ -17,17 +17,44 @@ USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
 
 def run(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Gets ca.pem, cert.pem and key.pem.")],
-    host: Annotated[list[str], typer.Option(help="Name or address by which others reach a machine; again for each.")],
-    renew: Annotated[bool, typer.Option("--renew", help="Make new ones although there are some.")] = False,
+    host: Annotated[
+        list[str] | None, typer.Option(help="Name or address by which others reach a machine; again for each.")
+    ] = None,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Make new ones although there are some: of a cluster that is stopped.")
+    ] = False,
+    rotate: Annotated[
+        str,
+        typer.Option(
+            metavar="begin|switch|finish",
+            help="Replace them without a stop, in three steps; hand DIR to every machine after each.",
+            show_default=False,
+        ),
+    ] = "",
+    show: Annotated[bool, typer.Option("--show", help="Tell what lies there, and when it ends.")] = False,
 ) -> None:
     """One certificate serves every role: copy DIR to each machine, pass --tls DIR to coordinator, daemons and CLI."""
-    from bagua.daemon.coordinator.certs import VALID_DAYS, make_certificates  # imports cryptography: not for --help
+    from bagua.daemon.coordinator import rotation  # imports cryptography: not for --help
+    from bagua.daemon.coordinator.certs import VALID_DAYS, make_certificates
 
-    make_certificates(folder, host, renew)
-    print(f"{folder}: a certificate for {', '.join(host)} and loopback, good for {VALID_DAYS} days.")
-    print(
-        f"Copy the folder to each machine (key.pem is secret) and pass --tls {folder} to coordinator, daemons and CLI."
-    )
+    if sum((bool(host), bool(rotate), show)) != 1 or (renew and not host):
+        raise ConfigError("Give --host (with or without --renew), --rotate, or --show.")
+    if host:
+        make_certificates(folder, host, renew)
+        print(f"{folder}: a certificate for {', '.join(host)} and loopback, good for {VALID_DAYS} days.")
+        print(
+            f"Copy the folder to each machine (key.pem is secret) and pass --tls {folder} to coordinator, daemons and "
+            "CLI."
+        )
+        return
+    if rotate and rotate not in list(rotation.Step):
+        raise ConfigError(f"--rotate {rotate}: begin, switch or finish.")
+    found = rotation.rotate(folder, rotation.Step(rotate)) if rotate else rotation.status(folder)
+    trusted = "1 authority is" if found.authorities == 1 else f"{found.authorities} authorities are"
+    print(f"{folder}: for {', '.join(found.hosts)}; {found.days_left} days left; {trusted} trusted.")
+    if found.next_step is not None:
+        hand = "Hand the folder to every machine, then: " if rotate else "Next: "
+        print(f"{hand}bagua certs {folder} --rotate {found.next_step}")
 
 
 def main() -> None:

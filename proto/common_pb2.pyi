@@ -138,6 +138,7 @@ class JobSpec(google.protobuf.message.Message):
     MAX_NODES_FIELD_NUMBER: builtins.int
     RESPAWN_FIELD_NUMBER: builtins.int
     CODE_FIELD_NUMBER: builtins.int
+    SECRETS_FIELD_NUMBER: builtins.int
     name: builtins.str
     entry: builtins.str
     """A path of a script, a module name (is_module) or any program (no_python)."""
@@ -186,6 +187,10 @@ class JobSpec(google.protobuf.message.Message):
         without a leading slash, or empty.
         """
 
+    @property
+    def secrets(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Names of variables whose values each node asks the coordinator for (SecretsQuestion). Set by the coordinator."""
+
     def __init__(
         self,
         *,
@@ -210,9 +215,10 @@ class JobSpec(google.protobuf.message.Message):
         max_nodes: builtins.int = ...,
         respawn: builtins.int = ...,
         code: global___CodeArchive | None = ...,
+        secrets: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["code", b"code"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adopt", b"adopt", "args", b"args", "code", b"code", "elastic", b"elastic", "entry", b"entry", "env", b"env", "is_module", b"is_module", "join_timeout_s", b"join_timeout_s", "master_port", b"master_port", "max_nodes", b"max_nodes", "min_nodes", b"min_nodes", "name", b"name", "nnodes", b"nnodes", "no_python", b"no_python", "nproc_per_node", b"nproc_per_node", "placement_timeout_s", b"placement_timeout_s", "python", b"python", "respawn", b"respawn", "secret_env", b"secret_env", "stop_grace_s", b"stop_grace_s", "workdir", b"workdir"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adopt", b"adopt", "args", b"args", "code", b"code", "elastic", b"elastic", "entry", b"entry", "env", b"env", "is_module", b"is_module", "join_timeout_s", b"join_timeout_s", "master_port", b"master_port", "max_nodes", b"max_nodes", "min_nodes", b"min_nodes", "name", b"name", "nnodes", b"nnodes", "no_python", b"no_python", "nproc_per_node", b"nproc_per_node", "placement_timeout_s", b"placement_timeout_s", "python", b"python", "respawn", b"respawn", "secret_env", b"secret_env", "secrets", b"secrets", "stop_grace_s", b"stop_grace_s", "workdir", b"workdir"]) -> None: ...
 
 global___JobSpec = JobSpec
 

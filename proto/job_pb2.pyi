@@ -192,20 +192,46 @@ global___ForgetTuningReply = ForgetTuningReply
 class SubmitJobRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class SecretsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     SPEC_FIELD_NUMBER: builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: builtins.int
+    NAMESPACE_FIELD_NUMBER: builtins.int
+    SECRETS_FIELD_NUMBER: builtins.int
     idempotency_key: builtins.str
     """Chosen by the caller; submitting the same key again returns the first job."""
+    namespace: builtins.str
+    """Empty: the caller's own; of an administrator: "default"."""
     @property
     def spec(self) -> bagua.proto.common_pb2.JobSpec: ...
+    @property
+    def secrets(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Variables of the ranks that the coordinator keeps in memory alone, until the job has ended: name -> value."""
+
     def __init__(
         self,
         *,
         spec: bagua.proto.common_pb2.JobSpec | None = ...,
         idempotency_key: builtins.str = ...,
+        namespace: builtins.str = ...,
+        secrets: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["idempotency_key", b"idempotency_key", "spec", b"spec"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["idempotency_key", b"idempotency_key", "namespace", b"namespace", "secrets", b"secrets", "spec", b"spec"]) -> None: ...
 
 global___SubmitJobRequest = SubmitJobRequest
 
@@ -230,6 +256,8 @@ class Job(google.protobuf.message.Message):
     PAUSED_FIELD_NUMBER: builtins.int
     GROWTH_FIELD_NUMBER: builtins.int
     TUNING_FIELD_NUMBER: builtins.int
+    NAMESPACE_FIELD_NUMBER: builtins.int
+    SUBMITTED_BY_FIELD_NUMBER: builtins.int
     REPORTS_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     state: bagua.proto.common_pb2.JobState.ValueType
@@ -248,6 +276,9 @@ class Job(google.protobuf.message.Message):
     """of an elastic job with fewer nodes or ranks than it may have: why nobody joins now, in words"""
     tuning: builtins.str
     """of a job that tunes itself: how far it is, in words"""
+    namespace: builtins.str
+    submitted_by: builtins.str
+    """name of the account"""
     @property
     def spec(self) -> bagua.proto.common_pb2.JobSpec: ...
     @property
@@ -286,10 +317,12 @@ class Job(google.protobuf.message.Message):
         paused: builtins.bool = ...,
         growth: builtins.str = ...,
         tuning: builtins.str = ...,
+        namespace: builtins.str = ...,
+        submitted_by: builtins.str = ...,
         reports: collections.abc.Iterable[bagua.proto.common_pb2.Progress] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["progress", b"progress", "spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["created_at", b"created_at", "finished_at", b"finished_at", "generation", b"generation", "gone", b"gone", "growth", b"growth", "job_id", b"job_id", "joining", b"joining", "paused", b"paused", "progress", b"progress", "ranks", b"ranks", "reason", b"reason", "reports", b"reports", "spec", b"spec", "started_at", b"started_at", "state", b"state", "tuning", b"tuning", "waiting", b"waiting", "wanted_nodes", b"wanted_nodes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["created_at", b"created_at", "finished_at", b"finished_at", "generation", b"generation", "gone", b"gone", "growth", b"growth", "job_id", b"job_id", "joining", b"joining", "namespace", b"namespace", "paused", b"paused", "progress", b"progress", "ranks", b"ranks", "reason", b"reason", "reports", b"reports", "spec", b"spec", "started_at", b"started_at", "state", b"state", "submitted_by", b"submitted_by", "tuning", b"tuning", "waiting", b"waiting", "wanted_nodes", b"wanted_nodes"]) -> None: ...
 
 global___Job = Job
 
@@ -315,10 +348,13 @@ class ListJobsRequest(google.protobuf.message.Message):
     STATES_FIELD_NUMBER: builtins.int
     LIMIT_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    NAMESPACE_FIELD_NUMBER: builtins.int
     limit: builtins.int
     """of one answer. 0: 100; 1,000 at most"""
     page_token: builtins.str
     """next_page_token of the answer before; empty: from the newest"""
+    namespace: builtins.str
+    """empty: all that the caller may see"""
     @property
     def states(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[bagua.proto.common_pb2.JobState.ValueType]:
         """empty: all"""
@@ -329,8 +365,9 @@ class ListJobsRequest(google.protobuf.message.Message):
         states: collections.abc.Iterable[bagua.proto.common_pb2.JobState.ValueType] | None = ...,
         limit: builtins.int = ...,
         page_token: builtins.str = ...,
+        namespace: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["limit", b"limit", "page_token", b"page_token", "states", b"states"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["limit", b"limit", "namespace", b"namespace", "page_token", b"page_token", "states", b"states"]) -> None: ...
 
 global___ListJobsRequest = ListJobsRequest
 

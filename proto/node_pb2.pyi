@@ -60,6 +60,7 @@ class NodeFact(google.protobuf.message.Message):
     TRACE_FIELD_NUMBER: builtins.int
     CLOCK_FIELD_NUMBER: builtins.int
     CODE_FIELD_NUMBER: builtins.int
+    SECRETS_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello:
         """first message of every session"""
@@ -84,6 +85,8 @@ class NodeFact(google.protobuf.message.Message):
     def clock(self) -> global___ClockReply: ...
     @property
     def code(self) -> global___CodeQuestion: ...
+    @property
+    def secrets(self) -> global___SecretsQuestion: ...
     def __init__(
         self,
         *,
@@ -98,10 +101,11 @@ class NodeFact(google.protobuf.message.Message):
         trace: global___TraceReply | None = ...,
         clock: global___ClockReply | None = ...,
         code: global___CodeQuestion | None = ...,
+        secrets: global___SecretsQuestion | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["clock", b"clock", "code", b"code", "fact", b"fact", "heartbeat", b"heartbeat", "hello", b"hello", "job", b"job", "log", b"log", "progress", b"progress", "status", b"status", "trace", b"trace", "tune", b"tune", "upgrade_refusal", b"upgrade_refusal"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["clock", b"clock", "code", b"code", "fact", b"fact", "heartbeat", b"heartbeat", "hello", b"hello", "job", b"job", "log", b"log", "progress", b"progress", "status", b"status", "trace", b"trace", "tune", b"tune", "upgrade_refusal", b"upgrade_refusal"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["fact", b"fact"]) -> typing.Literal["hello", "heartbeat", "job", "progress", "log", "status", "upgrade_refusal", "tune", "trace", "clock", "code"] | None: ...
+    def HasField(self, field_name: typing.Literal["clock", b"clock", "code", b"code", "fact", b"fact", "heartbeat", b"heartbeat", "hello", b"hello", "job", b"job", "log", b"log", "progress", b"progress", "secrets", b"secrets", "status", b"status", "trace", b"trace", "tune", b"tune", "upgrade_refusal", b"upgrade_refusal"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["clock", b"clock", "code", b"code", "fact", b"fact", "heartbeat", b"heartbeat", "hello", b"hello", "job", b"job", "log", b"log", "progress", b"progress", "secrets", b"secrets", "status", b"status", "trace", b"trace", "tune", b"tune", "upgrade_refusal", b"upgrade_refusal"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["fact", b"fact"]) -> typing.Literal["hello", "heartbeat", "job", "progress", "log", "status", "upgrade_refusal", "tune", "trace", "clock", "code", "secrets"] | None: ...
 
 global___NodeFact = NodeFact
 
@@ -308,6 +312,7 @@ class Directive(google.protobuf.message.Message):
     END_TRACE_FIELD_NUMBER: builtins.int
     CLOCK_FIELD_NUMBER: builtins.int
     CODE_FIELD_NUMBER: builtins.int
+    SECRETS_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> global___Welcome:
         """answer to Hello"""
@@ -334,6 +339,8 @@ class Directive(google.protobuf.message.Message):
     def clock(self) -> global___ClockProbe: ...
     @property
     def code(self) -> global___CodeAnswer: ...
+    @property
+    def secrets(self) -> global___SecretsAnswer: ...
     def __init__(
         self,
         *,
@@ -349,10 +356,11 @@ class Directive(google.protobuf.message.Message):
         end_trace: global___EndTrace | None = ...,
         clock: global___ClockProbe | None = ...,
         code: global___CodeAnswer | None = ...,
+        secrets: global___SecretsAnswer | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["ack", b"ack", "clock", b"clock", "code", b"code", "directive", b"directive", "end_log", b"end_log", "end_trace", b"end_trace", "read_log", b"read_log", "run", b"run", "stop", b"stop", "trace", b"trace", "tune", b"tune", "upgrade", b"upgrade", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ack", b"ack", "clock", b"clock", "code", b"code", "directive", b"directive", "end_log", b"end_log", "end_trace", b"end_trace", "read_log", b"read_log", "run", b"run", "stop", b"stop", "trace", b"trace", "tune", b"tune", "upgrade", b"upgrade", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["directive", b"directive"]) -> typing.Literal["welcome", "run", "stop", "read_log", "end_log", "ack", "upgrade", "tune", "trace", "end_trace", "clock", "code"] | None: ...
+    def HasField(self, field_name: typing.Literal["ack", b"ack", "clock", b"clock", "code", b"code", "directive", b"directive", "end_log", b"end_log", "end_trace", b"end_trace", "read_log", b"read_log", "run", b"run", "secrets", b"secrets", "stop", b"stop", "trace", b"trace", "tune", b"tune", "upgrade", b"upgrade", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ack", b"ack", "clock", b"clock", "code", b"code", "directive", b"directive", "end_log", b"end_log", "end_trace", b"end_trace", "read_log", b"read_log", "run", b"run", "secrets", b"secrets", "stop", b"stop", "trace", b"trace", "tune", b"tune", "upgrade", b"upgrade", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["directive", b"directive"]) -> typing.Literal["welcome", "run", "stop", "read_log", "end_log", "ack", "upgrade", "tune", "trace", "end_trace", "clock", "code", "secrets"] | None: ...
 
 global___Directive = Directive
 
@@ -510,6 +518,65 @@ class CodeAnswer(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["data", b"data", "error", b"error", "request_id", b"request_id"]) -> None: ...
 
 global___CodeAnswer = CodeAnswer
+
+@typing.final
+class SecretsQuestion(google.protobuf.message.Message):
+    """For the values of JobSpec.secrets. The coordinator has them in memory alone."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    request_id: builtins.int
+    job_id: builtins.str
+    def __init__(
+        self,
+        *,
+        request_id: builtins.int = ...,
+        job_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "request_id", b"request_id"]) -> None: ...
+
+global___SecretsQuestion = SecretsQuestion
+
+@typing.final
+class SecretsAnswer(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class ValuesEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    VALUES_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    request_id: builtins.int
+    error: builtins.str
+    """in words; empty: none"""
+    @property
+    def values(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        request_id: builtins.int = ...,
+        values: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        error: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "request_id", b"request_id", "values", b"values"]) -> None: ...
+
+global___SecretsAnswer = SecretsAnswer
 
 @typing.final
 class TuneQuestion(google.protobuf.message.Message):

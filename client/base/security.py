@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import ssl
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -104,9 +105,39 @@ def check_listen_address(address: str, tls: TlsFiles | None) -> None:
 
 
 def server_credentials(tls: TlsFiles) -> grpc.ServerCredentials:
-    """Mutual TLS: clients must show a certificate of the same authority."""
-    ca, cert, key = tls.read()
-    return grpc.ssl_server_credentials([(key, cert)], root_certificates=ca, require_client_auth=True)
+    """Mutual TLS: clients must show a certificate of an authority in ``tls.ca``. Files that are replaced count for the
+    next connection; those that can't be used don't."""
+    current = tls.read()
+
+    def configuration(found: tuple[bytes, bytes, bytes]) -> grpc.ServerCertificateConfiguration:
+        ca, cert, key = found
+        return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=ca)
+
+    def newer() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal current
+        with contextlib.suppress(ConfigError, OSError):
+            found = tls.read()
+            if found != current and _belong_together(found):
+                current = found
+                return configuration(found)
+        return None
+
+    return grpc.dynamic_ssl_server_credentials(configuration(current), newer, require_client_authentication=True)
+
+
+def _belong_together(found: tuple[bytes, bytes, bytes]) -> bool:
+    """Whether key and certificate are a pair: between two writes they are none."""
+    _, cert, key = found
+    with tempfile.TemporaryDirectory() as folder:  # 0700; the standard library takes files alone
+        paths = [os.path.join(folder, name) for name in ("cert.pem", "key.pem")]
+        for path, data in zip(paths, (cert, key), strict=True):
+            with open(path, "wb") as file:
+                file.write(data)
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*paths)
+        except (ssl.SSLError, OSError):
+            return False
+    return True
 
 
 def channel_credentials(tls: TlsFiles) -> grpc.ChannelCredentials:

@@ -21,6 +21,7 @@ from bagua.cli import (
     membership,
     net,
     run,
+    token,
     trace,
     tune,
 )
@@ -47,6 +48,8 @@ bench.bench.command("net")(bench_net.bench_net)
 app.add_typer(bench.bench, name="bench")
 app.add_typer(net.net, name="net")
 app.add_typer(tune.tune, name="tune")
+app.add_typer(token.tokens, name="token")
+app.command()(token.audit)
 
 FOREIGN = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
 

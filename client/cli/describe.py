@@ -82,6 +82,8 @@ def job_document(job: job_pb2.Job) -> dict[str, Any]:
         "paused": job.paused,
         "growth": job.growth,
         "tuning": job.tuning,
+        "namespace": job.namespace,
+        "submitted_by": job.submitted_by,
         "step": step_lines(job),
         "step_shares": [asdict(share) for share in step_shares(job)],
     }

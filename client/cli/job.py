@@ -68,6 +68,8 @@ def submit(
     autotune: options.AutotuneOption = False,
     env: options.EnvOption = None,
     secret_env: options.SecretEnvOption = None,
+    secret: options.SecretOption = None,
+    namespace: options.NamespaceOption = "",
     name: options.NameOption = "",
     workdir: options.WorkdirOption = None,
     working_dir: options.WorkingDirOption = None,
@@ -93,6 +95,7 @@ def submit(
     options.check_entry(script, module, no_python)
     variables = options.job_env(env, algorithm, enable_bagua_net, checkpoint_dir, autotune)
     secret_files = options.parse_secret_env(secret_env, variables)
+    secrets = options.read_secrets(secret, {**variables, **secret_files})
     options.warn_of_secrets(variables)
     nodes = options.spec_nodes(nnodes, elastic, min_nodes, max_nodes, respawn)
     shown = options.shown(only_rank, prefix, nodes["nnodes"] * nproc_per_node, nodes["elastic"])
@@ -117,7 +120,7 @@ def submit(
     with connect(coordinator, token_file, tls) as client:
         if packed is not None:
             spec.code.CopyFrom(client.put_code(packed))
-        job = client.submit(spec, idempotency_key=key)
+        job = client.submit(spec, idempotency_key=key, namespace=namespace, secrets=secrets)
         if watch:
             raise typer.Exit(_watch(client, job, output, shown))
     if output is Output.json:
@@ -161,6 +164,7 @@ def _watch(client: Client, job: job_pb2.Job, output: Output, shown: options.Show
 @jobs.command("list")
 def list_jobs(
     limit: int = typer.Option(50, min=1, help="The newest so many."),
+    namespace: str = typer.Option("", help="Of this namespace alone.", show_default=False),
     output: OutputOption = Output.text,
     coordinator: CoordinatorOption = None,
     token_file: TokenFileOption = None,
@@ -171,7 +175,7 @@ def list_jobs(
     from bagua.cli.tables import print_jobs
 
     with connect(coordinator, token_file, tls) as client:
-        found = client.list(limit=limit)
+        found = client.list(limit=limit, namespace=namespace)
     if output is Output.json:
         print_json({"jobs": [summary_document(job) for job in found]})
     else:

@@ -128,6 +128,19 @@ SecretEnvOption = Annotated[
         show_default=False,
     ),
 ]
+SecretOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--secret",
+        metavar="K=FILE",
+        help="A variable whose value is read from FILE here (mode 0600). The coordinator keeps it in memory alone: if "
+        "it is started again before the ranks are, the job fails. May be repeated.",
+        show_default=False,
+    ),
+]
+NamespaceOption = Annotated[
+    str, typer.Option("--namespace", help="Where the job goes. Default: your account's.", show_default=False)
+]
 AlgorithmOption = Annotated[
     str,
     typer.Option(
@@ -251,13 +264,37 @@ def parse_secret_env(pairs: list[str] | None, variables: Collection[str]) -> dic
     return found
 
 
+def read_secrets(pairs: list[str] | None, taken: Collection[str]) -> dict[str, str]:
+    """``["A=file"]`` -> ``{"A": what the file has}``; a line's end behind it is no part of it. Raises UsageError for
+    what names no file, or one of the ``taken`` variables; ConfigError for a file that others may read, or that can't
+    be."""
+    from bagua.base.errors import ConfigError
+    from bagua.base.secrets import read_private
+
+    found = {}
+    for pair in pairs or []:
+        name, separator, path = pair.partition("=")
+        if not separator or not name or not path:
+            raise UsageError(f"--secret {name}: write NAME=FILE.")  # not the rest: it may be the secret itself
+        if name in taken or name in found:
+            raise UsageError(f"{name} is given twice.")
+        try:
+            text = read_private(Path(path).expanduser(), f"--secret {name}: the file").decode()
+        except OSError as error:
+            raise ConfigError(f"--secret {name}: the file {path} can't be read: {error.strerror}.") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"--secret {name}: the file {path} is not UTF-8 text.") from error
+        found[name] = text.removesuffix("\n").removesuffix("\r")
+    return found
+
+
 def warn_of_secrets(variables: Mapping[str, str]) -> None:
     """A line on standard error for values that a service that lasts would keep in the clear."""
     from bagua.base.secrets import looks_secret
 
     if names := [name for name, value in variables.items() if looks_secret(name, value)]:
         kept = f"note: the coordinator's database keeps the value of {', '.join(names)}."
-        print(f"{kept} --secret-env NAME=FILE keeps it out.", file=sys.stderr)
+        print(f"{kept} --secret NAME=FILE or --secret-env NAME=FILE keeps it out.", file=sys.stderr)
 
 
 def job_env(

@@ -88,7 +88,8 @@ def print_job(job: job_pb2.Job, events: Sequence[job_pb2.JobEvent]) -> None:
     _say(f"job        {job.job_id} ({job.spec.name})")
     _say(f"state      {job_state(job.state)}{f': {job.reason}' if job.reason else ''}")
     _say(f"runs       {command(job.spec)}  (in {_folder(job.spec)}, {shape(job)} ranks)")
-    _say(f"submitted  {clock(job.created_at)}, {age(job)}{'' if job.state in ENDED else ' ago'}")
+    by = f", by {job.submitted_by} in {job.namespace}" if job.submitted_by else ""
+    _say(f"submitted  {clock(job.created_at)}, {age(job)}{'' if job.state in ENDED else ' ago'}{by}")
     if job.HasField("progress"):
         steps = f"{job.progress.step}/{job.progress.total}" if job.progress.total else str(job.progress.step)
         _say(f"progress   step {steps}  {metrics_text(dict(job.progress.metrics))}  {job.progress.message}".rstrip())

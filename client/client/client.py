@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event as Flag
@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 from bagua.base.errors import InvalidRequestError, ServiceError, UnavailableError
 from bagua.base.rpc import CHANNEL_OPTIONS, MAX_SPEC_BYTES, error_of, too_large_spec
 from bagua.base.security import TlsFiles, call_metadata, channel_credentials, check_dial_address
+from bagua.client.accounts import Accounts
 from bagua.client.packing import Packed, pack
 from bagua.client.reach import find_reach
 from bagua.client.specification import JobArguments, job_spec
@@ -67,6 +68,8 @@ class Client:
             self._channel = grpc.secure_channel(reach.address, credentials, options=CHANNEL_OPTIONS)
         self._stub = job_pb2_grpc.JobServiceStub(self._channel)
         self._closed = Flag()
+        self.accounts = Accounts(self._channel, self._call)
+        """Tokens and the audit log."""
 
     def __enter__(self) -> Client:
         return self
@@ -84,7 +87,14 @@ class Client:
     # ---- jobs
 
     @overload
-    def submit(self, spec: common_pb2.JobSpec, idempotency_key: str = "") -> job_pb2.Job: ...
+    def submit(
+        self,
+        spec: common_pb2.JobSpec,
+        idempotency_key: str = "",
+        *,
+        namespace: str = "",
+        secrets: Mapping[str, str] | None = None,
+    ) -> job_pb2.Job: ...
 
     @overload
     def submit(
@@ -93,6 +103,8 @@ class Client:
         script: str | os.PathLike[str],
         working_dir: str | os.PathLike[str] | None = None,
         idempotency_key: str = "",
+        namespace: str = "",
+        secrets: Mapping[str, str] | None = None,
         **arguments: Unpack[JobArguments],
     ) -> job_pb2.Job: ...
 
@@ -103,6 +115,8 @@ class Client:
         *,
         script: str | os.PathLike[str] = "",
         working_dir: str | os.PathLike[str] | None = None,
+        namespace: str = "",
+        secrets: Mapping[str, str] | None = None,
         **arguments: Unpack[JobArguments],
     ) -> job_pb2.Job:
         """Submits a job: a specification, or a ``script`` with the ``arguments`` that ``JobArguments`` lists.
@@ -111,8 +125,9 @@ class Client:
 
         The same ``idempotency_key`` again returns the first job: with one, a call that failed half-way can be repeated.
         ``working_dir``: a folder of this machine whose files are shipped to the nodes, where the ranks run in a copy;
-        ``script`` is a path in it. Raises InvalidRequestError if the specification is too large, ConfigError for
-        arguments, or a folder, that can't be used."""
+        ``script`` is a path in it. ``namespace``: where the job goes; default: the account's own. ``secrets``:
+        variables of the ranks, name -> value, that the service keeps in memory alone. Raises InvalidRequestError if the
+        specification is too large, ConfigError for arguments, or a folder, that can't be used."""
         if spec is None:
             made = job_spec(script, shipped=working_dir is not None, **arguments)
             if working_dir is not None:
@@ -125,7 +140,10 @@ class Client:
             raise TypeError("submit takes a specification, or a script with its arguments, not both.")
         if spec.ByteSize() > MAX_SPEC_BYTES:  # gRPC would say it in its own words
             raise InvalidRequestError(too_large_spec(spec.ByteSize()))
-        return self._call(self._stub.SubmitJob, job_pb2.SubmitJobRequest(spec=spec, idempotency_key=idempotency_key))
+        request = job_pb2.SubmitJobRequest(
+            spec=spec, idempotency_key=idempotency_key, namespace=namespace, secrets=secrets
+        )
+        return self._call(self._stub.SubmitJob, request)
 
     def put_code(self, packed: Packed) -> common_pb2.CodeArchive:
         """Uploads an archive, unless the coordinator has it. Returns its description, for ``JobSpec.code``. Raises
@@ -151,10 +169,13 @@ class Client:
         none, ConflictError if there are several."""
         return self._call(self._stub.FindJob, job_pb2.FindJobRequest(prefix=prefix)).job_id
 
-    def list(self, states: Iterable[common_pb2.JobState.ValueType] = (), limit: int = 100) -> Sequence[job_pb2.Job]:
-        """The ``limit`` newest jobs in one of ``states`` (none: all), the newest first. Of the specification each has
+    def list(
+        self, states: Iterable[common_pb2.JobState.ValueType] = (), limit: int = 100, namespace: str = ""
+    ) -> Sequence[job_pb2.Job]:
+        """The ``limit`` newest jobs in one of ``states`` (none: all), the newest first; of one ``namespace``, or of all
+        that the account may see. Of the specification each has
         only name, entry and sizes; ranks and what is waited for are left out, too: ``get`` tells all."""
-        request = job_pb2.ListJobsRequest(states=list(states))
+        request = job_pb2.ListJobsRequest(states=list(states), namespace=namespace)
         found: list[job_pb2.Job] = []
         while True:
             request.limit = min(limit - len(found), PAGE)

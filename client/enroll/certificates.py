@@ -35,9 +35,9 @@ def make_request(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 class Authority:
-    """Lives as long as this object: its key is written nowhere."""
+    """Lives as long as this object: its key is written nowhere. Two that are trusted at once need different names."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "bagua authority") -> None:
         self._key = new_key()
         usage = x509.KeyUsage(
             digital_signature=False,
@@ -50,7 +50,7 @@ class Authority:
             encipher_only=False,
             decipher_only=False,
         )
-        builder = _builder(_name("bagua authority"), _name("bagua authority"), self._key.public_key())
+        builder = _builder(_name(name), _name(name), self._key.public_key())
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         builder = builder.add_extension(
             x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False

@@ -53,6 +53,21 @@ def run(
     keep: Annotated[
         str | None, typer.Option(help="Ended jobs that stay: 30d, 10000, both (30d,10000), forever. [default: both]")
     ] = None,
+    keep_audit: Annotated[
+        str | None, typer.Option(help="Entries of the audit log that stay, in the same words. [default: 90d,1000000]")
+    ] = None,
+    oidc_issuer: Annotated[
+        str | None, typer.Option(metavar="URL", help="Take signed tokens of this OpenID Connect provider, too.")
+    ] = None,
+    oidc_audience: Annotated[str | None, typer.Option(help="Whom its tokens must be for (aud).")] = None,
+    oidc_grant: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CLAIM=VALUE:ROLE[:NAMESPACE]",
+            help="A role for those with this value in a claim: groups=ml:submit:vision. Again for more; the first that "
+            "fits counts.",
+        ),
+    ] = None,
     fence_after: Annotated[
         float | None,
         typer.Option(help="Daemons that can't reach a coordinator for so many seconds end their ranks. [default: 60]"),
@@ -74,6 +89,10 @@ def run(
             token_file=token_file,
             exit_when_idle=exit_when_idle,
             keep=keep,
+            keep_audit=keep_audit,
+            oidc_issuer=oidc_issuer,
+            oidc_audience=oidc_audience,
+            oidc_grants=tuple(oidc_grant) if oidc_grant else None,
             fence_after=fence_after,
             log_json=log_json,
         )

@@ -18,6 +18,7 @@ import structlog
 from bagua.base import code_archive
 from bagua.base.errors import InvalidRequestError, NotFoundError, ServiceError, TooMuchError
 from bagua.daemon.coordinator.clock import ServiceClock
+from bagua.daemon.coordinator.identity import EVERYWHERE
 from bagua.daemon.coordinator.store import Store
 from bagua.daemon.coordinator.worker import Worker
 from bagua.proto import common_pb2, job_pb2
@@ -52,41 +53,46 @@ class CodeArchives:
         self._max_total_bytes = max_total_bytes
         self._uploads = asyncio.Semaphore(_UPLOADS)
 
-    async def find(self, archive: common_pb2.CodeArchive) -> bool:
-        """Whether it is here; if so, it stays for some minutes at least. Raises InvalidRequestError."""
+    async def find(self, archive: common_pb2.CodeArchive, namespace: str = EVERYWHERE) -> bool:
+        """Whether it is here, sent by that namespace; if so, it stays for some minutes at least. Raises
+        InvalidRequestError."""
         _check(archive)
-        return await self._worker.write(self._use, archive)
+        return await self._worker.write(self._use, archive, namespace)
 
-    async def need(self, archive: common_pb2.CodeArchive) -> None:
+    async def need(self, archive: common_pb2.CodeArchive, namespace: str = EVERYWHERE) -> None:
         """A job that needs it is submitted. Raises InvalidRequestError if it is not here."""
-        if not await self.find(archive):
+        if not await self.find(archive, namespace):
             raise InvalidRequestError(
                 f"spec.code: this coordinator has no archive {archive.digest[:12]}…: upload it before the job."
             )
 
-    async def put(self, messages: AsyncIterator[job_pb2.PutCodeRequest]) -> None:
-        """Takes an archive. Raises InvalidRequestError if its bytes are not those that it is named by, TooMuchError if
-        there is no room."""
+    async def put(self, messages: AsyncIterator[job_pb2.PutCodeRequest], namespace: str = EVERYWHERE) -> None:
+        """Takes an archive from a namespace. That another one has sent it does not count: nobody gets code by its
+        digest. Raises InvalidRequestError if its bytes are not those that it is named by, TooMuchError if there is no
+        room."""
         first = await _next(messages)
         archive = first.archive
         _check(archive)
         async with self._uploads:
-            if await self._worker.write(self._use, archive):
+            if await self._worker.write(self._use, archive, namespace):
                 return
             with await asyncio.to_thread(_temporary_file) as file:
                 await _receive(first.data, messages, archive, file)
+                if await self._worker.write(self._use, archive, EVERYWHERE):  # another namespace has sent it before
+                    await self._worker.write(self._complete, archive.digest, namespace)
+                    return
                 await self._worker.write(self._make_room, archive.bytes)
-                await self._store_pieces(archive, file)
+                await self._store_pieces(archive, file, namespace)
         log.info("code_stored", digest=archive.digest, bytes=archive.bytes, files=archive.files)
 
-    async def _store_pieces(self, archive: common_pb2.CodeArchive, file: IO[bytes]) -> None:
+    async def _store_pieces(self, archive: common_pb2.CodeArchive, file: IO[bytes], namespace: str) -> None:
         """In small transactions: other writers come between. What was begun and not completed goes like what is old."""
         file.seek(0)
         await self._worker.write(self._begin, archive)
         for number in range(0, code_archive.pieces_of(archive.bytes), _PIECES_AT_ONCE):
             data = await asyncio.to_thread(file.read, _PIECES_AT_ONCE * code_archive.PIECE_BYTES)
             await self._worker.write(self._add_pieces, archive.digest, number, data)
-        await self._worker.write(self._complete, archive.digest)
+        await self._worker.write(self._complete, archive.digest, namespace)
 
     async def piece(self, job_id: str, number: int) -> bytes:
         """One piece of the archive that a job needs. Raises NotFoundError."""
@@ -113,9 +119,9 @@ class CodeArchives:
 
     # ---- in a thread
 
-    def _use(self, archive: common_pb2.CodeArchive) -> bool:
+    def _use(self, archive: common_pb2.CodeArchive, namespace: str) -> bool:
         with self._store.transaction() as tx:
-            return tx.use_code(archive.digest, archive.bytes, self._clock.wall())
+            return tx.use_code(archive.digest, archive.bytes, self._clock.wall(), namespace)
 
     def _make_room(self, size: int) -> None:
         with self._store.transaction() as tx:
@@ -141,9 +147,9 @@ class CodeArchives:
             for number, begin in enumerate(range(0, len(data), size), first):
                 tx.add_code_piece(digest, number, data[begin : begin + size])
 
-    def _complete(self, digest: str) -> None:
+    def _complete(self, digest: str, namespace: str) -> None:
         with self._store.transaction() as tx:
-            tx.complete_code(digest, self._clock.wall())
+            tx.complete_code(digest, self._clock.wall(), namespace)
 
     def _piece(self, job_id: str, number: int) -> bytes | None:
         if len(job_id) > 64 or "\0" in job_id:

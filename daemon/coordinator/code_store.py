@@ -6,6 +6,7 @@ import sqlalchemy as sa
 
 from bagua.daemon.coordinator import models as m
 from bagua.daemon.coordinator.domain import JobState
+from bagua.daemon.coordinator.identity import EVERYWHERE
 from bagua.daemon.coordinator.tuning_store import TuningQueries
 
 _UNFINISHED = [state.value for state in JobState if not state.terminal]
@@ -14,10 +15,13 @@ _UNFINISHED = [state.value for state in JobState if not state.terminal]
 class CodeQueries(TuningQueries):
     """The part of a transaction that is about archives of code. Times are wall times, seconds."""
 
-    def use_code(self, digest: str, size: int, now: float) -> bool:
-        """Whether it is here, whole; if so, it was used ``now``."""
-        c = m.code_archives.c
+    def use_code(self, digest: str, size: int, now: float, namespace: str) -> bool:
+        """Whether it is here, whole, and the namespace (*: any) has sent it once; if so, it was used ``now``."""
+        c, g = m.code_archives.c, m.code_grants.c
         here = sa.and_(c.digest == digest, c.bytes == size, c.complete)
+        if namespace != EVERYWHERE:
+            granted = sa.select(g.digest).where(g.digest == digest, g.namespace == namespace)
+            here = sa.and_(here, c.digest.in_(granted))
         found = self._db.execute(sa.update(m.code_archives).where(here).values(used_at=now))
         return found.rowcount > 0
 
@@ -32,8 +36,10 @@ class CodeQueries(TuningQueries):
         statement = self._insert(m.code_pieces).values(digest=digest, number=number, data=data)
         self._db.execute(statement.on_conflict_do_nothing())
 
-    def complete_code(self, digest: str, now: float) -> None:
-        """All pieces are there."""
+    def complete_code(self, digest: str, now: float, namespace: str) -> None:
+        """All pieces are there, and the namespace has sent them."""
+        grant = self._insert(m.code_grants).values(digest=digest, namespace=namespace)
+        self._db.execute(grant.on_conflict_do_nothing())
         here = m.code_archives.c.digest == digest
         self._db.execute(sa.update(m.code_archives).where(here).values(complete=True, used_at=now))
 

@@ -253,6 +253,8 @@ class JobRecord:
     failures: int = 0  # waves of newcomers, in a row, of which one failed
     retry_clock: float = 0.0  # nobody is started to join before
     respawns: tuple[tuple[str, float], ...] = ()  # (node, when) of replacements that were begun within an hour
+    namespace: str = "default"
+    submitted_by: str = ""  # name of the account
     # By node. Shared with the records that follow this one, so it is checked at each use.
     _indices: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
 
@@ -380,6 +382,8 @@ class JobSummary:
     created_at: float
     started_at: float
     finished_at: float
+    namespace: str
+    submitted_by: str
 
 
 @dataclass(frozen=True)

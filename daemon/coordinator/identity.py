@@ -1,43 +1,52 @@
-"""Finds the identity behind the credential of a call."""
+"""Identities: the account behind the credential of a call, and the call's own, which handlers read here."""
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Callable, Iterable
+import enum
+import math
+from collections.abc import Awaitable, Callable, Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from bagua.base.scope import Scope, read_scope
+from bagua.base.scope import Scope
 from bagua.base.security import METADATA_KEY
 
 Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
+EVERYWHERE = "*"
+DEFAULT_NAMESPACE = "default"
+
+
+class Role(enum.StrEnum):
+    """Of an account; ``access.TABLE`` says which calls it may make."""
+
+    ADMIN = "admin"  # everything, in all namespaces
+    SUBMIT = "submit"  # jobs of its namespace
+    READ = "read"  # sees its namespace, or all
+    NODE = "node"  # a daemon of the cluster
+    JOB = "job"  # a daemon that serves one job alone: see ``base/scope.py``
 
 
 @dataclass(frozen=True)
 class Identity:
-    """The bearer of a token that this coordinator knows. ``scope``: what it is good for; None: everything."""
+    """``token_id``: of a token of the database, empty for others. ``expires_at``: seconds since the epoch."""
 
+    name: str
+    role: Role
+    namespace: str = EVERYWHERE
     scope: Scope | None = None
+    token_id: str = ""
+    expires_at: float = math.inf
 
 
-Authenticate: TypeAlias = Callable[[Metadata], Identity | None]
+ADMINISTRATOR = Identity("administrator", Role.ADMIN)
+"""The bearer of the token in the state folder."""
+
+CURRENT: ContextVar[Identity] = ContextVar("identity", default=ADMINISTRATOR)
+"""The caller, once the interceptor has let it in. Work of the coordinator's own has the default."""
+
+Authenticate: TypeAlias = Callable[[Metadata], Awaitable[Identity | None]]
 """The identity that the metadata of a call shows; None: a stranger."""
-
-
-def bearer_of(token: str) -> Authenticate:
-    """Knows the cluster's token, and those for one job that were made from it."""
-    expected = f"Bearer {token}".encode()
-
-    def authenticate(metadata: Metadata) -> Identity | None:
-        shown = shown_credential(metadata)
-        if shown is None:
-            return None
-        if hmac.compare_digest(shown, expected):
-            return Identity()
-        scope = read_scope(token, shown.decode(errors="replace").removeprefix("Bearer "))
-        return None if scope is None else Identity(scope)
-
-    return authenticate
 
 
 def shown_credential(metadata: Metadata) -> bytes | None:

@@ -102,6 +102,10 @@ class Intake:
         self._wake.set()
         await done
 
+    def places(self, job_id: str, node_id: str) -> bool:
+        """True if the job has a part on that node."""
+        return job_id in self._board.on_node(node_id)
+
     def leaving(self, session: NodeSession, leaving: bool) -> None:
         """A daemon says that it will end, or not. Kept until it is written."""
         self.inbox.marks.append(Mark(session.node_id, None, leaving))

@@ -1,4 +1,5 @@
-"""Wraps every call: checks the credential, then parses the body, then turns errors into status codes.
+"""Wraps every call: checks the credential and the role, then parses the body, then checks the job that it names, then
+turns errors into status codes. Who may do what is in ``access.TABLE``.
 
 A stranger (a caller without a token) is answered before a byte of the body is read. Only health is open to strangers: a
 few calls at a time, each for a short time.
@@ -9,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import grpc
@@ -18,12 +18,21 @@ from google.protobuf.message import DecodeError
 
 from bagua.base.errors import InvalidRequestError, ServiceError, TooMuchError, UnavailableError
 from bagua.base.rpc import code_of
-from bagua.base.scope import Scope
-from bagua.daemon.coordinator import scopes
+from bagua.daemon.coordinator.access import (
+    OPEN,
+    TABLE,
+    Owned,
+    Rule,
+    Verdict,
+    decide,
+    needs_owner,
+    refusal,
+)
+from bagua.daemon.coordinator.audit import OK, Audit
+from bagua.daemon.coordinator.calls import Calls
 from bagua.daemon.coordinator.counters import Counters
-from bagua.daemon.coordinator.identity import Authenticate
+from bagua.daemon.coordinator.identity import CURRENT, Authenticate, Identity
 
-_OPEN = "/grpc.health.v1.Health/"  # everybody may ask for health
 STRANGERS_CALLS = 64
 """Calls of strangers that are answered at the same time."""
 _MAKERS: dict[tuple[bool, bool], Callable[..., Any]] = {  # by (request is a stream, answer is a stream)
@@ -34,7 +43,7 @@ _MAKERS: dict[tuple[bool, bool], Callable[..., Any]] = {  # by (request is a str
 }
 _REFUSAL = (
     "The credential is missing or wrong: send the token of this coordinator (the file named 'token' in its state "
-    "folder) with --token-file, BAGUA_TOKEN_FILE or BAGUA_TOKEN."
+    "folder), or one of your own that is still good, with --token-file, BAGUA_TOKEN_FILE or BAGUA_TOKEN."
 )
 
 log = structlog.get_logger("coordinator.rpc")
@@ -59,7 +68,7 @@ class Errors:
         self._counters = counters
 
     async def answer(self, error: Exception, context: Any) -> None:
-        """Ends the call with what ``error`` means to the caller."""
+        """Ends the call with what ``error`` means to the caller. Raises AbortError."""
         if isinstance(error, ServiceError):
             if not isinstance(error, UnavailableError):  # which is not the caller's fault
                 self._counters.add("bad_calls", type(error).__name__)
@@ -72,10 +81,23 @@ class Errors:
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Lets in whoever shows a token, as far as that reaches. Calls of strangers end after ``patience_s``."""
+    """Lets in whoever shows a credential, as far as that reaches. Calls of strangers end after ``patience_s``.
+    ``owned`` tells where a job belongs."""
 
-    def __init__(self, authenticate: Authenticate, door: Door, counters: Counters, patience_s: float) -> None:
+    def __init__(
+        self,
+        authenticate: Authenticate,
+        owned: Callable[[str], Awaitable[Owned | None]],
+        audit: Audit,
+        calls: Calls,
+        door: Door,
+        counters: Counters,
+        patience_s: float,
+    ) -> None:
         self._authenticate = authenticate
+        self._owned = owned
+        self._audit = audit
+        self._calls = calls
         self._door = door
         self._counters = counters
         self._errors = Errors(counters)
@@ -94,11 +116,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             self._counters.add("bad_calls", "unknown_method")
             return handler
         self._counters.add("rpcs", method)
-        identity = self._authenticate(handler_call_details.invocation_metadata or ())
-        if method.startswith(_OPEN):
-            return self._for_strangers(handler) if identity is None else self._for_bearers(handler, _enter_all)
-        if identity is not None:
-            return self._for_bearers(handler, partial(_enter, identity.scope, method))
+        caller = await self._authenticate(handler_call_details.invocation_metadata or ())
+        if caller is not None:
+            return self._for_bearers(handler, caller, method)
+        if method.startswith(OPEN):
+            return self._for_strangers(handler)
         return grpc.stream_stream_rpc_method_handler(self._refuse)
 
     async def _refuse(self, _: Any, context: Any) -> None:
@@ -107,36 +129,50 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._counters.add("bad_calls", "unauthenticated")
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, _REFUSAL)
 
-    def _for_bearers(self, handler: Handler, enter: Callable[[], None]) -> Handler:
-        """The same kind of handler. It parses what comes, and answers what is raised. ``enter`` is called before it, in
-        the call's own context."""
+    def _for_bearers(self, handler: Handler, caller: Identity, method: str) -> Handler:
+        """The same kind of handler. It checks and parses what comes, and answers what is raised."""
         behaviour = _behaviour(handler)
         parse = _parser(handler)
+        rule = TABLE.get(method, _NOT_IN_TABLE)
 
-        def admit(request: Any, context: Any) -> Any:
-            self._door.admitted(context.peer())
-            enter()
+        async def admit(request: Any, record: _Record) -> Any:
+            self._door.admitted(record.peer)
+            record.check(decide(caller, rule))
+            CURRENT.set(caller)
             if handler.request_streaming:
                 return request
             parsed = parse(request)
-            scopes.check_request(parsed)
+            record.target = _target(parsed)
+            job_id = getattr(parsed, "job_id", "")
+            job = await self._owned(job_id) if job_id and needs_owner(caller, rule) else None
+            record.check(decide(caller, rule, job_id, job), job_id)
             return parsed
 
         async def call(request: Any, context: Any) -> Any:
+            record = _Record(self._audit, caller, method, rule, context.peer())
             try:
-                return await behaviour(admit(request, context), context)
+                with self._calls.running(caller):
+                    answer = await behaviour(await admit(request, record), context)
+                record.done(answer)
+                return answer
             except grpc.aio.AbortError:
                 raise
             except Exception as error:
+                record.failed(error)
                 await self._errors.answer(error, context)
 
         async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+            record = _Record(self._audit, caller, method, rule, context.peer())
             try:
-                async for message in behaviour(admit(request, context), context):
-                    yield message
+                with self._calls.running(caller):
+                    admitted = await admit(request, record)
+                    record.done(None)  # it may last for days
+                    async for message in behaviour(admitted, context):
+                        yield message
             except grpc.aio.AbortError:
                 raise
             except Exception as error:
+                record.failed(error)
                 await self._errors.answer(error, context)
 
         made: Handler = _MAKERS[handler.request_streaming, handler.response_streaming](
@@ -175,15 +211,52 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return grpc.stream_stream_rpc_method_handler(call, response_serializer=handler.response_serializer)
 
 
-def _enter_all() -> None:
-    """For what every bearer may ask."""
+_NOT_IN_TABLE = Rule(frozenset())
+"""For a call that somebody has forgotten there: nobody may."""
 
 
-def _enter(scope: Scope | None, method: str) -> None:
-    """Raises ForbiddenError if the token does not reach as far as that method."""
-    if scope is not None:
-        scopes.check_method(scope, method)
-        scopes.CURRENT.set(scope)
+class _Record:
+    """One call, as the audit log gets it."""
+
+    def __init__(self, audit: Audit, caller: Identity, method: str, rule: Rule, peer: str) -> None:
+        self._audit, self._caller, self._method, self._rule = audit, caller, method, rule
+        self._refused = False
+        self.peer = peer
+        self.target = ""
+
+    def check(self, verdict: Verdict, job_id: str = "") -> None:
+        """Raises what the verdict means to the caller."""
+        error = refusal(verdict, self._caller, self._method, job_id)
+        if error is not None:
+            self._refused = True
+            raise error
+
+    def done(self, answer: Any) -> None:
+        """It was let in, and did what it should."""
+        if self._rule.audited:
+            self._add(OK, "", _target(answer) if answer is not None else "")
+
+    def failed(self, error: Exception) -> None:
+        """Written down where it may have changed something, or was refused."""
+        if self._rule.audited or self._refused:
+            code = code_of(error).name if isinstance(error, ServiceError) else grpc.StatusCode.INTERNAL.name
+            self._add(code, str(error), "")
+
+    def _add(self, outcome: str, detail: str, made: str) -> None:
+        self._audit.add(self._caller, self._method, self.target or made, outcome, detail, self.peer)
+
+
+_TARGETS = ("job_id", "node_id", "token", "prefix", "name", "id")
+"""Fields that say what a request is about."""
+
+
+def _target(message: Any) -> str:
+    for name in _TARGETS:
+        found = getattr(message, name, "")
+        if found and isinstance(found, str):
+            return found
+    made = getattr(message, "token", None)  # CreateToken
+    return str(getattr(made, "id", "") or "")
 
 
 def _behaviour(handler: Handler) -> Any:

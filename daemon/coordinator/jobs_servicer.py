@@ -9,14 +9,17 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from bagua.base.errors import InvalidRequestError, ServiceError, UnavailableError
+from bagua.base.errors import ForbiddenError, InvalidRequestError, ServiceError, UnavailableError
 from bagua.daemon.coordinator import traces, wishes
+from bagua.daemon.coordinator.accounts import check_namespace
 from bagua.daemon.coordinator.answers import Answers
 from bagua.daemon.coordinator.code_archives import CodeArchives
 from bagua.daemon.coordinator.domain import JobRecord, JobState, RankState
+from bagua.daemon.coordinator.held_secrets import HeldSecrets
+from bagua.daemon.coordinator.identity import CURRENT, EVERYWHERE
 from bagua.daemon.coordinator.listing import page
 from bagua.daemon.coordinator.logs import LogReader, asked_ranks, check_tail
-from bagua.daemon.coordinator.service import MAX_EVENTS, Service
+from bagua.daemon.coordinator.service import MAX_EVENTS, Service, new_job_id
 from bagua.daemon.coordinator.sessions import Sessions
 from bagua.daemon.coordinator.translate import (
     checked_number,
@@ -40,10 +43,17 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
     """Errors of the service are turned into status codes by ``interceptors.Errors``."""
 
     def __init__(
-        self, service: Service, sessions: Sessions, watchers: Watchers, tuning: Tuning, code: CodeArchives
+        self,
+        service: Service,
+        sessions: Sessions,
+        watchers: Watchers,
+        tuning: Tuning,
+        code: CodeArchives,
+        secrets: HeldSecrets,
     ) -> None:
         self._service = service
         self._code = code
+        self._secrets = secrets
         self._tuning = tuning
         self._sessions = sessions
         self._watchers = watchers
@@ -51,10 +61,26 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
 
     async def SubmitJob(self, request: job_pb2.SubmitJobRequest, context: Context) -> job_pb2.Job:
         """A new job, or the first one with the same idempotency key."""
+        missing = sorted(set(request.spec.secrets) - set(request.secrets))
+        if missing:  # a spec that came out of an answer
+            raise InvalidRequestError(f"secrets: the value of {missing[0][:200]!r} is missing. Give it with the job.")
+        del request.spec.secrets[:]
+        request.spec.secrets.extend(sorted(request.secrets))
         spec = checked_spec(request.spec)
+        namespace = _chosen_namespace(request.namespace)
         if request.spec.HasField("code"):
-            await self._code.need(request.spec.code)
-        job = await self._service.submit(spec, request.idempotency_key)
+            await self._code.need(request.spec.code, CURRENT.get().namespace)
+        job_id = new_job_id()
+        self._secrets.hold(job_id, request.secrets)
+        try:
+            job = await self._service.submit(spec, request.idempotency_key, job_id, namespace)
+        except BaseException:
+            self._secrets.forget(job_id)
+            raise
+        if job.job_id == job_id:
+            self._secrets.made(job_id)
+        else:  # it was submitted before
+            self._secrets.forget(job_id)
         return await self._answer(job)
 
     async def GetJob(self, request: job_pb2.GetJobRequest, context: Context) -> job_pb2.Job:
@@ -77,14 +103,18 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
             states = [JobState(state) for state in request.states]
         except ValueError as error:
             raise InvalidRequestError(f"states: {error}") from error
-        jobs, token = await self._service.jobs(states, request.limit, request.page_token)
+        own = CURRENT.get().namespace
+        if request.namespace and own not in (EVERYWHERE, request.namespace):
+            return job_pb2.ListJobsReply()  # as of a namespace without jobs
+        shown = request.namespace or own
+        jobs, token = await self._service.jobs(states, request.limit, request.page_token, shown)
         return job_pb2.ListJobsReply(
             jobs=[summary_message(job, self._watchers.progress(job.job_id)) for job in jobs], next_page_token=token
         )
 
     async def FindJob(self, request: job_pb2.FindJobRequest, context: Context) -> job_pb2.FindJobReply:
         """An id by its beginning."""
-        return job_pb2.FindJobReply(job_id=await self._service.find(request.prefix))
+        return job_pb2.FindJobReply(job_id=await self._service.find(request.prefix, CURRENT.get().namespace))
 
     async def ListEvents(self, request: job_pb2.ListEventsRequest, context: Context) -> job_pb2.ListEventsReply:
         """The next 1,000 at most."""
@@ -205,25 +235,26 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
 
     async def ListTuning(self, request: job_pb2.ListTuningRequest, context: Context) -> job_pb2.ListTuningReply:
         """All there is."""
-        return job_pb2.ListTuningReply(tunings=await self._tuning.studies())
+        return job_pb2.ListTuningReply(tunings=await self._tuning.studies(CURRENT.get().namespace))
 
     async def GetTuning(self, request: job_pb2.GetTuningRequest, context: Context) -> job_pb2.Tuning:
         """By the beginning of its id."""
-        return await self._tuning.study(request.prefix)
+        return await self._tuning.study(request.prefix, CURRENT.get().namespace)
 
     async def ForgetTuning(self, request: job_pb2.ForgetTuningRequest, context: Context) -> job_pb2.ForgetTuningReply:
         """One, or all."""
-        return job_pb2.ForgetTuningReply(ids=await self._tuning.forget(request.prefix, request.all))
+        namespace = CURRENT.get().namespace
+        return job_pb2.ForgetTuningReply(ids=await self._tuning.forget(request.prefix, request.all, namespace))
 
     async def FindCode(self, request: common_pb2.CodeArchive, context: Context) -> job_pb2.FindCodeReply:
         """Keeps it for a job that is to come."""
-        return job_pb2.FindCodeReply(held=await self._code.find(request))
+        return job_pb2.FindCodeReply(held=await self._code.find(request, CURRENT.get().namespace))
 
     async def PutCode(
         self, request_iterator: AsyncIterator[job_pb2.PutCodeRequest], context: Context
     ) -> job_pb2.FindCodeReply:
         """Returns when it is stored."""
-        await self._code.put(aiter(request_iterator))
+        await self._code.put(aiter(request_iterator), CURRENT.get().namespace)
         return job_pb2.FindCodeReply(held=True)
 
     async def _wish(self, job_id: str, wish: Callable[[JobRecord], wishes.Wished]) -> job_pb2.Job:
@@ -231,3 +262,15 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
 
     async def _answer(self, job: JobRecord) -> job_pb2.Job:
         return await self._answers.job(job, self._watchers.progress(job.job_id), self._service.growth(job))
+
+
+def _chosen_namespace(asked: str) -> str:
+    """Where a job of this caller goes; empty: the default. Raises ForbiddenError, InvalidRequestError."""
+    own = CURRENT.get().namespace
+    if asked:
+        check_namespace(asked)
+    if own == EVERYWHERE:
+        return asked
+    if asked not in ("", own):
+        raise ForbiddenError(f"Your account submits to the namespace {own}, not to {asked}.")
+    return own

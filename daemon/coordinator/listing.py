@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from bagua.base.errors import ConflictError, InvalidRequestError, NotFoundError
 from bagua.daemon.coordinator import models as m
 from bagua.daemon.coordinator.domain import JobState, JobSummary
+from bagua.daemon.coordinator.identity import EVERYWHERE
 from bagua.daemon.coordinator.store import Store
 
 MAX_PAGE = 1_000
@@ -25,13 +26,18 @@ class Listing:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def jobs(self, states: Sequence[JobState], limit: int, page_token: str) -> tuple[list[JobSummary], str]:
-        """The next jobs in one of ``states`` (none: all), the newest first, and the token of the next page (empty: no
-        more). Raises InvalidRequestError for a token that is none."""
+    def jobs(
+        self, states: Sequence[JobState], limit: int, page_token: str, namespace: str = EVERYWHERE
+    ) -> tuple[list[JobSummary], str]:
+        """The next jobs of a namespace in one of ``states`` (none: all), the newest first, and the token of the next
+        page (empty: no more). Raises InvalidRequestError for a token that is none."""
         c = m.jobs.c
         size = min(limit or _DEFAULT_PAGE, MAX_PAGE)
-        columns = (c.job_id, c.brief, c.state, c.reason, c.generation, c.created_at, c.started_at, c.finished_at)
-        query = sa.select(*columns).order_by(c.created_at.desc(), c.job_id.desc()).limit(size + 1)
+        about = (c.job_id, c.brief, c.state, c.reason, c.generation, c.namespace, c.submitted_by)
+        times = (c.created_at, c.started_at, c.finished_at)
+        query = sa.select(*about, *times).order_by(c.created_at.desc(), c.job_id.desc()).limit(size + 1)
+        if namespace != EVERYWHERE:
+            query = query.where(c.namespace == namespace)
         if states:
             query = query.where(c.state.in_([state.value for state in states]))
         if page_token:
@@ -44,16 +50,17 @@ class Listing:
         last = found[-1] if len(rows) > size else None
         return found, f"{last.created_at.hex()}:{last.job_id}" if last else ""
 
-    def find(self, prefix: str) -> str:
-        """The id of the one job that has ``prefix`` as its id, or at its beginning. Raises NotFoundError, and
-        ConflictError that names candidates."""
+    def find(self, prefix: str, namespace: str = EVERYWHERE) -> str:
+        """The id of the one job of a namespace that has ``prefix`` as its id, or at its beginning. Raises
+        NotFoundError, and ConflictError that names candidates."""
         c = m.jobs.c
         if not prefix or len(prefix) > 64 or "\0" in prefix:
             raise NotFoundError(f"{prefix[:64]!r} is not the id of a job. `bagua job list` shows those there are.")
+        seen = sa.true() if namespace == EVERYWHERE else c.namespace == namespace
         with self._store.read() as tx:
-            found = tx.rows(sa.select(c.job_id).where(c.job_id == prefix))
+            found = tx.rows(sa.select(c.job_id).where(c.job_id == prefix, seen))
             if not found:  # by characters: how databases compare texts depends on their settings
-                query = sa.select(c.job_id).where(sa.func.substr(c.job_id, 1, len(prefix)) == prefix)
+                query = sa.select(c.job_id).where(sa.func.substr(c.job_id, 1, len(prefix)) == prefix, seen)
                 found = tx.rows(query.order_by(c.job_id).limit(_CANDIDATES + 1))
         if not found:
             raise NotFoundError(f"There is no job {prefix!r}. `bagua job list` shows those there are.")

@@ -63,9 +63,12 @@ jobs = Table(
     Column("last_event", Integer, nullable=False),  # seq of the newest event
     Column("revision", Integer, nullable=False),  # goes up with every change
     Column("lease_owner", String(64)),  # the coordinator that may decide
+    Column("namespace", String(64), nullable=False, server_default="default"),
+    Column("submitted_by", String(200), nullable=False, server_default=""),
     Index("ix_jobs_state_created_at", "state", "created_at"),
     Index("ix_jobs_finished_at", "finished_at"),
     Index("ix_jobs_created_at_job_id", "created_at", "job_id"),
+    Index("ix_jobs_namespace_created_at_job_id", "namespace", "created_at", "job_id"),
 )
 
 job_specs = Table(
@@ -150,6 +153,14 @@ code_pieces = Table(
     Column("data", LargeBinary, nullable=False),
 )
 
+code_grants = Table(
+    "code_grants",
+    metadata,
+    # A namespace that has sent the whole archive once: knowing its digest is not enough.
+    Column("digest", String(64), ForeignKey("code_archives.digest", ondelete="CASCADE"), primary_key=True),
+    Column("namespace", String(64), primary_key=True),
+)
+
 job_code = Table(
     "job_code",
     metadata,
@@ -175,6 +186,7 @@ tune_studies = Table(
     Column("line", Text, nullable=False),
     Column("job_id", String(64), nullable=False, index=True),  # the last one; it may have been forgotten since
     Column("updated_at", Float, nullable=False),
+    Column("namespace", String(64), nullable=False, server_default="default"),
 )
 
 tune_trials = Table(
@@ -185,4 +197,34 @@ tune_trials = Table(
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("time", Float, nullable=False),
     Column("trial", LargeBinary, nullable=False),  # serialized bagua.v1.TuneTrial
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("token_id", String(64), primary_key=True),
+    Column("name", String(200), nullable=False),
+    Column("role", String(16), nullable=False),
+    Column("namespace", String(64), nullable=False),  # *: all
+    Column("digest", String(64), nullable=False),  # SHA-256 of the whole token, in hex
+    Column("created_at", Float, nullable=False),
+    Column("created_by", String(200), nullable=False),
+    Column("expires_at", Float, nullable=False),  # 0: never
+    Column("revoked_at", Float, nullable=False),  # 0: it is good
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("seq", Integer, primary_key=True),
+    Column("time", Float, nullable=False),
+    Column("who", String(200), nullable=False),
+    Column("role", String(16), nullable=False),
+    Column("namespace", String(64), nullable=False),
+    Column("method", String(100), nullable=False),
+    Column("target", String(200), nullable=False),
+    Column("outcome", String(40), nullable=False),  # OK, or a status code
+    Column("detail", Text, nullable=False),
+    Column("peer", String(200), nullable=False),
+    Index("ix_audit_time", "time"),
 )

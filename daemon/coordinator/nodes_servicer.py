@@ -10,11 +10,12 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
-from bagua.base.errors import InvalidRequestError, ServiceError, UnavailableError
+from bagua.base.errors import InvalidRequestError, NotFoundError, ServiceError, UnavailableError
 from bagua.daemon.coordinator import scopes
 from bagua.daemon.coordinator.batch import in_use
 from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.code_archives import CodeArchives
+from bagua.daemon.coordinator.held_secrets import HeldSecrets
 from bagua.daemon.coordinator.intake import Intake
 from bagua.daemon.coordinator.sessions import NodeSession, Sessions
 from bagua.daemon.coordinator.translate import checked_hello, checked_progress, local_job
@@ -49,6 +50,7 @@ class NodeServicer:
         welcome: node_pb2.Welcome,
         tuning: Tuning,
         code: CodeArchives,
+        secrets: HeldSecrets,
     ) -> None:
         self._intake = intake
         self._sessions = sessions
@@ -57,6 +59,7 @@ class NodeServicer:
         self._welcome = welcome
         self._tuning = tuning
         self._code = code
+        self._secrets = secrets
         self._answering: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Semaphore(_AT_ONCE)
         self.stopping = False
@@ -184,6 +187,9 @@ class NodeServicer:
         elif kind == "code":
             scopes.check_job(fact.code.job_id)
             self._begin(self._give_code(session, fact.code))
+        elif kind == "secrets":
+            scopes.check_job(fact.secrets.job_id)
+            self._give_secrets(session, fact.secrets)
         elif kind == "hello":
             raise InvalidRequestError("a hello comes first and once")
 
@@ -209,6 +215,17 @@ class NodeServicer:
             log.exception("code_failed", job=question.job_id)
             answer.error = f"The coordinator failed: {error}"
         session.tell(node_pb2.Directive(code=answer))
+
+    def _give_secrets(self, session: NodeSession, question: node_pb2.SecretsQuestion) -> None:
+        """To nodes of the job alone."""
+        answer = node_pb2.SecretsAnswer(request_id=question.request_id)
+        try:
+            if not self._intake.places(question.job_id, session.node_id):
+                raise NotFoundError(f"job {question.job_id[:64]} has no part on node {session.node_id}")
+            answer.values.update(self._secrets.of(question.job_id))
+        except ServiceError as error:
+            answer.error = str(error)
+        session.tell(node_pb2.Directive(secrets=answer))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

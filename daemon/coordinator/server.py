@@ -7,7 +7,7 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import grpc
@@ -20,7 +20,11 @@ from bagua.base.errors import ConfigError
 from bagua.base.rpc import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, STEADY_WINDOW
 from bagua.base.security import check_listen_address, create_token, server_credentials
 from bagua.daemon.coordinator import dashboard
+from bagua.daemon.coordinator.accounts import Accounts
+from bagua.daemon.coordinator.accounts_servicer import AccountServicer
+from bagua.daemon.coordinator.audit import Audit
 from bagua.daemon.coordinator.board import Board
+from bagua.daemon.coordinator.calls import Calls
 from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.code_archives import CodeArchives
 from bagua.daemon.coordinator.connections import (
@@ -32,7 +36,8 @@ from bagua.daemon.coordinator.connections import (
 )
 from bagua.daemon.coordinator.counters import Counters
 from bagua.daemon.coordinator.database import open_engine, sqlite_url
-from bagua.daemon.coordinator.identity import bearer_of
+from bagua.daemon.coordinator.held_secrets import HeldSecrets
+from bagua.daemon.coordinator.identity import Identity
 from bagua.daemon.coordinator.intake import Intake
 from bagua.daemon.coordinator.interceptors import CallInterceptor
 from bagua.daemon.coordinator.jobs_servicer import JobServicer
@@ -49,12 +54,12 @@ from bagua.daemon.coordinator.store import Store
 from bagua.daemon.coordinator.tuning import Tuning
 from bagua.daemon.coordinator.watchers import STOPPING, Watchers
 from bagua.daemon.coordinator.worker import Worker
-from bagua.proto import job_pb2_grpc, node_pb2
+from bagua.proto import account_pb2_grpc, job_pb2_grpc, node_pb2
 
 _TICK_S = 1.0
 _SWITCH_S = 0.001  # threads of the database give the event loop its turn so soon
 _STOP_S = 1.0  # calls get so long to end
-_SERVICES = ("bagua.v1.JobService", "bagua.v1.NodeService")
+_SERVICES = ("bagua.v1.JobService", "bagua.v1.NodeService", "bagua.v1.AccountService")
 _OPTIONS = (
     ("grpc.so_reuseport", 0),  # otherwise a port in use is shared without a word
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
@@ -152,13 +157,23 @@ class Coordinator:
         self._service = Service(worker, store, board, self._intake, self._clock)
         self._tuning = Tuning(worker, store, self._clock)
         self._code = CodeArchives(worker, store, self._clock)
+        self._secrets = HeldSecrets()
+        self._calls = Calls()
+        others = await _provider(settings) if settings.oidc_issuer else None
+        self._accounts = Accounts(token, worker, store, self._clock, self._calls, others)
+        await self._accounts.load()
+        self._audit = Audit(worker, store, self._clock, parse_keep(settings.keep_audit))
+        self._closers.push_async_callback(self._write_audit)
         retention = Retention(worker, store, self._clock, parse_keep(settings.keep), reconciler.forget)
         unfinished = await reconciler.start()
         self._closers.push_async_callback(reconciler.stop)
         self._spawn(reconciler.run(), "reconciler")
         nodes = self._service.nodes()
         self._connections.know(node.address for node in nodes)
-        await self._listen(token, host)
+        await self._listen(host)
+        self._spawn(self._accounts.run(), "accounts")
+        self._spawn(self._audit.run(), "audit")
+        self._spawn(self._forget_secrets(), "secrets")
         self._spawn(self._keep_time(), "clock")
         self._spawn(retention.run(), "retention")
         self._spawn(self._code.run(), "code")
@@ -175,10 +190,16 @@ class Coordinator:
             await self._start_dashboard(settings.dashboard)
         log.info("serving", address=self.address, unfinished_jobs=unfinished, shared_database=store.shared)
 
-    async def _listen(self, token: str, host: str) -> None:
+    async def _listen(self, host: str) -> None:
         settings = self._settings
         interceptor = CallInterceptor(
-            bearer_of(token), self._connections, self.counters, patience_s=settings.stranger_s / 2
+            self._accounts.authenticate,
+            self._service.owned,
+            self._audit,
+            self._calls,
+            self._connections,
+            self.counters,
+            patience_s=settings.stranger_s / 2,
         )
         server = grpc.aio.server(interceptors=[interceptor], options=_OPTIONS)
         welcome = node_pb2.Welcome(
@@ -188,10 +209,11 @@ class Coordinator:
             sole=not self._shared,
         )
         self._nodes = NodeServicer(
-            self._intake, self.sessions, self.watchers, self._clock, welcome, self._tuning, self._code
+            self._intake, self.sessions, self.watchers, self._clock, welcome, self._tuning, self._code, self._secrets
         )
-        jobs = JobServicer(self._service, self.sessions, self.watchers, self._tuning, self._code)
+        jobs = JobServicer(self._service, self.sessions, self.watchers, self._tuning, self._code, self._secrets)
         job_pb2_grpc.add_JobServiceServicer_to_server(jobs, server)
+        account_pb2_grpc.add_AccountServiceServicer_to_server(AccountServicer(self._accounts, self._audit), server)
         server.add_generic_rpc_handlers((self._nodes.handler(),))
         await _add_health_and_reflection(server)
         port = _bind(server, settings)
@@ -238,6 +260,21 @@ class Coordinator:
             self._clock.tick()
             self.sessions.close_silent(self._clock.now(), self._settings.lease_s)
 
+    async def _write_audit(self) -> None:
+        """The last rows, before the database is closed."""
+        try:
+            await self._audit.flush()
+        except Exception as error:  # the log has them; the end must go on
+            log.warning("audit_not_written", error=str(error))
+
+    async def _forget_secrets(self) -> None:
+        """Those of jobs that have ended."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            for job_id in self._secrets.jobs():
+                if self._service.ended(job_id):
+                    self._secrets.forget(job_id)
+
     async def _watch_connections(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
@@ -274,6 +311,21 @@ class Coordinator:
         server = serve_metrics(self.counters, self.sessions, self._service, host, port, self._settings.tls_files)
         self._sockets.watch(server.port)
         self._closers.callback(server.stop)
+
+
+async def _provider(settings: Settings) -> Callable[[str], Awaitable[Identity | None]]:
+    """Asks an OpenID Connect provider whose a token is. Raises ConfigError."""
+    from bagua.daemon.coordinator.oidc import Provider, parse_grants
+
+    grants = parse_grants(settings.oidc_grants)
+    if not grants:
+        raise ConfigError("--oidc-issuer needs --oidc-grant: without one nobody of it may do anything.")
+    try:
+        provider = Provider(settings.oidc_issuer, settings.oidc_audience, grants)
+    except ModuleNotFoundError as error:
+        raise ConfigError("--oidc-issuer needs PyJWT: pip install 'bagua[oidc]'.") from error
+    await provider.refresh()
+    return provider.identity
 
 
 def _bind(server: grpc.aio.Server, settings: Settings) -> int:

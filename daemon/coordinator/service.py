@@ -3,14 +3,17 @@ are acknowledged when they are stored."""
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from bagua.base.errors import ConflictError, InvalidRequestError, NotFoundError
+from bagua.daemon.coordinator.access import Owned, unknown_job
 from bagua.daemon.coordinator.board import Board
 from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.domain import Event, JobRecord, JobSpec, JobState, JobSummary, NodeView
+from bagua.daemon.coordinator.identity import CURRENT, DEFAULT_NAMESPACE, EVERYWHERE
 from bagua.daemon.coordinator.intake import Intake
 from bagua.daemon.coordinator.joins import growth
 from bagua.daemon.coordinator.listing import Listing
@@ -32,34 +35,50 @@ class Service:
         self._intake = intake
         self._clock = clock
 
-    async def submit(self, spec: JobSpec, idempotency_key: str) -> JobRecord:
-        """A new job, or the one that was submitted with the same key."""
+    async def submit(self, spec: JobSpec, idempotency_key: str, job_id: str = "", namespace: str = "") -> JobRecord:
+        """A new job, or the one that was submitted with the same key. Raises ConflictError if that is of another
+        namespace."""
+        caller = CURRENT.get()
         if len(idempotency_key) > 200 or "\0" in idempotency_key:
             raise InvalidRequestError("idempotency_key: 200 characters at most, no NUL.")
         job = JobRecord(
-            job_id=f"job-{secrets.token_hex(5)}",
+            job_id=job_id or new_job_id(),
             spec=spec,
             created_at=self._clock.wall(),
             reason="submitted",
             submitted_clock=self._clock.now(),
             master_port=spec.master_port or self._board.free_port(),
             job_key=secrets.token_bytes(32),
+            namespace=namespace or DEFAULT_NAMESPACE,
+            submitted_by=caller.name,
         )
-        return await self._intake.submit(job, idempotency_key)
+        found = await self._intake.submit(job, stored_key(idempotency_key, job.namespace))
+        if found.namespace != job.namespace:
+            raise ConflictError("idempotency_key: it is in use. Choose another one.")
+        return found
+
+    async def owned(self, job_id: str) -> Owned | None:
+        """Where a job belongs; None if there is none."""
+        living = self._board.job(job_id)
+        if living is not None:
+            return Owned(living.namespace, living.submitted_by)
+        return await self._worker.read(self._owned, job_id) if _plausible(job_id) else None
 
     async def job(self, job_id: str) -> JobRecord:
         """Raises NotFoundError."""
         living = self._board.job(job_id)
         return self._board.shown(living) if living is not None else await self._worker.read(self._ended, job_id)
 
-    async def jobs(self, states: Sequence[JobState], limit: int, page_token: str) -> tuple[list[JobSummary], str]:
+    async def jobs(
+        self, states: Sequence[JobState], limit: int, page_token: str, namespace: str = EVERYWHERE
+    ) -> tuple[list[JobSummary], str]:
         """A page of the newest first, and the token of the next. Raises InvalidRequestError."""
-        found, token = await self._worker.read(self._listing.jobs, states, limit, page_token)
+        found, token = await self._worker.read(self._listing.jobs, states, limit, page_token, namespace)
         return [self._current(summary) for summary in found], token
 
-    async def find(self, prefix: str) -> str:
+    async def find(self, prefix: str, namespace: str = EVERYWHERE) -> str:
         """The id of a job by its beginning. Raises NotFoundError, ConflictError."""
-        return await self._worker.read(self._listing.find, prefix)
+        return await self._worker.read(self._listing.find, prefix, namespace)
 
     async def events(self, job_id: str, after_seq: int) -> list[Event]:
         """The next events of a job. Raises NotFoundError."""
@@ -114,6 +133,11 @@ class Service:
         with self._store.read() as tx:
             return tx.job_counts()
 
+    def ended(self, job_id: str) -> bool:
+        """True if nothing of the job starts any more."""
+        job = self._board.job(job_id)
+        return job is None or job.state.terminal
+
     def idle(self) -> bool:
         """True if no job is unfinished."""
         return not self._board.unfinished
@@ -141,18 +165,20 @@ class Service:
 
     # ---- in a thread
 
+    def _owned(self, job_id: str) -> Owned | None:
+        with self._store.read() as tx:
+            return tx.owned(job_id)
+
     def _ended(self, job_id: str) -> JobRecord:
         found, _ = self._with_events(job_id, 0, False)
         assert found is not None
         return found
 
     def _with_events(self, job_id: str, after_seq: int, living: bool) -> tuple[JobRecord | None, list[Event]]:
-        plausible = len(job_id) <= 64 and "\0" not in job_id
         with self._store.read() as tx:
-            job = self._of_store(tx, job_id) if plausible and not living else None
+            job = self._of_store(tx, job_id) if _plausible(job_id) and not living else None
             if job is None and not living:
-                text = f"There is no job {job_id[:64]!r}. `bagua job list` shows those there are."
-                raise NotFoundError(text)
+                raise unknown_job(job_id)
             return job, tx.events(job_id, after_seq, MAX_EVENTS)
 
     def _of_store(self, tx: Transaction, job_id: str) -> JobRecord | None:
@@ -161,3 +187,19 @@ class Service:
         if last is not None and last.job.job_id == job_id and last.revision == tx.revision(job_id):
             return last.job
         return tx.job(job_id)
+
+
+def new_job_id() -> str:
+    """One that no job has."""
+    return f"job-{secrets.token_hex(5)}"
+
+
+def stored_key(idempotency_key: str, namespace: str) -> str:
+    """Namespaces choose their keys without knowing of each other."""
+    if not idempotency_key or namespace == DEFAULT_NAMESPACE:
+        return idempotency_key
+    return f"sha256:{hashlib.sha256(f'{namespace}/{idempotency_key}'.encode()).hexdigest()}"
+
+
+def _plausible(job_id: str) -> bool:
+    return len(job_id) <= 64 and "\0" not in job_id

@@ -44,6 +44,12 @@ class Settings(BaseSettings):
     start_s: float = Field(900.0, gt=0, le=86_400)
     # How much of the past stays; see retention.parse_keep.
     keep: str = "30d,10000"
+    # Accounts of an OpenID Connect provider; see oidc.parse_grants.
+    oidc_issuer: str = ""
+    oidc_audience: str = ""
+    oidc_grants: tuple[str, ...] = ()
+    # How much of the audit log stays, in the same words.
+    keep_audit: str = "90d,1000000"
 
     @property
     def folder(self) -> Path:

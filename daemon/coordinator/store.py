@@ -17,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from bagua.daemon.coordinator import models as m
-from bagua.daemon.coordinator.code_store import CodeQueries
+from bagua.daemon.coordinator.account_store import AccountQueries
 from bagua.daemon.coordinator.database import READ_ONLY
 from bagua.daemon.coordinator.domain import (
     Change,
@@ -67,7 +67,7 @@ class Store:
         self._engine.dispose()
 
 
-class Transaction(CodeQueries):
+class Transaction(AccountQueries):
     """One transaction."""
 
     # ---- jobs
@@ -84,6 +84,7 @@ class Transaction(CodeQueries):
             "created_at": job.created_at,
             "submitted_clock": job.submitted_clock,
             "job_key": job.job_key,
+            **{name: getattr(job, name) for name in _ORIGIN},
             "last_event": len(added),
             "revision": 1,
             "lease_owner": owner,
@@ -362,6 +363,7 @@ def _plain(value: Any) -> Any:
 
 # Columns of JobRecord that need no word about how.
 _JOB_FIELDS = ("stalls", "wanted_nodes", "paused", "next_member", "failures", "retry_clock", "respawns", "plan")
+_ORIGIN = ("namespace", "submitted_by")  # written once
 _HOST_FIELDS = tuple(field.name for field in fields(HostRecord) if field.name not in ("index", "ranks"))
 
 
@@ -429,6 +431,7 @@ def _job_record(row: Mapping[Any, Any], hosts: tuple[HostRecord, ...]) -> JobRec
         master_addr=row["master_addr"],
         master_port=row["master_port"],
         job_key=row["job_key"],
+        **{name: row[name] for name in _ORIGIN},
         hosts=tuple(host for host in hosts if host.index >= 0),
         former=tuple(reversed([host for host in hosts if host.index < 0 and not host.joining])),
         joining=tuple(reversed([host for host in hosts if host.joining])),

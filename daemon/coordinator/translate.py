@@ -103,8 +103,13 @@ def _check_variables(spec: common_pb2.JobSpec) -> None:
     for name, path in spec.secret_env.items():
         if name in spec.env:
             raise InvalidRequestError(f"spec.secret_env: {name[:MAX_NAME]!r} is in spec.env, too.")
+        if name in spec.secrets:
+            raise InvalidRequestError(f"secrets: {name[:MAX_NAME]!r} is in spec.secret_env, too.")
         if not path.startswith("/") or len(path) > MAX_PATH:
             raise InvalidRequestError(f"spec.secret_env: {name[:MAX_NAME]!r} needs the absolute path of a file.")
+    for name in spec.secrets:
+        if name in spec.env:
+            raise InvalidRequestError(f"secrets: {name[:MAX_NAME]!r} is in spec.env, too.")
     for name, value in spec.env.items():
         if value == HIDDEN and looks_secret(name):  # a spec that came out of an answer
             raise InvalidRequestError(
@@ -297,6 +302,8 @@ def _head_message(
         created_at=job.created_at,
         started_at=job.started_at,
         finished_at=job.finished_at,
+        namespace=job.namespace,
+        submitted_by=job.submitted_by,
         progress=progress,
     )
 

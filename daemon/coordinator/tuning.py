@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from bagua.base.errors import ConflictError, InvalidRequestError, NotFoundError
 from bagua.daemon.coordinator import models as m
 from bagua.daemon.coordinator.clock import ServiceClock
+from bagua.daemon.coordinator.identity import DEFAULT_NAMESPACE, EVERYWHERE
 from bagua.daemon.coordinator.store import Store, Transaction
 from bagua.daemon.coordinator.tuning_search import Dimension, Tried, propose
 from bagua.daemon.coordinator.worker import Worker
@@ -48,24 +49,27 @@ class Tuning:
         """How far the tuning of this job is, in words; empty if it does not tune itself."""
         return await self._worker.read(self._line, job_id)
 
-    async def studies(self) -> list[job_pb2.Tuning]:
-        """All, the newest first, without trials."""
-        return await self._worker.read(self._studies)
+    async def studies(self, namespace: str = EVERYWHERE) -> list[job_pb2.Tuning]:
+        """All of a namespace, the newest first, without trials."""
+        return await self._worker.read(self._studies, namespace)
 
-    async def study(self, prefix: str) -> job_pb2.Tuning:
+    async def study(self, prefix: str, namespace: str = EVERYWHERE) -> job_pb2.Tuning:
         """With its trials. Raises NotFoundError, ConflictError."""
-        return await self._worker.read(self._study, prefix)
+        return await self._worker.read(self._study, prefix, namespace)
 
-    async def forget(self, prefix: str, all: bool) -> list[str]:
+    async def forget(self, prefix: str, all: bool, namespace: str = EVERYWHERE) -> list[str]:
         """Their ids. Raises as ``study``."""
-        return await self._worker.write(self._forget, prefix, all)
+        return await self._worker.write(self._forget, prefix, all, namespace)
 
     # ---- in a thread
 
     def _note(self, request: common_pb2.TuneRequest) -> tuple[common_pb2.TuneReply, list[bytes]]:
         """Writes it; the best known setting until then, and the study's trials if they are needed."""
-        study_id, now = study_number(request.study), self._clock.wall()
+        now = self._clock.wall()
         with self._store.transaction() as tx:
+            job = tx.owned(request.job_id)
+            namespace = DEFAULT_NAMESPACE if job is None else job.namespace
+            study_id = study_number(request.study, namespace)
             before = tx.tune_study(study_id)
             settled = request.settled or (before is not None and before.settled and not request.trials)
             known = "" if before is None else str(before.best)
@@ -79,6 +83,7 @@ class Tuning:
                     "line": request.line or ("" if before is None else before.line),
                     "job_id": request.job_id,
                     "updated_at": now,
+                    "namespace": namespace,
                 }
             )
             for trial in request.trials:
@@ -104,41 +109,47 @@ class Tuning:
             found = tx.rows(query.order_by(m.tune_studies.c.updated_at.desc()).limit(1))
             return str(found[0].line) if found else ""
 
-    def _studies(self) -> list[job_pb2.Tuning]:
+    def _studies(self, namespace: str) -> list[job_pb2.Tuning]:
         with self._store.read() as tx:
-            rows = tx.rows(sa.select(m.tune_studies).order_by(m.tune_studies.c.updated_at.desc()))
+            rows = tx.rows(sa.select(m.tune_studies).where(_of(namespace)).order_by(m.tune_studies.c.updated_at.desc()))
             counts = tx.rows(
                 sa.select(m.tune_trials.c.study_id, sa.func.count().label("tried")).group_by(m.tune_trials.c.study_id)
             )
         tried = {row.study_id: int(row.tried) for row in counts}
         return [_message(row, tried.get(row.study_id, 0)) for row in rows]
 
-    def _study(self, prefix: str) -> job_pb2.Tuning:
+    def _study(self, prefix: str, namespace: str) -> job_pb2.Tuning:
         with self._store.read() as tx:
-            row = _find(tx, prefix)
+            row = _find(tx, prefix, namespace)
             trials = [common_pb2.TuneTrial.FromString(one) for one in tx.tune_trials(row.study_id, _MOST_TRIALS)]
         found = _message(row, len(trials))
         found.trials.extend(trials)
         return found
 
-    def _forget(self, prefix: str, all: bool) -> list[str]:
+    def _forget(self, prefix: str, all: bool, namespace: str) -> list[str]:
         with self._store.transaction() as tx:
             if all:
-                ids = [row.study_id for row in tx.rows(sa.select(m.tune_studies.c.study_id))]
+                ids = [row.study_id for row in tx.rows(sa.select(m.tune_studies.c.study_id).where(_of(namespace)))]
             else:
-                ids = [_find(tx, prefix).study_id]
+                ids = [_find(tx, prefix, namespace).study_id]
             tx.forget_tune_studies(ids)
         return ids
 
 
-def study_number(study: common_pb2.TuneStudy) -> str:
-    """The id of a study: a digest of both fingerprints."""
-    return hashlib.sha256(f"{study.model}\n{study.network}".encode()).hexdigest()[:12]
+def study_number(study: common_pb2.TuneStudy, namespace: str = DEFAULT_NAMESPACE) -> str:
+    """The id of a study: a digest of both fingerprints. Namespaces share none."""
+    own = "" if namespace == DEFAULT_NAMESPACE else f"\n{namespace}"
+    return hashlib.sha256(f"{study.model}\n{study.network}{own}".encode()).hexdigest()[:12]
 
 
-def _find(tx: Transaction, prefix: str) -> sa.Row[tuple[object, ...]]:
+def _of(namespace: str) -> sa.ColumnElement[bool]:
+    return sa.true() if namespace == EVERYWHERE else m.tune_studies.c.namespace == namespace
+
+
+def _find(tx: Transaction, prefix: str, namespace: str) -> sa.Row[tuple[object, ...]]:
     plausible = prefix.isalnum() and len(prefix) <= 64
-    rows = tx.rows(sa.select(m.tune_studies).where(m.tune_studies.c.study_id.startswith(prefix))) if plausible else []
+    query = sa.select(m.tune_studies).where(m.tune_studies.c.study_id.startswith(prefix), _of(namespace))
+    rows = tx.rows(query) if plausible else []
     if not rows:
         raise NotFoundError(f"Nothing was tuned under {prefix[:64]!r}. `bagua tune list` shows what was.")
     if len(rows) > 1:

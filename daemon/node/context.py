@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +31,7 @@ class NodeContext:
     cache: Path
     journal: Journal
     code: CodeCache
+    ask_secrets: Callable[[str], Awaitable[dict[str, str]]]
     core: CoreHost
     keeper: KeeperLink
     lease_over: Callable[[], bool]

@@ -80,6 +80,7 @@ class NodeDaemon:
             rank_socket=self._rank_socket,
             cache=cache_dir(),
             journal=Journal(folder.journal),
+            ask_secrets=lambda job: self._session.questions.ask_secrets(job),
             code=CodeCache(folder.code, lambda job, piece: self._session.questions.ask_code(job, piece)),
             core=self._core,
             keeper=keeper,
@@ -255,6 +256,8 @@ class NodeDaemon:
                 self._session.questions.answer(directive.tune)
             case "code":
                 self._session.questions.answer(directive.code)
+            case "secrets":
+                self._session.questions.answer(directive.secrets)
             case "welcome" | None:
                 pass
 

@@ -54,6 +54,7 @@ class Program:
     args: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     secret_env: dict[str, str] = field(default_factory=dict)  # name -> path of a file on this node
+    secrets: tuple[str, ...] = ()  # names of variables whose values the coordinator has
     workdir: str = ""
     python: str = ""
     code: Code | None = None  # ``workdir`` then lies below its root
@@ -251,6 +252,7 @@ def _parse_program(spec: common_pb2.JobSpec) -> Program:
         args=tuple(spec.args),
         env=env,
         secret_env=dict(spec.secret_env),
+        secrets=tuple(spec.secrets),
         workdir=spec.workdir,
         python=spec.python,
     )

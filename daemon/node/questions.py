@@ -43,6 +43,15 @@ class Questions:
             raise LaunchError(f"the code of the job can't be fetched: {answer.error}")
         return answer.data
 
+    async def ask_secrets(self, job_id: str) -> dict[str, str]:
+        """Values of the job's secrets. Raises UnavailableError; LaunchError if the coordinator has them no more."""
+        number = next(self._numbers)
+        question = node_pb2.SecretsQuestion(request_id=number, job_id=job_id)
+        answer: node_pb2.SecretsAnswer = await self._ask(number, node_pb2.NodeFact(secrets=question))
+        if answer.error:
+            raise LaunchError(f"the job can't have its secrets: {answer.error}")
+        return dict(answer.values)
+
     async def _ask(self, number: int, fact: node_pb2.NodeFact) -> Any:
         if len(self._waiting) >= _MOST:
             raise UnavailableError(f"{_MOST} questions wait for the coordinator")
@@ -66,7 +75,7 @@ class Questions:
                 return fact
         return None
 
-    def answer(self, told: node_pb2.TuneAnswer | node_pb2.CodeAnswer) -> None:
+    def answer(self, told: node_pb2.TuneAnswer | node_pb2.CodeAnswer | node_pb2.SecretsAnswer) -> None:
         """One came."""
         waiting = self._waiting.get(told.request_id)
         if waiting is not None and not waiting.done():

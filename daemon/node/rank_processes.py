@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bagua.base.errors import UnavailableError
 from bagua.base.memory_kills import MemoryWatch
 from bagua.daemon.node import launch
 from bagua.daemon.node.context import NodeContext
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 LEFTOVER_KILL_S = 5.0
+PATIENCE_S = 120.0
+"""How long a coordinator that is away is waited for."""
+_PAUSE_S = 0.5
 CODE = "code"
 """In the folder of a job: the copy of its code in which its ranks run."""
 
@@ -45,7 +50,9 @@ class RankProcesses:
         self._log = log
         self._on_exit = on_exit
         self.folder = node.jobs_folder / job_id
-        self._secrets: dict[str, str] = {}  # until the ranks have them
+        self._secrets: dict[str, str] = {}  # of files, until the ranks have them
+        # From the coordinator, which may have them no more when a rank is started later: kept while the job is here.
+        self._told_secrets: dict[str, str] | None = None
         self._plugin: Path | None = None
         self._outputs: dict[int, RankOutput] = {}
         self._watches: dict[int, ProcessWatch] = {}
@@ -60,7 +67,20 @@ class RankProcesses:
             await self._node.code.prepare(self._job_id, spec.program.code, self.folder / CODE)
         await in_thread(lambda: launch.check_program(self._here(spec.program), self._node.environment))
         self._secrets = await in_thread(lambda: launch.read_secrets(spec.program, self._node.node_id))
+        if spec.program.secrets and self._told_secrets is None:
+            self._told_secrets = await self._ask_secrets()
         self._plugin = await wanted_plugin(spec, self._node.environment)
+
+    async def _ask_secrets(self) -> dict[str, str]:
+        """Waits for a coordinator that is away. Raises LaunchError."""
+        end = asyncio.get_running_loop().time() + PATIENCE_S
+        while True:
+            try:
+                return await self._node.ask_secrets(self._job_id)
+            except UnavailableError as error:
+                if asyncio.get_running_loop().time() >= end:
+                    raise launch.LaunchError(f"the secrets of the job can't be fetched: {error}") from error
+            await asyncio.sleep(_PAUSE_S)
 
     def _here(self, program: Program) -> Program:
         """With the folder on this node in which its ranks run."""
@@ -84,7 +104,7 @@ class RankProcesses:
                     spec,
                     member,
                     base=self._node.environment,
-                    secrets=self._secrets,
+                    secrets={**self._secrets, **(self._told_secrets or {})},
                     rank_socket=self._node.rank_socket,
                     cache=self._node.cache,
                     plugin=self._plugin,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -222,3 +223,21 @@ def test_service_stops_in_good_order(own_service: Service, sandbox: Sandbox) -> 
             process.send_signal(signal.SIGTERM)
     sandbox.assert_all_gone(within=SOON_S)
     assert json.loads((sandbox.state / "node-node-a" / "node.json").read_text())["node_id"] == "node-a"
+
+
+def test_a_secret_reaches_the_ranks_and_no_file(service: Service) -> None:
+    sandbox = service.sandbox
+    file, value = sandbox.folder / "hf", "s3cret-of-the-job"
+    file.write_text(f"{value}\n")
+    file.chmod(0o600)
+    digest = hashlib.sha256(value.encode()).hexdigest()
+    program = f'printf %s "$HF_TOKEN" | sha256sum | grep -q {digest}'
+    job_id = service.submit("--no-python", "--secret", f"HF_TOKEN={file}", "sh", "-c", program)
+    job = service.wait_for_state(job_id, ["succeeded", "failed"], within=SOON_S)
+    assert job["state"] == "succeeded", job
+    found = [*sandbox.folder.rglob("*"), *sandbox.state.rglob("*")]
+    written = [path for path in found if path.is_file() and path != file]
+    assert written and not [path for path in written if value.encode() in path.read_bytes()]
+    file.chmod(0o644)
+    refused = service.call("job", "submit", "--secret", f"HF_TOKEN={file}", "x.py")
+    assert refused.code and "open to other users" in refused.text

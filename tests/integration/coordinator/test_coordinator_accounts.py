@@ -1,0 +1,327 @@
+"""Accounts against a real coordinator: roles, namespaces, revocation, the audit log, secrets in memory."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from bagua.base.errors import (
+    ForbiddenError,
+    InvalidRequestError,
+    NotFoundError,
+    UnauthenticatedError,
+)
+from bagua.client import Client, pack
+from bagua.proto import common_pb2 as c
+from bagua.proto import job_pb2, node_pb2
+
+WAIT_S = 60.0
+
+
+def spec(name: str = "x", **more) -> c.JobSpec:
+    return c.JobSpec(name=name, entry="x", nnodes=1, nproc_per_node=1, placement_timeout_s=600, **more)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory) -> Iterator:
+    from tests.integration.coordinator.conftest import CoordinatorProcess
+
+    process = CoordinatorProcess(tmp_path_factory.mktemp("accounts"), "--log-json")
+    assert not process.error
+    yield process
+    code, errors = process.end()
+    assert code == 0, errors
+
+
+@pytest.fixture(scope="module")
+def admin(service) -> Iterator[Client]:
+    with service.client() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def as_user(service, admin) -> Iterator[Callable[..., Client]]:
+    made: list[Client] = []
+
+    def one(name: str, role: str, namespace: str = "") -> Client:
+        made.append(Client(service.address, token=admin.accounts.create(name, role, namespace).secret))
+        return made[-1]
+
+    yield one
+    for client in made:
+        client.close()
+
+
+@pytest.fixture(scope="module")
+def people(as_user) -> dict[str, Client]:
+    return {
+        "ann": as_user("ann", "submit", "red"),
+        "ben": as_user("ben", "submit", "red"),
+        "eve": as_user("eve", "submit", "blue"),
+        "rae": as_user("rae", "read", "red"),
+        "roy": as_user("roy", "read"),
+        "node": as_user("node-1", "node"),
+    }
+
+
+@pytest.fixture(scope="module")
+def job(people) -> job_pb2.Job:
+    return people["ann"].submit(spec("secretive", env={"PLAN": "hidden-plan"}), idempotency_key="one")
+
+
+def test_a_job_belongs_to_its_submitter_and_namespace(job, people, admin):
+    assert (job.namespace, job.submitted_by) == ("red", "ann")
+    assert admin.get(job.job_id).submitted_by == "ann"
+    assert [one.job_id for one in people["rae"].list()] == [job.job_id]
+    assert people["rae"].list()[0].namespace == "red"
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda client, job: client.get(job),
+        lambda client, job: list(client.events(job)),
+        lambda client, job: list(client.watch(job)),
+        lambda client, job: list(client.logs(job)),
+        lambda client, job: client.trace(job),
+        lambda client, job: client.cancel(job),
+        lambda client, job: client.pause(job),
+        lambda client, job: client.find(job[:8]),
+    ],
+)
+def test_another_namespace_sees_no_job_at_all(look, job, people):
+    with pytest.raises(NotFoundError) as of_another:
+        look(people["eve"], job.job_id)
+    with pytest.raises(NotFoundError) as of_none:
+        look(people["eve"], "job-0000000000")
+    words = [re.sub(r"job-[0-9a-f]*", "job", str(one.value)) for one in (of_another, of_none)]
+    assert words[0] == words[1]  # nor whether there is one
+
+
+def test_a_namespace_lists_its_own_alone(job, people, admin):
+    assert people["eve"].list() == ()
+    own = people["eve"].submit(spec("eve's"))
+    assert [one.job_id for one in people["eve"].list()] == [own.job_id]
+    assert {one.job_id for one in people["roy"].list()} >= {own.job_id, job.job_id}  # reads all
+    assert own.job_id not in {one.job_id for one in people["ann"].list()}
+    assert {one.namespace for one in admin.list(namespace="red")} == {"red"}
+    assert people["eve"].list(namespace="red") == ()
+    admin.cancel(own.job_id)
+
+
+def test_a_reader_changes_nothing_and_a_colleague_not_anothers_job(job, people):
+    with pytest.raises(ForbiddenError, match="role read, which does not allow CancelJob"):
+        people["rae"].cancel(job.job_id)
+    with pytest.raises(ForbiddenError, match="role read"):
+        people["rae"].submit(spec())
+    assert people["ben"].get(job.job_id).spec.name == "secretive"
+    with pytest.raises(ForbiddenError, match="is another's"):
+        people["ben"].cancel(job.job_id)
+
+
+def test_users_are_no_administrators(people):
+    for ask in (
+        lambda client: client.drain("n"),
+        lambda client: client.upgrade("n"),
+        lambda client: client.accounts.create("x", "admin"),
+        lambda client: client.accounts.list(),
+        lambda client: client.accounts.revoke("ann"),
+        lambda client: client.accounts.audit(),
+    ):
+        for name in ("ann", "rae", "node"):
+            with pytest.raises(ForbiddenError):
+                ask(people[name])
+
+
+def test_the_namespace_of_a_job_is_the_callers(people, admin):
+    with pytest.raises(ForbiddenError, match="namespace red, not to blue"):
+        people["ann"].submit(spec(), namespace="blue")
+    with pytest.raises(InvalidRequestError, match="namespace"):
+        admin.submit(spec(), namespace="No Good")
+    made = admin.submit(spec(), namespace="blue")
+    assert people["eve"].get(made.job_id).submitted_by == "administrator"
+    admin.cancel(made.job_id)
+
+
+def test_keys_of_namespaces_do_not_meet(job, people):
+    assert people["ann"].submit(spec(), idempotency_key="one").job_id == job.job_id
+    other = people["eve"].submit(spec(), idempotency_key="one")
+    assert other.job_id != job.job_id and other.namespace == "blue"
+    people["eve"].cancel(other.job_id)
+
+
+def test_code_is_a_namespaces_own(tmp_path, people):
+    (tmp_path / "train.py").write_text("print('ours')")
+    packed = pack(tmp_path)
+    people["ann"].put_code(packed)
+    stolen = spec()
+    stolen.code.CopyFrom(packed.archive)
+    with pytest.raises(InvalidRequestError, match="has no archive"):  # knowing its digest is not enough
+        people["eve"].submit(stolen)
+    people["eve"].put_code(packed)  # who has the files may send them
+    made = people["eve"].submit(stolen)
+    people["eve"].cancel(made.job_id)
+
+
+def test_a_node_token_opens_a_session_and_nothing_else(service, admin, connect, people):
+    token = admin.accounts.create("host-7", "node").secret
+    connect(service, "node-7", token=token)
+    with Client(service.address, token=token) as client:
+        for ask in (client.list, client.nodes, lambda: client.submit(spec())):
+            with pytest.raises(ForbiddenError, match="role node"):
+                ask()
+    user = admin.accounts.create("no-host", "submit", "red").secret
+    with pytest.raises(grpc.RpcError) as caught:
+        connect(service, "node-8", token=user)
+    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_a_revoked_token_is_refused_and_its_calls_end(service, admin, job):
+    made = admin.accounts.create("leaver", "read", "red")
+    with Client(service.address, token=made.secret) as client:
+        updates = client.watch(job.job_id)
+        while next(updates).WhichOneof("update") != "job":
+            pass
+        assert [one.id for one in admin.accounts.revoke(made.token.id)] == [made.token.id]
+        with pytest.raises(UnauthenticatedError, match="revoked"):
+            next(updates)
+        with pytest.raises(UnauthenticatedError):
+            client.get(job.job_id)
+    with pytest.raises(NotFoundError):
+        admin.accounts.revoke(made.token.id)
+    assert made.token.id not in {one.id for one in admin.accounts.list()}
+    assert made.token.id in {one.id for one in admin.accounts.list(revoked=True)}
+
+
+def test_a_token_ends_by_itself(service, admin):
+    made = admin.accounts.create("guest", "read", lasts_s=0.5)
+    deadline = time.monotonic() + WAIT_S
+    with Client(service.address, token=made.secret) as client, pytest.raises(UnauthenticatedError):
+        while time.monotonic() < deadline:
+            client.list()
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("a b", "read", ""), "name"),
+        (("administrator", "read", ""), "state folder"),
+        (("x", "king", ""), "role"),
+        (("x", "submit", ""), "needs the one"),
+        (("x", "admin", "red"), "whole cluster"),
+        (("x", "read", "Red!"), "namespace"),
+    ],
+)
+def test_accounts_that_make_no_sense_are_refused(given, words, admin):
+    with pytest.raises(InvalidRequestError, match=words):
+        admin.accounts.create(*given)
+
+
+def test_tokens_are_not_in_the_database_and_last_over_a_restart(start, tmp_path):
+    first = start()
+    with first.client() as client:
+        secret = client.accounts.create("ann", "submit", "red").secret
+    first.end()
+    written = b"".join(path.read_bytes() for path in (tmp_path / "state" / "coordinator").glob("bagua.db*"))
+    assert b"ann" in written and secret.encode() not in written and secret.rpartition("_")[2].encode() not in written
+    again = start()
+    with Client(again.address, token=secret) as client:
+        assert client.accounts.whoami().namespace == "red"
+        assert again.client().accounts.audit()[-1].method == "AccountService/CreateToken"
+    with Client(again.address, token=secret[:-1] + "x") as client, pytest.raises(UnauthenticatedError):
+        client.list()
+
+
+def test_the_audit_log_has_changes_and_refusals(admin, people, job, service):
+    with pytest.raises(ForbiddenError):
+        people["rae"].cancel(job.job_id)
+    with pytest.raises(NotFoundError):
+        people["eve"].get(job.job_id)
+    entries = admin.accounts.audit(1_000, target=job.job_id)
+    told = {(one.who, one.method, one.outcome) for one in entries}
+    assert ("ann", "JobService/SubmitJob", "OK") in told
+    refused = admin.accounts.audit(1_000, refused=True)
+    assert ("eve", "JobService/GetJob", "NOT_FOUND") in {(one.who, one.method, one.outcome) for one in refused}
+    assert ("rae", "JobService/CancelJob", "PERMISSION_DENIED") in {
+        (one.who, one.method, one.outcome) for one in refused
+    }
+    assert all(one.outcome != "OK" for one in refused)
+    assert {one.who for one in admin.accounts.audit(who="eve")} == {"eve"}
+    lines = [json.loads(line) for line in service._errors if '"coordinator.audit"' in line or '"call"' in line]
+    assert any(line.get("who") == "eve" and line.get("outcome") == "NOT_FOUND" for line in lines)
+
+
+def test_old_entries_of_the_audit_log_go(start):
+    first = start("--keep-audit", "0d")
+    with first.client() as client:
+        client.accounts.create("ann", "read")
+        deadline = time.monotonic() + WAIT_S
+        while client.accounts.audit():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+def test_secrets_stay_in_memory_and_reach_nodes_of_the_job_alone(start, connect, tmp_path, until):
+    first = start("--log-json")
+    value = "never-written-3f9c"
+    with first.client() as client:
+        job = client.submit(spec(), secrets={"HF_TOKEN": value})
+        assert list(job.spec.secrets) == ["HF_TOKEN"] and value not in str(job)
+        stranger = connect(first, "node-b", slots=0)
+        home = connect(first, "node-a")
+        run = home.expect(node_pb2.RunJob)
+        assert value not in str(run) and list(run.spec.secrets) == ["HF_TOKEN"]
+        question = node_pb2.SecretsQuestion(request_id=1, job_id=job.job_id)
+        home.send(node_pb2.NodeFact(secrets=question))
+        assert dict(home.expect(node_pb2.SecretsAnswer).values) == {"HF_TOKEN": value}
+        stranger.send(node_pb2.NodeFact(secrets=question))
+        answer = stranger.expect(node_pb2.SecretsAnswer)
+        assert not answer.values and "has no part" in answer.error
+        written = b"".join(path.read_bytes() for path in (tmp_path / "state").rglob("*") if path.is_file())
+        assert b"HF_TOKEN" in written and value.encode() not in written
+        code, errors = first.end()
+        assert code == 0 and value not in errors
+    again = start(state_dir=tmp_path / "state")
+    home = connect(
+        again, "node-a", boot_id="boot-1", jobs=(node_pb2.LocalJob(job_id=job.job_id, generation=1, phase=1),)
+    )
+    home.send(node_pb2.NodeFact(secrets=question))
+    while not isinstance(answer := home.next(), node_pb2.SecretsAnswer):
+        pass
+    assert not answer.values and "started again" in answer.error and "Submit the job again" in answer.error
+
+
+def test_secrets_can_not_be_given_twice(admin):
+    with pytest.raises(InvalidRequestError, match=r"is in spec\.env, too"):
+        admin.submit(spec(env={"A": "1"}), secrets={"A": "2"})
+    with pytest.raises(InvalidRequestError, match="value of 'A' is missing"):  # a job that is submitted again
+        admin.submit(spec(secrets=["A"]))
+
+
+def cli(service, token: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "bagua.cli.main", *arguments]
+    command += ["--coordinator", service.address, "--token-file", str(token)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+
+
+def test_the_command_line_makes_lists_and_revokes(service, tmp_path):
+    own = tmp_path / "zoe.token"
+    made = cli(service, service.token_file, "token", "create", "zoe", "--role", "submit", "--namespace", "green",
+               "--expires", "30d", "--out", str(own))  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    assert own.stat().st_mode & 0o777 == 0o600
+    assert "namespace green" in cli(service, own, "token", "whoami").stdout
+    assert "zoe" in cli(service, service.token_file, "token", "list").stdout
+    assert cli(service, own, "audit").returncode != 0
+    assert "is revoked" in cli(service, service.token_file, "token", "revoke", "zoe").stdout
+    assert "CreateToken" in cli(service, service.token_file, "audit").stdout
+    assert cli(service, own, "token", "whoami").returncode != 0

@@ -1,0 +1,139 @@
+"""Accounts of an OpenID Connect provider: a small real issuer on loopback."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from bagua.base.errors import ConfigError, ForbiddenError, NotFoundError, UnauthenticatedError
+from bagua.client import Client
+from bagua.daemon.coordinator.identity import Role
+from bagua.daemon.coordinator.oidc import Grant, check_url, parse_grants
+from bagua.proto import common_pb2 as c
+
+jwt = pytest.importorskip("jwt")
+
+
+class Issuer:
+    """Serves a discovery document and keys, and signs."""
+
+    def __init__(self) -> None:
+        self.key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        document = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(self.key.public_key()))
+        keys = {"keys": [{**document, "kid": "one", "use": "sig", "alg": "RS256"}]}
+        issuer = self
+        self.asked = 0
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                issuer.asked += 1
+                about = {"issuer": issuer.url, "jwks_uri": f"{issuer.url}/keys"}
+                body = json.dumps(keys if self.path == "/keys" else about).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
+        self.thread.start()
+
+    def token(self, key: Any = None, algorithm: str = "RS256", kid: str = "one", **claims: Any) -> str:
+        base = {"iss": self.url, "aud": "bagua", "sub": "ann", "exp": time.time() + 600, "groups": ["ml"]}
+        found = {name: value for name, value in {**base, **claims}.items() if value is not None}
+        return str(jwt.encode(found, key or self.key, algorithm=algorithm, headers={"kid": kid}))
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+@pytest.fixture
+def issuer() -> Iterator[Issuer]:
+    made = Issuer()
+    yield made
+    made.close()
+
+
+def options(issuer: Issuer) -> list[str]:
+    grants = ["groups=ml:submit:vision", "groups=ops:admin", "email=eve@example.org:read"]
+    found = ["--oidc-issuer", issuer.url, "--oidc-audience", "bagua"]
+    return found + [part for grant in grants for part in ("--oidc-grant", grant)]
+
+
+def test_signed_tokens_of_the_provider_are_accounts(issuer, start):
+    coordinator = start(*options(issuer))
+    assert not coordinator.error
+
+    def client(token: str) -> Client:
+        return Client(coordinator.address, token=token)
+
+    with client(issuer.token()) as ann:
+        assert (ann.accounts.whoami().name, ann.accounts.whoami().namespace) == ("oidc:ann", "vision")
+        job = ann.submit(c.JobSpec(name="x", entry="x", nnodes=1, nproc_per_node=1, placement_timeout_s=60))
+        assert (job.namespace, job.submitted_by) == ("vision", "oidc:ann")
+        with pytest.raises(ForbiddenError):
+            ann.accounts.list()
+    with client(issuer.token(sub="bob", groups=["ops"])) as bob:
+        assert bob.accounts.list() == [] and bob.get(job.job_id).namespace == "vision"
+    with client(issuer.token(sub="eve", groups=[], email="eve@example.org")) as eve:
+        with pytest.raises(ForbiddenError):
+            eve.cancel(job.job_id)
+    other = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    unsigned = jwt.encode({"iss": issuer.url, "aud": "bagua", "sub": "x", "exp": time.time() + 60}, None, "none")
+    public = json.dumps(json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(issuer.key.public_key())))
+    bad = {
+        "expired": issuer.token(exp=time.time() - 600),
+        "for another program": issuer.token(aud="another"),
+        "of another issuer": issuer.token(iss="http://127.0.0.1:1"),
+        "signed by another": issuer.token(other),
+        "an unknown key": issuer.token(kid="two"),
+        "granted nothing": issuer.token(groups=["else"]),
+        "without an end": issuer.token(exp=None),
+        "unsigned": str(unsigned),
+        "signed with what everybody knows": issuer.token("x" * 32 + public, "HS256"),
+        "none at all": "a.b.c",
+    }
+    asked = issuer.asked
+    for why, token in bad.items():
+        with client(token) as stranger, pytest.raises(UnauthenticatedError):
+            stranger.list()
+            raise AssertionError(why)
+    assert issuer.asked == asked  # strangers don't make the coordinator ask: it has asked a moment ago
+    with client(coordinator.token) as administrator:
+        assert {"oidc:ann"} == {entry.who for entry in administrator.accounts.audit(target=job.job_id)}
+        with pytest.raises(NotFoundError):
+            administrator.accounts.revoke("oidc:ann")  # the provider's to do
+
+
+def test_settings_that_make_no_sense(issuer, start):
+    for arguments, words in (
+        (["--oidc-issuer", issuer.url, "--oidc-audience", "bagua"], "needs --oidc-grant"),
+        (["--oidc-issuer", "http://example.org", "--oidc-audience", "b", "--oidc-grant", "a=b:read"], "https://"),
+        (["--oidc-issuer", issuer.url, "--oidc-grant", "a=b:read"], "--oidc-audience"),
+    ):
+        assert words in start(*arguments).error
+
+
+def test_grants():
+    assert parse_grants(["groups=a:b:submit:red"]) == (Grant("groups", "a:b", Role.SUBMIT, "red"),)
+    assert parse_grants(["groups=a:b:read"]) == (Grant("groups", "a:b", Role.READ, "*"),)
+    for text in ("", "a", "a=b", "a=b:king", "a=b:submit", "a=b:admin:red", "=b:read", "a=:read", "a=b:read:NO"):
+        with pytest.raises(ConfigError, match="--oidc-grant"):
+            parse_grants([text])
+    check_url("https://login.example.org/realm")
+    for url in ("http://login.example.org", "ftp://x", "https://"):
+        with pytest.raises(ConfigError):
+            check_url(url)
