@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bagua.base.keep import Keep
 from bagua.base.address import is_loopback, join_address
 from bagua.base.disk import disk_words, replace_file
 from bagua.base.errors import ConfigError
@@ -59,6 +60,7 @@ class Settings:
     leash: int | None
     log_max_bytes: int
     log_files: int
+    keep_logs: Keep
     wire: WireSettings
     pass_env: tuple[str, ...] = ()
     drain_grace_s: float = 0.0
