@@ -54,9 +54,7 @@ def run(
     ] = None,
     keep: Annotated[
         str | None,
-        typer.Option(
-            help="Ended jobs that stay: 30d, 10000, a size (10G), several (30d,10000), forever. [default: 30d,10000]"
-        ),
+        typer.Option(help="Ended jobs that stay: 30d, 10000, 10G, several of these, forever. [default: 30d,10000]"),
     ] = None,
     fence_after: Annotated[
         float | None,
