@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from bagua.proto import common_pb2 as c
+from bagua.proto import node_pb2 as n
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "operations.md"
 SPEC = c.JobSpec(entry="t.py", nnodes=1, nproc_per_node=1, placement_timeout_s=3600.0)
@@ -56,6 +58,17 @@ def test_the_commands_of_the_page(shell, coordinator, client, start):
     again = start()
     with again.client() as restored:
         assert [job.job_id for job in restored.list()] == [kept] != [lost]
+
+
+def test_a_daemon_that_is_too_new_is_refused_with_the_order_of_upgrades(shared, connect):
+    hello = n.Hello(
+        node_id="a", address="127.0.0.1", boot_id="b", slots=1, version="9.1", protocol=90, oldest_protocol=89
+    )
+    peer = connect(shared, "a", welcome=False, hello=n.NodeFact(hello=hello))
+    with pytest.raises(grpc.RpcError) as error:
+        peer.next()
+    assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "The daemon on node a has bagua 9.1 (protocol 90, from 89 on), which is too new" in error.value.details()
 
 
 def test_bad_calls_have_words(shell):
