@@ -152,11 +152,13 @@ def main() -> None:
     else:
         app.command(context_settings=COMMAND_SETTINGS, epilog=_EPILOG)(run)
     try:
-        app(standalone_mode=False, prog_name="bagua coordinator")
+        code = app(standalone_mode=False, prog_name="bagua coordinator")
     except USAGE_ERROR as error:
         fail(error.format_message())
     except (ConfigError, ServiceError) as error:
         fail(str(error))
+    if code:
+        raise SystemExit(code)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,16 @@ def test_the_commands_of_the_page(shell, coordinator, client, start):
     again = start()
     with again.client() as restored:
         assert [job.job_id for job in restored.list()] == [kept] != [lost]
+
+
+def test_a_check_that_finds_something_ends_with_1(shell, coordinator, client, tmp_path):
+    job_id = client.submit(SPEC).job_id
+    assert shell("bagua coordinator backup b.db").returncode == 0
+    with closing(sqlite3.connect(tmp_path / "b.db")) as database:
+        database.execute("UPDATE jobs SET state = 42")
+        database.commit()
+    done = shell("bagua coordinator check b.db")
+    assert done.returncode == 1 and f"problem: job {job_id} is in state 42" in done.stdout
 
 
 def test_a_daemon_that_is_too_new_is_refused_with_the_order_of_upgrades(shared, connect):
