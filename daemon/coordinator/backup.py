@@ -32,7 +32,7 @@ from bagua.daemon.coordinator.migrations import KNOWN
 from bagua.daemon.coordinator.migrations.upgrade import upgrade
 
 _ROWS = 100  # in memory at once: a piece of code has 256 KiB
-_BEAT_S = 4.0  # a coordinator that runs has written its clock within this time
+_BEAT_S = 6.0  # a coordinator that runs has written its clock within this time
 _LOOK_S = 0.2
 _VERSIONS = "alembic_version"
 
