@@ -131,13 +131,7 @@ def _count_jobs(engine: sa.Engine) -> int:
 
 def _copy_out(source: sa.Engine, file: Path) -> None:
     if source.dialect.name == "sqlite":
-        raw = source.raw_connection()
-        try:
-            with closing(sqlite3.connect(file)) as copy:
-                raw.driver_connection.backup(copy)  # type: ignore[union-attr]
-                copy.execute("PRAGMA journal_mode=DELETE")  # one file, without a journal beside it
-        finally:
-            raw.close()
+        _copy_file(source, file)
         return
     with source.connect().execution_options(isolation_level="REPEATABLE READ") as reader:
         revision = revision_of(reader)
@@ -149,6 +143,16 @@ def _copy_out(source: sa.Engine, file: Path) -> None:
         with _engine(sqlite_url(file)) as copy, copy.begin() as writer:
             upgrade(writer, revision)
             _copy_rows(reader, writer)
+
+
+def _copy_file(source: sa.Engine, file: Path) -> None:
+    raw = source.raw_connection()
+    try:
+        with closing(sqlite3.connect(file)) as copy:
+            raw.driver_connection.backup(copy)  # type: ignore[union-attr]
+            copy.execute("PRAGMA journal_mode=DELETE")  # one file, without a journal beside it
+    finally:
+        raw.close()
 
 
 def _copy_rows(reader: sa.Connection, writer: sa.Connection) -> None:

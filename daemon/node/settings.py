@@ -60,11 +60,11 @@ class Settings:
     leash: int | None
     log_max_bytes: int
     log_files: int
-    keep_logs: Keep
     wire: WireSettings
     pass_env: tuple[str, ...] = ()
     drain_grace_s: float = 0.0
     keeper_fd: int = -1
+    keep_logs: Keep = Keep(jobs=100)
 
     def check(self) -> None:
         """Raises ConfigError for what can't work."""

@@ -70,7 +70,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Way:
-    """What is between callers and the coordinator's memory. The token is always there. ``postgres``: a URL of a
+    """The parts between callers and the coordinator's memory. The token is always there. ``postgres``: a URL of a
     database of this program's own, which each coordinator finds empty; empty: SQLite."""
 
     tls: bool = False

@@ -24,7 +24,7 @@ GONE_S = 60.0
 
 
 def broken_rules(world: World) -> list[str]:
-    """What breaks them, in words; the first of each kind."""
+    """Which of them are broken, in words; the first of each kind."""
     found: list[str] = []
     kinds: set[str] = set()
     for kind, words in _look(world):

@@ -58,7 +58,7 @@ def test_trend_of_a_warm_up(growth: Any) -> None:
 
 
 def service(*arguments: str, timeout_s: float) -> dict[str, Any]:
-    """What ``service.py`` has found."""
+    """The report of ``service.py``."""
     command = [sys.executable, str(HERE / "service.py"), "--seed", "11", "--output", "json", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]

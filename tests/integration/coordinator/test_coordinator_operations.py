@@ -85,7 +85,7 @@ def test_a_daemon_that_is_too_new_is_refused_with_the_order_of_upgrades(shared, 
 
 def test_bad_calls_have_words(shell):
     for line, words in (
-        ("bagua coordinator backup", "Missing argument 'FILE'"),
+        ("bagua coordinator backup", "Missing argument 'file'"),
         ("bagua coordinator check absent.db", "There is no file absent.db"),
         ("bagua coordinator check --state-dir nowhere", "There is no database nowhere/coordinator/bagua.db"),
     ):
