@@ -16,7 +16,7 @@ NO_NUMBER = 2**62
 
 @dataclass(frozen=True)
 class Keep:
-    """Jobs that ended at most ``age_s`` ago, of these the ``jobs`` newest, and of those as many as have ``size`` bytes."""
+    """Jobs that ended at most ``age_s`` ago, of these the ``jobs`` newest, of those as many as have ``size`` bytes."""
 
     age_s: float = 30 * 86_400.0
     jobs: int = 10_000

@@ -9,7 +9,7 @@ import os
 import secrets
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,7 +64,7 @@ class Settings:
     pass_env: tuple[str, ...] = ()
     drain_grace_s: float = 0.0
     keeper_fd: int = -1
-    keep_logs: Keep = Keep(jobs=100)
+    keep_logs: Keep = field(default_factory=lambda: Keep(jobs=100))
 
     def check(self) -> None:
         """Raises ConfigError for what can't work."""
