@@ -142,6 +142,8 @@ class Hello(google.protobuf.message.Message):
     STATUS_FIELD_NUMBER: builtins.int
     LIFE_FIELD_NUMBER: builtins.int
     UNPACKS_FIELD_NUMBER: builtins.int
+    PROTOCOL_FIELD_NUMBER: builtins.int
+    OLDEST_PROTOCOL_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     """stable over restarts (kept in the daemon's state folder)"""
     hostname: builtins.str
@@ -157,6 +159,9 @@ class Hello(google.protobuf.message.Message):
     """Counts the daemon processes below one keeper: a daemon that was killed is started again, with the same boot_id."""
     unpacks: builtins.bool
     """understands RunJob.packed"""
+    protocol: builtins.int
+    """Versions of this protocol that the daemon speaks: up to the first, down to the second (base/protocol). 0: bagua 0.1."""
+    oldest_protocol: builtins.int
     @property
     def jobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LocalJob]:
         """all jobs this daemon still holds"""
@@ -177,9 +182,11 @@ class Hello(google.protobuf.message.Message):
         status: global___NodeStatus | None = ...,
         life: builtins.int = ...,
         unpacks: builtins.bool = ...,
+        protocol: builtins.int = ...,
+        oldest_protocol: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["status", b"status"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "boot_id", b"boot_id", "hostname", b"hostname", "jobs", b"jobs", "life", b"life", "node_id", b"node_id", "slots", b"slots", "status", b"status", "stream", b"stream", "unpacks", b"unpacks", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "boot_id", b"boot_id", "hostname", b"hostname", "jobs", b"jobs", "life", b"life", "node_id", b"node_id", "oldest_protocol", b"oldest_protocol", "protocol", b"protocol", "slots", b"slots", "status", b"status", "stream", b"stream", "unpacks", b"unpacks", "version", b"version"]) -> None: ...
 
 global___Hello = Hello
 
@@ -681,6 +688,9 @@ class Welcome(google.protobuf.message.Message):
     LEASE_S_FIELD_NUMBER: builtins.int
     FENCE_S_FIELD_NUMBER: builtins.int
     SOLE_FIELD_NUMBER: builtins.int
+    PROTOCOL_FIELD_NUMBER: builtins.int
+    OLDEST_PROTOCOL_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
     heartbeat_s: builtins.float
     lease_s: builtins.float
     """a node not heard of for so long counts as lost"""
@@ -692,6 +702,10 @@ class Welcome(google.protobuf.message.Message):
     """Nobody but this coordinator decides about its jobs: while its port refuses connections, nobody gives the node up,
     and a refusal renews the lease as an acknowledgement does.
     """
+    protocol: builtins.int
+    """The same of the coordinator, and its version of bagua."""
+    oldest_protocol: builtins.int
+    version: builtins.str
     def __init__(
         self,
         *,
@@ -699,8 +713,11 @@ class Welcome(google.protobuf.message.Message):
         lease_s: builtins.float = ...,
         fence_s: builtins.float = ...,
         sole: builtins.bool = ...,
+        protocol: builtins.int = ...,
+        oldest_protocol: builtins.int = ...,
+        version: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["fence_s", b"fence_s", "heartbeat_s", b"heartbeat_s", "lease_s", b"lease_s", "sole", b"sole"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fence_s", b"fence_s", "heartbeat_s", b"heartbeat_s", "lease_s", b"lease_s", "oldest_protocol", b"oldest_protocol", "protocol", b"protocol", "sole", b"sole", "version", b"version"]) -> None: ...
 
 global___Welcome = Welcome
 

@@ -28,6 +28,8 @@ from bagua.daemon.log_lines import configure_logging
 _PR_SET_PDEATHSIG = 1
 # The root of usage errors in whatever click this typer brings along.
 USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
+MAINTENANCE = ("backup", "restore", "check")
+_EPILOG = "`bagua coordinator backup | restore | check --help`: the database of a coordinator."
 
 
 def run(
@@ -51,7 +53,8 @@ def run(
         float | None, typer.Option(help="End after so many seconds without nodes and jobs.")
     ] = None,
     keep: Annotated[
-        str | None, typer.Option(help="Ended jobs that stay: 30d, 10000, both (30d,10000), forever. [default: both]")
+        str | None,
+        typer.Option(help="Ended jobs that stay: 30d, 10000, 10G, several of these, forever. [default: 30d,10000]"),
     ] = None,
     keep_audit: Annotated[
         str | None, typer.Option(help="Entries of the audit log that stay, in the same words. [default: 90d,1000000]")
@@ -160,11 +163,21 @@ def fail(message: str) -> None:
 def main() -> None:
     """The command line."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(context_settings=COMMAND_SETTINGS)(run)
+    if len(sys.argv) > 1 and sys.argv[1] in MAINTENANCE:
+        # Imported here: a coordinator that serves needs neither these commands nor migrations.
+        from bagua.daemon.coordinator import maintenance
+
+        maintenance.add_commands(app)
+    else:
+        app.command(context_settings=COMMAND_SETTINGS, epilog=_EPILOG)(run)
     try:
-        app(standalone_mode=False, prog_name="bagua coordinator")
+        code = app(standalone_mode=False, prog_name="bagua coordinator")
     except USAGE_ERROR as error:
         fail(error.format_message())
+    except (ConfigError, ServiceError) as error:
+        fail(str(error))
+    if code:
+        raise SystemExit(code)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,10 @@ import os
 import random
 import sqlite3
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -22,7 +24,7 @@ from bagua.daemon.coordinator.trouble import describe
 
 _BUSY_TIMEOUT_MS = 10_000
 READ_ONLY = "bagua_read_only"  # execution option: SQLite's only write lock is not needed
-_MIGRATION_LOCK = 0x6261677561  # any number of our own, for pg_advisory_lock
+MIGRATION_LOCK = 0x6261677561  # any number of our own, for pg_advisory_lock
 
 
 def sqlite_url(path: Path) -> str:
@@ -30,9 +32,27 @@ def sqlite_url(path: Path) -> str:
     return f"sqlite:///{path}"
 
 
+def read_only_url(path: Path) -> str:
+    """The same, for whoever only reads: no journal appears beside the file."""
+    return f"sqlite:///file:{quote(str(path.absolute()))}?mode=ro&uri=true"
+
+
 def open_engine(url: str) -> sa.Engine:
     """An engine for ``url``, its schema at head. Raises ConfigError: a bad URL, no answer, a newer schema, a full disk,
     a damaged file."""
+    engine = connect_engine(url)
+    try:
+        with config_words(engine.url):
+            ensure_schema(engine, engine.url.render_as_string(hide_password=True))
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
+
+
+def connect_engine(url: str) -> sa.Engine:
+    """An engine for ``url``, whatever its schema; it has not connected yet. Raises ConfigError: a bad URL, a package
+    that is missing, a file that can't be used."""
     try:
         parsed = sa.make_url(url)
     except sa.exc.ArgumentError as error:
@@ -40,22 +60,23 @@ def open_engine(url: str) -> sa.Engine:
     backend = parsed.get_backend_name()
     if backend not in ("sqlite", "postgresql"):
         raise ConfigError(f"Databases of type {backend!r} are not supported: use sqlite or postgresql.")
-    shown = parsed.render_as_string(hide_password=True)
     try:
-        engine = _sqlite_engine(parsed) if backend == "sqlite" else _postgresql_engine(parsed)
-        try:
-            ensure_schema(engine, shown)
-        except BaseException:
-            engine.dispose()
-            raise
+        return _sqlite_engine(parsed) if backend == "sqlite" else _postgresql_engine(parsed)
     except ModuleNotFoundError as error:
         raise ConfigError(f"PostgreSQL needs the package {error.name}: pip install 'bagua[postgresql]'.") from error
+
+
+@contextlib.contextmanager
+def config_words(url: sa.URL) -> Iterator[None]:
+    """Raises ConfigError for an error of the database."""
+    try:
+        yield
     except (sa.exc.DBAPIError, sqlite3.Error) as error:
+        shown = url.render_as_string(hide_password=True)
         detail = str(error.orig if isinstance(error, sa.exc.DBAPIError) else error).strip()
-        found = describe(error, parsed)
+        found = describe(error, url)
         words = found.words if found else f"The database {shown} can't be used: {' '.join(detail.split())}"
         raise ConfigError(words) from error
-    return engine
 
 
 _EXAMPLE = "postgresql://USER@HOST/NAME"
@@ -71,7 +92,8 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
         connection.isolation_level = None  # the driver must not begin transactions by itself
         cursor = connection.cursor()
         cursor.execute(f"PRAGMA busy_timeout={_BUSY_TIMEOUT_MS}")
-        _set_wal(cursor)
+        if url.query.get("mode") != "ro":
+            _set_wal(cursor)
         # Acknowledged changes survive a power cut: callers share a transaction, and with it the wait for the disk.
         cursor.execute("PRAGMA synchronous=FULL")
         cursor.execute("PRAGMA foreign_keys=ON")
@@ -125,8 +147,8 @@ def ensure_schema(engine: sa.Engine, shown: str) -> None:
     """Makes or upgrades the tables. Raises ConfigError for a schema that this code does not know."""
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":  # several coordinators may start at once
-            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
-        revision = _revision(connection)
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
+        revision = revision_of(connection)
         if revision == HEAD:
             return
         if revision is not None and revision not in KNOWN:
@@ -143,7 +165,8 @@ def ensure_schema(engine: sa.Engine, shown: str) -> None:
         upgrade(connection)
 
 
-def _revision(connection: sa.Connection) -> str | None:
+def revision_of(connection: sa.Connection) -> str | None:
+    """Of the schema; None: there is none."""
     if not sa.inspect(connection).has_table("alembic_version"):
         return None
     found = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalars().all()

@@ -10,7 +10,8 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
-from bagua.base.errors import InvalidRequestError, NotFoundError, ServiceError, UnavailableError
+from bagua.base.errors import ConflictError, InvalidRequestError, NotFoundError, ServiceError, UnavailableError
+from bagua.base.protocol import misfit
 from bagua.daemon.coordinator import scopes
 from bagua.daemon.coordinator.batch import in_use
 from bagua.daemon.coordinator.clock import ServiceClock
@@ -114,7 +115,11 @@ class NodeServicer:
         if self.stopping:
             raise UnavailableError(STOPPING)
         scopes.check_node(fact.hello.node_id)
-        return fact.hello
+        hello = fact.hello
+        whose = f"The daemon on node {hello.node_id[:64]}"
+        if words := misfit(hello.version[:64], hello.protocol, hello.oldest_protocol, whose):
+            raise ConflictError(words)
+        return hello
 
     async def _check_unique(self, node_id: str, boot_id: str) -> None:
         """Two daemons with one id: the newer wins only if the older says nothing for longer than a heartbeat."""

@@ -1,19 +1,18 @@
-"""Deletes old jobs with their events and hosts: by age, or when there are too many.
+"""Deletes old jobs with their events and hosts: by age, or when there are too many, or they are too large.
 
-It works in small steps, so that nobody waits for it. Daemons delete the logs of ended jobs by a count of their own."""
+It works in small steps, so that nobody waits for it. Daemons delete the logs of ended jobs themselves."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import sqlalchemy as sa
 import structlog
 
-from bagua.base.errors import ConfigError, ServiceError
+from bagua.base.errors import ServiceError
+from bagua.base.keep import Keep
 from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.store import Store
 from bagua.daemon.coordinator.worker import Worker
@@ -21,38 +20,8 @@ from bagua.daemon.coordinator.worker import Worker
 _AT_ONCE = 20  # jobs in one transaction
 _PAUSE_S = 0.05  # between two transactions
 _EVERY_S = 60.0
-_DAY_S = 86_400.0
-_SECONDS = {"d": _DAY_S, "h": 3_600.0}
 
 log = structlog.get_logger("coordinator.retention")
-
-
-@dataclass(frozen=True)
-class Keep:
-    """How much of the past stays: jobs that ended at most ``age_s`` ago, and of those the ``jobs`` newest."""
-
-    age_s: float = 30 * _DAY_S
-    jobs: int = 10_000
-
-
-def parse_keep(text: str) -> Keep:
-    """``30d``, ``12h``, ``5000`` (jobs), or both: ``30d,5000``; a number alone has no limit of age, an age alone none
-    of number; ``forever``: neither. Raises ConfigError."""
-    age_s, jobs = math.inf, 2**62
-    if text == "forever":
-        return Keep(age_s, jobs)
-    for part in text.split(","):
-        found = re.fullmatch(r"(\d{1,9})([dh]?)", part.strip())
-        if found is None:
-            raise ConfigError(
-                f"--keep {text!r} can't be understood: write 30d, 12h, a number of jobs, both (30d,10000), or forever."
-            )
-        number, unit = int(found[1]), found[2]
-        if unit:
-            age_s = number * _SECONDS[unit]
-        else:
-            jobs = number
-    return Keep(age_s, jobs)
 
 
 class Retention:
@@ -88,6 +57,8 @@ class Retention:
     def _expired(self) -> list[str]:
         before = self._clock.wall() - self._keep.age_s if math.isfinite(self._keep.age_s) else 0.0
         with self._store.read() as tx:
+            if math.isfinite(self._keep.size) and tx.ended_bytes() > self._keep.size:
+                return tx.expired(before, 0, _AT_ONCE)
             return tx.expired(before, self._keep.jobs, _AT_ONCE)
 
     def _delete(self, job_ids: list[str]) -> None:

@@ -15,8 +15,11 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+import bagua
 from bagua.base.address import join_address, split_address
 from bagua.base.errors import ConfigError
+from bagua.base.keep import parse_keep
+from bagua.base.protocol import OLDEST, PROTOCOL
 from bagua.base.rpc import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, STEADY_WINDOW
 from bagua.base.security import check_listen_address, create_token, server_credentials
 from bagua.daemon.coordinator import dashboard
@@ -45,7 +48,7 @@ from bagua.daemon.coordinator.nodes_servicer import NodeServicer
 from bagua.daemon.coordinator.options import Options
 from bagua.daemon.coordinator.reconciler import Reconciler
 from bagua.daemon.coordinator.refusals import Refusals
-from bagua.daemon.coordinator.retention import Retention, parse_keep
+from bagua.daemon.coordinator.retention import Retention
 from bagua.daemon.coordinator.service import Service
 from bagua.daemon.coordinator.sessions import Sessions
 from bagua.daemon.coordinator.settings import Settings
@@ -207,6 +210,9 @@ class Coordinator:
             lease_s=settings.lease_s,
             fence_s=settings.fence_after,
             sole=not self._shared,
+            protocol=PROTOCOL,
+            oldest_protocol=OLDEST,
+            version=bagua.__version__,
         )
         self._nodes = NodeServicer(
             self._intake, self.sessions, self.watchers, self._clock, welcome, self._tuning, self._code, self._secrets

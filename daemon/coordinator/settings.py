@@ -42,7 +42,7 @@ class Settings(BaseSettings):
     fence_after: float = Field(60.0, ge=0, le=86_400)
     # Every rank must have been started so long after its job was placed.
     start_s: float = Field(900.0, gt=0, le=86_400)
-    # How much of the past stays; see retention.parse_keep.
+    # How much of the past stays; see base.keep.parse_keep.
     keep: str = "30d,10000"
     # Accounts of an OpenID Connect provider; see oidc.parse_grants.
     oidc_issuer: str = ""

@@ -14,6 +14,7 @@ from bagua.base.disk import disk_words, replace_file
 from bagua.base.errors import ConfigError
 from bagua.base.paths import make_private_dir
 
+DATABASE = "bagua.db"
 _IDENTITY = re.compile(r"coordinator-[0-9a-f]{16}")
 
 
@@ -44,7 +45,7 @@ class StateFolder:
     @property
     def database(self) -> Path:
         """Where SQLite keeps its file."""
-        return self.path / "bagua.db"
+        return self.path / DATABASE
 
     def identity(self) -> str:
         """The name of this coordinator in leases: the same after a restart, so that it takes its own back at once. A

@@ -38,6 +38,7 @@ from bagua.daemon.coordinator.trouble import told_in_words
 
 _JOBS = sa.select(m.jobs, m.job_specs.c.spec).join(m.job_specs, m.job_specs.c.job_id == m.jobs.c.job_id)
 _UNFINISHED = [state.value for state in JobState if not state.terminal]
+_ROW_BYTES = 200  # what a row takes beside its text, about
 _CHUNK = 500  # bound values in one IN (...)
 
 
@@ -193,6 +194,19 @@ class Transaction(AccountQueries):
         query = sa.select(c.job_id, c.finished_at).where(ended).order_by(c.finished_at).limit(limit)
         rows = self._db.execute(query).all()
         return [row.job_id for index, row in enumerate(rows) if index < count - keep or row.finished_at < ended_before]
+
+    def ended_bytes(self) -> int:
+        """About how much the jobs that have ended, their hosts and events take in the database. Reads all of them."""
+        ended = sa.select(m.jobs.c.job_id).where(m.jobs.c.finished_at > 0)
+        found = 0
+        for table, length in (
+            (m.job_specs, sa.func.length(m.job_specs.c.spec)),
+            (m.job_hosts, sa.func.length(m.job_hosts.c.ranks)),
+            (m.events, sa.func.length(m.events.c.reason)),
+        ):
+            size = sa.func.coalesce(sa.func.sum(length + _ROW_BYTES), 0)
+            found += int(self._db.execute(sa.select(size).where(table.c.job_id.in_(ended))).scalar_one())
+        return found
 
     def delete_jobs(self, job_ids: Sequence[str]) -> None:
         """With all that belongs to them."""

@@ -15,6 +15,7 @@ import typer
 
 from bagua.base.disk import disk_words
 from bagua.base.errors import ConfigError
+from bagua.base.keep import parse_keep
 from bagua.base.paths import state_dir as default_state_dir
 from bagua.base.security import TlsFiles
 from bagua.base.spelling import COMMAND_SETTINGS
@@ -80,6 +81,13 @@ def node(
     log_json: Annotated[bool, typer.Option("--log-json", help="Log lines as JSON.")] = False,
     log_max_bytes: Annotated[int, typer.Option(help="Size at which the log of a rank is rotated.")] = 64 << 20,
     log_files: Annotated[int, typer.Option(help="Files that are kept of a rank's log.")] = 3,
+    keep_logs: Annotated[
+        str,
+        typer.Option(
+            help="Logs of ended jobs that stay: 30d, 100 (jobs), a size (10G), several (30d,100), forever.",
+            envvar="BAGUA_KEEP_LOGS",
+        ),
+    ] = "30d,100",
     zero_copy: Annotated[
         bool,
         typer.Option(
@@ -127,6 +135,7 @@ def node(
             keeper_fd=keeper_fd,
             log_max_bytes=log_max_bytes,
             log_files=log_files,
+            keep_logs=parse_keep(keep_logs, "--keep-logs"),
             wire=WireSettings(zero_copy=zero_copy, measure_ring=measure_ring, plain_data=plain_data),
             pass_env=parse_patterns(pass_env or ()),
             drain_grace_s=drain_grace,

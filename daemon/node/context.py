@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bagua.base.keep import Keep
 from bagua.daemon.node.code import CodeCache
 from bagua.daemon.node.engine_host import CoreHost
 from bagua.daemon.node.journal import Journal
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NodeContext:
-    """Made once by the daemon. ``environment``: of which ranks get what the job does not say otherwise."""
+    """Made once by the daemon. ``environment``: of which ranks get what the job does not say otherwise. ``keep``: of
+    ended jobs and their logs."""
 
     node_id: str
     data_host: str
@@ -38,3 +40,4 @@ class NodeContext:
     log: FilteringBoundLogger
     log_limits: LogLimits
     environment: Mapping[str, str]
+    keep: Keep

@@ -15,6 +15,7 @@ import bagua
 from bagua.base.address import is_loopback
 from bagua.base.errors import ConfigError
 from bagua.base.paths import cache_dir
+from bagua.base.protocol import OLDEST, PROTOCOL
 from bagua.daemon.node import rank_service
 from bagua.daemon.node.code import CodeCache
 from bagua.daemon.node.context import NodeContext
@@ -88,6 +89,7 @@ class NodeDaemon:
             log=log,
             log_limits=LogLimits(settings.log_max_bytes, settings.log_files),
             environment=environment,
+            keep=settings.keep_logs,
         )
         self._jobs = Jobs(node, self._job_changed)
         self._session = Session(
@@ -139,6 +141,8 @@ class NodeDaemon:
             await self._serve_ranks(closing)
             fence = asyncio.ensure_future(self._fence.run())
             closing.push_async_callback(_end_task, fence)
+            expiry = asyncio.ensure_future(self._jobs.expire())
+            closing.push_async_callback(_end_task, expiry)
             session = asyncio.ensure_future(self._session.run())
             closing.push_async_callback(_end_task, session)
             await self._until_stopped(session, ready)
@@ -224,6 +228,8 @@ class NodeDaemon:
             stream=self._streams,
             life=self._keeper.life,
             unpacks=True,
+            protocol=PROTOCOL,
+            oldest_protocol=OLDEST,
             status=self._status(),
         )
 

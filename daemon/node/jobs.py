@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import shutil
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,13 @@ from bagua.daemon.node.job_specification import (
     parse_specification,
 )
 from bagua.daemon.node.journal import JobEntry, end_leftovers
+from bagua.daemon.node.log_expiry import past_keeping
 from bagua.daemon.node.log_file import LogFile, log_path
 from bagua.daemon.node.rank_processes import forget_code
 from bagua.daemon.node.runtime_dir import remove_sockets
 from bagua.proto import common_pb2, node_pb2
 
-MAX_ENDED_JOBS = 100
+_EXPIRE_S = 600.0  # between two looks at what is old
 MAX_SNAPSHOTS_BYTES = 2 << 20  # half of what the coordinator takes in one message
 
 
@@ -282,10 +284,17 @@ class Jobs:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def expire(self) -> None:
+        """Until cancelled: forgets ended jobs, with their logs, as they become old."""
+        while True:
+            await asyncio.sleep(_EXPIRE_S)
+            self._trim()
+
     def _trim(self) -> None:
-        """Forgets the oldest ended jobs, with their logs."""
+        """Forgets ended jobs, with their logs: those beyond the number, the age and the size that are kept. The newest
+        stays."""
         ended = [job_id for job_id, held in self._held.items() if held.stopped]
-        for job_id in ended[: max(0, len(ended) - MAX_ENDED_JOBS)]:
+        for job_id in past_keeping(self._node.jobs_folder, ended, self._node.keep, time.time()):
             del self._held[job_id]
             self._node.journal.remove(job_id)
             shutil.rmtree(self._node.jobs_folder / job_id, ignore_errors=True)

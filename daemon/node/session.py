@@ -24,6 +24,7 @@ import grpc.aio
 from bagua.base.address import split_address
 from bagua.base.errors import ConfigError
 from bagua.base.machine_clock import clock_name
+from bagua.base.protocol import misfit
 from bagua.base.rpc import STEADY_WINDOW
 from bagua.base.security import TlsFiles, call_metadata, channel_credentials, read_token
 from bagua.daemon.node.lease import Lease, boottime
@@ -58,6 +59,10 @@ _REFUSALS = (  # trying again changes nothing
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.ALREADY_EXISTS,
 )
+
+
+class _Misfit(Exception):
+    """The coordinator's version and this one can't talk: why, in words."""
 
 
 @dataclass(frozen=True)
@@ -212,6 +217,8 @@ class Session:
                 if error.code() in _BAD_CREDENTIAL:
                     reason += f" The token file {self._endpoint.token_file} must be a copy of the coordinator's."
                 return reason, error.code() in _REFUSALS
+            except _Misfit as error:
+                return str(error), True
             except TimeoutError:
                 return f"no Welcome in {WELCOME_S:g} s", False
             except asyncio.InvalidStateError as error:  # grpc.aio: the call ended under a write
@@ -232,6 +239,10 @@ class Session:
         if first is _EOF or first.WhichOneof("directive") != "welcome":
             await _raise_status(call)
             return "the coordinator did not say Welcome"
+        welcome = first.welcome
+        whose = f"The coordinator at {self._endpoint.address}"
+        if words := misfit(welcome.version, welcome.protocol, welcome.oldest_protocol, whose):
+            raise _Misfit(words)
         self._set_heartbeat(first.welcome.heartbeat_s)
         self._lease.welcome(first.welcome)
         self._set_connected(True)

@@ -9,13 +9,14 @@ import os
 import secrets
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bagua.base.address import is_loopback, join_address
 from bagua.base.disk import disk_words, replace_file
 from bagua.base.errors import ConfigError
+from bagua.base.keep import Keep
 from bagua.base.paths import make_private_dir
 from bagua.base.security import TlsFiles, check_dial_address
 from bagua.daemon.node.job_specification import is_safe_name
@@ -63,6 +64,7 @@ class Settings:
     pass_env: tuple[str, ...] = ()
     drain_grace_s: float = 0.0
     keeper_fd: int = -1
+    keep_logs: Keep = field(default_factory=lambda: Keep(jobs=100))
 
     def check(self) -> None:
         """Raises ConfigError for what can't work."""

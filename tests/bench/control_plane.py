@@ -4,6 +4,7 @@
     python tests/bench/control_plane.py
     python tests/bench/control_plane.py --rows queue --waiting 2000 --trivial 16
     python tests/bench/control_plane.py --output json --hosts 300
+    python tests/bench/control_plane.py --compare --tls --postgres postgresql://postgres@127.0.0.1/bench
 
 Rows: `queue` (trivial jobs through 8 slots), `wide` (one job on all hosts, and reads meanwhile), `elastic` (one job on
 all hosts, which loses ranks), `beats` (daemons that do nothing), `old` (submitting where there are many old jobs). Each
@@ -45,7 +46,7 @@ from rig.fleet import TRIVIAL, FleetProcess
 from rig.old_jobs import count_jobs, insert_old_jobs
 
 from bagua.base.rpc import CHANNEL_OPTIONS
-from bagua.base.security import call_metadata
+from bagua.base.security import TlsFiles, call_metadata, channel_credentials
 from bagua.client import Client
 from bagua.proto import common_pb2, job_pb2, job_pb2_grpc
 
@@ -67,10 +68,43 @@ class Row:
     note: str = ""
 
 
+@dataclass(frozen=True)
+class Way:
+    """The parts between callers and the coordinator's memory. The token is always there. ``postgres``: a URL of a
+    database of this program's own, which each coordinator finds empty; empty: SQLite."""
+
+    tls: bool = False
+    postgres: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{'TLS' if self.tls else 'no TLS'}, {'PostgreSQL' if self.postgres else 'SQLite'}"
+
+    def arguments(self) -> list[str]:
+        if self.postgres:
+            empty(self.postgres)
+        return [*(["--auto-tls", "localhost"] if self.tls else []), *self._database()]
+
+    def _database(self) -> list[str]:
+        return ["--database-url", self.postgres] if self.postgres else []
+
+
+def empty(url: str) -> None:
+    """Drops all tables."""
+    import sqlalchemy as sa
+
+    engine = sa.create_engine(sa.make_url(url).set(drivername="postgresql+psycopg"))
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP SCHEMA public CASCADE")
+        connection.exec_driver_sql("CREATE SCHEMA public")
+    engine.dispose()
+
+
 class Coordinator:
     """``python -m bagua.daemon.coordinator`` with its usual settings, on loopback."""
 
-    def __init__(self, state_dir: Path, *arguments: str) -> None:
+    def __init__(self, state_dir: Path, *arguments: str, way: Way = Way()) -> None:
+        arguments = (*arguments, *way.arguments())
         ready, write_end = os.pipe()
         command = [sys.executable, "-P", "-m", "bagua.daemon.coordinator", "--listen", "127.0.0.1:0"]
         command += ["--state-dir", str(state_dir), "--ready-fd", str(write_end), "--death-signal", *arguments]
@@ -84,6 +118,8 @@ class Coordinator:
             raise SystemExit(f"The coordinator does not start: {line.get('error', 'see ' + self._log.name)}")
         self.address: str = line["address"]
         self.token = Path(line["token_file"]).read_text()
+        self.tls_folder: str = line["tls"]
+        self.tls = TlsFiles.in_folder(Path(self.tls_folder)) if self.tls_folder else None
 
     def __enter__(self) -> Coordinator:
         return self
@@ -96,7 +132,16 @@ class Coordinator:
         self._log.close()
 
     def client(self) -> Client:
-        return Client(self.address, token=self.token, timeout_s=300.0)
+        return Client(self.address, token=self.token, tls=self.tls, timeout_s=300.0)
+
+    def channel(self) -> grpc.Channel:
+        if self.tls is None:
+            return grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
+        return grpc.secure_channel(self.address, channel_credentials(self.tls), options=CHANNEL_OPTIONS)
+
+    def fleet(self, hosts: int) -> FleetProcess:
+        """Simulated daemons that dial it."""
+        return FleetProcess(self.address, self.token, hosts, SLOTS, self.tls_folder)
 
     def cpu_s(self) -> float:
         """Processor time so far."""
@@ -143,7 +188,7 @@ def submit_many(coordinator: Coordinator, job: common_pb2.JobSpec, count: int, w
     ids: list[str] = []
     waiting: list[Any] = []
     began = time.monotonic()
-    with grpc.insecure_channel(coordinator.address, options=CHANNEL_OPTIONS) as channel, bar(what, count) as show:
+    with coordinator.channel() as channel, bar(what, count) as show:
         stub = job_pb2_grpc.JobServiceStub(channel)
         request = job_pb2.SubmitJobRequest(spec=job)
         for _ in range(count):
@@ -212,8 +257,8 @@ class Readers:
 def queue(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
     """Trivial jobs through 8 slots: past jobs that do not fit, and then as a long queue themselves."""
     target = "50 jobs/s"
-    with Coordinator(folder / "past") as coordinator:
-        with FleetProcess(coordinator.address, coordinator.token, 1, SLOTS) as fleet:
+    with Coordinator(folder / "past", way=options.way) as coordinator:
+        with coordinator.fleet(1) as fleet:
             fleet.wait_connected()
             rate, note = trivial_rate(coordinator, fleet, options)
             yield Row("trivial jobs through 8 slots, empty queue", rate, target, note)
@@ -221,13 +266,13 @@ def queue(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
         what = f"submitting {options.waiting} jobs"
         _, seconds = submit_many(coordinator, too_big, options.waiting, what)
         submitting = f"submitted in {seconds:.1f} s"
-        with FleetProcess(coordinator.address, coordinator.token, 1, SLOTS) as fleet:
+        with coordinator.fleet(1) as fleet:
             fleet.wait_connected()
             rate, note = trivial_rate(coordinator, fleet, options)
             yield Row(f"  past {options.waiting} that do not fit", rate, target, f"{note}; the others {submitting}")
-    with Coordinator(folder / "through") as coordinator:
+    with Coordinator(folder / "through", way=options.way) as coordinator:
         _, seconds = submit_many(coordinator, spec(TRIVIAL), options.waiting, what)
-        with FleetProcess(coordinator.address, coordinator.token, 1, SLOTS) as fleet:
+        with coordinator.fleet(1) as fleet:
             began, cpu = time.monotonic(), coordinator.cpu_s()
             count = min(options.trivial, options.waiting)
             done, took = finished(fleet, 0, count, began, options.limit_s)
@@ -274,8 +319,8 @@ def wide(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
     shape = f"{options.hosts:,} x {SLOTS} ranks"
     phases: dict[str, list[Phase]] = {"RUNNING": [], "cancelled": []}
     with (
-        Coordinator(folder / "wide") as coordinator,
-        FleetProcess(coordinator.address, coordinator.token, options.hosts, SLOTS) as fleet,
+        Coordinator(folder / "wide", way=options.way) as coordinator,
+        coordinator.fleet(options.hosts) as fleet,
         coordinator.client() as client,
     ):
         console.print(f"{options.hosts} daemons connect …")
@@ -310,8 +355,8 @@ def elastic(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
     """One elastic job on every host; its ranks are killed, one after the other, then it waits and goes on: when every
     host has been told."""
     with (
-        Coordinator(folder / "elastic") as coordinator,
-        FleetProcess(coordinator.address, coordinator.token, options.hosts, SLOTS) as fleet,
+        Coordinator(folder / "elastic", way=options.way) as coordinator,
+        coordinator.fleet(options.hosts) as fleet,
         coordinator.client() as client,
     ):
         console.print(f"{options.hosts} daemons connect …")
@@ -387,8 +432,8 @@ def until_state(client: Client, job_id: str, state: int, began: float, limit_s: 
 def beats(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
     """Daemons that do nothing."""
     with (
-        Coordinator(folder / "beats") as coordinator,
-        FleetProcess(coordinator.address, coordinator.token, options.hosts, SLOTS) as fleet,
+        Coordinator(folder / "beats", way=options.way) as coordinator,
+        coordinator.fleet(options.hosts) as fleet,
     ):
         console.print(f"{options.hosts} daemons connect …")
         fleet.wait_connected(options.limit_s)
@@ -461,6 +506,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", choices=("text", "json"), default="text")
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--tls", action="store_true", help="mutual TLS between all of them")
+    parser.add_argument("--postgres", metavar="URL", default="", help="a database of its own: all in it is DROPPED")
+    parser.add_argument("--compare", action="store_true", help="first without TLS and on SQLite, and the ratio")
     parser.add_argument("--waiting", type=int, default=10_000, help="jobs in the queue")
     parser.add_argument("--trivial", type=int, default=500, help="jobs that are timed")
     parser.add_argument("--hosts", type=int, default=1_000)
@@ -474,21 +522,50 @@ def main() -> None:
     options = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the coordinator and the daemons inherit it
+    way = Way(options.tls, options.postgres)
+    ways = [Way(), way] if options.compare else [way]
+    if options.compare and way == Way():
+        parser.error("--compare compares with what --tls and --postgres ask for: give one of them, or both")
+    found = {each.name: run(options, each) for each in ways}
+    if options.output == "json":
+        rows = {name: [asdict(row) for row in part] for name, part in found.items()}
+        print(json.dumps({"system": platform.platform(), "cores": os.cpu_count(), "ways": rows}))
+        return
+    for name, part in found.items():
+        table = Table("", "here", "target", "", title=name)
+        for row in part:
+            table.add_row(row.what, row.value, row.target, row.note)
+        Console().print(table)
+    if options.compare:
+        plain, other = found.values()
+        Console().print(compared(plain, other, way.name))
+
+
+def run(options: argparse.Namespace, way: Way) -> list[Row]:
+    options.way = way
     rows: list[Row] = []
     for name in options.rows:
+        if name == "old" and way.postgres:
+            continue  # it writes old jobs straight into a file of SQLite
         with tempfile.TemporaryDirectory() as folder:
             for row in ROWS[name](options, Path(folder)):
                 rows.append(row)
-                console.print(f"[dim]{row.what.strip()}: {row.value} ({row.note})", highlight=False)
-    if options.output == "json":
-        print(
-            json.dumps({"system": platform.platform(), "cores": os.cpu_count(), "rows": [asdict(row) for row in rows]})
-        )
-        return
-    table = Table("", "here", "target", "")
-    for row in rows:
-        table.add_row(row.what, row.value, row.target, row.note)
-    Console().print(table)
+                console.print(f"[dim]{way.name}: {row.what.strip()}: {row.value} ({row.note})", highlight=False)
+    return rows
+
+
+def compared(plain: list[Row], other: list[Row], name: str) -> Table:
+    """How many times as much the second way costs; more jobs a second are less."""
+    table = Table("", "no TLS, SQLite", name, "times", title="wanted: at most 2 times")
+    values = {row.what: row.value for row in plain}
+    for row in other:
+        if row.what in values and row.target:
+            before, after = (
+                float(text.split()[0].rstrip("%").replace(",", "")) for text in (values[row.what], row.value)
+            )
+            times = before / after if "jobs/s" in row.value else after / before if before else math.nan
+            table.add_row(row.what, values[row.what], row.value, f"{times:.2f}")
+    return table
 
 
 if __name__ == "__main__":

@@ -236,3 +236,15 @@ def test_experts() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(done.stdout)["rows"]
     assert [row["expert"] for row in rows] == ["none", "ffn"] and all(row["bagua"] > 0 for row in rows)
+
+
+@pytest.mark.full
+def test_control_plane_with_tls_and_postgresql(postgres_url: str) -> None:
+    """Beside the same without both."""
+    rows = ["--rows", "queue", "wide", "--waiting", "20", "--trivial", "8", "--hosts", "8", "--times", "1"]
+    more = ["--compare", "--tls", "--postgres", postgres_url]
+    program = [sys.executable, str(HERE / "control_plane.py"), *rows, *more]
+    done = subprocess.run([*program, "--output", "json"], capture_output=True, text=True, timeout=4 * DEADLINE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    plain, both = json.loads(done.stdout)["ways"].values()
+    assert [row["what"] for row in plain] == [row["what"] for row in both] and len(plain) > 6

@@ -19,6 +19,7 @@ import sys
 import time
 import zlib
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -27,7 +28,7 @@ import grpc.aio
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from bagua.base.rpc import STEADY_WINDOW
-from bagua.base.security import call_metadata
+from bagua.base.security import TlsFiles, call_metadata, channel_credentials
 from bagua.proto import common_pb2, node_pb2
 
 TRIVIAL = "/bin/true"
@@ -243,10 +244,18 @@ class Daemon:
         await self._say(node_pb2.NodeFact(job=job))
 
 
-async def keep(daemon: Daemon, address: str, token: str, turn: asyncio.Semaphore, counts: Counts) -> None:
+def _channel(address: str, tls: TlsFiles | None) -> grpc.aio.Channel:
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=_OPTIONS)
+    return grpc.aio.secure_channel(address, channel_credentials(tls), options=_OPTIONS)
+
+
+async def keep(
+    daemon: Daemon, address: str, token: str, tls: TlsFiles | None, turn: asyncio.Semaphore, counts: Counts
+) -> None:
     """Keeps a daemon connected, as a real one would."""
     while True:
-        async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
+        async with _channel(address, tls) as channel:
             async with turn:
                 await channel.channel_ready()
             try:
@@ -259,13 +268,14 @@ async def keep(daemon: Daemon, address: str, token: str, turn: asyncio.Semaphore
         await asyncio.sleep(random.uniform(0.1, 1.0))
 
 
-async def serve(address: str, token: str, hosts: int, slots: int) -> None:
+async def serve(address: str, token: str, hosts: int, slots: int, tls: str = "") -> None:
     """Runs the daemons; answers each line on stdin with the counts as a line of JSON, until stdin ends. A line with a
-    number kills a rank of that daemon."""
+    number kills a rank of that daemon. ``tls``: a folder of certificates; empty: none."""
     counts = Counts()
     turn = asyncio.Semaphore(CONNECTING)
     daemons = [Daemon(f"node-{number:04}", slots, counts) for number in range(hosts)]
-    tasks = [asyncio.create_task(keep(daemon, address, token, turn, counts)) for daemon in daemons]
+    files = TlsFiles.in_folder(Path(tls)) if tls else None
+    tasks = [asyncio.create_task(keep(daemon, address, token, files, turn, counts)) for daemon in daemons]
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     while line := await lines.readline():
@@ -278,10 +288,10 @@ async def serve(address: str, token: str, hosts: int, slots: int) -> None:
 
 
 class FleetProcess:
-    """``hosts`` daemons with ``slots`` slots each, in one child process."""
+    """``hosts`` daemons with ``slots`` slots each, in one child process. ``tls``: a folder of certificates."""
 
-    def __init__(self, address: str, token: str, hosts: int, slots: int) -> None:
-        arguments = json.dumps({"address": address, "token": token, "hosts": hosts, "slots": slots})
+    def __init__(self, address: str, token: str, hosts: int, slots: int, tls: str = "") -> None:
+        arguments = json.dumps({"address": address, "token": token, "hosts": hosts, "slots": slots, "tls": tls})
         self._process = subprocess.Popen(
             [sys.executable, "-P", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )

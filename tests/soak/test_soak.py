@@ -55,3 +55,24 @@ def test_trend_of_a_warm_up(growth: Any) -> None:
     assert growth(times, [min(time, 20.0) for time in times]) == 0.0
     assert growth([], []) == 0.0
     assert growth([1.0, 2.0], [1.0, 200.0]) == 0.0
+
+
+def service(*arguments: str, timeout_s: float) -> dict[str, Any]:
+    """The report of ``service.py``."""
+    command = [sys.executable, str(HERE / "service.py"), "--seed", "11", "--output", "json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["ok"] and found["jobs"] > 0
+    return found
+
+
+def test_a_service_for_some_seconds() -> None:
+    service("--minutes", "0.1", "--pause", "1.5", timeout_s=280)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+def test_a_service_for_five_minutes() -> None:
+    found = service("--minutes", "5", timeout_s=1100)
+    assert len(found["faults"]) == 8, found["faults"]

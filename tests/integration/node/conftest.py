@@ -48,6 +48,7 @@ class CoordinatorEnd(NodeServiceServicer):
         self.heartbeat_s = 0.2
         self.fence_s = 0.0
         self.sole = False
+        self.versions: dict[str, Any] = {}
         self.acknowledges = True
         self.read_pause_s = 0.0  # before each message
         self.acknowledged = 0
@@ -105,7 +106,7 @@ class CoordinatorEnd(NodeServiceServicer):
                 self.jobs.update({job.job_id: job for job in fact.hello.jobs})
                 self.context = context
                 terms = {"heartbeat_s": self.heartbeat_s, "lease_s": 5, "fence_s": self.fence_s, "sole": self.sole}
-                await self.send(welcome=node_pb2.Welcome(**terms))
+                await self.send(welcome=node_pb2.Welcome(**terms, **self.versions))
             case "heartbeat":
                 self.heartbeats += 1
                 if fact.heartbeat.seq and self.acknowledges:

@@ -90,6 +90,13 @@ async def test_a_wrong_token_is_refused_at_once(end, state, tmp_path):
     assert "refuses this daemon" in await asyncio.to_thread(refused, *options)
 
 
+async def test_a_coordinator_that_is_too_new_is_told_with_the_order_of_upgrades(end, state):
+    end.versions = {"version": "9.1", "protocol": 90, "oldest_protocol": 89}
+    options = ["--state-dir", state, "--coordinator", f"127.0.0.1:{end.port}"]
+    words = await asyncio.to_thread(refused, *options)
+    assert "has bagua 9.1 (protocol 90, from 89 on), which is too new for this one" in words
+
+
 async def test_mutual_tls(end, start_daemon, script, tmp_path):
     files = make_certificates(tmp_path / "tls", ["127.0.0.1"])
     await end.stop()

@@ -1,0 +1,93 @@
+"""The commands of docs/operations.md, as they stand there, beside a real coordinator."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from bagua.proto import common_pb2 as c
+from bagua.proto import node_pb2 as n
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "operations.md"
+SPEC = c.JobSpec(entry="t.py", nnodes=1, nproc_per_node=1, placement_timeout_s=3600.0)
+
+
+def commands(chapter: str) -> list[str]:
+    """Lines of the chapter that are commands for the database."""
+    text = PAGE.read_text().split(f"\n## {chapter}\n")[1].split("\n## ")[0]
+    found = [line.strip() for line in text.splitlines() if line.startswith("    bagua coordinator ")]
+    return [line for line in found if line.split()[2] in ("backup", "restore", "check")]
+
+
+@pytest.fixture
+def shell(tmp_path: Path, coordinator: Any) -> Any:
+    """Runs a line as an operator would, where the coordinator's state folder is the usual one."""
+    shims = tmp_path / "bin"
+    shims.mkdir()
+    (shims / "bagua").write_text(f'#!/bin/sh\nexec {sys.executable} -P -m bagua.cli.main "$@"\n')
+    (shims / "bagua").chmod(0o755)
+    env = {**os.environ, "PATH": f"{shims}:{os.environ['PATH']}", "BAGUA_STATE_DIR": str(coordinator.state_dir)}
+
+    def run(line: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(line, shell=True, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+
+    return run
+
+
+def test_the_commands_of_the_page(shell, coordinator, client, start):
+    kept = client.submit(SPEC).job_id
+    for line in (*commands("Back up"), *commands("Check")):
+        done = shell(line)
+        assert done.returncode == 0, (line, done.stdout + done.stderr)
+        report = json.loads(done.stdout) if "json" in line else {"ok": "problem" not in done.stdout}
+        assert report["ok"], done.stdout
+    lost = client.submit(SPEC).job_id
+    (restore,) = commands("Restore")
+    refused = shell(restore)
+    assert refused.returncode == 2 and "Another coordinator (process" in refused.stderr, refused.stderr
+    assert coordinator.end()[0] == 0
+    done = shell(restore)
+    assert done.returncode == 0 and "1 jobs (1 PENDING)" in done.stdout, done.stdout + done.stderr
+    again = start()
+    with again.client() as restored:
+        assert [job.job_id for job in restored.list()] == [kept] != [lost]
+
+
+def test_a_check_that_finds_something_ends_with_1(shell, coordinator, client, tmp_path):
+    job_id = client.submit(SPEC).job_id
+    assert shell("bagua coordinator backup b.db").returncode == 0
+    with closing(sqlite3.connect(tmp_path / "b.db")) as database:
+        database.execute("UPDATE jobs SET state = 42")
+        database.commit()
+    done = shell("bagua coordinator check b.db")
+    assert done.returncode == 1 and f"problem: job {job_id} is in state 42" in done.stdout
+
+
+def test_a_daemon_that_is_too_new_is_refused_with_the_order_of_upgrades(shared, connect):
+    hello = n.Hello(
+        node_id="a", address="127.0.0.1", boot_id="b", slots=1, version="9.1", protocol=90, oldest_protocol=89
+    )
+    peer = connect(shared, "a", welcome=False, hello=n.NodeFact(hello=hello))
+    with pytest.raises(grpc.RpcError) as error:
+        peer.next()
+    assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "The daemon on node a has bagua 9.1 (protocol 90, from 89 on), which is too new" in error.value.details()
+
+
+def test_bad_calls_have_words(shell):
+    for line, words in (
+        ("bagua coordinator backup", "Missing argument 'file'"),
+        ("bagua coordinator check absent.db", "There is no file absent.db"),
+        ("bagua coordinator check --state-dir nowhere", "There is no database nowhere/coordinator/bagua.db"),
+    ):
+        done = shell(line)
+        assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, done.stderr

@@ -1,0 +1,238 @@
+#!/usr/bin/env python3
+"""A whole service under faults for an hour: a coordinator, two daemons, callers that submit, cancel and read slowly.
+
+    python tests/soak/service.py
+    python tests/soak/service.py --minutes 5 --seed 7 --output json
+
+Meanwhile the coordinator is killed and stopped, its wall clock jumps, its database is locked and its disk full; daemons
+are killed and cut off. At the end all faults are over, the jobs end, and the history is checked: ``HISTORY`` in
+``service_history.py`` lists the rules. Memory, descriptors, threads and disk must be flat. Exit code 1: they are not,
+or a rule is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))  # whatever PYTHONSAFEPATH says
+
+from service_history import broken_rules
+from service_world import World
+from soak import LIMITS, Watched
+
+from bagua.base.errors import ServiceError
+from bagua.proto import common_pb2
+
+LOOK_S = 0.5
+END_S = 180.0
+JUDGED = 60
+"""Samples: a shorter life of a process says nothing about growth."""
+DISK_PER_JOB = 40_000
+"""Bytes of the state folder of a coordinator for each job that it keeps, its journal and a little more aside."""
+DISK = 96 << 20
+"""Bytes of all other folders: logs of the jobs that daemons keep."""
+
+
+class Callers:
+    """Threads that use the service. What was acknowledged is written down in ``world.jobs``."""
+
+    def __init__(self, world: World, seed: int, rate: float) -> None:
+        self._world = world
+        self._random = random.Random(seed)
+        self._rate = rate
+        self._over = threading.Event()
+        self.refused: Counter[str] = Counter()
+        self.read = 0
+        self._threads = [
+            threading.Thread(target=self._guard, args=(work,)) for work in (self._submit, self._read_slowly)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join(END_S)
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        while not self._over.is_set():
+            try:
+                work()
+            except ServiceError as error:  # the service is away, as it is meant to be
+                self.refused[type(error).__name__] += 1
+                self._over.wait(0.2)
+
+    def _submit(self) -> None:
+        """One job, sometimes twice with the same key; and now and then one is cancelled."""
+        key = f"key-{self._random.getrandbits(64):016x}"
+        code = self._random.choice((0, 0, 0, 3))
+        seconds = self._random.choice((0.0, 0.2, 1.0, 5.0))
+        self._world.intend(key, code)
+        for _ in range(self._random.choice((1, 1, 1, 2))):
+            self._world.submit(key, code, seconds)
+        if self._random.random() < 0.15:
+            self._world.cancel(self._random.choice(list(self._world.jobs.values())))
+        self._over.wait(self._random.expovariate(self._rate))
+
+    def _read_slowly(self) -> None:
+        """Follows the output of the newest job, a chunk a second."""
+        with self._world.client() as client:
+            jobs = client.list(limit=1)
+            for chunk in client.logs(jobs[0].job_id, follow=True) if jobs else ():
+                self.read += len(chunk.data)
+                if self._over.wait(0.5):
+                    return
+        self._over.wait(0.5)
+
+
+FAULTS: dict[str, Callable[[World, float], None]] = {
+    "kill-coordinator": World.kill_coordinator,
+    "stop-coordinator": World.stop_coordinator,
+    "clock-jump": World.jump_clock,
+    "kill-daemon": World.kill_daemon,
+    "partition": World.partition,
+    "lock-database": World.lock_database,
+    "full-disk": World.fill_disk,
+    "backup": World.back_up,
+}
+
+
+def soak(options: argparse.Namespace) -> dict[str, Any]:
+    draw = random.Random(options.seed)
+    seconds = options.minutes * 60
+    done: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory(prefix="bgs-", ignore_cleanup_errors=True) as name, World(Path(name)) as world:
+        watch = Watch(world)
+        callers = Callers(world, options.seed, options.rate)
+        end = time.monotonic() + seconds
+        kinds: list[str] = []
+        while time.monotonic() < end:
+            kinds = kinds or draw.sample(list(FAULTS), len(FAULTS))
+            kind = kinds.pop()
+            print(f"{seconds - end + time.monotonic():7.1f} s  {kind}", file=sys.stderr)
+            FAULTS[kind](world, draw.uniform(0.5, 4.0))
+            done[kind] += 1
+            world.need_coordinator()
+            time.sleep(min(draw.uniform(1.0, options.pause), max(0.0, end - time.monotonic())))
+        callers.stop()
+        wrong = finish(world)
+        watch.stop()
+        disk = {path.name: size_of(path) for path in world.folder.iterdir()}
+        wrong += broken_rules(world) + world.troubles
+        most = (DISK_PER_JOB * len(world.jobs) + DISK, DISK)
+        if disk["state"] > most[0] or sum(disk.values()) - disk["state"] > most[1]:
+            wrong.append(f"the disk is not flat: {disk}, with {len(world.jobs)} jobs")
+        rows = [one.row() for one in watch.lives if len(one.times) >= JUDGED]
+    flat = all(row[what]["flat"] for row in rows for what in LIMITS)
+    return {
+        "ok": flat and not wrong,
+        "wrong": wrong,
+        "seconds": seconds,
+        "seed": options.seed,
+        "faults": dict(done),
+        "jobs": len(world.jobs),
+        "refused": dict(callers.refused),
+        "bytes_read": callers.read,
+        "disk": disk,
+        "rows": rows,
+    }
+
+
+def finish(world: World) -> list[str]:
+    """Heals everything and waits for the ends of all jobs: what is left is cancelled. Returns what is wrong."""
+    world.heal()
+    deadline = time.monotonic() + END_S
+    unfinished: list[str] = list(world.jobs.values())
+    while time.monotonic() < deadline:
+        try:
+            with world.client() as client:
+                states = {job.job_id: job for job in client.list(limit=1_000_000)}
+                unfinished = [
+                    job for job in world.jobs.values() if job in states and states[job].state not in world.ENDED
+                ]
+                for job in unfinished:
+                    if states[job].state in (common_pb2.JOB_STATE_PENDING, common_pb2.JOB_STATE_RUNNING):
+                        world.cancel(job)
+        except ServiceError:
+            unfinished = ["unknown: no coordinator answers"]
+        if not unfinished:
+            return []
+        time.sleep(0.5)
+    return [f"{len(unfinished)} jobs have not ended after {END_S:g} s: {unfinished[:5]}"]
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files below."""
+    found = 0
+    for path in folder.rglob("*"):
+        try:
+            found += path.lstat().st_size
+        except OSError:
+            continue
+    return found
+
+
+class Watch:
+    """Looks at all processes of the service; each life of one is a row of its own."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.lives: list[Watched] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join(END_S)
+
+    def _run(self) -> None:
+        while not self._over.wait(LOOK_S):
+            for name, pid in self._world.pids().items():
+                if not any(one.name == name and one.pid == pid for one in self.lives):
+                    self.lives.append(Watched(name, pid))
+            for one in self.lives:
+                one.look()
+
+
+def text(found: dict[str, Any]) -> str:
+    lines = [f"{'process':<14}{'samples':>8}{'memory MiB':>12}{'grew':>8}{'fds':>6}{'threads':>9}"]
+    for row in found["rows"]:
+        memory, descriptors, threads = (row[what] for what in LIMITS)
+        mark = "" if all(row[what]["flat"] for what in LIMITS) else "  grows"
+        lines.append(
+            f"{row['process']:<14}{row['samples']:>8}{memory['largest'] / 2**20:>12.1f}{memory['grew'] / 2**20:>8.1f}"
+            f"{descriptors['largest']:>6.0f}{threads['largest']:>9.0f}{mark}"
+        )
+    faults = ", ".join(f"{count} x {kind}" for kind, count in sorted(found["faults"].items()))
+    lines.append(f"{found['jobs']} jobs in {found['seconds']:.0f} s, seed {found['seed']}; {faults}")
+    lines.append(f"disk: {found['disk']}; refused: {found['refused']}; {found['bytes_read']} bytes read slowly")
+    lines += [f"wrong: {words}" for words in found["wrong"]]
+    return "\n".join([*lines, "ok" if found["ok"] else "FAILED"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--rate", type=float, default=2.0, help="jobs that are submitted in a second, about")
+    parser.add_argument("--pause", type=float, default=15.0, help="the longest time between two faults, seconds")
+    parser.add_argument("--output", choices=("text", "json"), default="text")
+    options = parser.parse_args()
+    found = soak(options)
+    print(json.dumps(found) if options.output == "json" else text(found))
+    sys.exit(0 if found["ok"] else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""The service that ``service.py`` troubles: its processes, its faults, and what callers were told."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import select
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+
+from relay import Relay, free_port
+
+from bagua.base.errors import NotFoundError
+from bagua.client import Client
+from bagua.proto import common_pb2
+
+READY_S = 120.0
+NODES = ("a", "b")
+SLOTS = 4
+# A coordinator whose wall clock is that of a file, in seconds beside the machine's.
+_LAUNCH = """
+import os, runpy, sys, time
+real, path = time.time, os.environ["SOAK_CLOCK"]
+def shifted():
+    with open(path) as file:
+        return real() + float(file.read() or 0)
+time.time = shifted
+sys.argv[0] = "coordinator"
+runpy.run_module("bagua.daemon.coordinator", run_name="__main__", alter_sys=True)
+"""
+_JOB = 'echo "$KEY" >> "$MARKS/$KEY"; head -c 20000 /dev/zero | tr "\\0" x; sleep "$SECONDS_"; exit "$CODE"'
+
+
+class World:
+    """``jobs``: key -> id of each job that was acknowledged; ``codes``: key -> exit code of its ranks; ``cancelled``:
+    ids that somebody asked to cancel; ``troubles``: what was seen to be wrong on the way."""
+
+    ENDED = (common_pb2.JOB_STATE_SUCCEEDED, common_pb2.JOB_STATE_FAILED, common_pb2.JOB_STATE_CANCELLED)
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.state, self.marks = folder / "state", folder / "marks"
+        self.jobs: dict[str, str] = {}
+        self.codes: dict[str, int] = {}
+        self.cancelled: set[str] = set()
+        self.troubles: list[str] = []
+        self._clock = folder / "clock"
+        self._clock.write_text("0")
+        self.marks.mkdir()
+        self._address = f"127.0.0.1:{free_port()}"
+        self._log = (folder / "log").open("w")
+        self._lock = threading.Lock()
+        self.coordinator = self._start_coordinator()
+        self.relay = Relay(self._address)
+        self.token = (self.state / "token").read_text()
+        self.daemons = {name: self._start_daemon(name) for name in NODES}
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in (*self.daemons.values(), self.coordinator):
+            if process.poll() is None:
+                process.terminate()
+        for process in (*self.daemons.values(), self.coordinator):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(60)
+            process.kill()
+            process.wait()
+        self.relay.close()
+        self._log.close()
+
+    @property
+    def database(self) -> Path:
+        return self.state / "coordinator" / "bagua.db"
+
+    def client(self) -> Client:
+        return Client(self._address, token=self.token, timeout_s=20.0)
+
+    def pids(self) -> dict[str, int]:
+        """The processes that must not grow."""
+        found = {"coordinator": self.coordinator.pid}
+        for name, process in self.daemons.items():
+            found[f"keeper {name}"] = process.pid
+            if daemon := self._daemon_below(process.pid):
+                found[f"daemon {name}"] = daemon
+        return found
+
+    # ---- what callers do
+
+    def intend(self, key: str, code: int) -> None:
+        """A job with this key is about to be submitted."""
+        self.codes[key] = code
+
+    def submit(self, key: str, code: int, seconds: float) -> None:
+        """Raises ServiceError."""
+        spec = common_pb2.JobSpec(
+            name="soak",
+            entry="/bin/sh",
+            args=["-c", _JOB],
+            no_python=True,
+            nnodes=1,
+            nproc_per_node=1,
+            env={"KEY": key, "MARKS": str(self.marks), "SECONDS_": str(seconds), "CODE": str(code)},
+            placement_timeout_s=3600.0,
+            stop_grace_s=1.0,
+        )
+        with self.client() as client:
+            job_id = client.submit(spec, idempotency_key=key).job_id
+        if self.jobs.setdefault(key, job_id) != job_id:
+            self.troubles.append(f"{key} was acknowledged as {self.jobs[key]} and as {job_id}")
+
+    def cancel(self, job_id: str) -> None:
+        """Raises ServiceError."""
+        self.cancelled.add(job_id)  # whatever comes of it
+        with self.client() as client:
+            try:
+                client.cancel(job_id)
+            except NotFoundError:
+                self.troubles.append(f"{job_id} was acknowledged, and is not known")
+
+    # ---- faults
+
+    def kill_coordinator(self, seconds: float) -> None:
+        self.coordinator.kill()
+        self.coordinator.wait()
+        time.sleep(seconds / 4)
+        self.need_coordinator()
+
+    def stop_coordinator(self, seconds: float) -> None:
+        """It, and its monotonic clock, seem to jump forward."""
+        self.coordinator.send_signal(signal.SIGSTOP)
+        time.sleep(seconds)
+        self.coordinator.send_signal(signal.SIGCONT)
+
+    def jump_clock(self, seconds: float) -> None:
+        """The date of the coordinator jumps by days, forward and back."""
+        now = float(self._clock.read_text() or 0)
+        new = 0.0 if now else (seconds - 2.0) * 5 * 86_400
+        temporary = self._clock.with_suffix(".new")
+        temporary.write_text(str(new))
+        temporary.replace(self._clock)
+
+    def kill_daemon(self, seconds: float) -> None:
+        """The daemon proper; its keeper starts the next one."""
+        keeper = self.daemons[NODES[int(seconds * 1000) % 2]].pid
+        if daemon := self._daemon_below(keeper):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(daemon, signal.SIGKILL)
+
+    def partition(self, seconds: float) -> None:
+        """Daemons and coordinator don't hear each other: bytes are swallowed, or connections end."""
+        self.relay.cut(silent=int(seconds * 1000) % 2 == 0)
+        time.sleep(3 * seconds)
+        self.relay.heal()
+
+    def lock_database(self, seconds: float) -> None:
+        """Another program holds SQLite's write lock, now and then for longer than the coordinator waits."""
+        with contextlib.closing(sqlite3.connect(self.database, timeout=30, isolation_level=None)) as other:
+            try:
+                other.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                return
+            time.sleep(12.0 if seconds > 3.7 else seconds)
+            other.execute("ROLLBACK")
+
+    def fill_disk(self, seconds: float) -> None:
+        """The limit of file sizes stands for a full disk."""
+        for size in (0, resource.RLIM_INFINITY):
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(self.coordinator.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+            time.sleep(seconds if size == 0 else 0)
+
+    def back_up(self, seconds: float) -> None:
+        """A backup that is taken meanwhile is whole."""
+        self.check("backup", str(self.folder / "backup.db"), "--replace")
+
+    # ---- and their end
+
+    def heal(self) -> None:
+        self.relay.heal()
+        self._clock.write_text("0")
+        self.need_coordinator()
+
+    def need_coordinator(self) -> None:
+        """Starts it again if it has ended, as systemd would."""
+        with self._lock:
+            if self.coordinator.poll() is not None:
+                self.coordinator = self._start_coordinator()
+
+    def check(self, *command: str) -> None:
+        """``bagua coordinator backup | check``; notes what it says if it fails."""
+        call = [sys.executable, "-P", "-m", "bagua.daemon.coordinator", *command, "--state-dir", str(self.state)]
+        done = subprocess.run(call, capture_output=True, text=True, timeout=300)
+        if done.returncode:
+            self.troubles.append(f"{' '.join(command)}: {done.stdout}{done.stderr}"[:1000])
+
+    def left_over(self) -> list[int]:
+        """Processes of jobs that are alive."""
+        needle, found = f"MARKS={self.marks}".encode(), []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    if needle in (entry / "environ").read_bytes():
+                        found.append(int(entry.name))
+        return found
+
+    # ---- processes
+
+    def _start_coordinator(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-P", "-c", _LAUNCH, "--state-dir", str(self.state), "--listen", self._address]
+        command += ["--keep", "forever", "--fence-after", "20"]
+        return self._start(command, SOAK_CLOCK=str(self._clock), BAGUA_COORDINATOR_HEARTBEAT_S="1")
+
+    def _start_daemon(self, name: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-P", "-m", "bagua.daemon.node", "--name", name, "--node-id", name]
+        command += ["--coordinator", self.relay.address, "--slots", str(SLOTS), "--state-dir", str(self.folder / name)]
+        command += ["--token-file", str(self.state / "token"), "--keep-logs", "30"]
+        return self._start(command, XDG_RUNTIME_DIR=str(self.folder))
+
+    def _start(self, command: list[str], **environment: str) -> subprocess.Popen[bytes]:
+        """Returns when it is ready. Raises SystemExit."""
+        ready, write_end = os.pipe()
+        process = subprocess.Popen(
+            [*command, "--ready-fd", str(write_end)],
+            pass_fds=[write_end],
+            stdout=self._log,
+            stderr=self._log,
+            env={**os.environ, **environment},
+        )
+        os.close(write_end)
+        with os.fdopen(ready) as lines:
+            line = lines.readline() if select.select([lines], [], [], READY_S)[0] else ""
+        if not line or "error" in json.loads(line):
+            process.kill()
+            raise SystemExit(f"does not start: {line or Path(self._log.name).read_text()[-2000:]}")
+        return process
+
+    @staticmethod
+    def _daemon_below(keeper: int) -> int:
+        """The daemon proper below a keeper; 0: there is none now."""
+        with contextlib.suppress(OSError):
+            for child in Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split():
+                if b"bagua.daemon.node" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    return int(child)
+        return 0
