@@ -17,6 +17,7 @@ from bagua.cli import (
     chaos,
     dashboard,
     doctor,
+    explain,
     job,
     membership,
     net,
@@ -34,6 +35,7 @@ app = typer.Typer(
 app.command(context_settings={"allow_interspersed_args": False}, no_args_is_help=True)(run.run)
 app.command(context_settings={"allow_interspersed_args": False}, no_args_is_help=True)(advise.advise)
 job.jobs.command()(trace.trace)
+job.jobs.command()(explain.explain)
 job.jobs.command()(membership.scale)
 job.jobs.command()(membership.pause)
 job.jobs.command()(membership.resume)
