@@ -22,6 +22,7 @@ from bagua.cli import (
     membership,
     net,
     run,
+    support,
     trace,
     tune,
 )
@@ -80,6 +81,7 @@ def certs(context: typer.Context) -> None:
 app.command()(dashboard.dashboard)
 app.command()(dashboard.top)
 app.command()(doctor.doctor)
+app.command("support-bundle")(support.support_bundle)
 app.command()(chaos.chaos)
 
 

@@ -125,7 +125,9 @@ def _phase_after(event: Event) -> str | None:
     if event.kind != "state":
         return None
     state = _state(event)
-    return {"RUNNING": "running", "WAITING": "waiting", "STOPPING": "stopping"}.get(state, "" if state in ENDS else None)
+    return {"RUNNING": "running", "WAITING": "waiting", "STOPPING": "stopping"}.get(
+        state, "" if state in ENDS else None
+    )
 
 
 def _line(event: Event) -> _Line:
@@ -165,7 +167,9 @@ def _row(row: Sequence[_Line]) -> Iterator[_Line]:
         yield from row
         return
     yield row[0]
-    yield _Line(row[-2].time, "", f"... and {len(row) - 2} more of this kind (`bagua job show` has all)", row[0].generation)
+    yield _Line(
+        row[-2].time, "", f"... and {len(row) - 2} more of this kind (`bagua job show` has all)", row[0].generation
+    )
     yield row[-1]
 
 

@@ -9,6 +9,7 @@ the disk. What could not be written goes back to the intake: facts are never los
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -162,7 +163,11 @@ class Reconciler:
             batch = self._batch(taken, stage)
             outcome = Outcome()
             if batch or now >= self._next_beat:
+                began = time.monotonic_ns()
                 outcome = await self._worker.write(batch.write, self._store)
+                self._counters.add("transactions")
+                self._counters.add("transaction_ns", number=time.monotonic_ns() - began)
+                self._counters.add("events", "submitted", len(outcome.created))
                 self._next_beat = self._clock.now() + self._beat_s
         except BaseException as error:
             self._in_doubt = True
@@ -321,7 +326,11 @@ class Reconciler:
         self._board.put(change.stored)
         if job.state is not before.state or job.reason != before.reason:
             log.info("decided", job=job.job_id, state=job.state.name, reason=job.reason, generation=job.generation)
+        for event in change.events:
+            self._counters.add("events", event.kind)
         self._watchers.notify(job.job_id)
+        if job.state.terminal and not before.state.terminal:
+            self._counters.add("ended", job.state.name.lower())
         if job.state.terminal:
             self._intake.drop_deadline(job.job_id)
             self._on_end()

@@ -269,9 +269,10 @@ class Coordinator:
         self._spawn(page.watch(), "dashboard")
 
     def _serve_metrics(self, host: str, port: int) -> None:
-        from bagua.daemon.coordinator.metrics import serve_metrics  # imports prometheus_client
+        from bagua.daemon.coordinator.metrics import CoordinatorCollector, serve_metrics  # imports prometheus_client
 
-        server = serve_metrics(self.counters, self.sessions, self._service, host, port, self._settings.tls_files)
+        collector = CoordinatorCollector(self.counters, self.sessions, self._service, self.watchers)
+        server = serve_metrics(collector, host, port, self._settings.tls_files)
         self._sockets.watch(server.port)
         self._closers.callback(server.stop)
 

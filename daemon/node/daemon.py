@@ -165,9 +165,16 @@ class NodeDaemon:
     def _serve_metrics(self, closing: contextlib.AsyncExitStack) -> None:
         if self._settings.metrics_port is None:
             return
-        from bagua.daemon.node.metrics import serve_metrics  # costs 60 ms, and few ask for it
+        from bagua.daemon.node.metrics import NodeFacts, serve_metrics  # costs 60 ms, and few ask for it
 
-        server = serve_metrics(self._settings.metrics_port, self._jobs.running, lambda: self._session.connected)
+        facts = NodeFacts(
+            jobs=self._jobs.running,
+            connected=lambda: self._session.connected,
+            slots=self._settings.slots,
+            life=self._keeper.life,
+            state=self._folder.path,
+        )
+        server = serve_metrics(self._settings.metrics_port, facts)
         closing.callback(server.server_close)
         closing.callback(server.shutdown)
 

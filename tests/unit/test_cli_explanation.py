@@ -26,7 +26,9 @@ KINDS = (
 )
 REASONS = st.one_of(
     st.text(max_size=60),
-    st.sampled_from(["RUNNING: all 4 ranks started", "WAITING: paused", "FAILED: rank 1 was killed", "FAILED", ":", ""]),
+    st.sampled_from(
+        ["RUNNING: all 4 ranks started", "WAITING: paused", "FAILED: rank 1 was killed", "FAILED", ":", ""]
+    ),
     st.builds("rank {} on node a exited with code {}".format, st.integers(0, 9), st.integers(0, 3)),
 )
 EVENTS = st.builds(
