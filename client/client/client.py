@@ -22,6 +22,7 @@ from bagua.client.packing import Packed, pack
 from bagua.client.reach import find_reach
 from bagua.client.specification import JobArguments, job_spec
 from bagua.client.trace_parts import source_of
+from bagua.client.tracing import traced
 from bagua.client.watching import Merged
 from bagua.proto import common_pb2, job_pb2, job_pb2_grpc
 from bagua.timeline.trace import Clock, Trace
@@ -125,7 +126,8 @@ class Client:
             raise TypeError("submit takes a specification, or a script with its arguments, not both.")
         if spec.ByteSize() > MAX_SPEC_BYTES:  # gRPC would say it in its own words
             raise InvalidRequestError(too_large_spec(spec.ByteSize()))
-        return self._call(self._stub.SubmitJob, job_pb2.SubmitJobRequest(spec=spec, idempotency_key=idempotency_key))
+        request = job_pb2.SubmitJobRequest(spec=spec, idempotency_key=idempotency_key)
+        return traced(request, lambda: self._call(self._stub.SubmitJob, request))
 
     def put_code(self, packed: Packed) -> common_pb2.CodeArchive:
         """Uploads an archive, unless the coordinator has it. Returns its description, for ``JobSpec.code``. Raises

@@ -80,6 +80,7 @@ class Reconciler:
         self._next_beat = 0.0
         self._next_sync = 0.0
         self._next_shown = 0.0
+        self.on_change: Callable[[Change], None] = lambda change: None  # after it was written
         self._in_doubt = False  # a write has failed: it may have been done all the same
 
     def forget(self, job_ids: Iterable[str]) -> None:
@@ -234,7 +235,10 @@ class Reconciler:
     def _note_fault(self, fault: Fault) -> None:
         self._counters.add("faults", fault.step)
         content = {} if fault.content is None else {"content": repr(fault.content)[:_MOST_SHOWN]}
-        log.error("step_failed", job=fault.job_id, step=fault.step, **content, exc_info=fault.error)
+        known = self._board.job(fault.job_id)
+        generation = None if known is None else known.generation
+        about = {"job": fault.job_id, "generation": generation, "step": fault.step}
+        log.error("step_failed", **about, **content, exc_info=fault.error)
 
     async def _decide(self, stage: Stage, looks: Iterable[str], room: bool) -> None:
         waiting: list[JobRecord] = []
@@ -328,6 +332,7 @@ class Reconciler:
             log.info("decided", job=job.job_id, state=job.state.name, reason=job.reason, generation=job.generation)
         for event in change.events:
             self._counters.add("events", event.kind)
+        self.on_change(change)
         self._watchers.notify(job.job_id)
         if job.state.terminal and not before.state.terminal:
             self._counters.add("ended", job.state.name.lower())

@@ -148,11 +148,13 @@ def test_the_client_finds_the_coordinator_of_this_user(shared, monkeypatch):
         assert not client.list()
 
 
-def test_logs_can_be_json(start):
-    process = start("--log-json")
+@pytest.mark.parametrize("options", [["--log-json"], ["--log-format", "json"]])
+def test_logs_can_be_json(start, options):
+    process = start(*options)
     _, errors = process.end()
     lines = [json.loads(line) for line in errors.splitlines()]
     assert lines[0]["event"] == "serving" and lines[0]["level"] == "info"
+    assert all({"job", "rank", "generation"} <= line.keys() for line in lines)
 
 
 # ---- who may call
