@@ -1,8 +1,8 @@
 """Where a job's spans belong in a distributed trace: W3C's trace context, from the standard library alone.
 
-A job carries it in the variable TRACEPARENT of its environment, so it goes from ``bagua job submit`` through coordinator
-and daemons to the ranks. Ids of a job's spans follow from its id: coordinator and daemons know each other's without a word,
-also after a restart.
+A job carries it in the variable TRACEPARENT of its environment, so it goes from ``bagua job submit`` through
+coordinator and daemons to the ranks. Ids of a job's spans follow from its id: coordinator and daemons know each other's
+without a word, also after a restart.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ NAME = "bagua-support"
 
 
 class Bundle:
-    """Collects entries in memory. ``known``: secrets that must not be in any. ``most``: bytes of all entries together."""
+    """Collects entries in memory. ``known``: secrets that must not be in any; ``most``: bytes of all entries."""
 
     def __init__(self, known: Iterable[str], most: int) -> None:
         self._known = tuple(known)

@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterable
 from bagua.base.secrets import HIDDEN, looks_secret
 
 SHORTEST = 6
-"""Known secrets of fewer characters are not looked for: "1" or "true" would tear every text apart. Where such a value stands
-beside its name it is removed all the same."""
+"""Known secrets of fewer characters are not looked for: "1" or "true" would tear every text apart. Where such a value
+stands beside its name it is removed all the same."""
 
 _PEM = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
-_URL = re.compile(r"(://[^/\s:@\"']*:)[^/\s\"']+(?=@)")
+_URL = re.compile(r"(://[^/\s:@\"']{0,200}:)[^/\s\"']+(?=@)")
 _BEARER = re.compile(r"(?i)\b(bearer|basic)(\s+)[A-Za-z0-9._~+/=-]{6,}")
 _KNOWN_SHAPES = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{20,}|gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-[\w-]{20,}"
     r"|xox[abpr]-[\w-]{10,}|AKIA[A-Z0-9]{16}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
 )
 _VALUE = r"""(?:"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[^\s"',;}\]]+)"""
-_PAIR = re.compile(rf"""(["']?)([A-Za-z_][\w.-]*)\1(\s*[=:]\s*)({_VALUE})""")
-_OPTION = re.compile(rf"""(--?)([A-Za-z][\w-]*)(\s+|["'],\s*["']?)({_VALUE})""")
+_PAIR = re.compile(rf"""(["']?)(?<![\w.-])([A-Za-z_][\w.-]{{0,99}})\1(\s{{0,9}}[=:]\s{{0,9}})({_VALUE})""")
+_OPTION = re.compile(rf"""(?<![\w-])(--?)([A-Za-z][\w-]{{0,99}})(\s{{1,9}}|["'],\s*["']?)({_VALUE})""")
 
 
 def scrub(text: str, known: Iterable[str] = ()) -> str:
