@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,17 @@ class Span:
     span_id: int
     attributes: Mapping[str, str | int | float] = field(default_factory=dict)
     error: str = ""
+
+
+class _Told(logging.Handler):
+    """Troubles of the exporter go into the log of the service, in its format."""
+
+    def __init__(self, tell: Callable[[str], object]) -> None:
+        super().__init__(logging.WARNING)
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._tell(record.getMessage())
 
 
 class Tracing:
@@ -85,8 +97,11 @@ def asked_for() -> str:
     return next((name for name in ENDPOINTS if os.environ.get(name)), "")
 
 
-def open_tracing(service: str, instance: str = "") -> tuple[Tracing | None, str]:
-    """(the way to the receiver, or None where nobody asks; why there is none though somebody does)."""
+def open_tracing(
+    service: str, instance: str = "", tell: Callable[[str], object] | None = None
+) -> tuple[Tracing | None, str]:
+    """(the way to the receiver, or None where nobody asks; why there is none though somebody does). ``tell`` hears of
+    spans that could not be sent; it is called from other threads."""
     name = asked_for()
     if not name:
         return None, ""
@@ -94,4 +109,8 @@ def open_tracing(service: str, instance: str = "") -> tuple[Tracing | None, str]
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     except Exception as error:  # also a protobuf that is too old for it: a service must not fail for its traces
         return None, MISSING.format(name=name, error=error)
+    if tell is not None:
+        logger = logging.getLogger("opentelemetry")
+        logger.addHandler(_Told(tell))
+        logger.propagate = False
     return Tracing(service, OTLPSpanExporter(), instance), ""

@@ -272,7 +272,7 @@ class Coordinator:
         self._spawn(page.watch(), "dashboard")
 
     async def _open_tracing(self, reconciler: Reconciler) -> None:
-        tracing, trouble = open_tracing("bagua-coordinator")
+        tracing, trouble = open_tracing("bagua-coordinator", tell=lambda text: log.warning("traces", reason=text))
         if trouble:
             log.warning("no_traces", reason=trouble)
         if tracing is None:

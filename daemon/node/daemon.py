@@ -68,7 +68,9 @@ class NodeDaemon:
         self._upgrade = 0  # number of the request that the keeper looks at
         keeper.on_refusal = self._not_upgraded
         environment = passed_on(os.environ, settings.pass_env)
-        self._tracing, trouble = open_tracing("bagua-daemon", folder.node_id)
+        self._tracing, trouble = open_tracing(
+            "bagua-daemon", folder.node_id, lambda text: log.warning("traces", reason=text)
+        )
         if trouble:
             log.warning("no traces", reason=trouble)
         if self._tracing is not None:

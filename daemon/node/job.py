@@ -59,7 +59,7 @@ class Job:
         )
         self.tokens: dict[int, bytes] = {}
         self._make_tokens()
-        self._spans = NodeSpans(spec.job_id, node.node_id, spec.env) if node.send_span is not None else None
+        self._spans = NodeSpans(spec.job_id, node.node_id, spec.program.env) if node.send_span is not None else None
         self._node = node
         self._on_report = on_report
         self._log = node.log.bind(job=spec.job_id, generation=spec.generation)
