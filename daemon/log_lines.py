@@ -6,6 +6,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import MutableMapping
+from enum import StrEnum
 from typing import Any, TextIO
 
 import structlog
@@ -16,6 +17,18 @@ from bagua.base.text import printable
 def _visible(_: Any, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Names and errors come from elsewhere: a terminal on which a log is read must not obey them."""
     return {key: printable(value, lines=True) if isinstance(value, str) else value for key, value in line.items()}
+
+
+class LogFormat(StrEnum):
+    """How a service writes its log."""
+
+    text = "text"
+    json = "json"
+
+
+def _about(_: Any, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Every line of JSON says of which job, rank and generation it speaks; null: of none."""
+    return {**dict.fromkeys(("job", "rank", "generation")), **line}
 
 
 class _Lenient:
@@ -35,14 +48,16 @@ class _Lenient:
 
 def configure_logging(as_json: bool) -> Any:
     """structlog to stderr, from INFO on, with time and level; returns a logger."""
-    renderer: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=False)
+    last: list[Any] = [structlog.dev.ConsoleRenderer(colors=False)]
+    if as_json:
+        last = [_about, structlog.processors.JSONRenderer()]
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.format_exc_info,
             _visible,
-            renderer,
+            *last,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(_Lenient(sys.stderr)),  # type: ignore[arg-type]

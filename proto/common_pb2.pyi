@@ -354,6 +354,7 @@ class Progress(google.protobuf.message.Message):
     SHARES_FIELD_NUMBER: builtins.int
     BYTES_FIELD_NUMBER: builtins.int
     BY_ITSELF_FIELD_NUMBER: builtins.int
+    SAMPLED_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     rank: builtins.int
     step: builtins.int
@@ -371,6 +372,10 @@ class Progress(google.protobuf.message.Message):
     def bytes(self) -> global___HostBytes:
         """absent: the rank can't tell"""
 
+    @property
+    def sampled(self) -> global___SampledStep:
+        """one step in many, for the daemon to trace; goes no further"""
+
     def __init__(
         self,
         *,
@@ -383,9 +388,10 @@ class Progress(google.protobuf.message.Message):
         shares: global___StepShares | None = ...,
         bytes: global___HostBytes | None = ...,
         by_itself: builtins.bool = ...,
+        sampled: global___SampledStep | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["bytes", b"bytes", "shares", b"shares"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["by_itself", b"by_itself", "bytes", b"bytes", "job_id", b"job_id", "message", b"message", "metrics", b"metrics", "rank", b"rank", "shares", b"shares", "step", b"step", "total", b"total"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["bytes", b"bytes", "sampled", b"sampled", "shares", b"shares"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["by_itself", b"by_itself", "bytes", b"bytes", "job_id", b"job_id", "message", b"message", "metrics", b"metrics", "rank", b"rank", "sampled", b"sampled", "shares", b"shares", "step", b"step", "total", b"total"]) -> None: ...
 
 global___Progress = Progress
 
@@ -903,3 +909,35 @@ class TraceClock(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["bound_ns", b"bound_ns", "missing", b"missing", "node_id", b"node_id", "offset_ns", b"offset_ns"]) -> None: ...
 
 global___TraceClock = TraceClock
+
+@typing.final
+class SampledStep(google.protobuf.message.Message):
+    """One training step of a rank. Times in seconds; `began` since the epoch."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: builtins.int
+    BEGAN_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    COMPUTE_FIELD_NUMBER: builtins.int
+    EXPOSED_FIELD_NUMBER: builtins.int
+    HIDDEN_FIELD_NUMBER: builtins.int
+    step: builtins.int
+    began: builtins.float
+    seconds: builtins.float
+    compute: builtins.float
+    exposed: builtins.float
+    hidden: builtins.float
+    def __init__(
+        self,
+        *,
+        step: builtins.int = ...,
+        began: builtins.float = ...,
+        seconds: builtins.float = ...,
+        compute: builtins.float = ...,
+        exposed: builtins.float = ...,
+        hidden: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["began", b"began", "compute", b"compute", "exposed", b"exposed", "hidden", b"hidden", "seconds", b"seconds", "step", b"step"]) -> None: ...
+
+global___SampledStep = SampledStep

@@ -17,10 +17,12 @@ from bagua.cli import (
     chaos,
     dashboard,
     doctor,
+    explain,
     job,
     membership,
     net,
     run,
+    support,
     token,
     trace,
     tune,
@@ -35,6 +37,7 @@ app = typer.Typer(
 app.command(context_settings={"allow_interspersed_args": False}, no_args_is_help=True)(run.run)
 app.command(context_settings={"allow_interspersed_args": False}, no_args_is_help=True)(advise.advise)
 job.jobs.command()(trace.trace)
+job.jobs.command()(explain.explain)
 job.jobs.command()(membership.scale)
 job.jobs.command()(membership.pause)
 job.jobs.command()(membership.resume)
@@ -81,6 +84,7 @@ def certs(context: typer.Context) -> None:
 app.command()(dashboard.dashboard)
 app.command()(dashboard.top)
 app.command()(doctor.doctor)
+app.command("support-bundle")(support.support_bundle)
 app.command()(chaos.chaos)
 
 

@@ -33,6 +33,14 @@ def core(build: bool) -> Finding:
     return Finding("native core", WARN, found.get("problem") or "not built yet", fix)
 
 
+def findings(build: bool) -> list[Finding]:
+    """All checks of this machine."""
+    from bagua.cli import crypto_checks, gpu_checks
+    from bagua.cli.checks import CHECKS
+
+    return [*(check() for check in CHECKS), crypto_checks.encryption(), *gpu_checks.findings(), core(build)]
+
+
 def doctor(
     build: bool = typer.Option(False, "--build", help="Build the native core if it is not built."),
     output: OutputOption = Output.text,
@@ -41,18 +49,14 @@ def doctor(
 
     Exit code 1 if something needed is missing.
     """
-    from bagua.cli import crypto_checks, gpu_checks
-    from bagua.cli.checks import CHECKS, FAIL
+    from bagua.cli.checks import FAIL
 
-    findings = [check() for check in CHECKS]
-    findings.append(crypto_checks.encryption())
-    findings += gpu_checks.findings()
-    findings.append(core(build))
-    fit = all(finding.status != FAIL for finding in findings)
+    found = findings(build)
+    fit = all(finding.status != FAIL for finding in found)
     if output is Output.json:
-        print(json_text({"fit": fit, "checks": [dataclasses.asdict(finding) for finding in findings]}))
+        print(json_text({"fit": fit, "checks": [dataclasses.asdict(finding) for finding in found]}))
     else:
-        show(findings, fit)
+        show(found, fit)
     raise typer.Exit(0 if fit else 1)
 
 

@@ -23,6 +23,7 @@ from bagua.client.packing import Packed, pack
 from bagua.client.reach import find_reach
 from bagua.client.specification import JobArguments, job_spec
 from bagua.client.trace_parts import source_of
+from bagua.client.tracing import traced
 from bagua.client.watching import Merged
 from bagua.proto import common_pb2, job_pb2, job_pb2_grpc
 from bagua.timeline.trace import Clock, Trace
@@ -143,7 +144,7 @@ class Client:
         request = job_pb2.SubmitJobRequest(
             spec=spec, idempotency_key=idempotency_key, namespace=namespace, secrets=secrets
         )
-        return self._call(self._stub.SubmitJob, request)
+        return traced(request, lambda: self._call(self._stub.SubmitJob, request))
 
     def put_code(self, packed: Packed) -> common_pb2.CodeArchive:
         """Uploads an archive, unless the coordinator has it. Returns its description, for ``JobSpec.code``. Raises

@@ -23,7 +23,7 @@ from bagua.base.spelling import COMMAND_SETTINGS
 from bagua.daemon.coordinator.event_loop import EventLoop, collect_seldom
 from bagua.daemon.coordinator.server import Coordinator
 from bagua.daemon.coordinator.settings import Settings, make_settings
-from bagua.daemon.log_lines import configure_logging
+from bagua.daemon.log_lines import LogFormat, configure_logging
 
 _PR_SET_PDEATHSIG = 1
 # The root of usage errors in whatever click this typer brings along.
@@ -75,7 +75,11 @@ def run(
         float | None,
         typer.Option(help="Daemons that can't reach a coordinator for so many seconds end their ranks. [default: 60]"),
     ] = None,
-    log_json: Annotated[bool | None, typer.Option("--log-json", help="Logs as JSON lines.")] = None,
+    log_json: Annotated[bool | None, typer.Option("--log-json", help="The same as --log-format json.")] = None,
+    log_format: Annotated[
+        LogFormat,
+        typer.Option(help="How log lines are written; json: one document a line.", envvar="BAGUA_LOG_FORMAT"),
+    ] = LogFormat.text,
 ) -> None:
     """Decides which nodes run which job. One per cluster; nodes and users dial it."""
     try:
@@ -99,7 +103,7 @@ def run(
             fence_after=fence_after,
             log_json=log_json,
         )
-        configure_logging(settings.log_json)
+        configure_logging(settings.log_json or log_format is LogFormat.json)
         with asyncio.Runner(loop_factory=EventLoop) as runner:
             runner.run(serve(settings, ready_fd, death_signal))
     except (ConfigError, ServiceError, OSError) as error:

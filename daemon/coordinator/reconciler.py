@@ -9,6 +9,7 @@ the disk. What could not be written goes back to the intake: facts are never los
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -79,6 +80,7 @@ class Reconciler:
         self._next_beat = 0.0
         self._next_sync = 0.0
         self._next_shown = 0.0
+        self.on_change: Callable[[Change], None] = lambda change: None  # after it was written
         self._in_doubt = False  # a write has failed: it may have been done all the same
 
     def forget(self, job_ids: Iterable[str]) -> None:
@@ -162,7 +164,11 @@ class Reconciler:
             batch = self._batch(taken, stage)
             outcome = Outcome()
             if batch or now >= self._next_beat:
+                began = time.monotonic_ns()
                 outcome = await self._worker.write(batch.write, self._store)
+                self._counters.add("transactions")
+                self._counters.add("transaction_ns", number=time.monotonic_ns() - began)
+                self._counters.add("events", "submitted", len(outcome.created))
                 self._next_beat = self._clock.now() + self._beat_s
         except BaseException as error:
             self._in_doubt = True
@@ -229,7 +235,10 @@ class Reconciler:
     def _note_fault(self, fault: Fault) -> None:
         self._counters.add("faults", fault.step)
         content = {} if fault.content is None else {"content": repr(fault.content)[:_MOST_SHOWN]}
-        log.error("step_failed", job=fault.job_id, step=fault.step, **content, exc_info=fault.error)
+        known = self._board.job(fault.job_id)
+        generation = None if known is None else known.generation
+        about = {"job": fault.job_id, "generation": generation, "step": fault.step}
+        log.error("step_failed", **about, **content, exc_info=fault.error)
 
     async def _decide(self, stage: Stage, looks: Iterable[str], room: bool) -> None:
         waiting: list[JobRecord] = []
@@ -321,7 +330,12 @@ class Reconciler:
         self._board.put(change.stored)
         if job.state is not before.state or job.reason != before.reason:
             log.info("decided", job=job.job_id, state=job.state.name, reason=job.reason, generation=job.generation)
+        for event in change.events:
+            self._counters.add("events", event.kind)
+        self.on_change(change)
         self._watchers.notify(job.job_id)
+        if job.state.terminal and not before.state.terminal:
+            self._counters.add("ended", job.state.name.lower())
         if job.state.terminal:
             self._intake.drop_deadline(job.job_id)
             self._on_end()

@@ -39,6 +39,7 @@ from bagua.daemon.coordinator.connections import (
 )
 from bagua.daemon.coordinator.counters import Counters
 from bagua.daemon.coordinator.database import open_engine, sqlite_url
+from bagua.daemon.coordinator.domain import Change
 from bagua.daemon.coordinator.held_secrets import HeldSecrets
 from bagua.daemon.coordinator.identity import Identity
 from bagua.daemon.coordinator.intake import Intake
@@ -57,6 +58,7 @@ from bagua.daemon.coordinator.store import Store
 from bagua.daemon.coordinator.tuning import Tuning
 from bagua.daemon.coordinator.watchers import STOPPING, Watchers
 from bagua.daemon.coordinator.worker import Worker
+from bagua.otel.tracing import open_tracing
 from bagua.proto import account_pb2_grpc, job_pb2_grpc, node_pb2
 
 _TICK_S = 1.0
@@ -157,6 +159,7 @@ class Coordinator:
             self._activity.set,
             settings.job_lease_s,
         )
+        await self._open_tracing(reconciler)
         self._service = Service(worker, store, board, self._intake, self._clock)
         self._tuning = Tuning(worker, store, self._clock)
         self._code = CodeArchives(worker, store, self._clock)
@@ -311,10 +314,31 @@ class Coordinator:
         self.dashboard_url = await page.start()
         self._spawn(page.watch(), "dashboard")
 
-    def _serve_metrics(self, host: str, port: int) -> None:
-        from bagua.daemon.coordinator.metrics import serve_metrics  # imports prometheus_client
+    async def _open_tracing(self, reconciler: Reconciler) -> None:
+        tracing, trouble = open_tracing("bagua-coordinator", tell=lambda text: log.warning("traces", reason=text))
+        if trouble:
+            log.warning("no_traces", reason=trouble)
+        if tracing is None:
+            return
+        from bagua.daemon.coordinator.spans import JobSpans
 
-        server = serve_metrics(self.counters, self.sessions, self._service, host, port, self._settings.tls_files)
+        spans = JobSpans()
+
+        def follow(change: Change) -> None:
+            try:
+                for span in spans.follow(change):
+                    tracing.send(span)
+            except Exception:  # no job may suffer from its traces
+                log.exception("not_traced", job=change.job.job_id)
+
+        reconciler.on_change = follow
+        self._closers.push_async_callback(asyncio.to_thread, tracing.close)
+
+    def _serve_metrics(self, host: str, port: int) -> None:
+        from bagua.daemon.coordinator.metrics import CoordinatorCollector, serve_metrics  # imports prometheus_client
+
+        collector = CoordinatorCollector(self.counters, self.sessions, self._service, self.watchers)
+        server = serve_metrics(collector, host, port, self._settings.tls_files)
         self._sockets.watch(server.port)
         self._closers.callback(server.stop)
 

@@ -144,7 +144,12 @@ class Service:
 
     def nodes(self) -> list[NodeView]:
         """All nodes that were ever seen, by id. ``last_seen`` of a connected one is the beginning of its session."""
-        return sorted(self._board.views.values(), key=lambda view: view.node_id)
+        return sorted(list(self._board.views.values()), key=lambda view: view.node_id)
+
+    def living(self) -> list[JobRecord]:
+        """Jobs that have not ended, the oldest first; also for a caller in another thread."""
+        found = [stored.job for stored in list(self._board.jobs.values())]
+        return sorted((job for job in found if not job.state.terminal), key=lambda job: (job.created_at, job.job_id))
 
     def node(self, node_id: str) -> NodeView:
         """Raises NotFoundError."""

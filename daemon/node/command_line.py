@@ -19,7 +19,7 @@ from bagua.base.keep import parse_keep
 from bagua.base.paths import state_dir as default_state_dir
 from bagua.base.security import TlsFiles
 from bagua.base.spelling import COMMAND_SETTINGS
-from bagua.daemon.log_lines import configure_logging
+from bagua.daemon.log_lines import LogFormat, configure_logging
 from bagua.daemon.node.daemon import run
 from bagua.daemon.node.environment import parse_patterns
 from bagua.daemon.node.process import die_with_parent
@@ -78,7 +78,11 @@ def node(
             envvar="BAGUA_PASS_ENV",
         ),
     ] = None,
-    log_json: Annotated[bool, typer.Option("--log-json", help="Log lines as JSON.")] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help="The same as --log-format json.")] = False,
+    log_format: Annotated[
+        LogFormat,
+        typer.Option(help="How log lines are written; json: one document a line.", envvar="BAGUA_LOG_FORMAT"),
+    ] = LogFormat.text,
     log_max_bytes: Annotated[int, typer.Option(help="Size at which the log of a rank is rotated.")] = 64 << 20,
     log_files: Annotated[int, typer.Option(help="Files that are kept of a rank's log.")] = 3,
     keep_logs: Annotated[
@@ -140,7 +144,13 @@ def node(
             pass_env=parse_patterns(pass_env or ()),
             drain_grace_s=drain_grace,
         )
-        asyncio.run(run(settings, configure_logging(log_json), lambda line: _tell(ready_fd, line)))
+        asyncio.run(
+            run(
+                settings,
+                configure_logging(log_json or log_format is LogFormat.json),
+                lambda line: _tell(ready_fd, line),
+            )
+        )
     except (ConfigError, OSError) as error:
         if isinstance(error, OSError) and error.filename is None:
             raise  # nothing of a user's making

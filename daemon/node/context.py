@@ -14,6 +14,7 @@ from bagua.daemon.node.journal import Journal
 from bagua.daemon.node.keeper_link import KeeperLink
 from bagua.daemon.node.log_file import LogLimits
 from bagua.daemon.node.settings import WireSettings
+from bagua.otel.tracing import Span
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -41,3 +42,4 @@ class NodeContext:
     log_limits: LogLimits
     environment: Mapping[str, str]
     keep: Keep
+    send_span: Callable[[Span], None] | None = None  # None: nobody asks for traces

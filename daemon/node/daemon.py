@@ -16,6 +16,7 @@ from bagua.base.address import is_loopback
 from bagua.base.errors import ConfigError
 from bagua.base.paths import cache_dir
 from bagua.base.protocol import OLDEST, PROTOCOL
+from bagua.base.trace_context import EVERY_STEPS, STEPS_VARIABLE
 from bagua.daemon.node import rank_service
 from bagua.daemon.node.code import CodeCache
 from bagua.daemon.node.context import NodeContext
@@ -36,6 +37,7 @@ from bagua.daemon.node.runtime_dir import leave_socket_folder, socket_folder
 from bagua.daemon.node.session import Endpoint, Session
 from bagua.daemon.node.settings import NodeFolder, Settings, open_node_folder
 from bagua.daemon.node.trace_service import TraceService
+from bagua.otel.tracing import open_tracing
 from bagua.proto import node_pb2
 
 if TYPE_CHECKING:
@@ -67,6 +69,14 @@ class NodeDaemon:
         self._upgrade = 0  # number of the request that the keeper looks at
         keeper.on_refusal = self._not_upgraded
         environment = passed_on(os.environ, settings.pass_env)
+        self._tracing, trouble = open_tracing(
+            "bagua-daemon", folder.node_id, lambda text: log.warning("traces", reason=text)
+        )
+        if trouble:
+            log.warning("no traces", reason=trouble)
+        if self._tracing is not None:
+            every = os.environ.get(STEPS_VARIABLE, str(EVERY_STEPS))
+            environment = {**environment, STEPS_VARIABLE: every}
         self._kept_variables = sorted(os.environ.keys() - environment.keys())
         self._sockets = socket_folder(folder.path)
         self._rank_socket = self._sockets / "rank.sock"
@@ -90,6 +100,7 @@ class NodeDaemon:
             log_limits=LogLimits(settings.log_max_bytes, settings.log_files),
             environment=environment,
             keep=settings.keep_logs,
+            send_span=self._tracing.send if self._tracing is not None else None,
         )
         self._jobs = Jobs(node, self._job_changed)
         self._session = Session(
@@ -135,6 +146,8 @@ class NodeDaemon:
                 closing.callback(LeashWatch(self._settings.leash, lambda: self.stop(gone)).close)
             closing.push_async_callback(end_children, KILL_CHILDREN_S)
             closing.callback(leave_socket_folder, self._sockets, self._folder.path)
+            if self._tracing is not None:
+                closing.push_async_callback(asyncio.to_thread, self._tracing.close)
             self._tell_encryption()
             await self._jobs.recover()
             self._serve_metrics(closing)
@@ -170,9 +183,16 @@ class NodeDaemon:
     def _serve_metrics(self, closing: contextlib.AsyncExitStack) -> None:
         if self._settings.metrics_port is None:
             return
-        from bagua.daemon.node.metrics import serve_metrics  # costs 60 ms, and few ask for it
+        from bagua.daemon.node.metrics import NodeFacts, serve_metrics  # costs 60 ms, and few ask for it
 
-        server = serve_metrics(self._settings.metrics_port, self._jobs.running, lambda: self._session.connected)
+        facts = NodeFacts(
+            jobs=self._jobs.running,
+            connected=lambda: self._session.connected,
+            slots=self._settings.slots,
+            life=self._keeper.life,
+            state=self._folder.path,
+        )
+        server = serve_metrics(self._settings.metrics_port, facts)
         closing.callback(server.server_close)
         closing.callback(server.shutdown)
 

@@ -27,8 +27,9 @@ from bagua.daemon.node.log_file import LogFile, log_path
 from bagua.daemon.node.membership import LEAVE_S
 from bagua.daemon.node.process import signal_group
 from bagua.daemon.node.rank_processes import RankProcesses, forget_code
+from bagua.daemon.node.spans import NodeSpans
 from bagua.daemon.node.state import Phase, RankPhase
-from bagua.proto import node_pb2
+from bagua.proto import common_pb2, node_pb2
 
 WAITS_EVERY_S = 5.0
 WAITS_LONGER_THAN_S = 10.0
@@ -58,6 +59,7 @@ class Job:
         )
         self.tokens: dict[int, bytes] = {}
         self._make_tokens()
+        self._spans = NodeSpans(spec.job_id, node.node_id, spec.program.env) if node.send_span is not None else None
         self._node = node
         self._on_report = on_report
         self._log = node.log.bind(job=spec.job_id, generation=spec.generation)
@@ -238,6 +240,7 @@ class Job:
     def _step(self, event: events.Event) -> None:
         before = self.state
         self.state, instructions = transitions.step(before, event, self._loop.time())
+        self._trace(event)
         if self.state.phase is not before.phase:
             self._phase_changed(before.phase)
         if self.state.deadline != before.deadline:
@@ -246,6 +249,16 @@ class Job:
             self._take_note()
         for instruction in instructions:
             self._carry_out(instruction)
+
+    def _trace(self, event: events.Event) -> None:
+        if self._spans is not None and self._node.send_span is not None:
+            for span in self._spans.follow(event, self.state):
+                self._node.send_span(span)
+
+    def trace_step(self, rank: int, step: common_pb2.SampledStep) -> None:
+        """A rank has measured one of its steps."""
+        if self._spans is not None and self._node.send_span is not None:
+            self._node.send_span(self._spans.step(rank, self.generation, step))
 
     def _carry_out(self, instruction: events.Instruction) -> None:
         match instruction:

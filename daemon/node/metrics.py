@@ -2,62 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from bagua.base.errors import ConfigError
+from bagua.daemon.metric_families import BUILD_INFO, Family, build_info
 from bagua.daemon.node.job import Job
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
 
-_HELP = {
-    "bytes_local": "Bytes that the engine reduced or moved between ranks of this host.",
-    "bytes_sent": "Bytes sent to other hosts, headers included.",
-    "bytes_received": "Bytes received from other hosts, headers included.",
-    "ops": "Collective operations that ended.",
-    "frames_dropped": "Frames of another generation or communicator, dropped.",
-    "bad_connections": "Connections that were refused or closed for what they sent.",
-    "segment_bytes": "Shared memory held for ranks.",
-    "zero_copy_bytes": "Of the bytes sent, those that were to leave without a copy into the kernel.",
-    "zero_copy_off": "Connections on which sending without a copy was given up.",
-    "bytes_encrypted": "Of the bytes sent, those on encrypted connections.",
-    "frames_refused": "Frames that were damaged or not authentic; the first of them fails its job.",
-    "comm_ns": "Time spent in communication, in nanoseconds.",
+_CONNECTED = Family("bagua_node_connected", "1 while the coordinator's stream is up.")
+_JOBS = Family("bagua_node_jobs", "Jobs that run here.")
+_RANKS = Family("bagua_node_ranks", "Ranks that run here.")
+_SLOTS = Family("bagua_node_slots", "Ranks that may run here at once.")
+_LIVES = Family("bagua_node_daemon_lives", "Daemon processes that the keeper has started: more than 1 after a crash.")
+_FREE = Family("bagua_node_state_free_bytes", "Room on the disk of the state folder.")
+_SUSPENDED = Family("bagua_node_job_suspended", "1 while a job here waits for its next generation.", ("job_id",))
+
+
+def _engine(name: str, text: str) -> Family:
+    return Family(f"bagua_engine_{name}", text, ("job_id",))
+
+
+_ENGINE = {  # what the engine calls it -> the metric
+    "bytes_local": _engine("local_bytes_total", "Bytes that the engine reduced or moved between ranks of this host."),
+    "bytes_sent": _engine("sent_bytes_total", "Bytes sent to other hosts, headers included."),
+    "bytes_received": _engine("received_bytes_total", "Bytes received from other hosts, headers included."),
+    "ops": _engine("operations_total", "Collective operations that ended."),
+    "frames_dropped": _engine("dropped_frames_total", "Frames of another generation or communicator, dropped."),
+    "bad_connections": _engine("refused_connections_total", "Connections refused or closed for what they sent."),
+    "segment_bytes": _engine("segment_bytes", "Shared memory held for ranks."),
+    "zero_copy_bytes": _engine("zero_copy_bytes_total", "Of the bytes sent, those meant to leave without a copy."),
+    "zero_copy_off": _engine("zero_copy_fallbacks_total", "Connections on which that was given up."),
+    "bytes_encrypted": _engine("encrypted_bytes_total", "Of the bytes sent, those on encrypted connections."),
+    "frames_refused": _engine("refused_frames_total", "Frames that were damaged or not authentic."),
+    "comm_ns": _engine("communication_seconds_total", "Time during which at least one operation ran."),
 }
+FAMILIES = (BUILD_INFO, _CONNECTED, _JOBS, _RANKS, _SLOTS, _LIVES, _FREE, _SUSPENDED, *_ENGINE.values())
+"""All that a daemon shows of its own; ``process_...`` come from the library."""
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """Where the metrics come from."""
+
+    jobs: Callable[[], list[Job]]
+    connected: Callable[[], bool]
+    slots: int
+    life: int
+    state: Path
 
 
 class NodeCollector(Collector):
     """Reads jobs and their engines at the time of a scrape (in the server's thread: engines are thread-safe)."""
 
-    def __init__(self, jobs: Callable[[], list[Job]], connected: Callable[[], bool]) -> None:
-        self._jobs = jobs
-        self._connected = connected
+    def __init__(self, facts: NodeFacts) -> None:
+        self._facts = facts
 
     def collect(self) -> Iterable[Metric]:
-        jobs = self._jobs()
-        yield GaugeMetricFamily(
-            "bagua_node_connected", "1 while the coordinator's stream is up.", float(self._connected())
-        )
-        yield GaugeMetricFamily("bagua_node_jobs", "Jobs that run here.", len(jobs))
-        yield GaugeMetricFamily("bagua_node_ranks", "Ranks that run here.", sum(len(job.state.alive) for job in jobs))
-        stats = [(job.job_id, engine.stats()) for job in jobs if (engine := job.engine.native) is not None]
-        for name, text in _HELP.items():
-            kind = GaugeMetricFamily if name == "segment_bytes" else CounterMetricFamily
-            family = kind(f"bagua_engine_{name}", text, labels=["job"])
-            for job_id, values in stats:
-                family.add_metric([job_id], values.get(name, 0))
-            yield family
+        facts = self._facts
+        jobs = facts.jobs()
+        yield build_info()
+        yield _CONNECTED.single(float(facts.connected()))
+        yield _JOBS.single(len(jobs))
+        yield _RANKS.single(sum(len(job.state.alive) for job in jobs))
+        yield _SLOTS.single(facts.slots)
+        yield _LIVES.single(facts.life)
+        yield _FREE.of(_room(facts.state))
+        yield _SUSPENDED.of({(job.job_id,): float(bool(job.state.suspended)) for job in jobs})
+        yield from _of_engines(jobs)
 
 
-def serve_metrics(port: int, jobs: Callable[[], list[Job]], connected: Callable[[], bool]) -> WSGIServer:
+def _room(folder: Path) -> dict[tuple[str, ...], float]:
+    try:
+        return {(): shutil.disk_usage(folder).free}
+    except OSError:
+        return {}
+
+
+def _of_engines(jobs: list[Job]) -> Iterator[Metric]:
+    stats = [(job.job_id, engine.stats()) for job in jobs if (engine := job.engine.native) is not None]
+    for name, family in _ENGINE.items():
+        unit = 1e-9 if name == "comm_ns" else 1
+        yield family.of({(job_id,): values.get(name, 0) * unit for job_id, values in stats})
+
+
+def serve_metrics(port: int, facts: NodeFacts) -> WSGIServer:
     """Serves on 127.0.0.1. Raises ConfigError if the port is taken."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(NodeCollector(jobs, connected))
+    registry.register(NodeCollector(facts))
+    ProcessCollector(registry=registry)
     try:
         server, _ = start_http_server(port, addr="127.0.0.1", registry=registry)
     except OSError as error:

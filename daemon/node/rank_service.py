@@ -109,6 +109,9 @@ class RankService(RankServiceServicer):
         if len(request.metrics) > _MAX_METRICS or len(request.message) > _MAX_TEXT:
             text = f"progress may have {_MAX_METRICS} metrics and a message of {_MAX_TEXT} characters"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+        if request.HasField("sampled"):
+            job.trace_step(request.rank, request.sampled)
+            request.ClearField("sampled")
         self._on_progress(request)
         return rank_pb2.ReportProgressReply()
 

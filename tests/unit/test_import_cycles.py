@@ -20,6 +20,7 @@ LOADED_LATE = {
     "bagua.csrc.build": "torch's builder takes a second, and runs in a process of its own",
     "bagua.distributed": "a job on several hosts becomes torchrun, which needs no command of ours",
     "bagua.daemon": "a daemon loads health, metrics, certificates and migrations if its settings ask for them",
+    "bagua.otel.tracing": "OpenTelemetry is an extra, and takes as long as a command to import",
     "bagua.examples": "scikit-learn and the frameworks are extras",
     "bagua.torch_api.notebook": "IPython and cloudpickle are an extra, and most ranks need neither",
 }

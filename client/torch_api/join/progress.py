@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 
 from bagua.base.errors import ServiceError
-from bagua.proto.common_pb2 import HostBytes, Progress, StepShares
+from bagua.base.trace_context import STEPS_VARIABLE
+from bagua.proto.common_pb2 import HostBytes, Progress, SampledStep, StepShares
 from bagua.torch_api.join.daemon import DaemonClient
 from bagua.torch_api.join.reports import as_number
 from bagua.torch_api.join.statistics import StepTimes
@@ -36,6 +37,10 @@ def figures(step: StepTimes | None) -> dict[str, float]:
     }
 
 
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
+
+
 class ProgressReporter:
     """Sends the newest report at most every quarter of a second. The thread starts with the first report.
 
@@ -59,6 +64,8 @@ class ProgressReporter:
         self._pid = os.getpid()
         self._condition = threading.Condition()  # guards the fields below
         self._newest: Progress | None = None
+        self._trace_every = _number(os.environ.get(STEPS_VARIABLE, ""))
+        self._sampled: SampledStep | None = None  # waits for the next report
         self._told: Progress | None = None  # the last report of the program
         self._reported_at = time.monotonic()
         self._closing = False
@@ -85,11 +92,27 @@ class ProgressReporter:
 
     def step_done(self, steps: int) -> None:
         """This rank has done so many steps: reports it now and then, with what the program told last."""
+        sampled = self._trace_every > 0 and steps % self._trace_every == 0
+        if sampled:
+            self._sample(steps)
         interval = min(BY_ITSELF_MOST_S, max(BY_ITSELF_S, self.rank / RANKS_A_SECOND))
-        if time.monotonic() - self._reported_at < interval or os.getpid() != self._pid:
+        early = time.monotonic() - self._reported_at < interval
+        if (early and not sampled) or os.getpid() != self._pid:
             return
         told = self._told
         self._post(Progress(job_id=self._daemon.job_id, step=steps, by_itself=True) if told is None else told)
+
+    def _sample(self, steps: int) -> None:
+        if (times := self._last_step()) is not None:
+            seconds = times.compute_seconds + times.exposed_seconds
+            self._sampled = SampledStep(
+                step=steps,
+                began=time.time() - seconds,
+                seconds=seconds,
+                compute=times.compute_seconds,
+                exposed=times.exposed_seconds,
+                hidden=times.hidden_seconds,
+            )
 
     def _post(self, told: Progress) -> None:
         """With figures of this moment, to the thread."""
@@ -134,6 +157,9 @@ class ProgressReporter:
     def _run(self) -> None:
         with self._daemon.channel() as stub:
             while (progress := self._take()) is not None:
+                if (sampled := self._sampled) is not None:
+                    progress.sampled.CopyFrom(sampled)
+                    self._sampled = None
                 try:
                     self._daemon.report(progress, stub)
                 except ServiceError as error:

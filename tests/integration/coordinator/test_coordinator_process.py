@@ -16,10 +16,12 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from rig.prometheus import check_metrics, families_in
 
 from bagua.base.errors import ConfigError, UnauthenticatedError, UnavailableError
 from bagua.base.security import call_metadata
 from bagua.client import Client, find_reach
+from bagua.daemon.coordinator import metrics
 from bagua.proto import common_pb2 as c
 from bagua.proto import job_pb2, job_pb2_grpc
 
@@ -146,11 +148,13 @@ def test_the_client_finds_the_coordinator_of_this_user(shared, monkeypatch):
         assert not client.list()
 
 
-def test_logs_can_be_json(start):
-    process = start("--log-json")
+@pytest.mark.parametrize("options", [["--log-json"], ["--log-format", "json"]])
+def test_logs_can_be_json(start, options):
+    process = start(*options)
     _, errors = process.end()
     lines = [json.loads(line) for line in errors.splitlines()]
     assert lines[0]["event"] == "serving" and lines[0]["level"] == "info"
+    assert all({"job", "rank", "generation"} <= line.keys() for line in lines)
 
 
 # ---- who may call
@@ -315,6 +319,9 @@ def test_metrics_on_request(start, connect):
     assert 'bagua_coordinator_jobs{state="pending"} 1.0' in text
     assert 'bagua_coordinator_rpcs_total{method="/bagua.v1.JobService/SubmitJob"} 1.0' in text
     assert 'bagua_coordinator_bad_calls_total{kind="unauthenticated"} 1.0' in text
+    assert "bagua_coordinator_transaction_seconds_total" in text and 'state="pending"} 1.0' in text
+    assert families_in(text) == {family.name for family in metrics.FAMILIES}
+    check_metrics(text)
     assert process.end()[0] == 0
 
 

@@ -12,9 +12,11 @@ import urllib.request
 
 import pytest
 from rig.limits import SOON_S
+from rig.prometheus import check_metrics, families_in
 
 from bagua.base import leash
 from bagua.daemon.coordinator.certs import make_certificates
+from bagua.daemon.node import metrics
 from bagua.proto import common_pb2, node_pb2
 
 SLEEP = "import time; time.sleep(600)\n"
@@ -127,7 +129,9 @@ async def test_metrics(end, start_daemon, script, state):
 
     text = await asyncio.to_thread(scrape)
     assert "bagua_node_connected 1.0" in text and "bagua_node_ranks 2.0" in text
-    assert 'bagua_engine_ops_total{job="job"}' in text
+    assert 'bagua_engine_operations_total{job_id="job"}' in text and "bagua_node_slots" in text
+    assert families_in(text) == {family.name for family in metrics.FAMILIES}
+    check_metrics(text)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])

@@ -1,0 +1,73 @@
+"""A tar of texts, bounded in size, from which secrets were removed."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from bagua.base.errors import BaguaError
+from bagua.base.text import json_text
+from bagua.cli.scrub import scrub
+
+ENTRY_BYTES = 512 << 10
+NAME = "bagua-support"
+
+
+class Bundle:
+    """Collects entries in memory. ``known``: secrets that must not be in any; ``most``: bytes of all entries."""
+
+    def __init__(self, known: Iterable[str], most: int) -> None:
+        self._known = tuple(known)
+        self._left = most
+        self._entries: dict[str, bytes] = {}
+        self.notes: dict[str, str] = {}  # entry -> why it is cut or missing
+
+    def add(self, name: str, text: str) -> None:
+        """One entry; of a long one the end is kept."""
+        data = scrub(text, self._known).encode(errors="replace")
+        room = min(ENTRY_BYTES, self._left)
+        if len(data) > room:
+            self.notes[name] = f"the last {room} of {len(data)} bytes" if room else "no room was left"
+            data = data[len(data) - room :]
+        self._left -= len(data)
+        if data or not room:
+            self._entries[name] = data
+
+    def collect(self, name: str, make: Callable[[], str]) -> None:
+        """An entry that may fail: then the manifest says why, and the others go on."""
+        try:
+            text = make()
+        except (BaguaError, OSError, ValueError) as error:
+            self.notes[name] = scrub(f"missing: {error}", self._known)
+            return
+        self.add(name, text)
+
+    def write(self, path: Path) -> int:
+        """Writes ``path`` (.tar.gz, mode 0600), all or nothing; returns its size. Raises OSError."""
+        manifest = {"made_at": time.time(), "entries": sorted(self._entries), "notes": self.notes}
+        entries = {"manifest.json": json_text(manifest, 1).encode(), **self._entries}
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                with tarfile.open(fileobj=file, mode="w:gz") as tar:
+                    for name, data in entries.items():
+                        info = tarfile.TarInfo(f"{NAME}/{name}")
+                        info.size, info.mode, info.mtime = len(data), 0o600, int(time.time())
+                        tar.addfile(info, io.BytesIO(data))
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        return path.stat().st_size
+
+
+def tail_of(path: Path, most: int = ENTRY_BYTES) -> str:
+    """The last bytes of a file, as text. Raises OSError."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - most))
+        return file.read(most).decode(errors="replace")

@@ -1,0 +1,29 @@
+"""``bagua job explain``: one page on what happened to a job, and why."""
+
+from __future__ import annotations
+
+from bagua.cli.job import JobArgument, connect, print_json
+from bagua.cli.options import CoordinatorOption, Output, OutputOption, TlsOption, TokenFileOption
+
+
+def explain(
+    job_id: str = JobArgument,
+    output: OutputOption = Output.text,
+    coordinator: CoordinatorOption = None,
+    token_file: TokenFileOption = None,
+    tls: TlsOption = None,
+) -> None:
+    """Tells on one page what happened to a job and why: its end, losses, waits and changes, from its events alone."""
+    from bagua.cli.describe import event_document
+    from bagua.cli.explanation import explain as told
+    from bagua.cli.explanation import mark_of
+
+    with connect(coordinator, token_file, tls) as client:
+        found = client.find(job_id)
+        events = list(client.events(found))
+    text = told(found, events)
+    if output is Output.json:
+        marked = [{**event_document(event), "mark": mark_of(event)} for event in events]
+        print_json({"job_id": found, "text": text, "events": marked})
+    else:
+        print(text, end="")

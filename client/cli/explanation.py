@@ -1,0 +1,199 @@
+"""Tells the history of a job in words, on one page: a pure function of its events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol
+
+from bagua.base.text import printable
+from bagua.cli.describe import duration
+
+ENDS = ("SUCCEEDED", "FAILED", "CANCELLED")
+_ROUTINE = {
+    "engine_ready": "engine",
+    "rank_started": "start",
+    "rank_exited": "end",
+    "node_stopped": "stopped",
+}
+"""Events of which a job has one for each node: several in a row become one line, as long as nothing went wrong."""
+
+
+class Event(Protocol):
+    """One event, as ``bagua.v1.JobEvent`` has it. ``time``: seconds since the epoch."""
+
+    @property
+    def time(self) -> float: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def generation(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class _Line:
+    """``mark``: loss, change, wait, end or empty."""
+
+    time: float
+    mark: str
+    text: str
+    generation: int
+    routine: bool = False
+
+
+def mark_of(event: Event) -> str:
+    """The part of the story that an event belongs to: ``loss``, ``change``, ``wait``, ``end``, or empty: routine."""
+    state = event.reason.partition(":")[0]
+    match event.kind:
+        case "state" if state in ENDS:
+            return "end"
+        case "state":
+            return "wait" if state == "WAITING" else "end" if state == "STOPPING" else ""
+        case "rank_exited":
+            return "" if event.reason.endswith(" exited with code 0") else "loss"
+        case "suspended" | "node_error" | "newcomers_lost":
+            return "loss"
+        case "regrouped" | "newcomers" | "asked" | "stopped" | "placed":
+            return "change"
+        case "waiting":
+            return "wait"
+        case "cancel_requested":
+            return "end"
+    return ""
+
+
+def explain(job_id: str, events: Iterable[Event]) -> str:
+    """The whole page, in lines that end with a newline. ``events``: in order. Times are UTC."""
+    history = list(events)
+    lines = [f"Job {_clean(job_id)} {_verdict(history)}", ""]
+    if not history:
+        return lines[0] + "\n"
+    lines += [f"  {line}" for line in _spent(history)]
+    told = [_line(event) for event in history]
+    for mark, title in (("loss", "Lost"), ("wait", "Waited"), ("change", "Changed")):
+        count = sum(line.mark == mark for line in told)
+        lines.append(f"  {title + ':':<10}{'nothing' if not count else f'{count} x, marked {mark!r} below'}")
+    lines += ["", f"  {'UTC':<20}{'after':>9}  {'':<7} what happened, and why"]
+    generation = 0
+    for line in _folded(told):
+        if line.generation != generation and line.generation:
+            lines.append(f"  {'':<20}{'':>9}  {'':<7} -- generation {line.generation} --")
+            generation = line.generation
+        after = _after(history[0].time, line.time)
+        lines.append(f"  {_clock(line.time):<20}{after:>9}  {line.mark:<7} {line.text}")
+    return "\n".join(lines) + "\n"
+
+
+def _verdict(history: Sequence[Event]) -> str:
+    """What became of it, and the reason, in one sentence or two."""
+    if not history:
+        return "has no events."
+    end = next((event for event in reversed(history) if event.kind == "state" and _state(event) in ENDS), None)
+    if end is not None:
+        lasted = _after(history[0].time, end.time).removeprefix("+")
+        return f"{_state(end).lower()} after {lasted}: {_reason(end)}"
+    last = next((event for event in reversed(history) if mark_of(event) or event.kind == "state"), history[-1])
+    if last.kind == "state":
+        return f"has not ended. It is {_state(last).lower()}: {_reason(last)}"
+    return f"has not ended. The last that matters: {_clean(last.reason) or _clean(last.kind)}"
+
+
+def _spent(history: Sequence[Event]) -> Iterator[str]:
+    """How its time divides, as far as events tell."""
+    spent: dict[str, float] = {}
+    phase, since = "for nodes", history[0].time
+    for event in history:
+        following = _phase_after(event)
+        if following is not None:
+            spent[phase] = spent.get(phase, 0.0) + max(0.0, event.time - since)
+            phase, since = following, event.time
+    shown = [f"{name} {duration(seconds)}" for name, seconds in spent.items() if name and math.isfinite(seconds)]
+    if shown:
+        yield f"{'Time:':<10}{', '.join(shown)}"
+
+
+def _phase_after(event: Event) -> str | None:
+    """What a job spends its time on after an event. None: on the same as before."""
+    if event.kind == "placed":
+        return "starting"
+    if event.kind == "regrouped":
+        return "running"
+    if event.kind != "state":
+        return None
+    state = _state(event)
+    return {"RUNNING": "running", "WAITING": "waiting", "STOPPING": "stopping"}.get(
+        state, "" if state in ENDS else None
+    )
+
+
+def _line(event: Event) -> _Line:
+    mark = mark_of(event)
+    reason = _clean(event.reason)
+    kind = _clean(event.kind)
+    words = {
+        "submitted": f"submitted: {reason}",
+        "placed": reason,
+        "asked": f"somebody asked: {reason}",
+        "suspended": f"the step is held: {reason}",
+        "waiting": f"waits: {reason}",
+        "cancel_requested": f"somebody asked for the end: {reason}",
+        "node_error": f"a node reports: {reason}",
+        "regrouped": f"goes on: {reason}",
+    }
+    text = words.get(event.kind, reason if event.kind in _ROUTINE or event.kind == "state" else f"{kind}: {reason}")
+    return _Line(event.time, mark, text, event.generation, event.kind in _ROUTINE and not mark)
+
+
+def _folded(lines: Sequence[_Line]) -> Iterator[_Line]:
+    """Without the middle of long rows of routine."""
+    row: list[_Line] = []
+    for line in lines:
+        if line.routine and (not row or row[0].generation == line.generation):
+            row.append(line)
+            continue
+        yield from _row(row)
+        row = [line] if line.routine else []
+        if not line.routine:
+            yield line
+    yield from _row(row)
+
+
+def _row(row: Sequence[_Line]) -> Iterator[_Line]:
+    if len(row) <= 4:
+        yield from row
+        return
+    yield row[0]
+    yield _Line(
+        row[-2].time, "", f"... and {len(row) - 2} more of this kind (`bagua job show` has all)", row[0].generation
+    )
+    yield row[-1]
+
+
+def _state(event: Event) -> str:
+    return event.reason.partition(":")[0]
+
+
+def _reason(event: Event) -> str:
+    """Without the state."""
+    return _clean(event.reason.partition(":")[2]) or "no reason was recorded"
+
+
+def _clean(text: str) -> str:
+    """On one line, without control characters."""
+    return " ".join(printable(text).split())
+
+
+def _after(first: float, now: float) -> str:
+    seconds = now - first
+    return f"+{duration(max(0.0, seconds))}" if math.isfinite(seconds) else "?"
+
+
+def _clock(seconds: float) -> str:
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (OverflowError, ValueError, OSError):
+        return "?"

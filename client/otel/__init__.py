@@ -1,0 +1,1 @@
+"""OpenTelemetry for the services and the command line. Needs the extra ``otel`` when it is used, not at import."""

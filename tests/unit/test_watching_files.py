@@ -1,0 +1,100 @@
+"""Metrics, their page, alerts, runbooks and the dashboard agree with each other."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+from rig.prometheus import promtool
+
+from bagua.daemon.coordinator import metrics as coordinator_metrics
+from bagua.daemon.metric_families import Family, table
+from bagua.daemon.node import metrics as node_metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMETHEUS = ROOT / "deploy" / "prometheus"
+FAMILIES = {family.name: family for family in (*coordinator_metrics.FAMILIES, *node_metrics.FAMILIES)}
+OF_LIBRARIES = {"up", "process_open_fds", "process_max_fds", "process_resident_memory_bytes"}
+OF_SCRAPES = {"job", "instance"}
+
+
+def alerts() -> list[dict]:
+    groups = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def dashboard() -> ModuleType:
+    path = ROOT / "deploy" / "grafana" / "dashboard.py"
+    spec = importlib.util.spec_from_file_location("grafana_dashboard", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def expressions() -> dict[str, str]:
+    found = {alert["alert"]: alert["expr"] for alert in alerts()}
+    return found | {f"dashboard {number}": text for number, text in enumerate(dashboard().expressions())}
+
+
+@pytest.mark.parametrize("families", [coordinator_metrics.FAMILIES, node_metrics.FAMILIES], ids=["coordinator", "node"])
+def test_the_page_lists_all_metrics(families: tuple[Family, ...]) -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    assert table(families) in page, f"docs/metrics.md needs this table:\n{table(families)}"
+
+
+def test_names_follow_the_conventions() -> None:
+    for family in FAMILIES.values():
+        assert re.fullmatch(r"bagua(_[a-z0-9]+)+", family.name), family
+        assert family.help.endswith(".") and "|" not in family.help, family
+        assert not OF_SCRAPES & set(family.labels), f"{family.name}: Prometheus itself sets such a label"
+
+
+def test_expressions_use_metrics_and_labels_that_exist() -> None:
+    for title, text in expressions().items():
+        bare = re.sub(r'"[^"]*"', '""', text)
+        names = set(re.findall(r"\b((?:bagua|process)_\w+|up)\b", bare))
+        assert names and names <= FAMILIES.keys() | OF_LIBRARIES, (title, text)
+        for name, matchers in re.findall(r"\b(\w+)\{([^}]*)\}", bare):
+            allowed = OF_SCRAPES | set(FAMILIES[name].labels if name in FAMILIES else ())
+            assert set(re.findall(r"(\w+)\s*[=!]", matchers)) <= allowed, (title, name)
+
+
+def test_the_dashboard_is_that_of_its_program() -> None:
+    made = json.loads((ROOT / "deploy" / "grafana" / "bagua.json").read_text())
+    assert made == dashboard().dashboard(), "run python3 deploy/grafana/dashboard.py"
+    graphs = [panel for panel in made["panels"] if panel["type"] == "timeseries"]
+    told = {name for text in dashboard().expressions() for name in re.findall(r"bagua_\w+", text)}
+    assert len(graphs) >= 15 and len(told) >= 20
+    places = [tuple(panel["gridPos"].values()) for panel in made["panels"]]
+    assert len(set(places)) == len(places)
+
+
+def test_each_alert_has_a_runbook_and_a_test() -> None:
+    sections = re.findall(r"^## (\w+)$", (ROOT / "docs" / "runbooks.md").read_text(), re.MULTILINE)
+    names = [alert["alert"] for alert in alerts()]
+    assert sections == names
+    tests = yaml.safe_load((PROMETHEUS / "alerts_test.yml").read_text())["tests"]
+    assert {test["name"] for test in tests} >= set(names)
+    for alert in alerts():
+        assert alert["annotations"]["runbook_url"].endswith(f"/docs/runbooks.md#{alert['alert'].lower()}")
+        assert alert["labels"]["severity"] in ("critical", "warning", "info")
+
+
+def test_promtool_takes_all_expressions(tmp_path: Path) -> None:
+    texts = [text.replace("$job_id", ".*") for text in expressions().values()]
+    rules = [{"record": f"check:n{number}", "expr": text} for number, text in enumerate(texts)]
+    file = tmp_path / "rules.yml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "check", "rules": rules}]}))
+    promtool("check", "rules", file)
+    promtool("check", "config", PROMETHEUS / "prometheus.yml")
+
+
+def test_each_alert_fires_and_none_does_without_need() -> None:
+    assert "SUCCESS" in promtool("test", "rules", "alerts_test.yml", cwd=PROMETHEUS)
