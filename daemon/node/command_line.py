@@ -78,6 +78,9 @@ def node(
         ),
     ] = None,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log lines as JSON.")] = False,
+    log_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the ranks' logs; in the state folder.", envvar="BAGUA_LOG_DIR")
+    ] = None,
     log_max_bytes: Annotated[int, typer.Option(help="Size at which the log of a rank is rotated.")] = 64 << 20,
     log_files: Annotated[int, typer.Option(help="Files that are kept of a rank's log.")] = 3,
     zero_copy: Annotated[
@@ -125,6 +128,7 @@ def node(
             exit_when_idle_s=exit_when_idle,
             leash=leash,
             keeper_fd=keeper_fd,
+            log_dir=log_dir,
             log_max_bytes=log_max_bytes,
             log_files=log_files,
             wire=WireSettings(zero_copy=zero_copy, measure_ring=measure_ring, plain_data=plain_data),
