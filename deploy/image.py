@@ -2,7 +2,8 @@
 
     python3 deploy/dev.py image --base IMAGE [--target coordinator|node] [--tag bagua] [-- options of the builder]
 
-``--base``: Debian 12 or Ubuntu 24.04 or newer, best by its digest. A wheel ``bagua_prebuilt-*.whl`` in dist/ goes along.
+``--base``: Debian 12 or Ubuntu 24.04 or newer, best by its digest. A wheel ``bagua_prebuilt-*.whl`` in dist/ is
+installed, too.
 The builder is buildah, podman or docker, whichever is there. A machine that gives no name spaces, such as a container,
 builds with: -- --isolation chroot --storage-driver vfs
 """
