@@ -321,7 +321,8 @@ def for_release(name: str) -> Callable[[list[str]], None]:
         install_dependencies("dev")
         if not EDITABLE.exists():
             install_package()
-        run(tool("python"), ROOT / "deploy" / f"{name}.py", *arguments)
+        # These programs import each other from their folder.
+        run(tool("python"), ROOT / "deploy" / f"{name}.py", *arguments, env={"PYTHONSAFEPATH": ""})
 
     return command
 

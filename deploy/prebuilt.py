@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import shutil
 import subprocess
@@ -19,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dist import FALLBACK_EPOCH, ROOT, call, epoch
+from dist import ROOT, call, epoch
 
 import bagua
 from bagua.csrc import build
@@ -70,7 +69,7 @@ def compile_into(folder: Path, extension: build.Extension, level: str) -> dict[s
     target = folder / file
     target.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as cache:
-        environment = {**os.environ, "BAGUA_CORE_MARCH": level, "PYTHONSAFEPATH": "1"}
+        environment = {"BAGUA_CORE_MARCH": level}
         made = Path(cache) / extension.kind / "made" / target.name
         made.parent.parent.mkdir()
         call([sys.executable, build.__file__, extension.kind, str(made)], environment)
@@ -92,7 +91,7 @@ def project(folder: Path, modules: list[dict[str, str]]) -> None:
 
 def wheel(folder: Path, out: Path) -> Path:
     """The wheel of that project, named by the oldest Linux that it runs on."""
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(max(epoch(), FALLBACK_EPOCH)), "PYTHONSAFEPATH": "1"}
+    environment = {"SOURCE_DATE_EPOCH": str(epoch())}
     call(
         [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(folder / "raw"), str(folder)],
         environment,
