@@ -59,7 +59,7 @@ NCCL_FOLDER = VENV / "nccl"
 WORKERS = min(2 * (os.cpu_count() or 1), 6)
 EDITABLE = VENV / ".bagua-editable"
 """Exists while ``develop``'s installation is the one in the environment."""
-PACKAGED = ("proto", "daemon", "client", "csrc", "algorithms")
+PACKAGED = ("proto", "daemon", "client", "csrc", "algorithms", "deploy/systemd")
 RELEASE = ("dist", "prebuilt", "man", "lock", "sbom", "image")
 """Commands that are programs beside this one."""
 

@@ -22,7 +22,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGED = ("proto", "daemon", "client", "csrc", "algorithms")
+PACKAGED = ("proto", "daemon", "client", "csrc", "algorithms", "deploy/systemd")
 FILES = ("pyproject.toml", "README.md", "LICENSE")
 # W009, two packages: bagua_core has the names of the original's native module.
 CHECK_WHEEL = ("--ignore", "W009")
@@ -41,6 +41,7 @@ def epoch() -> int:
 def copy_tree(target: Path) -> None:
     """The sources that are distributed; rights and times don't depend on this machine."""
     target.mkdir()
+    (target / "deploy").mkdir()
     for top in PACKAGED:
         shutil.copytree(ROOT / top, target / top, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     for name in FILES:
@@ -111,8 +112,12 @@ def differences(wheel: Path) -> list[str]:
             ours = path.is_file() and "__pycache__" not in path.parts and not any(at in path.parents for at in inner)
             if ours and path.suffix not in (".md", ".pyc"):
                 wanted[str(Path(*package.split("."), path.relative_to(folder)))] = path.read_bytes()
+    for folder, patterns in setup["data-files"].items():
+        for path in (path for pattern in patterns for path in ROOT.glob(pattern)):
+            wanted[f"{folder}/{path.name}"] = path.read_bytes()
     with zipfile.ZipFile(wheel) as archive:
-        found = {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
+        names = {name.partition(".data/data/")[2] or name: name for name in archive.namelist()}
+        found = {name: archive.read(whole) for name, whole in names.items() if ".dist-info/" not in name}
     return sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -176,3 +177,29 @@ def test_settings_files_name_variables_that_exist() -> None:
     node = dict(line[1:].split("=", 1) for line in lines if re.match(r"#[A-Z_]+=", line))
     flags = re.findall(r"--[a-z-]+", node.pop("DAEMON_OPTIONS"))
     assert [word for word in [*node, *flags] if word not in help_text] == []
+
+
+@pytest.mark.skipif(shutil.which("systemd-sysusers") is None, reason="systemd's programs are not installed")
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: folders get owners")
+def test_the_page_installs_a_service(tmp_path: Path) -> None:
+    """The commands of docs/install.md, into an empty root."""
+    page = (UNITS[0].parents[2] / "docs" / "install.md").read_text()
+    (commands,) = re.findall(r"```sh install\n(.*?)```", page, re.DOTALL)
+    commands = commands.replace("/opt/bagua/share/bagua/systemd", str(UNITS[0].parent))
+    root = tmp_path / "root"
+    (root / "etc").mkdir(parents=True)
+    (root / "etc" / "passwd").write_text("root:x:0:0::/root:/bin/sh\n")
+    (root / "etc" / "group").write_text("root:x:0:\n")
+    done = subprocess.run(
+        ["sh", "-eux", "-c", commands], env={**os.environ, "DESTDIR": str(root)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "bagua:x:" in (root / "etc" / "passwd").read_text()
+    users = (root / "etc" / "passwd").read_text()
+    number = int(re.findall(r"^bagua:x:(\d+):", users, re.MULTILINE)[0])
+    for place in ("var/lib/bagua", "var/log/bagua", "var/cache/bagua"):
+        status = (root / place).stat()
+        assert (status.st_uid, status.st_mode & 0o777) == (number, 0o700), place
+    assert {path.name for path in (root / "etc" / "bagua").iterdir()} == {"coordinator.env", "node.env"}
+    assert {path.name for path in (root / "usr/lib/systemd/system").iterdir()} == {path.name for path in UNITS}
