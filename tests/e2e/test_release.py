@@ -23,7 +23,7 @@ CONTAINER = ROOT / "deploy" / "container"
 
 
 def program(name: str, *arguments: str | Path, **environment: str) -> str:
-    """What ``deploy/<name>.py`` prints."""
+    """Runs ``deploy/<name>.py``; its output."""
     command = [sys.executable, str(ROOT / "deploy" / f"{name}.py"), *map(str, arguments)]
     full = {**os.environ, "PYTHONSAFEPATH": "", **environment}
     done = subprocess.run(command, env=full, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=280)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rig import service_filter
 
 from bagua.base.daemon_process import daemon_pid
 
@@ -25,8 +27,20 @@ MOST_EXPOSED = {"bagua-coordinator.service": 1.5, "bagua-node.service": 2.5}
 """On the scale of `systemd-analyze security`, from 0 to 10. A node runs programs of its users."""
 
 
+def closed(name: str) -> list[str]:
+    """The beginning of a command line that runs below the system calls which the unit of that name allows; nothing
+    where this machine can't do that."""
+    try:
+        ctypes.CDLL(service_filter.LIBRARY)
+    except OSError:
+        return []
+    if shutil.which("systemd-analyze") is None:
+        return []
+    return [sys.executable, service_filter.__file__, str(UNITS[0].parent / f"bagua-{name}.service")]
+
+
 class Manager:
-    """systemd's end: a socket at which one service says how it does."""
+    """systemd's end: a socket at which one service says how it does, and what its unit allows."""
 
     def __init__(self, folder: Path, name: str, *command: str | Path, **environment: str) -> None:
         self.path = folder / f"{name}.notify"
@@ -36,7 +50,10 @@ class Manager:
         self.heard: list[dict[str, str]] = []
         asked = {"NOTIFY_SOCKET": str(self.path), "WATCHDOG_USEC": "600000", "BAGUA_STATE_DIR": str(folder / "state")}
         self.process = subprocess.Popen(
-            [*PROGRAM, *command], env={**os.environ, **asked, **environment}, stderr=subprocess.PIPE, text=True
+            [*closed(name), *PROGRAM, *command],
+            env={**os.environ, **asked, **environment},
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
     def until(self, name: str, value: str = "1") -> dict[str, str]:
@@ -100,6 +117,27 @@ def test_services_tell_systemd_how_they_do(tmp_path: Path, coordinator: Manager)
     coordinator.process.send_signal(signal.SIGTERM)
     coordinator.until("STOPPING")
     assert coordinator.end() == 0
+
+
+@pytest.mark.full
+def test_training_runs_below_the_rules_of_the_units(tmp_path: Path, coordinator: Manager) -> None:
+    if not closed("node"):
+        pytest.skip("libseccomp or systemd-analyze is not installed")
+    address = coordinator.until("READY")["STATUS"].removeprefix("serving at ")
+    node = Manager(tmp_path, "node", *("daemon", "--coordinator", address, "--name", "a", "--slots", "2"))
+    try:
+        node.until("READY")
+        job = ["job", "submit", "--coordinator", address, "--nproc-per-node", "2", "--watch"]
+        done = subprocess.run(
+            [*PROGRAM, *job, "-m", "bagua.examples.digits"],
+            env={**os.environ, "BAGUA_STATE_DIR": str(tmp_path / "state")},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    finally:
+        node.end()
 
 
 def test_a_stopped_service_is_silent(coordinator: Manager) -> None:
