@@ -16,7 +16,8 @@ _LONGEST_NAME = "job-0123456789abcdef.sock"
 
 def socket_folder(state: Path) -> Path:
     """A folder of its own in ``BAGUA_RUNTIME_DIR``; else the node's state folder itself where paths in it are short
-    enough, else a folder of its own under the user's runtime folder. Made with mode 0700. Raises ConfigError if it can't be made or is not the user's alone."""
+    enough, else a folder of its own under the user's runtime folder. Made with mode 0700. Raises ConfigError if it
+    can't be made or is not the user's alone."""
     explicit = os.environ.get("BAGUA_RUNTIME_DIR")
     if not explicit and len(os.fsencode(state / _LONGEST_NAME)) <= MAX_SOCKET_PATH:
         return state
