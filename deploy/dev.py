@@ -59,7 +59,7 @@ NCCL_FOLDER = VENV / "nccl"
 WORKERS = min(2 * (os.cpu_count() or 1), 6)
 EDITABLE = VENV / ".bagua-editable"
 """Exists while ``develop``'s installation is the one in the environment."""
-PACKAGED = ("proto", "daemon", "client", "csrc", "algorithms", "deploy/systemd")
+PACKAGED = ("proto", "daemon", "client", "csrc", "algorithms", "deploy")
 RELEASE = ("dist", "prebuilt", "man", "lock", "sbom", "image")
 """Commands that are programs beside this one."""
 
@@ -93,7 +93,7 @@ def digest(paths: Sequence[Path], *extra: str) -> str:
 
 
 def sources() -> list[Path]:
-    """Every file that goes into the wheel."""
+    """Every file that may go into the wheel."""
     names = [path for top in PACKAGED for path in (ROOT / top).rglob("*") if path.is_file()]
     return [p for p in names if "__pycache__" not in p.parts and p.suffix != ".pyc"] + [ROOT / "pyproject.toml"]
 

@@ -18,11 +18,12 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGED = ("proto", "daemon", "client", "csrc", "algorithms", "deploy/systemd")
 FILES = ("pyproject.toml", "README.md", "LICENSE")
 # W009, two packages: bagua_core has the names of the original's native module.
 CHECK_WHEEL = ("--ignore", "W009")
@@ -38,11 +39,23 @@ def epoch() -> int:
     return int(done.stdout) if done.returncode == 0 and done.stdout.strip() else FALLBACK_EPOCH
 
 
+def setup() -> dict[str, Any]:
+    """The part of pyproject.toml that says which files belong to which package."""
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    return found
+
+
+def packaged() -> list[str]:
+    """Folders whose files are distributed; none lies in another one."""
+    folders = set(setup()["package-dir"].values())
+    folders |= {str(Path(pattern).parent) for patterns in setup()["data-files"].values() for pattern in patterns}
+    return sorted(name for name in folders if not folders & {str(above) for above in Path(name).parents})
+
+
 def copy_tree(target: Path) -> None:
     """The sources that are distributed; rights and times don't depend on this machine."""
     target.mkdir()
-    (target / "deploy").mkdir()
-    for top in PACKAGED:
+    for top in packaged():
         shutil.copytree(ROOT / top, target / top, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     for name in FILES:
         shutil.copy(ROOT / name, target / name)
@@ -101,10 +114,7 @@ def same_always(source: Path) -> None:
 
 def differences(wheel: Path) -> list[str]:
     """Files of the packages that the wheel lacks, or that differ in it, or that it has besides."""
-    import tomllib
-
-    setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    places = {name: ROOT / folder for name, folder in setup["package-dir"].items()}
+    places = {name: ROOT / folder for name, folder in setup()["package-dir"].items()}
     wanted = {}
     for package, folder in places.items():
         inner = [other for other in places.values() if folder in other.parents]
@@ -112,7 +122,7 @@ def differences(wheel: Path) -> list[str]:
             ours = path.is_file() and "__pycache__" not in path.parts and not any(at in path.parents for at in inner)
             if ours and path.suffix not in (".md", ".pyc"):
                 wanted[str(Path(*package.split("."), path.relative_to(folder)))] = path.read_bytes()
-    for folder, patterns in setup["data-files"].items():
+    for folder, patterns in setup()["data-files"].items():
         for path in (path for pattern in patterns for path in ROOT.glob(pattern)):
             wanted[f"{folder}/{path.name}"] = path.read_bytes()
     with zipfile.ZipFile(wheel) as archive:
