@@ -10,6 +10,7 @@ check-wheel-contents look.
 from __future__ import annotations
 
 import argparse
+import functools
 import gzip
 import io
 import os
@@ -30,6 +31,7 @@ CHECK_WHEEL = ("--ignore", "W009")
 FALLBACK_EPOCH = 1_577_836_800  # 2020: zip files know no time before 1980
 
 
+@functools.cache  # somebody may commit meanwhile
 def epoch() -> int:
     """The time that all files of a release get, in seconds since 1970."""
     given = os.environ.get("SOURCE_DATE_EPOCH")
