@@ -1,8 +1,9 @@
 """Builds the native Python modules once per machine and loads them: the core, and the GPU leg beside it.
 
 Loading a built module does not import torch. Building happens in a process of its own (this file, run as a script):
-torch brings pybind11 and the builder. What is kept where: see build_cache.py. torch's own lock file survives a killed
-builder and would block later ones for ever; every build gets a fresh folder, so it never meets one.
+torch brings pybind11 and the builder. What is kept where: see build_cache.py; what need not be built: prebuilt.py.
+torch's own lock file survives a killed builder and would block later ones for ever; every build gets a fresh folder, so
+it never meets one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from bagua.csrc import build_cache
+from bagua.csrc import build_cache, prebuilt
 from bagua.csrc.build_cache import BuildError, march
 
 SOURCE_DIR = Path(__file__).resolve().parent
@@ -54,6 +55,7 @@ class Extension:
     headers: tuple[str, ...] = ()
     link_flags: tuple[str, ...] = LINK_FLAGS
     compile_flags: tuple[str, ...] = COMPILE_FLAGS
+    needs_no_torch: bool = True  # when it is loaded: one build serves all versions of torch
 
 
 CORE = Extension("core", "bagua_core_native", "native core", "core")
@@ -75,6 +77,7 @@ C10D = Extension(
     ("core/base", "core/channel", "core/kernel"),
     LINK_FLAGS,
     ("-O1", "-fvisibility=hidden", "-Wall", "-Wextra"),
+    needs_no_torch=False,
 )
 _EXTENSIONS = {extension.kind: extension for extension in (CORE, DEVICE, C10D)}
 
@@ -145,9 +148,21 @@ def core_key(extension: Extension = CORE) -> str:
     )
 
 
+def prebuilt_key(extension: Extension = CORE) -> str:
+    """Names the module that fits the sources, flags and Python, whatever the torch and the processor."""
+    return build_cache.key(
+        [
+            build_cache.digest(SOURCE_DIR, _sources(extension)),
+            " ".join([*extension.compile_flags, *extension.link_flags, str(JOINED)]),
+            sysconfig.get_config_var("SOABI") or sys.version,
+        ]
+    )
+
+
 def core_path(cache_dir: Path | None = None, extension: Extension = CORE) -> Path:
-    """Where the fitting module lies, or would. Raises BuildError if torch is missing."""
-    return build_cache.place(extension.kind, core_key(extension), f"{extension.module}.so", cache_dir)
+    """Where the fitting module lies, or would. Raises BuildError if it would have to be built and torch is missing."""
+    found = prebuilt.find(extension.kind, prebuilt_key(extension)) if extension.needs_no_torch else None
+    return found or build_cache.place(extension.kind, core_key(extension), f"{extension.module}.so", cache_dir)
 
 
 def is_built(cache_dir: Path | None = None) -> bool:

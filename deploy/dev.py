@@ -9,6 +9,14 @@
     python3 deploy/dev.py develop   set up an editable installation to work on
     python3 deploy/dev.py proto     generate the protobuf code again
 
+For a release (docs/releasing.md; each has --help):
+    python3 deploy/dev.py dist      source distribution and wheel, the same from every build
+    python3 deploy/dev.py prebuilt  the core, compiled for common processors, as a wheel
+    python3 deploy/dev.py man       pages for man(1), and completions for shells
+    python3 deploy/dev.py lock      requirements of the container image, with hashes
+    python3 deploy/dev.py sbom      the bill of materials, and an audit of it
+    python3 deploy/dev.py image     the container image
+
 The virtual environment is .venv in the checkout (BAGUA_VENV names another place). Running a command again is cheap:
 what is already in place is left alone. BAGUA_TORCH=2.8.0 takes that torch, in an environment of its own.
 """
@@ -51,7 +59,9 @@ NCCL_FOLDER = VENV / "nccl"
 WORKERS = min(2 * (os.cpu_count() or 1), 6)
 EDITABLE = VENV / ".bagua-editable"
 """Exists while ``develop``'s installation is the one in the environment."""
-PACKAGED = ("proto", "daemon", "client", "csrc", "algorithms")
+PACKAGED = ("proto", "daemon", "client", "csrc", "algorithms", "deploy")
+RELEASE = ("dist", "prebuilt", "man", "lock", "sbom", "image")
+"""Commands that are programs beside this one."""
 
 
 def say(text: str) -> None:
@@ -83,7 +93,7 @@ def digest(paths: Sequence[Path], *extra: str) -> str:
 
 
 def sources() -> list[Path]:
-    """Every file that goes into the wheel."""
+    """Every file that may go into the wheel."""
     names = [path for top in PACKAGED for path in (ROOT / top).rglob("*") if path.is_file()]
     return [p for p in names if "__pycache__" not in p.parts and p.suffix != ".pyc"] + [ROOT / "pyproject.toml"]
 
@@ -136,15 +146,8 @@ def install_dependencies(extra: str) -> None:
 
 
 def build_wheel(out: Path) -> Path:
-    """The wheel of the sources as they are, made from a copy: nothing is left behind in the checkout."""
-    with tempfile.TemporaryDirectory() as scratch:
-        copy = Path(scratch) / "source"
-        copy.mkdir()
-        for top in PACKAGED:
-            shutil.copytree(ROOT / top, copy / top, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
-        for name in ("pyproject.toml", "README.md", "LICENSE"):
-            shutil.copy(ROOT / name, copy / name)
-        run(tool("python"), "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", out, copy)
+    """The wheel of the sources as they are; nothing is left behind in the checkout."""
+    run(tool("python"), ROOT / "deploy" / "dist.py", "--wheel-only", "--out", out)
     return next(out.glob("*.whl"))
 
 
@@ -309,11 +312,27 @@ def test(arguments: list[str]) -> None:
     sys.exit(code)
 
 
+def for_release(name: str) -> Callable[[list[str]], None]:
+    """The command that runs ``deploy/<name>.py`` with the development tools, and bagua, installed."""
+
+    def command(arguments: list[str]) -> None:
+        check_machine()
+        make_venv()
+        install_dependencies("dev")
+        if not EDITABLE.exists():
+            install_package()
+        # These programs import each other from their folder.
+        run(tool("python"), ROOT / "deploy" / f"{name}.py", *arguments, env={"PYTHONSAFEPATH": ""})
+
+    return command
+
+
 def main() -> None:
     commands = {"demo": demo, "test": test, "lint": lint, "develop": develop, "proto": proto}
+    commands |= {name: for_release(name) for name in RELEASE}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=commands)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on: to the example, to pytest")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on: to the example, pytest, the program")
     options = parser.parse_args()
     commands[options.command](options.arguments)
 

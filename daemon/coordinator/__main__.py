@@ -19,6 +19,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from bagua.base.disk import disk_words
 from bagua.base.errors import ConfigError, ServiceError
+from bagua.base.notify import Notifier
 from bagua.base.spelling import COMMAND_SETTINGS
 from bagua.daemon.coordinator.event_loop import EventLoop, collect_seldom
 from bagua.daemon.coordinator.server import Coordinator
@@ -26,6 +27,7 @@ from bagua.daemon.coordinator.settings import Settings, make_settings
 from bagua.daemon.log_lines import LogFormat, configure_logging
 
 _PR_SET_PDEATHSIG = 1
+_LONG_S = 3600.0
 # The root of usage errors in whatever click this typer brings along.
 USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
 MAINTENANCE = ("backup", "restore", "check")
@@ -116,6 +118,7 @@ def run(
 
 async def serve(settings: Settings, ready_fd: int | None, needs_parent: bool) -> None:
     """Runs a coordinator until SIGTERM or SIGINT. Raises ConfigError if it can't start."""
+    notifier = Notifier()
     coordinator = Coordinator(settings)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -133,9 +136,19 @@ async def serve(settings: Settings, ready_fd: int | None, needs_parent: bool) ->
             "dashboard": coordinator.dashboard_url,
         },
     )
+    notifier.ready(f"serving at {coordinator.address}")
+    beats = asyncio.create_task(_beat(notifier), name="watchdog")
     if heard or not needs_parent:  # a parent that died before the kernel was asked to watch it does not hear
         await coordinator.serve()
+    notifier.stopping()
     await coordinator.close()
+    beats.cancel()
+
+
+async def _beat(notifier: Notifier) -> None:
+    """Shows systemd's watchdog that this event loop lives."""
+    while True:
+        await asyncio.sleep(min(notifier.beat(), _LONG_S))
 
 
 def _tell(ready_fd: int | None, what: dict[str, Any]) -> bool:

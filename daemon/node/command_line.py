@@ -83,6 +83,9 @@ def node(
         LogFormat,
         typer.Option(help="How log lines are written; json: one document a line.", envvar="BAGUA_LOG_FORMAT"),
     ] = LogFormat.text,
+    log_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the ranks' logs; in the state folder.", envvar="BAGUA_LOG_DIR")
+    ] = None,
     log_max_bytes: Annotated[int, typer.Option(help="Size at which the log of a rank is rotated.")] = 64 << 20,
     log_files: Annotated[int, typer.Option(help="Files that are kept of a rank's log.")] = 3,
     keep_logs: Annotated[
@@ -137,6 +140,7 @@ def node(
             exit_when_idle_s=exit_when_idle,
             leash=leash,
             keeper_fd=keeper_fd,
+            log_dir=log_dir,
             log_max_bytes=log_max_bytes,
             log_files=log_files,
             keep_logs=parse_keep(keep_logs, "--keep-logs"),

@@ -29,6 +29,7 @@ class NodeContext:
     data_host: str
     wire: WireSettings
     jobs_folder: Path
+    logs_folder: Path
     socket_folder: Path
     rank_socket: Path
     cache: Path

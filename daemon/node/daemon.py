@@ -87,6 +87,7 @@ class NodeDaemon:
             data_host=settings.data_host,
             wire=settings.wire,
             jobs_folder=folder.jobs,
+            logs_folder=folder.logs,
             socket_folder=self._sockets,
             rank_socket=self._rank_socket,
             cache=cache_dir(),
@@ -219,6 +220,7 @@ class NodeDaemon:
                 "state_dir": str(self._settings.state_dir),
             }
         )
+        self._keeper.ready(f"node {self._folder.node_id} serves the coordinator {self._settings.coordinator}")
         if await self._core.preload():
             self._keeper.load()
 

@@ -328,7 +328,8 @@ class Job:
     async def _check_and_make_engine(self) -> str:
         if not self.spec.adopt:
             await self._processes.prepare(self.spec)
-        self._processes.folder.mkdir(mode=0o700, exist_ok=True)
+        for folder in (self._processes.folder, self._processes.logs):
+            folder.mkdir(mode=0o700, exist_ok=True)
         await self._record.save()  # before anything is started: the next life must find it
         core = await self._node.core.load()
         return await self.engine.make(core, self.spec, self.tokens)
@@ -452,7 +453,7 @@ class Job:
     # ── records ──
 
     def _log_path(self, member: int) -> Path | None:
-        return log_path(self._processes.folder, member) if self.log_of(member) is not None else None
+        return log_path(self._processes.logs, member) if self.log_of(member) is not None else None
 
     def _journal_entry(self) -> JobEntry:
         return journal_entry(self.job_id, self.state, self._node.rank_socket, self._processes.start_time)

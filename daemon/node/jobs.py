@@ -94,9 +94,9 @@ class Jobs:
                     self._node.journal.write(entry)
                 except OSError as error:  # the next life ends it again, which changes nothing
                     self._node.log.warning("the journal can't be written", error=disk_words(error))
-            folder = self._node.jobs_folder / entry.job_id
-            forget_code(folder)
-            self._held[entry.job_id] = EndedJob(_last_words(entry, self._node.node_id, folder, withdrawn), folder)
+            forget_code(self._node.jobs_folder / entry.job_id)
+            logs = self._node.logs_folder / entry.job_id
+            self._held[entry.job_id] = EndedJob(_last_words(entry, self._node.node_id, logs, withdrawn), logs)
         self._node.keeper.forget_found()
         self._trim()
 
@@ -276,7 +276,7 @@ class Jobs:
             self._node.log.error("a directive names a job in a way that can't be right", job=last.job_id[:200])
             return
         last.phase = node_pb2.LOCAL_PHASE_STOPPED
-        self._held[last.job_id] = EndedJob(last, self._node.jobs_folder / last.job_id)
+        self._held[last.job_id] = EndedJob(last, self._node.logs_folder / last.job_id)
         self._spawn_task(self._announce())
 
     def _spawn_task(self, work: Coroutine[Any, Any, None]) -> None:
@@ -297,7 +297,8 @@ class Jobs:
         for job_id in past_keeping(self._node.jobs_folder, ended, self._node.keep, time.time()):
             del self._held[job_id]
             self._node.journal.remove(job_id)
-            shutil.rmtree(self._node.jobs_folder / job_id, ignore_errors=True)
+            for folder in (self._node.jobs_folder, self._node.logs_folder):
+                shutil.rmtree(folder / job_id, ignore_errors=True)
 
 
 def _tell_peers(job: Job, directive: node_pb2.RunJob) -> None:
@@ -306,7 +307,7 @@ def _tell_peers(job: Job, directive: node_pb2.RunJob) -> None:
         job.post(events.PeersKnown(peers))
 
 
-def _last_words(entry: JobEntry, node_id: str, folder: Path, withdrawn: bool) -> node_pb2.LocalJob:
+def _last_words(entry: JobEntry, node_id: str, logs: Path, withdrawn: bool) -> node_pb2.LocalJob:
     ranks = [
         common_pb2.RankStatus(
             rank=rank.rank,
@@ -317,7 +318,7 @@ def _last_words(entry: JobEntry, node_id: str, folder: Path, withdrawn: bool) ->
             exit_code=rank.exit_code,
             signal=rank.signal,
             error_tail=rank.error_tail,
-            log_path=str(log_path(folder, rank.number)),
+            log_path=str(log_path(logs, rank.number)),
             exited_at=rank.exited_at,
             follows=rank.follows,
             member=rank.number,

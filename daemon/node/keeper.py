@@ -27,6 +27,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bagua.base.notify import Notifier
 from bagua.daemon.node import proc
 from bagua.daemon.node.keeper_wire import VERSION, Message, Wire
 from bagua.daemon.node.process import allow_many_files, become_reaper, die_with_parent
@@ -78,6 +79,7 @@ class Keeper:
         self._renewal: subprocess.Popen[str] | None = None  # says which versions the next daemon would have
         self._renewal_ends = math.inf
         self._code: int | None = None
+        self._notifier = Notifier()  # systemd, where this is its service; the daemon does not see its socket
 
     def run(self) -> int:
         """Until the daemon ends by itself; its exit code."""
@@ -88,6 +90,7 @@ class Keeper:
             signal.signal(number, self._pass_on)
         signal.signal(signal.SIGHUP, lambda number, frame: self._renew())
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        self._notifier.status("the daemon starts, and looks for its coordinator")
         self._start()
         while self._code is None:
             poll = select.poll()
@@ -96,7 +99,7 @@ class Keeper:
                 poll.register(self._wire.fileno(), select.POLLIN | (0 if self._wire.idle else select.POLLOUT))
             now = time.clock_gettime(time.CLOCK_BOOTTIME)
             self._hear()  # after the look at the clock: this process may have been stopped itself
-            wait_s = min(self._look_at_lease(now), self._look_at_renewal())
+            wait_s = min(self._look_at_lease(now), self._look_at_renewal(), self._notifier.beat())
             poll.poll(None if math.isinf(wait_s) else math.ceil(wait_s * 1000))
             with contextlib.suppress(BlockingIOError):
                 os.read(wake, 512)
@@ -158,6 +161,8 @@ class Keeper:
                 self._spawn(message, descriptors)
             case "load":
                 _core()
+            case "ready":
+                self._notifier.ready(message["status"])
             case "note":
                 self._notes[message["job"]] = message["note"]
             case "memory":
@@ -230,6 +235,7 @@ class Keeper:
 
     def _pass_on(self, number: int, frame: object) -> None:
         self._ending = True
+        self._notifier.stopping()
         if self._daemon:
             os.kill(self._daemon, number)
 
@@ -240,6 +246,7 @@ class Keeper:
         elif self._ending:
             self._stay("the node is about to end")
         elif self._renewal is None:
+            self._notifier.reloading()
             self._renewal = subprocess.Popen([*_PYTHON, "-c", _SAY_VERSIONS], stdout=subprocess.PIPE, text=True)
             self._renewal_ends = time.monotonic() + RENEWAL_S
 
@@ -276,6 +283,8 @@ class Keeper:
 
     def _stay(self, reason: str) -> None:
         print(f"The daemon is not replaced: {reason}.", file=sys.stderr)
+        if not self._ending:
+            self._notifier.ready(f"the daemon is not replaced: {reason}")
         self._say({"say": "not renewed", "reason": reason})
 
     # ── ends ──

@@ -115,6 +115,10 @@ class KeeperLink:
             self.forget(job_id, [])
         self._memory.clear()
 
+    def ready(self, status: str) -> None:
+        """This daemon serves; ``status`` says where, in a line."""
+        self._send({"do": "ready", "status": status})
+
     def renew(self) -> None:
         """The daemon that is installed now takes the place of this one, which is killed; or ``on_refusal(reason)`` is
         called."""

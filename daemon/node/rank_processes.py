@@ -50,6 +50,7 @@ class RankProcesses:
         self._log = log
         self._on_exit = on_exit
         self.folder = node.jobs_folder / job_id
+        self.logs = node.logs_folder / job_id
         self._secrets: dict[str, str] = {}  # of files, until the ranks have them
         # From the coordinator, which may have them no more when a rank is started later: kept while the job is here.
         self._told_secrets: dict[str, str] | None = None
@@ -89,7 +90,7 @@ class RankProcesses:
     def open_log(self, member: int) -> None:
         """Makes the log of a rank that is about to start: whoever follows it need not wait for the process. Raises
         OSError."""
-        log = LogFile(log_path(self.folder, member), self._node.log_limits)
+        log = LogFile(log_path(self.logs, member), self._node.log_limits)
         self._outputs[member] = RankOutput(log, self._log.warning)
 
     async def spawn(self, spec: JobSpecification, member: int) -> int:
@@ -131,7 +132,7 @@ class RankProcesses:
         for one in [one for one in self._node.keeper.found if one.name.rpartition("/")[0] == self._job_id]:
             self._node.keeper.found.remove(one)
             member = int(one.name.rpartition("/")[2])
-            log = LogFile.again(log_path(self.folder, member), self._node.log_limits)
+            log = LogFile.again(log_path(self.logs, member), self._node.log_limits)
             self._outputs[member] = output = RankOutput(log, self._log.warning)
             output.take(one.readers)
             found[member] = one.pid

@@ -15,12 +15,15 @@ _LONGEST_NAME = "job-0123456789abcdef.sock"
 
 
 def socket_folder(state: Path) -> Path:
-    """The node's state folder itself where paths in it are short enough, else a folder of its own under the user's
-    runtime folder. Made with mode 0700. Raises ConfigError if it can't be made or is not the user's alone."""
-    if len(os.fsencode(state / _LONGEST_NAME)) <= MAX_SOCKET_PATH:
+    """A folder of its own in ``BAGUA_RUNTIME_DIR``; else the node's state folder itself where paths in it are short
+    enough, else a folder of its own under the user's runtime folder. Made with mode 0700. Raises ConfigError if it
+    can't be made or is not the user's alone."""
+    explicit = os.environ.get("BAGUA_RUNTIME_DIR")
+    if not explicit and len(os.fsencode(state / _LONGEST_NAME)) <= MAX_SOCKET_PATH:
         return state
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     root = Path(runtime) / "bagua" if runtime else Path(f"/tmp/bagua-{os.getuid()}")
+    root = Path(explicit) if explicit else root
     folder = root / hashlib.sha256(os.fsencode(state.absolute())).hexdigest()[:8]
     if len(os.fsencode(folder / _LONGEST_NAME)) > MAX_SOCKET_PATH:
         raise ConfigError(f"No place for sockets: {state} and {folder} are too long. Choose a shorter --state-dir.")

@@ -45,7 +45,7 @@ class WireSettings:
 class Settings:
     """As given. ``exit_when_idle_s``, ``leash`` and ``metrics_port`` are None where they were not asked for.
     ``pass_env``: see ``environment.passed_on``. ``drain_grace_s``: how long jobs may take to leave after SIGTERM.
-    ``keeper_fd``: socket of the keeper."""
+    ``keeper_fd``: socket of the keeper. ``log_dir``: where logs of ranks lie; None: in the state folder."""
 
     coordinator: str
     name: str
@@ -65,6 +65,7 @@ class Settings:
     drain_grace_s: float = 0.0
     keeper_fd: int = -1
     keep_logs: Keep = field(default_factory=lambda: Keep(jobs=100))
+    log_dir: Path | None = None
 
     def check(self) -> None:
         """Raises ConfigError for what can't work."""
@@ -90,6 +91,8 @@ class NodeFolder:
     path: Path
     node_id: str
     lock: int
+    logs: Path
+    """A folder for each job, with the logs of its ranks; ``jobs`` unless somebody wants them elsewhere."""
 
     @property
     def journal(self) -> Path:
@@ -121,8 +124,11 @@ def open_node_folder(settings: Settings, log: FilteringBoundLogger) -> NodeFolde
             f"Another node daemon uses {path}. Stop it, or give this one a name of its own with --name."
         ) from error
     make_private_dir(path / "journal")
-    make_private_dir(path / "jobs")
-    return NodeFolder(path, _node_id(path / "node.json", settings, log), lock)
+    logs = make_private_dir(path / "jobs")
+    if settings.log_dir is not None:
+        make_private_dir(settings.log_dir)
+        logs = make_private_dir(settings.log_dir / path.name)
+    return NodeFolder(path, _node_id(path / "node.json", settings, log), lock, logs)
 
 
 def _lock(descriptor: int) -> None:

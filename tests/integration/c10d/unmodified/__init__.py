@@ -1,7 +1,13 @@
 """Programs for torch.distributed that know nothing of Bagua."""
 
-from . import checkpoints, ddp, sharded
+from torch.distributed import fsdp
 
-PROGRAMS = {**ddp.PROGRAMS, **sharded.PROGRAMS, **checkpoints.PROGRAMS}
+from . import ddp
+
+PROGRAMS = {**ddp.PROGRAMS}
+if hasattr(fsdp, "fully_shard"):  # with public DTensors: since torch 2.6
+    from . import checkpoints, sharded
+
+    PROGRAMS |= {**sharded.PROGRAMS, **checkpoints.PROGRAMS}
 ALL = {**PROGRAMS, **ddp.SLOW}
 """With those that take longer, or want more ranks."""

@@ -1,0 +1,243 @@
+"""Coordinator and node daemon as services of systemd: what they say at its socket, and their unit files."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from rig import service_filter
+
+from bagua.base.daemon_process import daemon_pid
+
+WAIT_S = 120.0
+PROGRAM = [sys.executable, "-P", "-m", "bagua.cli.main"]
+UNITS = sorted((Path(__file__).resolve().parents[2] / "deploy" / "systemd").glob("*.service"))
+MOST_EXPOSED = {"bagua-coordinator.service": 1.5, "bagua-node.service": 2.5}
+"""On the scale of `systemd-analyze security`, from 0 to 10. A node runs programs of its users."""
+
+
+def closed(name: str) -> list[str]:
+    """The beginning of a command line that runs below the system calls which the unit of that name allows; nothing
+    where this machine can't do that."""
+    try:
+        ctypes.CDLL(service_filter.LIBRARY)
+    except OSError:
+        return []
+    if shutil.which("systemd-analyze") is None:
+        return []
+    return [sys.executable, service_filter.__file__, str(UNITS[0].parent / f"bagua-{name}.service")]
+
+
+class Manager:
+    """systemd's end: a socket at which one service says how it does, and what its unit allows."""
+
+    def __init__(self, folder: Path, name: str, *command: str | Path, **environment: str) -> None:
+        self.path = folder / f"{name}.notify"
+        self.words = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.words.bind(str(self.path))
+        self.words.settimeout(1.0)
+        self.heard: list[dict[str, str]] = []
+        asked = {"NOTIFY_SOCKET": str(self.path), "WATCHDOG_USEC": "600000", "BAGUA_STATE_DIR": str(folder / "state")}
+        self.process = subprocess.Popen(
+            [*closed(name), *PROGRAM, *command],
+            env={**os.environ, **asked, **environment},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def until(self, name: str, value: str = "1") -> dict[str, str]:
+        """The next message that says so."""
+        give_up = time.monotonic() + WAIT_S
+        while time.monotonic() < give_up:
+            assert self.process.poll() is None or name == "STOPPING", self.process.stderr
+            try:
+                lines = self.words.recv(4096).decode().splitlines()
+            except TimeoutError:
+                continue
+            self.heard.append(dict(line.split("=", 1) for line in lines))
+            if self.heard[-1].get(name) == value:
+                return self.heard[-1]
+        raise AssertionError(f"{name} was not said: {self.heard}")
+
+    def end(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(WAIT_S)
+        finally:
+            assert self.process.stderr is not None
+            self.process.stderr.close()
+            self.words.close()
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[Manager]:
+    manager = Manager(tmp_path, "coordinator", "coordinator", "--listen", "127.0.0.1:0")
+    yield manager
+    manager.end()
+
+
+def test_services_tell_systemd_how_they_do(tmp_path: Path, coordinator: Manager) -> None:
+    address = coordinator.until("READY")["STATUS"].removeprefix("serving at ")
+    coordinator.until("WATCHDOG")
+    folders = {name: str(tmp_path / name) for name in ("logs", "run")}
+    node = Manager(
+        tmp_path,
+        "node",
+        *("daemon", "--coordinator", address, "--name", "a", "--slots", "1"),
+        BAGUA_LOG_DIR=folders["logs"],
+        BAGUA_RUNTIME_DIR=folders["run"],
+    )
+    try:
+        assert "starts" in node.until("STATUS", "the daemon starts, and looks for its coordinator")["STATUS"]
+        assert address in node.until("READY")["STATUS"]
+        node.until("WATCHDOG")
+        daemon = psutil.Process(daemon_pid(node.process.pid))
+        assert "NOTIFY_SOCKET" not in daemon.environ(), "ranks would speak in the service's name"
+        node.process.send_signal(signal.SIGHUP)  # systemctl reload
+        assert int(node.until("RELOADING")["MONOTONIC_USEC"]) > 0
+        node.until("READY")
+        assert daemon_pid(node.process.pid) != daemon.pid, "the installed one has taken over"
+        node.process.send_signal(signal.SIGTERM)
+        node.until("STOPPING")
+        assert (tmp_path / "run").is_dir()
+    finally:
+        assert node.end() == 0
+    coordinator.process.send_signal(signal.SIGTERM)
+    coordinator.until("STOPPING")
+    assert coordinator.end() == 0
+
+
+@pytest.mark.full
+def test_training_runs_below_the_rules_of_the_units(tmp_path: Path, coordinator: Manager) -> None:
+    if not closed("node"):
+        pytest.skip("libseccomp or systemd-analyze is not installed")
+    address = coordinator.until("READY")["STATUS"].removeprefix("serving at ")
+    node = Manager(tmp_path, "node", *("daemon", "--coordinator", address, "--name", "a", "--slots", "2"))
+    try:
+        node.until("READY")
+        job = ["job", "submit", "--coordinator", address, "--nproc-per-node", "2", "--watch"]
+        done = subprocess.run(
+            [*PROGRAM, *job, "-m", "bagua.examples.digits"],
+            env={**os.environ, "BAGUA_STATE_DIR": str(tmp_path / "state")},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    finally:
+        node.end()
+
+
+def test_a_stopped_service_is_silent(coordinator: Manager) -> None:
+    """So that the watchdog sees it."""
+    coordinator.until("READY")
+    coordinator.process.send_signal(signal.SIGSTOP)
+    try:
+        coordinator.words.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            while True:
+                coordinator.words.recv(4096)
+        coordinator.words.settimeout(1.5)  # more than two intervals
+        with pytest.raises(TimeoutError):
+            coordinator.words.recv(4096)
+    finally:
+        coordinator.process.send_signal(signal.SIGCONT)
+    coordinator.words.settimeout(1.0)
+    coordinator.until("WATCHDOG")
+
+
+def analyze(*arguments: str | Path) -> str:
+    """The words of systemd-analyze; its exit code says nothing."""
+    command = ["systemd-analyze", "--no-pager", *map(str, arguments)]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=WAIT_S)
+    except FileNotFoundError:
+        pytest.skip("systemd-analyze is not installed (Debian: apt-get install systemd)")
+    return done.stdout
+
+
+@pytest.fixture(params=UNITS, ids=lambda path: path.name)
+def unit(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A unit whose program exists on this machine, whatever is installed."""
+    copy: Path = tmp_path / request.param.name
+    copy.write_text(request.param.read_text().replace("/usr/bin/bagua", "/bin/true"))
+    return copy
+
+
+def test_units_are_understood(unit: Path) -> None:
+    assert analyze("verify", "--man=no", unit) == ""
+    unit.write_text(unit.read_text().replace("KillMode=mixed", "KillMode=nobody"))
+    assert "nobody" in analyze("verify", "--man=no", unit), "mistakes are found"
+
+
+def test_units_are_closed(unit: Path) -> None:
+    found = re.search(r"Overall exposure level for \S+: ([\d.]+)", analyze("security", "--offline=true", unit))
+    assert found and float(found[1]) <= MOST_EXPOSED[unit.name]
+
+
+def test_units_keep_to_the_hierarchy(unit: Path) -> None:
+    """Each folder that a unit names is one that systemd makes for it, and that tmpfiles.d knows."""
+    text = unit.read_text()
+    known = (UNITS[0].parent / "bagua.tmpfiles").read_text()
+    made = {"StateDirectory": "/var/lib", "CacheDirectory": "/var/cache", "LogsDirectory": "/var/log"}
+    made |= {"RuntimeDirectory": "/run", "ConfigurationDirectory": "/etc"}
+    named = {f"{made[key]}/{value}" for key, value in re.findall(r"^(\w+Directory)=(\S+)$", text, re.MULTILINE)}
+    used = set(re.findall(r"BAGUA_\w+_DIR=(\S+)", text))
+    assert used <= named
+    assert all(f"d {path.removesuffix('/node')} " in known for path in named)
+
+
+def test_settings_files_name_variables_that_exist() -> None:
+    """Every line is a setting that is switched off; the coordinator and the daemon take them."""
+    from bagua.daemon.coordinator.settings import Settings
+
+    folder = UNITS[0].parent / "settings"
+    lines = (folder / "coordinator.env").read_text().splitlines()
+    given = dict(line[1:].split("=", 1) for line in lines if re.match(r"#[A-Z_]+=", line))
+    fields = {name.removeprefix("BAGUA_COORDINATOR_").lower() for name in given}
+    assert fields and fields <= set(Settings.model_fields)
+    Settings(**{name.removeprefix("BAGUA_COORDINATOR_").lower(): value for name, value in given.items()})
+    options = subprocess.run([*PROGRAM, "daemon", "--keeper-fd", "0", "--help"], capture_output=True, text=True)
+    help_text = re.sub(r"[^\w-]+", " ", options.stdout)
+    lines = (folder / "node.env").read_text().splitlines()
+    node = dict(line[1:].split("=", 1) for line in lines if re.match(r"#[A-Z_]+=", line))
+    flags = re.findall(r"--[a-z-]+", node.pop("DAEMON_OPTIONS"))
+    assert [word for word in [*node, *flags] if word not in help_text] == []
+
+
+@pytest.mark.skipif(shutil.which("systemd-sysusers") is None, reason="systemd's programs are not installed")
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: folders get owners")
+def test_the_page_installs_a_service(tmp_path: Path) -> None:
+    """The commands of docs/install.md, into an empty root."""
+    page = (UNITS[0].parents[2] / "docs" / "install.md").read_text()
+    (commands,) = re.findall(r"```sh install\n(.*?)```", page, re.DOTALL)
+    commands = commands.replace("/opt/bagua/share/bagua/systemd", str(UNITS[0].parent))
+    root = tmp_path / "root"
+    (root / "etc").mkdir(parents=True)
+    (root / "etc" / "passwd").write_text("root:x:0:0::/root:/bin/sh\n")
+    (root / "etc" / "group").write_text("root:x:0:\n")
+    done = subprocess.run(
+        ["sh", "-eux", "-c", commands], env={**os.environ, "DESTDIR": str(root)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "bagua:x:" in (root / "etc" / "passwd").read_text()
+    users = (root / "etc" / "passwd").read_text()
+    number = int(re.findall(r"^bagua:x:(\d+):", users, re.MULTILINE)[0])
+    for place in ("var/lib/bagua", "var/log/bagua", "var/cache/bagua"):
+        status = (root / place).stat()
+        assert (status.st_uid, status.st_mode & 0o777) == (number, 0o700), place
+    assert {path.name for path in (root / "etc" / "bagua").iterdir()} == {"coordinator.env", "node.env"}
+    assert {path.name for path in (root / "usr/lib/systemd/system").iterdir()} == {path.name for path in UNITS}
