@@ -133,7 +133,7 @@ def _local_world_size(row: Launcher, environment: Environment) -> int | None:
     when they meet. All ranks come to the same answer."""
     if row is not SRUN:
         return _number(environment, row.local_world_size) if environment.get(row.local_world_size) else None
-    counts = _tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    counts = tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
     if len(set(counts)) != 1:
         return None
     # With --distribution=cyclic a host has every so-manieth rank.
@@ -142,7 +142,7 @@ def _local_world_size(row: Launcher, environment: Environment) -> int | None:
     return counts[0] if here == list(range(first, first + counts[0])) else None
 
 
-def _tasks_per_node(text: str) -> list[int]:
+def tasks_per_node(text: str) -> list[int]:
     """``2(x3),1`` -> [2, 1]: the different numbers of tasks. Empty for what is no such text."""
     found = [re.fullmatch(r"(\d+)(?:\(x\d+\))?", part) for part in text.split(",")]
     return [int(match[1]) for match in found if match]

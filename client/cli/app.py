@@ -47,6 +47,9 @@ bench.bench.command("net")(bench_net.bench_net)
 app.add_typer(bench.bench, name="bench")
 app.add_typer(net.net, name="net")
 app.add_typer(tune.tune, name="tune")
+slurm = typer.Typer(help="Jobs over the nodes of an allocation of Slurm.", no_args_is_help=True)
+slurm.command("run", context_settings={"allow_interspersed_args": False}, no_args_is_help=True)(run.run)
+app.add_typer(slurm, name="slurm")
 
 FOREIGN = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
 

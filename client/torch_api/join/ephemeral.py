@@ -148,8 +148,8 @@ def _rendezvous() -> Store:
     if missing:
         raise ConfigError(
             f"{' and '.join(missing)} must be set for a job of several ranks. Start the script with `bagua run` or "
-            "torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in every process. (mpirun outside of Slurm and "
-            "PBS does not say where rank 0 is: `mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500`.)"
+            "torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in every process. (mpirun outside of "
+            "Slurm and PBS does not say where rank 0 is: `mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500`.)"
         )
     try:
         found, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=DEADLINE_S)))
