@@ -75,8 +75,8 @@ def srun_way(nodes: int | None, address: str, environment: Mapping[str, str] = o
     job = environment.get("SLURM_JOB_ID")
     if not job:
         raise UsageError(
-            "There is no allocation of Slurm here. Call `bagua slurm run` in a batch script, or in one command: `salloc -N "
-            "2 bagua slurm run train.py`."
+            "There is no allocation of Slurm here. Call `bagua slurm run` in a batch script, or at once: `salloc "
+            "-N 2 bagua slurm run train.py`."
         )
     if launchers.SRUN.started(environment) and _number(environment, "SLURM_STEP_NUM_TASKS") > 1:
         raise UsageError(
