@@ -188,6 +188,18 @@ def _port(row: Launcher, environment: Environment) -> int:
     return FIRST_PORT + int.from_bytes(hashlib.sha256(" ".join(known).encode()).digest()[:4]) % PORTS
 
 
+def on_one_host(environment: Environment) -> str:
+    """For a command that starts a job on this host alone: words if that is hardly meant. Else empty."""
+    row = outer(environment)
+    size = placement(environment).get("WORLD_SIZE", "1")
+    if row is not None and size != "1":
+        return f"{row.name} has started this command {size} times, and each time it is a job of its own: call it once"
+    nodes = environment.get("SLURM_JOB_NUM_NODES", "1")
+    if nodes != "1":
+        return f"Slurm gave {nodes} nodes, and this job runs on one of them: `bagua slurm run` takes all"
+    return ""
+
+
 def larger_allocation(environment: Environment) -> str:
     """For a process that trains alone: words for the allocation of several tasks or nodes in which it does so. Empty if
     there is none."""

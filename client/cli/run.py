@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bagua.base import checkpoint_folder
+from bagua.base import checkpoint_folder, launchers
 from bagua.base.text import json_text
 from bagua.cli import config_file, options
 from bagua.cli.config_file import ConfigOption, PrintConfigOption, reads_config
@@ -388,7 +388,7 @@ def run(
     """
     if print_config:
         config_file.print_config(context, context.params)
-    way, nnodes, nproc_per_node = _way(context, hosts, ssh, address, nnodes, nproc_per_node)
+    way, nnodes, nproc_per_node = _way(context, hosts, ssh, address, nnodes, nproc_per_node, adopt)
     nodes = options.spec_nodes(nnodes, elastic, respawn=respawn)
     if adopt:
         from bagua.cli.adopt import run_adopted
@@ -451,6 +451,7 @@ def _way(
     address: str,
     nodes: options.Nodes | None,
     nproc: int,
+    adopted: bool,
 ) -> tuple[Way | None, options.Nodes | None, int]:
     """How daemons come to other hosts (None: to none), and how many nodes and ranks there are then. Raises UsageError
     for options that contradict each other."""
@@ -458,6 +459,8 @@ def _way(
     if not (in_slurm or hosts):
         if ssh or address:
             raise options.UsageError("--ssh and --address go with --hosts.")
+        if not adopted and (words := launchers.on_one_host(os.environ)):
+            print(f"note: {words}.", file=sys.stderr)
         return None, nodes, nproc
     if in_slurm:
         if hosts or ssh:

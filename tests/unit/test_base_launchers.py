@@ -55,9 +55,10 @@ def test_srun() -> None:
         "MASTER_ADDR": "gpu07",
     }
     assert 10000 <= int(port) < 30000
-    assert port == launchers.placement({**STEP, "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_GTIDS": "0,1"})[
-        "MASTER_PORT"
-    ]
+    assert (
+        port
+        == launchers.placement({**STEP, "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_GTIDS": "0,1"})["MASTER_PORT"]
+    )
     assert port != launchers.placement({**STEP, "SLURM_STEP_ID": "1"})["MASTER_PORT"]
     assert placed({**STEP, "SLURM_STEP_RESV_PORTS": "12345-12348"}, "MASTER_PORT") == ["12345"]
     given = {"MASTER_ADDR": "h", "MASTER_PORT": "1"}
@@ -112,6 +113,12 @@ def test_a_world_of_one_in_a_larger_allocation_is_told() -> None:
     assert launchers.larger_allocation(BATCH) == "Slurm job 12 has 2 nodes and 4 tasks"
     assert launchers.larger_allocation({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1"}) == ""
     assert launchers.larger_allocation({"PBS_JOBID": "1"}) == launchers.larger_allocation({}) == ""
+
+
+def test_a_job_on_one_host_of_several_is_told() -> None:
+    assert launchers.on_one_host(STEP).startswith("srun has started this command 4 times")
+    assert launchers.on_one_host(BATCH).startswith("Slurm gave 2 nodes")
+    assert launchers.on_one_host({}) == launchers.on_one_host({"SLURM_JOB_NUM_NODES": "1"}) == ""
 
 
 def test_the_first_of_slurms_hosts() -> None:
