@@ -43,10 +43,11 @@ RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a job. ``interrupted``: by Ctrl-C or another signal to this process."""
+    """The end of a job. ``interrupted``: by Ctrl-C or another signal to this process. ``announcements``: of Slurm."""
 
     code: int
     interrupted: bool
+    announcements: Announcements | None = None
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,8 @@ def run_with_restarts(options: RunOptions, most: int) -> int:
         ended = run_embedded(replace(options, env=env), restarts_left=most - count)
         if not ended.code or ended.interrupted:
             break
+    if options.requeue and ended.announcements is not None:
+        ended.announcements.start_again()  # Slurm kills this process: daemons and files are gone already
     return ended.code
 
 
@@ -180,9 +183,7 @@ def run_embedded(options: RunOptions, restarts_left: int) -> Ended:
         code = interrupts.exit_code if interrupts.signal else exit_code(job)
         again = restarts_left if failed else 0
         _report(options, terminal, job, code, time.monotonic() - started, logs, again)
-        if announcements is not None and options.requeue:
-            announcements.start_again()
-        return Ended(code, interrupted=bool(interrupts.signal))
+        return Ended(code, interrupted=bool(interrupts.signal), announcements=announcements)
     finally:
         terminal.close()
         if failed and options.keep_state:
@@ -467,7 +468,8 @@ def _way(
             raise options.UsageError("Slurm names the hosts here: leave --hosts and --ssh out, or call `bagua run`.")
         from bagua.cli import slurm
 
-        if context.get_parameter_source("nproc_per_node").name == "DEFAULT":
+        source = context.get_parameter_source("nproc_per_node")
+        if source is not None and source.name == "DEFAULT":
             nproc = slurm.ranks_per_node()
         slurm.check_first_node(nproc)
         way: Way = slurm.srun_way(nodes.count if nodes else None, address)

@@ -166,11 +166,11 @@ def test_a_time_limit_becomes_a_checkpoint_and_a_new_start(sandbox: Sandbox, clu
     sandbox.assert_all_gone(within=SOON_S)
 
 
-@pytest.mark.parametrize("mpirun", ["mpirun.openmpi", "mpiexec.hydra", "hydra"])
+@pytest.mark.parametrize("mpirun", ["mpirun.openmpi", "mpiexec.hydra"])
 def test_ranks_of_mpirun_know_their_places(sandbox: Sandbox, mpirun: str) -> None:
     program = shutil.which(mpirun)
     if program is None:
-        pytest.skip(f"no {mpirun}: Debian's openmpi-bin and hydra have them")
+        pytest.skip(f"no {mpirun}: Debian's openmpi-bin and mpich have them")
     allowed = ["--allow-run-as-root", "--oversubscribe"] if "openmpi" in mpirun else []
     script = sandbox.script("place.py", PLACE)
     done = sandbox.run(program, *allowed, "-n", "2", sys.executable, script)

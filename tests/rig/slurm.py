@@ -22,7 +22,7 @@ from rig.limits import SOON_S
 from rig.sshd import PLACES, free_port
 
 PREFIX = "BAGUA_TEST_SLURM"
-"""A command that runs programs where Slurm's commands are, with this file system: ``ssh login``. Its cluster is used."""
+"""A command that runs programs where those of Slurm are, with this file system, such as ``ssh login``."""
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "sinfo")
 
 
