@@ -38,8 +38,8 @@ ENDING = "ending"
 @dataclass(frozen=True)
 class Order:
     """A program: ``python -m module arguments``. ``files``: names and contents of files of mode 0600 in a folder of its
-    own, which goes with the program. Arguments may have {state}: that folder, {node}: the name that Slurm has for
-    this host, {address}: this host's on the way to ``peer`` (host:port)."""
+    own, which goes with the program. With a ``peer`` (host:port), arguments may have {state}: that folder, {node}: the
+    name that Slurm has for this host, {address}: this host's on the way to the peer."""
 
     module: str
     arguments: list[str]
@@ -93,12 +93,10 @@ def _run(order: Order, source: IO[bytes], path: Path | None) -> int:
 
 
 def _words(order: Order, state: StateFolder | None) -> dict[str, str]:
-    found = {"{node}": os.environ.get("SLURMD_NODENAME", "")}
-    if state is not None:
-        found["{state}"] = str(state.path)
-    if order.peer:
-        found["{address}"] = own_address(order.peer)
-    return found
+    if not order.peer:
+        return {}  # the arguments are a user's
+    place = {"{node}": os.environ.get("SLURMD_NODENAME", ""), "{address}": own_address(order.peer)}
+    return place if state is None else {**place, "{state}": str(state.path)}
 
 
 def _filled(argument: str, words: dict[str, Any]) -> str:

@@ -51,6 +51,7 @@ def test_two_hosts_are_one_job(sandbox: Sandbox, sshd: Sshd) -> None:
     sandbox.assert_no_state_left()
 
 
+@pytest.mark.full  # another cluster
 def test_ctrl_c_ends_daemons_and_ranks_of_all_hosts(sandbox: Sandbox, sshd: Sshd) -> None:
     sandbox.script("wait.py", WAIT)
     process = sandbox.start(*sandbox.command, *words(sshd, 1, "wait.py"))

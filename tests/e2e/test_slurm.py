@@ -140,6 +140,16 @@ def test_slurm_run_starts_a_daemon_on_each_node(sandbox: Sandbox, cluster: Slurm
     sandbox.assert_all_gone(within=SOON_S)
 
 
+@pytest.mark.full  # the same from a login node
+def test_salloc_leaves_the_command_to_the_first_node(sandbox: Sandbox, cluster: Slurm) -> None:
+    sandbox.script("tell.py", TELL)
+    words = slurm_run(cluster, "tell.py").split()[1:]
+    done = sandbox.run(*cluster.command("salloc", "-N2", "--ntasks-per-node=1"), *words, env=cluster.env)
+    assert done.code == 0, done.text
+    assert all(f"[rank {rank}] rank {rank} of 2" in done.out for rank in (0, 1)), done.text
+    sandbox.assert_all_gone(within=SOON_S)
+
+
 def test_outside_of_an_allocation(sandbox: Sandbox) -> None:
     if "SLURM_JOB_ID" in os.environ:
         pytest.skip("these tests run in an allocation themselves")
@@ -150,11 +160,11 @@ def test_outside_of_an_allocation(sandbox: Sandbox) -> None:
 @pytest.mark.full  # two starts of two ranks with torch
 def test_a_time_limit_becomes_a_checkpoint_and_a_new_start(sandbox: Sandbox, cluster: Slurm) -> None:
     sandbox.script("train.py", TRAIN)
-    words = slurm_run(cluster, "--requeue", "--checkpoint-dir", "ckpt", "train.py")
-    path = sandbox.script("job.sh", f"#!/bin/bash\n{words}\n")
     log = sandbox.folder / "job.log"
-    options = ("--requeue", "-N2", "--ntasks-per-node=1", f"--output={log}", "--open-mode=append", "--parsable")
-    submitted = sandbox.run(*cluster.command("sbatch", *options), path, env=cluster.env)
+    options = ("-N2", "--ntasks-per-node=1", "--time=30", f"--output={log}", "--parsable")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    words = (*cluster.command("sbatch", *options), BATCH / "train.sbatch", "train.py")
+    submitted = sandbox.run(*words, env={**cluster.env, "PATH": path})
     assert submitted.code == 0, submitted.text
     job = submitted.out.strip()
     sandbox.wait_until((sandbox.folder / "started").exists, 2 * SOON_S, lambda: log.read_text())
