@@ -102,6 +102,7 @@ class Interrupts:
 
     def __init__(self, cluster: EmbeddedCluster, state: StateFolder) -> None:
         self.signal = 0
+        self.reason = "stopped by the user"
         self.follower: Follower | None = None
         self._cluster = cluster
         self._state = state
@@ -233,7 +234,7 @@ def follow_job(
 
         def cancel() -> float:
             # In a thread: a coordinator that hangs must not delay the second Ctrl-C or the deadline.
-            Thread(target=_cancel_quietly, args=(client, job.job_id), daemon=True).start()
+            Thread(target=_cancel_quietly, args=(client, job.job_id, interrupts.reason), daemon=True).start()
             return INTERRUPT_PATIENCE_S
 
         if packed is not None:
@@ -246,11 +247,11 @@ def follow_job(
         return follower.run()
 
 
-def _cancel_quietly(client: Client, job_id: str) -> None:
+def _cancel_quietly(client: Client, job_id: str, reason: str) -> None:
     from bagua.base.errors import BaguaError
 
     with contextlib.suppress(BaguaError):  # the cluster is stopped anyway
-        client.cancel(job_id, reason="stopped by the user")
+        client.cancel(job_id, reason=reason)
 
 
 def _copy_logs(job: job_pb2.Job, folder: Path) -> None:

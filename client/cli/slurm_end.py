@@ -48,6 +48,7 @@ class Announcements:
 
     def _end(self, number: signal.Signals) -> None:
         self._way.announce_end()
+        self._interrupts.reason = f"Slurm job {self._way.job} ends ({number.name})"
         self._terminal.note(f"{number.name}: Slurm job {self._way.job} is about to end.")
         try:
             if self._checkpoints is not None:

@@ -167,10 +167,14 @@ def test_a_time_limit_becomes_a_checkpoint_and_a_new_start(sandbox: Sandbox, clu
     submitted = sandbox.run(*words, env={**cluster.env, "PATH": path})
     assert submitted.code == 0, submitted.text
     job = submitted.out.strip()
-    sandbox.wait_until((sandbox.folder / "started").exists, 2 * SOON_S, lambda: log.read_text())
+    sandbox.wait_until((sandbox.folder / "started").exists, 2 * SOON_S, log.read_text)
     told = sandbox.run(*cluster.command("scancel", "--batch", "--signal=USR1", job), env=cluster.env)
     assert told.code == 0, told.text
-    sandbox.wait_until(lambda: "goes on from" in log.read_text(), 5 * SOON_S, lambda: log.read_text())
+    state = (*cluster.command("squeue", "-h", "-j", job, "-o", "%r"),)
+    sandbox.wait_until(lambda: "BeginTime" in sandbox.run(*state, env=cluster.env).out, 2 * SOON_S, log.read_text)
+    now = cluster.command("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm waits for two minutes
+    assert sandbox.run(*now, env=cluster.env).code == 0
+    sandbox.wait_until(lambda: "goes on from" in log.read_text(), 5 * SOON_S, log.read_text)
     text = log.read_text()
     assert "is written." in text and "goes on from True" in text, text
     sandbox.assert_all_gone(within=SOON_S)

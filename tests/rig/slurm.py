@@ -150,8 +150,6 @@ def _settings(folder: Path, host: str, ports: list[int]) -> str:
         "MpiDefault": "none",
         "ReturnToService": 2,
         "KillWait": 30,
-        # A job that is queued again begins in two minutes by default.
-        "SchedulerParameters": "requeue_delay=1",
     }
     lines = [f"{name}={value}" for name, value in settings.items()]
     lines += [f"NodeName=127.0.0.{n} NodeHostname={host} NodeAddr=127.0.0.1 CPUs=8 Port={ports[n]}" for n in (1, 2)]
