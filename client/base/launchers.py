@@ -1,4 +1,4 @@
-"""Who started this process as one of several ranks: torchrun, srun, mpirun, pbsdsh. Each has variables of its own.
+"""Launchers that start a process as one of several ranks: torchrun, srun, mpirun, pbsdsh. Each has its own variables.
 
 ``LAUNCHERS`` is the table. torch's names win wherever they are set: a launcher inside of another one sets them, and so
 may a user.

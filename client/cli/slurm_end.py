@@ -19,7 +19,7 @@ from bagua.cli.slurm import requeue
 
 if TYPE_CHECKING:
     from bagua.cli.hosts import Way
-    from bagua.cli.run import Interrupts
+    from bagua.cli.interrupts import Interrupts
     from bagua.cli.terminal import Terminal
 
 CHECKPOINT_PATIENCE_S = {signal.SIGUSR1: 600.0, signal.SIGTERM: 25.0}

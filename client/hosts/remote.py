@@ -23,7 +23,7 @@ class Target(Protocol):
 
 
 class Remote:
-    """What runs at the other end. Closing our end ends it. ``login``: where it runs, in words; ``code``: by the shell's
+    """A program at the other end. Closing our end ends it. ``login``: where it runs, in words; ``code``: by the shell's
     convention, once it has ended."""
 
     def __init__(
