@@ -34,3 +34,18 @@ def is_loopback(host: str) -> bool:
     except OSError:
         return False
     return bool(found) and all(ipaddress.ip_address(str(a).split("%")[0]).is_loopback for a in found)
+
+
+def own_address(peer: str) -> str:
+    """The address of this host on the way to ``peer`` (host:port): others on that side reach it there. Raises
+    ConfigError."""
+    host, port = split_address(peer)
+    if is_loopback(host):
+        return "127.0.0.1"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # a datagram socket: nothing is sent
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(f"This host has no way to {peer}: {error.strerror}.") from None

@@ -130,7 +130,7 @@ class Admission:
 
         self._hosts = hosts
         self._context = context
-        self._key = secret.find_key(master_addr)
+        self._key = secret.find_key(master_addr, first=True)
         secret.forget()
         self.authority: Authority = Authority()
         self.address = own_address(master_addr)

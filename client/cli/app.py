@@ -53,6 +53,9 @@ app.add_typer(net.net, name="net")
 app.add_typer(tune.tune, name="tune")
 app.add_typer(token.tokens, name="token")
 app.command()(token.audit)
+slurm = typer.Typer(help="Jobs over the nodes of an allocation of Slurm.", no_args_is_help=True)
+slurm.command("run", context_settings={"allow_interspersed_args": False}, no_args_is_help=True)(run.run)
+app.add_typer(slurm, name="slurm")
 
 FOREIGN = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
 

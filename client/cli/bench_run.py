@@ -80,8 +80,9 @@ def run_task(task: Task) -> int:
     in ``task.result`` then. Raises BaguaError."""
     from bagua.cli.describe import SUCCEEDED, summary
     from bagua.cli.embedded import EmbeddedCluster, StateFolder, forget_other_service
+    from bagua.cli.interrupts import Interrupts
     from bagua.cli.native import CoreBuild
-    from bagua.cli.run import Interrupts, follow_job
+    from bagua.cli.run import follow_job
     from bagua.cli.terminal import open_terminal
 
     started = time.monotonic()

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
+from typing import Protocol
 
 from bagua.base.errors import ServiceError
 from bagua.base.memory_kills import MemoryWatch
@@ -124,6 +125,16 @@ class EmbeddedHost:
     address: str = ""
 
 
+class Service(Protocol):
+    """A coordinator or node daemon, here (``ServiceProcess``) or on another host."""
+
+    label: str
+
+    def describe_end(self) -> str: ...
+    def signal_group(self, number: int) -> None: ...
+    def wait(self, deadline: float) -> None: ...
+
+
 class EmbeddedCluster:
     """Coordinator and node daemons below one state folder, all on this machine. Leaving the context stops them all.
 
@@ -131,13 +142,15 @@ class EmbeddedCluster:
     service of the first node daemon).
     """
 
+    stop_deadline_s = STOP_DEADLINE_S
+
     def __init__(self, state: Path) -> None:
         self.state = state
         self.address = ""
         self.token_file = state / "token"
         self.tls = ""
         self.socket = ""
-        self.services: list[ServiceProcess] = []
+        self.services: list[Service] = []
         self._stopping = False
 
     def __enter__(self) -> EmbeddedCluster:
@@ -194,7 +207,7 @@ class EmbeddedCluster:
         """Calls ``tell`` (from a thread) with words for every service that ends before ``stop``; of node daemons
         ``tell_of_node``, if that is given."""
 
-        def watch(service: ServiceProcess) -> None:
+        def watch(service: Service) -> None:
             words = service.describe_end()
             if not self._stopping:
                 (tell if service is self.services[0] else tell_of_node or tell)(words)
@@ -203,9 +216,9 @@ class EmbeddedCluster:
             Thread(target=watch, args=(service,), daemon=True, name=f"watch {service.label}").start()
 
     def stop(self) -> None:
-        """Stops daemons (they stop their ranks), then the coordinator; whatever is left after 4.5 s is killed."""
+        """Stops daemons (they stop their ranks), then the coordinator; whatever is left at the deadline is killed."""
         self._stopping = True
-        deadline = time.monotonic() + STOP_DEADLINE_S
+        deadline = time.monotonic() + self.stop_deadline_s
         # The daemons first: the coordinator hears how the ranks ended.
         for service in reversed(self.services[1:]):
             service.signal_group(signal.SIGTERM)

@@ -64,8 +64,8 @@ class Nodes:
 
 
 def parse_nodes(text: str) -> Nodes:
-    """``"4"`` and ``"1:4"``. Raises typer.BadParameter."""
-    parts = str(text).split(":")
+    """``"4"`` and ``"1:4"``, also as Slurm writes it, ``"1-4"``. Raises typer.BadParameter."""
+    parts = str(text).replace("-", ":").split(":")
     if len(parts) > 2 or not all(part.isdecimal() and 1 <= int(part) <= MAX_NODES for part in parts):
         raise typer.BadParameter(f"{text!r} is neither a number from 1 to {MAX_NODES} nor a range of them, like 1:4.")
     if len(parts) == 1:
@@ -80,6 +80,7 @@ NnodesOption = Annotated[
     Nodes | None,
     typer.Option(
         "--nnodes",
+        "-N",
         parser=parse_nodes,
         metavar="N|MIN:MAX",
         help="Node daemons to run on. MIN:MAX: as many as there are, and the job goes on with MIN if others are lost. "
@@ -166,6 +167,40 @@ AutotuneOption = Annotated[
 BaguaNetOption = Annotated[
     bool,
     typer.Option("--enable-bagua-net", help="NCCL of the ranks talks over several TCP streams (see `bagua net`)."),
+]
+HostsOption = Annotated[
+    str,
+    typer.Option(
+        "--hosts",
+        metavar="HOST,USER@HOST:PORT",
+        help="Run on these hosts: a node daemon on each, started by ssh. They have this Python environment and the "
+        "folder at the same paths.",
+        show_default=False,
+    ),
+]
+SshOption = Annotated[
+    str,
+    typer.Option(
+        "--ssh",
+        metavar="COMMAND",
+        help='With --hosts: the ssh client, such as "ssh -F my.config". Default: BAGUA_SSH, else ssh.',
+        show_default=False,
+    ),
+]
+AddressOption = Annotated[
+    str,
+    typer.Option(
+        "--address",
+        metavar="ADDRESS",
+        help="With several hosts: by which address of this machine the others reach it. Default: found out.",
+        show_default=False,
+    ),
+]
+RequeueOption = Annotated[
+    bool,
+    typer.Option(
+        "--requeue", help="With `bagua slurm run`: SIGUSR1, the sign of the time limit, queues the job again."
+    ),
 ]
 OnlyRankOption = Annotated[
     list[int] | None,

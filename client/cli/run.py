@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bagua.base import checkpoint_folder, launchers
 from bagua.base.text import json_text
 from bagua.cli import config_file, options
 from bagua.cli.config_file import ConfigOption, PrintConfigOption, reads_config
+from bagua.cli.interrupts import Interrupts
 from bagua.cli.options import Output
 
 if TYPE_CHECKING:
     from bagua.cli.embedded import EmbeddedCluster, StateFolder
-    from bagua.cli.follow import Follower
+    from bagua.cli.hosts import Way
+    from bagua.cli.slurm_end import Announcements
     from bagua.cli.terminal import Terminal
     from bagua.client import Client, Packed
     from bagua.proto import common_pb2, job_pb2
@@ -40,10 +41,11 @@ RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a job. ``interrupted``: by Ctrl-C or another signal to this process."""
+    """The end of a job. ``interrupted``: by Ctrl-C or another signal to this process. ``announcements``: of Slurm."""
 
     code: int
     interrupted: bool
+    announcements: Announcements | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class RunOptions:
     aside: bool = False  # the ranks' output goes to standard error
     shown: options.Shown = options.ALL_SHOWN
     packed: Packed | None = None
+    way: Way | None = None  # to the hosts; None: all runs on this machine
+    requeue: bool = False
 
     def spec(self) -> common_pb2.JobSpec:
         """The job to submit."""
@@ -91,37 +95,6 @@ class RunOptions:
         )
 
 
-class Interrupts:
-    """Ctrl-C, SIGTERM and SIGHUP: the first asks for the job's end, the second kills all at once."""
-
-    def __init__(self, cluster: EmbeddedCluster, state: StateFolder) -> None:
-        self.signal = 0
-        self.follower: Follower | None = None
-        self._cluster = cluster
-        self._state = state
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup means it
-                signal.signal(number, self._handle)
-
-    @property
-    def exit_code(self) -> int:
-        """By the shell's convention; 130 for Ctrl-C."""
-        return 128 + self.signal
-
-    def _handle(self, number: int, _: FrameType | None) -> None:
-        if self.signal:
-            job = self.follower.job if self.follower else None
-            self._cluster.kill([rank.pid for rank in job.ranks if rank.pid and not rank.exited_at] if job else [])
-            self._state.remove()
-            os._exit(self.exit_code)
-        self.signal = number
-        if self.follower is None:
-            raise KeyboardInterrupt  # still starting: leave through the context managers
-        from bagua.cli.follow import Interrupted
-
-        self.follower.post(Interrupted())
-
-
 def run_with_restarts(options: RunOptions, most: int) -> int:
     """Runs the job, again up to ``most`` times while it fails; returns the last exit code. Raises BaguaError."""
     for count in range(most + 1):
@@ -129,24 +102,27 @@ def run_with_restarts(options: RunOptions, most: int) -> int:
         ended = run_embedded(replace(options, env=env), restarts_left=most - count)
         if not ended.code or ended.interrupted:
             break
+    if options.requeue and ended.announcements is not None:
+        ended.announcements.start_again()  # Slurm kills this process: daemons and files are gone already
     return ended.code
 
 
 def run_embedded(options: RunOptions, restarts_left: int) -> Ended:
     """Starts the cluster, runs the job, stops everything. Raises BaguaError."""
     from bagua.cli.describe import exit_code
-    from bagua.cli.embedded import EmbeddedCluster, StateFolder, forget_other_service
+    from bagua.cli.embedded import StateFolder, forget_other_service
     from bagua.cli.native import CoreBuild
     from bagua.cli.terminal import open_terminal
 
     started = time.monotonic()
     forget_other_service()
-    failed = True
+    failed, announcements = True, None
     terminal = open_terminal(options.quiet, aside=options.aside or options.output is Output.json)
     state = StateFolder()
     try:
-        with EmbeddedCluster(state.path) as cluster, CoreBuild() as build:
+        with _cluster(options, state) as cluster, CoreBuild() as build:
             interrupts = Interrupts(cluster, state)
+            announcements = _announcements(options, interrupts, terminal)
             try:
                 terminal.status("starting the daemons")
                 cluster.start_coordinator()
@@ -170,7 +146,7 @@ def run_embedded(options: RunOptions, restarts_left: int) -> Ended:
         code = interrupts.exit_code if interrupts.signal else exit_code(job)
         again = restarts_left if failed else 0
         _report(options, terminal, job, code, time.monotonic() - started, logs, again)
-        return Ended(code, interrupted=bool(interrupts.signal))
+        return Ended(code, interrupted=bool(interrupts.signal), announcements=announcements)
     finally:
         terminal.close()
         if failed and options.keep_state:
@@ -178,6 +154,26 @@ def run_embedded(options: RunOptions, restarts_left: int) -> Ended:
             terminal.note(f"The state of the run is in {state.path}")
         else:
             state.remove()
+
+
+def _cluster(options: RunOptions, state: StateFolder) -> EmbeddedCluster:
+    """Nothing of it has been started."""
+    from bagua.cli.embedded import EmbeddedCluster
+
+    if options.way is None:
+        return EmbeddedCluster(state.path)
+    from bagua.cli.hosts import HostCluster
+
+    return HostCluster(state.path, options.way)
+
+
+def _announcements(options: RunOptions, interrupts: Interrupts, terminal: Terminal) -> Announcements | None:
+    """Under Slurm: answers to its signals."""
+    if options.way is None or not options.way.ends_by_signal:
+        return None
+    from bagua.cli.slurm_end import Announcements
+
+    return Announcements(options.way, interrupts, terminal, options.env.get(checkpoint_folder.VARIABLE, ""))
 
 
 def follow_job(
@@ -200,7 +196,7 @@ def follow_job(
 
         def cancel() -> float:
             # In a thread: a coordinator that hangs must not delay the second Ctrl-C or the deadline.
-            Thread(target=_cancel_quietly, args=(client, job.job_id), daemon=True).start()
+            Thread(target=_cancel_quietly, args=(client, job.job_id, interrupts.reason), daemon=True).start()
             return INTERRUPT_PATIENCE_S
 
         if packed is not None:
@@ -213,11 +209,11 @@ def follow_job(
         return follower.run()
 
 
-def _cancel_quietly(client: Client, job_id: str) -> None:
+def _cancel_quietly(client: Client, job_id: str, reason: str) -> None:
     from bagua.base.errors import BaguaError
 
     with contextlib.suppress(BaguaError):  # the cluster is stopped anyway
-        client.cancel(job_id, reason="stopped by the user")
+        client.cancel(job_id, reason=reason)
 
 
 def _copy_logs(job: job_pb2.Job, folder: Path) -> None:
@@ -301,6 +297,7 @@ LocalNprocOption = Annotated[
     int,
     typer.Option(
         "--nproc-per-node",
+        "--ntasks-per-node",
         parser=count_ranks,
         metavar="N|auto|gpu|cpu",
         help="Ranks on every node. auto: one for each GPU, or processor where there is no GPU.",
@@ -338,6 +335,10 @@ def run(
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Only the ranks' output and errors."),
     only_rank: options.OnlyRankOption = None,
     prefix: options.PrefixOption = None,
+    hosts: options.HostsOption = "",
+    ssh: options.SshOption = "",
+    address: options.AddressOption = "",
+    requeue: options.RequeueOption = False,
     adopt: bool = typer.Option(False, "--adopt", hidden=True),
     leash: int = typer.Option(-1, hidden=True),
     master_addr: str = typer.Option("127.0.0.1", hidden=True),
@@ -345,12 +346,13 @@ def run(
     config: ConfigOption = None,
     print_config: PrintConfigOption = False,
 ) -> None:
-    """Runs a script on this machine: starts a coordinator and node daemons, runs the job, stops them all.
+    """Runs a script, here or on other hosts: starts a coordinator and node daemons, runs the job, stops them all.
 
     Options of the script go after SCRIPT. Exit code: 0, the failed rank's, or 130 after Ctrl-C.
     """
     if print_config:
         config_file.print_config(context, context.params)
+    way, nnodes, nproc_per_node = _way(context, hosts, ssh, address, nnodes, nproc_per_node, adopt)
     nodes = options.spec_nodes(nnodes, elastic, respawn=respawn)
     if adopt:
         from bagua.cli.adopt import run_adopted
@@ -363,7 +365,15 @@ def run(
     if max_restarts and nodes["elastic"]:
         raise options.UsageError("--max-restarts starts all ranks again; an elastic job replaces some: --respawn.")
     options.check_entry(script, module, no_python)
+    if requeue and (way is None or not way.ends_by_signal):
+        raise options.UsageError(
+            "--requeue is for `bagua slurm run`: Slurm starts its job again. Here: --max-restarts."
+        )
+    if log_dir and way is not None:
+        raise options.UsageError("--log-dir copies logs of this machine: with several hosts, redirect the output.")
     variables = options.job_env(env, algorithm, enable_bagua_net, checkpoint_dir, autotune)
+    if way is not None and way.ends_by_signal:
+        variables.setdefault(checkpoint_folder.ON_REQUEST, "1")
     folder = options.resolve_workdir(workdir)
     is_script = not module and not no_python
     packed = options.pack_code(working_dir, workdir, script, is_script)
@@ -386,6 +396,8 @@ def run(
         output=output,
         quiet=quiet,
         packed=packed,
+        way=way,
+        requeue=requeue,
         shown=options.shown(only_rank, prefix, nodes["nnodes"] * nproc_per_node, nodes["elastic"]),
     )
     raise typer.Exit(run_with_restarts(checked, max_restarts))
@@ -394,3 +406,40 @@ def run(
 def default_name(script: str, module: bool) -> str:
     """``train.py`` -> ``train``, ``-m bagua.examples.digits`` -> ``digits``."""
     return script.rpartition(".")[2] if module else Path(script).stem
+
+
+def _way(
+    context: typer.Context,
+    hosts: str,
+    ssh: str,
+    address: str,
+    nodes: options.Nodes | None,
+    nproc: int,
+    adopted: bool,
+) -> tuple[Way | None, options.Nodes | None, int]:
+    """How daemons come to other hosts (None: to none), and how many nodes and ranks there are then. Raises UsageError
+    for options that contradict each other."""
+    in_slurm = context.parent is not None and context.parent.info_name == "slurm"
+    if not (in_slurm or hosts):
+        if ssh or address:
+            raise options.UsageError("--ssh and --address go with --hosts.")
+        if not adopted and (words := launchers.on_one_host(os.environ)):
+            print(f"note: {words}.", file=sys.stderr)
+        return None, nodes, nproc
+    if in_slurm:
+        if hosts or ssh:
+            raise options.UsageError("Slurm names the hosts here: leave --hosts and --ssh out, or call `bagua run`.")
+        from bagua.cli import slurm
+
+        source = context.get_parameter_source("nproc_per_node")
+        if source is not None and source.name == "DEFAULT":
+            nproc = slurm.ranks_per_node()
+        slurm.check_first_node(nproc)
+        way: Way = slurm.srun_way(nodes.count if nodes else None, address)
+    else:
+        from bagua.cli.hosts import ssh_way
+
+        way = ssh_way(hosts, ssh, address)
+        if nodes is not None and nodes.count != way.hosts:
+            raise options.UsageError(f"--nnodes {nodes}: --hosts names {way.hosts}.")
+    return way, nodes or options.Nodes(way.hosts), nproc

@@ -11,8 +11,8 @@ import socket
 import sys
 
 from bagua.base import leash
-from bagua.base.address import is_loopback, split_address
-from bagua.base.errors import BaguaError, ConfigError, ServiceError
+from bagua.base.address import own_address
+from bagua.base.errors import BaguaError, ServiceError
 from bagua.base.paths import make_private_dir, write_private
 from bagua.base.run_folder import StateFolder
 from bagua.base.security import TlsFiles
@@ -64,20 +64,6 @@ def _prepare(applicant: Applicant, grant: Grant, slots: int) -> list[str]:
         *("--data-host", own_address(grant.coordinator), "--state-dir", str(state.path)),
         *("--token-file", str(token), "--tls", str(files.ca.parent), "--exit-when-idle", "5"),
     ]
-
-
-def own_address(coordinator: str) -> str:
-    """The address of this host on the way to the coordinator: other hosts reach it there. Raises ConfigError."""
-    host, port = split_address(coordinator)
-    if is_loopback(host):
-        return "127.0.0.1"
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(address)  # a datagram socket: nothing is sent
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise ConfigError(f"This host has no way to the coordinator at {coordinator}: {error.strerror}.") from None
 
 
 def _tell(rank: socket.socket, reason: str) -> None:

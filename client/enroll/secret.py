@@ -8,9 +8,12 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import os
+import time
 from pathlib import Path
 
+from bagua.base import launchers
 from bagua.base.errors import ConfigError
+from bagua.base.paths import make_private_dir
 from bagua.base.run_folder import runtime_root
 from bagua.base.secrets import read_private
 from bagua.base.security import create_token
@@ -22,6 +25,8 @@ INSECURE = "BAGUA_INSECURE_RENDEZVOUS"
 MIN_CHARACTERS = 32
 MIN_DIFFERENT = 8
 MAX_BYTES = 4096
+SHARED_PATIENCE_S = 60.0
+"""For a file that another host made in the shared home."""
 
 _MAKE = "umask 077; mkdir -p ~/.config/bagua; openssl rand -hex 32 > ~/.config/bagua/job-secret"
 
@@ -40,10 +45,11 @@ def insecure() -> bool:
     return value == "1"
 
 
-def find_key(master_addr: str) -> bytes:
+def find_key(master_addr: str, first: bool = False) -> bytes:
     """The pre-shared key of this job's hosts, 32 bytes: from BAGUA_JOB_SECRET, from the file that BAGUA_JOB_SECRET_FILE
     names, or from the default file. Hosts that are one machine (``master_addr`` is its loopback) share a file that is
-    made for them.
+    made for them. Under srun, mpirun and PBS hosts share the home of the user: there the ``first`` host makes the
+    default file, and the others wait for it.
 
     Raises ConfigError if there is none, or if others could know it.
     """
@@ -62,11 +68,27 @@ def find_key(master_addr: str) -> bytes:
         return _from_file(default_file())
     if names_loopback(master_addr):
         return _stretch(create_token(runtime_root() / "job-secret"), "the secret of this machine")
+    if launchers.outer(os.environ) is not None and _wait_for_default_file(first):
+        return _from_file(default_file())
     raise ConfigError(
         f"A job of several hosts needs a secret that all of them hold, and nobody else: set {SECRET} or {SECRET_FILE} "
         f"alike on every host, or make the file {default_file()} in a home folder that they share: `{_MAKE}`. "
         f"On a network that is closed to others, {INSECURE}=1 does without."
     )
+
+
+def _wait_for_default_file(first: bool) -> bool:
+    """Whether it is there: the first host makes it. Raises ConfigError if it can't."""
+    path = default_file()
+    if first:
+        create_token(make_private_dir(path.parent) / path.name)
+    deadline = time.monotonic() + SHARED_PATIENCE_S
+    # A list of the folder: network file systems remember for a while that a file was not there.
+    while not (path.parent.is_dir() and path.name in os.listdir(path.parent)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True
 
 
 def forget() -> None:

@@ -109,3 +109,20 @@ def test_a_rank_that_joined_decides_as_the_others() -> None:
 def test_bad_arguments(every: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         rhythm_of(every, lambda: 0.0)
+
+
+@pytest.mark.parametrize("every", [10**9, timedelta(hours=9)])
+def test_a_checkpoint_that_is_asked_for_comes_within_seconds(every: int | timedelta) -> None:
+    clock, asked = [0.0], [False]
+    rhythm = rhythm_of(every, lambda: clock[0], lambda: asked[0])
+    rhythm.begin(0)
+
+    def due(step: int) -> bool:
+        clock[0] += 0.1
+        return rhythm.due(step, lambda decide: decide())
+
+    assert not any(due(step) for step in range(1, 500))
+    asked[0] = True
+    assert 0 < 1 + next(index for index, step in enumerate(range(500, 600)) if due(step)) <= 21
+    asked[0] = False
+    assert not any(due(step) for step in range(600, 800))

@@ -13,6 +13,7 @@ from bagua.base.spelling import hyphens
 from bagua.cli.app import app
 from bagua.cli.options import UsageError
 from bagua.distributed import flags, launch, local_rank, run
+from bagua.hosts import ssh
 from bagua.script import baguarun
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "launchers.md"
@@ -165,13 +166,13 @@ def test_the_local_rank_comes_first() -> None:
 
 def test_hosts() -> None:
     cases = {
-        "h1": baguarun.Host("h1", 22),
-        "al@h1:2222": baguarun.Host("al@h1", 2222),
-        "[fe80::1]:7": baguarun.Host("fe80::1", 7),
-        "fe80::1": baguarun.Host("fe80::1", 22),
+        "h1": ssh.Host("h1", 22),
+        "al@h1:2222": ssh.Host("al@h1", 2222),
+        "[fe80::1]:7": ssh.Host("fe80::1", 7),
+        "fe80::1": ssh.Host("fe80::1", 22),
     }
-    assert {text: baguarun.parse_host(text, 22) for text in cases} == cases
-    assert baguarun.Host("al@h1").address == "h1"
+    assert {text: ssh.parse_host(text, 22, "--hosts") for text in cases} == cases
+    assert ssh.Host("al@h1").address == "h1"
 
 
 def test_every_host_gets_the_same_job_and_its_own_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,9 +187,9 @@ def test_every_host_gets_the_same_job_and_its_own_number(monkeypatch: pytest.Mon
     assert found == {"A": "1", "B": "2", "PATH": "/bin"}
     with pytest.raises(UsageError, match="-x B"):
         baguarun.environment(options, {})
-    command = baguarun.ssh_command(options.hosts[1], "ssh -v", "/a b", "/opt/python")
+    command = ssh.ssh_command(options.hosts[1], "ssh -v", "/a b", "/opt/python")
     assert command[:2] == ["ssh", "-v"] and command[-4:-1] == ["7", "--", "h2"]
-    assert command[-1] == "cd '/a b' && exec /opt/python -P -m bagua.distributed.remote"
+    assert command[-1] == "cd '/a b' && exec /opt/python -P -m bagua.hosts.end"
 
 
 def test_a_secret_of_the_users_is_taken() -> None:

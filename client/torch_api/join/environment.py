@@ -9,6 +9,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
+from bagua.base import launchers
 from bagua.base.errors import ConfigError
 from bagua.tuning.grouping import DEFAULT_BYTES
 
@@ -27,24 +28,39 @@ def read_int(name: str, default: int) -> int:
         raise ConfigError(f"Environment variable {name} is {text!r}: it must be a whole number.") from None
 
 
+def _read_place(name: str, default: int) -> int:
+    """A place in the job: from the variable that torch has for it, else from those of srun, mpirun or PBS."""
+    return read_int(name, default) if name in os.environ else int(launchers.placement(os.environ).get(name, default))
+
+
+def complete() -> None:
+    """Sets torch's variables (RANK and so on) from those of srun, mpirun or PBS, where these started this process.
+    Raises ConfigError for a place that can't be."""
+    found = launchers.placement(os.environ)
+    if "LOCAL_WORLD_SIZE" not in found:
+        found.pop("LOCAL_RANK", None)  # the ranks find out which of them share a host
+    os.environ.update(found)
+
+
 def get_rank() -> int:
-    """Rank of this process in the job: RANK, else 0."""
-    return read_int("RANK", 0)
+    """Rank of this process in the job: RANK, or what srun, mpirun or PBS say (``base/launchers.py``), else 0."""
+    return _read_place("RANK", 0)
 
 
 def get_world_size() -> int:
-    """Number of ranks in the job: WORLD_SIZE, else 1."""
-    return read_int("WORLD_SIZE", 1)
+    """Number of ranks in the job: WORLD_SIZE, or what srun, mpirun or PBS say, else 1."""
+    return _read_place("WORLD_SIZE", 1)
 
 
 def get_local_rank() -> int:
-    """Rank among the processes of this host: LOCAL_RANK, else 0."""
-    return read_int("LOCAL_RANK", 0)
+    """Rank among the processes of this host: LOCAL_RANK, or what srun, mpirun or PBS say, else 0."""
+    return _read_place("LOCAL_RANK", 0)
 
 
 def get_local_size() -> int:
-    """Number of ranks on this host: LOCAL_WORLD_SIZE, else 1. ``init_process_group`` sets it where it was absent."""
-    return read_int("LOCAL_WORLD_SIZE", 1)
+    """Number of ranks on this host: LOCAL_WORLD_SIZE, or what srun, mpirun or PBS say, else 1. ``init_process_group``
+    sets it where it was absent."""
+    return _read_place("LOCAL_WORLD_SIZE", 1)
 
 
 def get_node_rank() -> int:
@@ -52,7 +68,7 @@ def get_node_rank() -> int:
     torchrun = ("RANK", "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     if all(name in os.environ for name in torchrun):
         return read_int("GROUP_RANK", 0)
-    return read_int("NODE_RANK", 0)
+    return _read_place("NODE_RANK", 0)
 
 
 def get_master_addr() -> str:

@@ -1,4 +1,5 @@
-"""A daemon for scripts that were not started by one: torchrun, ``torch.multiprocessing.spawn``, plain ``python``.
+"""A daemon for scripts that were not started by one: torchrun, srun, mpirun, ``torch.multiprocessing.spawn``, plain
+``python``.
 
 Rank 0 starts ``bagua run --adopt`` (coordinator, node daemon, and a job whose ranks join by themselves), the first rank
 of every other host starts a node daemon. Their messages to find each other go through the store of
@@ -22,6 +23,7 @@ from torch import distributed
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
+from bagua.base import launchers
 from bagua.base.errors import BaguaError, ConfigError, ServiceError
 from bagua.torch_api.join import environment
 from bagua.torch_api.join.daemon import DaemonClient
@@ -64,15 +66,26 @@ class Place:
 
 def join(store: Store | None) -> Session:
     """Starts missing services and joins. Raises ConfigError, ServiceError, CommunicationError."""
+    environment.complete()
     rank, world_size = environment.get_rank(), environment.get_world_size()
     if world_size < 1 or not 0 <= rank < world_size:
         raise ConfigError(f"RANK={rank} and WORLD_SIZE={world_size} don't fit: ranks count from 0 to WORLD_SIZE - 1.")
     if world_size == 1:
+        _warn_if_alone()
         return _join_alone()
     session = _join_others(rank, world_size, store)
     # Rank 0 listened at MASTER_PORT, and does so no more: who goes on to torch.distributed there must not meet it.
     session.connection.barrier(deadline_s=DEADLINE_S)
     return session
+
+
+def _warn_if_alone() -> None:
+    if larger := launchers.larger_allocation(os.environ):
+        LOG.warning(
+            "This process trains alone, as a world of one, but %s. Start every rank of the job: with `srun python "
+            "SCRIPT`, mpirun, or `bagua slurm run SCRIPT`.",
+            larger,
+        )
 
 
 def _join_others(rank: int, world_size: int, store: Store | None) -> Session:
@@ -135,7 +148,8 @@ def _rendezvous() -> Store:
     if missing:
         raise ConfigError(
             f"{' and '.join(missing)} must be set for a job of several ranks. Start the script with `bagua run` or "
-            "torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in every process."
+            "torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in every process. (mpirun outside of "
+            "Slurm and PBS does not say where rank 0 is: `mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500`.)"
         )
     try:
         found, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=DEADLINE_S)))
@@ -155,7 +169,8 @@ def _locate(rank: int, world_size: int, meeting: Meeting) -> Place:
         local = hosts.count(hosts[0])
         if hosts != [host for host in dict.fromkeys(hosts) for _ in range(local)]:
             raise ConfigError(
-                "Every host must have equally many ranks, numbered one after the other: set LOCAL_WORLD_SIZE."
+                "Every host must have equally many ranks, numbered one after the other: set LOCAL_WORLD_SIZE. Under "
+                "Slurm: srun --ntasks-per-node=N --distribution=block."
             )
     if local < 1 or world_size % local:
         raise ConfigError(f"LOCAL_WORLD_SIZE={local} does not divide WORLD_SIZE={world_size}.")

@@ -96,7 +96,8 @@ class Checkpointer:
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise ValueError(f"keep is {keep!r}: it must be a number of checkpoints from 1 on.")
         self.folder = _folder(folder)
-        self._rhythm = rhythm_of(every, time.monotonic)
+        self._asked = _asked_for(self.folder) if os.environ.get(checkpoint_folder.ON_REQUEST) == "1" else None
+        self._rhythm = rhythm_of(every, time.monotonic, self._asked)
         self._keep = keep
         self._session = current()
         self._course = _Course()
@@ -149,6 +150,7 @@ class Checkpointer:
                 self._lock = on_disk.Lock(self.folder)
                 told = {"run": secrets.token_hex(8), "earlier": on_disk.prepare(self.folder)}
                 (self.folder / f"{on_disk.WRITING}{told['run']}").touch()
+                checkpoint_folder.forget_request(self.folder)  # it was for the run before
             except BlockingIOError:
                 mistake = ConfigError(
                     f"Another job writes checkpoints into {self.folder}: end it, or choose another folder."
@@ -188,6 +190,8 @@ class Checkpointer:
         self._course.look = self._rhythm.look
         if due:
             self.save()
+            if self._asked is not None and self._world.rank() == 0 and self._asked():
+                checkpoint_folder.answer(self.folder, self._course.steps)
         return due
 
     def _agree(self, decide: Callable[[], Decision]) -> Decision:
@@ -321,6 +325,10 @@ def _folder(given: str | os.PathLike[str] | None) -> Path:
             f"{checkpoint_folder.VARIABLE}."
         )
     return Path(text).expanduser().absolute()
+
+
+def _asked_for(folder: Path) -> Callable[[], bool]:
+    return lambda: checkpoint_folder.requested(folder)
 
 
 def _unusable(folder: Path, error: OSError) -> ConfigError:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bagua.base.checkpoint_folder import name_of
 from bagua.base.errors import BaguaError
 
 MANIFEST = "bagua.json"
@@ -67,11 +68,6 @@ class Manifest:
 
 def _sum_of(document: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
-
-
-def name_of(step: int) -> str:
-    """Of the folder of a checkpoint."""
-    return f"step_{step:010d}"
 
 
 def step_of(name: str) -> int | None:

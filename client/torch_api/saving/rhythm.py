@@ -1,7 +1,8 @@
 """When a checkpoint is due: every so many steps, or so many seconds, and on all ranks after the same step.
 
 Steps need no message. Of time rank 0 decides, and the others must hear it: not after each step, but after those on
-which all have agreed the time before. The closer the checkpoint, the fewer steps lie between two of them.
+which all have agreed the time before. The closer the checkpoint, the fewer steps lie between two of them. Where
+somebody may ask for a checkpoint, they lie a few seconds apart.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from datetime import timedelta
 from typing import NamedTuple, Protocol
 
 Clock = Callable[[], float]
+Asked = Callable[[], bool]
+
+LOOK_S = 2.0
+"""Between two looks whether a checkpoint is asked for."""
 
 
 class Decision(NamedTuple):
@@ -55,9 +60,11 @@ class EverySteps:
 class EverySeconds:
     """After the step that ends nearest to ``every`` seconds after the last checkpoint."""
 
-    def __init__(self, every: float, clock: Clock) -> None:
+    def __init__(self, every: float, clock: Clock, asked: Asked | None = None) -> None:
+        """``asked``, if that is given, says whether a checkpoint is wanted before."""
         self._every = every
         self._clock = clock
+        self._asked = asked
         self.begin(0)
 
     def begin(self, steps: int) -> None:
@@ -81,21 +88,36 @@ class EverySeconds:
         done = max(1, steps - self._looked_at)
         step = max((now - self._looked) / done, 1e-9)
         left = self._every - (now - self._since)
-        save = left < step / 2
+        save = left < step / 2 or (self._asked is not None and self._asked())
         if save:
             left = self._every
+        if self._asked is not None:
+            left = min(left, 2 * LOOK_S)
         # Half of the way, and not more than twice as far as was seen: steps may become slower.
         return Decision(save, steps + max(1, min(math.ceil(left / step / 2), 2 * done)))
 
 
-def rhythm_of(every: int | timedelta, clock: Clock) -> Rhythm:
-    """``every``: steps, or time. Raises TypeError and ValueError that say so."""
+class EveryStepsOrAsked(EverySeconds):
+    """After each step whose number is a multiple of ``steps``, and when a checkpoint is asked for."""
+
+    def __init__(self, steps: int, clock: Clock, asked: Asked) -> None:
+        super().__init__(math.inf, clock, asked)
+        self._steps = steps
+
+    def due(self, steps: int, agree: Callable[[Callable[[], Decision]], Decision]) -> bool:
+        """See ``Rhythm``."""
+        return super().due(steps, agree) or steps % self._steps == 0
+
+
+def rhythm_of(every: int | timedelta, clock: Clock, asked: Asked | None = None) -> Rhythm:
+    """``every``: steps, or time; and when ``asked`` says so, if that is given. Raises TypeError and ValueError that say
+    so."""
     if isinstance(every, timedelta):
         if every <= timedelta(0):
             raise ValueError(f"every is {every}: it must be a time above zero.")
-        return EverySeconds(every.total_seconds(), clock)
+        return EverySeconds(every.total_seconds(), clock, asked)
     if isinstance(every, bool) or not isinstance(every, int):
         raise TypeError(f"every is {every!r}: pass a number of steps, or a datetime.timedelta.")
     if every < 1:
         raise ValueError(f"every is {every}: it must be a number of steps from 1 on, or a datetime.timedelta.")
-    return EverySteps(every)
+    return EverySteps(every) if asked is None else EveryStepsOrAsked(every, clock, asked)

@@ -1,0 +1,1 @@
+"""Programs on other hosts: started through ssh or srun, and ended with the connection."""

@@ -1,0 +1,69 @@
+"""``bagua run --hosts`` through a real sshd on loopback: this machine is both hosts."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from rig.limits import SOON_S
+from rig.sshd import Sshd
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Sandbox
+
+# Without torch, whose import costs two seconds of a core.
+TELL = """
+    import os, sys
+    print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], os.environ["COLOUR"], sys.argv[1:], flush=True)
+"""
+
+WAIT = """
+    import pathlib, time
+    pathlib.Path("started").write_text("")
+    time.sleep(300)
+"""
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    server = Sshd(tmp_path_factory.mktemp("sshd"))
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def words(sshd: Sshd, hosts: int, *arguments: str) -> list[str]:
+    listed = ",".join([f"127.0.0.1:{sshd.port}"] * hosts)
+    return ["run", "--hosts", listed, "--ssh", sshd.ssh, *arguments]
+
+
+def test_two_hosts_are_one_job(sandbox: Sandbox, sshd: Sshd) -> None:
+    sandbox.script("tell.py", TELL)
+    done = sandbox.bagua(*words(sshd, 2, "--nproc-per-node", "2", "--env", "COLOUR=dark", "tell.py", "a b"))
+    assert done.code == 0, done.text
+    lines = sorted(line for line in done.out.splitlines() if line.startswith("[rank"))
+    assert lines == [f"[rank {r}] rank {r} of 4 dark ['a b']" for r in range(4)]
+    sandbox.assert_all_gone(within=SOON_S)
+    sandbox.assert_no_state_left()
+
+
+@pytest.mark.full  # another cluster
+def test_ctrl_c_ends_daemons_and_ranks_of_all_hosts(sandbox: Sandbox, sshd: Sshd) -> None:
+    sandbox.script("wait.py", WAIT)
+    process = sandbox.start(*sandbox.command, *words(sshd, 1, "wait.py"))
+    sandbox.wait_until((sandbox.folder / "started").exists, SOON_S)
+    process.send_signal(signal.SIGINT)
+    done = sandbox.finish(process, time.monotonic())
+    assert done.code == 130, done.text
+    sandbox.assert_all_gone(within=SOON_S)
+
+
+def test_a_host_that_lets_nobody_in(sandbox: Sandbox, sshd: Sshd) -> None:
+    sandbox.script("tell.py", TELL)
+    done = sandbox.bagua("run", "--hosts", f"127.0.0.1:{sshd.port}", "--ssh", "ssh -F /dev/null", "tell.py")
+    assert done.code == 1 and "no connection, or no login without a password" in done.err, done.text
+    sandbox.assert_all_gone(within=SOON_S)

@@ -1,0 +1,192 @@
+"""Jobs under a real Slurm of two nodes, both of which are this machine. docs/slurm.md has the commands."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from rig.limits import SOON_S
+from rig.slurm import Slurm, slurm
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Finished, Sandbox
+
+BATCH = Path(__file__).resolve().parents[2] / "deploy" / "slurm"
+
+# Without torch, whose import costs two seconds of a core.
+PLACE = """
+    import os
+    from bagua.base import launchers
+
+    found = launchers.placement(os.environ)
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR")
+    print(*(found.get(name, "-") for name in names), 10000 <= int(found["MASTER_PORT"]) < 30000, flush=True)
+"""
+
+ALONE = """
+    import os
+    from bagua.base import launchers
+    print(launchers.placement(os.environ), launchers.larger_allocation(os.environ))
+"""
+
+TELL = """
+    import os, sys
+    print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], os.environ["SLURMD_NODENAME"], sys.argv[1:])
+"""
+
+SUM = """
+    import torch
+    import bagua.torch_api as bagua
+
+    bagua.init_process_group()
+    found = torch.tensor([float(bagua.get_rank() + 1)])
+    bagua.allreduce_inplace(found)
+    print("rank", bagua.get_rank(), "on node", bagua.get_node_rank(), "has", found.item(), flush=True)
+"""
+
+TRAIN = """
+    import os, pathlib, time
+    import torch
+    import bagua.torch_api as bagua
+    from bagua.torch_api.algorithms import gradient_allreduce
+
+    bagua.init_process_group()
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model = model.with_bagua([optimizer], gradient_allreduce.GradientAllReduceAlgorithm())
+    checkpointer = bagua.checkpoint.Checkpointer(every=10**9)
+    start = checkpointer.resume()
+    again = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+    while checkpointer.steps < 10**9:
+        if again:
+            print("goes on from", bool(start and start.step), flush=True)
+            break
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        checkpointer.step()
+        pathlib.Path("started").write_text(str(checkpointer.steps))
+        time.sleep(0.05)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Slurm]:
+    with slurm() as found:
+        yield found
+
+
+def srun(sandbox: Sandbox, cluster: Slurm, *words: str | Path) -> Finished:
+    return sandbox.run(*cluster.command("srun", "--overlap"), *words, env=cluster.env)
+
+
+def batch(sandbox: Sandbox, cluster: Slurm, script: str, *options: str) -> Finished:
+    """Runs a batch script to its end; what it printed is in ``out``."""
+    path = sandbox.script("job.sh", script)
+    log = sandbox.folder / "job.log"
+    words = cluster.command("sbatch", "--wait", f"--output={log}", "--open-mode=append", *options)
+    done = sandbox.run(*words, path, env=cluster.env)
+    return type(done)(done.code, log.read_text() if log.exists() else "", done.text, done.seconds)
+
+
+def slurm_run(cluster: Slurm, *words: str) -> str:
+    address = ["--address", cluster.address] if cluster.address else []
+    return " ".join(["exec", sys.executable, "-P", "-m", "bagua.cli.main", "slurm", "run", *address, *words])
+
+
+def test_ranks_of_srun_know_their_places(sandbox: Sandbox, cluster: Slurm) -> None:
+    script = sandbox.script("place.py", PLACE)
+    done = srun(sandbox, cluster, "-N2", "--ntasks-per-node=2", sys.executable, script)
+    assert done.code == 0, done.text
+    first = sorted(done.out.splitlines())[0].split()[5]
+    assert sorted(done.out.splitlines()) == [f"{rank} 4 {rank % 2} 2 {rank // 2} {first} True" for rank in range(4)], (
+        done.text
+    )
+    cyclic = srun(sandbox, cluster, "-N2", "-n4", "--distribution=cyclic", sys.executable, script)
+    assert cyclic.code == 0 and all(line.split()[3] == "-" for line in cyclic.out.splitlines()), cyclic.text
+
+
+def test_python_without_srun_is_told_of_the_allocation(sandbox: Sandbox, cluster: Slurm) -> None:
+    script = sandbox.script("alone.py", ALONE)
+    done = batch(sandbox, cluster, f"#!/bin/sh\nexec {sys.executable} {script}\n", "-N2", "--ntasks-per-node=2")
+    assert done.code == 0 and "{} Slurm job" in done.out and "has 2 nodes and 4 tasks" in done.out, done.text
+    one = srun(sandbox, cluster, "-N1", "-n1", sys.executable, script)
+    assert one.code == 0 and "Slurm job" not in one.out, one.text
+
+
+def test_bare_srun_is_one_job(sandbox: Sandbox, cluster: Slurm) -> None:
+    script = sandbox.script("sum.py", SUM)
+    done = srun(sandbox, cluster, "-N2", "--ntasks-per-node=1", sys.executable, script)
+    assert done.code == 0, done.text
+    assert sorted(done.out.splitlines()) == [f"rank {rank} on node {rank} has 3.0" for rank in (0, 1)], done.text
+    sandbox.assert_all_gone(within=SOON_S)
+
+
+def test_slurm_run_starts_a_daemon_on_each_node(sandbox: Sandbox, cluster: Slurm) -> None:
+    sandbox.script("tell.py", TELL)
+    done = batch(
+        sandbox, cluster, f"#!/bin/bash\n{slurm_run(cluster, 'tell.py', '--a', 'b')}\n", "-N2", "--ntasks-per-node=2"
+    )
+    assert done.code == 0, done.text
+    lines = [line.partition("] ")[2].split() for line in done.out.splitlines() if line.startswith("[rank")]
+    assert sorted(line[1] for line in lines) == list("0123"), done.text
+    assert len({line[4] for line in lines}) == 2 and all(line[3] == "4" for line in lines), done.text
+    assert not list((sandbox.state / "slurm").iterdir())  # the file with the secrets
+    sandbox.assert_all_gone(within=SOON_S)
+
+
+@pytest.mark.full  # the same from a login node
+def test_salloc_leaves_the_command_to_the_first_node(sandbox: Sandbox, cluster: Slurm) -> None:
+    sandbox.script("tell.py", TELL)
+    words = slurm_run(cluster, "tell.py").split()[1:]
+    done = sandbox.run(*cluster.command("salloc", "-N2", "--ntasks-per-node=1"), *words, env=cluster.env)
+    assert done.code == 0, done.text
+    assert all(f"[rank {rank}] rank {rank} of 2" in done.out for rank in (0, 1)), done.text
+    sandbox.assert_all_gone(within=SOON_S)
+
+
+def test_outside_of_an_allocation(sandbox: Sandbox) -> None:
+    if "SLURM_JOB_ID" in os.environ:
+        pytest.skip("these tests run in an allocation themselves")
+    done = sandbox.bagua("slurm", "run", "train.py")
+    assert (done.code, done.err.split(".")[0]) == (2, "error: There is no allocation of Slurm here"), done.text
+
+
+@pytest.mark.full  # two starts of two ranks with torch
+def test_a_time_limit_becomes_a_checkpoint_and_a_new_start(sandbox: Sandbox, cluster: Slurm) -> None:
+    sandbox.script("train.py", TRAIN)
+    log = sandbox.folder / "job.log"
+    options = ("-N2", "--ntasks-per-node=1", "--time=30", f"--output={log}", "--parsable")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    words = (*cluster.command("sbatch", *options), BATCH / "train.sbatch", "train.py")
+    submitted = sandbox.run(*words, env={**cluster.env, "PATH": path})
+    assert submitted.code == 0, submitted.text
+    job = submitted.out.strip()
+    sandbox.wait_until((sandbox.folder / "started").exists, 2 * SOON_S, log.read_text)
+    told = sandbox.run(*cluster.command("scancel", "--batch", "--signal=USR1", job), env=cluster.env)
+    assert told.code == 0, told.text
+    state = (*cluster.command("squeue", "-h", "-j", job, "-o", "%r"),)
+    sandbox.wait_until(lambda: "BeginTime" in sandbox.run(*state, env=cluster.env).out, 2 * SOON_S, log.read_text)
+    now = cluster.command("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm waits for two minutes
+    assert sandbox.run(*now, env=cluster.env).code == 0
+    sandbox.wait_until(lambda: "goes on from" in log.read_text(), 5 * SOON_S, log.read_text)
+    text = log.read_text()
+    assert "is written." in text and "goes on from True" in text, text
+    sandbox.assert_all_gone(within=SOON_S)
+
+
+@pytest.mark.parametrize("mpirun", ["mpirun.openmpi", "mpiexec.hydra"])
+def test_ranks_of_mpirun_know_their_places(sandbox: Sandbox, mpirun: str) -> None:
+    program = shutil.which(mpirun)
+    if program is None:
+        pytest.skip(f"no {mpirun}: Debian's openmpi-bin and mpich have them")
+    allowed = ["--allow-run-as-root", "--oversubscribe"] if "openmpi" in mpirun else []
+    script = sandbox.script("place.py", PLACE)
+    done = sandbox.run(program, *allowed, "-n", "2", sys.executable, script)
+    assert done.code == 0, done.text
+    assert sorted(line.split()[:2] for line in done.out.splitlines()) == [["0", "2"], ["1", "2"]], done.text

@@ -1,0 +1,156 @@
+"""A Slurm of its own: munged, slurmctld, and two slurmd, the "nodes" 127.0.0.1 and 127.0.0.2 of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from rig.limits import SOON_S
+from rig.sshd import PLACES, free_port
+
+PREFIX = "BAGUA_TEST_SLURM"
+"""A command that runs programs where those of Slurm are, with this file system, such as ``ssh login``."""
+PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "sinfo")
+
+
+@dataclass
+class Slurm:
+    """How to call Slurm. ``address``: by which nodes reach the first one, if that is not found out."""
+
+    prefix: list[str] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+    address: str = ""
+
+    def command(self, *words: str) -> list[str]:
+        """One of Slurm's commands."""
+        return [*self.prefix, *words]
+
+
+def _find(name: str) -> str:
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{PLACES}") or ""
+
+
+@contextlib.contextmanager
+def slurm() -> Iterator[Slurm]:
+    """A cluster of two nodes: that of BAGUA_TEST_SLURM or SLURM_CONF, else one made here. Skips where there is none."""
+    if os.environ.get(PREFIX):
+        yield Slurm(shlex.split(os.environ[PREFIX]))
+        return
+    if os.environ.get("SLURM_CONF"):
+        yield Slurm()
+        return
+    missing = [name for name in PROGRAMS if not _find(name)]
+    if missing or os.geteuid() != 0:
+        why = f"{', '.join(missing)} not found" if missing else "a cluster is made by root"
+        pytest.skip(f"no Slurm: {why} (Debian: slurmctld, slurmd, slurm-client, munge), and {PREFIX} is not set")
+    folder = Path(tempfile.mkdtemp(prefix="sl-", dir="/tmp"))
+    folder.chmod(0o755)  # munged wants to serve others
+    cluster = _Cluster(folder)
+    try:
+        cluster.start()
+        yield Slurm(env={"SLURM_CONF": str(folder / "slurm.conf")}, address="127.0.0.1")
+    finally:
+        cluster.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Cluster:
+    """Three kinds of daemons in the foreground, below one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        """Skips if a daemon does not start on this machine."""
+        folder, host = self.folder, socket.gethostname().split(".")[0]
+        for name in ("state", "run"):
+            (folder / name).mkdir(mode=0o755)
+        key = folder / "key"
+        key.write_bytes(secrets.token_bytes(1024))
+        key.chmod(0o400)
+        ports = [free_port() for _ in range(3)]
+        (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
+        (folder / "slurm.conf").write_text(_settings(folder, host, ports))
+        munge = {"key-file": key, "socket": folder / "run" / "munge", "pid-file": folder / "munged.pid"}
+        more = {"log-file": folder / "munged.log", "seed-file": folder / "seed"}
+        self._run(
+            "munged", "--foreground", "--force", *(f"--{name}={path}" for name, path in {**munge, **more}.items())
+        )
+        self._wait_for((folder / "run" / "munge").exists)
+        self._run("slurmctld", "-D")
+        for number in (1, 2):
+            self._run("slurmd", "-D", "-N", f"127.0.0.{number}")
+        self._wait_for(lambda: self._states() == ["idle", "idle"])
+
+    def _run(self, name: str, *arguments: str) -> None:
+        env = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
+        with (self.folder / f"{name}.out").open("ab") as output:
+            self.processes.append(
+                subprocess.Popen(
+                    [_find(name), *arguments], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env
+                )
+            )
+
+    def _states(self) -> list[str]:
+        env = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
+        done = subprocess.run([_find("sinfo"), "-h", "-N", "-o", "%T"], capture_output=True, text=True, env=env)
+        return done.stdout.split()
+
+    def _wait_for(self, ready: object) -> None:
+        deadline = time.monotonic() + SOON_S
+        while not ready():  # type: ignore[operator]
+            if any(process.poll() is not None for process in self.processes) or time.monotonic() > deadline:
+                words = " ".join(path.read_text()[-300:] for path in self.folder.glob("*.out"))
+                pytest.skip(f"this machine's Slurm does not start: {words}")
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """The last first: slurmd ends what it runs."""
+        for process in reversed(self.processes):
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _settings(folder: Path, host: str, ports: list[int]) -> str:
+    settings = {
+        "ClusterName": "test",
+        "SlurmctldHost": f"{host}(127.0.0.1)",
+        "SlurmctldPort": ports[0],
+        "SlurmUser": "root",
+        "SlurmdUser": "root",
+        "AuthType": "auth/munge",
+        "AuthInfo": f"socket={folder / 'run' / 'munge'}",
+        "StateSaveLocation": folder / "state",
+        "SlurmdSpoolDir": folder / "spool-%n",
+        "SlurmctldPidFile": folder / "slurmctld.pid",
+        "SlurmdPidFile": folder / "slurmd-%n.pid",
+        "ProctrackType": "proctrack/linuxproc",
+        "TaskPlugin": "task/none",
+        "SelectType": "select/cons_tres",
+        "SelectTypeParameters": "CR_Core",
+        "SlurmdParameters": "config_overrides",
+        "MpiDefault": "none",
+        "ReturnToService": 2,
+        "KillWait": 30,
+    }
+    lines = [f"{name}={value}" for name, value in settings.items()]
+    lines += [f"NodeName=127.0.0.{n} NodeHostname={host} NodeAddr=127.0.0.1 CPUs=8 Port={ports[n]}" for n in (1, 2)]
+    return "\n".join([*lines, "PartitionName=p Nodes=ALL Default=YES MaxTime=60 State=UP", ""])

@@ -1,0 +1,81 @@
+"""A real sshd on loopback, for this user alone, with keys, settings and a port of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from rig.limits import SOON_S
+
+PLACES = "/usr/sbin:/usr/local/sbin:/sbin"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def find_sshd() -> str:
+    """The program; skips where there is none that could run."""
+    found = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:{PLACES}")
+    if found is None or shutil.which("ssh-keygen") is None:
+        pytest.skip("no sshd: install openssh-server to see ssh at work")
+    if os.geteuid() == 0:
+        try:
+            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+        except OSError as error:
+            pytest.skip(f"sshd of root needs /run/sshd: {error}")
+    return found
+
+
+class Sshd:
+    """A server for this user alone; ``ssh``: the command that reaches it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, free_port()
+        program = find_sshd()
+        for name in ("host", "user"):
+            key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
+            subprocess.run(key, check=True, capture_output=True, timeout=60)
+        shutil.copy(folder / "user.pub", folder / "authorized")
+        (folder / "known").write_text(f"[127.0.0.1]:{self.port} {(folder / 'host.pub').read_text()}")
+        settings = {
+            "Port": self.port,
+            "ListenAddress": "127.0.0.1",
+            "HostKey": folder / "host",
+            "AuthorizedKeysFile": folder / "authorized",
+            "PidFile": folder / "pid",
+            "PasswordAuthentication": "no",
+            "PermitRootLogin": "yes",
+            "StrictModes": "no",
+        }
+        (folder / "sshd").write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+        (folder / "ssh").write_text(
+            f"IdentityFile {folder / 'user'}\nIdentitiesOnly yes\nUserKnownHostsFile {folder / 'known'}\n"
+        )
+        self.ssh = f"ssh -F {folder / 'ssh'}"
+        self.log = (folder / "log").open("w")
+        command = [program, "-D", "-e", "-f", str(folder / "sshd")]
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
+        self._wait_until_it_serves()
+
+    def _wait_until_it_serves(self) -> None:
+        deadline = time.monotonic() + SOON_S
+        while "Server listening" not in (words := (self.folder / "log").read_text()):
+            if self.process.poll() is not None:
+                self.close()
+                pytest.skip(f"this machine's sshd does not start: {words.strip()}")
+            assert time.monotonic() < deadline, words
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait(SOON_S)
+        self.log.close()
