@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rig import backends
 from rig.scenarios import check_passed
-
-from bagua.base.errors import BuildError
-from bagua.c10d import native
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -42,11 +40,7 @@ def rank_programs(names: list[str], folder: str) -> None:
 @pytest.fixture(scope="module", params=["python", "cpp"])
 def outputs(request: Any, tmp_path_factory: Any, make_ranks: Any) -> list[str]:
     """The output of every rank."""
-    if request.param == "cpp":
-        try:
-            native.load()
-        except BuildError as error:
-            pytest.skip(f"the C++ backend can't be built here: {error}")
+    backends.need(request.param)
     folder = tmp_path_factory.mktemp("ranks")
     names = [name for name in PROGRAMS if selected(request, name)]
     with make_ranks(folder) as ranks:
