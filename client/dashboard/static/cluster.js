@@ -75,7 +75,10 @@ export function showCluster(main, login) {
       drawNodes();
     },
     jobs: (document) => {
-      fill(running, [document.running, Math.floor(Date.now() / 10000)], () => jobTable(document.running, false));
+      fill(running, [document.running, Math.floor(Date.now() / 10000)], () => [
+        h("div", { class: "scroll tall" }, jobTable(document.running, false)),
+        document.more ? h("p", { class: "note" }, `The newest ${document.running.length}; ${many(document.more, "more job")} not shown: bagua job list`) : null,
+      ]);
       const anew = document.recent.length && document.recent[0].id !== recent[0]?.id;
       if (page === null && anew && recent.length) load("");
     },

@@ -112,4 +112,3 @@ class BackwardPasses:
         if self.exchanged == WEIGHT and self.require_backward_grad_sync:
             with torch.no_grad():  # the exchange of weights does not depend on that pass's gradients
                 self._on_backward_end()
-
