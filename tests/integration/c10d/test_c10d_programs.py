@@ -37,12 +37,21 @@ def rank_programs(names: list[str], folder: str) -> None:
         print(f"passed {name}", flush=True)
 
 
-@pytest.fixture(scope="module", params=["python", "cpp"])
+IN_PYTHON = ("DDP", "DDP with no_sync", "FSDP2", "collectives of objects")
+"""Representatives of programs on the implementation in Python."""
+COMBINED = [
+    pytest.param(chosen, name, marks=() if chosen == "cpp" or name in IN_PYTHON else pytest.mark.full)
+    for chosen in ("cpp", "python")
+    for name in PROGRAMS
+]
+
+
+@pytest.fixture(scope="module")
 def outputs(request: Any, tmp_path_factory: Any, make_ranks: Any) -> list[str]:
     """The output of every rank."""
     backends.need(request.param)
     folder = tmp_path_factory.mktemp("ranks")
-    names = [name for name in PROGRAMS if selected(request, name)]
+    names = [name for name in PROGRAMS if selected(request, f"{request.param}-{name}")]
     with make_ranks(folder) as ranks:
         started = ranks.start(
             rank_programs, 2, environment={"BAGUA_C10D": request.param}, names=names, folder=str(folder)
@@ -53,10 +62,10 @@ def outputs(request: Any, tmp_path_factory: Any, make_ranks: Any) -> list[str]:
 
 def selected(request: Any, name: str) -> bool:
     """Whether this run asks for it, as ``pytest -k`` may say."""
-    return any(f"-{name}]" in item.name for item in request.session.items)
+    return any(f"[{name}]" in item.name for item in request.session.items)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(("outputs", "name"), COMBINED, indirect=["outputs"])
 def test_unmodified(outputs: list[str], name: str) -> None:
     check_passed(outputs, name)
 
