@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Training steps inside of ``bagua.join`` beside steps outside of it: what it costs that ranks tell each other, before each
-forward and each backward pass, that they have batches.
+"""Training steps inside of ``bagua.join`` beside steps outside of it: what it costs that ranks tell each other, before
+each forward and each backward pass, that they have batches.
 
     bagua run --nproc-per-node 2 tests/bench/join_cost.py
     bagua run --nproc-per-node 2 --emulate 1gbit tests/bench/join_cost.py
