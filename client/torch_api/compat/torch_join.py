@@ -25,7 +25,7 @@ _NUMBERS = itertools.count(1)
 
 
 class JoinableModel(Joinable):
-    """What ``Join`` needs of an object that trains a wrapped model."""
+    """An object that trains a wrapped model, as ``Join`` needs it."""
 
     def __init__(self) -> None:
         Joinable.__init__(self)
