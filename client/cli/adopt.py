@@ -83,10 +83,10 @@ def run_adopted(descriptor: int, nnodes: int, nproc_per_node: int, master_addr: 
 
 def _serve(starter: Starter, nnodes: int, nproc_per_node: int, master_addr: str, context: str) -> int:
     from bagua.base.security import TlsFiles, read_token
-    from bagua.cli.describe import exit_code
     from bagua.cli.embedded import EmbeddedCluster, StateFolder, forget_other_service
     from bagua.cli.native import CoreBuild
     from bagua.client import Client
+    from bagua.client.describe import exit_code
 
     forget_other_service()
     admission = Admission(nnodes, master_addr, context) if nnodes > 1 else None
@@ -222,7 +222,7 @@ def _wait(client: Client, cluster: EmbeddedCluster, job: job_pb2.Job) -> job_pb2
     """The job as it ended. Raises ServiceError if a service ends before."""
     from queue import SimpleQueue
 
-    from bagua.cli.describe import ENDED
+    from bagua.client.describe import ENDED
 
     events: SimpleQueue[job_pb2.Job | str] = SimpleQueue()
 

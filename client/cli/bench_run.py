@@ -78,12 +78,12 @@ class Task:
 def run_task(task: Task) -> int:
     """Starts a cluster, runs the job, stops everything; returns the exit code (130 after Ctrl-C). Rank 0's results are
     in ``task.result`` then. Raises BaguaError."""
-    from bagua.cli.describe import SUCCEEDED, summary
     from bagua.cli.embedded import EmbeddedCluster, StateFolder, forget_other_service
     from bagua.cli.interrupts import Interrupts
     from bagua.cli.native import CoreBuild
     from bagua.cli.run import follow_job
     from bagua.cli.terminal import open_terminal
+    from bagua.client.describe import SUCCEEDED, summary
 
     started = time.monotonic()
     forget_other_service()
@@ -150,10 +150,10 @@ def measure_on_cluster(
 ) -> tuple[dict[str, Any], dict[int, str]]:
     """(what rank 0 printed, node of each rank) of a job on a service that runs, with so many nodes (None: all that are
     connected). Ctrl-C cancels the job. Raises BaguaError."""
-    from bagua.cli.describe import SUCCEEDED, summary
     from bagua.cli.follow import Follower, Interrupted
     from bagua.cli.job import connect
     from bagua.cli.terminal import open_terminal
+    from bagua.client.describe import SUCCEEDED, summary
 
     with connect(*reach) as client:
         there = sum(node.connected for node in client.nodes())

@@ -17,7 +17,7 @@ from bagua.chaos.plan import JOIN, KINDS, Fault, Need, Plan
 from bagua.chaos.report import Played, by_kind
 from bagua.cli.chaos_cluster import ChaosCluster
 from bagua.cli.chaos_faults import Injector, Trained, alive, until
-from bagua.cli.describe import ENDED, SUCCEEDED, job_state
+from bagua.client.describe import ENDED, SUCCEEDED, job_state
 from bagua.proto import common_pb2
 
 STEPS_BETWEEN = 10

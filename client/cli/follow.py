@@ -14,10 +14,10 @@ from threading import BoundedSemaphore, Thread
 from typing import Protocol
 
 from bagua.base.errors import BaguaError, ServiceError
-from bagua.cli.describe import ENDED, job_state
-from bagua.cli.lines import LineAssembler, missing_text
 from bagua.cli.options import ALL_SHOWN, Shown
 from bagua.cli.terminal import Terminal
+from bagua.client.describe import ENDED, job_state
+from bagua.client.lines import LineAssembler, missing_text
 from bagua.proto import common_pb2, job_pb2
 
 LOG_PATIENCE_S = 3.0

@@ -124,7 +124,7 @@ def submit(
         if watch:
             raise typer.Exit(_watch(client, job, output, shown))
     if output is Output.json:
-        from bagua.cli.describe import job_document
+        from bagua.client.describe import job_document
 
         print_json(job_document(job))
     else:
@@ -133,10 +133,10 @@ def submit(
 
 def _watch(client: Client, job: job_pb2.Job, output: Output, shown: options.Shown) -> int:
     """Follows the job to its end; returns the exit code. Ctrl-C stops watching, not the job."""
-    from bagua.cli.describe import FAILED, exit_code, job_document, summary
     from bagua.cli.follow import Detached, Follower, Interrupted
     from bagua.cli.run import show_first_error
     from bagua.cli.terminal import open_terminal
+    from bagua.client.describe import FAILED, exit_code, job_document, summary
 
     def detach() -> float:
         raise Detached(f"Job {job.job_id} goes on. `bagua job logs -f {job.job_id}`, `bagua job cancel {job.job_id}`.")
@@ -171,8 +171,8 @@ def list_jobs(
     tls: TlsOption = None,
 ) -> None:
     """Lists jobs, newest first. Without arguments, ranks, and what a job waits for: `bagua job show` tells them."""
-    from bagua.cli.describe import summary_document
     from bagua.cli.tables import print_jobs
+    from bagua.client.describe import summary_document
 
     with connect(coordinator, token_file, tls) as client:
         found = client.list(limit=limit, namespace=namespace)
@@ -191,8 +191,8 @@ def show(
     tls: TlsOption = None,
 ) -> None:
     """Shows one job: state and reason, its ranks, its events, and who waits for whom."""
-    from bagua.cli.describe import event_document, job_document
     from bagua.cli.tables import print_job
+    from bagua.client.describe import event_document, job_document
 
     with connect(coordinator, token_file, tls) as client:
         found = client.find(job_id)
@@ -237,7 +237,7 @@ def logs(
 
 def _lines(chunks: Iterator[common_pb2.LogChunk]) -> Iterator[tuple[int, str]]:
     """(rank, line) of log chunks. What can't be read is told on standard error."""
-    from bagua.cli.lines import LineAssembler, missing_text
+    from bagua.client.lines import LineAssembler, missing_text
 
     assemblers: dict[int, LineAssembler] = {}
     for chunk in chunks:
@@ -264,7 +264,7 @@ def cancel(
     tls: TlsOption = None,
 ) -> None:
     """Cancels a job. One that has ended stays as it is."""
-    from bagua.cli.describe import job_document, job_state
+    from bagua.client.describe import job_document, job_state
 
     with connect(coordinator, token_file, tls) as client:
         job = client.cancel(client.find(job_id), reason=reason)
@@ -282,8 +282,8 @@ def list_nodes(
     tls: TlsOption = None,
 ) -> None:
     """Lists the node daemons that the coordinator knows."""
-    from bagua.cli.describe import node_document
     from bagua.cli.tables import print_nodes
+    from bagua.client.describe import node_document
 
     with connect(coordinator, token_file, tls) as client:
         found = client.nodes()

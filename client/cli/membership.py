@@ -67,7 +67,7 @@ def drain(
     tls: TlsOption = None,
 ) -> None:
     """Begins nothing on the node any more, and lets elastic jobs leave it. Others run there to their end."""
-    from bagua.cli.describe import node_document
+    from bagua.client.describe import node_document
 
     with connect(coordinator, token_file, tls) as client:
         reply = client.drain(node_id)
@@ -86,7 +86,7 @@ def undrain(
     tls: TlsOption = None,
 ) -> None:
     """Lets jobs begin on the node again."""
-    from bagua.cli.describe import node_document
+    from bagua.client.describe import node_document
 
     with connect(coordinator, token_file, tls) as client:
         node = client.undrain(node_id)
@@ -104,7 +104,7 @@ def upgrade(
     tls: TlsOption = None,
 ) -> None:
     """Lets the installed daemon take over from the one that runs there; ranks of elastic jobs wait for it."""
-    from bagua.cli.describe import node_document
+    from bagua.client.describe import node_document
 
     with connect(coordinator, token_file, tls) as client:
         reply = client.upgrade(node_id)
@@ -121,7 +121,7 @@ def _ask(
     token_file: Path | None,
     tls: Path | None,
 ) -> None:
-    from bagua.cli.describe import job_state
+    from bagua.client.describe import job_state
 
     with connect(coordinator, token_file, tls) as client:
         job = call(client)
@@ -129,7 +129,7 @@ def _ask(
 
 
 def _print(job: job_pb2.Job, output: Output, words: str) -> None:
-    from bagua.cli.describe import job_document
+    from bagua.client.describe import job_document
 
     if output is Output.json:
         print_json(job_document(job))

@@ -109,10 +109,10 @@ def run_with_restarts(options: RunOptions, most: int) -> int:
 
 def run_embedded(options: RunOptions, restarts_left: int) -> Ended:
     """Starts the cluster, runs the job, stops everything. Raises BaguaError."""
-    from bagua.cli.describe import exit_code
     from bagua.cli.embedded import StateFolder, forget_other_service
     from bagua.cli.native import CoreBuild
     from bagua.cli.terminal import open_terminal
+    from bagua.client.describe import exit_code
 
     started = time.monotonic()
     forget_other_service()
@@ -240,7 +240,7 @@ def _report(
 ) -> None:
     """The end of a run: the failed rank's last words, one line of summary, and the JSON document if asked for. A job
     that is started ``again`` so many times yet has no document."""
-    from bagua.cli.describe import FAILED, job_document, summary
+    from bagua.client.describe import FAILED, job_document, summary
 
     show_first_error(terminal, job)
     if job.state == FAILED:
@@ -256,7 +256,7 @@ def _report(
 
 def show_first_error(terminal: Terminal, job: job_pb2.Job) -> None:
     """The last words of the rank that failed first; a lone rank's were just seen in its output."""
-    from bagua.cli.describe import FAILED, first_failed_rank
+    from bagua.client.describe import FAILED, first_failed_rank
 
     rank = first_failed_rank(job) if job.state == FAILED else None
     if rank is not None and rank.error_tail.strip() and len(job.ranks) > 1:

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from bagua.base.text import printable
-from bagua.cli.describe import ENDED, duration, job_state, rank_state, step_lines
 from bagua.cli.terminal import metrics_text
+from bagua.client.describe import ENDED, duration, job_state, rank_state, step_lines
 
 if TYPE_CHECKING:
     from bagua.proto import common_pb2, job_pb2

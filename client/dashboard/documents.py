@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from bagua.cli.describe import duration, event_document, job_document, job_state, rank_document
+from bagua.client.describe import duration, event_document, job_document, job_state, rank_document
 from bagua.dashboard.feed import JobFeed
 from bagua.proto import common_pb2, job_pb2
 

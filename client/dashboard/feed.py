@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from bagua.base.errors import BaguaError
-from bagua.cli.lines import LineAssembler, missing_text
 from bagua.client import Client
+from bagua.client.lines import LineAssembler, missing_text
 from bagua.dashboard.history import History
 from bagua.dashboard.reports import last_reports, report_of
 from bagua.proto import common_pb2, job_pb2
@@ -34,7 +34,7 @@ RUNNING = (
     common_pb2.JOB_STATE_WAITING,
 )
 ENDED = (common_pb2.JOB_STATE_SUCCEEDED, common_pb2.JOB_STATE_FAILED, common_pb2.JOB_STATE_CANCELLED)
-MAX_RUNNING = 200  # unfinished jobs that are looked at
+MAX_RUNNING = 1_000  # unfinished jobs that are counted
 Connect = Callable[[], Client]
 
 

@@ -16,6 +16,7 @@ TICK_S = 0.5  # at most so often anything is sent
 HEAT_S = 2.0  # and the map of ranks
 ALIVE_S = 15.0  # a word for proxies when there is nothing to tell
 MAX_NODES = 2_000
+MAX_RUNNING = 100  # rows of unfinished jobs; the others are counted
 LOG_LINES = 300  # in one tick
 
 Message = tuple[str, Any]
@@ -49,7 +50,11 @@ class ClusterView:
             ("nodes", {"changed": changed, "gone": gone}),
             (
                 "jobs",
-                {"running": [job_row(job) for job in feeds.running], "recent": [job_row(j) for j in feeds.recent]},
+                {
+                    "running": [job_row(job) for job in feeds.running[:MAX_RUNNING]],
+                    "more": len(feeds.running[MAX_RUNNING:]),
+                    "recent": [job_row(job) for job in feeds.recent],
+                },
             ),
         ]
 

@@ -16,7 +16,7 @@ from textual.widgets import Button, DataTable, Footer, Header, Label, RichLog, S
 
 from bagua.base.errors import BaguaError
 from bagua.base.text import printable, printable_output
-from bagua.cli.describe import duration, job_state
+from bagua.client.describe import duration, job_state
 from bagua.dashboard.documents import counts
 from bagua.dashboard.feed import ENDED, Connect, Feeds, JobFeed, LogTail
 from bagua.proto import job_pb2

@@ -1,7 +1,9 @@
 #include "c10d/helpers.h"
 
 #include <pthread.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -15,8 +17,15 @@ constexpr std::chrono::seconds kIdle{10};  // after which a thread ends
 }  // namespace
 
 Helpers& Helpers::get() {
-  static Helpers* const helpers = new Helpers();
-  return *helpers;
+  static std::atomic<Helpers*> current{nullptr};
+  const pid_t own = getpid();
+  Helpers* found = current.load();
+  while (found == nullptr || found->owner_ != own) {
+    auto* const fresh = new Helpers(own);
+    if (current.compare_exchange_strong(found, fresh)) return *fresh;
+    delete fresh;
+  }
+  return *found;
 }
 
 void Helpers::call(std::function<void()> task) {

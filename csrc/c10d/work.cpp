@@ -148,7 +148,13 @@ BaguaWork::FuturePtr BaguaWork::getFuture() {
   return queue_->future(this);
 }
 
+void Queue::refuse_fork(const std::string& title) const {
+  TORCH_CHECK_WITH(DistBackendError, !in_fork(), title, ": the group belongs to process ", pid_,
+                   ", of which this process is a fork. Communicate in the process that made the group.");
+}
+
 void Queue::add(const WorkPtr& work, bool alone) {
+  refuse_fork(work->title_);
   Lock lock(mutex_);
   if (broken_) {
     work->over_ = true;
@@ -276,6 +282,7 @@ WorkPtr Queue::step(Lock* lock, int64_t deadline_ns, bool interruptible) {
 }
 
 bool Queue::wait(BaguaWork* work, int64_t deadline_ns) {
+  refuse_fork(work->title_);
   Lock lock(mutex_);
   while (!work->over_) {
     if (deadline_ns >= 0 && now_ns() >= deadline_ns) return false;
@@ -314,6 +321,7 @@ bool Queue::wait(BaguaWork* work, int64_t deadline_ns) {
 }
 
 bool Queue::poll(BaguaWork* work) {
+  if (in_fork()) return work->over_;
   Lock lock(mutex_);
   while (!work->over_ && !driven_) {
     driven_ = true;
@@ -349,6 +357,7 @@ void Queue::help() {
 }
 
 BaguaWork::FuturePtr Queue::future(BaguaWork* work) {
+  refuse_fork(work->title_);
   Lock lock(mutex_);
   if (work->future_ != nullptr) return work->future_;
   work->future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));

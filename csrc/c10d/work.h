@@ -5,12 +5,16 @@
 // the queue, or a helper where somebody has a future of one, or where a work was not submitted to the end. Collectives
 // of a group share a queue. Each send and each receive has one of its own, so none waits for another.
 //
+// A fork of the process has none of the threads that drive: there, operations are an error, and nothing waits.
+//
 // Callbacks of futures run when the driver has given up its place, so they may communicate and wait.
 //
 // Thread safety: any thread. Queue::mutex_ guards what is marked so; it is held for no wait and no callback.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
+#include <sys/types.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <deque>
@@ -108,6 +112,8 @@ class Queue : public std::enable_shared_from_this<Queue> {
  private:
   friend class BaguaWork;
 
+  bool in_fork() const { return getpid() != pid_; }
+  void refuse_fork(const std::string& title) const;
   void advance();  // submits works in their order, as far as they go
   bool needs_driver() const;
   void ask_helper();
@@ -123,6 +129,7 @@ class Queue : public std::enable_shared_from_this<Queue> {
 
   const std::shared_ptr<Host> host_;
   const std::shared_ptr<void> keeper_;
+  const pid_t pid_ = getpid();
   Mutex mutex_;
   Condition changed_;
   std::deque<WorkPtr> works_;  // not over

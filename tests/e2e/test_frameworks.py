@@ -14,7 +14,7 @@ HUGGING_FACE = "bagua.examples.hugging_face"
 SMALL = ("--epochs", "1", "--batches", "4", "--precision", "64-true")
 STEPS = ("--steps", "3", "--pieces", "64", "--float64")
 RUN = ("run", "--nproc-per-node", "2")
-ENVIRONMENT = {"ACCELERATE_USE_CPU": "true", "BAGUA_C10D": "python", "HF_HUB_OFFLINE": "1"}
+ENVIRONMENT = {"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
 ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "-m")
 

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua.base.text import json_text, printable, printable_output
-from bagua.cli import describe, tables
+from bagua.cli import tables
 from bagua.cli.terminal import Terminal
+from bagua.client import describe
 from bagua.proto import common_pb2, job_pb2
 
 EVIL = "\x1b]0;title\x07\x1b[2J\x9b31m\u202egnp.exe\r\x08\x7f"

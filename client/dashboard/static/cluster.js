@@ -4,7 +4,7 @@ import { ago, ask, fill, h, many, meter, number, pill, span, tip, toast, variabl
 import { follow } from "./live.js";
 
 const FEW = 36; // nodes that get a card each; more are squares
-const CELL = 15;
+const CELL = 15, NARROW = 500, SMALL_CELL = 11; // pixels
 
 export function showCluster(main, login) {
   document.title = "Bagua";
@@ -12,7 +12,8 @@ export function showCluster(main, login) {
   const away = h("div", { class: "banner warn", role: "status", hidden: true });
   const nodes = h("div");
   const nodeNote = h("span", { class: "note" });
-  const running = h("div");
+  const running = h("div", { class: "scroll tall" });
+  const others = h("p", { class: "note", hidden: true });
   const ended = h("div");
   const more = h("button", { type: "button", hidden: true }, "Older jobs");
   const newest = h("button", { type: "button", class: "quiet", hidden: true }, "Newest");
@@ -21,7 +22,7 @@ export function showCluster(main, login) {
   main.replaceChildren(
     away, tiles,
     h("section", { class: "card" }, h("header", {}, h("h2", {}, "Nodes"), nodeNote), nodes),
-    h("section", { class: "card" }, h("header", {}, h("h2", {}, "Jobs")), running),
+    h("section", { class: "card" }, h("header", {}, h("h2", {}, "Jobs")), running, others),
     h("section", { class: "card" }, h("header", {}, h("h2", {}, "Ended"), h("span", { class: "right" }, filter)), ended,
       h("div", { class: "buttons" }, newest, more)));
 
@@ -64,7 +65,7 @@ export function showCluster(main, login) {
       nodeNote.textContent = document.nodes - document.connected ? `${document.nodes - document.connected} away` : "";
       fill(tiles, document, () => [
         tile(`${document.connected}`, document.connected === document.nodes ? "nodes" : `of ${document.nodes} nodes`),
-        tile(`${document.used} / ${document.slots}`, "slots in use", document.slots ? document.used / document.slots : 0),
+        tile(`${document.used}\u00a0/\u00a0${document.slots}`, "slots in use", document.slots ? document.used / document.slots : 0),
         tile(document.running, document.running === 1 ? "job runs" : "jobs run"),
         tile(document.pending, document.pending === 1 ? "job waits for nodes" : "jobs wait for nodes"),
       ]);
@@ -76,6 +77,8 @@ export function showCluster(main, login) {
     },
     jobs: (document) => {
       fill(running, [document.running, Math.floor(Date.now() / 10000)], () => jobTable(document.running, false));
+      others.hidden = !document.more;
+      others.textContent = `The newest ${document.running.length}. ${many(document.more, "other")}: bagua job list`;
       const anew = document.recent.length && document.recent[0].id !== recent[0]?.id;
       if (page === null && anew && recent.length) load("");
     },
@@ -101,18 +104,19 @@ function cards(rows) {
 }
 
 function squares(rows, width) {
-  const across = Math.max(1, Math.floor(width / CELL));
+  const cell = width < NARROW ? SMALL_CELL : CELL;
+  const across = Math.max(1, Math.floor(width / cell));
   const canvas = h("canvas", { role: "img", "aria-label": `${rows.length} nodes` });
   const scale = devicePixelRatio || 1;
-  const height = Math.ceil(rows.length / across) * CELL;
-  canvas.width = across * CELL * scale; canvas.height = height * scale;
-  canvas.style.width = `${across * CELL}px`; canvas.style.height = `${height}px`;
+  const height = Math.ceil(rows.length / across) * cell;
+  canvas.width = across * cell * scale; canvas.height = height * scale;
+  canvas.style.width = `${across * cell}px`; canvas.style.height = `${height}px`;
   const draw = canvas.getContext("2d");
   draw.scale(scale, scale);
   const [free, full, bad, warn] = ["--track", "--accent", "--bad", "--warn"].map(variable);
   rows.forEach((row, at) => {
     const [, , , slots, used, connected, draining] = row;
-    const x = (at % across) * CELL, y = Math.floor(at / across) * CELL, side = CELL - 3;
+    const x = (at % across) * cell, y = Math.floor(at / across) * cell, side = cell - 3;
     draw.fillStyle = connected ? free : bad;
     draw.fillRect(x, y, side, side);
     if (connected && slots) {
@@ -122,7 +126,7 @@ function squares(rows, width) {
     }
   });
   tip(canvas, (x, y) => {
-    const row = rows[Math.floor(y / CELL) * across + Math.floor(x / CELL)];
+    const row = rows[Math.floor(y / cell) * across + Math.floor(x / cell)];
     return row && nodeWords(row);
   });
   return [canvas, h("div", { class: "legend" }, legend("c-1", "slots in use"), h("span", {}, "red: away, amber: draining"))];

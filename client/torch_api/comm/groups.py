@@ -245,6 +245,11 @@ def from_torch_group(group: Any, stream: Any = None) -> BaguaProcessGroup:
     return made
 
 
+def to_torch_group(group: BaguaProcessGroup) -> Any:
+    """The ``torch.distributed`` process group that ``from_torch_group`` made it of; None if there is none."""
+    return next((torch_group for torch_group, ours in _torch_to_bagua_pg_map.items() if ours is group), None)
+
+
 def communicator_of_group(group: Any) -> Communicator:
     """The communicator of all members of ``group``: None for all ranks, a group of ``torch.distributed`` or of ours, or
     a communicator. NON_COMM_MEMBER on a process that is no member."""

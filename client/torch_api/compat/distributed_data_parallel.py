@@ -11,6 +11,7 @@ import torch
 from bagua.algorithms import Algorithm, AlgorithmImpl
 from bagua.torch_api.comm.groups import BaguaProcessGroup, _get_default_group, from_torch_group
 from bagua.torch_api.compat.model import BaguaDistributedDataParallel
+from bagua.torch_api.compat.torch_join import JoinableModel
 from bagua.torch_api.compat.uneven import join
 from bagua.torch_api.train.bucket import PlanBucket
 
@@ -28,7 +29,7 @@ def to_bagua_process_group(process_group: Any = None) -> BaguaProcessGroup:
     return from_torch_group(process_group)
 
 
-class DistributedDataParallel_V1_9_0(torch.nn.Module):
+class DistributedDataParallel_V1_9_0(torch.nn.Module, JoinableModel):
     """A module around ``module`` whose training is distributed.
 
     Args:
@@ -71,6 +72,7 @@ class DistributedDataParallel_V1_9_0(torch.nn.Module):
         algorithm: Algorithm | None = None,
     ) -> None:
         super().__init__()
+        JoinableModel.__init__(self)
         _check_module(module, device_ids, output_device)
         if dim != 0:
             raise ValueError(f"dim is {dim}: batches are not split here, so that it has no meaning. Leave it out.")
@@ -96,6 +98,9 @@ class DistributedDataParallel_V1_9_0(torch.nn.Module):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """That of ``module``."""
         return self.module(*inputs, **kwargs)
+
+    def _model(self) -> BaguaDistributedDataParallel:
+        return self._inner()
 
     def _bagua_wrapper(self) -> BaguaDistributedDataParallel | None:
         return self.inner

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from bagua.torch_api.compat.backend import Backend
 from bagua.torch_api.compat.registered_tensors import RegisteredTensors
+from bagua.torch_api.compat.torch_join import JoinableModel
 from bagua.torch_api.train.model import DistributedModel
 
 
-class BaguaDistributedDataParallel(DistributedModel):
+class BaguaDistributedDataParallel(DistributedModel, JoinableModel):
     __doc__ = DistributedModel.__doc__
     _guest: RegisteredTensors
+
+    def _model(self) -> DistributedModel:
+        return self
 
     def _new_guest(self) -> RegisteredTensors:
         return RegisteredTensors(self, self._runner)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, cast
 
 import torch
 
 from bagua.algorithms import Algorithm, AlgorithmImpl, Bucket
-from bagua.algorithms.plan import GRADIENT, WEIGHT
-from bagua.base.errors import BaguaError, CommunicationError, ConfigError
+from bagua.algorithms.plan import GRADIENT
+from bagua.base.errors import CommunicationError, ConfigError
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.groups import BaguaProcessGroup
 from bagua.torch_api.comm.lasting import keepers
@@ -34,13 +34,14 @@ from bagua.torch_api.train.guest import Guest
 from bagua.torch_api.train.lbfgs_loss import average_losses
 from bagua.torch_api.train.model_renewal import ModelRenewal
 from bagua.torch_api.train.model_state import ModelState
-from bagua.torch_api.train.module_hook import ModuleHook, tensors_in
+from bagua.torch_api.train.module_hook import ModuleHook
 from bagua.torch_api.train.optimizer_state import broadcast_optimizers
 from bagua.torch_api.train.parameters import ignored_names, refuse_newcomers, trainable_parameters
 from bagua.torch_api.train.recorder import recorder_of
 from bagua.torch_api.train.recut import Cuts, recut
 from bagua.torch_api.train.repeating_reducer import RepeatingReducer
 from bagua.torch_api.train.runner import Runner
+from bagua.torch_api.train.shadowed import ShadowedModel
 from bagua.torch_api.train.tracer import Tracer
 from bagua.torch_api.train.tuner import Tuner
 from bagua.torch_api.train.uneven import Event, Uneven
@@ -53,7 +54,7 @@ LOOK_EVERY = 10
 model."""
 
 
-class DistributedModel:
+class DistributedModel(ShadowedModel):
     """Keeps the replicas of ``module`` alike: rank 0's state at the start, the algorithm's exchange in every step.
 
     Args:
@@ -91,6 +92,7 @@ class DistributedModel:
         step_in_backward: bool = False,
         tuner: NewTuner | None = None,
     ) -> None:
+        super().__init__()
         self.process_group = members_group(process_group)
         self.module = module
         self.bagua_module_name = bagua_module_name or f"{type(module).__name__}_{id(module)}"
@@ -165,10 +167,6 @@ class DistributedModel:
     def autograd_graph_params(self) -> dict[str, torch.nn.Parameter]:
         """Trained parameters that have a gradient, by name: backward has reached them, on this rank or on another."""
         return {name: parameter for name, parameter in self.bagua_build_params() if parameter.grad is not None}
-
-    @property
-    def _group(self) -> Communicator:
-        return self._runner.everyone
 
     @property
     def bagua_buckets(self) -> list[PlanBucket]:
@@ -394,71 +392,6 @@ class DistributedModel:
     def gone_back(self, ranks: int, anew: bool) -> None:
         self._renewal.go_back(ranks, anew)
 
-    def _find_buffers(self) -> list[torch.Tensor]:
-        return [
-            buffer
-            for name, buffer in self.module.named_buffers()
-            if name not in self.parameters_to_ignore and not getattr(buffer, "expert", False)
-        ]
-
-    def _after_forward(self, _: torch.nn.Module, __: Any, output: Any) -> None:
-        """The gradient of an output is the first sign of backward, and comes in its outermost pass."""
-        self._tracer.forward(self, begin=False)
-        if torch.is_grad_enabled():
-            for tensor in tensors_in(output):
-                if tensor.requires_grad:
-                    tensor.register_hook(self._before_gradient)  # type: ignore[no-untyped-call]
-
-    def _before_gradient(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        """Begins the pass. What follows from this gradient is weighted by the rank's share of the samples."""
-        if self._pass is None or not self._pass.alive():
-            self._begin_pass()
-        weight = self._session.batch_weight
-        return None if weight == 1.0 else gradient * weight
-
-    def _after_gradient(
-        self,
-        on_gradient: Callable[[str, torch.nn.Parameter], None],
-        name: str,
-        parameter: torch.nn.Parameter,
-    ) -> None:
-        if self._pass is None or not self._pass.alive():
-            self._begin_pass()
-        if self.require_backward_grad_sync:
-            on_gradient(name, parameter)
-
-    def _begin_pass(self) -> None:
-        if self._pass is not None:
-            self._abandon_pass()
-        if self._reducer is not None:
-            self._reducer.weigh()
-        self._pass = BackwardPass(self._end_pass)
-        self._tracer.backward(self, begin=True)
-
-    def _end_pass(self) -> None:
-        self._pass = None
-        if self._reducer is not None:
-            self._reducer.end_pass()
-        if self.require_backward_grad_sync:
-            with torch.no_grad():
-                self._on_backward_end()
-        self._tracer.backward(self, begin=False, synchronised=self.require_backward_grad_sync)
-
-    def _abandon_pass(self) -> None:
-        """The pass before this one ended by an exception."""
-        self._pass = None
-        under_way = self._guest.abandon()
-        if self._reducer is not None:
-            under_way = self._reducer.abandon() or under_way
-        if under_way and self._group.nranks() > 1:
-            raise BaguaError(
-                "The last backward pass ended by an exception after part of its gradients had been exchanged. The "
-                "ranks are no longer in step: end this process, or catch such exceptions before backward begins."
-            )
-        if self.exchanged == WEIGHT and self.require_backward_grad_sync:
-            with torch.no_grad():  # the exchange of weights does not depend on that pass's gradients
-                self._on_backward_end()
-
     def _reduce_loss(self, op: ReduceOp, loss: float) -> float:
         total = torch.tensor([loss], dtype=torch.float64, device="cpu")
         self._group.allreduce_inplace(total, op)
@@ -485,11 +418,6 @@ class DistributedModel:
         if self._reducer is not None:
             self._reducer.finish()
 
-    @property
-    def in_backward(self) -> bool:
-        """Whether a backward pass of this model runs now."""
-        return self._pass is not None
-
     def join(
         self,
         buckets: Sequence[Bucket] | bool | None = None,
@@ -514,69 +442,6 @@ class DistributedModel:
             return None
         return join_models([self], divide_by_initial_world_size, enable, throw_on_early_termination)
 
-    # Uneven numbers of batches: see ``uneven.py``
-
-    @property
-    def everyone(self) -> Communicator:
-        """All ranks that train the model."""
-        return self._group
-
-    @property
-    def elastic(self) -> bool:
-        """Whether the job goes on when ranks are lost."""
-        return self._session.elastic
-
-    @property
-    def steps_in_backward(self) -> bool:
-        """Whether optimizers step inside backward."""
-        return self._steps is not None
-
-    @property
-    def has_plain_buckets(self) -> bool:
-        """Whether buckets hold the model's parameters alone."""
-        return self._guest.idle
-
-    @property
-    def _complete(self) -> bool:
-        return self.uneven is None or self.uneven.complete
-
-    def use_uneven(self, block: Uneven | None) -> None:
-        """This model is in that block, or in none any more."""
-        self.uneven = block
-        if self._reducer is not None:
-            self._reducer.before_exchange = None if block is None else self._tell_exchange
-            self._reducer.factor = 1.0
-
-    def _tell_exchange(self) -> None:
-        assert self._reducer is not None and self.uneven is not None
-        self.uneven.tell(self, Event.EXCHANGE)
-        self._reducer.factor = 1.0 if self._adding else self.uneven.factor
-
-    def forget_gradients(self) -> None:
-        """This rank has no batches left: gradients that it has not exchanged don't count."""
-        if self._reducer is not None:
-            self._reducer.forget()
-
-    def shadow_forward(self, synced: bool) -> None:
-        """Takes part in a forward pass of others."""
-        with nullcontext() if synced else self.no_sync():
-            self._begin_step(())
-
-    def shadow_exchange(self) -> None:
-        """Takes part in a backward pass of others, without gradients."""
-        assert self._reducer is not None
-        self._reducer.shadow()
-        with torch.no_grad():
-            self._on_backward_end()
-        self._reducer.forget()
-
-    def take_state_of(self, root: int, with_optimizers: bool) -> None:
-        """Parameters, buffers and the state of optimizers become those of the rank at this position."""
-        parameters = [parameter for _, parameter in self.bagua_build_params()]
-        broadcast_tensors([*parameters, *self._find_buffers()], self._session, self._group, root)
-        if with_optimizers:
-            broadcast_optimizers(self.bagua_optimizers, self._session, self._group, root)
-
     def exchange(self) -> None:
         """See ``bagua.algorithms.base.DataParallel``."""
         buckets = self.bagua_buckets
@@ -584,16 +449,6 @@ class DistributedModel:
             for bucket in buckets:
                 bucket.start()
             self._join_buckets(buckets)
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Backward passes in this block only accumulate on this rank; the next one outside exchanges the whole."""
-        before = self.require_backward_grad_sync
-        self.require_backward_grad_sync = False
-        try:
-            yield
-        finally:
-            self.require_backward_grad_sync = before
 
     # A copy of a wrapped model is an ordinary model
 

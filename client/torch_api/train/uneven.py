@@ -90,17 +90,23 @@ class Uneven:
     its event last. ``process_group`` of all models must have the same ranks."""
 
     def __init__(
-        self, models: Sequence[Joinable], divide_by_initial_world_size: bool, throw_on_early_termination: bool
+        self,
+        models: Sequence[Joinable],
+        divide_by_initial_world_size: bool,
+        throw_on_early_termination: bool,
+        first: int = 0,
     ) -> None:
+        """``first``: number of the first model among those of other blocks at the same time."""
         self._models = list(models)
         self._by_initial = divide_by_initial_world_size
         self._throws = throw_on_early_termination
+        self._first = first
         self.active: list[int] = []
 
     def __enter__(self) -> Uneven:
         """Raises ConfigError, alike on all ranks, for a model whose exchanges can't be shadowed."""
         for model in self._models:
-            refuse(model, self._throws)
+            self._refuse(model)
         ranks = {tuple(model.process_group.ranks) for model in self._models}
         if len(ranks) > 1:
             raise ConfigError("join: the models are trained by different groups of ranks. Join each group's by itself.")
@@ -111,6 +117,9 @@ class Uneven:
         for model in self._models:
             model.use_uneven(self)
         return self
+
+    def _refuse(self, model: Joinable) -> None:
+        refuse(model, self._throws)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -146,8 +155,8 @@ class Uneven:
         an error; CommunicationError if others are at another event."""
         if self._group.nranks() == 1:
             return
-        number = next(index for index, one in enumerate(self._models) if one is model)
-        self._meet(1 + len(Event) * number + event)
+        index = next(index for index, one in enumerate(self._models) if one is model)
+        self._meet(1 + len(Event) * (self._first + index) + event)
 
     def _meet(self, code: int) -> int:
         """Tells all others; returns the code of those that are active, 0 if none is."""
@@ -174,18 +183,40 @@ class Uneven:
     def _text(self, code: int) -> str:
         number, event = divmod(code - 1, len(Event))
         words = {0: "a forward pass", 1: "a forward pass inside of no_sync", 2: "a backward pass"}[event]
-        return f"{words} of model {number + 1}" if len(self._models) > 1 else words
+        return f"{words} of model {number - self._first + 1}" if len(self._models) > 1 else words
 
     def _shadow_others(self) -> None:
+        self.forget_gradients()
+        while self.shadow() is not None:
+            pass
+        self.end()
+
+    def forget_gradients(self) -> None:
+        """This rank has no batches left: what it has accumulated and not exchanged is dropped."""
         for model in self._models:
             model.forget_gradients()
-        while code := self._meet(0):
-            number, event = divmod(code - 1, len(Event))
-            if event == Event.EXCHANGE:
-                self._models[number].shadow_exchange()
-            else:
-                self._models[number].shadow_forward(synced=event == Event.FORWARD)
-        # ``active`` are now those that were the last to have batches.
+
+    def shadow(self) -> Event | None:
+        """Does this rank's part in the next event of the ranks that have batches; None: no rank has."""
+        code = self._meet(0)
+        if not code:
+            return None
+        number, event = divmod(code - 1, len(Event))
+        if not 0 <= number - self._first < len(self._models):
+            raise CommunicationError(
+                "join: the other ranks train another model now than the one that this rank takes part in. Name models "
+                "in the order in which a step uses them."
+            )
+        model = self._models[number - self._first]
+        if event == Event.EXCHANGE:
+            model.shadow_exchange()
+        else:
+            model.shadow_forward(synced=event == Event.FORWARD)
+        return Event(event)
+
+    def end(self) -> None:
+        """No rank has batches left: all take the state of the first of those that were the last to have some."""
+        self.forget_gradients()
         for model in self._models:
             model.take_state_of(self.root, with_optimizers=not self.complete)
 

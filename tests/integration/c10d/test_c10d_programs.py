@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rig import backends
 from rig.scenarios import check_passed
-
-from bagua.base.errors import BuildError
-from bagua.c10d import native
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -39,32 +37,41 @@ def rank_programs(names: list[str], folder: str) -> None:
         print(f"passed {name}", flush=True)
 
 
-@pytest.fixture(scope="module", params=["python", "cpp"])
-def outputs(request: Any, tmp_path_factory: Any, make_ranks: Any) -> list[str]:
-    """The output of every rank."""
-    if request.param == "cpp":
-        try:
-            native.load()
-        except BuildError as error:
-            pytest.skip(f"the C++ backend can't be built here: {error}")
-    folder = tmp_path_factory.mktemp("ranks")
-    names = [name for name in PROGRAMS if selected(request, name)]
+def outputs_of(chosen: str, request: Any, make_ranks: Any, folder: Path) -> list[str]:
+    """The output of every rank. They run the programs that tests of the fixture's name ask for, as ``pytest -k`` may
+    say."""
+    backends.need(chosen)
+    test = request.fixturename.replace("outputs", "test")
+    names = [name for name in PROGRAMS if any(item.name == f"{test}[{name}]" for item in request.session.items)]
     with make_ranks(folder) as ranks:
-        started = ranks.start(
-            rank_programs, 2, environment={"BAGUA_C10D": request.param}, names=names, folder=str(folder)
-        )
+        started = ranks.start(rank_programs, 2, environment={"BAGUA_C10D": chosen}, names=names, folder=str(folder))
         ranks.wait(DEADLINE_S)
         return [f"{rank.output}\nIt ended with {rank.process.returncode}." for rank in started]
 
 
-def selected(request: Any, name: str) -> bool:
-    """Whether this run asks for it, as ``pytest -k`` may say."""
-    return any(f"-{name}]" in item.name for item in request.session.items)
+@pytest.fixture(scope="module")
+def outputs_in_cpp(request: Any, make_ranks: Any, tmp_path_factory: Any) -> list[str]:
+    return outputs_of("cpp", request, make_ranks, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture(scope="module")
+def outputs_in_python(request: Any, make_ranks: Any, tmp_path_factory: Any) -> list[str]:
+    return outputs_of("python", request, make_ranks, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_unmodified(outputs: list[str], name: str) -> None:
-    check_passed(outputs, name)
+def test_in_cpp(outputs_in_cpp: list[str], name: str) -> None:
+    check_passed(outputs_in_cpp, name)
+
+
+REPRESENTATIVES = ("DDP", "DDP with no_sync", "FSDP2", "collectives of objects")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in REPRESENTATIVES else pytest.mark.full) for name in PROGRAMS]
+)
+def test_in_python(outputs_in_python: list[str], name: str) -> None:
+    check_passed(outputs_in_python, name)
 
 
 @pytest.mark.full

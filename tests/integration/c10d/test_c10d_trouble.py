@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -207,3 +209,43 @@ def rank_of_a_mixed_program(folder: str) -> None:
 
 def test_the_library_works_beside_it(ranks: Ranks, tmp_path: Path) -> None:
     ranks.run(rank_of_a_mixed_program, 2, folder=str(tmp_path))
+
+
+def in_a_fork(call: Callable[[], object], code: Callable[[BaseException | None], int]) -> int:
+    """The exit code that ``code`` makes of the call's exception in a child."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: this process has threads
+        child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    signal.alarm(int(WAIT_S))
+    found = 99
+    try:
+        call()
+        found = code(None)
+    except BaseException as error:
+        found = code(error)
+    finally:
+        os._exit(found)
+
+
+def rank_forks(folder: str) -> None:
+    """As workers of a DataLoader do. The parent has threads that drive operations; a child has none of them."""
+    begin(folder)
+    tensor = torch.ones(1)
+    work = dist.all_reduce(tensor, async_op=True)
+    assert work is not None
+    work.get_future().wait()
+
+    def refused_there(error: BaseException | None) -> int:
+        return 0 if isinstance(error, RuntimeError) and "fork" in str(error) else 1
+
+    assert in_a_fork(lambda: dist.all_reduce(torch.ones(1)), refused_there) == 0
+    assert in_a_fork(lambda: dist.irecv(torch.ones(1), 1 - dist.get_rank()).wait(), refused_there) == 0
+    assert in_a_fork(gc.collect, lambda error: 0 if error is None else 1) == 0
+    dist.all_reduce(tensor)
+    assert tensor.item() == 4
+
+
+def test_a_fork_of_a_rank_is_refused_and_disturbs_nobody(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.run(rank_forks, 2, folder=str(tmp_path))

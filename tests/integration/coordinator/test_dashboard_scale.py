@@ -1,9 +1,14 @@
-"""The dashboard with 1,000 nodes and 10,000 jobs that have ended: what a tab gets stays small, and comes in pages."""
+"""The dashboard with 1,000 nodes, 300 jobs that run and 10,000 that have ended: what a tab gets stays small and comes
+in pages, and a browser shows it without being slow."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -55,3 +60,56 @@ def test_a_large_cluster(start, tmp_path: Path):
             document = json.loads(line.removeprefix("data: "))
             assert document["rank_count"] == 2 * NODES and len(document["ranks"]) == 256 and len(line) < 200_000
         client.cancel(job.job_id)
+
+
+RUNNING = 300
+CHROMIUM = shutil.which("chromium")
+SHOTS = os.environ.get("BAGUA_TEST_SCREENSHOTS")
+FIGURES = """() => ({
+    wide: document.documentElement.scrollWidth <= innerWidth,
+    high: document.documentElement.scrollHeight,
+    rows: document.querySelectorAll("table.jobs tbody tr").length,
+    long: window.longest,
+})"""
+WATCH = """
+    window.longest = 0;
+    new PerformanceObserver((list) => {
+        for (const one of list.getEntries()) window.longest = Math.max(window.longest, one.duration);
+    }).observe({ type: "longtask", buffered: true });
+"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium (Debian: apt-get install chromium)")
+def test_a_large_cluster_in_a_browser(start: Callable[..., Any], tmp_path: Path) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    state = tmp_path / "state"
+    start(state_dir=state).end()
+    spec = c.JobSpec(name="old", entry="/bin/true", no_python=True, nnodes=1, nproc_per_node=1)
+    insert_old_jobs(state / "coordinator" / "bagua.db", spec, JOBS, lambda count: None)
+    process = start("--dashboard", "127.0.0.1:0", state_dir=state, **PATIENT)
+    with FleetProcess(process.address, process.token, NODES, 2) as fleet, process.client() as client:
+        fleet.wait_connected()
+        for number in range(RUNNING):
+            spec = c.JobSpec(name=f"train-{number}", entry="t", no_python=True, nnodes=1 + number % 4, nproc_per_node=2)
+            client.submit(spec)
+        with playwright.sync_playwright() as driver:
+            browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+            for name, size in (("desk", (1280, 900)), ("phone", (390, 800))):
+                page = browser.new_page(viewport={"width": size[0], "height": size[1]})
+                page.set_default_timeout(60_000)
+                page.add_init_script(WATCH)
+                page.goto(process.dashboard)
+                page.fill("input[name=token]", process.token)
+                page.click("button[type=submit]")
+                tiles = playwright.expect(page.locator(".tiles"))
+                tiles.to_contain_text("1000", timeout=60_000)
+                tiles.to_contain_text(f"{RUNNING}", timeout=60_000)
+                playwright.expect(page.locator("canvas[aria-label='1000 nodes']")).to_be_visible(timeout=60_000)
+                playwright.expect(page.locator("table.jobs").nth(1)).to_be_visible(timeout=60_000)
+                if SHOTS:
+                    page.screenshot(path=str(Path(SHOTS) / f"large-{name}.png"), full_page=True)
+                found = page.evaluate(FIGURES)
+                print(name, found)
+                assert found["wide"] and found["high"] < 6_000, found
+                page.close()
+            browser.close()

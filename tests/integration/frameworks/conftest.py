@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from rig import engine_hosts
+from rig.backends import implementation  # noqa: F401 - a fixture
 from rig.engine_hosts import Ranks
 
 DEADLINE_S = 240.0

@@ -282,7 +282,7 @@ def outputs(request: Any, tmp_path_factory: Any, run_in_ranks: Any) -> list[str]
     pytest.importorskip("lightning", reason="Lightning is not installed")
     names = [name for name in SCENARIOS if any(f"[{name}]" in item.name for item in request.session.items)]
     folder = tmp_path_factory.mktemp("ranks")
-    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_network_port()), "BAGUA_C10D": "python"}
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_network_port())}
     environment["TEST_FOLDER"] = str(folder)
     found: list[str] = run_in_ranks(folder, PRELOAD, rank_scenarios, environment=environment, names=names)
     return found

@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 import torch
-from rig import forking
+from rig import backends, forking
+from torch import distributed
 
 import bagua.torch_api as bagua
 from bagua.base.errors import BaguaError, ConfigError
+from bagua.c10d import native
 from bagua.torch_api.notebook import cell, launcher
 
 DEADLINE_S = 240.0
@@ -74,6 +76,27 @@ def test_ranks_train_and_rank_0_speaks(in_a_process: Any) -> None:
     assert result["rank"] == 0 and result["weight"].shape == (1, 2)
     step, total, metrics, message = shown[-1]
     assert (step, total, message) == (4, 4, "") and metrics["loss"] == pytest.approx(result["loss"])
+
+
+def train_with_ddp() -> list[float]:
+    distributed.init_process_group("bagua")
+    torch.manual_seed(3)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    model(torch.full((4, 2), 1.0 + distributed.get_rank())).sum().backward()
+    found = model.module.weight.grad.flatten().tolist()
+    distributed.destroy_process_group()
+    return found
+
+
+def launches_ddp() -> Any:
+    """From a process that has imported all of it, the C++ backend too."""
+    native.load()
+    return bagua.notebook_launcher(train_with_ddp, environment={"BAGUA_C10D": "cpp"})
+
+
+def test_the_backend_of_torch_works_in_forks(in_a_process: Any) -> None:
+    backends.need("cpp")
+    assert in_a_process(launches_ddp)[0] == [6.0, 6.0]
 
 
 def fails_on_rank_1() -> None:

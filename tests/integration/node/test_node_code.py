@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from pathlib import Path
 
 import pytest
+from rig.elastic import PROGRAM
 
 from bagua.base.code_archive import PIECE_BYTES
 from bagua.client import pack
@@ -87,28 +89,44 @@ async def test_code_that_is_not_that_of_the_job(end, daemon, state, project):
         assert words in (await end.stopped(name)).error
 
 
+async def until_printed(rank, text: str) -> None:
+    """Its log is a file: nothing tells of a new line."""
+    async with asyncio.timeout(60):
+        while text not in Path(rank.log_path).read_text():
+            await asyncio.sleep(0.02)
+
+
+async def run_elastic(end, archive, members, joining=(), generation=1) -> None:
+    """A generation of an elastic job of one node, which this rank and these newcomers belong to."""
+    spec = common_pb2.JobSpec(
+        entry="train.py", nnodes=1, nproc_per_node=1, elastic=True, code=archive, env={"KEEP": "1"}
+    )
+    hosts = [node_pb2.HostPlan(node_id="n", address="127.0.0.1", ranks=range(len(members)), members=members)]
+    parts = [node_pb2.HostPlan(node_id="n", ranks=range(len(joining)), members=joining)] if joining else []
+    await end.send(
+        run=node_pb2.RunJob(
+            job_id="job",
+            generation=generation,
+            spec=spec,
+            hosts=hosts,
+            joining=parts,
+            job_key=bytes(32),
+            master_addr="127.0.0.1",
+            master_port=12345,
+        )
+    )
+
+
 async def test_newcomers_run_in_the_copy_of_the_others(end, daemon, project):
     archive = archive_in(end, project)
-
-    async def run(joining: list[int]) -> None:
-        spec = common_pb2.JobSpec(
-            entry="train.py", nnodes=1, nproc_per_node=1, elastic=True, code=archive, env={"KEEP": "1"}
-        )
-        hosts = [node_pb2.HostPlan(node_id="n", address="127.0.0.1", ranks=[0], members=[0])]
-        parts = [node_pb2.HostPlan(node_id="n", ranks=range(len(joining)), members=joining)] if joining else []
-        await end.send(
-            run=node_pb2.RunJob(
-                job_id="job", generation=1, spec=spec, hosts=hosts, joining=parts, job_key=bytes(32), master_port=12345
-            )
-        )
 
     def both_printed(job) -> bool:
         texts = [Path(rank.log_path).read_text() if rank.log_path else "" for rank in job.ranks]
         return len(texts) == 2 and all("shipped" in text for text in texts)
 
-    await run([])
+    await run_elastic(end, archive, [0])
     await end.job_until("job", lambda job: job.ranks and job.ranks[0].state == common_pb2.RANK_STATE_RUNNING)
-    await run([1])
+    await run_elastic(end, archive, [0], joining=[1])
     job = await end.job_until("job", lambda job: len(job.ranks) == 2 and job.ranks[1].pid)
     async with end.changed:
         await end.changed.wait_for(lambda: both_printed(end.jobs["job"]))  # heartbeats wake it
@@ -117,3 +135,29 @@ async def test_newcomers_run_in_the_copy_of_the_others(end, daemon, project):
     await end.stop_job("job", grace_s=0.5)
     await end.stopped("job")
     assert not Path(folders.pop()).exists()
+
+
+async def test_a_daemon_that_was_killed_finds_the_code_again(end, daemon, project):
+    """Ranks go on in their copy, newcomers start in it, and it goes with the job. Nothing is fetched again."""
+    (project / "train.py").write_text("import lib.words\n" + PROGRAM)
+    archive = archive_in(end, project)
+    await run_elastic(end, archive, [0])
+    job = await end.job_until("job", lambda job: job.ranks and job.ranks[0].state == common_pb2.RANK_STATE_RUNNING)
+    await until_printed(job.ranks[0], "generation 1 rank 0 of 1")
+    folder = Path(f"/proc/{job.ranks[0].pid}/cwd").resolve()
+    known, asked = len(end.hellos), len(end.code_questions)
+    daemon.proper().kill()
+    await end.until(lambda: len(end.hellos) > known)
+    assert end.hellos[-1].jobs[0].suspended
+    await run_elastic(end, archive, [0], generation=2)
+    await end.job_until("job", lambda job: job.entered == 2 or job.error)
+    await run_elastic(end, archive, [0], joining=[1], generation=2)
+    job = await end.job_until("job", lambda job: (len(job.ranks) == 2 and job.ranks[1].pid) or job.error)
+    assert not job.error and Path(f"/proc/{job.ranks[1].pid}/cwd").resolve() == folder
+    assert (folder / "lib" / "words.py").exists() and len(end.code_questions) == asked
+    await end.stop_job("job", grace_s=0.5, generation=2)
+    await end.stopped("job")
+    assert not folder.exists()
+    # The restarted daemon takes the archive from its cache, too.
+    await end.run_script("later", "words.py", code=archive, workdir="lib")
+    assert [rank.exit_code for rank in (await end.exited("later")).ranks] == [0] and len(end.code_questions) == asked

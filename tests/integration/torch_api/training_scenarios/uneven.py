@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from rig.recutting import Alternating
 from torch import nn
+from torch.distributed.algorithms.join import Join
 
 import bagua.torch_api as bagua
 from bagua.algorithms import Algorithm
@@ -36,6 +38,10 @@ EXACT = 1e-12
 def batches_of(rank: int) -> int:
     """Rank 1 of several has none, and rank 0 fewer than the last."""
     return 2 if rank == 0 else 0 if rank == 1 else 3 + rank
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.01)
 
 
 def most(n: int) -> int:
@@ -288,3 +294,122 @@ def uneven_tuned() -> None:
     for mine, other in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(mine, other, rtol=EXACT, atol=EXACT)
     ddp.close()
+
+
+def zero_optimizer() -> Any:
+    """Imported late: its package warns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+    return ZeroRedundancyOptimizer
+
+
+@scenario
+def uneven_in_torch_join() -> None:
+    """A model in ``Join``, alone and before an optimizer whose steps are shadowed, too; with accumulation."""
+    rank, n = bagua.get_rank(), bagua.get_world_size()
+    for by_initial, beside in ((True, False), (False, False), (True, True)):
+        reference, inner = seeded(wide_mlp), seeded(wide_mlp, seed=rank)
+        plain = torch.optim.Adam(reference.parameters(), lr=0.01)
+        model = DistributedDataParallel(inner)
+        if beside:
+            optimizer: Any = zero_optimizer()(inner.parameters(), torch.optim.Adam, lr=0.01)
+        else:
+            optimizer = torch.optim.Adam(inner.parameters(), lr=0.01)
+        for epoch in range(2 if beside else 1):
+            for step in range(most(n)):
+                plain.zero_grad()
+                divisor = lambda active: n if by_initial else active  # noqa: E731, B023
+                reference_step(reference, step, n, divisor, wide_square)
+                reference_step(reference, step, n, divisor, lambda m, r, s: wide_square(m, r, 10 + s))
+                plain.step()
+            listed = [model, optimizer] if beside else [model]
+            with Join(listed, divide_by_initial_world_size=by_initial):
+                for step in range(batches_of(rank)):
+                    optimizer.zero_grad()
+                    with model.no_sync():
+                        wide_square(model, rank, step).backward()
+                    wide_square(model, rank, 10 + step).backward()
+                    optimizer.step()
+            check_identical(inner)
+            for mine, other in zip(inner.parameters(), reference.parameters(), strict=True):
+                torch.testing.assert_close(mine, other, rtol=EXACT, atol=EXACT, msg=f"epoch {epoch}, {beside}")
+        assert model.inner.uneven is None
+
+
+@scenario
+def uneven_in_torch_join_ends_early() -> None:
+    """torch's words, on all ranks; without ``enable`` nothing is told."""
+    rank, n = bagua.get_rank(), bagua.get_world_size()
+    model = seeded(wide_mlp)
+    wrap(model, sgd(model))
+    expected = pytest.raises(RuntimeError, match="exhausted") if n > 1 else contextlib.nullcontext()
+    with expected, Join([model.bagua_ddp], throw_on_early_termination=True):
+        for step in range(batches_of(rank)):
+            wide_square(model, rank, step).backward()
+    with Join([model.bagua_ddp], enable=False):
+        wide_square(model, rank, 0).backward()
+    assert model.bagua_ddp.uneven is None
+    model = seeded(lambda: nn.Sequential(nn.Linear(4, 4), bagua.contrib.SyncBatchNorm(4)))
+    wrap(model, sgd(model))
+    with pytest.raises(ConfigError, match="SyncBatchNorm"), Join([model.bagua_ddp]):
+        model(torch.ones(2, 4))
+    model = seeded(wide_mlp)
+    model.with_bagua([sgd(model)], Algorithm.init("local_sgd"))
+    with pytest.raises(ConfigError, match="exchanges weights"):
+        Join([model.bagua_ddp])
+
+
+@scenario
+def uneven_scaled() -> None:
+    """GradScaler: an inf on one rank makes all ranks that have batches skip the step; the others take part."""
+    rank, n = bagua.get_rank(), bagua.get_world_size()
+    last = max(range(n), key=batches_of)
+    spoilt = 1  # the step in which the last rank has an inf
+
+    def loss(model: nn.Module, which: int, step: int) -> torch.Tensor:
+        found = wide_square(model, which, step)
+        return found * float("inf") if (which, step) == (last, spoilt) else found
+
+    reference, model = seeded(wide_mlp), seeded(wide_mlp)
+    optimizers = sgd(reference), sgd(model)
+    scalers = torch.amp.GradScaler("cpu", init_scale=16.0), torch.amp.GradScaler("cpu", init_scale=16.0)
+    wrap(model, optimizers[1])
+    for step in range(most(n)):
+        optimizers[0].zero_grad()
+        reference_step(reference, step, n, lambda _: n, lambda *of: scalers[0].scale(loss(*of)))
+        scalers[0].step(optimizers[0])
+        scalers[0].update()
+    with bagua.join(model):
+        for step in range(batches_of(rank)):
+            optimizers[1].zero_grad()
+            scalers[1].scale(loss(model, rank, step)).backward()
+            scalers[1].step(optimizers[1])
+            scalers[1].update()
+    check_identical(model)
+    for mine, other in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=EXACT, atol=EXACT)
+    if batches_of(rank) > spoilt:
+        assert scalers[1].get_scale() == 8.0
+
+
+@scenario
+def uneven_fused() -> None:
+    """``fuse_optimizer``: its state on all ranks is that of the last rank to have batches."""
+    rank, n = bagua.get_rank(), bagua.get_world_size()
+    reference, model = seeded(wide_mlp), seeded(wide_mlp, seed=rank)
+    plain, optimizer = adam(reference), bagua.contrib.fuse_optimizer(adam(model), do_flatten=True)
+    wrap(model, optimizer)
+    for epoch in range(2):
+        for step in range(most(n)):
+            plain.zero_grad()
+            reference_step(reference, step, n, lambda _: n, wide_square)
+            plain.step()
+        with bagua.join(model):
+            for step in range(batches_of(rank)):
+                optimizer.zero_grad()
+                wide_square(model, rank, step).backward()
+                optimizer.fuse_step()
+        check_identical(model)
+        for mine, other in zip(model.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(mine, other, rtol=EXACT, atol=EXACT, msg=f"epoch {epoch}")

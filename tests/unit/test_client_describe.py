@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bagua.cli import describe
+from bagua.client import describe
 from bagua.proto import common_pb2, job_pb2
 
 

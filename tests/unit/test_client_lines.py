@@ -1,6 +1,6 @@
 """Assembling a rank's output into lines."""
 
-from bagua.cli.lines import MAX_PARTIAL_BYTES, LineAssembler
+from bagua.client.lines import MAX_PARTIAL_BYTES, LineAssembler
 
 
 def test_chunks_that_end_anywhere() -> None:

@@ -1,0 +1,114 @@
+"""Backward passes of a wrapped model: how one begins, what happens at each gradient, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from bagua.algorithms.plan import WEIGHT
+from bagua.base.errors import BaguaError
+from bagua.torch_api.comm.communicator import Communicator
+from bagua.torch_api.join.session import Session
+from bagua.torch_api.train.backward_pass import BackwardPass
+from bagua.torch_api.train.gradients import GradientReducer
+from bagua.torch_api.train.guest import Guest
+from bagua.torch_api.train.module_hook import tensors_in
+from bagua.torch_api.train.runner import Runner
+from bagua.torch_api.train.tracer import Tracer
+
+
+class BackwardPasses:
+    """The part of ``DistributedModel`` that hooks of autograd call. ``_on_backward_end``: the algorithm's hook."""
+
+    module: torch.nn.Module
+    bagua_optimizers: list[torch.optim.Optimizer]
+    bagua_train_step_counter: int
+    exchanged: str
+    require_backward_grad_sync: bool
+    _session: Session
+    _runner: Runner
+    _tracer: Tracer
+    _guest: Guest
+    _reducer: GradientReducer | None
+    _pass: BackwardPass | None
+    _on_backward_end: Callable[[], None]
+
+    @property
+    def _group(self) -> Communicator:
+        return self._runner.everyone
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether a backward pass of this model runs now."""
+        return self._pass is not None
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in this block only accumulate on this rank; the next one outside exchanges the whole."""
+        before = self.require_backward_grad_sync
+        self.require_backward_grad_sync = False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    def _after_forward(self, _: torch.nn.Module, __: Any, output: Any) -> None:
+        """The gradient of an output is the first sign of backward, and comes in its outermost pass."""
+        self._tracer.forward(self, begin=False)
+        if torch.is_grad_enabled():
+            for tensor in tensors_in(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(self._before_gradient)  # type: ignore[no-untyped-call]
+
+    def _before_gradient(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        """Begins the pass. What follows from this gradient is weighted by the rank's share of the samples."""
+        if self._pass is None or not self._pass.alive():
+            self._begin_pass()
+        weight = self._session.batch_weight
+        return None if weight == 1.0 else gradient * weight
+
+    def _after_gradient(
+        self,
+        on_gradient: Callable[[str, torch.nn.Parameter], None],
+        name: str,
+        parameter: torch.nn.Parameter,
+    ) -> None:
+        if self._pass is None or not self._pass.alive():
+            self._begin_pass()
+        if self.require_backward_grad_sync:
+            on_gradient(name, parameter)
+
+    def _begin_pass(self) -> None:
+        if self._pass is not None:
+            self._abandon_pass()
+        if self._reducer is not None:
+            self._reducer.weigh()
+        self._pass = BackwardPass(self._end_pass)
+        self._tracer.backward(self, begin=True)
+
+    def _end_pass(self) -> None:
+        self._pass = None
+        if self._reducer is not None:
+            self._reducer.end_pass()
+        if self.require_backward_grad_sync:
+            with torch.no_grad():
+                self._on_backward_end()
+        self._tracer.backward(self, begin=False, synchronised=self.require_backward_grad_sync)
+
+    def _abandon_pass(self) -> None:
+        """The pass before this one ended by an exception."""
+        self._pass = None
+        under_way = self._guest.abandon()
+        if self._reducer is not None:
+            under_way = self._reducer.abandon() or under_way
+        if under_way and self._group.nranks() > 1:
+            raise BaguaError(
+                "The last backward pass ended by an exception after part of its gradients had been exchanged. The "
+                "ranks are no longer in step: end this process, or catch such exceptions before backward begins."
+            )
+        if self.exchanged == WEIGHT and self.require_backward_grad_sync:
+            with torch.no_grad():  # the exchange of weights does not depend on that pass's gradients
+                self._on_backward_end()
