@@ -75,6 +75,12 @@ def certs(context: typer.Context) -> None:
     _execute("bagua.daemon.certs", context.args)
 
 
+@app.command(context_settings=FOREIGN, add_help_option=False)
+def operator(context: typer.Context) -> None:
+    """Serves BaguaJobs of a Kubernetes cluster."""
+    _execute("bagua.operator", context.args)
+
+
 app.command()(dashboard.dashboard)
 app.command()(dashboard.top)
 app.command()(doctor.doctor)
