@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -54,14 +55,16 @@ def serve(given: dict[str, Any], kubeconfig: str, verbose: bool) -> None:
     from bagua.operator.settings import Settings
 
     settings = Settings(**given)
-    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
+    )
     if not verbose:
-        for name in ("httpx", "kopf"):
+        for name in ("httpx", "httpx2", "kopf"):
             logging.getLogger(name).setLevel(logging.WARNING)
     if kubeconfig:
         os.environ["KUBECONFIG"] = kubeconfig  # kopf reads it, too
     cluster = Cluster(settings.taints, kubeconfig)
-    cluster.refresh_groups()
+    cluster.find_others()
     kopf.run(
         registry=make_registry(Controller(cluster, settings), settings),
         standalone=True,
@@ -71,16 +74,21 @@ def serve(given: dict[str, Any], kubeconfig: str, verbose: bool) -> None:
     )
 
 
-def main() -> None:
-    """The command line."""
+def command_line(function: Callable[..., None], name: str) -> None:
+    """Runs a command; errors of users end it with code 2 and words."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(context_settings=COMMAND_SETTINGS)(run)
+    app.command(context_settings=COMMAND_SETTINGS)(function)
     try:
-        app(standalone_mode=False, prog_name="bagua operator")
+        app(standalone_mode=False, prog_name=name)
     except (ConfigError, USAGE_ERROR) as error:
         text = error.format_message() if isinstance(error, USAGE_ERROR) else str(error)
         print(f"error: {' '.join(text.split())}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def main() -> None:
+    """The command line."""
+    command_line(run, "bagua operator")
 
 
 if __name__ == "__main__":

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
-import httpx
+import httpx2
 from lightkube import ApiError, Client, KubeConfig
 from lightkube.core.exceptions import ConfigError as KubeConfigError
 from lightkube.generic_resource import GenericNamespacedResource, create_global_resource, create_namespaced_resource
@@ -35,23 +34,29 @@ KINDS: dict[str, type[GenericNamespacedResource]] = {
         ("StatefulSet", "apps", "v1", "statefulsets"),
     )
 }
+OLD_BUDGET = create_namespaced_resource("policy", "v1beta1", "PodDisruptionBudget", "poddisruptionbudgets")
 JOB_STATUS = create_namespaced_resource(GROUP, VERSION, KIND, PLURAL).Status
+OTHERS = ("workloads.kueue.x-k8s.io", "podgroups.scheduling.volcano.sh", "certificates.cert-manager.io")
+"""Definitions of what the operator works with where it is installed."""
+DEFINITION = create_global_resource(
+    "apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions"
+)
 NODE = create_global_resource("", "v1", "Node", "nodes")
-NOT_FOUND, CONFLICT = 404, 409
+FORBIDDEN, NOT_FOUND, CONFLICT = 403, 404, 409
 
 
 class Cluster:
     """One client for all jobs; may be used from several threads. Raises ConfigError if the API can't be found; methods
-    raise ApiError and httpx.HTTPError."""
+    raise ApiError and httpx2.HTTPError."""
 
     def __init__(self, taints: Iterable[str], kubeconfig: str = "") -> None:
         try:
             config = KubeConfig.from_file(kubeconfig) if kubeconfig else KubeConfig.from_env()
         except (KubeConfigError, OSError) as error:
             raise ConfigError(f"The Kubernetes API can't be found: {error}. Give --kubeconfig FILE.") from error
-        self._client = Client(config=config, field_manager=MANAGER, timeout=httpx.Timeout(15.0))
+        self._client = Client(config=config, field_manager=MANAGER, timeout=httpx2.Timeout(15.0))
         self._taints = frozenset(taints)
-        self._budget_version = "v1"
+        self._kinds = dict(KINDS)
 
     # ---- looks
 
@@ -86,7 +91,7 @@ class Cluster:
         """(hashes of the job's objects by kind and name, the credentials that its coordinator was started with)."""
         found, credentials = {}, ""
         for kind in ("NetworkPolicy", "PersistentVolumeClaim", "PodDisruptionBudget", "Service", "StatefulSet"):
-            for one in self._client.list(KINDS[kind], namespace=namespace, labels={JOB_LABEL: name}):
+            for one in self._client.list(self._kinds[kind], namespace=namespace, labels={JOB_LABEL: name}):
                 found[kind, str(one["metadata"]["name"])] = hash_of(dict(one))
                 if kind == "StatefulSet":
                     template = one["spec"]["template"]["metadata"]
@@ -98,13 +103,18 @@ class Cluster:
         return found, credentials
 
     def api_groups(self) -> frozenset[str]:
-        """Names of the groups of APIs that are installed."""
+        """Groups of OTHERS that were installed at the last ``find_others``."""
         return self._groups
 
-    def refresh_groups(self) -> None:
-        """Asks for them again."""
-        answer = self._raw("GET", "/apis")
-        self._groups = frozenset(group["name"] for group in answer["groups"])
+    def find_others(self) -> None:
+        """Looks which of OTHERS are installed. Where the operator may not look, none is. Kubernetes before 1.21 has
+        budgets in another version."""
+        try:
+            next(iter(self._client.list(KINDS["PodDisruptionBudget"], namespace="default")), None)
+        except ApiError as error:
+            if error.status.code == NOT_FOUND:
+                self._kinds["PodDisruptionBudget"] = OLD_BUDGET
+        self._groups = frozenset(name.partition(".")[2] for name in OTHERS if self._installed(name))
 
     _groups: frozenset[str] = frozenset()
 
@@ -112,8 +122,8 @@ class Cluster:
 
     def apply(self, manifest: Manifest) -> None:
         """Server-side apply."""
-        kind, metadata = KINDS[manifest["kind"]], manifest["metadata"]
-        body = json.loads(json.dumps(manifest))
+        kind, metadata = self._kinds[manifest["kind"]], manifest["metadata"]
+        body = manifest if kind is not OLD_BUDGET else {**manifest, "apiVersion": "policy/v1beta1"}
         self._client.patch(
             kind,
             metadata["name"],
@@ -180,10 +190,14 @@ class Cluster:
                 return None
             raise
 
-    def _raw(self, method: str, path: str) -> Any:
-        answer = self._client._client._client.request(method, path)
-        answer.raise_for_status()
-        return answer.json()
+    def _installed(self, definition: str) -> bool:
+        try:
+            self._client.get(DEFINITION, definition)
+        except ApiError as error:
+            if error.status.code in (NOT_FOUND, FORBIDDEN):
+                return False
+            raise
+        return True
 
     def _pod(self, body: Manifest, notices: dict[str, str]) -> Pod:
         metadata, machine = body["metadata"], body["spec"].get("nodeName", "")
@@ -208,7 +222,7 @@ class Cluster:
         try:
             found = self._client.get(NODE, machine)
         except ApiError as error:
-            if error.status.code in (NOT_FOUND, 403):  # gone, or the operator serves some namespaces only
+            if error.status.code in (NOT_FOUND, FORBIDDEN):  # gone, or the operator serves some namespaces only
                 return ""
             raise
         taints = [one["key"] for one in found["spec"].get("taints") or []]

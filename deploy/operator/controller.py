@@ -7,7 +7,7 @@ import threading
 import time
 from dataclasses import dataclass, replace
 
-import httpx
+import httpx2
 from lightkube import ApiError
 
 from bagua.base.errors import BaguaError, ConflictError
@@ -49,7 +49,7 @@ class Controller:
             if error.status.code != CONFLICT:
                 log.warning("%s/%s: the Kubernetes API refuses: %s", namespace, name, error)
             return RETRY_S
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             log.warning("%s/%s: the Kubernetes API does not answer: %s", namespace, name, error)
             return RETRY_S
 

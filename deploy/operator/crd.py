@@ -31,7 +31,8 @@ RULES = {
     ],
     ("run",): [
         (
-            "(self.script != '' ? 1 : 0) + (self.module != '' ? 1 : 0) + (self.program != '' ? 1 : 0) == 1",
+            " + ".join(f"(has(self.{name}) && self.{name} != '' ? 1 : 0)" for name in ("script", "module", "program"))
+            + " == 1",
             "give exactly one of script, module and program",
         ),
     ],
@@ -106,15 +107,16 @@ def spec_schema() -> dict[str, Any]:
     return found
 
 
-def _structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """A schema of pydantic without references, titles and nulls, as Kubernetes wants it."""
+def _structural(schema: dict[str, Any], definitions: dict[str, Any], optional: bool = False) -> dict[str, Any]:
+    """A schema of pydantic without references, titles and nulls, as Kubernetes wants it. ``optional``: nothing stands for
+    it where it is not given."""
     if "$ref" in schema:
         kept = {key: value for key, value in schema.items() if key in ("default", "description")}
         schema = {**definitions[schema["$ref"].rpartition("/")[2]], **kept}
     if "anyOf" in schema:  # an optional field
         [one] = [part for part in schema["anyOf"] if part.get("type") != "null"]
         schema = {**one, **{key: value for key, value in schema.items() if key not in ("anyOf", "default")}}
-        return _structural(schema, definitions)
+        return _structural(schema, definitions, True)
     found: dict[str, Any] = {}
     for key, value in schema.items():
         if key == "properties":
@@ -123,13 +125,11 @@ def _structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str
             found[key] = _structural(value, definitions)
         elif key == "description":
             found[key] = " ".join(value.split())
-        elif key not in ("title", "$defs", "additionalProperties"):
+        elif key not in ("title", "$defs", "additionalProperties") and (key != "default" or value != ""):
             found[key] = value
-    if found.get("type") == "object" and "properties" in found and any(
-        "default" in part for part in found["properties"].values()
-    ):
-        if found.get("default") is not None:
-            found["default"] = {}  # the defaults of its fields are filled in
+    parts = found.get("properties", {})
+    if parts and not found.get("required") and not optional:
+        found["default"] = {}  # the API server fills in the defaults of its fields
     return found
 
 
@@ -148,7 +148,10 @@ _STATUS = {
     "type": "object",
     "description": "Written by the operator.",
     "properties": {
-        "phase": {"type": "string", "description": "Pending, Starting, Running, Suspended, Restarting, Succeeded, Failed"},
+        "phase": {
+            "type": "string",
+            "description": "Pending, Starting, Running, Suspended, Restarting, Succeeded, Failed",
+        },
         "message": {"type": "string", "description": "Why, in words."},
         "pods": {"type": "string", "description": "Pods in the job / pods wanted."},
         "replicas": {"type": "integer", "description": "Pods of node daemons."},
@@ -159,7 +162,11 @@ _STATUS = {
         "step": {"type": "integer", "description": "The last training step that was reported."},
         "startTime": {"type": "string", "format": "date-time"},
         "completionTime": {"type": "string", "format": "date-time"},
-        "gangSince": {"type": "string", "format": "date-time", "description": "Pods wait for being complete since then."},
+        "gangSince": {
+            "type": "string",
+            "format": "date-time",
+            "description": "Pods wait for being complete since then.",
+        },
         "retryTime": {"type": "string", "format": "date-time", "description": "Nothing is tried before."},
         "observedGeneration": {"type": "integer"},
         "conditions": {

@@ -191,9 +191,7 @@ class Drain:
     reason: str
 
 
-Action = (
-    MakeCredentials | Apply | Create | Delete | Submit | Cancel | Scale | Pause | Resume | Drain
-)
+Action = MakeCredentials | Apply | Create | Delete | Submit | Cancel | Scale | Pause | Resume | Drain
 
 
 @dataclass(frozen=True)

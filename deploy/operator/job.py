@@ -235,5 +235,7 @@ def parse(spec: dict[str, Any]) -> Spec:
     if found.elastic and found.elastic.max_replicas and found.elastic.max_replicas < found.elastic.min_replicas:
         raise ConfigError("spec.elastic: maxReplicas is less than minReplicas.")
     if found.run_policy.suspend_mode is SuspendMode.PAUSE and found.elastic is None:
-        raise ConfigError("spec.runPolicy.suspendMode: only an elastic job can be paused. Give Release, or spec.elastic.")
+        raise ConfigError(
+            "spec.runPolicy.suspendMode: only an elastic job can be paused. Give Release, or spec.elastic."
+        )
     return found

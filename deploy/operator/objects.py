@@ -1,8 +1,8 @@
 """How the objects of a BaguaJob look, the pods of its daemons apart (``pods``).
 
-    <job>-coordinator    StatefulSet of one pod, headless Service, volume, NetworkPolicy
-    <job>-token, -tls, -authority    Secrets; the last holds the authority's key, and no pod sees it
-    <job>                PodDisruptionBudget and NetworkPolicy of the daemons; PodGroup of Volcano
+<job>-coordinator    StatefulSet of one pod, headless Service, volume, NetworkPolicy
+<job>-token, -tls, -authority    Secrets; the last holds the authority's key, and no pod sees it
+<job>                PodDisruptionBudget and NetworkPolicy of the daemons; PodGroup of Volcano
 """
 
 from __future__ import annotations

@@ -36,7 +36,12 @@ LONGEST_BACKOFF_S = 3_600.0
 
 def reconcile(seen: Seen, settings: Settings, now: float) -> Plan:
     """The next actions. ``now``: seconds since the epoch."""
-    former = {"attempt": 0, "failures": 0, **seen.status, "observedGeneration": seen.body["metadata"].get("generation", 0)}
+    former = {
+        "attempt": 0,
+        "failures": 0,
+        **seen.status,
+        "observedGeneration": seen.body["metadata"].get("generation", 0),
+    }
     try:
         spec = parse(seen.body["spec"])
     except ConfigError as error:

@@ -74,7 +74,7 @@ class Kubelet(threading.Thread):
         self.hosts = folder / "hosts"
         self.running: dict[str, Running] = {}
         self.errors: list[str] = []
-        self._stop = threading.Event()
+        self._over = threading.Event()
         self._net = secrets.randbelow(90) + 30
         self._next = 1
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,9 +82,10 @@ class Kubelet(threading.Thread):
         for name in self.machines:
             body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
             self.api.post("/api/v1/nodes", json=body).raise_for_status()
+            self.taint(name)  # none: the API server gives new ones a taint, until a kubelet says that it is ready
 
     def run(self) -> None:
-        while not self._stop.wait(TICK_S):
+        while not self._over.wait(TICK_S):
             try:
                 self._tick()
             except httpx.HTTPError as error:
@@ -92,10 +93,17 @@ class Kubelet(threading.Thread):
 
     def close(self) -> None:
         """Kills what runs."""
-        self._stop.set()
+        self._over.set()
         self.join(30)
         for one in self.running.values():
             _kill(one.process)
+
+    def taint(self, machine: str, key: str = "") -> None:
+        """Gives a machine this taint alone; empty: none."""
+        taints = [{"key": key, "effect": "NoSchedule"}] if key else None
+        headers = {"Content-Type": "application/merge-patch+json"}
+        content = json.dumps({"spec": {"taints": taints}})
+        self.api.patch(f"/api/v1/nodes/{machine}", content=content, headers=headers).raise_for_status()
 
     def log(self, name: str) -> str:
         """The output of the newest pod of this name."""
@@ -104,7 +112,9 @@ class Kubelet(threading.Thread):
 
     def logs(self) -> str:
         """The end of all outputs."""
-        texts = [f"--- {path.parent.name}\n{path.read_text(errors='replace')[-3000:]}" for path in self.folder.glob("*/log")]
+        texts = [
+            f"--- {path.parent.name}\n{path.read_text(errors='replace')[-3000:]}" for path in self.folder.glob("*/log")
+        ]
         return "\n".join([*texts, *self.errors[-5:]])
 
     # ---- one look at all pods

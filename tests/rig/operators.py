@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DEFINITION = ROOT / "deploy" / "kubernetes" / "crd" / "baguajobs.yaml"
 JOBS = "/apis/bagua.dev/v1/namespaces/default/baguajobs"
 PATCH = {"Content-Type": "application/merge-patch+json"}
-DEADLINE_S = 180.0
+DEADLINE_S = 90.0
 
 
 class Operated:
@@ -38,7 +38,7 @@ class Operated:
         """Control plane, kubelet, definition."""
         self.plane.start()
         self.api = self.plane.api()
-        self.kubelet = kubelet.Kubelet(self.api, self.folder / "pods")
+        self.kubelet = kubelet.Kubelet(self.plane.api(), self.folder / "pods")
         self.kubelet.start()
         definition = yaml.safe_load(DEFINITION.read_text())
         self.api.post("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", json=definition).raise_for_status()
@@ -73,9 +73,13 @@ class Operated:
     def close(self) -> None:
         if self.operator is not None:
             self.kill_operator()
-        with contextlib.suppress(AttributeError):
-            self.kubelet.close()
-        self.plane.stop()
+        try:
+            if hasattr(self, "kubelet"):
+                self.kubelet.close()
+                self.kubelet.api.close()
+                self.api.close()
+        finally:
+            self.plane.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     # ---- what users do
@@ -130,6 +134,7 @@ class Operated:
         deadline = time.monotonic() + within
         while not (found := condition()):
             assert time.monotonic() < deadline, self.explain()
+            assert self.operator is None or self.operator.poll() in (None, -signal.SIGKILL), self.explain()
             time.sleep(0.1)
         return found
 
