@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import httpx2
 from lightkube import ApiError, Client, KubeConfig
@@ -12,8 +11,8 @@ from lightkube.generic_resource import GenericNamespacedResource, create_global_
 from lightkube.types import PatchType
 
 from bagua.base.errors import ConfigError
-from bagua.operator.facts import CREDENTIALS, INDEX_LABEL, JOB_LABEL, ROLE_LABEL, Manifest, Pod, Secrets
 from bagua.operator.credentials import secrets_seen
+from bagua.operator.facts import CREDENTIALS, INDEX_LABEL, JOB_LABEL, ROLE_LABEL, Manifest, Pod, Secrets
 from bagua.operator.job import GROUP, KIND, PLURAL, VERSION
 from bagua.operator.objects import hash_of
 

@@ -80,7 +80,7 @@ def authority_of(data: dict[str, str]) -> Authority:
 
 
 def secrets_seen(token: Manifest | None, tls: Manifest | None) -> Secrets:
-    """What is known of the Secrets that were read."""
+    """The facts about the Secrets that were read."""
     digest = hashlib.sha256()
     expires, made = 0.0, 0.0
     for one in (token, tls):

@@ -68,7 +68,7 @@ class Pod:
 
 @dataclass(frozen=True)
 class Secrets:
-    """What is known of the two Secrets of a job. ``rotation``: the job's annotation at their making. Times in seconds
+    """Facts about the two Secrets of a job. ``rotation``: the job's annotation at their making. Times in seconds
     since the epoch."""
 
     token: bool = False
@@ -82,7 +82,7 @@ class Secrets:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a look at the cluster found. ``hashes``: of objects that belong to the job, by kind and name. ``task`` is None
+    """The result of a look at the cluster. ``hashes``: of objects that belong to the job, by kind and name. ``task`` is None
     if the coordinator has no job of this attempt; ``reachable``: it answered. ``former_attempts``: ids of other jobs that have
     not ended there."""
 

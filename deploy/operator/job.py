@@ -54,7 +54,7 @@ class CleanPodPolicy(StrEnum):
 
 
 class GangScheduler(StrEnum):
-    """Who sees to it that all of the minimum are placed, or none."""
+    """The program that sees to it that all of the minimum are placed, or none."""
 
     AUTO = "Auto"
     OPERATOR = "Operator"
@@ -89,7 +89,7 @@ class SecretVariable(Model):
 
 
 class Run(Model):
-    """What each rank runs: one of script, module and program."""
+    """The program of each rank: one of script, module and program."""
 
     script: str = ""
     """Path of a Python script in the image."""
@@ -141,7 +141,7 @@ class RunPolicy(Model):
     restart_policy: RestartPolicy = RestartPolicy.ON_FAILURE
     """ExitCode: again after a death by signal or an exit code from 128, not after 1 to 127."""
     backoff_limit: int = Field(3, ge=0, le=1_000)
-    """So many times a failed job is submitted again."""
+    """The most times that a failed job is submitted again."""
     backoff_seconds: int = Field(10, ge=0, le=3_600)
     """Pause before the first time, then twice as long, and so on up to an hour."""
     active_deadline_seconds: int | None = Field(None, ge=1)

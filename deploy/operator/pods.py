@@ -16,7 +16,7 @@ VOLCANO = "scheduling.volcano.sh"
 
 
 def gang_scheduler(seen: Seen, spec: Spec) -> GangScheduler:
-    """Who places the pods of this job together."""
+    """The program that places the pods of this job together."""
     policy = spec.run_policy.scheduling_policy
     if policy.gang_scheduler is not GangScheduler.AUTO:
         return policy.gang_scheduler

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bagua.base.errors import ConfigError
 from bagua.operator import objects, pods, status
+from bagua.operator.credentials import credentials_wanted
 from bagua.operator.facts import (
     Action,
     Apply,
@@ -26,7 +27,6 @@ from bagua.operator.facts import (
 from bagua.operator.gang import Gang, complete
 from bagua.operator.job import CleanPodPolicy, GangScheduler, RestartPolicy, Spec, SuspendMode, parse
 from bagua.operator.membership import adjust
-from bagua.operator.credentials import credentials_wanted
 from bagua.operator.settings import Settings
 
 LATE_S = 30.0

@@ -49,7 +49,7 @@ def connected(seen: Seen, token: Manifest, tls: Manifest) -> Iterator[Client]:
 
 
 def look(client: Client, name: str) -> Answer:
-    """What the coordinator says about the attempt ``name`` and its nodes."""
+    """The coordinator's answer about the attempt ``name`` and its nodes."""
     try:
         nodes = {node.node_id: NodeState(node.connected, node.draining) for node in client.nodes()}
         jobs = client.list(limit=RECENT)
@@ -62,7 +62,7 @@ def look(client: Client, name: str) -> Answer:
 
 
 def specification(spec: Spec, name: str) -> common_pb2.JobSpec:
-    """What is submitted."""
+    """The specification that is submitted."""
     run, elastic = spec.run, spec.elastic
     return job_spec(
         run.entry,

@@ -1,5 +1,5 @@
-"""A real Kubernetes control plane for tests: etcd, API server and controllers on loopback, without kubelets (``kubelet``
-plays them). Programs come from the folder KUBEBUILDER_ASSETS, else from PATH."""
+"""A real Kubernetes control plane for tests: etcd, API server and controllers on loopback, without kubelets
+(``kubelet`` plays them). Programs come from the folder KUBEBUILDER_ASSETS, else from PATH."""
 
 from __future__ import annotations
 
