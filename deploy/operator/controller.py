@@ -87,8 +87,8 @@ class Controller:
         return Credentials(token, tls) if token and tls else None
 
     def _act(self, seen: Seen, client: Client | None) -> float | None:
-        """The status is written first: when this process dies in between, the actions follow from the next look, while a
-        counter that was lost would be counted twice."""
+        """The status is written first: when this process dies in between, the actions follow from the next look, while
+        a counter that was lost would be counted twice."""
         now = time.time()
         plan = reconcile(seen, self._settings, now)
         if plan.status != seen.status:

@@ -108,8 +108,8 @@ def spec_schema() -> dict[str, Any]:
 
 
 def _structural(schema: dict[str, Any], definitions: dict[str, Any], optional: bool = False) -> dict[str, Any]:
-    """A schema of pydantic without references, titles and nulls, as Kubernetes wants it. ``optional``: nothing stands for
-    it where it is not given."""
+    """A schema of pydantic without references, titles and nulls, as Kubernetes wants it. ``optional``: nothing stands
+    for it where it is not given."""
     if "$ref" in schema:
         kept = {key: value for key, value in schema.items() if key in ("default", "description")}
         schema = {**definitions[schema["$ref"].rpartition("/")[2]], **kept}

@@ -21,8 +21,8 @@ CREDENTIALS = f"{GROUP}/credentials"
 
 @dataclass(frozen=True)
 class Task:
-    """The present attempt, as the coordinator tells it. ``state`` in the words of the command line. ``nodes``: those that
-    hold a rank, a newcomer, or a rank that is on its way out. ``exit_code``: of the rank that failed first."""
+    """The present attempt, as the coordinator tells it. ``state`` in the words of the command line. ``nodes``: those
+    that hold a rank, a newcomer, or a rank that is on its way out. ``exit_code``: of the rank that failed first."""
 
     job_id: str
     state: str
@@ -82,9 +82,9 @@ class Secrets:
 
 @dataclass(frozen=True)
 class Seen:
-    """The result of a look at the cluster. ``hashes``: of objects that belong to the job, by kind and name. ``task`` is None
-    if the coordinator has no job of this attempt; ``reachable``: it answered. ``former_attempts``: ids of other jobs that have
-    not ended there."""
+    """The result of a look at the cluster. ``hashes``: of objects that belong to the job, by kind and name. ``task`` is
+    None if the coordinator has no job of this attempt; ``reachable``: it answered. ``former_attempts``: ids of other
+    jobs that have not ended there."""
 
     body: Manifest
     pods: tuple[Pod, ...] = ()
@@ -196,7 +196,8 @@ Action = MakeCredentials | Apply | Create | Delete | Submit | Cancel | Scale | P
 
 @dataclass(frozen=True)
 class Plan:
-    """Actions in their order, the new status, and after how many seconds to look again (None: when something changes)."""
+    """Actions in their order, the new status, and after how many seconds to look again (None: when something
+    changes)."""
 
     actions: tuple[Action, ...]
     status: Manifest

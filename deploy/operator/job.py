@@ -1,5 +1,5 @@
-"""A BaguaJob as typed values. ``crd`` makes the schema of the CustomResourceDefinition from these classes, so what is said
-here of fields, defaults and limits is what the API server checks."""
+"""A BaguaJob as typed values. ``crd`` makes the schema of the CustomResourceDefinition from these classes, so what is
+said here of fields, defaults and limits is what the API server checks."""
 
 from __future__ import annotations
 
@@ -136,8 +136,8 @@ class RunPolicy(Model):
 
     suspend: bool = False
     suspend_mode: SuspendMode = SuspendMode.RELEASE
-    """Release: pods go, and the job is submitted again on resume, from its checkpoint if it keeps one. Pause: ranks of an
-    elastic job wait after their step; pods, memory and devices stay."""
+    """Release: pods go, and the job is submitted again on resume, from its checkpoint if it keeps one. Pause: ranks of
+    an elastic job wait after their step; pods, memory and devices stay."""
     restart_policy: RestartPolicy = RestartPolicy.ON_FAILURE
     """ExitCode: again after a death by signal or an exit code from 128, not after 1 to 127."""
     backoff_limit: int = Field(3, ge=0, le=1_000)
@@ -223,8 +223,8 @@ class Spec(Model):
 
 
 def parse(spec: dict[str, Any]) -> Spec:
-    """The specification of a manifest. Raises ConfigError, in words, for what the API server would refuse, and for rules
-    that it checks by CEL from Kubernetes 1.25 on."""
+    """The specification of a manifest. Raises ConfigError, in words, for what the API server would refuse, and for
+    rules that it checks by CEL from Kubernetes 1.25 on."""
     try:
         found = Spec.model_validate(spec)
     except ValidationError as error:

@@ -1,8 +1,8 @@
 """A small kubelet for tests: runs each pod's first container as a process, with its environment, Secrets and folders.
 
 A pod has an address of its own (127.x.y.z), and a mount namespace in which its volumes lie where the pod mounts them
-below /var/lib, and in which /etc/hosts knows the pods and headless Services, as the cluster's DNS would. Images, limits,
- probes, init containers and all other mounts are left out.
+below /var/lib, and in which /etc/hosts knows the pods and headless Services, as the cluster's DNS would. Images,
+limits, probes, init containers and all other mounts are left out.
 """
 
 from __future__ import annotations

@@ -95,6 +95,10 @@ class Operated:
         answer = self.api.patch(f"{JOBS}/{name}", content=json.dumps({"spec": spec}), headers=PATCH)
         assert answer.status_code == 200, answer.text
 
+    def annotate(self, name: str, key: str, value: str) -> None:
+        body = {"metadata": {"annotations": {key: value}}}
+        self.api.patch(f"{JOBS}/{name}", content=json.dumps(body), headers=PATCH).raise_for_status()
+
     def scale(self, name: str, replicas: int) -> None:
         """As `kubectl scale` does, which is used where there is one."""
         if shutil.which("kubectl"):
