@@ -15,6 +15,8 @@ GROUP = "bagua.dev"
 VERSION = "v1"
 KIND = "BaguaJob"
 PLURAL = "baguajobs"
+MOST = 4_096
+"""The most nodes of a job."""
 PRESERVED: dict[str, Any] = {"x-kubernetes-preserve-unknown-fields": True}
 """Schema of an object that Kubernetes itself checks when it is used."""
 
@@ -65,10 +67,10 @@ class GangScheduler(StrEnum):
 class Elastic(Model):
     """A lost pod ends the job no more; pods leave and join while it trains."""
 
-    min_replicas: int = Field(1, ge=1, le=10_000)
+    min_replicas: int = Field(1, ge=1, le=4_096)
     """The job waits when it has fewer pods."""
-    max_replicas: int = Field(0, ge=0, le=10_000)
-    """The most to which `kubectl scale` may go; 0: replicas, as they were when the job was submitted."""
+    max_replicas: int = Field(0, ge=0, le=4_096)
+    """The most to which `kubectl scale` may go; 0: 4096."""
     respawn: int = Field(0, ge=0, le=1_000)
     """Lost ranks that are replaced on each pod, an hour."""
 
@@ -188,7 +190,7 @@ class Spec(Model):
     image: Annotated[str, Field(min_length=1)]
     """Has bagua, torch and the program of the ranks."""
     image_pull_policy: Annotated[str, Field(pattern=r"^(|Always|IfNotPresent|Never)$")] = ""
-    replicas: int = Field(1, ge=1, le=10_000)
+    replicas: int = Field(1, ge=1, le=4_096)
     """Pods, with a node daemon each. Of an elastic job it may be changed while the job runs."""
     nproc_per_node: int = Field(1, ge=1, le=1_024)
     """Ranks in each pod."""
@@ -207,19 +209,17 @@ class Spec(Model):
     @property
     def minimum(self) -> int:
         """Pods without which nothing begins."""
-        return min(self.elastic.min_replicas, self.wanted) if self.elastic else self.replicas
+        return self.elastic.min_replicas if self.elastic else self.replicas
 
     @property
     def maximum(self) -> int:
         """The most pods."""
-        return max(self.elastic.max_replicas, self.elastic.min_replicas) if self.elastic else self.replicas
+        return (self.elastic.max_replicas or MOST) if self.elastic else self.replicas
 
     @property
     def wanted(self) -> int:
         """Pods that should be there, within the limits."""
-        if self.elastic is None or not self.elastic.max_replicas:
-            return max(self.replicas, self.elastic.min_replicas if self.elastic else 1)
-        return min(max(self.replicas, self.elastic.min_replicas), self.maximum)
+        return min(max(self.replicas, self.elastic.min_replicas), self.maximum) if self.elastic else self.replicas
 
 
 def parse(spec: dict[str, Any]) -> Spec:

@@ -74,7 +74,7 @@ def specification(spec: Spec, name: str) -> common_pb2.JobSpec:
         nproc_per_node=spec.nproc_per_node,
         elastic=elastic is not None,
         min_nodes=spec.minimum if elastic else 0,
-        max_nodes=max(spec.maximum, spec.wanted) if elastic else 0,
+        max_nodes=spec.maximum if elastic else 0,
         respawn=elastic.respawn if elastic else 0,
         env={one.name: one.value for one in run.env},
         secret_env=dict(pods.secret_files(spec)),
