@@ -20,16 +20,18 @@ class Gang:
 
 
 def complete(seen: Seen, spec: Spec, since: str | None, now: float, late_s: float) -> Gang:
-    """``since``: when pods began to be waited for. Beyond the minimum pods are waited for ``late_s`` seconds."""
+    """``since``: when pods began to be waited for. Beyond the minimum, pods that find no place are waited for ``late_s``
+    seconds, and those that are placed (their image is pulled) until the gang's limit."""
     waited = now - status.seconds_of(since) if since else 0.0
     alive = [pod for pod in seen.pods if not pod.ended and not pod.leaving]
     placed = sum(pod.scheduled for pod in alive)
-    connected = sum(pod.name in seen.nodes and seen.nodes[pod.name].connected for pod in alive)
-    if connected >= spec.wanted or (connected >= spec.minimum and waited >= late_s):
+    there = {pod.name for pod in alive if pod.name in seen.nodes and seen.nodes[pod.name].connected}
+    connected, limit = len(there), spec.run_policy.scheduling_policy.gang_timeout_seconds
+    coming = any(pod.scheduled and pod.name not in there for pod in alive) and waited < limit
+    if connected >= spec.wanted or (connected >= spec.minimum and waited >= late_s and not coming):
         return Gang(True, False, "")
     if placed < spec.minimum:
         words = f"{placed} of {spec.minimum} pods are placed."
         own = pods.gang_scheduler(seen, spec) is GangScheduler.OPERATOR
-        late = waited >= spec.run_policy.scheduling_policy.gang_timeout_seconds
-        return Gang(False, own and late and bool(alive), words)
+        return Gang(False, own and waited >= limit and bool(alive), words)
     return Gang(False, False, f"{connected} of {spec.wanted} node daemons have come.")

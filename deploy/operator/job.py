@@ -67,11 +67,11 @@ class GangScheduler(StrEnum):
 class Elastic(Model):
     """A lost pod ends the job no more; pods leave and join while it trains."""
 
-    min_replicas: int = Field(1, ge=1, le=4_096)
+    min_replicas: int = Field(default=1, ge=1, le=4_096)
     """The job waits when it has fewer pods."""
-    max_replicas: int = Field(0, ge=0, le=4_096)
+    max_replicas: int = Field(default=0, ge=0, le=4_096)
     """The most to which `kubectl scale` may go; 0: 4096."""
-    respawn: int = Field(0, ge=0, le=1_000)
+    respawn: int = Field(default=0, ge=0, le=1_000)
     """Lost ranks that are replaced on each pod, an hour."""
 
 
@@ -123,7 +123,7 @@ class SchedulingPolicy(Model):
 
     gang_scheduler: GangScheduler = GangScheduler.AUTO
     """Auto: Kueue where a queue is named and Kueue is installed, else Volcano where it is installed, else Operator."""
-    gang_timeout_seconds: int = Field(300, ge=10, le=86_400)
+    gang_timeout_seconds: int = Field(default=300, ge=10, le=86_400)
     """Operator alone: pods that are placed are given back when the minimum is not complete after so long."""
     queue: str = ""
     """Of Kueue or Volcano."""
@@ -142,19 +142,19 @@ class RunPolicy(Model):
     an elastic job wait after their step; pods, memory and devices stay."""
     restart_policy: RestartPolicy = RestartPolicy.ON_FAILURE
     """ExitCode: again after a death by signal or an exit code from 128, not after 1 to 127."""
-    backoff_limit: int = Field(3, ge=0, le=1_000)
+    backoff_limit: int = Field(default=3, ge=0, le=1_000)
     """The most times that a failed job is submitted again."""
-    backoff_seconds: int = Field(10, ge=0, le=3_600)
+    backoff_seconds: int = Field(default=10, ge=0, le=3_600)
     """Pause before the first time, then twice as long, and so on up to an hour."""
-    active_deadline_seconds: int | None = Field(None, ge=1)
+    active_deadline_seconds: int | None = Field(default=None, ge=1)
     """The job fails when it takes longer, pauses included."""
-    ttl_seconds_after_finished: int | None = Field(None, ge=0)
+    ttl_seconds_after_finished: int | None = Field(default=None, ge=0)
     """The BaguaJob and all that belongs to it is deleted so long after the end."""
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.ALL
     """Whether pods go at the end of the job. None: logs can be read with `kubectl exec`, and devices stay in use."""
-    stop_grace_seconds: int = Field(10, ge=0, le=3_600)
+    stop_grace_seconds: int = Field(default=10, ge=0, le=3_600)
     """Between SIGTERM and SIGKILL of ranks."""
-    drain_grace_seconds: int = Field(60, ge=0, le=86_400)
+    drain_grace_seconds: int = Field(default=60, ge=0, le=86_400)
     """How long an evicted pod may take to leave an elastic job after a step."""
     scheduling_policy: SchedulingPolicy = Field(default_factory=SchedulingPolicy)
 
@@ -179,7 +179,7 @@ class Coordinator(Model):
     """No volume: when the coordinator's pod is lost, the job begins anew."""
     database: Database | None = None
     """PostgreSQL instead of a volume."""
-    fence_after_seconds: int = Field(600, ge=0, le=86_400)
+    fence_after_seconds: int = Field(default=600, ge=0, le=86_400)
     """Ranks that no coordinator can reach end after so long; a new pod for it must come sooner. 0: never."""
     resources: dict[str, Any] = Field(default_factory=dict, json_schema_extra=PRESERVED)
 
@@ -190,9 +190,9 @@ class Spec(Model):
     image: Annotated[str, Field(min_length=1)]
     """Has bagua, torch and the program of the ranks."""
     image_pull_policy: Annotated[str, Field(pattern=r"^(|Always|IfNotPresent|Never)$")] = ""
-    replicas: int = Field(1, ge=1, le=4_096)
+    replicas: int = Field(default=1, ge=1, le=4_096)
     """Pods, with a node daemon each. Of an elastic job it may be changed while the job runs."""
-    nproc_per_node: int = Field(1, ge=1, le=1_024)
+    nproc_per_node: int = Field(default=1, ge=1, le=1_024)
     """Ranks in each pod."""
     elastic: Elastic | None = None
     run: Run

@@ -35,7 +35,7 @@ def pod(seen: Seen, spec: Spec, index: int, attempt: int, grouped: bool) -> Mani
     minimum, which is placed together."""
     template = spec.template
     inner = dict(template.get("spec", {}))
-    given = next((one for one in inner.get("containers", []) if one.get("name") == CONTAINER), {})
+    given: Manifest = next((one for one in inner.get("containers", []) if one.get("name") == CONTAINER), {})
     others = [one for one in inner.get("containers", []) if one.get("name") != CONTAINER]
     volumes, mounts = _volumes(seen, spec)
     container = _container(spec, mounts, given)

@@ -24,11 +24,11 @@ class Settings(BaseSettings):
 
     namespaces: tuple[str, ...] = ()
     """Empty: all."""
-    poll_s: float = Field(5.0, gt=0, le=600)
+    poll_s: float = Field(default=5.0, gt=0, le=600)
     """Pause between two looks at a job that runs; changes in Kubernetes are seen at once."""
-    secret_delay_s: float = Field(120.0, ge=0, le=3_600)
+    secret_delay_s: float = Field(default=120.0, ge=0, le=3_600)
     """Kubelets have written changed Secrets into pods after so long."""
-    renew_before_days: float = Field(90.0, ge=0)
+    renew_before_days: float = Field(default=90.0, ge=0)
     """Certificates are made anew so long before they expire."""
     issuer: str = ""
     """cert-manager makes the certificates: KIND/NAME, as ClusterIssuer/bagua."""

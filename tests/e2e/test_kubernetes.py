@@ -61,6 +61,7 @@ def trains(cluster: Operated, name: str, *pods: str, beyond: int = 0) -> dict[st
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 def test_digits_through_all_that_can_happen_to_a_job(cluster: Operated) -> None:
     """It loses a pod, grows, loses its operator, is paused, loses its coordinator, and succeeds: in one attempt."""
     cluster.submit("digits", **digits(2, 60, suspendMode="Pause"))
@@ -84,6 +85,7 @@ def test_digits_through_all_that_can_happen_to_a_job(cluster: Operated) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 def test_a_suspended_job_gives_its_pods_back_and_begins_again(cluster: Operated) -> None:
     cluster.submit("again", **digits(2, 30))
     trains(cluster, "again", "again-0", "again-1")
@@ -96,6 +98,7 @@ def test_a_suspended_job_gives_its_pods_back_and_begins_again(cluster: Operated)
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 def test_a_notice_an_upgrade_and_new_credentials_stop_nothing(cluster: Operated) -> None:
     cluster.submit("moved", **digits(2, 90))
     step = trains(cluster, "moved", "moved-0", "moved-1")["step"]
@@ -117,6 +120,7 @@ def test_a_notice_an_upgrade_and_new_credentials_stop_nothing(cluster: Operated)
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 def test_a_static_job_that_loses_a_pod_is_restarted(cluster: Operated) -> None:
     run = {"module": "bagua.examples.digits", "args": ["--epochs", "15"]}
     policy = {"backoffSeconds": 1, "drainGraceSeconds": 1, "stopGraceSeconds": 1}

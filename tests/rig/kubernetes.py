@@ -98,7 +98,7 @@ class ControlPlane:
             base_url=f"https://127.0.0.1:{self._ports[0]}",
             verify=_trust(self.folder / "certs" / "apiserver.crt"),
             headers={"Authorization": f"Bearer {TOKEN}"},
-            timeout=30.0,
+            timeout=120.0,
         )
 
     def stop(self) -> None:

@@ -107,7 +107,11 @@ def test_an_elastic_job_begins_on_its_minimum_after_a_while() -> None:
     since = {"gangSince": status.stamp(NOW - 10)}
     assert not kinds(decide(with_pods(seen(state=since), 0)), Submit)
     since = {"gangSince": status.stamp(NOW - 40)}
-    assert kinds(decide(with_pods(seen(state=since), 0)), Submit)
+    one = with_pods(seen(state=since), 0)
+    assert kinds(decide(one), Submit)
+    pulls = Pod("j-1", 1, scheduled=True, hash=one.pods[0].hash)
+    assert not kinds(decide(replace(one, pods=(*one.pods, pulls))), Submit)
+    assert kinds(decide(replace(one, pods=(*one.pods, pulls)), NOW + 300), Submit)
 
 
 def test_a_static_job_is_placed_whole_or_not_at_all() -> None:
