@@ -11,8 +11,7 @@ from lightkube.generic_resource import GenericNamespacedResource, create_global_
 from lightkube.types import PatchType
 
 from bagua.base.errors import ConfigError
-from bagua.operator.credentials import secrets_seen
-from bagua.operator.facts import CREDENTIALS, INDEX_LABEL, JOB_LABEL, ROLE_LABEL, Manifest, Pod, Secrets
+from bagua.operator.facts import CREDENTIALS, INDEX_LABEL, JOB_LABEL, ROLE_LABEL, Manifest, Pod
 from bagua.operator.job import GROUP, KIND, PLURAL, VERSION
 from bagua.operator.objects import hash_of
 
@@ -63,21 +62,9 @@ class Cluster:
         """The BaguaJob; None: there is none."""
         return self._get(KIND, namespace, name)
 
-    def jobs(self, namespaces: Iterable[str]) -> list[tuple[str, str]]:
-        """(namespace, name) of all."""
-        found = []
-        for namespace in tuple(namespaces) or ("*",):
-            for one in self._client.list(KINDS[KIND], namespace=namespace):
-                found.append((str(one["metadata"]["namespace"]), str(one["metadata"]["name"])))
-        return found
-
     def secret(self, namespace: str, name: str) -> Manifest | None:
         """A Secret; None: there is none."""
         return self._get("Secret", namespace, name)
-
-    def secrets(self, namespace: str, name: str) -> Secrets:
-        """Those of a job."""
-        return secrets_seen(self.secret(namespace, f"{name}-token"), self.secret(namespace, f"{name}-tls"))
 
     def pods(self, namespace: str, name: str) -> tuple[Pod, ...]:
         """Those of a job's daemons."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import httpx2
 from lightkube import ApiError
@@ -24,22 +23,12 @@ RETRY_S = 1.0
 """After a change that came in between, or an API that did not answer."""
 
 
-@dataclass(frozen=True)
-class Credentials:
-    """The Secrets of a job."""
-
-    token: Manifest
-    tls: Manifest
-
-
 class Controller:
     """Serves jobs by their names; several threads may do so for different jobs."""
 
     def __init__(self, cluster: Cluster, settings: Settings) -> None:
         self._cluster = cluster
         self._settings = settings
-        self._told: dict[tuple[str, str], str] = {}
-        self._lock = threading.Lock()
 
     def serve(self, namespace: str, name: str) -> float | None:
         """Returns after how many seconds to serve the job again; None: when something has changed."""
@@ -58,18 +47,19 @@ class Controller:
         if body is None or "deletionTimestamp" in body["metadata"]:
             return None  # what the BaguaJob owns goes with it
         hashes, started_with = self._cluster.hashes(namespace, name)
+        token = self._cluster.secret(namespace, f"{name}-token")
+        tls = self._cluster.secret(namespace, f"{name}-tls")
         seen = Seen(
             body=body,
             pods=self._cluster.pods(namespace, name),
             hashes=hashes,
-            secrets=self._cluster.secrets(namespace, name),
+            secrets=credentials.secrets_seen(token, tls),
             coordinator_credentials=started_with,
             api_groups=self._cluster.api_groups(),
         )
-        given = self._credentials(namespace, name)
-        if given is None or seen.status.get("phase") in status.ENDED or not started_with:
+        if token is None or tls is None or seen.status.get("phase") in status.ENDED or not started_with:
             return self._act(seen, None)
-        with service.connected(seen, given.token, given.tls) as client:
+        with service.connected(seen, token, tls) as client:
             answer = service.look(client, attempt_name(seen, seen.status.get("attempt", 0)))
             seen = replace(
                 seen,
@@ -80,11 +70,6 @@ class Controller:
                 nodes=answer.nodes,
             )
             return self._act(seen, client)
-
-    def _credentials(self, namespace: str, name: str) -> Credentials | None:
-        token = self._cluster.secret(namespace, f"{name}-token")
-        tls = self._cluster.secret(namespace, f"{name}-tls")
-        return Credentials(token, tls) if token and tls else None
 
     def _act(self, seen: Seen, client: Client | None) -> float | None:
         """The status is written first: when this process dies in between, the actions follow from the next look, while

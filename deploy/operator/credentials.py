@@ -90,6 +90,7 @@ def secrets_seen(token: Manifest | None, tls: Manifest | None) -> Secrets:
     if tls is not None:
         certificate = x509.load_pem_x509_certificate(base64.b64decode(tls["data"]["tls.crt"]))
         expires = certificate.not_valid_after_utc.timestamp()
+        made = max(made, certificate.not_valid_before_utc.timestamp())  # cert-manager leaves no note
     rotation = _note(token, "rotate")
     return Secrets(token is not None, tls is not None, rotation, made, expires, digest.hexdigest()[:16])
 

@@ -77,9 +77,9 @@ def certificate_names(seen: Seen) -> list[str]:
     return [f"{service}.{seen.namespace}.svc", f"{service}-0.{service}.{seen.namespace}.svc", service, f"{service}-0"]
 
 
-def infrastructure(seen: Seen, spec: Spec, settings: Settings, credentials: str, running: bool) -> list[Manifest]:
-    """All objects but Secrets and pods. ``credentials``: mark of those that the coordinator should run with.
-    ``running``: false for a job that has ended, or gave its pods back."""
+def infrastructure(seen: Seen, spec: Spec, credentials: str, running: bool) -> list[Manifest]:
+    """All objects but certificates, Secrets and pods. ``credentials``: mark of those that the coordinator should run
+    with. ``running``: false for a job that has ended, or gave its pods back."""
     made = [
         _service(seen),
         _coordinator_network(seen),
@@ -89,8 +89,6 @@ def infrastructure(seen: Seen, spec: Spec, settings: Settings, credentials: str,
     ]
     if spec.coordinator.database is None and not spec.coordinator.ephemeral:
         made.insert(0, _volume(seen, spec))
-    if settings.issuer:
-        made.insert(0, _certificate(seen, settings))
     return [stamped(one) for one in made]
 
 
@@ -236,7 +234,8 @@ def _daemon_network(seen: Seen) -> Manifest:
     return _object(seen, "networking.k8s.io/v1", "NetworkPolicy", seen.name, "daemon", spec)
 
 
-def _certificate(seen: Seen, settings: Settings) -> Manifest:
+def certificate(seen: Seen, settings: Settings) -> Manifest:
+    """cert-manager makes the Secret with the certificate."""
     kind, _, name = settings.issuer.partition("/")
     spec = {
         "secretName": f"{seen.name}-tls",
@@ -247,7 +246,7 @@ def _certificate(seen: Seen, settings: Settings) -> Manifest:
         "privateKey": {"algorithm": "ECDSA", "size": 256, "encoding": "PKCS8", "rotationPolicy": "Always"},
         "issuerRef": {"group": "cert-manager.io", "kind": kind, "name": name},
     }
-    return _object(seen, "cert-manager.io/v1", "Certificate", f"{seen.name}-tls", "coordinator", spec)
+    return stamped(_object(seen, "cert-manager.io/v1", "Certificate", f"{seen.name}-tls", "coordinator", spec))
 
 
 def volcano_group(seen: Seen, spec: Spec) -> Manifest:

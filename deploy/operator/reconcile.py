@@ -13,7 +13,6 @@ from bagua.operator.facts import (
     Action,
     Apply,
     Cancel,
-    Create,
     Delete,
     Manifest,
     Pause,
@@ -51,16 +50,16 @@ def reconcile(seen: Seen, settings: Settings, now: float) -> Plan:
         return Plan((), status.with_condition(found, "Invalid", True, "Invalid", str(error), now), None)
     former = status.with_condition(former, "Invalid", False, "Valid", "", now)
     if former.get("phase") in status.ENDED:
-        return _finished(seen, spec, settings, former, now)
+        return _finished(seen, spec, former, now)
     return Round(seen, spec, settings, former, now).plan()
 
 
-def _finished(seen: Seen, spec: Spec, settings: Settings, former: Manifest, now: float) -> Plan:
+def _finished(seen: Seen, spec: Spec, former: Manifest, now: float) -> Plan:
     """Cleans up, and deletes the BaguaJob after its time to live."""
     actions: list[Action] = []
     if spec.run_policy.clean_pod_policy is CleanPodPolicy.ALL:
         actions += [Delete("Pod", pod.name) for pod in seen.pods if not pod.leaving]
-        actions += _changed(seen, objects.infrastructure(seen, spec, settings, seen.coordinator_credentials, False))
+        actions += _changed(seen, objects.infrastructure(seen, spec, seen.coordinator_credentials, False))
     found = _counted(seen, spec, former, None)
     ttl = spec.run_policy.ttl_seconds_after_finished
     if ttl is None:
@@ -117,12 +116,14 @@ class Round:
             self.status["startTime"] = status.stamp(self.now)
         release = self.policy.suspend and self.policy.suspend_mode is SuspendMode.RELEASE
         mark = self._credentials()
+        if self.settings.issuer:
+            self._apply([objects.certificate(self.seen, self.settings)])
         if not (self.seen.secrets.token and self.seen.secrets.certificate):  # pods can't start without
             self._phase(status.PENDING, "Credentials", "The token and the certificate are made.")
             self.again_s = 0.0 if self.actions else self.settings.poll_s
             return Plan(tuple(self.actions), self.status, self.again_s)
         resting = release and (self.task is None or self.task.ended) and not self.seen.pods
-        self._apply(objects.infrastructure(self.seen, self.spec, self.settings, mark, not resting))
+        self._apply(objects.infrastructure(self.seen, self.spec, mark, not resting))
         if pods.gang_scheduler(self.seen, self.spec) is GangScheduler.VOLCANO:
             self._apply([objects.volcano_group(self.seen, self.spec)])
         if self._deadline_passed():
@@ -286,6 +287,3 @@ class Round:
 def attempt_name(seen: Seen, attempt: int) -> str:
     """The name of an attempt at the coordinator, by which it is found."""
     return f"{seen.name}-{attempt}"
-
-
-__all__ = ["Create", "attempt_name", "reconcile"]

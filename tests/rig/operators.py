@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DEFINITION = ROOT / "deploy" / "kubernetes" / "crd" / "baguajobs.yaml"
 JOBS = "/apis/bagua.dev/v1/namespaces/default/baguajobs"
 PATCH = {"Content-Type": "application/merge-patch+json"}
-DEADLINE_S = 180.0
+DEADLINE_S = 300.0
 
 
 class Operated:

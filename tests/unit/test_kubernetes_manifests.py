@@ -66,7 +66,8 @@ def test_the_operator_makes_valid_objects() -> None:
     spec = parse({"image": "b:1", "run": RUN, "replicas": 2, "elastic": {"maxReplicas": 4}})
     body = {"metadata": {"name": "j", "namespace": "n", "uid": "u"}, "spec": {}}
     seen = Seen(body, api_groups=frozenset({pods.KUEUE}))
-    made = objects.infrastructure(seen, spec, Settings(issuer="ClusterIssuer/bagua"), "mark", True)
+    made = objects.infrastructure(seen, spec, "mark", True)
+    made += [objects.certificate(seen, Settings(issuer="ClusterIssuer/bagua"))]
     made += [pods.pod(seen, spec, 0, 0, True), objects.volcano_group(seen, spec)]
     kinds = {"Pod", "StatefulSet", "Service", "NetworkPolicy", "PodDisruptionBudget", "PersistentVolumeClaim"}
     assert kinds <= {one["kind"] for one in made}

@@ -46,7 +46,7 @@ def seen(replicas: int = 2, state: dict[str, Any] | None = None, **changes: Any)
     if state is not None:
         body["status"] = state
     made = Seen(body, secrets=HERE, coordinator_credentials="mark", reachable=True)
-    whole = objects.infrastructure(made, parse(body["spec"]), SETTINGS, "mark", True)
+    whole = objects.infrastructure(made, parse(body["spec"]), "mark", True)
     made = replace(made, hashes={(one["kind"], one["metadata"]["name"]): objects.hash_of(one) for one in whole})
     return replace(made, **changes)
 
@@ -79,6 +79,13 @@ def test_secrets_come_before_anything_that_needs_them() -> None:
     plan = decide(seen(secrets=Secrets()))
     assert plan.actions == (facts.MakeCredentials(True, True),)
     assert plan.status["phase"] == "Pending"
+
+
+def test_an_issuer_is_asked_for_the_certificate() -> None:
+    plan = reconcile(seen(secrets=Secrets()), Settings(issuer="ClusterIssuer/b"), NOW)
+    asked, applied = plan.actions
+    assert asked == facts.MakeCredentials(True, False) and isinstance(applied, facts.Apply)
+    assert applied.manifest["spec"]["issuerRef"]["name"] == "b"
 
 
 def test_a_new_job_gets_its_objects_and_pods() -> None:
