@@ -36,13 +36,17 @@ def with_condition(status: Manifest, kind: str, holds: bool, reason: str, messag
         return status
     truth = "True" if holds else "False"
     since = former["lastTransitionTime"] if former and former["status"] == truth else stamp(now)
-    made = {"type": kind, "status": truth, "reason": reason, "message": message, "lastTransitionTime": since}
+    made = {"type": kind, "status": truth, "reason": reason, "message": message or reason, "lastTransitionTime": since}
     return {**status, "conditions": [one for one in conditions if one["type"] != kind] + [made]}
 
 
 def with_phase(status: Manifest, phase: str, reason: str, message: str, now: float) -> Manifest:
     """The status in this phase: the conditions of the phases follow. ``reason`` is one word, ``message`` a sentence."""
-    found = {**status, "phase": phase, "message": message}
+    found = {
+        **status,
+        "phase": phase,
+        "message": message or reason,
+    }  # never an empty text: Kubernetes 1.20 takes it for null
     for kind in (RUNNING, SUSPENDED, RESTARTING, SUCCEEDED, FAILED):
         if kind == phase:
             found = with_condition(found, kind, True, reason, message, now)

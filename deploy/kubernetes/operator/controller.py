@@ -11,6 +11,7 @@ from lightkube import ApiError
 
 from bagua.base.errors import BaguaError, ConflictError
 from bagua.client import Client
+from bagua.enroll.certificates import Authority
 from bagua.operator import credentials, facts, service, status
 from bagua.operator.cluster import CONFLICT, Cluster
 from bagua.operator.facts import Action, Manifest, Seen
@@ -132,7 +133,7 @@ class Controller:
         if wanted.certificate:
             kept = self._cluster.secret(seen.namespace, f"{seen.name}-authority")
             if kept is None:
-                authority = credentials.Authority()
+                authority = Authority()
                 self._cluster.apply(credentials.authority_secret(seen, authority))
             else:
                 authority = credentials.authority_of(kept["data"])

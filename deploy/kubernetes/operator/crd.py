@@ -183,7 +183,7 @@ def main() -> None:
     """Prints it."""
     import yaml
 
-    print("# Made by `python -m bagua.operator.crd`: change deploy/operator/job.py instead.")
+    print("# Made by `python -m bagua.operator.crd`: change deploy/kubernetes/operator/job.py instead.")
     print(yaml.safe_dump(definition(), sort_keys=False, width=120), end="")
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import httpx2
 from lightkube import ApiError, Client, KubeConfig
 from lightkube.core.exceptions import ConfigError as KubeConfigError
-from lightkube.generic_resource import GenericNamespacedResource, create_global_resource, create_namespaced_resource
+from lightkube.generic_resource import create_global_resource, create_namespaced_resource
 from lightkube.types import PatchType
 
 from bagua.base.errors import ConfigError
@@ -16,7 +17,7 @@ from bagua.operator.job import GROUP, KIND, PLURAL, VERSION
 from bagua.operator.objects import hash_of
 
 MANAGER = "bagua-operator"
-KINDS: dict[str, type[GenericNamespacedResource]] = {
+KINDS: dict[str, Any] = {
     kind: create_namespaced_resource(group, version, kind, plural)
     for kind, group, version, plural in (
         (KIND, GROUP, VERSION, PLURAL),
@@ -33,7 +34,7 @@ KINDS: dict[str, type[GenericNamespacedResource]] = {
     )
 }
 OLD_BUDGET = create_namespaced_resource("policy", "v1beta1", "PodDisruptionBudget", "poddisruptionbudgets")
-JOB_STATUS = create_namespaced_resource(GROUP, VERSION, KIND, PLURAL).Status
+JOB_STATUS: Any = create_namespaced_resource(GROUP, VERSION, KIND, PLURAL).Status
 OTHERS = ("workloads.kueue.x-k8s.io", "podgroups.scheduling.volcano.sh", "certificates.cert-manager.io")
 """Definitions of what the operator works with where it is installed."""
 DEFINITION = create_global_resource(
@@ -68,7 +69,7 @@ class Cluster:
 
     def pods(self, namespace: str, name: str) -> tuple[Pod, ...]:
         """Those of a job's daemons."""
-        labels = {JOB_LABEL: name, ROLE_LABEL: "daemon"}
+        labels: dict[str, Any] = {JOB_LABEL: name, ROLE_LABEL: "daemon"}
         found = [dict(one) for one in self._client.list(KINDS["Pod"], namespace=namespace, labels=labels)]
         notices: dict[str, str] = {}
         return tuple(self._pod(one, notices) for one in sorted(found, key=lambda one: one["metadata"]["name"]))
@@ -83,9 +84,9 @@ class Cluster:
                     template = one["spec"]["template"]["metadata"]
                     credentials = str((template.get("annotations") or {}).get(CREDENTIALS, ""))
         for kind, suffix in (("PodGroup", ""), ("Certificate", "-tls")):
-            one = self._get(kind, namespace, f"{name}{suffix}") if kind in self._optional() else None
-            if one is not None:
-                found[kind, f"{name}{suffix}"] = hash_of(one)
+            other = self._get(kind, namespace, f"{name}{suffix}") if kind in self._optional() else None
+            if other is not None:
+                found[kind, f"{name}{suffix}"] = hash_of(other)
         return found, credentials
 
     def api_groups(self) -> frozenset[str]:
