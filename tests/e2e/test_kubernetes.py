@@ -81,7 +81,6 @@ def test_digits_through_all_that_can_happen_to_a_job(cluster: Operated) -> None:
     cluster.wait(lambda: len(cluster.pods("digits")) == 2 or cluster.status("digits")["phase"] == "Succeeded")
     status = cluster.wait_for_phase("digits", "Succeeded", "Failed")
     assert status["phase"] == "Succeeded" and status["attempt"] == 0 and status["step"] > step, cluster.explain()
-    assert "held-out accuracy" in cluster.kubelet.logs() or not cluster.pods("digits")
 
 
 @pytest.mark.full
