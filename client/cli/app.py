@@ -84,6 +84,18 @@ def certs(context: typer.Context) -> None:
     _execute("bagua.daemon.certs", context.args)
 
 
+@app.command(context_settings=FOREIGN, add_help_option=False)
+def operator(context: typer.Context) -> None:
+    """Serves BaguaJobs of a Kubernetes cluster."""
+    _execute("bagua.operator", context.args)
+
+
+@app.command("convert-manifest", context_settings=FOREIGN, add_help_option=False)
+def convert_manifest(context: typer.Context) -> None:
+    """Makes BaguaJobs out of the original's manifests of kind Bagua."""
+    _execute("bagua.operator.convert", context.args)
+
+
 app.command()(dashboard.dashboard)
 app.command()(dashboard.top)
 app.command()(doctor.doctor)

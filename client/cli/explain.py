@@ -14,9 +14,9 @@ def explain(
     tls: TlsOption = None,
 ) -> None:
     """Tells on one page what happened to a job and why: its end, losses, waits and changes, from its events alone."""
-    from bagua.cli.describe import event_document
     from bagua.cli.explanation import explain as told
     from bagua.cli.explanation import mark_of
+    from bagua.client.describe import event_document
 
     with connect(coordinator, token_file, tls) as client:
         found = client.find(job_id)

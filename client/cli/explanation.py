@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from bagua.base.text import printable
-from bagua.cli.describe import duration
+from bagua.client.describe import duration
 
 ENDS = ("SUCCEEDED", "FAILED", "CANCELLED")
 _ROUTINE = {

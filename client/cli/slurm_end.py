@@ -74,7 +74,7 @@ class Announcements:
         return words or "No checkpoint was written before the end: the job goes on from the one before."
 
     def _job_ended(self) -> bool:
-        from bagua.cli.describe import ENDED
+        from bagua.client.describe import ENDED
 
         follower = self._interrupts.follower
         return follower is None or follower.job.state in ENDED

@@ -146,7 +146,7 @@ def scrape(address: str) -> str:
 
 
 def _add_cluster(bundle: Bundle, client: Client, newest: int, named: Iterable[str]) -> None:
-    from bagua.cli.describe import job_document, node_document
+    from bagua.client.describe import job_document, node_document
 
     bundle.collect("cluster/nodes.json", lambda: json_text([node_document(node) for node in client.nodes()], 1))
     listed = [job.job_id for job in client.list(limit=newest)] if newest else []
@@ -158,8 +158,8 @@ def _add_cluster(bundle: Bundle, client: Client, newest: int, named: Iterable[st
 
 
 def _story(client: Client, job_id: str) -> str:
-    from bagua.cli.describe import event_document
     from bagua.cli.explanation import explain
+    from bagua.client.describe import event_document
 
     events = list(client.events(job_id))
     lines = "".join(json_text(event_document(event)) + "\n" for event in events)

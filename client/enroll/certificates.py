@@ -35,7 +35,15 @@ def make_request(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 class Authority:
-    """Lives as long as this object: its key is written nowhere. Two that are trusted at once need different names."""
+    """Lives as long as this object, unless its key is kept (``key_pem``, ``restored``). Two that are trusted at once need
+    different names."""
+
+    @classmethod
+    def restored(cls, certificate: bytes, key: ec.EllipticCurvePrivateKey) -> Authority:
+        """The authority whose certificate (PEM) and key were kept."""
+        found = cls.__new__(cls)
+        found._key, found._certificate = key, x509.load_pem_x509_certificate(certificate)
+        return found
 
     def __init__(self, name: str = "bagua authority") -> None:
         self._key = new_key()
@@ -60,6 +68,10 @@ class Authority:
     def pem(self) -> bytes:
         """The certificate that both sides of a connection trust."""
         return self._certificate.public_bytes(_PEM)
+
+    def key_pem(self) -> bytes:
+        """Its private key, not encrypted. Whoever has it can be any part of the service."""
+        return key_pem(self._key)
 
     def certify(self, key: ec.EllipticCurvePublicKey, hosts: Sequence[str]) -> bytes:
         """A certificate (PEM) for every role, the server's among them, at the names and addresses ``hosts``. Raises

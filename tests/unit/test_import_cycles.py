@@ -22,6 +22,7 @@ LOADED_LATE = {
     "bagua.daemon": "a daemon loads health, metrics, certificates and migrations if its settings ask for them",
     "bagua.otel.tracing": "OpenTelemetry is an extra, and takes as long as a command to import",
     "bagua.examples": "scikit-learn and the frameworks are extras",
+    "bagua.operator": "kopf and lightkube take half a second and are extras; --help needs neither",
     "bagua.torch_api.notebook": "IPython and cloudpickle are an extra, and most ranks need neither",
 }
 """Packages and modules that import inside functions, and why. The rank's side does not, but for notebooks."""

@@ -1,0 +1,74 @@
+"""kopf listens; what it hears names a job, which the controller then looks at as a whole. No handler decides anything,
+and there are no finalizers: a BaguaJob can be deleted while no operator runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import kopf
+
+from bagua.operator.controller import RETRY_S, Controller
+from bagua.operator.facts import JOB_LABEL
+from bagua.operator.job import GROUP, PLURAL, VERSION
+from bagua.operator.queue import Key, Queue
+from bagua.operator.settings import Settings
+
+log = logging.getLogger("bagua.operator")
+
+
+def make_registry(controller: Controller, settings: Settings) -> kopf.OperatorRegistry:
+    """Handlers that wake jobs."""
+    registry = kopf.OperatorRegistry()
+
+    async def serve(key: Key) -> float | None:
+        try:
+            return await asyncio.to_thread(controller.serve, *key)
+        except Exception:  # of our own code: the other jobs go on, and this one is tried again
+            log.exception("%s/%s: a mistake of the operator", *key)
+            return 10 * RETRY_S
+
+    queue = Queue(serve)
+
+    @kopf.on.login(registry=registry, retries=5)
+    def login(**arguments: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_with_service_account(**arguments) or kopf.login_with_kubeconfig(**arguments)
+
+    @kopf.on.startup(registry=registry)
+    async def begin(settings: kopf.OperatorSettings, **_: Any) -> None:
+        settings.posting.enabled = False
+        settings.scanning.disabled = True
+        settings.watching.server_timeout = 120
+
+    @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
+    async def job_changed(namespace: str | None, name: str | None, **_: Any) -> None:
+        queue.wake((str(namespace), str(name)))
+
+    def wake_owner(namespace: str | None, labels: kopf.Labels, **_: Any) -> None:
+        queue.wake((str(namespace), str(labels[JOB_LABEL])))
+
+    for resource in (("", "v1", "pods"), ("apps", "v1", "statefulsets")):
+        kopf.on.event(*resource, labels={JOB_LABEL: kopf.PRESENT}, registry=registry)(_in_loop(wake_owner))
+
+    if not settings.namespaces:  # else the operator may not look at machines
+
+        @kopf.on.event("", "v1", "nodes", registry=registry)
+        async def machine_changed(**_: Any) -> None:
+            for key in queue.waiting():
+                queue.wake(key)
+
+    @kopf.on.cleanup(registry=registry)
+    async def end(**_: Any) -> None:
+        await queue.close()
+
+    return registry
+
+
+def _in_loop(function: Any) -> Any:
+    """A handler without ``async`` runs in a thread; the queue belongs to the loop."""
+
+    async def handler(**arguments: Any) -> None:
+        function(**arguments)
+
+    return handler

@@ -1,0 +1,216 @@
+"""Looks at the Kubernetes API and changes it. Objects are dictionaries, as in manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import httpx2
+from lightkube import ApiError, Client, KubeConfig
+from lightkube.core.exceptions import ConfigError as KubeConfigError
+from lightkube.generic_resource import create_global_resource, create_namespaced_resource
+from lightkube.types import PatchType
+
+from bagua.base.errors import ConfigError
+from bagua.operator.facts import CREDENTIALS, INDEX_LABEL, JOB_LABEL, ROLE_LABEL, Manifest, Pod
+from bagua.operator.job import GROUP, KIND, PLURAL, VERSION
+from bagua.operator.objects import hash_of
+
+MANAGER = "bagua-operator"
+KINDS: dict[str, Any] = {
+    kind: create_namespaced_resource(group, version, kind, plural)
+    for kind, group, version, plural in (
+        (KIND, GROUP, VERSION, PLURAL),
+        ("Certificate", "cert-manager.io", "v1", "certificates"),
+        ("Event", "", "v1", "events"),
+        ("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies"),
+        ("PersistentVolumeClaim", "", "v1", "persistentvolumeclaims"),
+        ("Pod", "", "v1", "pods"),
+        ("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets"),
+        ("PodGroup", "scheduling.volcano.sh", "v1beta1", "podgroups"),
+        ("Secret", "", "v1", "secrets"),
+        ("Service", "", "v1", "services"),
+        ("StatefulSet", "apps", "v1", "statefulsets"),
+    )
+}
+OLD_BUDGET = create_namespaced_resource("policy", "v1beta1", "PodDisruptionBudget", "poddisruptionbudgets")
+JOB_STATUS: Any = create_namespaced_resource(GROUP, VERSION, KIND, PLURAL).Status
+OTHERS = ("workloads.kueue.x-k8s.io", "podgroups.scheduling.volcano.sh", "certificates.cert-manager.io")
+"""Definitions of what the operator works with where it is installed."""
+DEFINITION = create_global_resource(
+    "apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions"
+)
+NODE = create_global_resource("", "v1", "Node", "nodes")
+FORBIDDEN, NOT_FOUND, CONFLICT = 403, 404, 409
+
+
+class Cluster:
+    """One client for all jobs; may be used from several threads. Raises ConfigError if the API can't be found; methods
+    raise ApiError and httpx2.HTTPError."""
+
+    def __init__(self, taints: Iterable[str], kubeconfig: str = "") -> None:
+        try:
+            config = KubeConfig.from_file(kubeconfig) if kubeconfig else KubeConfig.from_env()
+        except (KubeConfigError, OSError) as error:
+            raise ConfigError(f"The Kubernetes API can't be found: {error}. Give --kubeconfig FILE.") from error
+        self._client = Client(config=config, field_manager=MANAGER, timeout=httpx2.Timeout(15.0))
+        self._taints = frozenset(taints)
+        self._kinds = dict(KINDS)
+
+    # ---- looks
+
+    def job(self, namespace: str, name: str) -> Manifest | None:
+        """The BaguaJob; None: there is none."""
+        return self._get(KIND, namespace, name)
+
+    def secret(self, namespace: str, name: str) -> Manifest | None:
+        """A Secret; None: there is none."""
+        return self._get("Secret", namespace, name)
+
+    def pods(self, namespace: str, name: str) -> tuple[Pod, ...]:
+        """Those of a job's daemons."""
+        labels: dict[str, Any] = {JOB_LABEL: name, ROLE_LABEL: "daemon"}
+        found = [dict(one) for one in self._client.list(KINDS["Pod"], namespace=namespace, labels=labels)]
+        notices: dict[str, str] = {}
+        return tuple(self._pod(one, notices) for one in sorted(found, key=lambda one: one["metadata"]["name"]))
+
+    def hashes(self, namespace: str, name: str) -> tuple[dict[tuple[str, str], str], str]:
+        """(hashes of the job's objects by kind and name, the credentials that its coordinator was started with)."""
+        found, credentials = {}, ""
+        for kind in ("NetworkPolicy", "PersistentVolumeClaim", "PodDisruptionBudget", "Service", "StatefulSet"):
+            for one in self._client.list(self._kinds[kind], namespace=namespace, labels={JOB_LABEL: name}):
+                found[kind, str(one["metadata"]["name"])] = hash_of(dict(one))
+                if kind == "StatefulSet":
+                    template = one["spec"]["template"]["metadata"]
+                    credentials = str((template.get("annotations") or {}).get(CREDENTIALS, ""))
+        for kind, suffix in (("PodGroup", ""), ("Certificate", "-tls")):
+            other = self._get(kind, namespace, f"{name}{suffix}") if kind in self._optional() else None
+            if other is not None:
+                found[kind, f"{name}{suffix}"] = hash_of(other)
+        return found, credentials
+
+    def api_groups(self) -> frozenset[str]:
+        """Groups of OTHERS that were installed at the last ``find_others``."""
+        return self._groups
+
+    def find_others(self) -> None:
+        """Looks which of OTHERS are installed. Where the operator may not look, none is. Kubernetes before 1.21 has
+        budgets in another version."""
+        try:
+            next(iter(self._client.list(KINDS["PodDisruptionBudget"], namespace="default")), None)
+        except ApiError as error:
+            if error.status.code == NOT_FOUND:
+                self._kinds["PodDisruptionBudget"] = OLD_BUDGET
+        self._groups = frozenset(name.partition(".")[2] for name in OTHERS if self._installed(name))
+
+    _groups: frozenset[str] = frozenset()
+
+    # ---- changes
+
+    def apply(self, manifest: Manifest) -> None:
+        """Server-side apply."""
+        kind, metadata = self._kinds[manifest["kind"]], manifest["metadata"]
+        body = manifest if kind is not OLD_BUDGET else {**manifest, "apiVersion": "policy/v1beta1"}
+        self._client.patch(
+            kind,
+            metadata["name"],
+            body,
+            namespace=metadata["namespace"],
+            patch_type=PatchType.APPLY,
+            force=True,
+        )
+
+    def create(self, manifest: Manifest) -> bool:
+        """False: there is one of that name."""
+        try:
+            self._client.create(KINDS[manifest["kind"]](manifest))
+        except ApiError as error:
+            if error.status.code == CONFLICT and error.status.reason == "AlreadyExists":
+                return False
+            raise
+        return True
+
+    def delete(self, kind: str, namespace: str, name: str) -> None:
+        """It is no error if there is none."""
+        try:
+            self._client.delete(KINDS[kind], name, namespace=namespace)
+        except ApiError as error:
+            if error.status.code != NOT_FOUND:
+                raise
+
+    def write_status(self, body: Manifest, status: Manifest) -> None:
+        """The new status of a BaguaJob, unless it has changed meanwhile (then this decision is void)."""
+        metadata = body["metadata"]
+        whole = {**body, "status": status}
+        self._client.replace(JOB_STATUS(whole), metadata["name"], namespace=metadata["namespace"])
+
+    def tell(self, body: Manifest, reason: str, message: str, now: str) -> None:
+        """An Event about a BaguaJob."""
+        metadata = body["metadata"]
+        about = {"apiVersion": body["apiVersion"], "kind": KIND, "name": metadata["name"], "uid": metadata["uid"]}
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{metadata['name']}-", "namespace": metadata["namespace"]},
+            "involvedObject": {**about, "namespace": metadata["namespace"]},
+            "reason": reason,
+            "message": message[:1000],
+            "type": "Warning" if reason in ("Failed", "Restarting") else "Normal",
+            "source": {"component": MANAGER},
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        self._client.create(KINDS["Event"](event))
+
+    # ---- helpers
+
+    def _optional(self) -> set[str]:
+        groups = {"scheduling.volcano.sh": "PodGroup", "cert-manager.io": "Certificate"}
+        return {kind for group, kind in groups.items() if group in self._groups}
+
+    def _get(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        try:
+            return dict(self._client.get(KINDS[kind], name, namespace=namespace))
+        except ApiError as error:
+            if error.status.code == NOT_FOUND:
+                return None
+            raise
+
+    def _installed(self, definition: str) -> bool:
+        try:
+            self._client.get(DEFINITION, definition)
+        except ApiError as error:
+            if error.status.code in (NOT_FOUND, FORBIDDEN):
+                return False
+            raise
+        return True
+
+    def _pod(self, body: Manifest, notices: dict[str, str]) -> Pod:
+        metadata, machine = body["metadata"], body["spec"].get("nodeName", "")
+        if machine and machine not in notices:
+            notices[machine] = self._notice(machine)
+        notice = notices.get(machine, "")
+        for condition in body.get("status", {}).get("conditions", []):
+            if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
+                notice = f"evicted: {condition.get('reason', '')}"
+        return Pod(
+            name=metadata["name"],
+            index=int(metadata["labels"].get(INDEX_LABEL, 0)),
+            phase=body.get("status", {}).get("phase", "Pending"),
+            scheduled=bool(machine),
+            leaving="deletionTimestamp" in metadata,
+            hash=hash_of(body),
+            notice=notice,
+        )
+
+    def _notice(self, machine: str) -> str:
+        """Why a machine will go away; empty: it stays."""
+        try:
+            found = self._client.get(NODE, machine)
+        except ApiError as error:
+            if error.status.code in (NOT_FOUND, FORBIDDEN):  # gone, or the operator serves some namespaces only
+                return ""
+            raise
+        taints = [one["key"] for one in found["spec"].get("taints") or []]
+        return next((f"{machine} has the taint {one}" for one in taints if one in self._taints), "")

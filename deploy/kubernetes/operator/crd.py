@@ -1,0 +1,191 @@
+"""``python -m bagua.operator.crd``: prints the CustomResourceDefinition, which ``deploy/kubernetes/crd`` holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bagua.operator.job import GROUP, KIND, PLURAL, VERSION, Spec
+
+RULES = {
+    (): [
+        ("has(self.elastic) || self.replicas == oldSelf.replicas", "replicas: only an elastic job can be scaled"),
+        ("has(self.elastic) == has(oldSelf.elastic)", "elastic: a job stays elastic, or static"),
+        ("self.run == oldSelf.run", "run: make another BaguaJob for another program"),
+        ("self.nprocPerNode == oldSelf.nprocPerNode", "nprocPerNode can't be changed"),
+        (
+            "!has(self.elastic) || self.replicas >= self.elastic.minReplicas",
+            "replicas must be at least elastic.minReplicas",
+        ),
+        (
+            "!has(self.elastic) || self.elastic.maxReplicas == 0 || self.replicas <= self.elastic.maxReplicas",
+            "replicas must be at most elastic.maxReplicas",
+        ),
+        (
+            "has(self.elastic) || self.runPolicy.suspendMode == 'Release'",
+            "runPolicy.suspendMode: only an elastic job can be paused",
+        ),
+    ],
+    ("elastic",): [
+        ("self.maxReplicas == 0 || self.maxReplicas >= self.minReplicas", "maxReplicas is less than minReplicas"),
+        ("self == oldSelf", "elastic: limits can't be changed"),
+    ],
+    ("run",): [
+        (
+            " + ".join(f"(has(self.{name}) && self.{name} != '' ? 1 : 0)" for name in ("script", "module", "program"))
+            + " == 1",
+            "give exactly one of script, module and program",
+        ),
+    ],
+}
+"""CEL rules by the place that they are about. ``job.parse`` checks those that need no former state, too."""
+
+COLUMNS = [
+    ("Phase", "string", ".status.phase", 0),
+    ("Pods", "string", ".status.pods", 0),
+    ("Step", "integer", ".status.step", 0),
+    ("Restarts", "integer", ".status.failures", 1),
+    ("Reason", "string", ".status.message", 1),
+    ("Age", "date", ".metadata.creationTimestamp", 0),
+]
+
+
+def definition() -> dict[str, Any]:
+    """The CustomResourceDefinition."""
+    schema = {
+        "type": "object",
+        "description": "A training job of Bagua: node daemons as pods, and a coordinator of its own.",
+        "required": ["spec"],
+        "properties": {"spec": spec_schema(), "status": _STATUS},
+    }
+    version = {
+        "name": VERSION,
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": schema},
+        "subresources": {
+            "status": {},
+            "scale": {
+                "specReplicasPath": ".spec.replicas",
+                "statusReplicasPath": ".status.replicas",
+                "labelSelectorPath": ".status.selector",
+            },
+        },
+        "additionalPrinterColumns": [
+            {"name": name, "type": kind, "jsonPath": path, "priority": priority}
+            for name, kind, path, priority in COLUMNS
+        ],
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": KIND.lower(),
+                "shortNames": ["bg"],
+                "categories": ["all"],
+            },
+            "scope": "Namespaced",
+            "versions": [version],
+        },
+    }
+
+
+def spec_schema() -> dict[str, Any]:
+    """The structural schema of ``spec``, with its CEL rules."""
+    whole = Spec.model_json_schema(by_alias=True)
+    found = _structural(whole, whole.get("$defs", {}))
+    for place, rules in RULES.items():
+        target = found
+        for name in place:
+            target = target["properties"][name]
+        target["x-kubernetes-validations"] = [{"rule": rule, "message": message} for rule, message in rules]
+    return found
+
+
+def _structural(schema: dict[str, Any], definitions: dict[str, Any], optional: bool = False) -> dict[str, Any]:
+    """A schema of pydantic without references, titles and nulls, as Kubernetes wants it. ``optional``: nothing stands
+    for it where it is not given."""
+    if "$ref" in schema:
+        kept = {key: value for key, value in schema.items() if key in ("default", "description")}
+        schema = {**definitions[schema["$ref"].rpartition("/")[2]], **kept}
+    if "anyOf" in schema:  # an optional field
+        [one] = [part for part in schema["anyOf"] if part.get("type") != "null"]
+        schema = {**one, **{key: value for key, value in schema.items() if key not in ("anyOf", "default")}}
+        return _structural(schema, definitions, True)
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "properties":
+            found[key] = {name: _structural(part, definitions) for name, part in value.items()}
+        elif key == "items":
+            found[key] = _structural(value, definitions)
+        elif key == "description":
+            found[key] = " ".join(value.split())
+        elif key not in ("title", "$defs", "additionalProperties") and (key != "default" or value != ""):
+            found[key] = value
+    parts = found.get("properties", {})
+    if parts and not found.get("required") and not optional:
+        found["default"] = {}  # the API server fills in the defaults of its fields
+    return found
+
+
+_CONDITION = {
+    "type": "object",
+    "required": ["type", "status"],
+    "properties": {
+        "type": {"type": "string"},
+        "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
+        "reason": {"type": "string"},
+        "message": {"type": "string"},
+        "lastTransitionTime": {"type": "string", "format": "date-time"},
+    },
+}
+_STATUS = {
+    "type": "object",
+    "description": "Written by the operator.",
+    "properties": {
+        "phase": {
+            "type": "string",
+            "description": "Pending, Starting, Running, Suspended, Restarting, Succeeded, Failed",
+        },
+        "message": {"type": "string", "description": "Why, in words."},
+        "pods": {"type": "string", "description": "Pods in the job / pods wanted."},
+        "replicas": {"type": "integer", "description": "Pods of node daemons."},
+        "selector": {"type": "string", "description": "Selects the pods of node daemons."},
+        "jobId": {"type": "string", "description": "Of the present attempt, at the coordinator."},
+        "attempt": {"type": "integer", "description": "Counts submissions, from 0."},
+        "failures": {"type": "integer", "description": "Attempts that failed."},
+        "step": {"type": "integer", "description": "The last training step that was reported."},
+        "startTime": {"type": "string", "format": "date-time"},
+        "completionTime": {"type": "string", "format": "date-time"},
+        "gangSince": {
+            "type": "string",
+            "format": "date-time",
+            "description": "Pods wait for being complete since then.",
+        },
+        "retryTime": {"type": "string", "format": "date-time", "description": "Nothing is tried before."},
+        "observedGeneration": {"type": "integer"},
+        "conditions": {
+            "type": "array",
+            "items": _CONDITION,
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["type"],
+        },
+    },
+}
+
+
+def main() -> None:
+    """Prints it."""
+    import yaml
+
+    print("# Made by `python -m bagua.operator.crd`: change deploy/kubernetes/operator/job.py instead.")
+    print(yaml.safe_dump(definition(), sort_keys=False, width=120), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""A BaguaJob as typed values. ``crd`` makes the schema of the CustomResourceDefinition from these classes, so what is
+said here of fields, defaults and limits is what the API server checks."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from bagua.base.errors import ConfigError
+
+GROUP = "bagua.dev"
+VERSION = "v1"
+KIND = "BaguaJob"
+PLURAL = "baguajobs"
+MOST = 4_096
+"""The most nodes of a job."""
+PRESERVED: dict[str, Any] = {"x-kubernetes-preserve-unknown-fields": True}
+"""Schema of an object that Kubernetes itself checks when it is used."""
+
+Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$")]
+EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+SecretName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)]
+
+
+class Model(BaseModel):
+    """Fields are written in camel case in manifests."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, frozen=True, use_attribute_docstrings=True, extra="ignore"
+    )
+
+
+class RestartPolicy(StrEnum):
+    """When a failed job is submitted again."""
+
+    NEVER = "Never"
+    ON_FAILURE = "OnFailure"
+    EXIT_CODE = "ExitCode"
+
+
+class SuspendMode(StrEnum):
+    """How a suspended job waits."""
+
+    RELEASE = "Release"
+    PAUSE = "Pause"
+
+
+class CleanPodPolicy(StrEnum):
+    """Which pods go when the job has ended."""
+
+    ALL = "All"
+    NONE = "None"
+
+
+class GangScheduler(StrEnum):
+    """The program that sees to it that all of the minimum are placed, or none."""
+
+    AUTO = "Auto"
+    OPERATOR = "Operator"
+    KUEUE = "Kueue"
+    VOLCANO = "Volcano"
+
+
+class Elastic(Model):
+    """A lost pod ends the job no more; pods leave and join while it trains."""
+
+    min_replicas: int = Field(default=1, ge=1, le=4_096)
+    """The job waits when it has fewer pods."""
+    max_replicas: int = Field(default=0, ge=0, le=4_096)
+    """The most to which `kubectl scale` may go; 0: 4096."""
+    respawn: int = Field(default=0, ge=0, le=1_000)
+    """Lost ranks that are replaced on each pod, an hour."""
+
+
+class EnvVariable(Model):
+    """A variable of the ranks."""
+
+    name: EnvName
+    value: str = ""
+
+
+class SecretVariable(Model):
+    """A variable of the ranks whose value comes from a Secret, and is stored nowhere else."""
+
+    name: EnvName
+    secret_name: SecretName
+    key: Annotated[str, Field(min_length=1, max_length=253)]
+
+
+class Run(Model):
+    """The program of each rank: one of script, module and program."""
+
+    script: str = ""
+    """Path of a Python script in the image."""
+    module: str = ""
+    """Name of a Python module, as in python -m."""
+    program: str = ""
+    """Any other program."""
+    args: list[str] = Field(default_factory=list)
+    env: list[EnvVariable] = Field(default_factory=list)
+    secret_env: list[SecretVariable] = Field(default_factory=list)
+    workdir: str = "/tmp"
+    """Folder that ranks start in."""
+    python: str = ""
+    """Interpreter of the ranks; empty: that of the daemon."""
+    algorithm: str = ""
+    """NAME[:key=value,...], where the script chooses none."""
+    checkpoint_dir: str = ""
+    """Where scripts that keep checkpoints keep them: a folder that outlives pods."""
+    autotune: bool = False
+
+    @property
+    def entry(self) -> str:
+        """The one of the three that is given."""
+        return self.script or self.module or self.program
+
+
+class SchedulingPolicy(Model):
+    """Where and when pods are placed."""
+
+    gang_scheduler: GangScheduler = GangScheduler.AUTO
+    """Auto: Kueue where a queue is named and Kueue is installed, else Volcano where it is installed, else Operator."""
+    gang_timeout_seconds: int = Field(default=300, ge=10, le=86_400)
+    """Operator alone: pods that are placed are given back when the minimum is not complete after so long."""
+    queue: str = ""
+    """Of Kueue or Volcano."""
+    priority_class: str = ""
+    """A PriorityClass of the cluster: pods of it may take the place of others."""
+    workload_priority_class: str = ""
+    """A WorkloadPriorityClass of Kueue."""
+
+
+class RunPolicy(Model):
+    """Beginning and end of the job."""
+
+    suspend: bool = False
+    suspend_mode: SuspendMode = SuspendMode.RELEASE
+    """Release: pods go, and the job is submitted again on resume, from its checkpoint if it keeps one. Pause: ranks of
+    an elastic job wait after their step; pods, memory and devices stay."""
+    restart_policy: RestartPolicy = RestartPolicy.ON_FAILURE
+    """ExitCode: again after a death by signal or an exit code from 128, not after 1 to 127."""
+    backoff_limit: int = Field(default=3, ge=0, le=1_000)
+    """The most times that a failed job is submitted again."""
+    backoff_seconds: int = Field(default=10, ge=0, le=3_600)
+    """Pause before the first time, then twice as long, and so on up to an hour."""
+    active_deadline_seconds: int | None = Field(default=None, ge=1)
+    """The job fails when it takes longer, pauses included."""
+    ttl_seconds_after_finished: int | None = Field(default=None, ge=0)
+    """The BaguaJob and all that belongs to it is deleted so long after the end."""
+    clean_pod_policy: CleanPodPolicy = CleanPodPolicy.ALL
+    """Whether pods go at the end of the job. None: logs can be read with `kubectl exec`, and devices stay in use."""
+    stop_grace_seconds: int = Field(default=10, ge=0, le=3_600)
+    """Between SIGTERM and SIGKILL of ranks."""
+    drain_grace_seconds: int = Field(default=60, ge=0, le=86_400)
+    """How long an evicted pod may take to leave an elastic job after a step."""
+    scheduling_policy: SchedulingPolicy = Field(default_factory=SchedulingPolicy)
+
+
+class Database(Model):
+    """A PostgreSQL database that belongs to this job alone."""
+
+    secret_name: SecretName
+    key: Annotated[str, Field(min_length=1, max_length=253)] = "url"
+    """Its value is a postgresql:// URL."""
+
+
+class Coordinator(Model):
+    """The coordinator of this job, which has its own."""
+
+    image: str = ""
+    """Empty: that of the job."""
+    storage: Quantity = "1Gi"
+    """Size of the volume with its state."""
+    storage_class: str = ""
+    ephemeral: bool = False
+    """No volume: when the coordinator's pod is lost, the job begins anew."""
+    database: Database | None = None
+    """PostgreSQL instead of a volume."""
+    fence_after_seconds: int = Field(default=600, ge=0, le=86_400)
+    """Ranks that no coordinator can reach end after so long; a new pod for it must come sooner. 0: never."""
+    resources: dict[str, Any] = Field(default_factory=dict, json_schema_extra=PRESERVED)
+
+
+class Spec(Model):
+    """Specification of a BaguaJob."""
+
+    image: Annotated[str, Field(min_length=1)]
+    """Has bagua, torch and the program of the ranks."""
+    image_pull_policy: Annotated[str, Field(pattern=r"^(|Always|IfNotPresent|Never)$")] = ""
+    replicas: int = Field(default=1, ge=1, le=4_096)
+    """Pods, with a node daemon each. Of an elastic job it may be changed while the job runs."""
+    nproc_per_node: int = Field(default=1, ge=1, le=1_024)
+    """Ranks in each pod."""
+    elastic: Elastic | None = None
+    run: Run
+    resources: dict[str, Any] = Field(default_factory=dict, json_schema_extra=PRESERVED)
+    """Of the daemon's container, ranks included."""
+    shared_memory: Quantity = "8Gi"
+    """Limit of /dev/shm, which counts as memory of the pod."""
+    template: dict[str, Any] = Field(default_factory=dict, json_schema_extra=PRESERVED)
+    """A PodTemplate for what is not said here: volumes, node selectors, tolerations, sidecars. Its container named
+    `daemon` is merged into that of the daemon."""
+    run_policy: RunPolicy = Field(default_factory=RunPolicy)
+    coordinator: Coordinator = Field(default_factory=Coordinator)
+
+    @property
+    def minimum(self) -> int:
+        """Pods without which nothing begins."""
+        return self.elastic.min_replicas if self.elastic else self.replicas
+
+    @property
+    def maximum(self) -> int:
+        """The most pods."""
+        return (self.elastic.max_replicas or MOST) if self.elastic else self.replicas
+
+    @property
+    def wanted(self) -> int:
+        """Pods that should be there, within the limits."""
+        return min(max(self.replicas, self.elastic.min_replicas), self.maximum) if self.elastic else self.replicas
+
+
+def parse(spec: dict[str, Any]) -> Spec:
+    """The specification of a manifest. Raises ConfigError, in words, for what the API server would refuse, and for
+    rules that it checks by CEL from Kubernetes 1.25 on."""
+    try:
+        found = Spec.model_validate(spec)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"spec.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}.") from error
+    if sum(bool(one) for one in (found.run.script, found.run.module, found.run.program)) != 1:
+        raise ConfigError("spec.run: give exactly one of script, module and program.")
+    if found.elastic and found.elastic.max_replicas and found.elastic.max_replicas < found.elastic.min_replicas:
+        raise ConfigError("spec.elastic: maxReplicas is less than minReplicas.")
+    if found.run_policy.suspend_mode is SuspendMode.PAUSE and found.elastic is None:
+        raise ConfigError(
+            "spec.runPolicy.suspendMode: only an elastic job can be paused. Give Release, or spec.elastic."
+        )
+    return found

@@ -1,0 +1,90 @@
+"""Which pods to make, drain and delete so that a job has those that it should. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bagua.operator import pods
+from bagua.operator.facts import Action, Create, Delete, Drain, Pod, Seen, Task
+from bagua.operator.job import Spec
+
+
+def adjust(seen: Seen, spec: Spec, task: Task | None, attempt: int) -> tuple[list[Action], str]:
+    """Actions, and what changes, in words (empty: nothing). ``task`` is None before the submission."""
+    actions: list[Action] = [Delete("Pod", pod.name) for pod in seen.pods if pod.ended and not pod.leaving]
+    alive = [pod for pod in seen.pods if not pod.ended and not pod.leaving]
+    elastic = spec.elastic is not None and task is not None
+    stale = _stale(seen, spec, alive, task)
+    going = [pod for pod in alive if pod.notice or pod in stale]
+    staying = [pod for pod in alive if pod not in going]
+    words = _words(going)
+    used = {pod.index for pod in seen.pods}
+    static_runs = task is not None and spec.elastic is None
+    for number in range(0 if static_runs else spec.wanted - len(staying)):
+        index = next(free for free in range(len(used) + 1) if free not in used)
+        used.add(index)
+        grouped = task is None and len(alive) + number < spec.minimum
+        actions.append(Create(pods.pod(seen, spec, index, attempt, grouped)))
+    if elastic and task is not None:
+        actions += _leave(seen, going, staying, task)
+        actions += _surplus(spec, staying, task)
+    elif task is None:
+        extra = len(staying) - spec.wanted
+        actions += [Delete("Pod", pod.name) for pod in [*going, *_last(staying, extra)]]
+    return actions, words
+
+
+def _stale(seen: Seen, spec: Spec, alive: Sequence[Pod], task: Task | None) -> list[Pod]:
+    """Pods of an older specification that are replaced now: one after the other, while the job is whole. Before the
+    submission, all of them."""
+    wanted = pods.wanted_hash(seen, spec)
+    old = [pod for pod in alive if pod.hash != wanted]
+    if task is None or not old:
+        return old
+    if spec.elastic is None or task.state != "running":
+        return []
+    leaves = [pod for pod in old if seen.nodes.get(pod.name) and seen.nodes[pod.name].draining]
+    if leaves:
+        return leaves
+    fresh = [pod for pod in alive if pod.hash == wanted]
+    spare = len(alive) > spec.wanted
+    if not spare:
+        whole = all(pod.name in task.members for pod in alive) and len(alive) >= spec.wanted
+        return old[:1] if whole else []
+    # The pod that takes over must be there before the old one leaves.
+    return old[:1] if len(fresh) + len(old) > spec.wanted else []
+
+
+def _leave(seen: Seen, going: Sequence[Pod], staying: Sequence[Pod], task: Task) -> list[Action]:
+    """Drains nodes, and deletes their pods when they hold nothing of the job any more."""
+    actions: list[Action] = []
+    connected = any(pod.name in seen.nodes and seen.nodes[pod.name].connected for pod in staying)
+    for pod in going:
+        node = seen.nodes.get(pod.name)
+        if pod.name not in task.nodes:
+            if node is None or node.draining or pod.notice:
+                actions.append(Delete("Pod", pod.name))
+            elif connected:
+                actions.append(Drain(pod.name, pod.notice or "its pod is replaced"))
+        elif node is not None and node.connected and not node.draining and connected:
+            actions.append(Drain(pod.name, pod.notice or "its pod is replaced"))
+    return actions
+
+
+def _surplus(spec: Spec, staying: Sequence[Pod], task: Task) -> list[Action]:
+    """Pods beyond the wanted number that the job has left, or never took."""
+    extra = len(staying) - spec.wanted
+    if extra <= 0 or task.wanted > spec.wanted:
+        return []
+    free = [pod for pod in staying if pod.name not in task.nodes]
+    return [Delete("Pod", pod.name) for pod in _last(free, extra)] if len(task.members) <= spec.wanted else []
+
+
+def _last(found: Sequence[Pod], number: int) -> list[Pod]:
+    """The ``number`` youngest ones by index."""
+    return sorted(found, key=lambda pod: pod.index)[-number:] if number > 0 else []
+
+
+def _words(going: Sequence[Pod]) -> str:
+    parts = [f"{pod.name}: {pod.notice or 'replaced by a pod of the new specification'}" for pod in going]
+    return "; ".join(parts)

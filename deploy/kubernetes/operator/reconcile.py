@@ -1,0 +1,289 @@
+"""Decides what to do about a BaguaJob: facts and a clock in; actions, the new status and the next look out. Pure.
+
+Every decision follows from what is seen, so an operator that is killed at any point goes on where it was: an attempt is
+found by its name at the coordinator, a submission is repeated with its key, pods have the names of their numbers.
+"""
+
+from __future__ import annotations
+
+from bagua.base.errors import ConfigError
+from bagua.operator import objects, pods, status
+from bagua.operator.credentials import credentials_wanted
+from bagua.operator.facts import (
+    Action,
+    Apply,
+    Cancel,
+    Delete,
+    Manifest,
+    Pause,
+    Plan,
+    Resume,
+    Scale,
+    Seen,
+    Submit,
+    Task,
+)
+from bagua.operator.gang import Gang, complete
+from bagua.operator.job import CleanPodPolicy, GangScheduler, RestartPolicy, Spec, SuspendMode, parse
+from bagua.operator.membership import adjust
+from bagua.operator.settings import Settings
+
+LATE_S = 30.0
+"""A job begins on its minimum when the other pods are not there after so long."""
+LONGEST_BACKOFF_S = 3_600.0
+
+
+def reconcile(seen: Seen, settings: Settings, now: float) -> Plan:
+    """The next actions. ``now``: seconds since the epoch."""
+    former = {
+        "attempt": 0,
+        "failures": 0,
+        **seen.status,
+        "observedGeneration": seen.body["metadata"].get("generation", 0),
+    }
+    try:
+        spec = parse(seen.body["spec"])
+    except ConfigError as error:
+        if former.get("phase"):  # it runs as it was; the change is refused
+            return Plan((), status.with_condition(former, "Invalid", True, "Invalid", str(error), now), None)
+        found = status.with_phase(former, status.FAILED, "Invalid", str(error), now)
+        return Plan((), status.with_condition(found, "Invalid", True, "Invalid", str(error), now), None)
+    former = status.with_condition(former, "Invalid", False, "Valid", "", now)
+    if former.get("phase") in status.ENDED:
+        return _finished(seen, spec, former, now)
+    return Round(seen, spec, settings, former, now).plan()
+
+
+def _finished(seen: Seen, spec: Spec, former: Manifest, now: float) -> Plan:
+    """Cleans up, and deletes the BaguaJob after its time to live."""
+    actions: list[Action] = []
+    if spec.run_policy.clean_pod_policy is CleanPodPolicy.ALL:
+        actions += [Delete("Pod", pod.name) for pod in seen.pods if not pod.leaving]
+        actions += _changed(seen, objects.infrastructure(seen, spec, seen.coordinator_credentials, False))
+    found = _counted(seen, spec, former, None)
+    ttl = spec.run_policy.ttl_seconds_after_finished
+    if ttl is None:
+        return Plan(tuple(actions), found, None)
+    left = status.seconds_of(former["completionTime"]) + ttl - now
+    if left <= 0:
+        return Plan((Delete("BaguaJob", seen.name),), found, None)
+    return Plan(tuple(actions), found, left)
+
+
+def _changed(seen: Seen, manifests: list[Manifest]) -> list[Action]:
+    """Those that are not there in this form."""
+    return [
+        Apply(one)
+        for one in manifests
+        if seen.hashes.get((one["kind"], one["metadata"]["name"])) != objects.hash_of(one)
+    ]
+
+
+def _counted(seen: Seen, spec: Spec, former: Manifest, task: Task | None) -> Manifest:
+    """The status with what is counted."""
+    alive = [pod for pod in seen.pods if not pod.ended and not pod.leaving]
+    inside = len(task.members) if task and not task.ended else 0
+    found = {
+        **former,
+        "replicas": len(alive),
+        "pods": f"{inside}/{spec.wanted}",
+        "selector": ",".join(f"{key}={value}" for key, value in objects.labels(seen, "daemon").items()),
+    }
+    if task is not None:
+        found["jobId"] = task.job_id
+        if task.step:
+            found["step"] = task.step
+    return found
+
+
+class Round:
+    """One decision about a job that has not ended."""
+
+    def __init__(self, seen: Seen, spec: Spec, settings: Settings, former: Manifest, now: float) -> None:
+        self.seen = seen
+        self.spec = spec
+        self.policy = spec.run_policy
+        self.settings = settings
+        self.now = now
+        self.task = seen.task
+        self.status = _counted(seen, spec, former, seen.task)
+        self.actions: list[Action] = []
+        self.again_s: float | None = settings.poll_s
+
+    def plan(self) -> Plan:
+        """The decision."""
+        if "startTime" not in self.status:
+            self.status["startTime"] = status.stamp(self.now)
+        release = self.policy.suspend and self.policy.suspend_mode is SuspendMode.RELEASE
+        mark = self._credentials()
+        if self.settings.issuer:
+            self._apply([objects.certificate(self.seen, self.settings)])
+        if not (self.seen.secrets.token and self.seen.secrets.certificate):  # pods can't start without
+            self._phase(status.PENDING, "Credentials", "The token and the certificate are made.")
+            self.again_s = 0.0 if self.actions else self.settings.poll_s
+            return Plan(tuple(self.actions), self.status, self.again_s)
+        resting = release and (self.task is None or self.task.ended) and not self.seen.pods
+        self._apply(objects.infrastructure(self.seen, self.spec, mark, not resting))
+        if pods.gang_scheduler(self.seen, self.spec) is GangScheduler.VOLCANO:
+            self._apply([objects.volcano_group(self.seen, self.spec)])
+        if self._deadline_passed():
+            pass
+        elif release:
+            self._release()
+        elif self.task is not None and self.task.ended:
+            self._ended(self.task)
+        elif self.task is not None:
+            self._runs(self.task)
+        else:
+            self._begins()
+        return Plan(tuple(self.actions), self.status, self.again_s)
+
+    # ---- parts
+
+    def _apply(self, manifests: list[Manifest]) -> None:
+        self.actions += _changed(self.seen, manifests)
+
+    def _phase(self, phase: str, reason: str, message: str) -> None:
+        self.status = status.with_phase(self.status, phase, reason, message, self.now)
+
+    def _credentials(self) -> str:
+        """Asks for Secrets; returns the mark of those that the coordinator should run with."""
+        wanted = credentials_wanted(self.seen, self.settings, self.now)
+        self.actions += wanted.actions
+        return wanted.mark
+
+    def _deadline_passed(self) -> bool:
+        limit = self.policy.active_deadline_seconds
+        if limit is None or status.seconds_of(self.status["startTime"]) + limit > self.now:
+            return False
+        words = f"The job took longer than activeDeadlineSeconds ({limit} s)."
+        if self.task is not None and not self.task.ended:
+            self.actions.append(Cancel(self.task.job_id, words))
+            self.status["message"] = words
+        else:
+            self._phase(status.FAILED, "DeadlineExceeded", words)
+        return True
+
+    def _release(self) -> None:
+        """Suspended: the attempt ends, then its pods go."""
+        if self.task is not None and not self.task.ended:
+            self.actions.append(Cancel(self.task.job_id, "suspended"))
+            self.status["message"] = "The job is being suspended: its ranks are stopped."
+            return
+        if self.task is not None and self.task.state == "succeeded":
+            self._ended(self.task)
+            return
+        for pod in self.seen.pods:
+            if not pod.leaving:
+                self.actions.append(Delete("Pod", pod.name))
+        if self.seen.pods:
+            self.status["message"] = "The job is being suspended: its pods end."
+            return
+        if self.status.pop("jobId", None) is not None:  # on resume it is submitted again
+            self.status["attempt"] += 1
+        self.status.pop("gangSince", None)
+        self._phase(status.SUSPENDED, "Suspended", "The job is suspended, and its pods are given back.")
+        self.again_s = None
+
+    def _ended(self, task: Task) -> None:
+        """The attempt is over."""
+        if task.state == "succeeded":
+            self._phase(status.SUCCEEDED, "Succeeded", "All ranks have ended well.")
+        elif task.state == "cancelled":
+            if task.reason == "suspended":  # and resumed before its pods had ended
+                self.status["attempt"] += 1
+                self.status.pop("jobId", None)
+                self._phase(status.RESTARTING, "Resumed", "The job is submitted again.")
+                self.again_s = 0.0
+            else:
+                self._phase(status.FAILED, "Cancelled", task.reason or "The job was cancelled.")
+        else:
+            self._failed(task)
+
+    def _failed(self, task: Task) -> None:
+        failures, policy = self.status["failures"], self.policy
+        permanent = policy.restart_policy is RestartPolicy.EXIT_CODE and 0 < (task.exit_code or 0) < 128
+        if policy.restart_policy is RestartPolicy.NEVER or permanent:
+            self.status["failures"] = failures + 1
+            self._phase(status.FAILED, "ExitCode" if permanent else "Failed", task.reason)
+        elif failures >= policy.backoff_limit:
+            self.status["failures"] = failures + 1
+            words = f"It failed {failures + 1} times (backoffLimit {policy.backoff_limit}). {task.reason}"
+            self._phase(status.FAILED, "BackoffLimitExceeded", words)
+        else:
+            pause = min(policy.backoff_seconds * 2.0**failures, LONGEST_BACKOFF_S)
+            self.status.update(failures=failures + 1, attempt=self.status["attempt"] + 1)
+            self.status.pop("jobId", None)
+            self.status["retryTime"] = status.stamp(self.now + pause)
+            self._phase(status.RESTARTING, "Restarting", f"Again in {pause:.0f} s. {task.reason}")
+            self.again_s = min(pause, self.settings.poll_s)
+
+    def _begins(self) -> None:
+        """Nothing is submitted yet, or the coordinator can't be asked."""
+        if "jobId" in self.status and not self.seen.reachable:
+            self.status["message"] = f"The coordinator can't be reached; ranks go on. {self.seen.trouble}".rstrip()
+            return
+        self.actions += [Cancel(one, "another attempt follows") for one in self.seen.former_attempts]
+        waits = status.seconds_of(self.status["retryTime"]) - self.now if "retryTime" in self.status else 0.0
+        gang = complete(self.seen, self.spec, self.status.get("gangSince"), self.now, LATE_S)
+        if waits > 0 and self.status.get("phase") != status.RESTARTING and not self.seen.pods:
+            self.again_s = min(waits, self.settings.poll_s)  # the gang was given back
+            return
+        if gang.give_back:
+            self._give_back(gang)
+            return
+        self._pods(None)
+        self.status.setdefault("gangSince", status.stamp(self.now))
+        if waits > 0:
+            return
+        if self.status.get("phase") != status.RESTARTING:
+            self._phase(status.PENDING, "Pending", gang.words or self.seen.trouble or "The coordinator starts.")
+        if gang.ready and self.seen.reachable:
+            for key in ("gangSince", "retryTime", "jobId"):
+                self.status.pop(key, None)
+            attempt = self.status["attempt"]
+            self.actions.append(Submit(f"{self.seen.uid}-{attempt}", attempt_name(self.seen, attempt)))
+            self._phase(status.STARTING, "Submitted", "The job is submitted.")
+            self.again_s = min(1.0, self.settings.poll_s)
+
+    def _give_back(self, gang: Gang) -> None:
+        """All of the minimum, or none: what is placed would only keep others out."""
+        self.actions += [Delete("Pod", pod.name) for pod in self.seen.pods if not pod.leaving]
+        pause = min(2 * self.policy.scheduling_policy.gang_timeout_seconds, LONGEST_BACKOFF_S)
+        self.status.pop("gangSince", None)
+        self.status["retryTime"] = status.stamp(self.now + pause)
+        self._phase(status.PENDING, "Unschedulable", f"{gang.words} They are given back, and tried again later.")
+
+    def _runs(self, task: Task) -> None:
+        """The attempt goes on."""
+        self.status.pop("gangSince", None)
+        self.status.pop("retryTime", None)
+        if self.policy.suspend and task.state in ("running", "waiting"):
+            if not task.paused:
+                self.actions.append(Pause(task.job_id))
+            self._phase(status.SUSPENDED, "Paused", "All ranks wait after their step; pods stay.")
+        elif task.paused and not self.policy.suspend:
+            self.actions.append(Resume(task.job_id))
+        elif task.state == "running":
+            self._phase(status.RUNNING, "Running", task.growth)
+        elif task.state == "waiting":
+            self._phase(status.PENDING, "TooFewPods", task.reason)
+        else:
+            self._phase(status.STARTING, "Starting", task.reason)
+        wanted = self.spec.wanted
+        if self.spec.elastic and task.state in ("running", "waiting") and task.wanted != wanted:
+            self.actions.append(Scale(task.job_id, wanted))
+        self._pods(task)
+
+    def _pods(self, task: Task | None) -> None:
+        actions, words = adjust(self.seen, self.spec, task, self.status["attempt"])
+        self.actions += actions
+        refused = self.spec.elastic is None and task is not None and len(task.nodes) not in (0, self.spec.replicas)
+        if refused:
+            words = "A static job can't be scaled while it runs: the next attempt has the new number of pods."
+        self.status = status.with_condition(self.status, "Changing", bool(words), "Changing", words, self.now)
+
+
+def attempt_name(seen: Seen, attempt: int) -> str:
+    """The name of an attempt at the coordinator, by which it is found."""
+    return f"{seen.name}-{attempt}"

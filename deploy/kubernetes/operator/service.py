@@ -1,0 +1,111 @@
+"""Looks at the coordinator of a job and calls it."""
+
+from __future__ import annotations
+
+import base64
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bagua.base.errors import ServiceError
+from bagua.base.paths import write_private
+from bagua.base.security import TlsFiles
+from bagua.client import Client, job_spec
+from bagua.operator import pods
+from bagua.operator.facts import Manifest, NodeState, Seen, Task
+from bagua.operator.job import Spec
+from bagua.operator.objects import PORT, service_name
+from bagua.proto import common_pb2, job_pb2
+
+CALL_S = 5.0
+RECENT = 100
+"""Attempts are looked for among so many newest jobs."""
+_ENDED = (common_pb2.JOB_STATE_SUCCEEDED, common_pb2.JOB_STATE_FAILED, common_pb2.JOB_STATE_CANCELLED)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """``reachable``: the coordinator answered; else ``trouble`` says why not."""
+
+    reachable: bool = False
+    trouble: str = ""
+    task: Task | None = None
+    others: tuple[str, ...] = ()
+    nodes: dict[str, NodeState] = field(default_factory=dict)
+
+
+@contextmanager
+def connected(seen: Seen, token: Manifest, tls: Manifest) -> Iterator[Client]:
+    """A client of the job's coordinator, with its Secrets."""
+    with tempfile.TemporaryDirectory(prefix="bagua-operator-") as folder:
+        files = TlsFiles.in_folder(Path(folder))
+        for path, key in ((files.ca, "ca.crt"), (files.cert, "tls.crt"), (files.key, "tls.key")):
+            write_private(path, base64.b64decode(tls["data"][key]))
+        secret = base64.b64decode(token["data"]["token"]).decode("ascii").strip()
+        with Client(f"{service_name(seen)}:{PORT}", secret, files, timeout_s=CALL_S) as client:
+            yield client
+
+
+def look(client: Client, name: str) -> Answer:
+    """The coordinator's answer about the attempt ``name`` and its nodes."""
+    try:
+        nodes = {node.node_id: NodeState(node.connected, node.draining) for node in client.nodes()}
+        jobs = client.list(limit=RECENT)
+        found = next((job for job in jobs if job.spec.name == name), None)
+        others = tuple(job.job_id for job in jobs if job.spec.name != name and job.state not in _ENDED)
+        task = None if found is None else _task(client.get(found.job_id))
+    except ServiceError as error:
+        return Answer(trouble=str(error))
+    return Answer(True, "", task, others, nodes)
+
+
+def specification(spec: Spec, name: str) -> common_pb2.JobSpec:
+    """The specification that is submitted."""
+    run, elastic = spec.run, spec.elastic
+    return job_spec(
+        run.entry,
+        args=run.args,
+        module=bool(run.module),
+        no_python=bool(run.program),
+        name=name,
+        nnodes=spec.wanted,
+        nproc_per_node=spec.nproc_per_node,
+        elastic=elastic is not None,
+        min_nodes=spec.minimum if elastic else 0,
+        max_nodes=spec.maximum if elastic else 0,
+        respawn=elastic.respawn if elastic else 0,
+        env={one.name: one.value for one in run.env},
+        secret_env=dict(pods.secret_files(spec)),
+        workdir=run.workdir,
+        python=run.python,
+        algorithm=run.algorithm,
+        checkpoint_dir=run.checkpoint_dir or None,
+        autotune=run.autotune,
+        stop_grace_s=float(spec.run_policy.stop_grace_seconds),
+    )
+
+
+def _task(job: job_pb2.Job) -> Task:
+    ranks = [*job.ranks, *job.joining]
+    # A member that is gone from its generation may still be on its way out.
+    leaving = [rank for rank in job.gone if rank.state == common_pb2.RANK_STATE_RUNNING]
+    return Task(
+        job_id=job.job_id,
+        state=common_pb2.JobState.Name(job.state).removeprefix("JOB_STATE_").lower(),
+        reason=job.reason,
+        nodes=frozenset(rank.node_id for rank in (*ranks, *leaving) if rank.node_id),
+        members=frozenset(rank.node_id for rank in job.ranks if rank.node_id),
+        wanted=job.wanted_nodes,
+        paused=job.paused,
+        step=job.progress.step,
+        growth=job.growth,
+        exit_code=_exit_code(job),
+    )
+
+
+def _exit_code(job: job_pb2.Job) -> int | None:
+    """Of the rank that failed first; None: none has. Negative: it was killed by a signal."""
+    failed = [rank for rank in (*job.ranks, *job.gone) if rank.exited_at and rank.exit_code and not rank.follows]
+    return min(failed, key=lambda rank: rank.exited_at).exit_code if failed else None

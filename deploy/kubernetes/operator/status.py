@@ -1,0 +1,57 @@
+"""Phases and conditions of a BaguaJob, and times as Kubernetes writes them."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+from bagua.operator.facts import Manifest
+
+PENDING = "Pending"
+STARTING = "Starting"
+RUNNING = "Running"
+SUSPENDED = "Suspended"
+RESTARTING = "Restarting"
+SUCCEEDED = "Succeeded"
+FAILED = "Failed"
+ENDED = (SUCCEEDED, FAILED)
+
+
+def stamp(seconds: float) -> str:
+    """Seconds since the epoch -> RFC 3339, in whole seconds."""
+    return datetime.datetime.fromtimestamp(int(seconds), datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def seconds_of(text: str) -> float:
+    """RFC 3339 -> seconds since the epoch."""
+    return datetime.datetime.fromisoformat(text).timestamp()
+
+
+def with_condition(status: Manifest, kind: str, holds: bool, reason: str, message: str, now: float) -> Manifest:
+    """The status with this condition; its time changes with its truth alone. A condition that never held is left out
+    while it does not hold."""
+    conditions: list[dict[str, Any]] = list(status.get("conditions", []))
+    former = next((one for one in conditions if one["type"] == kind), None)
+    if former is None and not holds:
+        return status
+    truth = "True" if holds else "False"
+    since = former["lastTransitionTime"] if former and former["status"] == truth else stamp(now)
+    made = {"type": kind, "status": truth, "reason": reason, "message": message or reason, "lastTransitionTime": since}
+    return {**status, "conditions": [one for one in conditions if one["type"] != kind] + [made]}
+
+
+def with_phase(status: Manifest, phase: str, reason: str, message: str, now: float) -> Manifest:
+    """The status in this phase: the conditions of the phases follow. ``reason`` is one word, ``message`` a sentence."""
+    found = {
+        **status,
+        "phase": phase,
+        "message": message or reason,
+    }  # never an empty text: Kubernetes 1.20 takes it for null
+    for kind in (RUNNING, SUSPENDED, RESTARTING, SUCCEEDED, FAILED):
+        if kind == phase:
+            found = with_condition(found, kind, True, reason, message, now)
+        else:
+            found = with_condition(found, kind, False, phase, "", now)
+    if phase in ENDED:
+        found.setdefault("completionTime", stamp(now))
+    return found

@@ -1,0 +1,153 @@
+"""A Kubernetes cluster for tests of the operator: control plane, kubelet, definition of BaguaJob, the operator."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rig import kubelet, kubernetes
+
+ROOT = Path(__file__).resolve().parents[2]
+DEFINITION = ROOT / "deploy" / "kubernetes" / "crd" / "baguajobs.yaml"
+JOBS = "/apis/bagua.dev/v1/namespaces/default/baguajobs"
+PATCH = {"Content-Type": "application/merge-patch+json"}
+DEADLINE_S = 300.0
+
+
+class Operated:
+    """A cluster in which an operator can be started and killed."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="bgk-", dir="/tmp"))
+        self.plane = kubernetes.ControlPlane(self.folder / "plane")
+        self.operator: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Control plane, kubelet, definition."""
+        self.plane.start()
+        self.api = self.plane.api()
+        self.kubelet = kubelet.Kubelet(self.plane.api(), self.folder / "pods")
+        self.kubelet.start()
+        definition = yaml.safe_load(DEFINITION.read_text())
+        self.api.post("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", json=definition).raise_for_status()
+        self.wait(lambda: self.api.get(JOBS).status_code == 200)
+
+    def start_operator(self, **environment: str) -> None:
+        """Runs where the cluster's names are known, as a pod would."""
+        settings = {"BAGUA_OPERATOR_POLL_S": "0.5", "BAGUA_OPERATOR_SECRET_DELAY_S": "2", **environment}
+        command = [sys.executable, "-P", "-m", "bagua.cli.main", "operator", "--kubeconfig", str(self.plane.kubeconfig)]
+        (self.folder / "mounts").touch()
+        with (self.folder / "operator.log").open("ab") as log:
+            self.operator = subprocess.Popen(
+                [*kubelet.unshared(), "bash", "-c", kubelet.SCRIPT, "operator", *command],
+                env={
+                    **os.environ,
+                    **settings,
+                    "POD_HOSTS": str(self.kubelet.hosts),
+                    "POD_MOUNTS": str(self.folder / "mounts"),
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def kill_operator(self, number: int = signal.SIGKILL) -> None:
+        assert self.operator is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.operator.pid, number)
+        self.operator.wait(30)
+
+    def close(self) -> None:
+        if self.operator is not None:
+            self.kill_operator()
+        try:
+            if hasattr(self, "kubelet"):
+                self.kubelet.close()
+                self.kubelet.api.close()
+                self.api.close()
+        finally:
+            self.plane.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # ---- what users do
+
+    def submit(self, name: str, **spec: Any) -> None:
+        """Creates a BaguaJob."""
+        body = {"apiVersion": "bagua.dev/v1", "kind": "BaguaJob", "metadata": {"name": name}, "spec": spec}
+        answer = self.api.post(JOBS, json=body)
+        assert answer.status_code == 201, answer.text
+
+    def change(self, name: str, **spec: Any) -> None:
+        """Merges into the specification."""
+        answer = self.api.patch(f"{JOBS}/{name}", content=json.dumps({"spec": spec}), headers=PATCH)
+        assert answer.status_code == 200, answer.text
+
+    def annotate(self, name: str, key: str, value: str) -> None:
+        body = {"metadata": {"annotations": {key: value}}}
+        self.api.patch(f"{JOBS}/{name}", content=json.dumps(body), headers=PATCH).raise_for_status()
+
+    def scale(self, name: str, replicas: int) -> None:
+        """As `kubectl scale` does, which is used where there is one."""
+        if shutil.which("kubectl"):
+            self.kubectl("scale", "baguajob", name, f"--replicas={replicas}")
+            return
+        body = {"spec": {"replicas": replicas}}
+        self.api.patch(f"{JOBS}/{name}/scale", content=json.dumps(body), headers=PATCH).raise_for_status()
+
+    def kubectl(self, *arguments: str) -> str:
+        done = subprocess.run(
+            ["kubectl", "--kubeconfig", str(self.plane.kubeconfig), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    # ---- what they see
+
+    def status(self, name: str) -> dict[str, Any]:
+        found = self.api.get(f"{JOBS}/{name}").raise_for_status().json().get("status", {})
+        assert isinstance(found, dict)
+        return found
+
+    def pods(self, name: str) -> dict[str, dict[str, Any]]:
+        """Pods of a job's daemons that are not on their way out."""
+        selector = f"bagua.dev/job={name},bagua.dev/role=daemon"
+        found = self.api.get("/api/v1/namespaces/default/pods", params={"labelSelector": selector}).json()["items"]
+        return {one["metadata"]["name"]: one for one in found if "deletionTimestamp" not in one["metadata"]}
+
+    def delete_pod(self, name: str) -> None:
+        self.api.delete(f"/api/v1/namespaces/default/pods/{name}").raise_for_status()
+
+    def wait(self, condition: Callable[[], Any], within: float = DEADLINE_S) -> Any:
+        """The first true value."""
+        deadline = time.monotonic() + within
+        while not (found := condition()):
+            assert time.monotonic() < deadline, self.explain()
+            assert self.operator is None or self.operator.poll() in (None, -signal.SIGKILL), self.explain()
+            time.sleep(0.1)
+        return found
+
+    def wait_for_phase(self, name: str, *phases: str) -> dict[str, Any]:
+        found = self.wait(lambda: (status := self.status(name)).get("phase") in phases and status)
+        assert isinstance(found, dict)
+        return found
+
+    def explain(self) -> str:
+        jobs = self.api.get(JOBS).text[-3000:]
+        log = (self.folder / "operator.log").read_text()[-6000:] if (self.folder / "operator.log").exists() else ""
+        return f"{jobs}\n--- operator\n{log}\n{self.kubelet.logs()}"
