@@ -34,7 +34,7 @@ class Bundle:
             self.notes[name] = f"the last {room} of {len(data)} bytes" if room else "no room was left"
             data = data[len(data) - room :]
         self._left -= len(data)
-        if data or not room:
+        if room:
             self._entries[name] = data
 
     def collect(self, name: str, make: Callable[[], str]) -> None:
