@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -30,8 +31,8 @@ class Family:
         """The family of a metric without labels."""
         return self.of({(): value})
 
-    def of(self, values: Mapping[tuple[str, ...], float] | Iterable[tuple[tuple[str, ...], float]]) -> Metric:
-        """The family with a value for each set of labels."""
+    def of(self, values: Mapping[Any, float] | Iterable[tuple[tuple[str, ...], float]]) -> Metric:
+        """The family with a value for each tuple of labels."""
         made: CounterMetricFamily | GaugeMetricFamily
         if self.kind == "counter":
             made = CounterMetricFamily(self.name.removesuffix("_total"), self.help, labels=self.labels)

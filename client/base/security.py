@@ -122,7 +122,11 @@ def server_credentials(tls: TlsFiles) -> grpc.ServerCredentials:
                 return configuration(found)
         return None
 
-    return grpc.dynamic_ssl_server_credentials(configuration(current), newer, require_client_authentication=True)
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(current),
+        newer,  # type: ignore[arg-type]  # its types know no None, which is "no news"
+        require_client_authentication=True,
+    )
 
 
 def _belong_together(found: tuple[bytes, bytes, bytes]) -> bool:

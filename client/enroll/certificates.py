@@ -35,8 +35,8 @@ def make_request(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 class Authority:
-    """Lives as long as this object, unless its key is kept (``key_pem``, ``restored``). Two that are trusted at once need
-    different names."""
+    """Lives as long as this object, unless its key is kept (``key_pem``, ``restored``). Two that are trusted at once
+    need different names."""
 
     @classmethod
     def restored(cls, certificate: bytes, key: ec.EllipticCurvePrivateKey) -> Authority:

@@ -17,9 +17,9 @@ import sqlalchemy as sa
 import structlog
 
 from bagua.base.errors import ServiceError
+from bagua.base.keep import Keep
 from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.identity import Identity
-from bagua.daemon.coordinator.retention import Keep
 from bagua.daemon.coordinator.store import Store
 from bagua.daemon.coordinator.worker import Worker
 

@@ -168,7 +168,7 @@ class Coordinator:
         others = await _provider(settings) if settings.oidc_issuer else None
         self._accounts = Accounts(token, worker, store, self._clock, self._calls, others)
         await self._accounts.load()
-        self._audit = Audit(worker, store, self._clock, parse_keep(settings.keep_audit))
+        self._audit = Audit(worker, store, self._clock, parse_keep(settings.keep_audit, "--keep-audit"))
         self._closers.push_async_callback(self._write_audit)
         retention = Retention(worker, store, self._clock, parse_keep(settings.keep), reconciler.forget)
         unfinished = await reconciler.start()

@@ -109,8 +109,8 @@ def torchrun(diary: Diary, folder: Path, megabytes: int, every: int) -> None:
 
 
 def torchft(diary: Diary, folder: Path, megabytes: int, _: int) -> None:
-    """As in its train_ddp.py: each rank is a replica group of its own. With its plain wrapper: the hook of the other one
-    (0.2.0) ends a rank with an AssertionError where a neighbour is lost while it runs."""
+    """As in its train_ddp.py: each rank is a replica group of its own. With its plain wrapper: the hook of the other
+    one (0.2.0) ends a rank with an AssertionError where a neighbour is lost while it runs."""
     from torch.distributed import TCPStore
     from torchft import Manager, Optimizer, ProcessGroupGloo
     from torchft.ddp import PureDistributedDataParallel
