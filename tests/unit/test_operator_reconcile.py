@@ -180,6 +180,9 @@ def test_a_notice_drains_once_another_pod_is_there() -> None:
     assert names(kinds(plan, Create)) == ["j-2"] and kinds(plan, Drain) == [Drain("j-1", "spot")]
     left = replace(warned, task=task(0), nodes={**one.nodes, "j-1": NodeState(True, True)})
     assert names(kinds(decide(left), Delete)) == ["j-1"]
+    both = replace(with_pods(one, 0, 1, 2), pods=tuple(replace(pod, notice="spot") for pod in one.pods))
+    both = replace(both, pods=(*both.pods, with_pods(one, 2).pods[0]))
+    assert kinds(decide(both), Drain) == [Drain("j-0", "spot")]  # the last one holds the state
     static = decide(replace(with_pods(seen(elastic=None), 0, 1, task=task(0, 1)), pods=warned.pods))
     assert not kinds(static, Drain, Delete, Create)
 

@@ -59,14 +59,18 @@ def _leave(seen: Seen, going: Sequence[Pod], staying: Sequence[Pod], task: Task)
     """Drains nodes, and deletes their pods when they hold nothing of the job any more."""
     actions: list[Action] = []
     connected = any(pod.name in seen.nodes and seen.nodes[pod.name].connected for pod in staying)
+    stay = {name for name in task.members if name in seen.nodes and not seen.nodes[name].draining}
     for pod in going:
         node = seen.nodes.get(pod.name)
+        if stay == {pod.name}:
+            continue  # it holds the state of the job: another one must have joined first
         if pod.name not in task.nodes:
             if node is None or node.draining or pod.notice:
                 actions.append(Delete("Pod", pod.name))
             elif connected:
                 actions.append(Drain(pod.name, pod.notice or "its pod is replaced"))
         elif node is not None and node.connected and not node.draining and connected:
+            stay.discard(pod.name)
             actions.append(Drain(pod.name, pod.notice or "its pod is replaced"))
     return actions
 
