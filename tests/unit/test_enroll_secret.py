@@ -117,3 +117,14 @@ def test_two_answers_are_one_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(secret.INSECURE, "yes")
     with pytest.raises(ConfigError, match="neither 0 nor 1"):
         secret.find_key(ELSEWHERE)
+
+
+def test_under_srun_the_first_host_makes_the_file_in_the_shared_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(secret, "SHARED_PATIENCE_S", 0.0)
+    with pytest.raises(ConfigError, match="needs a secret"):
+        secret.find_key(ELSEWHERE)
+    made = secret.find_key(ELSEWHERE, first=True)
+    assert secret.find_key(ELSEWHERE) == made
+    assert secret.default_file().stat().st_mode & 0o777 == 0o600
