@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -30,14 +31,14 @@ class Family:
         """The family of a metric without labels."""
         return self.of({(): value})
 
-    def of(self, values: Mapping[tuple[str, ...], float] | Iterable[tuple[tuple[str, ...], float]]) -> Metric:
-        """The family with a value for each set of labels."""
+    def of(self, values: Mapping[Any, float]) -> Metric:
+        """The family with a value for each tuple of labels."""
         made: CounterMetricFamily | GaugeMetricFamily
         if self.kind == "counter":
             made = CounterMetricFamily(self.name.removesuffix("_total"), self.help, labels=self.labels)
         else:
             made = GaugeMetricFamily(self.name, self.help, labels=self.labels)
-        for labels, value in values.items() if isinstance(values, Mapping) else values:
+        for labels, value in values.items():
             made.add_metric(list(labels), value)
         return made
 

@@ -48,7 +48,7 @@ class NodeSpans:
         """One step of a rank."""
         name = f"step {step.step} of rank {rank}"
         span = self._span(name, step.began, step.began + step.seconds, "job", generation)
-        attributes = {
+        attributes: dict[str, str | int | float] = {
             **span.attributes,
             "bagua.rank": rank,
             "bagua.step": step.step,
@@ -66,6 +66,10 @@ class NodeSpans:
     def _span(self, name: str, start: float, end: float, above: str, generation: int, error: str = "") -> Span:
         parent = trace_context.TraceContext(self._context.trace_id, trace_context.span_id(self._job_id, above))
         own = trace_context.span_id(self._job_id, f"{self._node_id}\0{name}")
-        attributes = {"bagua.job": self._job_id, "bagua.node": self._node_id, "bagua.generation": generation}
+        attributes: dict[str, str | int | float] = {
+            "bagua.job": self._job_id,
+            "bagua.node": self._node_id,
+            "bagua.generation": generation,
+        }
         title = "bagua enter generation" if name.startswith("enter") else f"bagua {name}"
         return Span(title, parent, start, end, own, attributes, error)

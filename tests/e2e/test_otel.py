@@ -109,3 +109,16 @@ def test_one_trace_from_submission_to_step(idle_service: Service, sandbox: Sandb
     context = parse(output.split("context ", 1)[1].split()[0])
     assert context is not None and context.trace_id.to_bytes(16, "big") == spans[0].trace_id
     assert " 500" in output
+
+
+@pytest.mark.full  # ranks that import torch and scikit-learn
+def test_steps_of_a_training_are_sampled(sandbox: Sandbox, receiver: Receiver) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc.trace_exporter")
+    env = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.address, "BAGUA_TRACE_STEPS": "10"}
+    done = sandbox.bagua("run", "-m", "bagua.examples.digits", env=env)
+    assert done.code == 0, done.text
+    steps = [span for service, span in receiver.named("bagua step") if service == "bagua-daemon"]
+    assert steps, receiver.all()
+    for span in steps:
+        found = {one.key: one.value for one in span.attributes}
+        assert found["bagua.step"].int_value % 10 == 0 and span.end_time_unix_nano > span.start_time_unix_nano
