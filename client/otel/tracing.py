@@ -87,7 +87,7 @@ class Tracing:
     def close(self) -> None:
         """Sends what is left, for three seconds at most."""
         self._processor.force_flush(FLUSH_MS)
-        self._processor.shutdown()
+        self._processor.shutdown()  # type: ignore[no-untyped-call]
 
 
 def asked_for() -> str:
