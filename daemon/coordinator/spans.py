@@ -79,5 +79,5 @@ def _span(
     }
     if reason:
         attributes["bagua.reason"] = reason
-    title = "bagua job" if name == "job" else f"bagua {name}"
+    title = "bagua.job" if name == "job" else f"bagua.{name.replace(' ', '_')}"
     return Span(title, context, start, end, trace_context.span_id(job.job_id, span_name or name), attributes, error)
