@@ -102,9 +102,10 @@ def test_one_trace_from_submission_to_step(idle_service: Service, sandbox: Sandb
     assert {span.name for span in spans if span.parent_span_id not in ids} == {"bagua.submit"}
     assert {service for service, _ in receiver.all()} == {"bagua", "bagua-coordinator", "bagua-daemon"}
     assert all(span.end_time_unix_nano >= span.start_time_unix_nano for span in spans)
-    [(_, change)] = receiver.named("bagua.membership_change")
-    reason = {one.key: one.value.string_value for one in change.attributes}["bagua.reason"]
-    assert "rank 1" in reason or "lost" in reason
+    changes = [span for _, span in receiver.named("bagua.membership_change")]  # on a busy machine there may be more
+    assert len({span.span_id for span in changes}) == len(changes)
+    reasons = [one.value.string_value for span in changes for one in span.attributes if one.key == "bagua.reason"]
+    assert any("rank 1" in reason or "lost" in reason for reason in reasons), reasons
     output = service.call("job", "logs", job_id).out
     context = parse(output.split("context ", 1)[1].split()[0])
     assert context is not None and context.trace_id.to_bytes(16, "big") == spans[0].trace_id
