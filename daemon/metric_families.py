@@ -31,14 +31,14 @@ class Family:
         """The family of a metric without labels."""
         return self.of({(): value})
 
-    def of(self, values: Mapping[Any, float] | Iterable[tuple[tuple[str, ...], float]]) -> Metric:
+    def of(self, values: Mapping[Any, float]) -> Metric:
         """The family with a value for each tuple of labels."""
         made: CounterMetricFamily | GaugeMetricFamily
         if self.kind == "counter":
             made = CounterMetricFamily(self.name.removesuffix("_total"), self.help, labels=self.labels)
         else:
             made = GaugeMetricFamily(self.name, self.help, labels=self.labels)
-        for labels, value in values.items() if isinstance(values, Mapping) else values:
+        for labels, value in values.items():
             made.add_metric(list(labels), value)
         return made
 

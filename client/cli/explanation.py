@@ -89,7 +89,7 @@ def explain(job_id: str, events: Iterable[Event]) -> str:
 
 
 def _verdict(history: Sequence[Event]) -> str:
-    """What became of it, and the reason, in one sentence or two."""
+    """The end and its reason, or the present state, in one sentence or two."""
     if not history:
         return "has no events."
     end = next((event for event in reversed(history) if event.kind == "state" and _state(event) in ENDS), None)
@@ -117,7 +117,7 @@ def _spent(history: Sequence[Event]) -> Iterator[str]:
 
 
 def _phase_after(event: Event) -> str | None:
-    """What a job spends its time on after an event. None: on the same as before."""
+    """The phase of a job after an event; None: the same as before."""
     if event.kind == "placed":
         return "starting"
     if event.kind == "regrouped":

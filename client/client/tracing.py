@@ -26,6 +26,6 @@ def traced(request: job_pb2.SubmitJobRequest, call: Callable[[], job_pb2.Job]) -
     job = call()
     tracing, _ = open_tracing("bagua")
     if tracing is not None:
-        tracing.send(Span("bagua submit", parent, began, time.time(), own.span_id, {"bagua.job": job.job_id}))
+        tracing.send(Span("bagua.submit", parent, began, time.time(), own.span_id, {"bagua.job": job.job_id}))
         tracing.close()
     return job

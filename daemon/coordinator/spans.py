@@ -26,7 +26,7 @@ class JobSpans:
                 self._placed[job.job_id] = event.time
                 found.append(_span(job, "queue", job.created_at, event.time, "start"))
             if event.kind == "suspended":
-                self._changing.setdefault(job.job_id, (job.generation, event.time, event.reason))
+                self._changing.setdefault(job.job_id, (0, event.time, event.reason))  # no generation yet
             if event.kind in ("regrouped", "state") and job.generation > max(1, before.generation):
                 _, since, why = self._changing.get(job.job_id, (0, event.time, ""))
                 self._changing[job.job_id] = (job.generation, since, why or event.reason)
@@ -79,5 +79,5 @@ def _span(
     }
     if reason:
         attributes["bagua.reason"] = reason
-    title = "bagua job" if name == "job" else f"bagua {name}"
+    title = "bagua.job" if name == "job" else f"bagua.{name.replace(' ', '_')}"
     return Span(title, context, start, end, trace_context.span_id(job.job_id, span_name or name), attributes, error)

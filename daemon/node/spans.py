@@ -48,7 +48,7 @@ class NodeSpans:
         """One step of a rank."""
         name = f"step {step.step} of rank {rank}"
         span = self._span(name, step.began, step.began + step.seconds, "job", generation)
-        attributes = {
+        attributes: dict[str, str | int | float] = {
             **span.attributes,
             "bagua.rank": rank,
             "bagua.step": step.step,
@@ -56,7 +56,7 @@ class NodeSpans:
             "bagua.step.exposed_seconds": step.exposed,
             "bagua.step.hidden_seconds": step.hidden,
         }
-        return Span("bagua step", span.parent, span.start, span.end, span.span_id, attributes)
+        return Span("bagua.step", span.parent, span.start, span.end, span.span_id, attributes)
 
     def _all_there(self, state: JobState) -> bool:
         if self._ready == float("inf") or state.phase is not Phase.RUNNING:
@@ -71,5 +71,5 @@ class NodeSpans:
             "bagua.node": self._node_id,
             "bagua.generation": generation,
         }
-        title = "bagua enter generation" if name.startswith("enter") else f"bagua {name}"
+        title = "bagua.enter_generation" if name.startswith("enter") else f"bagua.{name.replace(' ', '_')}"
         return Span(title, parent, start, end, own, attributes, error)
