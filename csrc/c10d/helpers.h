@@ -15,8 +15,8 @@ namespace bagua::dist {
 
 class Helpers {
  public:
-  // One for the process; a fork, in which no thread of its parent lives on, gets its own. It is never destroyed: threads
-  // may wait in it when the process ends.
+  // One for the process; a fork, in which no thread of its parent lives on, gets its own. It is never destroyed:
+  // threads may wait in it when the process ends.
   static Helpers& get();
   // A thread calls `task`, which throws nothing.
   void call(std::function<void()> task);
