@@ -14,6 +14,7 @@ from bagua.daemon.coordinator.board import Board
 from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.code_archives import CodeArchives
 from bagua.daemon.coordinator.counters import Counters
+from bagua.daemon.coordinator.held_secrets import HeldSecrets
 from bagua.daemon.coordinator.intake import Intake
 from bagua.daemon.coordinator.nodes_servicer import NodeServicer
 from bagua.daemon.coordinator.options import Options
@@ -63,7 +64,9 @@ class Life:
         self.reconciler = Reconciler(*parts, self.watchers, Counters(), lambda: None)
         tuning = Tuning(self.worker, store, self.clock)  # type: ignore[arg-type]
         code = CodeArchives(self.worker, store, self.clock)  # type: ignore[arg-type]
-        self.servicer = self.make_servicer(self.intake, self.sessions, self.watchers, self.clock, WELCOME, tuning, code)
+        self.servicer = self.make_servicer(
+            self.intake, self.sessions, self.watchers, self.clock, WELCOME, tuning, code, HeldSecrets()
+        )
         self.listens = False
         self.streams: dict[asyncio.Task[None], Stream] = {}
         self._tasks: list[asyncio.Task[None]] = []
