@@ -91,10 +91,11 @@ def test_train(tmp_path: Path) -> None:
         *picture(tmp_path / "t.png"),
     )
     rows = {row["system"]: row for row in found["rows"]}
-    assert list(rows) == ["no communication", "ddp", "bagua", "bagua onebit"]
+    assert list(rows) == ["no communication", "ddp", "bagua onebit"]
     assert all(row["parameters"] == 1000 and row["ms"] > 0 for row in rows.values())
-    assert rows["bagua"]["sent_mb"] > rows["bagua onebit"]["sent_mb"] > 0
-    assert rows["bagua"]["times_best_ddp"] <= rows["bagua"]["times_ddp"]
+    assert rows["ddp"]["sent_mb"] is None or rows["ddp"]["sent_mb"] > rows["bagua onebit"]["sent_mb"]
+    assert rows["bagua onebit"]["sent_mb"] > 0
+    assert rows["bagua onebit"]["times_best_ddp"] <= rows["bagua onebit"]["times_ddp"]
     check_picture(tmp_path / "t.png")
 
 

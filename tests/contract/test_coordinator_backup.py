@@ -49,7 +49,7 @@ def store(database_url: str) -> Iterator[Store]:
         tx.put_node(NodeRecord("a", "h", "::1", 2, "0.1", "boot", 1e9))
         tx.begin_code("d" * 64, 5, 1e9)
         tx.add_code_piece("d" * 64, 0, b"\0\1\2\3\xff")
-        tx.complete_code("d" * 64, 1e9)
+        tx.complete_code("d" * 64, 1e9, "default")
         tx.beat("coordinator-1", 77.5)
     yield made
     made.close()
