@@ -205,12 +205,12 @@ def connections_to(address: str) -> list[int]:
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:
-            copy = socket.socket(fileno=os.dup(int(name)))
+            one = socket.socket(fileno=int(name))
         except OSError:  # no socket, or closed meanwhile
             continue
-        with copy:
-            if copy.family in (socket.AF_INET, socket.AF_INET6) and _peer_port(copy) == port:
-                found.append(int(name))
+        if one.family in (socket.AF_INET, socket.AF_INET6) and _peer_port(one) == port:
+            found.append(int(name))
+        one.detach()  # it is not ours to close
     return found
 
 

@@ -1,0 +1,75 @@
+"""A daemon that has run many jobs, and has lost its coordinator many times, has no more descriptors than before."""
+
+import asyncio
+import contextlib
+import os
+from collections import Counter
+
+from rig.limits import SOON_S
+
+from bagua.daemon.node.keeper_link import connections_to
+from bagua.proto import node_pb2
+
+ROUNDS = 6
+
+
+def held(pid):
+    """Kinds of descriptors of a process, with how many it has of each."""
+    kinds = Counter()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            kinds[os.readlink(f"/proc/{pid}/fd/{name}").partition(":[")[0]] += 1
+    return kinds
+
+
+async def until_no_more(pid, before):
+    """Waits for what is being closed. ``before`` may have had something in passing: it is the most that is allowed."""
+    try:
+        async with asyncio.timeout(SOON_S):
+            while held(pid).total() > before.total():
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise AssertionError(f"descriptors that were not there before: {held(pid) - before}") from None
+
+
+async def run_jobs(end, first):
+    """One after the other, each with a reader of its output."""
+    for number in range(first, first + ROUNDS):
+        await end.run_script(f"job-{number}", "/bin/true", no_python=True)
+        await end.send(read_log=node_pb2.ReadLog(request_id=number, job_id=f"job-{number}", rank=0, follow=True))
+        await end.exited(f"job-{number}")
+        await end.stop_job(f"job-{number}")
+        await end.stopped(f"job-{number}")
+        await end.until(lambda: number in end.log_ends)  # noqa: B023  # awaited here
+
+
+async def reconnect(end, first):
+    """The stream ends, or the coordinator is away for a while, with a reader of a job that goes on."""
+    for number in range(first, first + ROUNDS):
+        known = len(end.hellos)
+        await end.send(read_log=node_pb2.ReadLog(request_id=1000 + number, job_id="stays", rank=0, follow=True))
+        if number % 2:
+            await end.welcome_again()
+        else:
+            await end.stop()
+            await end.start()
+        await end.until(lambda: len(end.hellos) > known)  # noqa: B023  # awaited here
+
+
+async def test_descriptors_do_not_grow(end, daemon):
+    pids = (daemon.pid, daemon.proper().pid)
+    await end.run_script("stays", "/bin/sleep", no_python=True, args=["600"])
+    for work in (run_jobs, reconnect):
+        await work(end, 0)
+        before = [held(pid) for pid in pids]
+        await work(end, ROUNDS)
+        for pid, kinds in zip(pids, before, strict=True):
+            await until_no_more(pid, kinds)
+    await end.stop_job("stays", grace_s=0.0)
+    await end.stopped("stays")
+
+
+def test_to_look_for_connections_opens_nothing():
+    before = held(os.getpid())
+    assert connections_to("127.0.0.1:1") == []
+    assert held(os.getpid()) == before
