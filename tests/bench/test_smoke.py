@@ -77,6 +77,7 @@ def test_allreduce_with_a_codec_between_hosts() -> None:
     assert all(row["floor_ms"] is None for row in found["rows"])
 
 
+@pytest.mark.full
 def test_codec(tmp_path: Path) -> None:
     found = bench("codec", "--sizes", "64K", *picture(tmp_path / "c.png"))
     assert len(found["rows"]) == 8

@@ -45,6 +45,7 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.full  # unit/test_packaging.py compares packages
 def test_the_wheel_holds_the_checkout(distributions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was made from the source distribution, so that holds it, too."""
     dist = module("dist", monkeypatch)
@@ -59,6 +60,7 @@ def test_the_wheel_holds_the_checkout(distributions: Path, tmp_path: Path, monke
     assert dist.differences(spoilt) == ["bagua/left_over.py", "bagua/py.typed", "bagua/version.py"]
 
 
+@pytest.mark.full
 def test_distributions_do_not_tell_of_this_machine(distributions: Path) -> None:
     (source,) = distributions.glob("*.tar.gz")
     assert source.read_bytes()[:2] == b"\x1f\x8b"

@@ -119,6 +119,7 @@ def test_python_without_srun_is_told_of_the_allocation(sandbox: Sandbox, cluster
     assert one.code == 0 and "Slurm job" not in one.out, one.text
 
 
+@pytest.mark.full  # the next one starts ranks with srun, too
 def test_bare_srun_is_one_job(sandbox: Sandbox, cluster: Slurm) -> None:
     script = sandbox.script("sum.py", SUM)
     done = srun(sandbox, cluster, "-N2", "--ntasks-per-node=1", sys.executable, script)

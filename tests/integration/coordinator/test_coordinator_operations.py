@@ -43,6 +43,7 @@ def shell(tmp_path: Path, coordinator: Any) -> Any:
     return run
 
 
+@pytest.mark.full  # contract/test_coordinator_backup.py has what they do
 def test_the_commands_of_the_page(shell, coordinator, client, start):
     kept = client.submit(SPEC).job_id
     for line in (*commands("Back up"), *commands("Check")):
