@@ -208,9 +208,11 @@ def connections_to(address: str) -> list[int]:
             one = socket.socket(fileno=int(name))
         except OSError:  # no socket, or closed meanwhile
             continue
-        if one.family in (socket.AF_INET, socket.AF_INET6) and _peer_port(one) == port:
-            found.append(int(name))
-        one.detach()  # it is not ours to close
+        try:
+            if one.family in (socket.AF_INET, socket.AF_INET6) and _peer_port(one) == port:
+                found.append(int(name))
+        finally:
+            one.detach()  # it is not ours to close
     return found
 
 

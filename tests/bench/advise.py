@@ -159,7 +159,9 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=8.0)
     options.add_argument("--rounds", type=int, default=2)
     options.add_argument("--warm-up", type=int, default=2)
-    options.add_argument("--profiles", type=Path, default=Path("build/advise-profiles"), help="folder; recorded if not there")
+    options.add_argument(
+        "--profiles", type=Path, default=Path("build/advise-profiles"), help="folder; recorded if not there"
+    )
     options.add_argument("--save", type=Path, default=Path("build/advise-measured.json"))
     options.add_argument("--read", type=Path, help="measured before: only predicts")
     options.add_argument("--raw", action="store_true", help="predict from the profile as it was recorded")
