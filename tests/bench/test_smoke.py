@@ -100,6 +100,7 @@ def test_train(tmp_path: Path) -> None:
     check_picture(tmp_path / "t.png")
 
 
+@pytest.mark.full  # test_net_between_emulated_hosts measures networks
 def test_network(tmp_path: Path) -> None:
     found = bench("network", "--size", "64K", *picture(tmp_path / "n.png"))
     assert [(row["source"], row["target"]) for row in found["rows"]] == [("node-0", "node-1"), ("node-1", "node-0")]

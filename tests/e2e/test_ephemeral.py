@@ -139,7 +139,7 @@ def test_torchrun_starts_ranks_again(sandbox: Sandbox, how: str, deaths: list[st
     sandbox.assert_all_gone(within=SOON_S)
 
 
-@pytest.mark.full  # the last test of this file has ranks that are killed
+@pytest.mark.full  # integration/node/test_node_jobs.py ends what starts
 @pytest.mark.parametrize("service", ["cli.main run --adopt", "daemon.node"])
 def test_torchrun_that_is_ended_while_its_ranks_start_leaves_nothing(sandbox: Sandbox, service: str) -> None:
     """At the first sight of the first and of the last process that ranks bring up."""
@@ -181,6 +181,7 @@ def test_a_rank_that_dies_fails_the_others(sandbox: Sandbox) -> None:
     sandbox.assert_no_state_left()
 
 
+@pytest.mark.full  # integration/node/test_node_jobs.py kills ranks
 def test_ranks_that_are_all_killed_leave_nothing(sandbox: Sandbox) -> None:
     script = sandbox.script("wait.py", SUM.replace("sys.stdout", "time.sleep(300); sys.stdout"))
     process = sandbox.start(*TORCHRUN, "2", script)

@@ -226,6 +226,7 @@ def test_ctrl_c_ends_everything(sandbox: Sandbox, program: str) -> None:
     sandbox.assert_no_state_left()
 
 
+@pytest.mark.full  # test_second_ctrl_c_kills_at_once
 def test_ctrl_c_ends_ranks_that_will_not(sandbox: Sandbox) -> None:
     script = sandbox.script("stubborn.py", STUBBORN)
     process = sandbox.start(*sandbox.command, "run", "--nproc-per-node", "2", script)
@@ -282,6 +283,7 @@ def test_nothing_outlives_a_part_that_is_killed(sandbox: Sandbox, whom: str) -> 
         sandbox.assert_no_state_left()
 
 
+@pytest.mark.full  # unit tests draw the bar
 def test_a_terminal_gets_a_bar(sandbox: Sandbox) -> None:
     script = sandbox.script(
         "report.py",
@@ -340,6 +342,7 @@ def test_help_is_quick_and_needs_no_torch(sandbox: Sandbox) -> None:
     assert "coordinator" in done.out
 
 
+@pytest.mark.full
 def test_other_programs_help_is_theirs(sandbox: Sandbox) -> None:
     assert "--database-url" in sandbox.bagua("coordinator", "--help").out
     assert "--data-host" in sandbox.bagua("daemon", "--help").out

@@ -130,6 +130,7 @@ def test_more_ranks_than_nodes_offer(service: Service) -> None:
     assert done.seconds < SOON_S
 
 
+@pytest.mark.full  # integration/coordinator/test_coordinator_restart.py
 def test_a_coordinator_killed_and_started_again(service: Service) -> None:
     """The running job does not notice; the new coordinator finds it, and its end."""
     sandbox = service.sandbox
