@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from rig.dashboards import SCRIPT, ReportingJob
-from textual.widgets import DataTable, RichLog, Static
+from textual.widgets import Button, DataTable, RichLog, Static
 
 from bagua.dashboard.top import Confirm, JobScreen, Top, rank_map
 from bagua.proto import common_pb2 as c
@@ -43,7 +43,9 @@ async def until(pilot: Any, condition: Callable[[], Any], key: str = "") -> None
     deadline, pressed = time.monotonic() + WAIT_S, -1.0
     while not condition():
         now = time.monotonic()
-        assert now < deadline, f"still {pilot.app.screen!r}"
+        if now > deadline:
+            texts = [str(static.render()) for static in pilot.app.screen.query(Static)]
+            raise AssertionError(f"still {pilot.app.screen!r}: {texts}")
         if key and now - pressed > 1.0:
             pressed = now
             await pilot.press(key)
@@ -71,7 +73,7 @@ async def test_from_the_list_to_a_job_and_its_cancellation(coordinator, job):
         await pilot.press("escape")
         await until(pilot, lambda: app.screen is screen)
         await until(pilot, lambda: isinstance(app.screen, Confirm), "c")
-        await pilot.click("#yes")
+        app.screen.query_one("#yes", Button).press()
         await until(pilot, lambda: "cancelled" in shown(screen, "#head"))
         await until(pilot, lambda: app.screen is not screen, "escape")
     with coordinator.client() as client:
