@@ -73,9 +73,6 @@ def test_a_service_for_some_seconds() -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
-@pytest.mark.xfail(
-    reason="descriptors of daemons grow (by jobs, reconnections or both: not known); found by this soak, not mended yet"
-)
 def test_a_service_for_five_minutes() -> None:
     found = service("--minutes", "5", timeout_s=1100)
     assert len(found["faults"]) == 8, found["faults"]
