@@ -31,6 +31,12 @@ FAST = {
     "BAGUA_COORDINATOR_SETTLE_S": "0.3",
     "BAGUA_COORDINATOR_FENCE_AFTER": "1.5",
 }
+PATIENT = {
+    "BAGUA_COORDINATOR_LEASE_S": "30",
+    "BAGUA_COORDINATOR_JOB_LEASE_S": "40",
+    "BAGUA_COORDINATOR_FENCE_AFTER": "30",
+}
+"""For tests in whose process scripted nodes share the interpreter with much else: they may stand still for seconds."""
 
 
 class CoordinatorProcess:
@@ -234,6 +240,27 @@ def shared_client(shared: CoordinatorProcess) -> Iterator[Client]:
     with shared.client() as made:
         yield made
         assert not made.list()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
+    """A coordinator with a dashboard."""
+    process = CoordinatorProcess(tmp_path_factory.mktemp("served"), "--dashboard", "127.0.0.1:0", **PATIENT)
+    assert process.dashboard, process.end()
+    yield process
+    code, errors = process.end()
+    assert code == 0, errors
+
+
+@pytest.fixture(scope="module")
+def peers(served: CoordinatorProcess) -> Iterator[list[Peer]]:
+    """Two scripted nodes of it."""
+    made = [Peer(served, name) for name in ("a", "b")]
+    for peer in made:
+        peer.expect(node_pb2.Welcome)
+    yield made
+    for peer in made:
+        peer.close()
 
 
 @pytest.fixture

@@ -24,26 +24,6 @@ WAIT_S = 60.0
 OWN = {"x-bagua-dashboard": "1"}
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
-    """A coordinator with a dashboard."""
-    process = CoordinatorProcess(tmp_path_factory.mktemp("served"), "--dashboard", "127.0.0.1:0")
-    assert process.dashboard, process.end()
-    yield process
-    code, errors = process.end()
-    assert code == 0, errors
-
-
-@pytest.fixture(scope="module")
-def peers(served: CoordinatorProcess) -> Iterator[list[Peer]]:
-    made = [Peer(served, name) for name in ("a", "b")]
-    for peer in made:
-        peer.expect(n.Welcome)
-    yield made
-    for peer in made:
-        peer.close()
-
-
 @pytest.fixture
 def job(served: CoordinatorProcess, peers: list[Peer]) -> Iterator[ReportingJob]:
     with served.client() as client:

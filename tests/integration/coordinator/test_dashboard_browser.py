@@ -12,8 +12,6 @@ import playwright.sync_api as playwright
 import pytest
 from rig.dashboards import SCRIPT, ReportingJob
 
-from bagua.proto import node_pb2 as n
-
 from .conftest import CoordinatorProcess, Peer
 
 CHROMIUM = shutil.which("chromium")
@@ -31,25 +29,6 @@ def chromium() -> Iterator[Any]:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         yield browser
         browser.close()
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
-    process = CoordinatorProcess(tmp_path_factory.mktemp("served"), "--dashboard", "127.0.0.1:0")
-    assert process.dashboard, process.end()
-    yield process
-    code, errors = process.end()
-    assert code == 0, errors
-
-
-@pytest.fixture(scope="module")
-def peers(served: CoordinatorProcess) -> Iterator[list[Peer]]:
-    made = [Peer(served, name) for name in ("a", "b")]
-    for peer in made:
-        peer.expect(n.Welcome)
-    yield made
-    for peer in made:
-        peer.close()
 
 
 @pytest.fixture

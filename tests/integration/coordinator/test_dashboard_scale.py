@@ -18,7 +18,7 @@ from rig.old_jobs import insert_old_jobs
 from bagua.proto import common_pb2 as c
 
 NODES, JOBS = 1_000, 10_000
-PATIENT = {
+FOR_MANY = {
     "BAGUA_COORDINATOR_HEARTBEAT_S": "3",
     "BAGUA_COORDINATOR_LEASE_S": "60",
     "BAGUA_COORDINATOR_FENCE_AFTER": "60",
@@ -31,7 +31,7 @@ def test_a_large_cluster(start, tmp_path: Path):
     start(state_dir=state).end()  # makes the database
     spec = c.JobSpec(name="old", entry="/bin/true", no_python=True, nnodes=1, nproc_per_node=1)
     insert_old_jobs(state / "coordinator" / "bagua.db", spec, JOBS, lambda count: None)
-    process = start("--dashboard", "127.0.0.1:0", state_dir=state, **PATIENT)
+    process = start("--dashboard", "127.0.0.1:0", state_dir=state, **FOR_MANY)
     with FleetProcess(process.address, process.token, NODES, 2) as fleet, process.client() as client:
         fleet.wait_connected()
         job = client.submit(c.JobSpec(name="wide", entry="t", no_python=True, nnodes=NODES, nproc_per_node=2))
@@ -86,7 +86,7 @@ def test_a_large_cluster_in_a_browser(start: Callable[..., Any], tmp_path: Path)
     start(state_dir=state).end()
     spec = c.JobSpec(name="old", entry="/bin/true", no_python=True, nnodes=1, nproc_per_node=1)
     insert_old_jobs(state / "coordinator" / "bagua.db", spec, JOBS, lambda count: None)
-    process = start("--dashboard", "127.0.0.1:0", state_dir=state, **PATIENT)
+    process = start("--dashboard", "127.0.0.1:0", state_dir=state, **FOR_MANY)
     with FleetProcess(process.address, process.token, NODES, 2) as fleet, process.client() as client:
         fleet.wait_connected()
         for number in range(RUNNING):

@@ -13,7 +13,6 @@ from textual.widgets import Button, DataTable, RichLog, Static
 
 from bagua.dashboard.top import Confirm, JobScreen, Top, rank_map
 from bagua.proto import common_pb2 as c
-from bagua.proto import node_pb2 as n
 
 from .conftest import CoordinatorProcess, Peer
 
@@ -21,18 +20,8 @@ WAIT_S = 60.0
 
 
 @pytest.fixture
-def peers(coordinator: CoordinatorProcess) -> Iterator[list[Peer]]:
-    made = [Peer(coordinator, name) for name in ("a", "b")]
-    for peer in made:
-        peer.expect(n.Welcome)
-    yield made
-    for peer in made:
-        peer.close()
-
-
-@pytest.fixture
-def job(coordinator: CoordinatorProcess, peers: list[Peer]) -> Iterator[ReportingJob]:
-    with coordinator.client() as client:
+def job(served: CoordinatorProcess, peers: list[Peer]) -> Iterator[ReportingJob]:
+    with served.client() as client:
         made = ReportingJob(client, peers, SCRIPT)
         yield made
         made.close()
@@ -57,8 +46,8 @@ def shown(screen: Any, name: str) -> str:
     return str(screen.query_one(name, Static).render())
 
 
-async def test_from_the_list_to_a_job_and_its_cancellation(coordinator, job):
-    app = Top(coordinator.client)
+async def test_from_the_list_to_a_job_and_its_cancellation(served, job):
+    app = Top(served.client)
     async with app.run_test(size=(120, 50)) as pilot:
         jobs = app.query_one("#jobs", DataTable)
         await until(pilot, lambda: jobs.row_count == 1 and app.query_one("#nodes", DataTable).row_count == 2)
@@ -76,7 +65,7 @@ async def test_from_the_list_to_a_job_and_its_cancellation(coordinator, job):
         app.screen.query_one("#yes", Button).press()
         await until(pilot, lambda: "cancelled" in shown(screen, "#head"))
         await until(pilot, lambda: app.screen is not screen, "escape")
-    with coordinator.client() as client:
+    with served.client() as client:
         found = await asyncio.to_thread(client.get, job.job_id)
         assert found.state == c.JOB_STATE_CANCELLED and "bagua top" in found.reason
 
