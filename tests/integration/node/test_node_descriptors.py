@@ -10,7 +10,7 @@ from rig.limits import SOON_S
 from bagua.daemon.node.keeper_link import connections_to
 from bagua.proto import node_pb2
 
-ROUNDS = 6
+ROUNDS = 8
 
 
 def held(pid):
@@ -44,15 +44,16 @@ async def run_jobs(end, first):
 
 
 async def reconnect(end, first):
-    """The stream ends, or the coordinator is away for a while, with a reader of a job that goes on."""
+    """The stream ends, with an error or without, or the coordinator is away for a while. A job that goes on has a
+    reader of its output."""
     for number in range(first, first + ROUNDS):
         known = len(end.hellos)
         await end.send(read_log=node_pb2.ReadLog(request_id=1000 + number, job_id="stays", rank=0, follow=True))
-        if number % 2:
-            await end.welcome_again()
-        else:
+        if number % 4 == 0:
             await end.stop()
             await end.start()
+        else:
+            await end.welcome_again(error="the daemon was not heard" if number % 4 > 1 else "")
         await end.until(lambda: len(end.hellos) > known)  # noqa: B023  # awaited here
 
 
