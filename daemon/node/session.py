@@ -248,12 +248,16 @@ class Session:
         self._set_connected(True)
         ends = [asyncio.ensure_future(self._read(call)), asyncio.ensure_future(self._write(call))]
         try:
-            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            return next(iter(done)).result()
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            return next(filter(asyncio.Future.done, ends)).result()
         finally:
             for end in ends:
                 end.cancel()
             await asyncio.gather(*ends, return_exceptions=True)
+            # An error holds this frame: if the frame held the error, the call would keep its connection until the
+            # garbage collector comes.
+            ends.clear()
+            del end
 
     async def _read(self, call: Any) -> str:
         while (directive := await call.read()) is not _EOF:

@@ -53,6 +53,7 @@ class CoordinatorEnd(NodeServiceServicer):
         self.read_pause_s = 0.0  # before each message
         self.acknowledged = 0
         self.older = asyncio.Event()  # set: the session ends
+        self.error = ""  # with which it ends then, if any
         self.context: Any = None
         self.changed = asyncio.Condition()
         self.writing = asyncio.Lock()
@@ -84,6 +85,8 @@ class CoordinatorEnd(NodeServiceServicer):
             await asyncio.wait([read, over], return_when=asyncio.FIRST_COMPLETED)
             if not read.done() or not isinstance(read.result(), node_pb2.NodeFact):
                 read.cancel()
+                if older.is_set() and self.error:
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, self.error)
                 break
             async with self.changed:
                 await self._take(read.result(), context)

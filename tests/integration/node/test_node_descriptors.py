@@ -2,12 +2,16 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 from collections import Counter
 
+import structlog
 from rig.limits import SOON_S
 
 from bagua.daemon.node.keeper_link import connections_to
+from bagua.daemon.node.lease import Lease
+from bagua.daemon.node.session import Endpoint, Session
 from bagua.proto import node_pb2
 
 ROUNDS = 6
@@ -73,3 +77,29 @@ def test_to_look_for_connections_opens_nothing():
     before = held(os.getpid())
     assert connections_to("127.0.0.1:1") == []
     assert held(os.getpid()) == before
+
+
+async def test_a_stream_that_ends_with_an_error_keeps_no_connection(end, state):
+    """Not even until the garbage collector comes, which may be long."""
+    session = Session(
+        Endpoint(f"127.0.0.1:{end.port}", state / "token", None),
+        hello=lambda: node_pb2.Hello(node_id="n"),
+        snapshot=lambda job_id: None,
+        status=node_pb2.NodeStatus,
+        on_directive=lambda directive: None,
+        on_connection=lambda connected: None,
+        lease=Lease(lambda: None),
+        log=structlog.get_logger(),
+    )
+    gc.disable()
+    running = asyncio.ensure_future(session.run())
+    try:
+        await end.until(lambda: end.hellos)
+        before = held(os.getpid())
+        for _ in range(ROUNDS):
+            await end.welcome_again(error="nothing was heard of this daemon")
+        await until_no_more(os.getpid(), before)
+    finally:
+        gc.enable()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
