@@ -12,6 +12,9 @@ from bagua.base.errors import ConfigError
 
 END_PATIENCE_S = 20.0
 """For what runs on a host to end once it was told to."""
+LAST_OUTPUT_S = 5.0
+"""For the last lines of a connection that has ended. ssh may leave a process behind that holds its output open, such as
+the master of a shared connection (ControlPersist): it is not waited for."""
 _SCREEN = Lock()
 
 
@@ -68,10 +71,10 @@ class Remote:
         on_end(self)
 
     def wait_output(self) -> None:
-        """Until it has ended, and its last line is written."""
+        """Until it has ended, and its last line is written (see ``LAST_OUTPUT_S``)."""
         self.process.wait()
         for copy in self._copies:
-            copy.join()
+            copy.join(LAST_OUTPUT_S)
 
     def release(self) -> None:
         """Tells the host to end what runs there."""

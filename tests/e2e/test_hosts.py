@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -10,6 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 from rig.limits import SOON_S
 from rig.sshd import Sshd
+
+from bagua.hosts import remote
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Sandbox
@@ -67,3 +72,19 @@ def test_a_host_that_lets_nobody_in(sandbox: Sandbox, sshd: Sshd) -> None:
     done = sandbox.bagua("run", "--hosts", f"127.0.0.1:{sshd.port}", "--ssh", "ssh -F /dev/null", "tell.py")
     assert done.code == 1 and "no connection, or no login without a password" in done.err, done.text
     sandbox.assert_all_gone(within=SOON_S)
+
+
+def test_a_process_that_keeps_the_output_open_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ssh's master of a shared connection does."""
+    monkeypatch.setattr(remote, "LAST_OUTPUT_S", 0.2)
+    ended, out = threading.Event(), io.StringIO()
+    end = remote.Remote("here", ["sh", "-c", "sleep 300 & echo $!"], out=out, on_end=lambda _: ended.set())
+    try:
+        assert ended.wait(SOON_S)
+        end.end()
+        assert end.code == 0
+    finally:
+        os.kill(int(out.getvalue()), signal.SIGKILL)
+        with end.process:  # closes its pipes
+            monkeypatch.setattr(remote, "LAST_OUTPUT_S", SOON_S)
+            end.wait_output()
