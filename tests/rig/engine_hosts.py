@@ -92,7 +92,7 @@ class EngineHost(RankServiceServicer):
                 if self.regrouper is not None:
                     self.regrouper.take(self.index, event)
                 elif event["kind"] == "lost":
-                    self.engine.abort(f"rank {event['rank']} was lost")
+                    self.engine.abort(event["text"])  # may come before the engine's own error, which says the same
 
     def Join(self, request: rank_pb2.JoinRequest, context: Any) -> rank_pb2.JoinReply:
         if request.rank not in self.tokens:
