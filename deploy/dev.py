@@ -194,14 +194,16 @@ def provide_nccl(full: bool) -> None:
     os.environ["BAGUA_TEST_NCCL"] = os.pathsep.join(map(str, folders))
 
 
-def build_for_gpus() -> None:
-    """Builds the parts beside the core, for all architectures."""
-    say("GPU leg, network plugin, CUDA kernels")
-    for function in ("load_device().__file__", "net_plugin()"):
+def build_parts(full: bool) -> None:
+    """Builds the parts beside the core, for all architectures, and the programs of native tests."""
+    say("GPU leg, network plugin, backend of torch.distributed, CUDA kernels")
+    for function in ("load_device().__file__", "net_plugin()", "load_c10d().__file__"):
         run(tool("python"), "-c", f"import bagua.csrc; print(bagua.csrc.{function})")
     provide_nvcc()
     os.environ["NVCC_APPEND_FLAGS"] = "--Werror=all-warnings"  # for users a warning of their compilers is none
     run(tool("python"), "-c", "import bagua.csrc; print(bagua.csrc.kernels_library())")
+    say("programs of native tests (three minutes the first time)")
+    run(tool("python"), ROOT / "tests" / "native" / "build_programs.py", *(["--full"] if full else []))
 
 
 def demo(arguments: list[str]) -> None:
@@ -301,7 +303,7 @@ def test(arguments: list[str]) -> None:
     set_up("dev")
     if everything:
         check_sources()
-        build_for_gpus()
+        build_parts("--full" in arguments)
     provide_nccl("--full" in arguments)
     say("pytest, against the installed wheel")
     options = [f"--numprocesses={WORKERS}"]  # may be given again among the arguments

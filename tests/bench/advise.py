@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import statistics
 import sys
 from collections.abc import Sequence
@@ -60,8 +61,8 @@ def record_model(model: str, folder: Path, steps: int) -> StepProfile:
     return profile
 
 
-def measure_case(model: str, network: str, seconds: float, rounds: int, warm_up: int) -> dict[str, list[float]]:
-    """By algorithm: seconds of its step, and of the one without communication that took turns with it."""
+def measure_case(model: str, network: str, seconds: float, rounds: int, warm_up: int) -> dict[str, list[list[float]]]:
+    """By algorithm: seconds of its steps, and of those without communication that took turns with them."""
     systems = []
     for system in train_systems(",".join(ALGORITHMS), "none"):
         if system["kind"] == "bagua":
@@ -77,7 +78,7 @@ def measure_case(model: str, network: str, seconds: float, rounds: int, warm_up:
         "model": model,
     }
     task = Task("bagua.bench.ranks.train", config, 2, 1, {"OMP_NUM_THREADS": "1"}, quiet=True)
-    found = {row["system"]: row["s"] for row in measure(task, parse_network(network))["rows"]}
+    found = {row["system"]: row["turns_s"] for row in measure(task, parse_network(network))["rows"]}
     return {
         system["algorithm"]: [found[system["name"]], found[f"{ALONE}, beside {system['name']}"]]
         for system in systems
@@ -101,12 +102,14 @@ def at_load(profile: StepProfile, times: float) -> StepProfile:
     )
 
 
-def compare(case: str, measured: dict[str, list[float]], profile: StepProfile, raw: bool) -> list[dict[str, Any]]:
-    """A row for each algorithm, the fastest measured one first, both as they are without other load."""
+def compare(case: str, measured: dict[str, list[list[float]]], profile: StepProfile, raw: bool) -> list[dict[str, Any]]:
+    """A row for each algorithm, the fastest measured one first, both as they are without other load. ``times``: each
+    step over the one without communication beside it."""
     network = parse_network(case.partition("@")[2])
     half = dataclasses.replace(profile, cores=max(1, profile.cores // 2))
     rows = []
-    for text, (step_s, alone_s) in measured.items():
+    for text, (steps, alone) in measured.items():
+        step_s, alone_s = statistics.median(steps), statistics.median(alone)
         loaded = half if raw else at_load(half, alone_s / profile.compute_s)
         cluster = Cluster.of(loaded, network, hosts=2, ranks=1)
         predicted_s = predict(loaded, cluster, exchange_of(text)).step_s
@@ -118,22 +121,48 @@ def compare(case: str, measured: dict[str, list[float]], profile: StepProfile, r
                 "measured_ms": step_s * 1e3,
                 "predicted_ms": predicted_s * 1e3,
                 "error": predicted_s / step_s - 1,
+                "times": [step / base for step, base in zip(steps, alone, strict=True)],
+                "predicted_times": predicted_s / alone_s,
             }
         )
-    return sorted(rows, key=lambda row: row["measured_ms"])
+    return sorted(rows, key=lambda row: statistics.median(row["times"]))
+
+
+def slower_beyond_noise(one: Sequence[float], best: Sequence[float]) -> bool:
+    """Whether the rounds show it, whose order changes with the noise otherwise: a sign test at 5 %, of one side."""
+    slower = sum(a > b for a, b in zip(one, best, strict=True))
+    n = len(best)
+    return sum(math.comb(n, k) for k in range(slower, n + 1)) / 2**n < 0.05
+
+
+def outcome(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of one case: the measured best, and the better one of the two that are predicted best. ``cost``: how much longer
+    the step of that is; ``noise``: and whether the rounds do not tell them apart."""
+    best = min(rows, key=lambda row: statistics.median(row["times"]))
+    two = sorted(rows, key=lambda row: row["predicted_times"])[:TOP]
+    taken = min(two, key=lambda row: statistics.median(row["times"]))
+    return {
+        "case": best["case"],
+        "best": best["algorithm"],
+        "taken": taken["algorithm"],
+        "cost": statistics.median(taken["times"]) / statistics.median(best["times"]) - 1,
+        "noise": not slower_beyond_noise(taken["times"], best["times"]),
+    }
 
 
 def verdict(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Median error over all rows, and in how many cases the measured best is among the predicted best two. The best has
-    the shortest step compared with the one without communication that took turns with it."""
+    """Median error over all rows, and in how many cases the measured best is among the predicted best two; in how many
+    more the better of these is not slower beyond the noise."""
     cases = list(dict.fromkeys(row["case"] for row in rows))
-    hits = 0
-    for case in cases:
-        mine = [row for row in rows if row["case"] == case]
-        best = min(mine, key=lambda row: row["measured_ms"] / row["alone_ms"])
-        hits += best in sorted(mine, key=lambda row: row["predicted_ms"] / row["alone_ms"])[:TOP]
+    found = [outcome([row for row in rows if row["case"] == case]) for case in cases]
     errors = [abs(row["error"]) for row in rows]
-    return {"median_error": statistics.median(errors), "largest": max(errors), "hits": hits, "cases": len(cases)}
+    return {
+        "median_error": statistics.median(errors),
+        "largest": max(errors),
+        "outcomes": found,
+        "hits": sum(one["best"] == one["taken"] for one in found),
+        "alike": sum(one["best"] != one["taken"] and one["noise"] for one in found),
+    }
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
@@ -148,16 +177,21 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     found = verdict(rows)
     print(
         f"\nmedian error {found['median_error']:.1%}, largest {found['largest']:.0%}; the measured best among the "
-        f"predicted best {TOP} in {found['hits']} of {found['cases']} cases"
+        f"predicted best {TOP} in {found['hits']} of {len(found['outcomes'])} cases; in {found['alike']} more the "
+        "better of them is not slower beyond the noise"
     )
+    for one in found["outcomes"]:
+        if one["best"] != one["taken"]:
+            words = "within the noise" if one["noise"] else "beyond the noise"
+            print(f"{one['case']}: {one['best']} is best; {one['taken']} takes {one['cost']:.1%} longer, {words}")
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--cases", nargs="+", default=list(CASES), metavar="MODEL@NETWORK")
     options.add_argument("--steps", type=int, default=12, help="to record")
-    options.add_argument("--seconds", type=float, default=8.0)
-    options.add_argument("--rounds", type=int, default=2)
+    options.add_argument("--seconds", type=float, default=60.0)
+    options.add_argument("--rounds", type=int, default=8)
     options.add_argument("--warm-up", type=int, default=2)
     options.add_argument(
         "--profiles", type=Path, default=Path("build/advise-profiles"), help="folder; recorded if not there"
@@ -166,7 +200,7 @@ def main() -> None:
     options.add_argument("--read", type=Path, help="measured before: only predicts")
     options.add_argument("--raw", action="store_true", help="predict from the profile as it was recorded")
     given = options.parse_args()
-    measured: dict[str, dict[str, list[float]]] = json.loads(given.read.read_text()) if given.read else {}
+    measured: dict[str, dict[str, list[list[float]]]] = json.loads(given.read.read_text()) if given.read else {}
     rows: list[dict[str, Any]] = []
     for case in list(measured) or given.cases:
         model, _, network = case.partition("@")

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 import bagua.csrc
-from bagua.csrc.build_cache import default_cache_dir
 from gpu.kernel_abi import Kernels, Work
 
 Array = npt.NDArray[Any]
@@ -229,7 +228,7 @@ def emulated_library() -> str:
         return named
     from native.kernels import emulated
 
-    return str(emulated.library(emulated.native.cache_folder(default_cache_dir() / "test-emulated")))
+    return str(emulated.library(emulated.native.cache_folder()))
 
 
 def card_of(device: str) -> GpuCard | CpuCard:

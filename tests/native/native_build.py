@@ -192,7 +192,7 @@ def run(name: str, program: Path, arguments: list[str]) -> subprocess.CompletedP
     )
 
 
-def cache_folder(fallback: Path) -> Path:
+def cache_folder() -> Path:
     """Where objects are kept."""
     given = os.environ.get("BAGUA_CACHE_DIR")
-    return Path(given) / "native-tests" if given else fallback
+    return (Path(given) if given else HERE.parents[1] / ".pytest_cache" / "d") / "native-tests"

@@ -52,11 +52,8 @@ def programs(request: pytest.FixtureRequest) -> Callable[[str], Path]:
     """Gives the program of a build, with the suites that this run takes from it."""
     if shutil.which(native.COMPILER) is None:
         pytest.skip(f"no C++ compiler: '{native.COMPILER}' is not in PATH")
-    cache = request.config.cache
-    assert cache is not None
-    folder = native.cache_folder(Path(cache.mkdir("native-tests")))
     full = request.config.getoption("--full")
-    return functools.cache(lambda name: build(name, folder, SUITES if full else ALWAYS[name], full))
+    return functools.cache(lambda name: build(name, native.cache_folder(), SUITES if full else ALWAYS[name], full))
 
 
 @pytest.mark.timeout(1200)  # the first suite of a build waits for the compiler
@@ -74,39 +71,43 @@ def test_native(programs: Callable[[str], Path], name: str, suite: str) -> None:
     assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout}"
 
 
+def build_portable() -> Path:
+    """The kernels' suite without the processor's extensions."""
+    sources = [HERE / "harness.cpp", HERE / f"{PORTABLE}.cpp", *sorted((native.CORE / "kernel").glob("*.cpp"))]
+    return native.build("portable", native.cache_folder(), sources)
+
+
+def build_search() -> Path:
+    """The search is worth optimised code, which few files are for it."""
+    engine = native.CORE / "engine"
+    sources = [HERE / "harness.cpp", HERE / f"{SEARCH}.cpp", engine / "succession.cpp", engine / "options.cpp"]
+    return native.build("portable", native.cache_folder(), sources)
+
+
 @pytest.mark.timeout(600)
-def test_portable_kernels(request: pytest.FixtureRequest) -> None:
+def test_portable_kernels() -> None:
     """The paths of a processor without extensions."""
     if shutil.which(native.COMPILER) is None:
         pytest.skip(f"no C++ compiler: '{native.COMPILER}' is not in PATH")
-    cache = request.config.cache
-    assert cache is not None
-    sources = [HERE / "harness.cpp", HERE / f"{PORTABLE}.cpp", *sorted((native.CORE / "kernel").glob("*.cpp"))]
-    program = native.build("portable", native.cache_folder(Path(cache.mkdir("native-tests"))), sources)
-    result = native.run("portable", program, [PORTABLE])
+    result = native.run("portable", build_portable(), [PORTABLE])
     assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout}"
 
 
 @pytest.mark.timeout(600)
 def test_every_history(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search is worth optimised code, which few files are for it."""
+    """All orders in which members can be lost, and told of it, within a bound that --full widens."""
     if shutil.which(native.COMPILER) is None:
         pytest.skip(f"no C++ compiler: '{native.COMPILER}' is not in PATH")
     if request.config.getoption("--full"):
         monkeypatch.setenv("BAGUA_TEST_FULL", "1")
-    cache = request.config.cache
-    assert cache is not None
-    engine = native.CORE / "engine"
-    sources = [HERE / "harness.cpp", HERE / f"{SEARCH}.cpp", engine / "succession.cpp", engine / "options.cpp"]
-    program = native.build("portable", native.cache_folder(Path(cache.mkdir("native-tests"))), sources)
-    result = native.run("portable", program, [SEARCH])
+    result = native.run("portable", build_search(), [SEARCH])
     assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout}"
 
 
 def main(arguments: list[str]) -> int:
     """Builds and runs by hand, with the output on the screen."""
     name = arguments[0] if arguments else "plain"
-    program = build(name, native.cache_folder(HERE.parents[1] / ".pytest_cache" / "d" / "native-tests"), SUITES)
+    program = build(name, native.cache_folder(), SUITES)
     result = native.run(name, program, arguments[1:])
     print(result.stdout, end="")
     return result.returncode

@@ -169,7 +169,7 @@ class Trainer:
 
 
 def measure_model(config: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """Median seconds per step of every system on one model."""
+    """Seconds per step of every system on one model: the median, and each turn."""
     trainers: dict[str, Trainer] = {}
     shared: list[torch.Tensor] = []
     for system in config["systems"]:
@@ -185,10 +185,11 @@ def measure_model(config: dict[str, Any], name: str) -> list[dict[str, Any]]:
         trainer.warm_up(config["warm_up"])
     harness.progress(len(trainers), len(trainers) + 1, f"{name}: turns")
     variants = {system_name: trainer.turn for system_name, trainer in trainers.items()}
-    seconds = harness.medians(harness.interleave(variants, config["seconds"], config["rounds"], warm=True))
+    turns = harness.interleave(variants, config["seconds"], config["rounds"], warm=True)
+    seconds = harness.medians(turns)
     parameters = sum(memory.numel() for memory in shared)
     rows = [
-        {"system": system["name"], "kind": system["kind"], "parameters": parameters}
+        {"system": system["name"], "kind": system["kind"], "parameters": parameters, "turns_s": turns[system["name"]]}
         | trainers[system["name"]].outcome(seconds[system["name"]])
         for system in config["systems"]
     ]

@@ -83,7 +83,7 @@ def run(built: Path, arguments: list[str]) -> subprocess.CompletedProcess[str]:
 def main(arguments: list[str]) -> int:
     """Builds and runs by hand, with the output on the screen."""
     name = arguments[0] if arguments else "plain"
-    built = program(name, native.cache_folder(HERE.parents[2] / ".pytest_cache" / "d" / "native-tests"), SUITES)
+    built = program(name, native.cache_folder(), SUITES)
     result = run(built, arguments[1:])
     print(result.stdout, end="")
     return result.returncode

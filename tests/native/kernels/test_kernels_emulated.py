@@ -18,6 +18,12 @@ import emulated
 SWEEP = "sweep_kernels_test"
 
 
+def build(name: str, full: bool) -> Path:
+    """The program of one build."""
+    suites = [suite for suite in emulated.SUITES if suite != SWEEP or full]
+    return emulated.program(name, emulated.native.cache_folder(), suites)
+
+
 @pytest.fixture(
     scope="module",
     params=[pytest.param(name, marks=pytest.mark.full if name == "plain" else ()) for name in emulated.BUILDS],
@@ -27,10 +33,7 @@ def built(request: pytest.FixtureRequest) -> Path:
     compiler = emulated.native.COMPILER
     if shutil.which(compiler) is None:
         pytest.skip(f"no C++ compiler: '{compiler}' is not in PATH")
-    cache = request.config.cache
-    assert cache is not None
-    suites = [suite for suite in emulated.SUITES if suite != SWEEP or request.config.getoption("--full")]
-    return emulated.program(str(request.param), emulated.native.cache_folder(Path(cache.mkdir("native-tests"))), suites)
+    return build(str(request.param), request.config.getoption("--full"))
 
 
 @pytest.mark.timeout(1200)  # the first suite of a build waits for the compiler

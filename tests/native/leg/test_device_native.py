@@ -46,20 +46,18 @@ def run(name: str, folder: Path, arguments: list[str]) -> tuple[int, str]:
 @pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["asan", "tsan"])
-def test_device_native(name: str, request: pytest.FixtureRequest) -> None:
+def test_device_native(name: str) -> None:
     """Everything under one sanitizer."""
     if shutil.which(native.COMPILER) is None:
         pytest.skip(f"no C++ compiler: '{native.COMPILER}' is not in PATH")
-    cache = request.config.cache
-    assert cache is not None
-    status, output = run(name, native.cache_folder(Path(cache.mkdir("native-tests"))), [])
+    status, output = run(name, native.cache_folder(), [])
     assert status == 0, f"exit status {status}\n{output}"
 
 
 def main(arguments: list[str]) -> int:
     """Builds and runs by hand, with the output on the screen."""
     name = arguments[0] if arguments else "plain"
-    folder = native.cache_folder(HERE.parents[2] / ".pytest_cache" / "d" / "native-tests")
+    folder = native.cache_folder()
     status, output = run(name, folder, arguments[1:])
     print(output, end="")
     return status

@@ -92,11 +92,8 @@ def program(request: pytest.FixtureRequest) -> tuple[str, Path]:
     """Name of the build and its program."""
     if shutil.which(native.COMPILER) is None:
         pytest.skip(f"no C++ compiler: '{native.COMPILER}' is not in PATH")
-    cache = request.config.cache
-    assert cache is not None
     name = str(request.param)
-    folder = native.cache_folder(Path(cache.mkdir("native-tests")))
-    return name, build(name, folder, request.config.getoption("--full"))
+    return name, build(name, native.cache_folder(), request.config.getoption("--full"))
 
 
 @pytest.mark.timeout(600)  # the first one of a build waits for the compiler
@@ -111,7 +108,7 @@ def test_nccl_net_native(program: tuple[str, Path], helpers: str) -> None:
 def main(arguments: list[str]) -> int:
     """Builds and runs by hand, with the output on the screen."""
     name = arguments[0] if arguments else "plain"
-    path = build(name, native.cache_folder(HERE.parents[2] / ".pytest_cache" / "d" / "native-tests"))
+    path = build(name, native.cache_folder())
     result = run(name, path, arguments[1:], os.environ.get("BAGUA_NET_THREADS", "2"))
     print(result.stdout, end="")
     return int(result.returncode)

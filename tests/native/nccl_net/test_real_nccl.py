@@ -70,7 +70,13 @@ def libraries() -> dict[str, Path]:
     return found
 
 
-def runner(request: pytest.FixtureRequest, version: str) -> Run:
+def build(version: str) -> Path:
+    """The program that knows the insides of this version."""
+    sources = sorted((HERE / "real_nccl").glob("*.cpp"))
+    return native.build("plain", native.cache_folder(), sources, f"-DBAGUA_REAL_NCCL={BUILDS[version].number}")
+
+
+def runner(version: str) -> Run:
     """``run("traffic", **environment)``: the program's result. Without an environment NCCL gets what ranks get."""
     if platform.machine() != "x86_64":
         pytest.skip(f"real NCCL: the layouts are those of builds for x86-64; this is {platform.machine()}")
@@ -81,11 +87,7 @@ def runner(request: pytest.FixtureRequest, version: str) -> Run:
         pytest.skip(f"real NCCL: needs NVIDIA's wheel of {version}, in $BAGUA_TEST_NCCL or in this environment")
     if shutil.which(native.COMPILER) is None:
         pytest.skip(f"no C++ compiler: '{native.COMPILER}' is not in PATH")
-    cache = request.config.cache
-    assert cache is not None
-    folder = native.cache_folder(Path(cache.mkdir("native-tests")))
-    sources = sorted((HERE / "real_nccl").glob("*.cpp"))
-    program = native.build("plain", folder, sources, f"-DBAGUA_REAL_NCCL={BUILDS[version].number}")
+    program = build(version)
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("NCCL_", "BAGUA_NET_"))}
     clean["NCCL_SOCKET_IFNAME"] = "lo"
 
@@ -105,15 +107,15 @@ def runner(request: pytest.FixtureRequest, version: str) -> Run:
 
 
 @pytest.fixture(scope="module")
-def run(request: pytest.FixtureRequest) -> Run:
+def run() -> Run:
     """The program with the build whose insides are tested most."""
-    return runner(request, REFERENCE)
+    return runner(REFERENCE)
 
 
 @pytest.fixture(scope="module", params=[version for version in BUILDS if version != REFERENCE])
 def run_other(request: pytest.FixtureRequest) -> tuple[str, Run]:
     """The program with another build, and its version."""
-    return request.param, runner(request, request.param)
+    return request.param, runner(request.param)
 
 
 def passed(result: "subprocess.CompletedProcess[str]", network: str) -> list[str]:
