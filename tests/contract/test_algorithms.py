@@ -65,21 +65,40 @@ def in_world(world: str, name: str, *values: Any, full: bool = False) -> Any:
 # Of each kind: gradients, gradients with a state of the codec, an optimizer of its own, models of neighbours, models
 # now and then, a thread of its own.
 OF_EACH_KIND = ("gradient_allreduce", "power_sgd", "qadam", "low_precision_decentralized", "streaming_diloco", "async")
-OF_EVERY_ALGORITHM = ("trains", "switching")
+OF_EVERY_ALGORITHM = ("switching",)
+MISTAKEN = ("gradient_allreduce", "qadam", "async")
+VARIANTS = {
+    *(
+        "gradient_allreduce fp16",
+        "gradient_allreduce bf16",
+        "gradient_allreduce fp8_e5m2",
+        "gradient_allreduce minmax8",
+    ),
+    *("gradient_allreduce own memory", "gradient_allreduce topk", "decentralized interval", "decentralized own memory"),
+    *("decentralized shift_one onebit everywhere", "decentralized shift_one topk everywhere", "no_loco of hosts"),
+    *(
+        "local_sgd after common steps",
+        "local_sgd minmax8",
+        "low_precision_decentralized full precision",
+        "qadam onebit",
+    ),
+    *("low_precision_decentralized interval", "one_bit_adam not encoded", "zero_one_adam not encoded", "async warm-up"),
+}
+"""Cases that differ from another one in what other tests look at: a codec, memory of one's own, an interval."""
 
 
 def often_enough(world: str, subject: str, check: str) -> bool:
     """Whether a check is made in a world without --full: each where it is most likely to fail; some of them with one
     algorithm of each kind."""
     if check in MISTAKES:
-        return world == "2 hosts, 1 and 2" and subject in OF_EACH_KIND
+        return world == "2 hosts, 1 and 2" and subject in MISTAKEN
     return world == "2 hosts x 2" and (subject in OF_EACH_KIND or check in OF_EVERY_ALGORITHM)
 
 
 @pytest.mark.parametrize(
     ("world", "name"),
     [
-        in_world(world, f"case {name}", name, full=world not in OFTEN)
+        in_world(world, f"case {name}", name, full=world not in OFTEN or name in VARIANTS)
         for world in WORLDS
         for name in CASES
         if world in CASES[name].worlds
@@ -98,7 +117,7 @@ MEASURED = [name for name in CASES if CASES[name].bytes_sent is not None]
 @pytest.mark.parametrize(
     ("world", "name"),
     [
-        in_world(world, f"volume {name}", name, full=world != "2 hosts x 1")
+        in_world(world, f"volume {name}", name, full=world != "2 hosts x 1" or name in VARIANTS)
         for world in TWO_HOSTS
         for name in MEASURED
         if world in CASES[name].worlds

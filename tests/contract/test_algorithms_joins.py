@@ -37,6 +37,13 @@ ANEW = {
 }
 RARE = ANEW - {"async", "low_precision_decentralized", "decentralized shift_one minmax8 everywhere"}
 """Those that begin anew, but for one of each kind: with --full."""
+ON_ONE_HOST = {"async", "gradient_allreduce", "power_sgd", "qadam", "low_precision_decentralized", "streaming_diloco"}
+"""Those that are run on one host, too, without --full."""
+
+
+def often_enough(world: str, name: str) -> bool:
+    """Whether a case is run in a world without --full."""
+    return name not in RARE and (len(WORLDS[world][0]) > 1 or name in ON_ONE_HOST)
 
 
 def rank_train(names: list[str], folder: str) -> dict[str, Any]:
@@ -132,7 +139,7 @@ def join(sim: Simulation, case: Case, newcomers: dict[int, list[int]]) -> None:
 @pytest.mark.parametrize(
     ("world", "name"),
     [
-        pytest.param(world, name, marks=pytest.mark.full if name in RARE else ())
+        pytest.param(world, name, marks=() if often_enough(world, name) else pytest.mark.full)
         for world, then in BECOMES.items()
         for name in CASES
         if then in CASES[name].worlds

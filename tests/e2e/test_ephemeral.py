@@ -85,7 +85,6 @@ RESTART = """
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node")
 
 
-@pytest.mark.full  # the next one starts two of them
 def test_torchrun(sandbox: Sandbox) -> None:
     script = sandbox.script("sum_script.py", SUM)
     done = sandbox.run(*TORCHRUN, "2", script)
@@ -95,6 +94,7 @@ def test_torchrun(sandbox: Sandbox) -> None:
     sandbox.assert_no_state_left()
 
 
+@pytest.mark.full
 def test_torchrun_with_two_nodes_on_this_machine(sandbox: Sandbox) -> None:
     script = sandbox.script("sum_script.py", SUM)
     rendezvous = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]

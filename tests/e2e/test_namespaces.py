@@ -176,6 +176,7 @@ def test_service_on_two_hosts_with_tls(hosts: Hosts, tmp_path: Path) -> None:
     assert "succeeded" in output.lower()
 
 
+@pytest.mark.full  # integration/engine/test_engine_encryption.py
 def test_hosts_that_disagree_about_encryption(hosts: Hosts, tmp_path: Path) -> None:
     """One daemon with --plain-data, one without: both logs say what they do, and the job says what is wrong."""
     reach = start_cluster(hosts, tmp_path, (), ("--plain-data",))

@@ -264,6 +264,7 @@ def test_a_host_with_another_secret_ends_the_job_on_all_hosts(hosts: Callable[..
     sandbox.assert_all_gone(within=SOON_S)
 
 
+@pytest.mark.full
 def test_a_secret_that_others_can_read_ends_the_job_on_all_hosts(
     hosts: Callable[..., Hosts], sandbox: Sandbox, tmp_path: Path
 ) -> None:
@@ -282,6 +283,7 @@ def refused(pair: Hosts, *words: str) -> None:
         assert done.code != 0 and all(word in done.text for word in words), done.text
 
 
+@pytest.mark.full
 def test_a_closed_network_does_without_and_says_so(hosts: Callable[..., Hosts], sandbox: Sandbox) -> None:
     pair = hosts()
     (sandbox.folder / "go").touch()

@@ -69,6 +69,7 @@ def pids(sandbox: Sandbox, ranks: int, within: float = 90.0) -> list[int]:
     return [int(file.read_text()) for file in files]
 
 
+@pytest.mark.full  # the others run scripts, too
 def test_a_script_alone(sandbox: Sandbox) -> None:
     script = sandbox.script("hello.py", "import os, sys\nprint('hello', os.environ['RANK'], sys.argv[1:])\n")
     done = sandbox.bagua("run", script, "--epochs", "3", "-m", "--help")
@@ -79,6 +80,7 @@ def test_a_script_alone(sandbox: Sandbox) -> None:
     sandbox.assert_no_state_left()
 
 
+@pytest.mark.full  # test_examples.py has two nodes
 def test_ranks_on_two_nodes(sandbox: Sandbox) -> None:
     text = "import os\nprint(*(os.environ[k] for k in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'NODE_RANK', 'COLOUR')))\n"
     script = sandbox.script("env.py", text)
@@ -266,7 +268,7 @@ def test_ctrl_c_while_starting(sandbox: Sandbox) -> None:
     sandbox.assert_no_state_left()
 
 
-@pytest.mark.parametrize("whom", ["command line", "coordinator", "node daemon"])
+@pytest.mark.parametrize("whom", ["command line", pytest.param("coordinator", marks=pytest.mark.full), "node daemon"])
 def test_nothing_outlives_a_part_that_is_killed(sandbox: Sandbox, whom: str) -> None:
     script = sandbox.script("sleep.py", SLEEP)
     process = sandbox.start(*sandbox.command, "run", "--nproc-per-node", "2", script)

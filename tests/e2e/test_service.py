@@ -214,6 +214,7 @@ def test_port_in_use(service: Service) -> None:
     assert service.address.rpartition(":")[2] in done.err.splitlines()[-1]
 
 
+@pytest.mark.full  # integration/node/test_node_life.py ends daemons
 def test_service_stops_in_good_order(own_service: Service, sandbox: Sandbox) -> None:
     service = own_service
     script = sandbox.script("wait.py", WAIT)

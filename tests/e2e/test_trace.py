@@ -103,6 +103,7 @@ def assert_rank(document: dict[str, Any], name: str) -> None:
             assert sorted(e["args"]["step"] for e in events if e["cat"] == phase) == numbers
 
 
+@pytest.mark.full
 def test_what_a_step_waits_for(service: Service, job: str) -> None:
     shown = service.call("job", "show", job).out
     for words in ("% computation", "% waiting for rank 1", "rank 1 on node-b computes"):

@@ -55,7 +55,7 @@ def first_broken(seeds: Iterable[int], make_life: Callable[..., Life] = Life) ->
 
 
 def number_of_histories(config: pytest.Config) -> int:
-    usual = 100_000 if config.getoption("--full") else 400
+    usual = 100_000 if config.getoption("--full") else 240
     return int(os.environ.get("BAGUA_SIMULATION_HISTORIES", usual))
 
 
@@ -108,7 +108,7 @@ class FaultyIntake(Intake):
 
 def test_promises_hold_where_the_coordinator_has_faults() -> None:
     """Slots come back, every wait ends, and no job is over while it is computed."""
-    found = first_broken(range(300), with_parts(make_intake=FaultyIntake))
+    found = first_broken(range(150), with_parts(make_intake=FaultyIntake))
     assert not found, found
 
 

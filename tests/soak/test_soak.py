@@ -25,6 +25,7 @@ def growth() -> Any:
     return module.growth
 
 
+@pytest.mark.full  # the next one is a soak, too
 def test_smoke() -> None:
     command = [HERE / "soak.py", "--minutes", "0.03", "--max-bytes", str(4 << 20), "--seed", "3", "--output", "json"]
     command += ["--nproc-per-node", "1"]

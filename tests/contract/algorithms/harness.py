@@ -21,11 +21,11 @@ UNTIL = float(os.environ.get("BAGUA_TEST_UNTIL", "inf"))
 LOOSE = 5e-3  # between processors that round differently; what is sent in error is off by more
 
 
-def selected(request: pytest.FixtureRequest, function: str, world: str) -> list[str]:
-    """Names of the cases of a world for which the test of that name is run."""
+def selected(request: pytest.FixtureRequest, function: str, world: str = "") -> list[str]:
+    """Names of the cases, of one world or of all, for which the test of that name is run."""
     items: list[Any] = [item for item in request.session.items if item.path == request.path]
     calls = [item.callspec.params for item in items if item.originalname == function]
-    return [call["name"] for call in calls if call["world"] == world]
+    return [call["name"] for call in calls if not world or call["world"] == world]
 
 
 class Runner:

@@ -402,7 +402,7 @@ async def test_ranks_die_with_the_keeper(end, daemon, elastic, until_gone):
     await until_gone(pids)
 
 
-@pytest.mark.parametrize("asked", ["by a signal", "by the coordinator"])
+@pytest.mark.parametrize("asked", [pytest.param("by a signal", marks=pytest.mark.full), "by the coordinator"])
 async def test_an_upgrade_is_a_new_daemon_below_the_same_keeper(end, daemon, elastic, asked):
     job = await begin(elastic, end)
     pids, known, former = [rank.pid for rank in job.ranks], len(end.hellos), daemon.proper().pid

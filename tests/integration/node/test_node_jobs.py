@@ -96,7 +96,7 @@ async def test_stop_with_grace_then_kill(end, daemon, script):
     assert "no" in Path(job.ranks[0].log_path).read_text(), "it was asked first"
 
 
-@pytest.mark.parametrize("daemonised", [False, True])
+@pytest.mark.parametrize("daemonised", [pytest.param(False, marks=pytest.mark.full), True])
 @pytest.mark.parametrize("how", ["exit", "fail", "cancel", "sigterm", "sigkill"])
 async def test_no_orphans(end, start_daemon, script, alive, until_gone, how, daemonised):
     """A rank's child, one that has left the rank's session included, does not outlive the job."""

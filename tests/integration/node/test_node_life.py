@@ -62,15 +62,20 @@ async def test_an_acknowledgement_tells_how_often_to_speak(end, daemon):
 def test_settings_that_can_not_work(tmp_path, state):
     base = ["--state-dir", state, "--coordinator", "127.0.0.1:1"]
     assert "without TLS" in refused("--state-dir", state, "--coordinator", "192.0.2.1:7670")
-    assert "is not an address" in refused("--state-dir", state, "--coordinator", "nonsense")
     assert "--slots -1" in refused(*base, "--slots", "-1")
+    (tmp_path / "file").write_text("")
+    assert "can't be written" in refused("--state-dir", tmp_path / "file")
+
+
+@pytest.mark.full
+def test_more_settings_that_can_not_work(tmp_path, state):
+    base = ["--state-dir", state, "--coordinator", "127.0.0.1:1"]
+    assert "is not an address" in refused("--state-dir", state, "--coordinator", "nonsense")
     assert "--name '../x'" in refused(*base, "--name", "../x")
     assert "192.0.2.1 is no address of this machine" in refused(*base, "--data-host", "192.0.2.1")
     assert "says nothing to other hosts" in refused(*base, "--data-host", "0.0.0.0")
     assert "No credential" in refused("--state-dir", tmp_path / "empty", "--coordinator", "127.0.0.1:1")
     assert "TLS file" in refused(*base, "--tls", tmp_path / "none")
-    (tmp_path / "file").write_text("")
-    assert "can't be written" in refused("--state-dir", tmp_path / "file")
     (state / "node-broken" / "node.json" / "x").mkdir(mode=0o700, parents=True)
     (state / "node-broken" / "node.json.broken").write_text("")  # where it would be put aside
     assert "node-broken/node.json can't be used" in refused(*base, "--name", "broken")

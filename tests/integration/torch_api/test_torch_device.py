@@ -73,7 +73,10 @@ def rank_primitives() -> dict[str, int]:
     return counters
 
 
-@pytest.mark.parametrize("route", placing.ROUTES)
+@pytest.mark.parametrize(
+    "route",
+    [pytest.param(route, marks=() if route == "hierarchical" else pytest.mark.full) for route in placing.ROUTES],
+)
 def test_primitives(ranks: Any, route: str) -> None:
     """As they are on the CPU, and by the leg."""
     found = ranks.run(rank_primitives, hosts=[[0, 1], [2, 3]], environment=placing.environment("fake", route))

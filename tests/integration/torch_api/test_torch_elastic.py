@@ -265,7 +265,7 @@ def rank_threads() -> dict[str, Any]:
     return seen
 
 
-@pytest.mark.parametrize("hosts", [[[0, 1, 2, 3]], [[0, 1], [2, 3]]], ids=str)
+@pytest.mark.parametrize("hosts", [pytest.param([[0, 1, 2, 3]], marks=pytest.mark.full), [[0, 1], [2, 3]]], ids=str)
 def test_threads_of_a_rank_go_on_beside_each_other(ranks: Ranks, hosts: list[list[int]]) -> None:
     """Each gets its result, or is told that its communicator has lost a member."""
     ranks.start(rank_threads, hosts=hosts, elastic=True)

@@ -168,9 +168,18 @@ def join(ranks: Ranks, folder: Path, members: list[int], step: int, host: int = 
     ranks.join(rank_train, members, host, folder=str(folder), waits={"0": f"step-{step}"}, **more)
 
 
+OFTEN = {(0, "copied"), (1, "let_in"), (3, "copy")}
+"""Losses while somebody joins that are tried without --full: of each member, and in each phase."""
+
+
 @pytest.mark.parametrize(
     ("hosts", "newcomers"),
-    [([[0, 1]], {0: [2]}), ([[0], [1]], {1: [2, 3]}), ([[0, 1]], {1: [2]}), ([[0], [1]], {0: [2], 2: [3, 4]})],
+    [
+        ([[0, 1]], {0: [2]}),
+        pytest.param([[0], [1]], {1: [2, 3]}, marks=pytest.mark.full),
+        ([[0, 1]], {1: [2]}),
+        ([[0], [1]], {0: [2], 2: [3, 4]}),
+    ],
     ids=str,
 )
 def test_newcomers_join(ranks: Ranks, tmp_path: Path, hosts: list[list[int]], newcomers: dict[int, list[int]]) -> None:
@@ -218,8 +227,14 @@ def test_one_leaves_as_planned_and_all_are_held(ranks: Ranks, tmp_path: Path) ->
     assert all(torch.equal(one[4], other[4]) for one, other in zip(*(r["steps"] for r in results), strict=True))
 
 
-@pytest.mark.parametrize("phase", ["copy", "copied", "let_in"])
-@pytest.mark.parametrize("member", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("member", "phase"),
+    [
+        pytest.param(member, phase, marks=() if (member, phase) in OFTEN else pytest.mark.full)
+        for member in (0, 1, 3)
+        for phase in ("copy", "copied", "let_in")
+    ],
+)
 def test_a_loss_while_one_joins(ranks: Ranks, tmp_path: Path, member: int, phase: str) -> None:
     """Of the first survivor, of another one, and of a newcomer; the other newcomer joins."""
     environment = {VARIABLE: f"{member}:0:0:{phase}"}
@@ -232,7 +247,10 @@ def test_a_loss_while_one_joins(ranks: Ranks, tmp_path: Path, member: int, phase
     assert results[0]["steps"][-1][2] == [one for one in range(5) if one != member]
 
 
-@pytest.mark.parametrize("phase", ["before", "submitted", "ready", "committed"])
+@pytest.mark.parametrize(
+    "phase",
+    [pytest.param(phase, marks=pytest.mark.full) for phase in ("before", "submitted")] + ["ready", "committed"],
+)
 def test_newcomers_wait_for_the_end_of_a_step_that_is_repeated(ranks: Ranks, tmp_path: Path, phase: str) -> None:
     """They come with the generation that follows a loss, in the middle of a step."""
     start(ranks, tmp_path, [[0, 1, 2]], {"3": "ready"}, environment={VARIABLE: f"2:4:0:{phase}"})
