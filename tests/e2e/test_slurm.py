@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from rig.elastic import PROGRAM
 from rig.limits import SOON_S
-from rig.slurm import Slurm, slurm
+from rig.slurm import NODES, Slurm, slurm
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Finished, Sandbox
@@ -158,8 +160,8 @@ def test_outside_of_an_allocation(sandbox: Sandbox) -> None:
     assert (done.code, done.err.split(".")[0]) == (2, "error: There is no allocation of Slurm here"), done.text
 
 
-@pytest.mark.full  # two starts of two ranks with torch
-def test_a_time_limit_becomes_a_checkpoint_and_a_new_start(sandbox: Sandbox, cluster: Slurm) -> None:
+def interrupted(sandbox: Sandbox, cluster: Slurm, interrupt: Callable[[str], object]) -> str:
+    """The output of a job of train.sbatch that trains, is interrupted, and goes on when Slurm starts it again."""
     sandbox.script("train.py", TRAIN)
     log = sandbox.folder / "job.log"
     options = ("-N2", "--ntasks-per-node=1", "--time=30", f"--output={log}", "--parsable")
@@ -169,16 +171,100 @@ def test_a_time_limit_becomes_a_checkpoint_and_a_new_start(sandbox: Sandbox, clu
     assert submitted.code == 0, submitted.text
     job = submitted.out.strip()
     sandbox.wait_until((sandbox.folder / "started").exists, 2 * SOON_S, log.read_text)
-    told = sandbox.run(*cluster.command("scancel", "--batch", "--signal=USR1", job), env=cluster.env)
-    assert told.code == 0, told.text
+    interrupt(job)
     state = (*cluster.command("squeue", "-h", "-j", job, "-o", "%r"),)
     sandbox.wait_until(lambda: "BeginTime" in sandbox.run(*state, env=cluster.env).out, 2 * SOON_S, log.read_text)
     now = cluster.command("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm waits for two minutes
     assert sandbox.run(*now, env=cluster.env).code == 0
     sandbox.wait_until(lambda: "goes on from" in log.read_text(), 5 * SOON_S, log.read_text)
-    text = log.read_text()
-    assert "is written." in text and "goes on from True" in text, text
     sandbox.assert_all_gone(within=SOON_S)
+    return log.read_text()
+
+
+@pytest.mark.full  # two starts of two ranks with torch
+def test_a_time_limit_becomes_a_checkpoint_and_a_new_start(sandbox: Sandbox, cluster: Slurm) -> None:
+    def announce(job: str) -> None:
+        told = sandbox.run(*cluster.command("scancel", "--batch", "--signal=USR1", job), env=cluster.env)
+        assert told.code == 0, told.text
+
+    text = interrupted(sandbox, cluster, announce)
+    assert "is written." in text and "goes on from True" in text, text
+
+
+@pytest.mark.full  # the same
+def test_a_job_that_is_preempted_goes_on_from_its_checkpoint(sandbox: Sandbox, cluster: Slurm) -> None:
+    if cluster.own is None:
+        pytest.skip("needs a partition that preempts: the Slurm of these tests has one")
+
+    def preempt(_: str) -> None:
+        urgent = cluster.command("srun", "--partition=urgent", "-N2", "--exclusive", "true")
+        done = sandbox.run(*urgent, env=cluster.env)
+        assert done.code == 0, done.text
+
+    text = interrupted(sandbox, cluster, preempt)
+    assert "SIGTERM: Slurm job" in text and "is written." in text and "goes on from True" in text, text
+
+
+class Elastic:
+    """An elastic job with a rank on each of two nodes."""
+
+    def __init__(self, sandbox: Sandbox, cluster: Slurm) -> None:
+        self.sandbox, self.log = sandbox, sandbox.folder / "job.log"
+        sandbox.script("goes_on.py", PROGRAM)
+        script = sandbox.script("job.sh", f"#!/bin/bash\n{slurm_run(cluster, '--elastic', 'goes_on.py')}\n")
+        words = cluster.command("sbatch", "--wait", "--no-kill", "-N2", "--ntasks-per-node=1", f"--output={self.log}")
+        self.waits = sandbox.start(*words, script, env=cluster.env)
+        self.wait_for("of 2 sum 1")
+
+    def wait_for(self, words: str) -> None:
+        self.sandbox.wait_until(
+            lambda: self.log.exists() and words in self.log.read_text(), 2 * SOON_S, lambda: self.log.read_text()
+        )
+
+    def on_second_node(self, program: str = "") -> list[int]:
+        """Processes of the job there that have this in their command line."""
+        node = f"SLURMD_NODENAME={NODES[1]}\0".encode()
+        return [
+            pid
+            for pid, command in self.sandbox.marked().items()
+            if program in command and node in (Path("/proc") / str(pid) / "environ").read_bytes()
+        ]
+
+    def ends_well(self) -> None:
+        (self.sandbox.folder / "stop").touch()
+        assert self.waits.wait(2 * SOON_S) == 0, self.log.read_text()
+        self.sandbox.assert_all_gone(within=SOON_S)
+
+
+@pytest.fixture
+def own(cluster: Slurm) -> Iterator[Slurm]:
+    """A cluster whose second node may be harmed."""
+    if cluster.own is None:
+        pytest.skip("a node is lost: not on a cluster that others use")
+    yield cluster
+    cluster.own.bring_it_back()
+
+
+@pytest.mark.full  # e2e/test_elastic.py has losses
+def test_an_elastic_job_goes_on_without_a_node_that_is_lost(sandbox: Sandbox, own: Slurm) -> None:
+    job = Elastic(sandbox, own)
+    assert own.own is not None
+    own.own.lose_the_second_node(job.on_second_node())
+    job.wait_for("rank 0 of 1 sum 0")
+    job.ends_well()
+
+
+@pytest.mark.full  # e2e/test_elastic_changes.py has drains
+def test_an_elastic_job_leaves_a_node_that_is_drained(sandbox: Sandbox, own: Slurm) -> None:
+    """Slurm's own drain lets jobs end there; a signal to the node's daemon makes them leave."""
+    job = Elastic(sandbox, own)
+    assert own.own is not None
+    own.own.control("update", f"NodeName={NODES[1]}", "State=DRAIN", "Reason=maintenance")
+    for pid in job.on_second_node("bagua.hosts.end"):
+        os.kill(pid, signal.SIGTERM)
+    job.wait_for("rank 0 of 1 sum 0")
+    job.wait_for("dismissed")
+    job.ends_well()
 
 
 @pytest.mark.parametrize("mpirun", ["mpirun.openmpi", "mpiexec.hydra"])
