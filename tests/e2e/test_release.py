@@ -97,6 +97,7 @@ def test_every_command_has_a_page(tmp_path: Path) -> None:
     folder = tmp_path / "share" / "man" / "man1"
     pages = {path.name.removesuffix(".1.gz"): gzip.decompress(path.read_bytes()).decode() for path in folder.iterdir()}
     assert {"bagua", "bagua-run", "bagua-job-submit", "bagua-coordinator", "bagua-daemon", "bagua-certs"} <= set(pages)
+    assert "bagua\\-coordinator\\-backup" in pages["bagua-coordinator"] and "bagua-coordinator-backup" in pages
     assert "\\-\\-nproc\\-per\\-node" in pages["bagua-job-submit"] and "drain\\-grace" in pages["bagua-daemon"]
     if shutil.which("groff") is None:
         pytest.skip("groff is not installed: the pages' form is not checked")
