@@ -83,7 +83,7 @@ class Reader:
 
     def type(self, command: str) -> str:
         """One line; returns what was printed."""
-        for word, meaning in (("ID", self.newest_job), ("NODE", lambda: "b")):
+        for word, meaning in (("ID", self.newest_job), ("NODE", self.last_node)):
             if re.search(rf"\b{word}\b", command):
                 command = re.sub(rf"\b{word}\b", meaning(), command)
         if unit := UNIT.match(command):
@@ -121,6 +121,9 @@ class Reader:
         if not self.jobs():
             self.type("bagua job submit train.py")
         return str(self.jobs()[0]["job_id"])
+
+    def last_node(self) -> str:
+        return str(json.loads(self.type("bagua node list --output json"))["nodes"][-1]["node_id"])
 
 
 @contextlib.contextmanager
