@@ -12,7 +12,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -110,18 +110,20 @@ class _Cluster:
         for pid in (*steps, *processes):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.control("update", f"NodeName={NODES[1]}", "State=DOWN", "Reason=lost")
+        self.call("scontrol", "update", f"NodeName={NODES[1]}", "State=DOWN", "Reason=lost")
 
     def bring_it_back(self) -> None:
         """Starts the slurmd of the second node again, where it is lost, and has Slurm use the node."""
         if len(self.processes) < 2 + len(NODES):
             self._run("slurmd", "-D", "-N", NODES[1])
-        self.control("update", f"NodeName={NODES[1]}", "State=RESUME")
+        self.call("scontrol", "update", f"NodeName={NODES[1]}", "State=RESUME")
         self._wait_for(lambda: self._states() == ["idle", "idle"])
 
-    def control(self, *words: str) -> None:
-        """Runs scontrol."""
-        subprocess.run([_find("scontrol"), *words], check=True, env={**os.environ, **self.env}, timeout=SOON_S)
+    def call(self, *words: str) -> str:
+        """Runs one of Slurm's commands; what it printed."""
+        env = {**os.environ, **self.env}
+        command = [_find(words[0]), *words[1:]]
+        return subprocess.run(command, check=True, capture_output=True, text=True, env=env, timeout=SOON_S).stdout
 
     def _run(self, name: str, *arguments: str) -> None:
         env = {**os.environ, **self.env}
@@ -133,16 +135,15 @@ class _Cluster:
             )
 
     def _states(self) -> list[str]:
-        env = {**os.environ, **self.env}
-        done = subprocess.run([_find("sinfo"), "-h", "-N", "-o", "%T"], capture_output=True, text=True, env=env)
-        return done.stdout.split()
+        return self.call("sinfo", "-h", "-N", "-p", "p", "-o", "%T").split()
 
-    def _wait_for(self, ready: object) -> None:
-        deadline = time.monotonic() + SOON_S
-        while not ready():  # type: ignore[operator]
-            if any(process.poll() is not None for process in self.processes) or time.monotonic() > deadline:
-                words = " ".join(path.read_text()[-300:] for path in self.folder.glob("*.out"))
+    def _wait_for(self, ready: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 2 * SOON_S
+        while not ready():
+            words = " ".join(path.read_text()[-300:] for path in self.folder.glob("*.out"))
+            if any(process.poll() is not None for process in self.processes):
                 pytest.skip(f"this machine's Slurm does not start: {words}")
+            assert time.monotonic() < deadline, words
             time.sleep(0.1)
 
     def stop(self) -> None:
