@@ -74,6 +74,7 @@ class Reader:
             del self.sandbox.env[name]
         for name, text in FILES.items():
             (self.sandbox.folder / name).write_text(text)
+            (self.sandbox.folder / name).chmod(0o600)
 
     def read(self, block: pages.Block) -> None:
         """Does what a block says."""
@@ -96,6 +97,7 @@ class Reader:
         assert done.code == 0, f"{command} ended with {done.code}: {done.text}"
         if "job submit" in command and "--watch" not in command:
             self.sandbox.wait_until(lambda: self.jobs()[0]["state"] not in ("pending", "starting"), 2 * SOON_S)
+            assert self.jobs()[0]["state"] in ("running", "succeeded"), self.jobs()[0]
         return done.out
 
     def start(self, command: str) -> None:

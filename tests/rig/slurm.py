@@ -112,11 +112,13 @@ class _Cluster:
                 os.kill(pid, signal.SIGKILL)
         self.call("scontrol", "update", f"NodeName={NODES[1]}", "State=DOWN", "Reason=lost")
 
-    def bring_it_back(self) -> None:
-        """Starts the slurmd of the second node again, where it is lost, and has Slurm use the node."""
+    def recover(self) -> None:
+        """Ends all jobs, and brings the second node back."""
+        self.call("scancel", "--user=root")
         if len(self.processes) < 2 + len(NODES):
             self._run("slurmd", "-D", "-N", NODES[1])
-        self.call("scontrol", "update", f"NodeName={NODES[1]}", "State=RESUME")
+        if any(state.startswith(("down", "drain")) for state in self._states()):
+            self.call("scontrol", "update", f"NodeName={NODES[1]}", "State=RESUME")
         self._wait_for(lambda: self._states() == ["idle", "idle"])
 
     def call(self, *words: str) -> str:
