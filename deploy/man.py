@@ -24,6 +24,7 @@ from typer.completion import get_completion_script
 import bagua
 from bagua.cli.app import app
 from bagua.daemon import certs
+from bagua.daemon.coordinator import maintenance
 from bagua.daemon.coordinator.__main__ import run as coordinator
 from bagua.daemon.node.command_line import app as daemon
 
@@ -44,6 +45,9 @@ def commands() -> dict[str, Any]:
     """All commands by their whole name, such as "bagua job submit"; groups of commands, too."""
     found = dict(_below("bagua", typer.main.get_command(app)))
     # These programs parse their own command line.
+    database = typer.Typer(add_completion=False)
+    maintenance.add_commands(database)
+    found |= _below("bagua coordinator", typer.main.get_command(database))
     for name, function in (("coordinator", coordinator), ("certs", certs.run)):
         own = typer.Typer(add_completion=False)
         own.command()(function)
@@ -74,13 +78,11 @@ def page(name: str, command: Any, everything: dict[str, Any]) -> str:
         lines.append(".SH OPTIONS")
         for names, text in shown:
             lines += [".TP", f".B {_roff(names)}", _roff(text) or "\\&"]
-    inner = getattr(command, "commands", {})
+    inner = sorted(other for other in everything if other.rpartition(" ")[0] == name)
     if inner:
         lines.append(".SH COMMANDS")
-        for part, other in sorted(inner.items()):
-            if not other.hidden:
-                known = everything[f"{name} {part}"]
-                lines += [".TP", f".BR {_roff(f'{title}-{part}')} (1)", _roff(_first(_words(known)))]
+    for other in inner:
+        lines += [".TP", f".BR {_roff(other.replace(' ', '-'))} (1)", _roff(_first(_words(everything[other])))]
     lines.append(".SH FILES")
     for path, text in FILES:
         lines += [".TP", f".I {_roff(path)}", _roff(text)]

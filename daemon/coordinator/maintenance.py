@@ -33,7 +33,7 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def backup(
-    file: Annotated[Path, typer.Argument(help="Where to write the backup.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write the backup.")],
     state_dir: StateDir = None,
     database_url: DatabaseUrl = None,
     replace: Annotated[bool, typer.Option("--replace", help="Write over a file that is there.")] = False,
@@ -46,7 +46,7 @@ def backup(
 
 
 def restore_command(
-    file: Annotated[Path, typer.Argument(help="A file that `bagua coordinator backup` has written.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `bagua coordinator backup` has written.")],
     state_dir: StateDir = None,
     database_url: DatabaseUrl = None,
     replace: Annotated[
@@ -63,7 +63,10 @@ def restore_command(
 
 def check(
     file: Annotated[
-        Path | None, typer.Argument(help="A backup, or another file of SQLite; default: the coordinator's database.")
+        Path | None,
+        typer.Argument(
+            metavar="[FILE]", help="A backup, or another file of SQLite; default: the coordinator's database."
+        ),
     ] = None,
     state_dir: StateDir = None,
     database_url: DatabaseUrl = None,

@@ -170,7 +170,8 @@ class Service:
         self.address = "127.0.0.1:0"
         self._token = Path()
 
-    def _start(self, *arguments: str, prefix: Sequence[str] = ()) -> tuple[subprocess.Popen[str], dict[str, str]]:
+    def launch(self, *arguments: str, prefix: Sequence[str] = ()) -> tuple[subprocess.Popen[str], dict[str, str]]:
+        """Starts one of the service's programs; what it said when it was ready."""
         read_end, write_end = os.pipe()
         log = (self.sandbox.runtime / f"{arguments[0]}-{len(self.sandbox.processes)}.log").open("w")
         with log:
@@ -187,13 +188,13 @@ class Service:
 
     def start_coordinator(self, *arguments: str) -> None:
         """Starts the coordinator, again at the address that it had."""
-        self.coordinator, ready = self._start("coordinator", "--listen", self.address, *arguments)
+        self.coordinator, ready = self.launch("coordinator", "--listen", self.address, *arguments)
         self.address, self._token = ready["address"], Path(ready["token_file"])
 
     def start_node(self, name: str, slots: int, *options: str, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
         """``prefix``: a command that runs the daemon."""
         where = ("--slots", str(slots), "--coordinator", self.address)
-        process, _ = self._start("daemon", "--name", name, "--node-id", name, *where, *options, prefix=prefix)
+        process, _ = self.launch("daemon", "--name", name, "--node-id", name, *where, *options, prefix=prefix)
         return process
 
     def call(self, *arguments: str | Path, deadline: float = DEADLINE_S) -> Finished:

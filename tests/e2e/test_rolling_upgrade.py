@@ -64,7 +64,7 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Sequence[str]:
 
 
 def start_coordinator(service: Service, prefix: Sequence[str] = ()) -> None:
-    service.coordinator, ready = service._start("coordinator", "--listen", service.address, prefix=prefix)
+    service.coordinator, ready = service.launch("coordinator", "--listen", service.address, prefix=prefix)
     service.address, service._token = ready["address"], Path(ready["token_file"])
 
 

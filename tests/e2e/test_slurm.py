@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from rig.elastic import PROGRAM
 from rig.limits import SOON_S
-from rig.slurm import Slurm, slurm
+from rig.slurm import NODES, Slurm, slurm
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Finished, Sandbox
@@ -158,8 +161,17 @@ def test_outside_of_an_allocation(sandbox: Sandbox) -> None:
     assert (done.code, done.err.split(".")[0]) == (2, "error: There is no allocation of Slurm here"), done.text
 
 
-@pytest.mark.full  # two starts of two ranks with torch
-def test_a_time_limit_becomes_a_checkpoint_and_a_new_start(sandbox: Sandbox, cluster: Slurm) -> None:
+@pytest.fixture
+def own(cluster: Slurm) -> Iterator[Slurm]:
+    """The cluster, if it is one whose nodes and jobs may be harmed."""
+    if cluster.own is None:
+        pytest.skip("it preempts jobs and loses nodes: only for a cluster that was made here")
+    yield cluster
+    cluster.own.recover()
+
+
+def interrupted(sandbox: Sandbox, cluster: Slurm, interrupt: Callable[[str], object]) -> str:
+    """The output of a job of train.sbatch that trains, is interrupted, and goes on when Slurm starts it again."""
     sandbox.script("train.py", TRAIN)
     log = sandbox.folder / "job.log"
     options = ("-N2", "--ntasks-per-node=1", "--time=30", f"--output={log}", "--parsable")
@@ -168,17 +180,90 @@ def test_a_time_limit_becomes_a_checkpoint_and_a_new_start(sandbox: Sandbox, clu
     submitted = sandbox.run(*words, env={**cluster.env, "PATH": path})
     assert submitted.code == 0, submitted.text
     job = submitted.out.strip()
-    sandbox.wait_until((sandbox.folder / "started").exists, 2 * SOON_S, log.read_text)
-    told = sandbox.run(*cluster.command("scancel", "--batch", "--signal=USR1", job), env=cluster.env)
-    assert told.code == 0, told.text
+    sandbox.wait_until((sandbox.folder / "started").exists, 5 * SOON_S, log.read_text)
+    interrupt(job)
     state = (*cluster.command("squeue", "-h", "-j", job, "-o", "%r"),)
     sandbox.wait_until(lambda: "BeginTime" in sandbox.run(*state, env=cluster.env).out, 2 * SOON_S, log.read_text)
     now = cluster.command("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm waits for two minutes
     assert sandbox.run(*now, env=cluster.env).code == 0
     sandbox.wait_until(lambda: "goes on from" in log.read_text(), 5 * SOON_S, log.read_text)
-    text = log.read_text()
+    sandbox.assert_all_gone(within=2 * SOON_S)
+    return log.read_text()
+
+
+@pytest.mark.full  # two starts of two ranks with torch
+def test_a_time_limit_becomes_a_checkpoint_and_a_new_start(sandbox: Sandbox, cluster: Slurm) -> None:
+    def announce(job: str) -> None:
+        told = sandbox.run(*cluster.command("scancel", "--batch", "--signal=USR1", job), env=cluster.env)
+        assert told.code == 0, told.text
+
+    text = interrupted(sandbox, cluster, announce)
     assert "is written." in text and "goes on from True" in text, text
-    sandbox.assert_all_gone(within=SOON_S)
+
+
+@pytest.mark.full  # the same
+def test_a_job_that_is_preempted_goes_on_from_its_checkpoint(sandbox: Sandbox, own: Slurm) -> None:
+    def preempt(_: str) -> None:
+        urgent = own.command("srun", "--partition=urgent", "-N2", "--exclusive", "true")
+        done = sandbox.run(*urgent, env=own.env)
+        assert done.code == 0, done.text
+
+    text = interrupted(sandbox, own, preempt)
+    assert "SIGTERM: Slurm job" in text and "is written." in text and "goes on from True" in text, text
+
+
+class Elastic:
+    """An elastic job with a rank on each of two nodes."""
+
+    def __init__(self, sandbox: Sandbox, cluster: Slurm) -> None:
+        self.sandbox, self.log = sandbox, sandbox.folder / "job.log"
+        sandbox.script("goes_on.py", PROGRAM)
+        script = sandbox.script("job.sh", f"#!/bin/bash\n{slurm_run(cluster, '--elastic', 'goes_on.py')}\n")
+        words = cluster.command("sbatch", "--wait", "--no-kill", "-N2", "--ntasks-per-node=1", f"--output={self.log}")
+        self.waits = sandbox.start(*words, script, env=cluster.env)
+        self.wait_for("of 2 sum 1")
+
+    def wait_for(self, words: str) -> None:
+        self.sandbox.wait_until(
+            lambda: self.log.exists() and words in self.log.read_text(), 2 * SOON_S, lambda: self.log.read_text()
+        )
+
+    def on_second_node(self, program: str = "") -> list[int]:
+        """Processes of the job there that have this in their command line."""
+        node = f"SLURMD_NODENAME={NODES[1]}\0".encode()
+        found = []
+        for pid, command in self.sandbox.marked().items():
+            with contextlib.suppress(OSError):  # it has ended
+                if program in command and node in (Path("/proc") / str(pid) / "environ").read_bytes():
+                    found.append(pid)
+        return found
+
+    def ends_well(self) -> None:
+        (self.sandbox.folder / "stop").touch()
+        assert self.waits.wait(2 * SOON_S) == 0, self.log.read_text()
+        self.sandbox.assert_all_gone(within=SOON_S)
+
+
+@pytest.mark.full  # e2e/test_elastic.py has losses
+def test_an_elastic_job_goes_on_without_a_node_that_is_lost(sandbox: Sandbox, own: Slurm) -> None:
+    job = Elastic(sandbox, own)
+    assert own.own is not None
+    own.own.lose_the_second_node(job.on_second_node())
+    job.wait_for("rank 0 of 1 sum 0")
+    job.ends_well()
+
+
+@pytest.mark.full  # e2e/test_elastic_changes.py has drains
+def test_an_elastic_job_leaves_a_node_that_is_drained(sandbox: Sandbox, own: Slurm) -> None:
+    """Slurm's own drain lets jobs end there; a signal to the node's daemon makes them leave."""
+    job = Elastic(sandbox, own)
+    assert own.own is not None
+    own.own.call("scontrol", "update", f"NodeName={NODES[1]}", "State=DRAIN", "Reason=maintenance")
+    for pid in job.on_second_node("bagua.hosts.end"):
+        os.kill(pid, signal.SIGTERM)
+    job.wait_for("rank 0 of 1 sum 0")
+    job.wait_for("dismissed")
+    job.ends_well()
 
 
 @pytest.mark.parametrize("mpirun", ["mpirun.openmpi", "mpiexec.hydra"])
@@ -188,6 +273,8 @@ def test_ranks_of_mpirun_know_their_places(sandbox: Sandbox, mpirun: str) -> Non
         pytest.skip(f"no {mpirun}: Debian's openmpi-bin and mpich have them")
     allowed = ["--allow-run-as-root", "--oversubscribe"] if "openmpi" in mpirun else []
     script = sandbox.script("place.py", PLACE)
-    done = sandbox.run(program, *allowed, "-n", "2", sys.executable, script)
+    # Files: mpirun mixes the lines of ranks.
+    done = sandbox.run(program, *allowed, "-n", "2", "sh", "-c", f"exec {sys.executable} {script} >$$.place")
     assert done.code == 0, done.text
-    assert sorted(line.split()[:2] for line in done.out.splitlines()) == [["0", "2"], ["1", "2"]], done.text
+    places = sorted(path.read_text().split()[:2] for path in sandbox.folder.glob("*.place"))
+    assert places == [["0", "2"], ["1", "2"]], done.text

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,16 +23,19 @@ from rig.sshd import PLACES, free_port
 
 PREFIX = "BAGUA_TEST_SLURM"
 """A command that runs programs where those of Slurm are, with this file system, such as ``ssh login``."""
+NODES = ("127.0.0.1", "127.0.0.2")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "sinfo")
 
 
 @dataclass
 class Slurm:
-    """How to call Slurm. ``address``: by which nodes reach the first one, if that is not found out."""
+    """How to call Slurm. ``address``: by which nodes reach the first one, if that is not found out. ``own``: a cluster
+    that was made here, whose nodes may be harmed."""
 
     prefix: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
     address: str = ""
+    own: _Cluster | None = None
 
     def command(self, *words: str) -> list[str]:
         """One of Slurm's commands."""
@@ -61,7 +64,7 @@ def slurm() -> Iterator[Slurm]:
     cluster = _Cluster(folder)
     try:
         cluster.start()
-        yield Slurm(env={"SLURM_CONF": str(folder / "slurm.conf")}, address="127.0.0.1")
+        yield Slurm(env=cluster.env, address="127.0.0.1", own=cluster)
     finally:
         cluster.stop()
         shutil.rmtree(folder, ignore_errors=True)
@@ -72,6 +75,7 @@ class _Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.env = {"SLURM_CONF": str(folder / "slurm.conf")}
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
@@ -92,12 +96,39 @@ class _Cluster:
         )
         self._wait_for((folder / "run" / "munge").exists)
         self._run("slurmctld", "-D")
-        for number in (1, 2):
-            self._run("slurmd", "-D", "-N", f"127.0.0.{number}")
+        for node in NODES:
+            self._run("slurmd", "-D", "-N", node)
         self._wait_for(lambda: self._states() == ["idle", "idle"])
 
+    def lose_the_second_node(self, processes: Iterable[int]) -> None:
+        """Kills its slurmd, these processes of jobs there, and the slurmstepd above them; then Slurm is told."""
+        above = {_parent(pid) for pid in processes}
+        steps = {pid for pid in above if _name(pid).startswith("slurmstepd")}
+        slurmd = self.processes.pop()
+        slurmd.kill()
+        slurmd.wait()
+        for pid in (*steps, *processes):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.call("scontrol", "update", f"NodeName={NODES[1]}", "State=DOWN", "Reason=lost")
+
+    def recover(self) -> None:
+        """Ends all jobs, and brings the second node back."""
+        self.call("scancel", "--user=root")
+        if len(self.processes) < 2 + len(NODES):
+            self._run("slurmd", "-D", "-N", NODES[1])
+        if any(state.startswith(("down", "drain")) for state in self._states()):
+            self.call("scontrol", "update", f"NodeName={NODES[1]}", "State=RESUME")
+        self._wait_for(lambda: self._states() == ["idle", "idle"])
+
+    def call(self, *words: str) -> str:
+        """Runs one of Slurm's commands; what it printed."""
+        env = {**os.environ, **self.env}
+        command = [_find(words[0]), *words[1:]]
+        return subprocess.run(command, check=True, capture_output=True, text=True, env=env, timeout=SOON_S).stdout
+
     def _run(self, name: str, *arguments: str) -> None:
-        env = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
+        env = {**os.environ, **self.env}
         with (self.folder / f"{name}.out").open("ab") as output:
             self.processes.append(
                 subprocess.Popen(
@@ -106,16 +137,15 @@ class _Cluster:
             )
 
     def _states(self) -> list[str]:
-        env = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
-        done = subprocess.run([_find("sinfo"), "-h", "-N", "-o", "%T"], capture_output=True, text=True, env=env)
-        return done.stdout.split()
+        return self.call("sinfo", "-h", "-N", "-p", "p", "-o", "%T").split()
 
-    def _wait_for(self, ready: object) -> None:
-        deadline = time.monotonic() + SOON_S
-        while not ready():  # type: ignore[operator]
-            if any(process.poll() is not None for process in self.processes) or time.monotonic() > deadline:
-                words = " ".join(path.read_text()[-300:] for path in self.folder.glob("*.out"))
+    def _wait_for(self, ready: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 2 * SOON_S
+        while not ready():
+            words = " ".join(path.read_text()[-300:] for path in self.folder.glob("*.out"))
+            if any(process.poll() is not None for process in self.processes):
                 pytest.skip(f"this machine's Slurm does not start: {words}")
+            assert time.monotonic() < deadline, words
             time.sleep(0.1)
 
     def stop(self) -> None:
@@ -127,6 +157,18 @@ class _Cluster:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _parent(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+def _name(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return (Path("/proc") / str(pid) / "comm").read_text()
+    return ""
 
 
 def _settings(folder: Path, host: str, ports: list[int]) -> str:
@@ -150,7 +192,14 @@ def _settings(folder: Path, host: str, ports: list[int]) -> str:
         "MpiDefault": "none",
         "ReturnToService": 2,
         "KillWait": 30,
+        "PreemptType": "preempt/partition_prio",
+        "PreemptMode": "REQUEUE",
     }
     lines = [f"{name}={value}" for name, value in settings.items()]
-    lines += [f"NodeName=127.0.0.{n} NodeHostname={host} NodeAddr=127.0.0.1 CPUs=8 Port={ports[n]}" for n in (1, 2)]
-    return "\n".join([*lines, "PartitionName=p Nodes=ALL Default=YES MaxTime=60 State=UP", ""])
+    lines += [
+        f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 CPUs=8 Port={port}"
+        for node, port in zip(NODES, ports[1:], strict=True)
+    ]
+    lines += ["PartitionName=p Nodes=ALL Default=YES MaxTime=60 State=UP PriorityTier=1"]
+    lines += ["PartitionName=urgent Nodes=ALL MaxTime=60 State=UP PriorityTier=10"]
+    return "\n".join([*lines, ""])

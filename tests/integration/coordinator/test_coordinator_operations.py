@@ -1,8 +1,7 @@
-"""The commands of docs/operations.md, as they stand there, beside a real coordinator."""
+"""Maintenance beside a real coordinator, where something is wrong (e2e/test_pages.py: where all is well)."""
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import subprocess
@@ -17,15 +16,7 @@ import pytest
 from bagua.proto import common_pb2 as c
 from bagua.proto import node_pb2 as n
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "operations.md"
 SPEC = c.JobSpec(entry="t.py", nnodes=1, nproc_per_node=1, placement_timeout_s=3600.0)
-
-
-def commands(chapter: str) -> list[str]:
-    """Lines of the chapter that are commands for the database."""
-    text = PAGE.read_text().split(f"\n## {chapter}\n")[1].split("\n## ")[0]
-    found = [line.strip() for line in text.splitlines() if line.startswith("    bagua coordinator ")]
-    return [line for line in found if line.split()[2] in ("backup", "restore", "check")]
 
 
 @pytest.fixture
@@ -41,26 +32,6 @@ def shell(tmp_path: Path, coordinator: Any) -> Any:
         return subprocess.run(line, shell=True, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
 
     return run
-
-
-@pytest.mark.full  # contract/test_coordinator_backup.py has what they do
-def test_the_commands_of_the_page(shell, coordinator, client, start):
-    kept = client.submit(SPEC).job_id
-    for line in (*commands("Back up"), *commands("Check")):
-        done = shell(line)
-        assert done.returncode == 0, (line, done.stdout + done.stderr)
-        report = json.loads(done.stdout) if "json" in line else {"ok": "problem" not in done.stdout}
-        assert report["ok"], done.stdout
-    lost = client.submit(SPEC).job_id
-    (restore,) = commands("Restore")
-    refused = shell(restore)
-    assert refused.returncode == 2 and "Another coordinator (process" in refused.stderr, refused.stderr
-    assert coordinator.end()[0] == 0
-    done = shell(restore)
-    assert done.returncode == 0 and "1 jobs (1 PENDING)" in done.stdout, done.stdout + done.stderr
-    again = start()
-    with again.client() as restored:
-        assert [job.job_id for job in restored.list()] == [kept] != [lost]
 
 
 def test_a_check_that_finds_something_ends_with_1(shell, coordinator, client, tmp_path):
@@ -86,7 +57,7 @@ def test_a_daemon_that_is_too_new_is_refused_with_the_order_of_upgrades(shared, 
 
 def test_bad_calls_have_words(shell):
     for line, words in (
-        ("bagua coordinator backup", "Missing argument 'file'"),
+        ("bagua coordinator backup", "Missing argument 'FILE'"),
         ("bagua coordinator check absent.db", "There is no file absent.db"),
         ("bagua coordinator check --state-dir nowhere", "There is no database nowhere/coordinator/bagua.db"),
     ):

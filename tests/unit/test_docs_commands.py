@@ -1,0 +1,65 @@
+"""Each command on the pages for operators is run by a test, is shown by one that is named, or says why it is not."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from rig import pages
+
+ROOT = pages.DOCS.parent
+PAGE = """
+# Page
+
+    bagua job list     # comment
+    bagua certs certs/ \\
+        --host 10.0.0.1
+
+1. An item
+
+   that goes on:
+
+```yaml
+kind: BaguaJob
+```
+
+<!-- shown by tests/unit/test_docs_commands.py::test_blocks_are_found -->
+```sh
+bagua top
+```
+
+<!-- not run: needs a cluster -->
+
+    srun train.py
+
+    bagua doctor
+"""
+
+
+def unshown(block: pages.Block) -> str:
+    """Words on a block that nothing shows, or nothing."""
+    where = f"docs/{block.page}.md:{block.line}"
+    if block.mark == "shown by":
+        path, _, name = block.reason.partition("::")
+        file = ROOT / path
+        known = file.exists() and re.search(rf"^(async )?def {name}\(", file.read_text(), re.MULTILINE)
+        return "" if known else f"{where}: there is no test {block.reason}"
+    if block.mark or block.page in pages.PLAYED:
+        return ""
+    return f"{where}: no test runs this. Mark it as tests/rig/pages.py says"
+
+
+@pytest.mark.parametrize("name", [*pages.PLAYED, *pages.MARKED])
+def test_each_command_is_shown(name: str) -> None:
+    assert [words for block in pages.of_page(name) if (words := unshown(block))] == []
+
+
+def test_blocks_are_found() -> None:
+    first, second, third, last = pages.blocks(PAGE, "page")
+    assert list(first.commands) == [(4, "bagua job list"), (5, "bagua certs certs/ --host 10.0.0.1")]
+    assert (second.line, second.text, second.mark) == (18, "bagua top", "shown by") and not unshown(second)
+    assert (third.text, third.mark, third.reason) == ("srun train.py", "not run:", "needs a cluster")
+    assert last.text == "bagua doctor"
+    assert unshown(last) == "docs/page.md:25: no test runs this. Mark it as tests/rig/pages.py says"
+    gone = pages.Block("page", 1, "", "shown by", "tests/unit/test_docs_commands.py::test_of_yesterday")
+    assert "there is no test" in unshown(gone)
