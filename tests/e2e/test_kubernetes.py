@@ -152,7 +152,11 @@ def test_the_overlay_with_postgresql(cluster: Operated) -> None:
         pytest.skip(f"no {', '.join(absent)}")
     [secret] = overlay_commands("postgresql")
     cluster.kubectl(*secret[1:])
-    cluster.kubectl("apply", "--validate=false", "-k", str(MANIFESTS / "overlays" / "postgresql"))
+    rendered = cluster.kubectl("kustomize", str(MANIFESTS / "overlays" / "postgresql"))
+    assert "--epochs" in rendered
+    longer = cluster.folder / "overlay.yaml"
+    longer.write_text(rendered.replace('- "30"', '- "200"').replace("nprocPerNode: 2", "nprocPerNode: 1"))
+    cluster.kubectl("apply", "--validate=false", "-f", str(longer))
     step = trains(cluster, "digits", "digits-0", "digits-1")["step"]
     claims = [one for one in cluster.names("/api/v1/persistentvolumeclaims") if "digits" in one]
     assert claims == ["data-digits-database-0"], "the coordinator needs no volume"

@@ -1,8 +1,8 @@
 """A small kubelet for tests: runs each pod's first container as a process, with its environment, Secrets and folders.
 
 A pod has an address of its own (127.x.y.z), and a mount namespace in which its volumes lie where the pod mounts them
-below /var/lib, and in which /etc/hosts knows the pods and headless Services, as the cluster's DNS would. Limits, probes,
-init containers and all other mounts are left out, and of images there are their programs alone (``IMAGES``).
+below /var/lib, and in which /etc/hosts knows the pods and headless Services, as the cluster's DNS would. Limits,
+probes, init containers and all other mounts are left out, and of images there are their programs alone (``IMAGES``).
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ if [ ! -f "$PGDATA/made" ]; then
     echo "CREATE DATABASE $POSTGRES_DB" | $as postgres --single -D "$PGDATA" postgres
     touch "$PGDATA/made"
 fi
-exec $as postgres -D "$PGDATA" -c listen_addresses="$0" -c unix_socket_directories= -c fsync=off
+$as postgres -D "$PGDATA" -c listen_addresses="$0" -c unix_socket_directories= -c fsync=off &
+trap "kill -INT $!" TERM  # the image's STOPSIGNAL: clients are not waited for
+wait $! || wait $!
 """,
 }
 """Shell programs in place of those that images run where a pod has no command of its own; $0 is the pod's address."""

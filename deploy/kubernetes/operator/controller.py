@@ -29,9 +29,7 @@ class Controller:
     """Serves jobs by their names; several threads may do so for different jobs. ``address``: where a job's coordinator
     listens, as HOST:PORT."""
 
-    def __init__(
-        self, cluster: Cluster, settings: Settings, address: Callable[[Seen], str] = service.address
-    ) -> None:
+    def __init__(self, cluster: Cluster, settings: Settings, address: Callable[[Seen], str] = service.address) -> None:
         self._cluster = cluster
         self._settings = settings
         self._address = address
