@@ -111,7 +111,7 @@ class Operator:
         assert self._begun.wait(WAIT_S)
         try:
             assert self._trouble is None, self._trouble
-            with httpx.Client(base_url=self.url) as self.http:
+            with httpx.Client(base_url=self.url, timeout=WAIT_S) as self.http:
                 yield self
         finally:
             if self._trouble is None:

@@ -1,4 +1,4 @@
-"""The operator of Kubernetes over kmock's API server and a real coordinator; the test plays kubelets, daemons run nothing."""
+"""The operator of Kubernetes over kmock and a real coordinator; the test plays kubelets, and daemons run nothing."""
 
 from __future__ import annotations
 
