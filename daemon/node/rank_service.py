@@ -104,7 +104,7 @@ class RankService(RankServiceServicer):
 
     async def ReportProgress(self, request: common_pb2.Progress, context: Any) -> rank_pb2.ReportProgressReply:
         job = self._jobs.find(request.job_id)
-        if not isinstance(job, Job) or not job.knows(request.rank):
+        if not isinstance(job, Job) or request.rank not in job.spec.ranks:  # not a member number, as everywhere else
             await _no_such_job(request.job_id, context)
         if len(request.metrics) > _MAX_METRICS or len(request.message) > _MAX_TEXT:
             text = f"progress may have {_MAX_METRICS} metrics and a message of {_MAX_TEXT} characters"

@@ -275,8 +275,9 @@ async def test_a_newcomer_that_fails_hurts_nobody(end, daemon, elastic, until_go
     await end.stopped("job")
 
 
-async def test_a_node_that_joins_alone(end, daemon, elastic):
-    """Nothing of the job was here before. Its newcomers know of nobody else, and have an engine that others reach."""
+async def test_a_node_that_joins_alone(end, daemon, elastic, rank_stub):
+    """Nothing of the job was here before. Its newcomers know of nobody else, and have an engine that others reach. They
+    report progress under their ranks, which are not the numbers of their processes any more."""
     await elastic.run([], generation=4, joining=[7, 8])
     job = await elastic.until(lambda job: len(job.ranks) == 2 and all(rank.ready_to_join for rank in job.ranks))
     assert (job.generation, job.entered, [rank.rank for rank in job.ranks]) == (4, 0, [0, 1])
@@ -286,6 +287,8 @@ async def test_a_node_that_joins_alone(end, daemon, elastic):
     await elastic.run([7, 8], generation=6, planned=True)
     job = await elastic.until(lambda job: job.entered == 6)
     await until_printed(end, job.ranks, lambda rank: f"generation 6 rank {rank.rank} of 2 sum 15")
+    await rank_stub.ReportProgress(common_pb2.Progress(job_id="job", rank=1, step=70), timeout=5)
+    await end.until(lambda: [(told.rank, told.step) for told in end.progress] == [(1, 70)])
     await end.stop_job("job", generation=6)
     await end.stopped("job")
 
