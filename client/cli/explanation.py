@@ -19,6 +19,9 @@ _ROUTINE = {
     "node_stopped": "stopped",
 }
 """Events of which a job has one for each node: several in a row become one line, as long as nothing went wrong."""
+_AFTER = 14
+"""Width of the longest time since the beginning: +23 h 59 min."""
+_CANCELLED = "cancelled: "
 _STOPPING_SIGNALS = ("SIGTERM", "SIGKILL")
 """The service's own, when it ends a job."""
 
@@ -94,14 +97,14 @@ def explain(job_id: str, events: Iterable[Event], now: float = -math.inf) -> str
     for mark, title in (("loss", "Lost"), ("wait", "Waited"), ("change", "Changed")):
         count = sum(line.mark == mark for line in told)
         lines.append(f"  {title + ':':<10}{'nothing' if not count else f'{count} x, marked {mark!r} below'}")
-    lines += ["", f"  {'UTC':<20}{'after':>9}  {'':<7} what happened, and why"]
+    lines += ["", f"  {'UTC':<20}{'after':>{_AFTER}}  {'':<7} what happened, and why"]
     generation = 0
     for line in _folded(told):
         if line.generation != generation and line.generation:
-            lines.append(f"  {'':<20}{'':>9}  {'':<7} -- generation {line.generation} --")
+            lines.append(f"  {'':<20}{'':>{_AFTER}}  {'':<7} -- generation {line.generation} --")
             generation = line.generation
         after = _after(history[0].time, line.time)
-        lines.append(f"  {_clock(line.time):<20}{after:>9}  {line.mark:<7} {line.text}")
+        lines.append(f"  {_clock(line.time):<20}{after:>{_AFTER}}  {line.mark:<7} {line.text}")
     return "\n".join(lines) + "\n"
 
 
@@ -157,7 +160,7 @@ def _line(event: Event, mark: str) -> _Line:
         "asked": f"somebody asked: {reason}",
         "suspended": f"the step is held: {reason}",
         "waiting": f"waits: {reason}",
-        "cancel_requested": f"somebody asked for the end: {reason}",
+        "cancel_requested": f"somebody asked for the end: {reason.removeprefix(_CANCELLED)}",
         "node_error": f"seen by {reason}",  # it begins with the node's name
         "regrouped": f"goes on as {reason}",  # generation 2: why
     }
@@ -196,7 +199,7 @@ def _state(event: Event) -> str:
 
 def _reason(event: Event) -> str:
     """Without the state."""
-    return _clean(event.reason.partition(":")[2]) or "no reason was recorded"
+    return _clean(event.reason.partition(":")[2]).removeprefix(_CANCELLED) or "no reason was recorded"
 
 
 def _clean(text: str) -> str:
