@@ -104,44 +104,74 @@ def check_listen_address(address: str, tls: TlsFiles | None) -> None:
         )
 
 
+class _NewestFiles:
+    """TLS files as they were when they could last be used."""
+
+    def __init__(self, tls: TlsFiles) -> None:
+        self._tls = tls
+        self.found = tls.read()
+
+    def replaced(self) -> bool:
+        """Looks again: whether there are others since the last look. Those that can't be used don't count."""
+        with contextlib.suppress(ConfigError, OSError):
+            found = self._tls.read()
+            if found != self.found and _server_context(found) is not None:
+                self.found = found
+                return True
+        return False
+
+
 def server_credentials(tls: TlsFiles) -> grpc.ServerCredentials:
     """Mutual TLS: clients must show a certificate of an authority in ``tls.ca``. Files that are replaced count for the
     next connection; those that can't be used don't."""
-    current = tls.read()
+    files = _NewestFiles(tls)
 
-    def configuration(found: tuple[bytes, bytes, bytes]) -> grpc.ServerCertificateConfiguration:
-        ca, cert, key = found
+    def configuration() -> grpc.ServerCertificateConfiguration:
+        ca, cert, key = files.found
         return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=ca)
 
     def newer() -> grpc.ServerCertificateConfiguration | None:
-        nonlocal current
-        with contextlib.suppress(ConfigError, OSError):
-            found = tls.read()
-            if found != current and _belong_together(found):
-                current = found
-                return configuration(found)
-        return None
+        return configuration() if files.replaced() else None
 
     return grpc.dynamic_ssl_server_credentials(
-        configuration(current),
+        configuration(),
         newer,  # type: ignore[arg-type]  # its types know no None, which is "no news"
         require_client_authentication=True,
     )
 
 
-def _belong_together(found: tuple[bytes, bytes, bytes]) -> bool:
-    """Whether key and certificate are a pair: between two writes they are none."""
-    _, cert, key = found
+def follow_files(context: ssl.SSLContext, tls: TlsFiles) -> None:
+    """The same for a server that was given ``context``, made of ``tls``. Nobody need name a server for it: the callback
+    for names is asked at each handshake."""
+    files = _NewestFiles(tls)
+    newest = context
+
+    def choose(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, asked: ssl.SSLContext) -> None:
+        nonlocal newest
+        if files.replaced() and (made := _server_context(files.found)) is not None:
+            made.verify_mode = context.verify_mode
+            newest = made
+        connection.context = newest  # not the old one with more in it: that would trust former authorities for ever
+
+    context.sni_callback = choose
+
+
+def _server_context(found: tuple[bytes, bytes, bytes]) -> ssl.SSLContext | None:
+    """None for files that can't be used, such as a key and a certificate that are no pair: between two writes they are
+    none."""
+    ca, cert, key = found
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with tempfile.TemporaryDirectory() as folder:  # 0700; the standard library takes files alone
         paths = [os.path.join(folder, name) for name in ("cert.pem", "key.pem")]
         for path, data in zip(paths, (cert, key), strict=True):
             with open(path, "wb") as file:
                 file.write(data)
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*paths)
-        except (ssl.SSLError, OSError):
-            return False
-    return True
+            context.load_cert_chain(*paths)
+            context.load_verify_locations(cadata=ca.decode("ascii"))
+        except (ssl.SSLError, OSError, ValueError):
+            return None
+    return context
 
 
 def channel_credentials(tls: TlsFiles) -> grpc.ChannelCredentials:

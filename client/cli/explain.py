@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from bagua.cli.job import JobArgument, connect, print_json
 from bagua.cli.options import CoordinatorOption, Output, OutputOption, TlsOption, TokenFileOption
 
@@ -15,15 +17,16 @@ def explain(
 ) -> None:
     """Tells on one page what happened to a job and why: its end, losses, waits and changes, from its events alone."""
     from bagua.cli.explanation import explain as told
-    from bagua.cli.explanation import mark_of
+    from bagua.cli.explanation import marks_of
     from bagua.client.describe import event_document
 
     with connect(coordinator, token_file, tls) as client:
         found = client.find(job_id)
         events = list(client.events(found))
-    text = told(found, events)
+    text = told(found, events, time.time())
     if output is Output.json:
-        marked = [{**event_document(event), "mark": mark_of(event)} for event in events]
+        marks = marks_of(events)
+        marked = [{**event_document(event), "mark": mark} for event, mark in zip(events, marks, strict=True)]
         print_json({"job_id": found, "text": text, "events": marked})
     else:
         print(text, end="")

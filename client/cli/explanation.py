@@ -19,6 +19,11 @@ _ROUTINE = {
     "node_stopped": "stopped",
 }
 """Events of which a job has one for each node: several in a row become one line, as long as nothing went wrong."""
+_AFTER = 14
+"""Width of the longest time since the beginning: +23 h 59 min."""
+_CANCELLED = "cancelled: "
+_STOPPING_SIGNALS = ("SIGTERM", "SIGKILL")
+"""The service's own, when it ends a job."""
 
 
 class Event(Protocol):
@@ -45,8 +50,22 @@ class _Line:
     routine: bool = False
 
 
-def mark_of(event: Event) -> str:
-    """The part of the story that an event belongs to: ``loss``, ``change``, ``wait``, ``end``, or empty: routine."""
+def marks_of(events: Iterable[Event]) -> list[str]:
+    """The part of the story that each event belongs to: ``loss``, ``change``, ``wait``, ``end``, or empty: routine. It
+    is no loss that the service stops ranks when the job is ending, and that their nodes notice it."""
+    found, ending = [], False
+    for event in events:
+        mark = _mark(event)
+        ending = mark == "end" or (ending and event.kind != "regrouped")
+        found.append("" if ending and mark == "loss" and _follows(event) else mark)
+    return found
+
+
+def _follows(event: Event) -> bool:
+    return event.kind == "node_error" or any(name in event.reason for name in _STOPPING_SIGNALS)
+
+
+def _mark(event: Event) -> str:
     state = event.reason.partition(":")[0]
     match event.kind:
         case "state" if state in ENDS:
@@ -66,25 +85,26 @@ def mark_of(event: Event) -> str:
     return ""
 
 
-def explain(job_id: str, events: Iterable[Event]) -> str:
-    """The whole page, in lines that end with a newline. ``events``: in order. Times are UTC."""
+def explain(job_id: str, events: Iterable[Event], now: float = -math.inf) -> str:
+    """The whole page, in lines that end with a newline. ``events``: in order. Times are UTC. ``now``: seconds since the
+    epoch, for a job that has not ended."""
     history = list(events)
     lines = [f"Job {_clean(job_id)} {_verdict(history)}", ""]
     if not history:
         return lines[0] + "\n"
-    lines += [f"  {line}" for line in _spent(history)]
-    told = [_line(event) for event in history]
+    lines += [f"  {line}" for line in _spent(history, now)]
+    told = [_line(event, mark) for event, mark in zip(history, marks_of(history), strict=True)]
     for mark, title in (("loss", "Lost"), ("wait", "Waited"), ("change", "Changed")):
         count = sum(line.mark == mark for line in told)
         lines.append(f"  {title + ':':<10}{'nothing' if not count else f'{count} x, marked {mark!r} below'}")
-    lines += ["", f"  {'UTC':<20}{'after':>9}  {'':<7} what happened, and why"]
+    lines += ["", f"  {'UTC':<20}{'after':>{_AFTER}}  {'':<7} what happened, and why"]
     generation = 0
     for line in _folded(told):
         if line.generation != generation and line.generation:
-            lines.append(f"  {'':<20}{'':>9}  {'':<7} -- generation {line.generation} --")
+            lines.append(f"  {'':<20}{'':>{_AFTER}}  {'':<7} -- generation {line.generation} --")
             generation = line.generation
         after = _after(history[0].time, line.time)
-        lines.append(f"  {_clock(line.time):<20}{after:>9}  {line.mark:<7} {line.text}")
+        lines.append(f"  {_clock(line.time):<20}{after:>{_AFTER}}  {line.mark:<7} {line.text}")
     return "\n".join(lines) + "\n"
 
 
@@ -96,14 +116,14 @@ def _verdict(history: Sequence[Event]) -> str:
     if end is not None:
         lasted = _after(history[0].time, end.time).removeprefix("+")
         return f"{_state(end).lower()} after {lasted}: {_reason(end)}"
-    last = next((event for event in reversed(history) if mark_of(event) or event.kind == "state"), history[-1])
+    last = next((event for event in reversed(history) if _mark(event) or event.kind == "state"), history[-1])
     if last.kind == "state":
         return f"has not ended. It is {_state(last).lower()}: {_reason(last)}"
-    return f"has not ended. The last that matters: {_clean(last.reason) or _clean(last.kind)}"
+    return f"has not ended. The last change: {_clean(last.reason) or _clean(last.kind)}"
 
 
-def _spent(history: Sequence[Event]) -> Iterator[str]:
-    """How its time divides, as far as events tell."""
+def _spent(history: Sequence[Event], now: float) -> Iterator[str]:
+    """How its time divides until its end, or ``now``."""
     spent: dict[str, float] = {}
     phase, since = "for nodes", history[0].time
     for event in history:
@@ -111,6 +131,7 @@ def _spent(history: Sequence[Event]) -> Iterator[str]:
         if following is not None:
             spent[phase] = spent.get(phase, 0.0) + max(0.0, event.time - since)
             phase, since = following, event.time
+    spent[phase] = spent.get(phase, 0.0) + max(0.0, now - since)
     shown = [f"{name} {duration(seconds)}" for name, seconds in spent.items() if name and math.isfinite(seconds)]
     if shown:
         yield f"{'Time:':<10}{', '.join(shown)}"
@@ -130,8 +151,7 @@ def _phase_after(event: Event) -> str | None:
     )
 
 
-def _line(event: Event) -> _Line:
-    mark = mark_of(event)
+def _line(event: Event, mark: str) -> _Line:
     reason = _clean(event.reason)
     kind = _clean(event.kind)
     words = {
@@ -140,9 +160,9 @@ def _line(event: Event) -> _Line:
         "asked": f"somebody asked: {reason}",
         "suspended": f"the step is held: {reason}",
         "waiting": f"waits: {reason}",
-        "cancel_requested": f"somebody asked for the end: {reason}",
-        "node_error": f"a node reports: {reason}",
-        "regrouped": f"goes on: {reason}",
+        "cancel_requested": f"somebody asked for the end: {reason.removeprefix(_CANCELLED)}",
+        "node_error": f"seen by {reason}",  # it begins with the node's name
+        "regrouped": f"goes on as {reason}",  # generation 2: why
     }
     text = words.get(event.kind, reason if event.kind in _ROUTINE or event.kind == "state" else f"{kind}: {reason}")
     return _Line(event.time, mark, text, event.generation, event.kind in _ROUTINE and not mark)
@@ -179,7 +199,7 @@ def _state(event: Event) -> str:
 
 def _reason(event: Event) -> str:
     """Without the state."""
-    return _clean(event.reason.partition(":")[2]) or "no reason was recorded"
+    return _clean(event.reason.partition(":")[2]).removeprefix(_CANCELLED) or "no reason was recorded"
 
 
 def _clean(text: str) -> str:

@@ -6,7 +6,8 @@ import contextlib
 import os
 import sys
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,6 +73,7 @@ class RunOptions:
     packed: Packed | None = None
     way: Way | None = None  # to the hosts; None: all runs on this machine
     requeue: bool = False
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)  # values, for memory alone
 
     def spec(self) -> common_pb2.JobSpec:
         """The job to submit."""
@@ -131,7 +133,9 @@ def run_embedded(options: RunOptions, restarts_left: int) -> Ended:
                 if build.running:
                     terminal.status("building the native core (about a minute, once)")
                 build.wait()
-                job = follow_job(options.spec(), cluster, interrupts, terminal, options.shown, options.packed)
+                job = follow_job(
+                    options.spec(), cluster, interrupts, terminal, options.shown, options.packed, options.secrets
+                )
             except KeyboardInterrupt:
                 terminal.close()
                 terminal.note("Stopped before the job began.")
@@ -183,8 +187,10 @@ def follow_job(
     terminal: Terminal,
     shown: options.Shown = options.ALL_SHOWN,
     packed: Packed | None = None,
+    secrets: Mapping[str, str] | None = None,
 ) -> job_pb2.Job:
-    """Submits the job, which runs in ``packed`` if that is given, and shows it until it has ended."""
+    """Submits the job, which runs in ``packed`` if that is given, and shows it until it has ended. ``secrets``:
+    variables of the ranks, name -> value, that go by memory alone."""
     from threading import Thread
 
     from bagua.base.security import TlsFiles, read_token
@@ -201,7 +207,7 @@ def follow_job(
 
         if packed is not None:
             spec.code.CopyFrom(client.put_code(packed))
-        job = client.submit(spec)
+        job = client.submit(spec, secrets=secrets)
         follower = Follower(client, job, terminal, cancel, shown)
         goes_on = (lambda words: follower.post(NodeDied(words))) if spec.elastic else None
         cluster.on_unexpected_end(lambda words: follower.post(ServiceDied(words)), goes_on)
@@ -326,6 +332,7 @@ def run(
     autotune: options.AutotuneOption = False,
     env: options.EnvOption = None,
     secret_env: options.SecretEnvOption = None,
+    secret: options.SecretOption = None,
     name: options.NameOption = "",
     workdir: options.WorkdirOption = None,
     working_dir: options.WorkingDirOption = None,
@@ -374,6 +381,8 @@ def run(
     variables = options.job_env(env, algorithm, enable_bagua_net, checkpoint_dir, autotune)
     if way is not None and way.ends_by_signal:
         variables.setdefault(checkpoint_folder.ON_REQUEST, "1")
+    secret_files = options.parse_secret_env(secret_env, variables)
+    secrets = options.read_secrets(secret, {**variables, **secret_files})
     folder = options.resolve_workdir(workdir)
     is_script = not module and not no_python
     packed = options.pack_code(working_dir, workdir, script, is_script)
@@ -390,7 +399,8 @@ def run(
         name=name or default_name(script, module),
         workdir=folder,
         env=variables,
-        secret_env=options.parse_secret_env(secret_env, variables),
+        secret_env=secret_files,
+        secrets=secrets,
         log_dir=log_dir.absolute() if log_dir else None,
         keep_state=keep_state,
         output=output,

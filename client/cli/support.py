@@ -163,7 +163,7 @@ def _story(client: Client, job_id: str) -> str:
 
     events = list(client.events(job_id))
     lines = "".join(json_text(event_document(event)) + "\n" for event in events)
-    return f"{explain(job_id, events)}\n{lines}"
+    return f"{explain(job_id, events, time.time())}\n{lines}"
 
 
 def _ends(client: Client, job: job_pb2.Job) -> Iterator[str]:

@@ -6,7 +6,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event as Flag
 from types import TracebackType
@@ -15,7 +15,7 @@ from typing import Literal, TypeVar, Unpack, overload
 import grpc
 from google.protobuf.message import Message
 
-from bagua.base.errors import InvalidRequestError, ServiceError, UnavailableError
+from bagua.base.errors import ConfigError, InvalidRequestError, ServiceError, UnavailableError
 from bagua.base.rpc import CHANNEL_OPTIONS, MAX_SPEC_BYTES, error_of, too_large_spec
 from bagua.base.security import TlsFiles, call_metadata, channel_credentials, check_dial_address
 from bagua.client.accounts import Accounts
@@ -62,15 +62,28 @@ class Client:
         self.address = reach.address
         self._timeout_s = timeout_s
         self._metadata = tuple(call_metadata(reach.token))
-        if reach.tls is None:
-            self._channel = grpc.insecure_channel(reach.address, options=CHANNEL_OPTIONS)
-        else:
-            credentials = channel_credentials(reach.tls)
-            self._channel = grpc.secure_channel(reach.address, credentials, options=CHANNEL_OPTIONS)
-        self._stub = job_pb2_grpc.JobServiceStub(self._channel)
+        self._tls = reach.tls
         self._closed = Flag()
+        self._open()
+
+    def _open(self) -> None:
+        if self._tls is None:
+            self._channel = grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
+        else:
+            self._certificates = self._tls.read()
+            credentials = channel_credentials(self._tls)
+            self._channel = grpc.secure_channel(self.address, credentials, options=CHANNEL_OPTIONS)
+        self._stub = job_pb2_grpc.JobServiceStub(self._channel)
         self.accounts = Accounts(self._channel, self._call)
         """Tokens and the audit log."""
+
+    def _renew(self) -> None:
+        """After a connection that failed: if certificates were replaced, the next call connects with the new ones."""
+        with suppress(ConfigError):  # half of them were replaced
+            if self._tls is not None and self._tls.read() != self._certificates and not self._closed.is_set():
+                old = self._channel
+                self._open()
+                old.close()
 
     def __enter__(self) -> Client:
         return self
@@ -383,6 +396,7 @@ class Client:
             if code is grpc.StatusCode.CANCELLED:
                 raise UnavailableError(f"The coordinator at {self.address} ended the call: {details}") from error
             if code is grpc.StatusCode.UNAVAILABLE:
+                self._renew()
                 raise UnavailableError(
                     f"No coordinator answers at {self.address} ({details.rstrip('.')}). "
                     "Start one with `bagua coordinator`, or pass --coordinator."

@@ -14,7 +14,7 @@ import uvicorn
 
 from bagua.base.address import join_address, split_address
 from bagua.base.errors import ConfigError
-from bagua.base.security import TlsFiles, check_listen_address
+from bagua.base.security import TlsFiles, check_listen_address, follow_files
 from bagua.client import Client, find_reach
 from bagua.dashboard.access import Access
 from bagua.dashboard.app import Dashboard
@@ -54,6 +54,9 @@ def serve(
             ws="none",
             **_tls(reach.tls, client_certificates),
         )
+        config.load()
+        if reach.tls is not None and config.ssl is not None:
+            follow_files(config.ssl, reach.tls)
         scheme = "http" if reach.tls is None else "https"
         shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
         on_ready(f"{scheme}://{join_address(shown, listener.getsockname()[1])}", access.code)

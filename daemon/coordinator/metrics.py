@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from bagua.base.errors import ConfigError
-from bagua.base.security import TlsFiles
+from bagua.base.security import TlsFiles, follow_files
 from bagua.daemon.coordinator.counters import Counters
 from bagua.daemon.coordinator.domain import JobRecord, JobState
 from bagua.daemon.coordinator.service import Service
@@ -162,6 +163,8 @@ def serve_metrics(collector: CoordinatorCollector, host: str, port: int, tls: Tl
             server, thread = start_http_server(
                 port, host, registry, str(tls.cert), str(tls.key), client_cafile=str(tls.ca), client_auth_required=True
             )
+            assert isinstance(server.socket, ssl.SSLSocket)
+            follow_files(server.socket.context, tls)
     except OSError as error:
         raise ConfigError(
             f"Can't serve metrics on {host}:{port}: {error.strerror}. Choose another --metrics-port (0: any free one)."

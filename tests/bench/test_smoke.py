@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rig import kubelet, kubernetes
 
 from bagua.bench import emulation
 
@@ -241,13 +242,32 @@ def test_experts() -> None:
     assert [row["expert"] for row in rows] == ["none", "ffn"] and all(row["bagua"] > 0 for row in rows)
 
 
-@pytest.mark.full
-def test_control_plane_with_tls_and_postgresql(postgres_url: str) -> None:
-    """Beside the same without both."""
-    rows = ["--rows", "queue", "wide", "--waiting", "20", "--trivial", "8", "--hosts", "8", "--times", "1"]
-    more = ["--compare", "--tls", "--postgres", postgres_url]
-    program = [sys.executable, str(HERE / "control_plane.py"), *rows, *more]
+def control_plane(*options: str) -> dict[str, Any]:
+    """The document of a comparison."""
+    program = [sys.executable, str(HERE / "control_plane.py"), "--compare", "--times", "1", *options]
     done = subprocess.run([*program, "--output", "json"], capture_output=True, text=True, timeout=4 * DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
-    plain, both = json.loads(done.stdout)["ways"].values()
-    assert [row["what"] for row in plain] == [row["what"] for row in both] and len(plain) > 6
+    found: dict[str, Any] = json.loads(done.stdout)
+    plain, other = found["ways"].values()
+    names = [row["what"] for row in plain]
+    assert names == [row["what"] for row in other] == [one["what"] for one in found["compared"]]
+    assert all(one["times"] > 0 for one in found["compared"])
+    return found
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_control_plane_with_all_that_protects_it(postgres_url: str) -> None:
+    """Beside the same without."""
+    small = ["--waiting", "20", "--trivial", "8", "--hosts", "8"]
+    found = control_plane("--rows", "queue", "wide", "start", *small, "--accounts", "--tls", "--postgres", postgres_url)
+    assert list(found["ways"]) == ["SQLite", "accounts, TLS, PostgreSQL"] and len(found["compared"]) > 9
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_control_plane_with_the_operator() -> None:
+    if reason := kubernetes.missing() or kubelet.missing():
+        pytest.skip(reason)
+    found = control_plane("--rows", "start", "--operator")
+    assert len(found["compared"]) == 2

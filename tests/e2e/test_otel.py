@@ -112,14 +112,33 @@ def test_one_trace_from_submission_to_step(idle_service: Service, sandbox: Sandb
     assert " 500" in output
 
 
-@pytest.mark.full  # ranks that import torch and scikit-learn
+TRAINING = """
+import torch
+
+import bagua.torch_api as bagua
+from bagua.torch_api.algorithms import gradient_allreduce
+
+bagua.init_process_group()
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model = model.with_bagua([optimizer], gradient_allreduce.GradientAllReduceAlgorithm())
+for _ in range(40):
+    optimizer.zero_grad()
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.full  # a rank that imports torch
 def test_steps_of_a_training_are_sampled(sandbox: Sandbox, receiver: Receiver) -> None:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc.trace_exporter")
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.address, "BAGUA_TRACE_STEPS": "10"}
-    done = sandbox.bagua("run", "-m", "bagua.examples.digits", env=env)
+    done = sandbox.bagua("run", sandbox.script("train.py", TRAINING), env=env)
     assert done.code == 0, done.text
-    steps = [span for service, span in receiver.named("bagua.step") if service == "bagua-daemon"]
-    assert steps, receiver.all()
-    for span in steps:
+    sandbox.wait_until(lambda: receiver.named("bagua.job"), SOON_S, lambda: str(receiver.all()))
+    steps = receiver.named("bagua.step")  # the daemon ends after its last span was sent
+    assert steps and {service for service, _ in steps} == {"bagua-daemon"}, receiver.all()
+    assert {span.trace_id for _, span in steps} == {span.trace_id for _, span in receiver.all()}
+    for _, span in steps:
         found = {one.key: one.value for one in span.attributes}
         assert found["bagua.step"].int_value % 10 == 0 and span.end_time_unix_nano > span.start_time_unix_nano

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -98,6 +99,37 @@ def test_the_users_environment_reaches_the_script_and_no_credential_of_the_servi
     own = {"TEAM": "x", "WANDB_API_KEY": "mine", "BAGUA_TOKEN": "t", "BAGUA_JOB_SECRET": "s"}
     done = sandbox.bagua("run", "--secret-env", f"HF_TOKEN={secret}", "--no-python", "sh", "-c", program, env=own)
     assert (done.code, done.out) == (0, "x mine from-a-file none none\n"), done.text
+
+
+def test_a_secret_is_in_the_memory_of_the_run_alone(sandbox: Sandbox) -> None:
+    file, value = sandbox.folder / "hf", "s3cret-of-the-run"
+    file.write_text(f"{value}\n")
+    file.chmod(0o600)
+    config = sandbox.script("job.toml", f'[secret]\nHF_TOKEN = "{file}"\n')
+    script = sandbox.script(
+        "look.py",
+        """
+        import hashlib, os, pathlib
+        value = os.environ["HF_TOKEN"].encode()
+        for process in pathlib.Path("/proc").glob("[0-9]*"):
+            if process.name != str(os.getpid()):
+                try:
+                    if value in (process / "cmdline").read_bytes() + (process / "environ").read_bytes():
+                        print("seen in", process)
+                except OSError:
+                    pass  # it has ended meanwhile
+        print(hashlib.sha256(value).hexdigest())
+        raise SystemExit(3)  # what failed keeps its state: database and logs
+        """,
+    )
+    done = sandbox.bagua("run", "--config", config, "--keep-state", script)
+    assert (done.code, done.out) == (3, f"{hashlib.sha256(value.encode()).hexdigest()}\n"), done.text
+    written = [path for path in sandbox.runtime.rglob("*") if path.is_file()]
+    assert any(path.suffix == ".db" for path in written), written
+    assert not [path for path in written if value.encode() in path.read_bytes()]
+    file.chmod(0o644)
+    refused = sandbox.bagua("run", "--secret", f"HF_TOKEN={file}", script)
+    assert refused.code and "open to other users" in refused.text and value not in refused.text
 
 
 def test_with_json_standard_output_is_the_document_alone(sandbox: Sandbox) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagua.base.text import printable
-from bagua.cli.explanation import explain, mark_of
+from bagua.cli.explanation import explain, marks_of
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ def test_any_history_becomes_a_page_that_names_all_that_matters(job_id: str, eve
     assert page.endswith("\n") and page.replace("\n", "") == printable(page.replace("\n", ""))
     assert len(page.splitlines()) <= 2 * len(events) + 8
     words = " ".join(page.split())
-    for event in events:
-        if mark_of(event):
+    for event, mark in zip(events, marks_of(events), strict=True):
+        if mark:
             assert " ".join(printable(event.reason).split()) in words, event
 
 
@@ -79,8 +79,25 @@ def test_the_page_of_an_elastic_job() -> None:
     assert "1970-01-01 00:16:40" in lines[8]
 
 
+def test_ranks_that_the_service_stops_are_no_losses() -> None:
+    why = "rank 1 on node b exited with code 1: no data"
+    events = [
+        Event(1.0, "state", "RUNNING: all 3 ranks started"),
+        Event(2.0, "rank_exited", why),
+        Event(2.0, "state", f"STOPPING: {why}"),
+        Event(2.1, "node_error", "node a (vm): rank 1 (pid 7) on node b exited with code 1"),
+        Event(2.2, "rank_exited", "rank 0 on node a was killed by SIGTERM"),
+        Event(2.3, "rank_exited", "rank 2 on node a exited with code 3: no disk"),
+        Event(2.4, "state", f"FAILED: {why}"),
+    ]
+    assert marks_of(events) == ["", "loss", "end", "", "", "loss", "end"]
+    page = explain("job-1", events)
+    assert "2 x, marked 'loss'" in page and "seen by node a (vm): rank 1" in page
+
+
 def test_a_job_that_goes_on_and_one_without_events() -> None:
-    page = explain("job-1", history()[:-2])
-    assert page.startswith("Job job-1 has not ended. The last that matters: generation 4")
+    page = explain("job-1", history()[:-2], 1220.1)
+    assert page.startswith("Job job-1 has not ended. The last change: generation 4")
+    assert "running 2 min 20 s, waiting 1 min 0 s" in page
     assert explain("job-2", []) == "Job job-2 has no events.\n"
     assert "?" in explain("job-3", [Event(math.nan, "submitted", "1 x 1 ranks", 0)])

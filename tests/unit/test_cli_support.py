@@ -25,6 +25,7 @@ PLANTED = [
     ("train.py --api-key planted06 --lr 0.1", "planted06"),
     ("train.py --password=planted07", "planted07"),
     ('["--auth-token", "planted08"]', "planted08"),
+    ("bagua token create says bagua_0a1b2c3d_planted12planted12planted12planted12", "planted12"),
     ("hub says hf_planted09planted09planted09", "planted09"),
     ("the token is knownplanted10 indeed", "planted10"),
     ('{"api_key":"planted\\"11"}', "11"),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import socket
+import ssl
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -21,11 +24,36 @@ def certs(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
+def certificate(folder: Path) -> bytes:
+    return ssl.PEM_cert_to_DER_cert(TlsFiles.in_folder(folder).cert.read_text())
+
+
+def shown(address: str, tls: Path) -> bytes:
+    """The certificate that a page shows to somebody with the files in ``tls``; empty: he gets no answer."""
+    files = TlsFiles.in_folder(tls)
+    context = ssl.create_default_context(cafile=str(files.ca))
+    context.load_cert_chain(files.cert, files.key)
+    host, _, port = address.rpartition(":")
+    try:
+        with (
+            socket.create_connection((host, int(port)), timeout=60) as plain,
+            context.wrap_socket(plain, server_hostname=host) as connection,
+        ):
+            connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            return (connection.getpeercert(binary_form=True) or b"") if connection.recv(1) else b""
+    except ssl.SSLError:
+        return b""
+
+
 def test_authorities_rotate_without_a_stop(start, connect, tmp_path):
     folder = tmp_path / "tls"
     make_certificates(folder, ["127.0.0.1"])
-    coordinator = start("--tls", str(folder))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    coordinator = start("--tls", str(folder), "--metrics-port", str(port), "--dashboard", "127.0.0.1:0")
     peer = connect(coordinator, "node-a")
+    pages = (f"127.0.0.1:{port}", coordinator.dashboard.removeprefix("https://"))
 
     def copy(name: str) -> Path:
         return Path(shutil.copytree(folder, tmp_path / name))
@@ -39,6 +67,7 @@ def test_authorities_rotate_without_a_stop(start, connect, tmp_path):
 
     old = copy("old")
     assert reaches(old)
+    assert all(shown(page, old) == certificate(old) for page in pages)
     assert "--rotate begin, not finish" in " ".join(certs(str(folder), "--rotate", "finish").stderr.split()).replace(
         "`", ""
     )
@@ -50,12 +79,37 @@ def test_authorities_rotate_without_a_stop(start, connect, tmp_path):
     new = copy("new")
     assert reaches(both) and reaches(new)  # one has the old certificate, one the new
     assert not reaches(old)  # it was not handed the new authority
+    assert all(shown(page, both) == certificate(new) != certificate(old) for page in pages)
     assert certs(str(folder), "--rotate", "finish").returncode == 0
-    assert reaches(copy("finished")) and not reaches(both)
-    shown = certs(str(folder), "--show").stdout
-    assert "1 authority is trusted" in shown and "Next" not in shown
+    finished = copy("finished")
+    assert reaches(finished) and not reaches(both)
+    assert all(shown(page, finished) == certificate(new) for page in pages)
+    assert shown(pages[0], both) == b""  # nobody reads metrics with a certificate of the old authority
+    told = certs(str(folder), "--show").stdout
+    assert "1 authority is trusted" in told and "Next" not in told
     peer.send(node_pb2.NodeFact(status=node_pb2.NodeStatus()))
     assert peer.quiet()  # its session has gone on all the time
+
+
+def test_a_client_that_lasts_connects_again_with_new_files(start, tmp_path):
+    folder = tmp_path / "tls"
+    make_certificates(folder, ["127.0.0.1"])
+    first = start("--tls", str(folder))
+    with Client(first.address, token=first.token, tls=folder, timeout_s=30) as client:
+        assert client.list() == ()
+        for step in ("begin", "switch", "finish"):
+            assert certs(str(folder), "--rotate", step).returncode == 0
+        assert client.list() == ()  # its connection stands
+        first.end()
+        start("--tls", str(folder), "--listen", first.address)
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                assert client.list() == ()
+                return
+            except UnavailableError:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
 
 
 def test_a_damaged_folder_changes_nothing(start, tmp_path):

@@ -1,0 +1,58 @@
+"""Submitting where many jobs have ended."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from rig.fleet import TRIVIAL
+from rig.old_jobs import count_jobs, insert_old_jobs
+
+from .calls import spec, submit_latency
+from .report import Row, bar, console
+from .way import Coordinator
+
+
+def old(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
+    """Submitting where many jobs have ended: where they are kept, and as it is usually. On SQLite always: the jobs are
+    written straight into its file."""
+    way = replace(options.way, postgres="")
+    state = folder / "state"
+    with Coordinator(state):
+        pass  # makes the database
+    database = state / "coordinator" / "coordinator.db"
+    if not database.exists():
+        database = next(path for path in state.rglob("*.db"))
+    began = time.monotonic()
+    with bar("old jobs", options.old) as show:
+        insert_old_jobs(database, spec(TRIVIAL), options.old, show)
+    console.print(f"{options.old} old jobs written in {time.monotonic() - began:.0f} s")
+    size = database.stat().st_size
+    keep = keeps_all()
+    if keep:
+        with Coordinator(state, *keep, way=way) as coordinator:
+            yield submit_latency(coordinator, f"submit, {options.old:,} old jobs kept")
+    began = time.monotonic()
+    with Coordinator(state, way=way) as coordinator:
+        note = f"serving after {time.monotonic() - began:.1f} s"
+        row = submit_latency(coordinator, f"submit, {options.old:,} old jobs at the start")
+        yield replace(row, note=f"{row.note}; {note}")
+        left = count_jobs(database)
+        while left > 10_100 and keep and time.monotonic() < began + options.limit_s:
+            time.sleep(0.5)
+            left = count_jobs(database)
+        what = f"  old jobs left after {time.monotonic() - began:.0f} s"
+        now = database.stat().st_size
+        yield Row(what, left, "jobs", "10,000 jobs", f"database {size / 1e6:.0f} MB before, {now / 1e6:.0f} MB after")
+
+
+def keeps_all() -> list[str]:
+    """Options that make a coordinator keep everything; none where it knows of no other way."""
+    asked = [sys.executable, "-P", "-m", "bagua.daemon.coordinator", "--help"]
+    text = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    return ["--keep", "forever"] if "--keep" in text else []
