@@ -237,7 +237,7 @@ def a_mesh() -> None:
     tensor = torch.ones(2)
     dist.all_reduce(tensor, group=mesh["b"].get_group())
     assert tensor.tolist() == [size(), size()]
-    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from rig.torch_parts import DTensor, Replicate, Shard
 
     whole = torch.arange(size() * 6.0).reshape(size() * 2, 3)
     local = whole[2 * me() : 2 * me() + 2]
