@@ -49,10 +49,10 @@ TEST(places_on_the_wire) {
   EXPECT_EQ(at<uint32_t>(encode(message::Ready{1, 2, 3, 4, 5, descriptor}), 20), 4u);
   EXPECT_EQ(encode(message::Failed{"why"}).substr(kBytes), std::string("why"));
   EXPECT_EQ(encode(message::RingOrder{{2, 0, 1}, "told"}).substr(kBytes), std::string("2 0 1\ntold"));
-  const Control all[] = {message::Describe{}, message::Ready{},  message::Left{},      message::Failed{},
-                         message::Close{},    message::Closed{}, message::Connected{}, message::Measure{},
-                         message::Probe{},    message::Probed{}, message::Measured{},  message::RingOrder{},
-                         message::Suspended{}, message::Seek{},  message::Offer{}};
+  const Control all[] = {message::Describe{},  message::Ready{},  message::Left{},      message::Failed{},
+                         message::Close{},     message::Closed{}, message::Connected{}, message::Measure{},
+                         message::Probe{},     message::Probed{}, message::Measured{},  message::RingOrder{},
+                         message::Suspended{}, message::Seek{},   message::Offer{}};
   for (uint32_t i = 0; i < 15; ++i) EXPECT_EQ(at<uint32_t>(encode(all[i]), 0), i + 1);
 }
 

@@ -1,4 +1,5 @@
-// Queue from other threads to an executor's thread: operations, receives that seek a source, ranks that have left, and the request to close.
+// Queue from other threads to an executor's thread: operations, receives that seek a source, ranks that have left, and
+// the request to close.
 //
 // Thread safety: any thread; take(), close() and await() belong to the executor's thread. mutex_ guards all members but
 // closing_.

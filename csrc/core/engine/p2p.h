@@ -25,8 +25,7 @@ class PointToPoint {
  public:
   static constexpr uint64_t kCookie = uint64_t{1} << 63;  // marks our cookies and operations among the mesh's
 
-  PointToPoint(GenerationState* state, Communicator* comm, Mesh* mesh)
-      : state_(state), comm_(comm), mesh_(mesh) {}
+  PointToPoint(GenerationState* state, Communicator* comm, Mesh* mesh) : state_(state), comm_(comm), mesh_(mesh) {}
 
   // kInvalid names both sides if the other end is ready for something else.
   Status add(SendOrRecv half);
