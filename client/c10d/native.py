@@ -36,7 +36,6 @@ def create(rank: int, size: int, timeout: timedelta, member: Member) -> Any:
         size=size,
         comm=communicator.id,
         generation=member.session.membership.generation,
-        one_host=one_host,
         timeout=timeout,
         keeper=communicator,
         shut_down=member.shut_down,

@@ -18,7 +18,6 @@ def make(
     size: int,
     comm: int,
     generation: int,
-    one_host: bool,
     timeout: timedelta,
     keeper: object,
     shut_down: Callable[[], object],

@@ -35,7 +35,6 @@ struct Seat {
   int rank = 0, size = 1;
   uint32_t comm = 0;
   uint64_t generation = 0;
-  bool one_host = true;             // all members are on this host
   std::shared_ptr<void> keeper;     // of the communicator
   std::function<void()> shut_down;  // called once, when the group is destroyed by name
   std::vector<pid_t> processes;     // of the members, if they may read each other's memory; else empty

@@ -64,9 +64,9 @@ class PyHost {
 };
 
 c10::intrusive_ptr<::c10d::Backend> make(const PyHost& host, int rank, int size, uint32_t comm, uint64_t generation,
-                                         bool one_host, const std::chrono::milliseconds& timeout, py::object keeper,
+                                         const std::chrono::milliseconds& timeout, py::object keeper,
                                          py::object shut_down, const std::vector<pid_t>& processes) {
-  Seat seat{rank, size, comm, generation, one_host, held(std::move(keeper)), nullptr, processes};
+  Seat seat{rank, size, comm, generation, held(std::move(keeper)), nullptr, processes};
   seat.shut_down = [callable = held(std::move(shut_down))] { text_of(callable); };
   return c10::make_intrusive<BaguaBackend>(host.host, std::move(seat), timeout);
 }
@@ -77,8 +77,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::class_<PyHost>(module, "Host")
       .def(py::init<const py::object&, const py::function&>(), py::arg("rank"), py::arg("describe"));
   module.def("make", &make, py::arg("host"), py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("comm"),
-             py::arg("generation"), py::arg("one_host"), py::arg("timeout"), py::arg("keeper"), py::arg("shut_down"),
-             py::arg("processes"));
+             py::arg("generation"), py::arg("timeout"), py::arg("keeper"), py::arg("shut_down"), py::arg("processes"));
   module.def("can_read", &can_read, py::arg("process"), py::arg("address"), py::arg("nonce"));
 }
 

@@ -142,8 +142,6 @@ TorchWork BaguaBackend::recv(Tensors& tensors, int src, int tag) {
 TorchWork BaguaBackend::recvAnysource(Tensors& tensors, int tag) {
   Call call{OpType::RECVANYSOURCE, "bagua:recvAnySource", tensors, ::c10d::kUnsetTimeout, true, {}};
   TORCH_CHECK_VALUE(tensors.size() == 1, call.title, ": it takes one tensor.");
-  TORCH_CHECK_VALUE(seat_.one_host, call.title,
-                    ": the group spans hosts. Name the rank to receive from (src=...), or set BAGUA_C10D=python.");
   return point_to_point(std::move(call), Kind::kRecv, tensors.front(), kAnySource, tag);
 }
 

@@ -49,11 +49,11 @@ TEST(places_on_the_wire) {
   EXPECT_EQ(at<uint32_t>(encode(message::Ready{1, 2, 3, 4, 5, descriptor}), 20), 4u);
   EXPECT_EQ(encode(message::Failed{"why"}).substr(kBytes), std::string("why"));
   EXPECT_EQ(encode(message::RingOrder{{2, 0, 1}, "told"}).substr(kBytes), std::string("2 0 1\ntold"));
-  const Control all[] = {message::Describe{}, message::Ready{},  message::Left{},      message::Failed{},
-                         message::Close{},    message::Closed{}, message::Connected{}, message::Measure{},
-                         message::Probe{},    message::Probed{}, message::Measured{},  message::RingOrder{},
-                         message::Suspended{}};
-  for (uint32_t i = 0; i < 13; ++i) EXPECT_EQ(at<uint32_t>(encode(all[i]), 0), i + 1);
+  const Control all[] = {message::Describe{},  message::Ready{},  message::Left{},      message::Failed{},
+                         message::Close{},     message::Closed{}, message::Connected{}, message::Measure{},
+                         message::Probe{},     message::Probed{}, message::Measured{},  message::RingOrder{},
+                         message::Suspended{}, message::Seek{},   message::Offer{}};
+  for (uint32_t i = 0; i < 15; ++i) EXPECT_EQ(at<uint32_t>(encode(all[i]), 0), i + 1);
 }
 
 TEST(every_field_arrives) {
@@ -70,6 +70,10 @@ TEST(every_field_arrives) {
   EXPECT_EQ(there_and_back(message::Failed{"why"}).why, std::string("why"));
   const auto suspended = there_and_back(message::Suspended{3, -1, 1, "why"});
   EXPECT(suspended.member == 3 && suspended.host == -1 && suspended.why == "why");
+  const auto seek = there_and_back(message::Seek{1, 0x80000002});
+  EXPECT(seek.destination == 1 && seek.tag == 0x80000002);
+  const auto offer = there_and_back(message::Offer{1, 2, 0x80000003, 4});
+  EXPECT(offer.source == 1 && offer.destination == 2 && offer.tag == 0x80000003 && offer.sends == 4);
   const auto close = there_and_back(message::Close{7, ""});
   EXPECT(close.done == 7 && close.why.empty());
   there_and_back(message::Closed{});
@@ -88,7 +92,7 @@ TEST(bytes_that_are_no_message) {
   Control control;
   std::string bytes = encode(message::Closed{});
   EXPECT(!decode(bytes.substr(0, kBytes - 1), &control));
-  for (const uint32_t type : {0u, 14u, UINT32_MAX}) {
+  for (const uint32_t type : {0u, 16u, UINT32_MAX}) {
     memcpy(bytes.data(), &type, sizeof type);
     EXPECT(!decode(bytes, &control));
   }

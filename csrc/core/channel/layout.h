@@ -36,7 +36,7 @@
 namespace bagua {
 
 // Both ends compare it when they meet. Change it with any change of this file, of protocol.h or of the wire formats.
-constexpr const char* kCoreVersion = "12";
+constexpr const char* kCoreVersion = "13";
 constexpr uint32_t kLayoutVersion = 12;
 
 // Meaning of count, src and dst. n is the size of the communicator, "at root" the rank whose index equals `root`.
@@ -50,8 +50,8 @@ constexpr uint32_t kLayoutVersion = 12;
 //   kScatter        src: n * count, at root only -> dst: count
 //   kAllToAll       src: n * count -> dst: n * count; block j of rank i's src becomes block i of rank j's dst
 //   kSend           src: count; root is the destination's index
-//   kRecv           dst: count; root is the source's index, or kAnySource where all members are on one host. The
-//                   daemon writes the source's index to the slot's root
+//   kRecv           dst: count; root is the source's index, or kAnySource; then the daemon writes the source's
+//                   index to the slot's root
 //   kMoveResiduals  src: count int64 words, rows of ResidualMove: this host's residuals of the communicator. Fenced;
 //                   every local rank passes the same, and each host does it by itself
 // src and dst may be the same memory for all-reduce, reduce and broadcast. For all-gather, gather and scatter the small

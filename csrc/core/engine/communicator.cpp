@@ -69,27 +69,51 @@ void Communicator::push(Operation operation) {
   const Route route = sends ? Route{operation.index, other, tag} : Route{other, operation.index, tag};
   operation.order = arrived_++;
   if (other == kAnySource) {
-    from_any_[{operation.index, tag}].push_back(std::move(operation));
+    push_from_any(std::move(operation));
   } else if (topology_.host_of(other) == topology_.host) {
     Lane& lane = lanes_[route];
     (sends ? lane.sends : lane.recvs).push_back(std::move(operation));
   } else {
-    const uint64_t sequence = half_sequences_[route]++;
-    halves_.push_back({std::move(operation), std::get<0>(route), std::get<1>(route), sequence, 0});
+    halves_.push_back(half_of(std::move(operation), route));
   }
+}
+
+SendOrRecv Communicator::half_of(Operation operation, const Route& route) {
+  if (operation.kind() == Kind::kRecv) operation.descriptor.root = std::get<0>(route);
+  return {std::move(operation), std::get<0>(route), std::get<1>(route), half_sequences_[route]++, 0};
+}
+
+void Communicator::push_from_any(Operation operation) {
+  const Target target{operation.index, operation.descriptor.tag};
+  for (const auto& [route, sends] : offered_) {
+    if (std::get<1>(route) != target.first || std::get<2>(route) != target.second) continue;
+    if (sends > half_sequences_[route]) return halves_.push_back(half_of(std::move(operation), route));
+  }
+  from_any_[target].push_back(std::move(operation));
+  awaits_any_.store(true, std::memory_order_relaxed);
+  if (hosts() > 1 && sought_.insert(target).second) seeks_.push_back(target);
+}
+
+Operation Communicator::pop_from_any(std::map<Target, std::deque<Operation>>::iterator any) {
+  Operation operation = std::move(any->second.front());
+  any->second.pop_front();
+  if (any->second.empty()) from_any_.erase(any);
+  awaits_any_.store(!from_any_.empty(), std::memory_order_relaxed);
+  return operation;
 }
 
 bool Communicator::take_recv(const Route& route, Lane* lane, Operation* out) {
   const auto any = from_any_.find({std::get<1>(route), std::get<2>(route)});
-  std::deque<Operation>* queue = lane->recvs.empty() ? nullptr : &lane->recvs;
-  if (any != from_any_.end() && (queue == nullptr || any->second.front().order < queue->front().order)) {
-    queue = &any->second;
+  std::deque<Operation>& named = lane->recvs;
+  if (any != from_any_.end() && (named.empty() || any->second.front().order < named.front().order)) {
+    *out = pop_from_any(any);
+  } else if (!named.empty()) {
+    *out = std::move(named.front());
+    named.pop_front();
+  } else {
+    return false;
   }
-  if (queue == nullptr) return false;
-  *out = std::move(queue->front());
-  queue->pop_front();
   out->descriptor.root = std::get<0>(route);
-  if (any != from_any_.end() && any->second.empty()) from_any_.erase(any);
   return true;
 }
 
@@ -141,6 +165,24 @@ bool Communicator::next_half(SendOrRecv* out) {
   return true;
 }
 
+bool Communicator::next_seek(Target* out) {
+  const Lock lock(mutex_);
+  if (seeks_.empty()) return false;
+  *out = seeks_.front();
+  seeks_.pop_front();
+  return true;
+}
+
+bool Communicator::take_offered(const Route& route, uint64_t sends, SendOrRecv* out) {
+  const Lock lock(mutex_);
+  uint64_t& known = offered_[route];
+  known = std::max(known, sends);
+  const auto any = from_any_.find({std::get<1>(route), std::get<2>(route)});
+  if (any == from_any_.end() || known <= half_sequences_[route]) return false;
+  *out = half_of(pop_from_any(any), route);
+  return true;
+}
+
 std::vector<Operation> Communicator::drain() {
   const Lock lock(mutex_);
   std::vector<Operation> all;
@@ -155,6 +197,7 @@ std::vector<Operation> Communicator::drain() {
   }
   for (auto& [target, queue] : from_any_) take(&queue);
   from_any_.clear();
+  awaits_any_.store(false, std::memory_order_relaxed);
   for (SendOrRecv& half : halves_) all.push_back(std::move(half.operation));
   halves_.clear();
   return all;

@@ -4,10 +4,12 @@
 // server's thread declares and destroys. Nothing here blocks.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -36,6 +38,9 @@ struct SendOrRecv {
 
 class Communicator {
  public:
+  using Route = std::tuple<int, int, uint32_t>;  // source, destination, tag
+  using Target = std::pair<int, uint32_t>;       // destination, tag
+
   // `hosts`: ranks of every host of the job. Members are sorted global ranks, at least one of them on host
   // `host_index`.
   // `incarnation`: how many communicators with this number and these members this host has had before.
@@ -66,6 +71,13 @@ class Communicator {
   bool next_pair(Pair* out, Status* mismatch);
   // The next send or recv whose other end is on another host.
   bool next_half(SendOrRecv* out);
+  // A local member and a tag of whose sends other hosts have to tell: it receives from any source. Once for each.
+  bool next_seek(Target* out);
+  // Another host has called `sends` sends of this route. The receive from any source that takes the next of them; false
+  // if there is none.
+  bool take_offered(const Route& route, uint64_t sends, SendOrRecv* out);
+  // Whether a receive from any source waits. Any thread.
+  bool awaits_any() const { return awaits_any_.load(std::memory_order_relaxed); }
   // Takes out everything that waits.
   std::vector<Operation> drain();
 
@@ -76,8 +88,6 @@ class Communicator {
   std::string describe(int64_t now, int64_t before_ns) const;
 
  private:
-  using Route = std::tuple<int, int, uint32_t>;  // source, destination, tag
-  using Target = std::pair<int, uint32_t>;       // destination, tag
   struct Lane {
     std::deque<Operation> sends, recvs;
     uint64_t sequence = 0;  // pairs matched so far
@@ -86,6 +96,11 @@ class Communicator {
   int member_of(int rank) const;  // position among the local members
   // Takes out the receive that the next send of this lane belongs to: the first that was posted; false: there is none.
   bool take_recv(const Route& route, Lane* lane, Operation* out) REQUIRES(mutex_);
+  // `operation` as the next send or receive of this route, whose other end is on another host.
+  SendOrRecv half_of(Operation operation, const Route& route) REQUIRES(mutex_);
+  // Takes a send that another host has offered to this target, or waits.
+  void push_from_any(Operation operation) REQUIRES(mutex_);
+  Operation pop_from_any(std::map<Target, std::deque<Operation>>::iterator any) REQUIRES(mutex_);
   std::string describe_collectives(int64_t now, int64_t before_ns) const REQUIRES(mutex_);
   std::string describe_lanes(int64_t now, int64_t before_ns) const REQUIRES(mutex_);
 
@@ -104,6 +119,10 @@ class Communicator {
   uint64_t arrived_ GUARDED_BY(mutex_) = 0;                              // into the last two
   std::deque<SendOrRecv> halves_ GUARDED_BY(mutex_);
   std::map<Route, uint64_t> half_sequences_ GUARDED_BY(mutex_);
+  std::map<Route, uint64_t> offered_ GUARDED_BY(mutex_);  // sends that other hosts have told of
+  std::set<Target> sought_ GUARDED_BY(mutex_);            // of which they have to tell
+  std::deque<Target> seeks_ GUARDED_BY(mutex_);           // and do not know it yet
+  std::atomic<bool> awaits_any_{false};
 
  public:
   // Multi-host communicators: runs what next_collective() and next_half() gave. Set once, before the first push(). The

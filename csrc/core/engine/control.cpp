@@ -17,7 +17,7 @@ struct Fixed {
   int32_t rank;
   uint64_t number;
   uint32_t a, b;
-  uint64_t members;  // of Ready: its message
+  uint64_t members;  // of Ready: its message; of Seek and Offer: the tag
   Descriptor descriptor;
 };
 static_assert(sizeof(Fixed) == 192, "part of the wire format");
@@ -133,6 +133,24 @@ void to_wire(const message::Suspended& m, Wire* w) {
 
 void from_wire(const Wire& w, message::Suspended* m) {
   *m = {w.fixed.rank, static_cast<int32_t>(static_cast<int64_t>(w.fixed.number)), w.fixed.a, w.text};
+}
+
+void to_wire(const message::Seek& m, Wire* w) {
+  w->fixed.b = m.destination;
+  w->fixed.members = m.tag;
+}
+
+void from_wire(const Wire& w, message::Seek* m) {
+  *m = {w.fixed.b, static_cast<uint32_t>(w.fixed.members)};
+}
+
+void to_wire(const message::Offer& m, Wire* w) {
+  w->fixed = {0, 0, m.sends, m.source, m.destination, m.tag, {}};
+}
+
+void from_wire(const Wire& w, message::Offer* m) {
+  const Fixed& f = w.fixed;
+  *m = {f.a, f.b, static_cast<uint32_t>(f.members), f.number};
 }
 
 template <size_t kIndex = 0>

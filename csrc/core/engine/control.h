@@ -31,6 +31,19 @@ struct Ready {
   Descriptor descriptor{};
 };
 
+// `destination` receives from any source: tell of sends to it with this tag, from now on.
+struct Seek {
+  uint32_t destination = 0;  // index in the communicator
+  uint32_t tag = 0;
+};
+
+// So many sends of this source, destination and tag were called, and the last is not begun.
+struct Offer {
+  uint32_t source = 0, destination = 0;  // indices in the communicator
+  uint32_t tag = 0;
+  uint64_t sends = 0;
+};
+
 // A rank will send or receive nothing more.
 struct Left {
   int32_t rank = -1;   // global
@@ -98,7 +111,7 @@ struct RingOrder {
 // Their numbers on the wire are their places here, from 1.
 using Control = std::variant<message::Describe, message::Ready, message::Left, message::Failed, message::Close,
                              message::Closed, message::Connected, message::Measure, message::Probe, message::Probed,
-                             message::Measured, message::RingOrder, message::Suspended>;
+                             message::Measured, message::RingOrder, message::Suspended, message::Seek, message::Offer>;
 
 // Little-endian, as every platform of the core is.
 std::string encode(const Control& control);

@@ -123,10 +123,6 @@ void Dispatcher::handle(Operation operation, std::vector<std::shared_ptr<Communi
                                   comm_name(operation.descriptor.comm) + ", of which it is no member here"};
   } else {
     status = resolve(&operation, comm->size(), state_->job().segments());
-    if (operation.kind() == Kind::kRecv && operation.descriptor.root == kAnySource && comm->hosts() > 1) {
-      status = {Code::kInvalid, "rank " + std::to_string(operation.rank) + " receives from any rank of " +
-                                    comm_name(operation.descriptor.comm) + ", which spans hosts: name the rank"};
-    }
   }
   if (!status) {
     state_->fail(status.message());
@@ -169,6 +165,8 @@ void Dispatcher::advance(const std::shared_ptr<Communicator>& comm) {
     reject(pair.recv);
     return;
   }
+  Communicator::Target target;
+  while (comm->next_seek(&target)) comm->executor->seek(target);
   SendOrRecv half;
   while (comm->next_half(&half)) {
     if (!comm->executor->submit(&half)) reject(half.operation);

@@ -24,6 +24,11 @@ bool ExecutorInbox::put(SendOrRecv* half) {
   return true;
 }
 
+void ExecutorInbox::seek(const Communicator::Target& target) {
+  const Lock lock(mutex_);
+  if (accept()) content_.seeks.push_back(target);
+}
+
 bool ExecutorInbox::note_left(int rank) {
   const Lock lock(mutex_);
   std::vector<int>& left = content_.left;
@@ -49,6 +54,7 @@ ExecutorInbox::Content ExecutorInbox::take() {
   const Lock lock(mutex_);
   taken.collectives.swap(content_.collectives);
   taken.halves.swap(content_.halves);
+  taken.seeks.swap(content_.seeks);
   taken.left = content_.left;
   return taken;
 }

@@ -1,4 +1,5 @@
-// Queue from other threads to an executor's thread: operations, ranks that have left, and the request to close.
+// Queue from other threads to an executor's thread: operations, receives that seek a source, ranks that have left, and
+// the request to close.
 //
 // Thread safety: any thread; take(), close() and await() belong to the executor's thread. mutex_ guards all members but
 // closing_.
@@ -22,12 +23,15 @@ class ExecutorInbox {
   struct Content {
     std::deque<Collective> collectives;
     std::deque<SendOrRecv> halves;
+    std::vector<Communicator::Target> seeks;
     std::vector<int> left;  // all local ranks that have left so far: the operations of these are all here
   };
 
   // Takes the operation; false, and nothing is taken, after close().
   bool put(Collective* operation);
   bool put(SendOrRecv* half);
+  // Other hosts are to tell of sends to this target. Forgotten after close().
+  void seek(const Communicator::Target& target);
   // Local rank `rank` has left, and all that it submitted has been put in. False: that is known.
   bool note_left(int rank);
   void begin_close() { closing_.store(true, std::memory_order_release); }

@@ -33,7 +33,7 @@ MeshOptions mesh_options(GenerationState* state, const Communicator* comm) {
 
 }  // namespace
 
-HostExecutor::HostExecutor(GenerationState* state, Network* network, const Communicator* comm)
+HostExecutor::HostExecutor(GenerationState* state, Network* network, Communicator* comm)
     : state_(state),
       network_(network),
       comm_(comm),
@@ -65,6 +65,11 @@ bool HostExecutor::submit(SendOrRecv* half) {
   if (!inbox_.put(half)) return false;
   wake();
   return true;
+}
+
+void HostExecutor::seek(const Communicator::Target& target) {
+  inbox_.seek(target);
+  wake();
 }
 
 void HostExecutor::note_left(int rank) {

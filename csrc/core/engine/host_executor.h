@@ -1,8 +1,8 @@
 // The thread of one communicator that spans hosts: connects its mesh (Dialler), runs its operations there (HostLoop),
 // and takes leave of the other hosts (Farewell).
 //
-// Thread safety: submit() and note_left() from the dispatcher; attach() from the network's threads; start() from the
-// owner; the rest from any thread.
+// Thread safety: submit(), seek() and note_left() from the dispatcher; attach() from the network's threads; start() from
+// the owner; the rest from any thread.
 #pragma once
 
 #include <atomic>
@@ -31,13 +31,15 @@ namespace bagua {
 class HostExecutor final : public ConnectionTarget {
  public:
   // `comm` owns this executor.
-  HostExecutor(GenerationState* state, Network* network, const Communicator* comm);
+  HostExecutor(GenerationState* state, Network* network, Communicator* comm);
   ~HostExecutor() override { close(); }
 
   void start();
   // Takes the operation; false, and nothing is taken, if this executor has ended.
   bool submit(Collective* operation);
   bool submit(SendOrRecv* half);
+  // Asks the other hosts to tell of sends to this target.
+  void seek(const Communicator::Target& target);
   // Local rank `rank` has left, and all that it submitted has been given to submit().
   void note_left(int rank);
   // Something outside changed: the generation failed, peers are known.

@@ -57,6 +57,7 @@ void HostLoop::take_inbox() {
   for (SendOrRecv& half : content.halves) {
     if (Status status = parts_.p2p->add(std::move(half)); !status) state_->fail(status.message());
   }
+  for (const Communicator::Target& target : content.seeks) parts_.p2p->seek(target);
   parts_.departures->tell_left(content.left);
 }
 
@@ -76,7 +77,7 @@ Status HostLoop::settle_ring() {
 }
 
 void HostLoop::tell_mesh_what_we_await() {
-  parts_.mesh->set_waiting(!idle());
+  parts_.mesh->set_waiting(!idle() || comm_->awaits_any());
   awaited_.assign(static_cast<size_t>(comm_->hosts()), false);
   parts_.exchange->mark_awaited(&awaited_);
   parts_.p2p->mark_awaited(&awaited_);
@@ -126,6 +127,8 @@ Status HostLoop::on_control(int peer, const Control& control) {
   const ByMessage by_message{
       [&](const message::Describe& other) { return on_describe(peer, other); },
       [&](const message::Ready& other) { return parts_.p2p->ready(peer, other); },
+      [&](const message::Seek& other) { return parts_.p2p->on_seek(peer, other); },
+      [&](const message::Offer& other) { return parts_.p2p->on_offer(peer, other); },
       [&](const message::Left& left) {
         departures->on_left(left);
         return Status::ok();

@@ -27,6 +27,7 @@ Status PointToPoint::add(SendOrRecv half) {
   }
   const auto found = ready_.find(key_of(half));
   if (found == ready_.end()) {
+    if (sought_.count({half.destination, half.operation.descriptor.tag}) > 0) offer(half);
     waiting_.emplace(key_of(half), std::move(half));
     return Status::ok();
   }
@@ -35,12 +36,54 @@ Status PointToPoint::add(SendOrRecv half) {
   return begin_send(std::move(half), other);
 }
 
-Status PointToPoint::ready(int peer, const message::Ready& other) {
-  const int source = static_cast<int>(other.source), destination = static_cast<int>(other.destination);
-  if (source < 0 || source >= comm_->size() || destination < 0 || destination >= comm_->size() ||
-      comm_->topology().host_of(source) != comm_->topology().host || comm_->topology().host_of(destination) != peer) {
-    return {Code::kCorrupt, host_text(state_->membership(), *comm_, peer) + " is ready for a message that can't be"};
+bool PointToPoint::is_on(uint32_t index, int host) const {
+  return index < static_cast<uint32_t>(comm_->size()) && comm_->topology().host_of(static_cast<int>(index)) == host;
+}
+
+Status PointToPoint::can_not_be(int peer, const char* what) const {
+  return {Code::kCorrupt, host_text(state_->membership(), *comm_, peer) + " " + what + " a message that can't be"};
+}
+
+void PointToPoint::seek(const Communicator::Target& target) {
+  const std::string text = encode(message::Seek{static_cast<uint32_t>(target.first), target.second});
+  for (int peer = 0; peer < comm_->hosts(); ++peer) {
+    if (peer != comm_->topology().host) mesh_->send_control(peer, text);
   }
+}
+
+Status PointToPoint::on_seek(int peer, const message::Seek& other) {
+  if (!is_on(other.destination, peer)) return can_not_be(peer, "seeks");
+  const Communicator::Target target{static_cast<int>(other.destination), other.tag};
+  sought_.insert(target);
+  for (const auto& [key, half] : waiting_) {
+    if (target == Communicator::Target{half.destination, half.operation.descriptor.tag}) offer(half);
+  }
+  return Status::ok();
+}
+
+void PointToPoint::offer(const SendOrRecv& send) {
+  const message::Offer offer{static_cast<uint32_t>(send.source), static_cast<uint32_t>(send.destination),
+                             send.operation.descriptor.tag, send.sequence + 1};
+  mesh_->send_control(comm_->topology().host_of(send.destination), encode(offer));
+}
+
+Status PointToPoint::on_offer(int peer, const message::Offer& other) {
+  if (!is_on(other.source, peer) || !is_on(other.destination, comm_->topology().host)) {
+    return can_not_be(peer, "offers");
+  }
+  const Communicator::Route route{static_cast<int>(other.source), static_cast<int>(other.destination), other.tag};
+  SendOrRecv half;
+  while (comm_->take_offered(route, other.sends, &half)) {
+    if (Status status = add(std::move(half)); !status) return status;
+  }
+  return Status::ok();
+}
+
+Status PointToPoint::ready(int peer, const message::Ready& other) {
+  if (!is_on(other.source, comm_->topology().host) || !is_on(other.destination, peer)) {
+    return can_not_be(peer, "is ready for");
+  }
+  const int source = static_cast<int>(other.source), destination = static_cast<int>(other.destination);
   const Key key{source, destination, other.descriptor.tag, other.sequence};
   const auto found = waiting_.find(key);
   if (found == waiting_.end()) {

@@ -1,13 +1,15 @@
 // Sends and receives between ranks of different hosts.
 //
 // The receiver posts its memory, then tells the sender's host that it is ready; the sender transmits only then. So a
-// message never lies in a socket in front of the chunks of a collective.
+// message never lies in a socket in front of the chunks of a collective. For a receive from any source all hosts are
+// asked to tell of sends that wait for it; then it becomes a receive from the rank that was named first.
 //
 // Thread safety: the executor's thread only.
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -23,12 +25,15 @@ class PointToPoint {
  public:
   static constexpr uint64_t kCookie = uint64_t{1} << 63;  // marks our cookies and operations among the mesh's
 
-  PointToPoint(GenerationState* state, const Communicator* comm, Mesh* mesh)
-      : state_(state), comm_(comm), mesh_(mesh) {}
+  PointToPoint(GenerationState* state, Communicator* comm, Mesh* mesh) : state_(state), comm_(comm), mesh_(mesh) {}
 
   // kInvalid names both sides if the other end is ready for something else.
   Status add(SendOrRecv half);
   Status ready(int peer, const message::Ready& other);
+  // Has the other hosts tell of sends to this target.
+  void seek(const Communicator::Target& target);
+  Status on_seek(int peer, const message::Seek& other);
+  Status on_offer(int peer, const message::Offer& other);
   // Rank `index` of the communicator does nothing more in it, after `sends` sends to ranks of this host. Some may still
   // be on their way: the word of its leaving overtakes them. `how`: for people, "has left the job in good order".
   void left(int index, uint64_t sends, const std::string& how) { gone_[index] = {sends, how}; }
@@ -57,6 +62,10 @@ class PointToPoint {
     int64_t started_ns = 0;
   };
 
+  // Whether member `index` exists, on that host.
+  bool is_on(uint32_t index, int host) const;
+  Status can_not_be(int peer, const char* what) const;
+  void offer(const SendOrRecv& send);
   Status begin_send(SendOrRecv half, const message::Ready& other);
   void begin(SendOrRecv half);
   void finish(uint64_t id, Transfer* transfer);
@@ -66,7 +75,7 @@ class PointToPoint {
   }
 
   GenerationState* const state_;
-  const Communicator* const comm_;
+  Communicator* const comm_;
   Mesh* const mesh_;
 
   std::map<Key, SendOrRecv> waiting_;               // sends whose receiver is not ready
@@ -76,6 +85,7 @@ class PointToPoint {
   std::map<std::pair<int, int>, uint64_t> sent_;    // by source and host: sends begun
   std::map<int, uint64_t> received_;                // by source: receives that ended
   std::map<std::pair<int, int>, uint64_t> posted_;  // by source and destination: receives so far
+  std::set<Communicator::Target> sought_;           // of whose sends other hosts are told
   uint64_t next_id_ = 1;
 };
 

@@ -213,6 +213,28 @@ def any_source() -> None:
             dist.send(torch.ones(1), 0, tag=7)
 
 
+def any_source_beside_named_ones() -> None:
+    """Receives wait before anything is sent. Each rank's messages come in their order, whatever names their source."""
+    count, named = 5, 2
+    if me() == 0:
+        last = size() - 1
+        tensors = [torch.empty(300_000) for _ in range(count * last)]
+        works = [dist.irecv(tensor, last if i < named else None, tag=3) for i, tensor in enumerate(tensors)]
+        dist.barrier()
+        found: dict[int, list[int]] = {}
+        for i, (work, tensor) in enumerate(zip(works, tensors, strict=True)):
+            assert work is not None
+            work.wait()
+            source = last if i < named else work._source_rank()
+            assert tensor.unique().numel() == 1
+            found.setdefault(source, []).append(int(tensor[0]))
+        assert found == {rank: [10 * rank + i for i in range(count)] for rank in range(1, size())}
+    else:
+        dist.barrier()
+        for i in range(count):
+            dist.send(torch.full((300_000,), 10.0 * me() + i), 0, tag=3)
+
+
 def groups() -> None:
     everybody, pair, alone = dist.new_group(), dist.new_group([0, size() - 1]), dist.new_group([1])
     tensor = torch.ones(1)
@@ -237,7 +259,7 @@ def a_mesh() -> None:
     tensor = torch.ones(2)
     dist.all_reduce(tensor, group=mesh["b"].get_group())
     assert tensor.tolist() == [size(), size()]
-    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from rig.torch_parts import DTensor, Replicate, Shard
 
     whole = torch.arange(size() * 6.0).reshape(size() * 2, 3)
     local = whole[2 * me() : 2 * me() + 2]
@@ -356,6 +378,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
         messages,
         tags,
         any_source,
+        any_source_beside_named_ones,
         groups,
         a_mesh,
         objects,
@@ -392,7 +415,6 @@ def run_all(names: list[str], folder: str) -> None:
 
 
 LAYOUTS = {"one host": [[0, 1, 2]], "two hosts": [[0, 1], [2]]}
-ON_ONE_HOST = {"any_source"}  # where the backend is that in C++
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
@@ -403,8 +425,7 @@ def outputs(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[dict[str, list[str]]]:
     """Output of the ranks of a layout."""
-    anywhere = request.param == "one host" or implementation == "python"
-    names = [name for name in SCENARIOS if anywhere or name not in ON_ONE_HOST]
+    names = list(SCENARIOS)
     folder = tmp_path_factory.mktemp("c")
     with make_ranks(folder) as ranks:
         started = ranks.start(run_all, hosts=LAYOUTS[request.param], names=names, folder=str(folder))
@@ -414,6 +435,4 @@ def outputs(
 
 @pytest.mark.parametrize("name", [*SCENARIOS, "twice_in_one_process"])
 def test_operations(outputs: dict[str, list[str]], name: str) -> None:
-    if name not in outputs["names"]:
-        pytest.skip("a group that spans hosts refuses it")
     check_passed(outputs["outputs"], name)

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"torch\.")  # of parts that it uses itself
-    from unmodified import ALL, PROGRAMS
+    from unmodified import ABSENT, ALL, PROGRAMS
     from unmodified.support import compare
 
 import bagua.torch_api as bagua
@@ -42,7 +42,8 @@ def outputs_of(chosen: str, request: Any, make_ranks: Any, folder: Path) -> list
     say."""
     backends.need(chosen)
     test = request.fixturename.replace("outputs", "test")
-    names = [name for name in PROGRAMS if any(item.name == f"{test}[{name}]" for item in request.session.items)]
+    wanted = {item.name for item in request.session.items}
+    names = [name for name in PROGRAMS if f"{test}[{name}]" in wanted and name not in ABSENT]
     with make_ranks(folder) as ranks:
         started = ranks.start(rank_programs, 2, environment={"BAGUA_C10D": chosen}, names=names, folder=str(folder))
         ranks.wait(DEADLINE_S)
@@ -59,7 +60,12 @@ def outputs_in_python(request: Any, make_ranks: Any, tmp_path_factory: Any) -> l
     return outputs_of("python", request, make_ranks, tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+def parameter(name: str, *marks: pytest.MarkDecorator) -> Any:
+    absent = [pytest.mark.skip(reason=ABSENT[name])] if name in ABSENT else []
+    return pytest.param(name, marks=[*marks, *absent])
+
+
+@pytest.mark.parametrize("name", [parameter(name) for name in PROGRAMS])
 def test_in_cpp(outputs_in_cpp: list[str], name: str) -> None:
     check_passed(outputs_in_cpp, name)
 
@@ -68,13 +74,14 @@ REPRESENTATIVES = ("DDP", "DDP with no_sync", "FSDP2", "collectives of objects")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in REPRESENTATIVES else pytest.mark.full) for name in PROGRAMS]
+    "name", [parameter(name, *([] if name in REPRESENTATIVES else [pytest.mark.full])) for name in PROGRAMS]
 )
 def test_in_python(outputs_in_python: list[str], name: str) -> None:
     check_passed(outputs_in_python, name)
 
 
 @pytest.mark.full
+@pytest.mark.skipif("like torchtitan" in ABSENT, reason=ABSENT.get("like torchtitan", ""))
 @pytest.mark.parametrize("chosen", ["python", "cpp"])
 def test_two_dimensions(tmp_path: Path, make_ranks: Any, chosen: str) -> None:
     """Four ranks: the loop like torchtitan's is sharded one way and tensor parallel the other way."""

@@ -1,13 +1,11 @@
 """Programs for torch.distributed that know nothing of Bagua."""
 
-from torch.distributed import fsdp
+from rig.torch_parts import fully_shard
 
-from . import ddp
+from . import checkpoints, ddp, sharded
 
-PROGRAMS = {**ddp.PROGRAMS}
-if hasattr(fsdp, "fully_shard"):  # with public DTensors: since torch 2.6
-    from . import checkpoints, sharded
-
-    PROGRAMS |= {**sharded.PROGRAMS, **checkpoints.PROGRAMS}
+PROGRAMS = {**ddp.PROGRAMS, **sharded.PROGRAMS, **checkpoints.PROGRAMS}
 ALL = {**PROGRAMS, **ddp.SLOW}
 """With those that take longer, or want more ranks."""
+ABSENT = {} if fully_shard else dict.fromkeys(("FSDP2", "like torchtitan"), "fully_shard is public since torch 2.6")
+"""Why programs can't run with this version of torch, by name."""

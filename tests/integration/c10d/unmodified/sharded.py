@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from rig.torch_parts import DTensor, Partial, Replicate, Shard, distribute_tensor, fully_shard
 from torch import distributed as dist
 from torch import nn
 from torch.distributed import checkpoint
@@ -15,9 +16,7 @@ from torch.distributed.fsdp import (
     FullyShardedDataParallel,
     MixedPrecision,
     ShardingStrategy,
-    fully_shard,
 )
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,

@@ -1,0 +1,15 @@
+"""Parts of torch that moved, or came, after version 2.4, for tests: None where there is none."""
+
+from __future__ import annotations
+
+from torch.distributed import fsdp
+
+try:
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+except ImportError:  # before torch 2.5, which made it public
+    from torch.distributed._tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+fully_shard = getattr(fsdp, "fully_shard", None)
+"""FSDP2, public since torch 2.6."""
+
+__all__ = ["DTensor", "Partial", "Replicate", "Shard", "distribute_tensor", "fully_shard"]

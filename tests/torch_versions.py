@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""Runs what touches torch with several versions of it, and prints rows for the table in docs/torch-distributed.md.
+
+    python3 tests/torch_versions.py                   the versions of the table
+    python3 tests/torch_versions.py 2.4.1 2.13.0      these
+    python3 tests/torch_versions.py --remove -- -n 4  deletes each environment after its run; the rest is pytest's
+
+Each version gets an environment of its own, ``.venv-torch-VERSION`` (deploy/dev.py develop), of up to 8 GB with CUDA's
+libraries. Where PIP_INDEX_URL names an index with builds for the CPU alone, it is 2 GB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[1]
+VERSIONS = ("2.4.1", "2.5.1", "2.6.0", "2.8.0", "2.10.0", "2.12.0")
+API = ("training", "joins", "elastic", "distributed", "amp", "checkpoint", "compat")
+UNIT = ("torch", "optim", "data")
+RUNS = (
+    ["--full", "tests/integration/c10d"],  # the group in C++ and the one in Python
+    [f"tests/integration/torch_api/test_torch_{name}.py" for name in API]
+    + [str(path) for name in UNIT for path in sorted((ROOT / "tests" / "unit").glob(f"test_{name}_*.py"))],
+)
+
+
+def run_tests(version: str, arguments: list[str], remove: bool) -> tuple[str, Counter[str]]:
+    """The row of a version, and why tests were skipped, or which failed."""
+    venv = ROOT / f".venv-torch-{version}"
+    environment = {**os.environ, "BAGUA_TORCH": version, "PYTHONSAFEPATH": "1"}
+    environment.pop("BAGUA_VENV", None)
+    subprocess.run([sys.executable, ROOT / "deploy" / "dev.py", "develop"], env=environment, check=True)
+    counts: Counter[str] = Counter()
+    words: Counter[str] = Counter()
+    for chosen in RUNS:
+        with tempfile.TemporaryDirectory(prefix="bg-") as folder:  # a short path: Unix sockets lie below it
+            options = [f"--basetemp={folder}/t", f"--junitxml={folder}/report", *arguments]
+            subprocess.run([venv / "bin" / "python", "-m", "pytest", *options, *chosen], cwd=ROOT, env=environment)
+            for case in ElementTree.parse(f"{folder}/report").iter("testcase"):
+                outcome = next((part for part in case if part.tag in ("skipped", "failure", "error")), None)
+                counts["passed" if outcome is None else "skipped" if outcome.tag == "skipped" else "failed"] += 1
+                if outcome is not None and outcome.tag == "skipped":
+                    words[outcome.get("message", "")] += 1
+                elif outcome is not None:
+                    words[f"FAILED {case.get('classname')}::{case.get('name')}"] += 1
+    if remove:
+        shutil.rmtree(venv)
+    today = datetime.date.today()
+    return f"| {version} | {counts['passed']} | {counts['skipped']} | {counts['failed']} | {today} |", words
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("versions", nargs="*", default=list(VERSIONS))
+    parser.add_argument("--remove", action="store_true", help="delete each environment after its run")
+    ours, theirs = sys.argv[1:], []
+    if "--" in ours:
+        place = ours.index("--")
+        ours, theirs = ours[:place], ours[place + 1 :]
+    options = parser.parse_args(ours)
+    rows = [run_tests(version, theirs, options.remove) for version in options.versions]
+    print("\n| torch | passed | skipped | failed | date |\n|---|---|---|---|---|", *(row for row, _ in rows), sep="\n")
+    for version, (_, words) in zip(options.versions, rows, strict=True):
+        print(f"\n{version}:", *(f"{count} x {text}" for text, count in words.most_common()), sep="\n  ")
+    return int(any(word.startswith("FAILED") for _, words in rows for word in words))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
