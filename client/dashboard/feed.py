@@ -93,7 +93,7 @@ class Feeds:
         self._lock = threading.Lock()
         self._jobs: OrderedDict[str, JobFeed] = OrderedDict()
         self._tabs: dict[str, int] = {}
-        self._watched: set[str] = set()
+        self._watched: dict[str, Client] = {}  # jobs with a watch, and its client
         self._closed = threading.Event()
         self._wake = threading.Event()
         self._client = connect()
@@ -132,9 +132,7 @@ class Feeds:
         with self._lock:
             feed = self._feed(job_id)
             self._tabs[job_id] = self._tabs.get(job_id, 0) + 1
-            if job_id not in self._watched:
-                self._watched.add(job_id)
-                threading.Thread(target=self._watch, args=(feed,), daemon=True, name=f"dashboard {job_id}").start()
+            self._begin_watch(feed)
         try:
             yield feed
         finally:
@@ -150,6 +148,14 @@ class Feeds:
             if old not in self._tabs and old not in self._watched:
                 del self._jobs[old]
         return feed
+
+    def _begin_watch(self, feed: JobFeed) -> None:
+        """Unless there is one. The caller holds the lock."""
+        if feed.job_id in self._watched or self._closed.is_set():
+            return
+        client = self._watched[feed.job_id] = self._connect()
+        for target in (self._watch, self._end_when_alone):
+            threading.Thread(target=target, args=(feed, client), daemon=True, name=f"dashboard {feed.job_id}").start()
 
     # ---- threads
 
@@ -174,12 +180,16 @@ class Feeds:
         if (running, recent, nodes) != (self.running, self.recent, self.nodes):
             self.running, self.recent, self.nodes = running, recent, nodes
             self.version += 1
+        with self._lock:
+            for feed in (self._jobs[job_id] for job_id in self._tabs):
+                if not feed.ended:  # else its watch is over; one that failed because the coordinator was away goes on
+                    self._begin_watch(feed)
         for job in running[:RECORDED_JOBS]:
             with self._lock:
                 known = job.job_id in self._watched or not job.HasField("progress")
-                feed = None if known else self._feed(job.job_id)
-            if feed is not None:
-                self._record(feed, job)
+                unknown = None if known else self._feed(job.job_id)
+            if unknown is not None:
+                self._record(unknown, job)
 
     def _record(self, feed: JobFeed, job: job_pb2.Job) -> None:
         """Of a job that nobody watches: what each rank told last, or one of them if there are many."""
@@ -194,10 +204,8 @@ class Feeds:
             self.away = words
             self.version += 1
 
-    def _watch(self, feed: JobFeed) -> None:
+    def _watch(self, feed: JobFeed, client: Client) -> None:
         """Until the job has ended, or nobody has looked for a while."""
-        client = self._connect()
-        threading.Thread(target=self._end_when_alone, args=(feed, client), daemon=True).start()
         try:
             with feed.lock:
                 seen = feed.events[-1].seq if feed.events else 0
@@ -212,20 +220,26 @@ class Feeds:
                     case "progress":
                         feed.put_progress(update.progress)
         except BaguaError as error:
-            feed.away = str(error)
+            if self._watched.get(feed.job_id) is client:
+                feed.away = str(error)
         finally:
-            with self._lock:
-                self._watched.discard(feed.job_id)
-            client.close()
+            self._end_watch(feed, client)
+
+    def _end_watch(self, feed: JobFeed, client: Client) -> None:
+        """Idempotent. A tab that comes now begins another one."""
+        with self._lock:
+            if self._watched.get(feed.job_id) is client:
+                del self._watched[feed.job_id]
+        client.close()
 
     def _end_when_alone(self, feed: JobFeed, client: Client) -> None:
         alone = 0.0
         while alone < LINGER_S and not self._closed.wait(1.0):
             with self._lock:
-                if feed.job_id not in self._watched:
+                if self._watched.get(feed.job_id) is not client:
                     return
                 alone = 0.0 if feed.job_id in self._tabs else alone + 1.0
-        client.close()
+        self._end_watch(feed, client)
 
 
 class LogTail:

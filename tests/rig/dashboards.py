@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from typing import Any
@@ -11,6 +12,7 @@ from bagua.proto import common_pb2 as c
 from bagua.proto import node_pb2 as n
 
 WAIT_S = 60.0
+CHUNK = 64 << 10  # bytes of output in a message
 RUNNING = {"state": c.RANK_STATE_RUNNING, "pid": 77}
 EXITED = {"state": c.RANK_STATE_EXITED}
 SCRIPT = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
@@ -26,11 +28,14 @@ def _order(peer: Any) -> Any:
 class ReportingJob:
     """Two nodes with two ranks each; ``slow`` computes three times as long as the others. Answers requests for logs.
 
-    ``peers``: nodes of the coordinator's tests, welcomed.
+    ``peers``: nodes of the coordinator's tests, welcomed. ``output``: of each rank, after its first line.
     """
 
-    def __init__(self, client: Client, peers: list[Any], name: str, slow: int = 2, **spec: Any) -> None:
-        self._client, self._peers, self._slow = client, peers, slow
+    def __init__(
+        self, client: Client, peers: list[Any], name: str, slow: int = 2, output: bytes = b"", **spec: Any
+    ) -> None:
+        self._client, self._peers, self._slow, self._more_output = client, peers, slow, output
+        self._reads: dict[int, tuple[Any, n.ReadLog]] = {}
         made = c.JobSpec(
             name=name, entry="train.py", args=["--lr", SCRIPT], nnodes=len(peers), nproc_per_node=2, **spec
         )
@@ -65,21 +70,41 @@ class ReportingJob:
                 self._peers[rank // 2].send(n.NodeFact(progress=told))
 
     def _answer(self, peer: Any) -> None:
-        """Each reader gets a line with markup from each rank. The end of the job ends the logs."""
-        reads: list[n.ReadLog] = []
+        """Each reader gets what a rank has printed. The end of the job ends the logs."""
         while not self._ended.is_set():
             try:
                 directive = peer.next(timeout=0.1)
-            except Exception:
+            except queue.Empty:
                 continue
-            if isinstance(directive, n.StopJob) and directive.job_id == self.job_id:  # not that of the job before
-                self.end()
-            if isinstance(directive, n.ReadLog):
-                reads.append(directive)
-                data = f"rank {directive.rank} says {SCRIPT}\n".encode()
-                self._chunk(peer, directive, data=data)
-        for read in reads:
-            self._chunk(peer, read, offset=len(f"rank {read.rank} says {SCRIPT}\n"), data=b"the end\n", eof=True)
+            match directive:
+                case n.StopJob() if directive.job_id == self.job_id:  # not that of the job before
+                    self.end()
+                case n.ReadLog():
+                    self._print(peer, directive)
+                case n.EndLog():
+                    self._reads.pop(directive.request_id, None)
+        for read_peer, read in list(self._reads.values()):
+            if read_peer is peer:
+                self._chunk(peer, read, offset=len(self._output(read.rank)), data=b"the end\n", eof=True)
+
+    def _output(self, rank: int) -> bytes:
+        return f"rank {rank} says {SCRIPT}\n".encode() + self._more_output
+
+    def _print(self, peer: Any, read: n.ReadLog) -> None:
+        """As much as there is room for; the reader then asks for more."""
+        output = self._output(read.rank)
+        end = min(len(output), read.offset + (read.max_bytes or len(output)))
+        self._reads[read.request_id] = peer, read
+        for at in range(read.offset, end, CHUNK):
+            last = at + CHUNK >= end
+            if more := last and end < len(output):
+                del self._reads[read.request_id]
+            self._chunk(peer, read, offset=at, data=output[at : min(end, at + CHUNK)], more=more)
+
+    @property
+    def reads(self) -> int:
+        """Logs that somebody follows."""
+        return len(self._reads)
 
     @staticmethod
     def _chunk(peer: Any, read: n.ReadLog, **more: Any) -> None:

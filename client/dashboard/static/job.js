@@ -118,11 +118,11 @@ class JobView {
   }
 
   showTrouble(job, over) {
-    const failed = job.ranks.find((rank) => rank.error_tail && (rank.exit_code || rank.signal));
+    const failed = job.last_lines;
     const words = job.state === "failed" || job.state === "cancelled" ? job.reason : over ? "" : job.waiting || (job.state === "pending" || job.state === "waiting" ? job.reason : "");
-    fill(this.trouble, [words, failed?.error_tail, job.state], () => !words ? [] :
+    fill(this.trouble, [words, failed, job.state], () => !words ? [] :
       h("div", { class: `banner ${job.state === "failed" ? "bad" : "warn"}` }, h("div", {}, words,
-        failed && job.state === "failed" ? h("details", {}, h("summary", {}, `Last lines of rank ${failed.rank}`), h("pre", {}, failed.error_tail)) : null)));
+        failed && job.state === "failed" ? h("details", {}, h("summary", {}, `Last lines of rank ${failed.rank}`), h("pre", {}, failed.text)) : null)));
   }
 
   // ---- figures
