@@ -35,8 +35,8 @@ class EpochLoader:
         """Raises ConfigError for a sampler whose epochs get longer when ranks are lost."""
         if elastic and not loader.is_steady:
             raise ConfigError(
-                "A Trainer has the same number of steps in each epoch, but with ElasticSampler(batch_size=…) it changes "
-                "with the ranks: give the sampler a global_batch."
+                "A Trainer has the same number of steps in each epoch, but with ElasticSampler(batch_size=…) it follows "
+                "the number of ranks: give the sampler a global_batch."
             )
         self._elastic = elastic
         self._steps = loader.steps_of_epoch
@@ -129,7 +129,5 @@ def _counters(loop: Any, before: str = "") -> Iterator[tuple[str, Any]]:
 def share_out(sampler: DistributedSampler[Any], ranks: int, rank: int) -> None:
     """The sampler's next epoch is shared out among so many ranks."""
     epoch = sampler.epoch
-    DistributedSampler.__init__(
-        sampler, sampler.dataset, ranks, rank, sampler.shuffle, sampler.seed, sampler.drop_last
-    )
+    DistributedSampler.__init__(sampler, sampler.dataset, ranks, rank, sampler.shuffle, sampler.seed, sampler.drop_last)
     sampler.set_epoch(epoch)

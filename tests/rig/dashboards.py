@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
+from google.protobuf import json_format
+
+from bagua.base.machine_clock import clock_name
 from bagua.client import Client
 from bagua.proto import common_pb2 as c
 from bagua.proto import node_pb2 as n
 
 WAIT_S = 60.0
+RECORDED = Path(__file__).with_name("recorded_steps.json")
 CHUNK = 64 << 10  # bytes of output in a message
 RUNNING = {"state": c.RANK_STATE_RUNNING, "pid": 77}
 EXITED = {"state": c.RANK_STATE_EXITED}
@@ -83,6 +89,13 @@ class ReportingJob:
                     self._print(peer, directive)
                 case n.EndLog():
                     self._reads.pop(directive.request_id, None)
+                case n.StartTrace():
+                    self._trace(peer, directive.request_id)
+                case n.ClockProbe():
+                    clock = n.ClockReply(
+                        request_id=directive.request_id, monotonic_ns=time.monotonic_ns(), clock=clock_name()
+                    )
+                    peer.send(n.NodeFact(clock=clock))
         for read_peer, read in list(self._reads.values()):
             if read_peer is peer:
                 self._chunk(peer, read, offset=len(self._output(read.rank)), data=b"the end\n", eof=True)
@@ -100,6 +113,15 @@ class ReportingJob:
             if more := last and end < len(output):
                 del self._reads[read.request_id]
             self._chunk(peer, read, offset=at, data=output[at : min(end, at + CHUNK)], more=more)
+
+    @staticmethod
+    def _trace(peer: Any, request_id: int) -> None:
+        """Three steps that two nodes with two ranks each have recorded once. Rank 2 computed 50 ms longer."""
+        recorded = json.loads(RECORDED.read_text())
+        parts = [json_format.ParseDict(part, c.TracePart()) for part in recorded if part["node_id"] == peer.node_id]
+        for part in parts:
+            reply = n.TraceReply(request_id=request_id, part=part, last=part is parts[-1])
+            peer.send(n.NodeFact(trace=reply))
 
     @property
     def reads(self) -> int:

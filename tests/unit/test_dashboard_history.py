@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from bagua.dashboard.history import MAX_COLUMNS, MAX_POINTS, MAX_ROWS, History, RankMap, Report, Shares, Thinned
 from bagua.dashboard.feed import JobFeed
+from bagua.dashboard.history import MAX_COLUMNS, MAX_POINTS, MAX_ROWS, History, RankMap, Report, Shares, Thinned
 from bagua.dashboard.reports import report_of
 from bagua.dashboard.stream import JobView, as_event
 from bagua.proto import common_pb2, job_pb2

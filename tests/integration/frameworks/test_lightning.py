@@ -6,7 +6,6 @@ All scenarios run on the same two ranks, one after the other: many Trainers in o
 from __future__ import annotations
 
 import os
-import signal
 import traceback
 import warnings
 from collections.abc import Callable
@@ -291,39 +290,3 @@ def outputs(request: Any, tmp_path_factory: Any, run_in_ranks: Any) -> list[str]
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_lightning(outputs: list[str], name: str) -> None:
     check_passed(outputs, name)
-
-
-def rank_elastic() -> dict[str, Any]:
-    """Rank 2 is killed in its third step; the others finish the epoch, and stay alike."""
-    warnings.simplefilter("default")
-    from bagua.lightning import BaguaStrategy
-
-    model = make_model()
-    inner = model.training_step
-
-    def step(batch: Any, batch_idx: int) -> Any:
-        if batch_idx == 2 and bagua.get_rank() == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return inner(batch, batch_idx)
-
-    model.training_step = step
-    pytorch = import_lightning()
-    trainer = pytorch.Trainer(
-        accelerator="cpu", devices=3, strategy=BaguaStrategy(), precision="64-true", enable_checkpointing=False, **QUIET
-    )
-    trainer.fit(model, make_loader())
-    assert trainer.strategy.world_size == 2
-    mine = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    return {"losses": len(model.losses), "weights": mine}
-
-
-def test_elastic_job(tmp_path: Path) -> None:
-    pytest.importorskip("lightning", reason="Lightning is not installed")
-    from integration.frameworks.conftest import DEADLINE_S, ranks_with
-
-    with ranks_with(tmp_path, PRELOAD) as ranks:
-        started = ranks.start(rank_elastic, 3, elastic=True)
-        ranks.wait(DEADLINE_S)
-        first, second = (rank.result() for rank in started[:2])
-    assert first["losses"] == second["losses"] == 2 * BATCHES // 3
-    assert torch.equal(first["weights"], second["weights"])
