@@ -130,8 +130,8 @@ class Feeds:
         """Somebody looks at that job."""
         with self._lock:
             feed = self._feed(job_id)
-            self._tabs[job_id] = self._tabs.get(job_id, 0) + 1
             self._begin_watch(feed)
+            self._tabs[job_id] = self._tabs.get(job_id, 0) + 1
         try:
             yield feed
         finally:

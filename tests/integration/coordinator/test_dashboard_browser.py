@@ -119,6 +119,27 @@ def test_a_job_is_opened_and_followed_to_its_end(tab, job):
     assert tab.page.locator("main img, main script").count() == 0
 
 
+def test_a_hidden_tab_asks_for_nothing_and_catches_up(tab, job):
+    def hide(hidden: bool) -> None:
+        tab.page.evaluate(
+            """(hidden) => {
+                Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+                document.dispatchEvent(new Event("visibilitychange"));
+            }""",
+            hidden,
+        )
+
+    tab.log_in()
+    tab.expect(f"section:has(h2:text-is('Jobs')) a[href*='{job.job_id}']").to_be_visible(timeout=WAIT_MS)
+    tab.expect("#live").to_have_text("live", timeout=WAIT_MS)
+    hide(True)
+    tab.expect("#live").to_have_text("paused", timeout=WAIT_MS)
+    job.end()
+    hide(False)
+    tab.expect("#live").to_have_text("live", timeout=WAIT_MS)
+    tab.expect(f"section:has(h2:text-is('Ended')) a[href*='{job.job_id}']").to_be_visible(timeout=WAIT_MS)
+
+
 def test_the_straggler_is_the_red_line_of_the_map(tab, job):
     tab.log_in()
     tab.page.click(f"table.jobs a[href*='{job.job_id}']")
