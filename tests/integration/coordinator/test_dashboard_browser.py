@@ -170,7 +170,10 @@ def test_the_timeline_of_one_step(tab, job):
     with httpx.Client(base_url=tab.served.dashboard, headers={"authorization": f"Bearer {tab.served.token}"}) as client:
         answer = client.post(f"/api/jobs/{job.job_id}/trace", headers={"x-bagua-dashboard": "1"}, json={})
     lanes = answer.json()["lanes"]
-    assert {lane[0] for lane in lanes} == {f"rank {rank} ({'ab'[rank // 2]})" for rank in range(4)} | {"host a", "host b"}
+    assert {lane[0] for lane in lanes} == {f"rank {rank} ({'ab'[rank // 2]})" for rank in range(4)} | {
+        "host a",
+        "host b",
+    }
     row = next(row for row, lane in enumerate(lanes) if lane[:2] == ["rank 2 (b)", "bucket 0"])
     begin, length, _, _ = max(lanes[row][2], key=lambda span: span[1])
     canvas = tab.page.locator("#timeline canvas")

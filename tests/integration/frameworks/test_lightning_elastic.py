@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import warnings
@@ -27,6 +28,15 @@ STEPS = SAMPLES // GLOBAL_BATCH
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
 
 pytestmark = pytest.mark.skipif(find_spec("lightning") is None, reason="Lightning is not installed")
+
+
+def import_lightning() -> Any:
+    """In a rank; its own warnings are no concern of ours."""
+    warnings.simplefilter("default")
+    import lightning.pytorch
+
+    importlib.import_module("bagua.lightning")
+    return lightning.pytorch
 
 
 def make_module(pytorch: Any, folder: Path, waits: dict[str, str], lost: dict[str, int]) -> Any:
@@ -93,11 +103,7 @@ def rank_fit(
     folder: str, waits: dict[str, str], lost: dict[str, int], other: bool = False, accumulate: int = 1
 ) -> dict[str, Any]:
     """Fits. ``waits["0"]``: a file that is waited for before. ``other``: with another callback."""
-    warnings.simplefilter("default")
-    import lightning.pytorch as pytorch
-
-    import bagua.lightning
-
+    pytorch = import_lightning()
     bagua.init_process_group()
     if "0" in waits:
         await_file(Path(folder, waits["0"]))
@@ -190,11 +196,7 @@ def test_one_that_differs_is_told_and_the_others_go_on(tmp_path: Path) -> None:
 
 
 def rank_with_batch_size() -> str:
-    warnings.simplefilter("default")
-    import lightning.pytorch as pytorch
-
-    import bagua.lightning
-
+    pytorch = import_lightning()
     bagua.init_process_group()
     sampler = bagua.contrib.ElasticSampler(TensorDataset(torch.ones(60, 8), torch.arange(60)), 3)
     model = make_module(pytorch, Path("/nowhere"), {}, {})
@@ -206,15 +208,11 @@ def rank_with_batch_size() -> str:
 
 def rank_lost(folder: str) -> dict[str, Any]:
     """Rank 2 is killed in its third step; the others finish the epoch, and stay alike."""
-    warnings.simplefilter("default")
-    import lightning.pytorch as pytorch
-
-    from bagua.lightning import BaguaStrategy
-
+    pytorch = import_lightning()
     bagua.init_process_group()
     model = make_module(pytorch, Path(folder), {}, {"3": 2})
     trainer = pytorch.Trainer(
-        accelerator="cpu", devices=3, strategy=BaguaStrategy(), max_epochs=1, enable_checkpointing=False, **QUIET
+        accelerator="cpu", devices=3, strategy="bagua", max_epochs=1, enable_checkpointing=False, **QUIET
     )
     trainer.fit(model, DataLoader(TensorDataset(torch.ones(90, 8), torch.arange(90)), 5))
     assert trainer.strategy.world_size == 2
