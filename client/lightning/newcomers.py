@@ -35,8 +35,8 @@ class EpochLoader:
         """Raises ConfigError for a sampler whose epochs get longer when ranks are lost."""
         if elastic and not loader.is_steady:
             raise ConfigError(
-                "A Trainer has the same number of steps in each epoch. With ElasticSampler(batch_size=…) it follows the "
-                "number of ranks: give the sampler a global_batch."
+                "A Trainer has the same number of steps in each epoch. With ElasticSampler(batch_size=…) that follows "
+                "the number of ranks: give the sampler a global_batch."
             )
         self._elastic = elastic
         self._steps = loader.steps_of_epoch

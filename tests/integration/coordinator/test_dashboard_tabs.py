@@ -100,10 +100,12 @@ def test_closed_tabs_leave_nothing_behind(here, job, monkeypatch):
     before = here.alive()
     path = f"/api/stream?job={job.job_id}"
     with ExitStack() as open_tabs:
-        tabs = [here.tab(one) for one in ("/api/stream", path, path, f"{path}&logs=0,1", f"{path}&logs=2")]
-        for tab in tabs:
+        tabs = []
+        for one in ("/api/stream", path, path, f"{path}&logs=0,1", f"{path}&logs=2"):
+            tab = here.tab(one)
             open_tabs.callback(tab.close)
-            assert tab.status_code == 200 and next(tab.iter_lines())
+            tabs.append(tab.iter_lines())
+            assert next(tabs[-1])
         opened = here.alive() - before
         # Tabs share the watch of their job (it has two threads); each tab with output follows that by itself.
         assert opened[f"dashboard {job.job_id}"] == 2 and opened[f"dashboard log {job.job_id}"] == 2, opened
