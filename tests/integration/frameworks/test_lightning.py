@@ -209,6 +209,29 @@ def calls_of_a_strategy() -> None:
     assert strategy.all_gather(torch.tensor([rank])).flatten().tolist() == [0, 1]
 
 
+def batches_of_an_elastic_sampler() -> None:
+    """In a job that is not elastic its epochs are those of the Trainer."""
+    model, used = make_model(), []
+    sampler = bagua.contrib.ElasticSampler(make_loader().dataset, BATCH)
+    model.on_train_batch_start = lambda batch, *_: used.append(batch[0])
+    trainer = import_lightning().Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy="bagua",
+        precision="64-true",
+        enable_checkpointing=False,
+        **{**QUIET, "max_epochs": 2},
+    )
+    trainer.fit(model, sampler.loader())
+    assert (len(used), sampler.epoch, trainer.global_step) == (2 * BATCHES, 1, 2 * BATCHES)
+    mine = torch.cat(used)
+    everyone = torch.empty(2, *mine.shape, dtype=mine.dtype)
+    bagua.allgather(mine, everyone)
+    halves = everyone.view(2, 2, BATCHES * BATCH, -1).transpose(0, 1).reshape(2, -1, mine.shape[1])
+    for epoch in halves:
+        assert len(epoch.unique(dim=0)) == 2 * BATCHES * BATCH  # each sample once
+
+
 def failure_of_all_ranks() -> None:
     """A step that raises on all ranks ends that Trainer; the next one works."""
     model = make_model()
@@ -255,6 +278,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
         algorithm_with_an_optimizer,
         wrong_arguments,
         calls_of_a_strategy,
+        batches_of_an_elastic_sampler,
         failure_of_all_ranks,
         reports,
         backend_bagua,
