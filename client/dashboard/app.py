@@ -30,7 +30,8 @@ from bagua.client import Client
 from bagua.dashboard import step_trace
 from bagua.dashboard.access import Access
 from bagua.dashboard.documents import job_row, no_again
-from bagua.dashboard.feed import ENDED, Connect, Feeds, LogTail
+from bagua.dashboard.feed import ENDED, Connect, Feeds
+from bagua.dashboard.log_tail import LogTail
 from bagua.dashboard.stream import ClusterView, JobView, events
 from bagua.proto import common_pb2
 

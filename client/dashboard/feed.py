@@ -14,7 +14,6 @@ from contextlib import contextmanager
 
 from bagua.base.errors import BaguaError
 from bagua.client import Client
-from bagua.client.lines import LineAssembler, missing_text
 from bagua.dashboard.history import History
 from bagua.dashboard.reports import last_reports, report_of
 from bagua.proto import common_pb2, job_pb2
@@ -93,7 +92,7 @@ class Feeds:
         self._lock = threading.Lock()
         self._jobs: OrderedDict[str, JobFeed] = OrderedDict()
         self._tabs: dict[str, int] = {}
-        self._watched: set[str] = set()
+        self._watched: dict[str, Client] = {}  # jobs with a watch, and its client
         self._closed = threading.Event()
         self._wake = threading.Event()
         self._client = connect()
@@ -131,10 +130,8 @@ class Feeds:
         """Somebody looks at that job."""
         with self._lock:
             feed = self._feed(job_id)
+            self._begin_watch(feed)
             self._tabs[job_id] = self._tabs.get(job_id, 0) + 1
-            if job_id not in self._watched:
-                self._watched.add(job_id)
-                threading.Thread(target=self._watch, args=(feed,), daemon=True, name=f"dashboard {job_id}").start()
         try:
             yield feed
         finally:
@@ -150,6 +147,14 @@ class Feeds:
             if old not in self._tabs and old not in self._watched:
                 del self._jobs[old]
         return feed
+
+    def _begin_watch(self, feed: JobFeed) -> None:
+        """Unless there is one. The caller holds the lock."""
+        if feed.job_id in self._watched or self._closed.is_set():
+            return
+        client = self._watched[feed.job_id] = self._connect()
+        for target in (self._watch, self._end_when_alone):
+            threading.Thread(target=target, args=(feed, client), daemon=True, name=f"dashboard {feed.job_id}").start()
 
     # ---- threads
 
@@ -174,12 +179,16 @@ class Feeds:
         if (running, recent, nodes) != (self.running, self.recent, self.nodes):
             self.running, self.recent, self.nodes = running, recent, nodes
             self.version += 1
+        with self._lock:
+            for feed in (self._jobs[job_id] for job_id in self._tabs):
+                if not feed.ended:  # else its watch is over; one that failed because the coordinator was away goes on
+                    self._begin_watch(feed)
         for job in running[:RECORDED_JOBS]:
             with self._lock:
                 known = job.job_id in self._watched or not job.HasField("progress")
-                feed = None if known else self._feed(job.job_id)
-            if feed is not None:
-                self._record(feed, job)
+                unknown = None if known else self._feed(job.job_id)
+            if unknown is not None:
+                self._record(unknown, job)
 
     def _record(self, feed: JobFeed, job: job_pb2.Job) -> None:
         """Of a job that nobody watches: what each rank told last, or one of them if there are many."""
@@ -194,10 +203,8 @@ class Feeds:
             self.away = words
             self.version += 1
 
-    def _watch(self, feed: JobFeed) -> None:
+    def _watch(self, feed: JobFeed, client: Client) -> None:
         """Until the job has ended, or nobody has looked for a while."""
-        client = self._connect()
-        threading.Thread(target=self._end_when_alone, args=(feed, client), daemon=True).start()
         try:
             with feed.lock:
                 seen = feed.events[-1].seq if feed.events else 0
@@ -212,68 +219,23 @@ class Feeds:
                     case "progress":
                         feed.put_progress(update.progress)
         except BaguaError as error:
-            feed.away = str(error)
+            if self._watched.get(feed.job_id) is client:
+                feed.away = str(error)
         finally:
-            with self._lock:
-                self._watched.discard(feed.job_id)
-            client.close()
+            self._end_watch(feed, client)
+
+    def _end_watch(self, feed: JobFeed, client: Client) -> None:
+        """Idempotent. A tab that comes now begins another one."""
+        with self._lock:
+            if self._watched.get(feed.job_id) is client:
+                del self._watched[feed.job_id]
+        client.close()
 
     def _end_when_alone(self, feed: JobFeed, client: Client) -> None:
         alone = 0.0
         while alone < LINGER_S and not self._closed.wait(1.0):
             with self._lock:
-                if feed.job_id not in self._watched:
+                if self._watched.get(feed.job_id) is not client:
                     return
                 alone = 0.0 if feed.job_id in self._tabs else alone + 1.0
-        client.close()
-
-
-class LogTail:
-    """Follows the output of ranks for one tab. ``take`` gives what has come since; what is too much is left out and
-    counted."""
-
-    MOST = 1_000  # lines that wait for the tab
-    WIDEST = 2_000  # characters of a line
-
-    def __init__(self, connect: Connect, job_id: str, ranks: tuple[int, ...], tail: int) -> None:
-        self._client = connect()
-        self._job_id, self._ranks, self._tail = job_id, ranks, tail
-        self._lock = threading.Lock()
-        self._lines: deque[tuple[int, str]] = deque()
-        self._skipped = 0
-        self.ended = ""  # why nothing more comes; empty: it goes on
-        threading.Thread(target=self._read, daemon=True, name=f"dashboard log {job_id}").start()
-
-    def close(self) -> None:
-        """Ends the call."""
-        self._client.close()
-
-    def take(self, most: int = 300) -> tuple[list[tuple[int, str]], int]:
-        """(lines of ranks, number of lines left out before them)."""
-        with self._lock:
-            count = min(most, len(self._lines))
-            lines = [self._lines.popleft() for _ in range(count)]
-            skipped, self._skipped = self._skipped, 0
-        return lines, skipped
-
-    def _read(self) -> None:
-        assemblers: dict[int, LineAssembler] = {}
-        try:
-            for chunk in self._client.logs(self._job_id, self._ranks, follow=True, tail=self._tail):
-                assembler = assemblers.setdefault(chunk.rank, LineAssembler())
-                if chunk.error:
-                    self._put(chunk.rank, [f"[the output can't be read: {chunk.error}]"])
-                if chunk.missing:
-                    self._put(chunk.rank, [f"[{missing_text(chunk.rank, chunk.missing)}]"])
-                lines = assembler.feed(chunk.data, time.monotonic())
-                self._put(chunk.rank, lines + (assembler.finish() if chunk.eof else []))
-            self.ended = "end"
-        except BaguaError as error:
-            self.ended = str(error)
-
-    def _put(self, rank: int, lines: list[str]) -> None:
-        with self._lock:
-            self._lines.extend((rank, line[: self.WIDEST]) for line in lines)
-            while len(self._lines) > self.MOST:
-                self._lines.popleft()
-                self._skipped += 1
+        self._end_watch(feed, client)

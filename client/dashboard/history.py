@@ -162,6 +162,7 @@ class History:
     _engines: dict[str, _Engine] = field(default_factory=dict)
     _rates: dict[str, tuple[float, float]] = field(default_factory=dict)
     _computes: dict[int, float] = field(default_factory=dict)  # of each rank, averaged over some reports
+    _lead: tuple[bool, int] | None = None  # the program of that rank does not report; the rank
     _steps: tuple[float, int] | None = None
     _speed: float | None = None
 
@@ -172,13 +173,14 @@ class History:
             return
         self.version += 1
         self.latest[report.rank] = report
+        key = not report.own, report.rank
+        self._lead = key if self._lead is None else min(self._lead, key)
         if report.shares is not None:
             self.ranks.add(report.time, report.rank, report.shares.compute)
             before = self._computes.get(report.rank, report.shares.compute)
             self._computes[report.rank] = before + SMOOTHING * (report.shares.compute - before)
         self._count_bytes(report)
-        lead = self.lead()
-        if lead is not None and lead.rank == report.rank:
+        if self._lead[1] == report.rank:
             self._count_steps(report)
             self.points.add(report.time, self._values(report))
 
@@ -188,12 +190,12 @@ class History:
         self._computes.clear()
         self._engines.clear()
         self._rates.clear()
+        self._lead = None
         self.version += 1
 
     def lead(self) -> Report | None:
         """The rank whose reported values are drawn: the first whose program reports, else the first."""
-        own = [report for report in self.latest.values() if report.own]
-        return min(own or self.latest.values(), key=lambda report: report.rank, default=None)
+        return None if self._lead is None else self.latest[self._lead[1]]
 
     def straggler(self) -> Straggler | None:
         """The rank that computes clearly longer than the median of the others."""

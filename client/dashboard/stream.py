@@ -10,7 +10,8 @@ from typing import Any
 
 from bagua.base.text import json_text
 from bagua.dashboard.documents import counts, events_of, job_row, node_row, whole_job
-from bagua.dashboard.feed import Feeds, JobFeed, LogTail
+from bagua.dashboard.feed import Feeds, JobFeed
+from bagua.dashboard.log_tail import LogTail
 
 TICK_S = 0.5  # at most so often anything is sent
 HEAT_S = 2.0  # and the map of ranks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import ClassVar
@@ -16,22 +15,12 @@ from textual.widgets import Button, DataTable, Footer, Header, Label, RichLog, S
 
 from bagua.base.errors import BaguaError
 from bagua.base.text import printable, printable_output
-from bagua.client.describe import duration, job_state
 from bagua.dashboard.documents import counts
-from bagua.dashboard.feed import ENDED, Connect, Feeds, JobFeed, LogTail
-from bagua.proto import job_pb2
+from bagua.dashboard.feed import ENDED, Connect, Feeds, JobFeed
+from bagua.dashboard.log_tail import LogTail
+from bagua.dashboard.top_texts import Row, job_head, job_row, newest_values, node_row, rank_map, step_parts
 
 REFRESH_S = 0.5
-MAX_ROWS = 40  # ranks of a map
-COLUMNS = 60
-_COLOURS = {"running": "blue", "succeeded": "green", "failed": "red", "cancelled": "yellow", "pending": "grey62"}
-_PARTS = (
-    ("compute", "blue", "computation"),
-    ("hidden", "green", "hidden"),
-    ("ranks", "yellow", "waits for ranks"),
-    ("exposed", "red", "exposed"),
-)
-_HEAT = ("grey30", "royal_blue1", "dark_orange", "red1")
 
 
 class Confirm(ModalScreen[bool]):
@@ -116,10 +105,10 @@ class JobScreen(Screen[None]):
             points = list(history.points.points)
             shown = history.ranks.document(len(job.ranks))
         self.title = printable(job.spec.name or job.job_id)
-        self.query_one("#head", Static).update(_head(job, feed.away))
-        self.query_one("#values", Static).update(_values(now))
+        self.query_one("#head", Static).update(job_head(job, feed.away))
+        self.query_one("#values", Static).update(newest_values(now))
         self.query_one("#speed", Sparkline).data = [values["speed"] for _, values in points if "speed" in values]
-        self.query_one("#parts", Static).update(_parts(points[-1][1] if points else {}))
+        self.query_one("#parts", Static).update(step_parts(points[-1][1] if points else {}))
         text = rank_map(shown["rows"], shown["ranks_in_row"])
         if late is not None and job.state not in ENDED:
             words = (
@@ -212,17 +201,14 @@ class Top(App[None]):
             f"{found['running']} running   {found['pending']} pending"
         )
         self.query_one("#summary", Static).update(Text(feeds.away or summary, "red" if feeds.away else "bold"))
-        _fill(self.query_one("#jobs", DataTable), [(job.job_id, _job_row(job)) for job in feeds.running + feeds.recent])
+        _fill(self.query_one("#jobs", DataTable), [(job.job_id, job_row(job)) for job in feeds.running + feeds.recent])
         nodes = sorted(feeds.nodes.values(), key=lambda node: node.node_id)
-        _fill(self.query_one("#nodes", DataTable), [(node.node_id, _node_row(node)) for node in nodes])
+        _fill(self.query_one("#nodes", DataTable), [(node.node_id, node_row(node)) for node in nodes])
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """Shows the job."""
         if event.data_table.id == "jobs" and event.row_key.value and self._feeds is not None:
             self.push_screen(JobScreen(self._feeds, self._connect, event.row_key.value))
-
-
-Row = tuple[Text, ...]
 
 
 def _fill(table: DataTable[Text], rows: Sequence[tuple[str, Row]]) -> None:
@@ -241,97 +227,3 @@ def _fill(table: DataTable[Text], rows: Sequence[tuple[str, Row]]) -> None:
         table.add_row(*cells, key=key)
     if chosen in (new := [key for key, _ in rows]):
         table.move_cursor(row=new.index(chosen))
-
-
-def _text(words: object, style: str = "", most: int = 60) -> Text:
-    shown = printable(str(words))
-    return Text(shown if len(shown) <= most else shown[: most - 1] + "…", style)
-
-
-def _job_row(job: job_pb2.Job) -> Row:
-    state = job_state(job.state)
-    progress = job.progress if job.HasField("progress") else None
-    steps = "" if progress is None else f"{progress.step}/{progress.total}" if progress.total else str(progress.step)
-    seconds = (job.finished_at or time.time()) - job.created_at
-    return (
-        _text(job.job_id, "dim"),
-        _text(job.spec.name, "bold", 32),
-        _text(state, _COLOURS.get(state, "yellow")),
-        _text(steps),
-        _text(job.spec.nnodes * job.spec.nproc_per_node),
-        _text(duration(max(0.0, seconds))),
-        _text("" if state in ("running", "succeeded") else job.reason),
-    )
-
-
-def _node_row(node: job_pb2.Node) -> Row:
-    state = "away" if not node.connected else "draining" if node.draining else "connected"
-    style = {"away": "red", "draining": "yellow"}.get(state, "green")
-    texts = (node.slots, node.used_slots)
-    return (
-        _text(node.node_id),
-        *(_text(one) for one in texts),
-        _text(state, style),
-        _text(node.address),
-        _text(node.version, "dim"),
-    )
-
-
-def _head(job: job_pb2.Job, away: str) -> Text:
-    state = job_state(job.state)
-    text = Text(f"{job.job_id}  ", "dim") + Text(state, f"bold {_COLOURS.get(state, 'yellow')}")
-    text += Text(f"  {job.spec.nnodes} × {job.spec.nproc_per_node} ranks  generation {job.generation}")
-    for words, style in ((job.reason, ""), (job.waiting, "yellow"), (away, "red")):
-        if words:
-            text += Text("\n" + printable(words), style)
-    return text
-
-
-def _values(now: dict[str, object]) -> Text:
-    if now["step"] is None:
-        return Text("no figures yet", "dim")
-    text = Text.assemble((f"step {now['step']}" + (f" of {now['total']}" if now["total"] else ""), "bold"))
-    if now["speed"]:
-        text += Text(f"   {now['speed']:.4g} steps/s")
-    metrics = now["metrics"]
-    assert isinstance(metrics, dict)
-    for name, value in metrics.items():
-        text += Text(f"   {printable(name)} ", "dim") + Text("nan" if value is None else f"{value:.4g}")
-    return text + Text("\nsteps per second since the job was first seen", "dim")
-
-
-def _parts(values: dict[str, float]) -> Text:
-    """A bar: how a step divides."""
-    found = [(values[name], colour, words) for name, colour, words in _PARTS if values.get(name)]
-    total = sum(value for value, _, _ in found)
-    if not total:
-        return Text("")
-    text = Text("")
-    for value, colour, _ in found:
-        text += Text("█" * max(1, round(COLUMNS * value / total)), colour)
-    text += Text(f"  {total:.4g} ms a step\n")
-    for value, colour, words in found:
-        text += Text("■ ", colour) + Text(f"{words} {value:.3g} ms   ")
-    return text
-
-
-def rank_map(rows: Sequence[Sequence[float | None]], ranks_in_row: int) -> Text:
-    """A line for each rank: dark as the median of its column, red where it computes twice as long."""
-    text = Text("")
-    if len(rows) < 2:
-        return text
-    first = max(0, len(rows[0]) - COLUMNS)
-    for number, row in enumerate(rows[:MAX_ROWS]):
-        text += Text(f"{number * ranks_in_row:>5} ", "dim")
-        for column in range(first, len(row)):
-            text += _cell(row[column], sorted(value for one in rows if (value := one[column]) is not None))
-        text += Text("\n")
-    hidden = len(rows) - MAX_ROWS
-    return text + Text(f"      … and {hidden} more lines\n", "dim") if hidden > 0 else text
-
-
-def _cell(value: float | None, column: Sequence[float]) -> Text:
-    if value is None:
-        return Text(" ")
-    ratio = value / (column[(len(column) - 1) // 2] or value or 1.0)
-    return Text("█", _HEAT[(ratio > 1.15) + (ratio > 1.4) + (ratio > 1.8)])

@@ -4,6 +4,9 @@ bagua run --nproc-per-node 2 -m bagua.examples.lightning_digits
 bagua run --nproc-per-node 2 --algorithm local_sgd:interval=4 -m bagua.examples.lightning_digits
 python -m bagua.examples.lightning_digits                     # Lightning starts the processes, Bagua the daemon
 python -m bagua.examples.lightning_digits --strategy ddp      # the same on torch's own backend
+bagua run --elastic --nproc-per-node 2 --respawn 5 -m bagua.examples.lightning_digits --global-batch 64
+
+With the last one ranks may be killed, and others take their places in the middle of an epoch.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+import bagua.torch_api as bagua
 from bagua.examples import _common
 from bagua.examples.digits import DigitsNet, load_digits
 
@@ -58,11 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("--precision", default="32-true")
     made.add_argument("--epochs", type=int, default=3)
     made.add_argument("--batches", type=int, help="of an epoch; default: all")
+    made.add_argument("--global-batch", type=int, help="samples of a step, shared out as ranks come and go")
     options = made.parse_args(arguments)
     _common.need("sklearn")
     _common.need(options.package)
     lightning = sys.modules[options.package]
-    import bagua.lightning
+    from bagua.lightning import BaguaReport
 
     lightning.seed_everything(0, verbose=False)
     module = make_module(lightning, 3e-3)
@@ -76,12 +81,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
-        callbacks=[bagua.lightning.BaguaReport()],
+        callbacks=[BaguaReport()],
     )
     training, held_out = load_digits()
-    loaders = [torch.utils.data.DataLoader(data, batch_size=32) for data in (training, held_out)]
-    trainer.fit(module, *loaders)
+    trainer.fit(module, make_loader(training, options.global_batch), torch.utils.data.DataLoader(held_out, 32))
     return 0
+
+
+def make_loader(data: torch.utils.data.Dataset[Any], global_batch: int | None) -> Any:
+    """Batches of 32 for each rank, or batches of which elastic jobs lose none."""
+    if global_batch is None:
+        return torch.utils.data.DataLoader(data, 32)
+    bagua.init_process_group()
+    return bagua.contrib.ElasticSampler(data, global_batch=global_batch).loader()
 
 
 if __name__ == "__main__":

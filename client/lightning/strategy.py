@@ -5,19 +5,23 @@ from __future__ import annotations
 import multiprocessing.util
 import os
 import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import DistributedSampler
 
 import bagua.torch_api as bagua
 from bagua.algorithms import Algorithm, AsyncModelAverageAlgorithm
 from bagua.base.algorithm_choice import parse
 from bagua.base.errors import ConfigError
 from bagua.lightning.environment import is_rank
+from bagua.lightning.newcomers import EpochLoader, FitState, share_out
 from bagua.lightning.wrapped import StepModule
 from bagua.torch_api.compat.distributed_data_parallel import to_bagua_process_group
+from bagua.torch_api.data.elastic_loader import ElasticLoader
 from bagua.torch_api.join.session import current
 
 if TYPE_CHECKING:
@@ -82,6 +86,8 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
             self._broadcast_buffers = waits if broadcast_buffers is None else broadcast_buffers
             self._device: torch.device | None = None
             self._failed = False
+            self._fit: FitState | None = None
+            self._samplers: weakref.WeakSet[DistributedSampler[Any]] = weakref.WeakSet()
 
         @property
         def root_device(self) -> torch.device:
@@ -106,8 +112,8 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
                 self._export_ranks()
                 bagua.init_process_group()
                 leave_in_good_order()
-                if is_elastic():
-                    bagua.communication.on_membership_change(lambda _: self.set_world_ranks())
+            if is_elastic():
+                follow_members(self)
             self._check_world()
             super().setup_distributed()
 
@@ -139,6 +145,30 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
             wrapped = StepModule(self.lightning_module)
             wrapped.begin(self.optimizers, self._algorithm, self._flatten, self._broadcast_buffers)
             self.model = wrapped
+
+        def process_dataloader(self, dataloader: Any) -> Any:
+            """Batches of an ``ElasticSampler`` in epochs of a Trainer."""
+            found = super().process_dataloader(dataloader)
+            if isinstance(found, ElasticLoader):
+                found = EpochLoader(found, is_elastic())
+                if is_elastic():
+                    self._fit = FitState(self.lightning_module.trainer, len(found))
+            elif isinstance(sampler := getattr(found, "sampler", None), DistributedSampler):
+                self._samplers.add(sampler)
+            return found
+
+        def on_train_start(self) -> None:
+            """Newcomers and the others set up their validation at the same point."""
+            super().on_train_start()
+            if self._fit is not None:
+                self._fit.prepare()
+
+        def renumber(self) -> None:
+            """Members of the job have come or gone: ranks have other numbers, and samplers other shares, from their
+            next epoch on."""
+            self.set_world_ranks()
+            for sampler in self._samplers:
+                share_out(sampler, self.world_size, self.global_rank)
 
         def on_validation_start(self) -> None:
             """Validation sees rank 0's buffers on all ranks, as with DDP."""
@@ -185,6 +215,7 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
 
         def teardown(self) -> None:
             """Ends the exchange. This process stays a rank: another Trainer may follow."""
+            self._fit = None
             if isinstance(self.model, StepModule):
                 if not self._failed:  # by an exception, which the other ranks need not have: nobody waits for them
                     self.model.end()
@@ -206,6 +237,17 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
     made: Any = BaguaStrategy
     made.__module__, made.__qualname__ = "bagua.lightning", "BaguaStrategy"
     return BaguaStrategy
+
+
+def follow_members(strategy: Any) -> None:
+    """From now on the strategy's ranks are those of the job as it is."""
+    known = weakref.ref(strategy)
+
+    def follow(_: object) -> None:
+        if (found := known()) is not None:
+            found.renumber()
+
+    bagua.communication.on_membership_change(follow)
 
 
 def leave_in_good_order() -> None:

@@ -208,6 +208,10 @@ class Service:
         assert finished.code == 0, finished.text
         return json.loads(finished.out)
 
+    def client(self) -> Client:
+        """Of this service, for what the command line is not tested."""
+        return Client(self.address, token=self._token.read_text())
+
     def submit(self, *arguments: str | Path) -> str:
         """Submits a job and returns its id."""
         return str(self.json("job", "submit", *arguments)["job_id"])
@@ -215,17 +219,17 @@ class Service:
     def state(self, job_id: str) -> str:
         """The job's state in the words of the command line. Asked for in this process: the command costs half a second
         of a core."""
-        with Client(self.address, token=self._token.read_text()) as client:
+        with self.client() as client:
             return common_pb2.JobState.Name(client.get(job_id).state).removeprefix("JOB_STATE_").lower()
 
     def ranks_that_report(self, job_id: str) -> int:
         """How many ranks of the job have told how their steps divide."""
-        with Client(self.address, token=self._token.read_text()) as client:
+        with self.client() as client:
             return sum(report.HasField("shares") for report in client.get(job_id).reports)
 
     def connected_nodes(self) -> set[str]:
         """Those that the coordinator hears."""
-        with Client(self.address, token=self._token.read_text()) as client:
+        with self.client() as client:
             return {node.node_id for node in client.nodes() if node.connected}
 
     def wait_for_state(self, job_id: str, states: Sequence[str], within: float) -> Any:

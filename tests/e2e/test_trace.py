@@ -11,6 +11,8 @@ import pytest
 from rig.engines import DEADLINE_S
 from rig.timelines import assert_perfetto_takes, events_of
 
+from bagua.dashboard import step_trace
+
 if TYPE_CHECKING:
     from tests.e2e.conftest import Service
 
@@ -167,3 +169,20 @@ def test_hosts_with_other_clocks_come_on_one(idle_service: Service) -> None:
     for step in submitted.keys() & done.keys():  # no result before all have submitted
         assert done[step] >= submitted[step] - bounds["node-b"]
     service.wait_for_state(job_id, ["succeeded"], within=DEADLINE_S)
+
+
+def test_one_step_as_the_dashboard_shows_it(service: Service, job: str) -> None:
+    with service.client() as client:
+        document = step_trace.record(client, job)
+    lanes = {f"{process}: {thread}": spans for process, thread, spans in document["lanes"]}
+    assert document["missing"] == [] and len(lanes) == len(document["lanes"])
+    for rank, node in enumerate(("node-a", "node-b")):
+        training = lanes[f"rank {rank} ({node}): training"]
+        assert max(length for _, length, phase, _ in training if phase == "step") >= 50  # ms: rank 1 sleeps
+        assert {"forward", "backward", "wait", "optimizer"} <= {span[2] for span in training}
+        names = [name for name in lanes if name.startswith(f"rank {rank} ({node}): bucket")]
+        assert len(names) >= BUCKETS, lanes.keys()
+        for name in names:
+            assert {"bucket", "ready", "submitted", "reduced"} <= {span[2] for span in lanes[name]}
+        assert lanes[f"host {node}: operations"] and lanes[f"host {node}: reduction"]
+    assert len(json.dumps(document)) < 100_000

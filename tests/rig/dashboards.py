@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import queue
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
+from bagua.base.machine_clock import clock_name
 from bagua.client import Client
 from bagua.proto import common_pb2 as c
 from bagua.proto import node_pb2 as n
 
 WAIT_S = 60.0
+RECORDED = Path(__file__).with_name("recorded_steps.json")
+CHUNK = 64 << 10  # bytes of output in a message
 RUNNING = {"state": c.RANK_STATE_RUNNING, "pid": 77}
 EXITED = {"state": c.RANK_STATE_EXITED}
 SCRIPT = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
@@ -26,11 +32,14 @@ def _order(peer: Any) -> Any:
 class ReportingJob:
     """Two nodes with two ranks each; ``slow`` computes three times as long as the others. Answers requests for logs.
 
-    ``peers``: nodes of the coordinator's tests, welcomed.
+    ``peers``: nodes of the coordinator's tests, welcomed. ``output``: of each rank, after its first line.
     """
 
-    def __init__(self, client: Client, peers: list[Any], name: str, slow: int = 2, **spec: Any) -> None:
-        self._client, self._peers, self._slow = client, peers, slow
+    def __init__(
+        self, client: Client, peers: list[Any], name: str, slow: int = 2, output: bytes = b"", **spec: Any
+    ) -> None:
+        self._client, self._peers, self._slow, self._more_output = client, peers, slow, output
+        self._reads: dict[int, tuple[Any, n.ReadLog]] = {}
         made = c.JobSpec(
             name=name, entry="train.py", args=["--lr", SCRIPT], nnodes=len(peers), nproc_per_node=2, **spec
         )
@@ -65,21 +74,56 @@ class ReportingJob:
                 self._peers[rank // 2].send(n.NodeFact(progress=told))
 
     def _answer(self, peer: Any) -> None:
-        """Each reader gets a line with markup from each rank. The end of the job ends the logs."""
-        reads: list[n.ReadLog] = []
+        """Each reader gets what a rank has printed. The end of the job ends the logs."""
         while not self._ended.is_set():
             try:
                 directive = peer.next(timeout=0.1)
-            except Exception:
+            except queue.Empty:
                 continue
-            if isinstance(directive, n.StopJob) and directive.job_id == self.job_id:  # not that of the job before
-                self.end()
-            if isinstance(directive, n.ReadLog):
-                reads.append(directive)
-                data = f"rank {directive.rank} says {SCRIPT}\n".encode()
-                self._chunk(peer, directive, data=data)
-        for read in reads:
-            self._chunk(peer, read, offset=len(f"rank {read.rank} says {SCRIPT}\n"), data=b"the end\n", eof=True)
+            match directive:
+                case n.StopJob() if directive.job_id == self.job_id:  # not that of the job before
+                    self.end()
+                case n.ReadLog():
+                    self._print(peer, directive)
+                case n.EndLog():
+                    self._reads.pop(directive.request_id, None)
+                case n.StartTrace():
+                    self._trace(peer, directive.request_id)
+                case n.ClockProbe():
+                    clock = n.ClockReply(
+                        request_id=directive.request_id, monotonic_ns=time.monotonic_ns(), clock=clock_name()
+                    )
+                    peer.send(n.NodeFact(clock=clock))
+        for read_peer, read in list(self._reads.values()):
+            if read_peer is peer:
+                self._chunk(peer, read, offset=len(self._output(read.rank)), data=b"the end\n", eof=True)
+
+    def _output(self, rank: int) -> bytes:
+        return f"rank {rank} says {SCRIPT}\n".encode() + self._more_output
+
+    def _print(self, peer: Any, read: n.ReadLog) -> None:
+        """As much as there is room for; the reader then asks for more."""
+        output = self._output(read.rank)
+        end = min(len(output), read.offset + (read.max_bytes or len(output)))
+        self._reads[read.request_id] = peer, read
+        for at in range(read.offset, end, CHUNK):
+            last = at + CHUNK >= end
+            if more := last and end < len(output):
+                del self._reads[read.request_id]
+            self._chunk(peer, read, offset=at, data=output[at : min(end, at + CHUNK)], more=more)
+
+    @staticmethod
+    def _trace(peer: Any, request_id: int) -> None:
+        """Three steps that two nodes with two ranks each have recorded once."""
+        parts = [part for part in recorded_steps() if part.node_id == peer.node_id]
+        for part in parts:
+            reply = n.TraceReply(request_id=request_id, part=part, last=part is parts[-1])
+            peer.send(n.NodeFact(trace=reply))
+
+    @property
+    def reads(self) -> int:
+        """Logs that somebody follows."""
+        return len(self._reads)
 
     @staticmethod
     def _chunk(peer: Any, read: n.ReadLog, **more: Any) -> None:
@@ -105,3 +149,17 @@ class ReportingJob:
         ):
             assert time.monotonic() < deadline, "the job does not end"
             time.sleep(0.02)
+
+
+def recorded_steps() -> list[c.TracePart]:
+    """A job of 2 nodes with 2 ranks each has trained three steps. Rank 2 computed 50 ms longer. Times are in the file
+    in µs; fields of spans are in the order of ``names``."""
+    names = ("phase", "name", "comm", "sequence", "begin_ns", "end_ns", "peer", "bytes")
+    parts = []
+    for part in json.loads(RECORDED.read_text()):
+        found = c.TracePart(node_id=part["node"], rank=part["rank"], member=max(0, part["rank"]), hosts=part["hosts"])
+        for values in part["spans"]:
+            span = dict(zip(names, values, strict=True))
+            found.spans.add(**{**span, "begin_ns": span["begin_ns"] * 1_000, "end_ns": span["end_ns"] * 1_000})
+        parts.append(found)
+    return parts

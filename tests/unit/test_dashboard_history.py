@@ -7,9 +7,11 @@ import math
 
 import pytest
 
+from bagua.dashboard.feed import JobFeed
 from bagua.dashboard.history import MAX_COLUMNS, MAX_POINTS, MAX_ROWS, History, RankMap, Report, Shares, Thinned
 from bagua.dashboard.reports import report_of
-from bagua.proto import common_pb2
+from bagua.dashboard.stream import JobView, as_event
+from bagua.proto import common_pb2, job_pb2
 
 
 def report(time: float, rank: int = 0, step: int = 1, compute: float = 10.0, **more) -> Report:
@@ -109,3 +111,20 @@ def test_a_report_of_the_protocol():
     assert (found.node, dict(found.metrics), found.own) == ("b", {"loss": 1.5}, True)
     assert found.shares == Shares(8.0, 0.0, 2.0, 0.0) and (found.bytes_inside, found.bytes_between) == (70, 0)
     assert report_of(common_pb2.Progress(by_itself=True), 0.0, {}).shares is None
+
+
+def test_a_job_of_many_ranks_with_long_words_is_a_small_document():
+    text = "x" * 6_000
+    spec = common_pb2.JobSpec(name=text, args=[text] * 500, env={f"{at}{text}": text for at in range(500)})
+    ranks = [common_pb2.RankStatus(rank=rank, exit_code=rank == 700, error_tail=text) for rank in range(1_000)]
+    feed = JobFeed("job-1")
+    feed.put_job(job_pb2.Job(job_id="job-1", created_at=1, spec=spec, reason=text, ranks=ranks, gone=ranks))
+    for seq in range(2_000):
+        feed.put_event(job_pb2.JobEvent(seq=seq + 1, reason=text))
+        metrics = {f"{seq}": 1.0, "compute ms": 10.0}
+        feed.put_progress(common_pb2.Progress(rank=seq % 1_000, step=seq, metrics=metrics))
+    view = JobView(feed)
+    sizes = {kind: len(as_event(kind, document)) for kind, document in view.news()}
+    assert set(sizes) == {"job", "events", "now", "chart", "heat"}
+    assert max(sizes.values()) < 600_000, sizes
+    assert view.news() == []

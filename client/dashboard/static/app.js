@@ -4,6 +4,7 @@ import { ask, h, toast } from "./dom.js";
 import { leave } from "./live.js";
 import { showCluster } from "./cluster.js";
 import { showJob } from "./job.js";
+import "./theme_button.js";
 
 const main = document.getElementById("main");
 
@@ -62,22 +63,6 @@ function login(words = "") {
   field.focus();
 }
 
-const themes = ["system", "light", "dark"];
-function theme() {
-  return document.documentElement.dataset.theme || "system";
-}
-const button = document.getElementById("theme");
-function label() { button.textContent = { system: "◐", light: "☀", dark: "☾" }[theme()]; button.setAttribute("aria-label", `Theme: ${theme()}`); }
-button.addEventListener("click", () => {
-  const next = themes[(themes.indexOf(theme()) + 1) % 3];
-  if (next === "system") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = next;
-  try { localStorage.setItem("bagua-theme", next); } catch { /* storage is off */ }
-  label();
-  dispatchEvent(new Event("bagua-theme"));
-});
-label();
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dispatchEvent(new Event("bagua-theme")));
 document.getElementById("logout").addEventListener("click", async () => {
   try { await ask("/api/logout", {}); } catch (error) { toast(error.message); }
   login();

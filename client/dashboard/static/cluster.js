@@ -1,6 +1,6 @@
 // The cluster: figures, nodes and their slots, jobs that run and jobs that have ended.
 
-import { ago, ask, fill, h, many, meter, number, pill, span, tip, toast, variable } from "./dom.js";
+import { ago, ask, fill, h, many, meter, number, penOf, pill, span, tip, toast, variable } from "./dom.js";
 import { follow } from "./live.js";
 
 const FEW = 36; // nodes that get a card each; more are squares
@@ -8,82 +8,106 @@ const CELL = 15, NARROW = 500, SMALL_CELL = 11; // pixels
 
 export function showCluster(main, login) {
   document.title = "Bagua";
-  const tiles = h("section", { class: "tiles", "aria-label": "Cluster" });
-  const away = h("div", { class: "banner warn", role: "status", hidden: true });
-  const nodes = h("div");
-  const nodeNote = h("span", { class: "note" });
-  const running = h("div", { class: "scroll tall" });
-  const others = h("p", { class: "note", hidden: true });
-  const ended = h("div");
-  const more = h("button", { type: "button", hidden: true }, "Older jobs");
-  const newest = h("button", { type: "button", class: "quiet", hidden: true }, "Newest");
-  const filter = h("select", { "aria-label": "Which jobs" },
-    ...[["", "all ended"], ["failed", "failed"], ["succeeded", "succeeded"], ["cancelled", "cancelled"]].map(([value, words]) => h("option", { value }, words)));
-  main.replaceChildren(
-    away, tiles,
-    h("section", { class: "card" }, h("header", {}, h("h2", {}, "Nodes"), nodeNote), nodes),
-    h("section", { class: "card" }, h("header", {}, h("h2", {}, "Jobs")), running, others),
-    h("section", { class: "card" }, h("header", {}, h("h2", {}, "Ended"), h("span", { class: "right" }, filter)), ended,
-      h("div", { class: "buttons" }, newest, more)));
+  const view = new ClusterView(login);
+  main.replaceChildren(...view.cards());
+  view.load("");
+  follow("/api/stream", view.handlers(), () => view.fresh(), login);
+  return () => view.close();
+}
 
-  let known = new Map();
-  let recent = [];
-  let page = null; // a page that was asked for; null: the newest, which come by themselves
-  let next = "";
-  const drawEnded = () => fill(ended, page || recent, () => jobTable(page || recent, true));
+class ClusterView {
+  constructor(login) {
+    Object.assign(this, { login, known: new Map(), recent: [], next: "" });
+    this.page = null; // jobs that were asked for; null: the newest, which come by themselves
+    this.away = h("div", { class: "banner warn", role: "status", hidden: true });
+    this.tiles = h("section", { class: "tiles", "aria-label": "Cluster" });
+    this.nodes = h("div");
+    this.nodeNote = h("span", { class: "note" });
+    this.running = h("div", { class: "scroll tall" });
+    this.others = h("p", { class: "note", hidden: true });
+    this.ended = h("div");
+    this.more = h("button", { type: "button", hidden: true, onclick: () => this.load(this.next) }, "Older jobs");
+    this.newest = h("button", { type: "button", class: "quiet", hidden: true, onclick: () => this.load("") }, "Newest");
+    this.filter = h("select", { "aria-label": "Which jobs", onchange: () => this.load("") },
+      h("option", { value: "" }, "all ended"), ...["failed", "succeeded", "cancelled"].map((state) => h("option", { value: state }, state)));
+    this.redraw = () => this.drawNodes();
+    addEventListener("resize", this.redraw);
+    addEventListener("bagua-theme", this.redraw);
+  }
 
-  async function load(token) {
+  cards() {
+    return [
+      this.away, this.tiles,
+      h("section", { class: "card" }, h("header", {}, h("h2", {}, "Nodes"), this.nodeNote), this.nodes),
+      h("section", { class: "card" }, h("header", {}, h("h2", {}, "Jobs")), this.running, this.others),
+      h("section", { class: "card" }, h("header", {}, h("h2", {}, "Ended"), h("span", { class: "right" }, this.filter)), this.ended,
+        h("div", { class: "buttons" }, this.newest, this.more))];
+  }
+
+  close() {
+    removeEventListener("resize", this.redraw);
+    removeEventListener("bagua-theme", this.redraw);
+  }
+
+  fresh() { this.known = new Map(); }
+
+  handlers() {
+    return {
+      counts: (counts) => this.showCounts(counts),
+      nodes: ({ changed, gone }) => {
+        for (const row of changed) this.known.set(row[0], row);
+        for (const name of gone) this.known.delete(name);
+        this.drawNodes();
+      },
+      jobs: (jobs) => this.showJobs(jobs),
+    };
+  }
+
+  showCounts(counts) {
+    this.away.hidden = !counts.away;
+    this.away.textContent = counts.away;
+    this.nodeNote.textContent = counts.nodes - counts.connected ? `${counts.nodes - counts.connected} away` : "";
+    fill(this.tiles, counts, () => [
+      tile(`${counts.connected}`, counts.connected === counts.nodes ? "nodes" : `of ${counts.nodes} nodes`),
+      tile(`${counts.used}\u00a0/\u00a0${counts.slots}`, "slots in use", counts.slots ? counts.used / counts.slots : 0),
+      tile(counts.running, counts.running === 1 ? "job runs" : "jobs run"),
+      tile(counts.pending, counts.pending === 1 ? "job waits for nodes" : "jobs wait for nodes"),
+    ]);
+  }
+
+  showJobs({ running, more, recent }) {
+    fill(this.running, [running, Math.floor(Date.now() / 10000)], () => jobTable(running, false));
+    this.others.hidden = !more;
+    this.others.textContent = `The newest ${running.length}. ${many(more, "other")}: bagua job list`;
+    const anew = this.loaded && recent.length && recent[0].id !== this.recent[0]?.id;
+    if (this.page === null && anew) this.load("");
+  }
+
+  // A page of jobs that have ended.
+  async load(token) {
     try {
-      const answer = await ask(`/api/jobs?state=${filter.value}&page=${encodeURIComponent(token)}`);
-      page = token || filter.value ? answer.jobs : null;
-      if (page === null) recent = answer.jobs;
-      next = answer.next;
-      more.hidden = !next;
-      newest.hidden = page === null || (!token && filter.value !== "");
-      drawEnded();
+      const answer = await ask(`/api/jobs?state=${this.filter.value}&page=${encodeURIComponent(token)}`);
+      this.page = token || this.filter.value ? answer.jobs : null;
+      if (this.page === null) this.recent = answer.jobs;
+      this.next = answer.next;
+      this.loaded = true;
+      this.more.hidden = !this.next;
+      this.newest.hidden = this.page === null || (!token && this.filter.value !== "");
+      const shown = this.page || this.recent;
+      fill(this.ended, shown, () => jobTable(shown, true));
     } catch (error) {
-      if (error.status === 401) login(); else toast(error.message);
+      if (error.status === 401) this.login(); else toast(error.message);
     }
   }
-  more.addEventListener("click", () => load(next));
-  newest.addEventListener("click", () => load(""));
-  filter.addEventListener("change", () => load(""));
-  load("");
 
-  const drawNodes = () => {
-    const rows = [...known.values()].sort((a, b) => a[0].localeCompare(b[0], "en", { numeric: true }));
-    fill(nodes, [rows.map((row) => row.slice(0, 7)), rows.length > FEW && [nodes.clientWidth, variable("--accent")]],
-      () => rows.length === 0 ? h("p", { class: "empty" }, "No node daemon has connected yet: bagua daemon") : rows.length <= FEW ? cards(rows) : squares(rows, nodes.clientWidth));
-  };
-  addEventListener("resize", drawNodes);
-  addEventListener("bagua-theme", drawNodes);
-
-  follow("/api/stream", {
-    counts: (document) => {
-      away.hidden = !document.away;
-      away.textContent = document.away;
-      nodeNote.textContent = document.nodes - document.connected ? `${document.nodes - document.connected} away` : "";
-      fill(tiles, document, () => [
-        tile(`${document.connected}`, document.connected === document.nodes ? "nodes" : `of ${document.nodes} nodes`),
-        tile(`${document.used}\u00a0/\u00a0${document.slots}`, "slots in use", document.slots ? document.used / document.slots : 0),
-        tile(document.running, document.running === 1 ? "job runs" : "jobs run"),
-        tile(document.pending, document.pending === 1 ? "job waits for nodes" : "jobs wait for nodes"),
-      ]);
-    },
-    nodes: ({ changed, gone }) => {
-      for (const row of changed) known.set(row[0], row);
-      for (const name of gone) known.delete(name);
-      drawNodes();
-    },
-    jobs: (document) => {
-      fill(running, [document.running, Math.floor(Date.now() / 10000)], () => jobTable(document.running, false));
-      others.hidden = !document.more;
-      others.textContent = `The newest ${document.running.length}. ${many(document.more, "other")}: bagua job list`;
-      const anew = document.recent.length && document.recent[0].id !== recent[0]?.id;
-      if (page === null && anew && recent.length) load("");
-    },
-  }, () => { known = new Map(); }, login);
-  return () => { removeEventListener("resize", drawNodes); removeEventListener("bagua-theme", drawNodes); };
+  drawNodes() {
+    const rows = [...this.known.values()].sort((a, b) => a[0].localeCompare(b[0], "en", { numeric: true }));
+    const width = this.nodes.clientWidth;
+    fill(this.nodes, [rows.map((row) => row.slice(0, 7)), rows.length > FEW && [width, variable("--accent")]], () => {
+      if (!rows.length) return h("p", { class: "empty" }, "No node daemon has connected yet: bagua daemon");
+      return rows.length <= FEW ? cards(rows) : squares(rows, width);
+    });
+  }
 }
 
 function tile(figure, words, share) {
@@ -107,22 +131,17 @@ function squares(rows, width) {
   const cell = width < NARROW ? SMALL_CELL : CELL;
   const across = Math.max(1, Math.floor(width / cell));
   const canvas = h("canvas", { role: "img", "aria-label": `${rows.length} nodes` });
-  const scale = devicePixelRatio || 1;
-  const height = Math.ceil(rows.length / across) * cell;
-  canvas.width = across * cell * scale; canvas.height = height * scale;
-  canvas.style.width = `${across * cell}px`; canvas.style.height = `${height}px`;
-  const draw = canvas.getContext("2d");
-  draw.scale(scale, scale);
+  const pen = penOf(canvas, across * cell, Math.ceil(rows.length / across) * cell);
   const [free, full, bad, warn] = ["--track", "--accent", "--bad", "--warn"].map(variable);
   rows.forEach((row, at) => {
     const [, , , slots, used, connected, draining] = row;
     const x = (at % across) * cell, y = Math.floor(at / across) * cell, side = cell - 3;
-    draw.fillStyle = connected ? free : bad;
-    draw.fillRect(x, y, side, side);
+    pen.fillStyle = connected ? free : bad;
+    pen.fillRect(x, y, side, side);
     if (connected && slots) {
-      draw.fillStyle = draining ? warn : full;
+      pen.fillStyle = draining ? warn : full;
       const high = Math.round(side * Math.min(1, used / slots));
-      draw.fillRect(x, y + side - high, side, high);
+      pen.fillRect(x, y + side - high, side, high);
     }
   });
   tip(canvas, (x, y) => {

@@ -118,5 +118,19 @@ export function bytes(value) {
   return `${value >= 100 || at === 0 ? Math.round(value) : value.toFixed(1)} ${units[at]}`;
 }
 
+// The 2D context of a canvas that gets this size, in the pixels of a style sheet.
+export function penOf(canvas, width, height) {
+  const scale = devicePixelRatio || 1;
+  canvas.width = width * scale;
+  canvas.height = height * scale;
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
+  const pen = canvas.getContext("2d");
+  pen.scale(scale, scale);
+  pen.font = "11px system-ui, sans-serif";
+  pen.textBaseline = "middle";
+  return pen;
+}
+
 export const variable = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 export const many = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;

@@ -1,6 +1,6 @@
 // A map of ranks over time: how long each computes in a step, beside the median of all. A straggler is a red line.
 
-import { atTime, h, number, tip, variable } from "./dom.js";
+import { atTime, h, number, penOf, tip, variable } from "./dom.js";
 
 const LEFT = 46;
 const BOTTOM = 20;
@@ -33,42 +33,50 @@ export class HeatMap {
   draw() {
     const width = this.body.clientWidth;
     if (!this.document || !width) return;
-    const { rows, begin, width: seconds } = this.document;
-    const columns = this.medians.length;
-    const high = Math.max(3, Math.min(22, Math.floor(320 / rows.length)));
-    const scale = devicePixelRatio || 1;
-    const height = rows.length * high + BOTTOM;
-    this.canvas.width = width * scale; this.canvas.height = height * scale;
-    this.canvas.style.width = `${width}px`; this.canvas.style.height = `${height}px`;
-    const pen = this.canvas.getContext("2d");
-    pen.scale(scale, scale);
-    const wide = Math.min(40, (width - LEFT) / Math.max(columns, 1));
+    const { rows } = this.document;
+    this.high = Math.max(3, Math.min(22, Math.floor(320 / rows.length)));
+    this.wide = Math.min(40, (width - LEFT) / Math.max(this.medians.length, 1));
+    const height = rows.length * this.high + BOTTOM;
+    const pen = penOf(this.canvas, width, height);
+    this.drawCells(pen);
+    pen.fillStyle = variable("--faint");
+    this.drawRanks(pen);
+    this.drawTimes(pen, height - BOTTOM / 2 + 2);
+  }
+
+  drawCells(pen) {
+    const { wide, high } = this;
     const colours = [0, 1, 2, 3].map((at) => rgb(variable(`--heat-${at}`)));
     const gap = high > 6 ? 1 : 0;
-    rows.forEach((row, at) => row.forEach((value, column) => {
+    this.document.rows.forEach((row, at) => row.forEach((value, column) => {
       if (value === null) return;
       pen.fillStyle = colour(colours, value / (this.medians[column] || value || 1));
       pen.fillRect(LEFT + column * wide, at * high, Math.ceil(wide) - (wide > 5 ? 1 : 0), high - gap);
     }));
-    pen.fillStyle = variable("--faint");
-    pen.font = "11px system-ui, sans-serif";
-    pen.textBaseline = "middle";
+  }
+
+  drawRanks(pen) {
+    const every = Math.ceil(13 / this.high);
     pen.textAlign = "right";
-    const every = Math.ceil(13 / high);
-    rows.forEach((_, at) => { if (at % every === 0) pen.fillText(`${at * this.document.ranks_in_row}`, LEFT - 8, at * high + high / 2); });
+    this.document.rows.forEach((_, at) => {
+      if (at % every === 0) pen.fillText(`${at * this.document.ranks_in_row}`, LEFT - 8, at * this.high + this.high / 2);
+    });
+  }
+
+  drawTimes(pen, y) {
+    const { begin, width: seconds } = this.document;
+    const long = this.medians.length * this.wide;
     pen.textAlign = "left";
-    pen.fillText(atTime(begin), LEFT, height - BOTTOM / 2 + 2);
-    if (columns * wide > 200) {
-      pen.textAlign = "right";
-      pen.fillText(atTime(begin + columns * seconds), LEFT + columns * wide, height - BOTTOM / 2 + 2);
-    }
-    this.geometry = { wide, high };
+    pen.fillText(atTime(begin), LEFT, y);
+    if (long < 200) return;
+    pen.textAlign = "right";
+    pen.fillText(atTime(begin + this.medians.length * seconds), LEFT + long, y);
   }
 
   words(x, y) {
-    if (!this.document || !this.geometry) return null;
+    if (!this.document || !this.wide) return null;
     const { rows, begin, width, ranks_in_row: each, nodes } = this.document;
-    const row = Math.floor(y / this.geometry.high), column = Math.floor((x - LEFT) / this.geometry.wide);
+    const row = Math.floor(y / this.high), column = Math.floor((x - LEFT) / this.wide);
     const value = rows[row]?.[column];
     if (value === undefined || value === null) return null;
     const name = each > 1 ? `ranks ${row * each}–${row * each + each - 1}` : `rank ${row}${nodes[row] ? ` on ${nodes[row]}` : ""}`;

@@ -20,7 +20,6 @@ export function showJob(main, id, login) {
   view.logs = new Logs(start);
   view.layout();
   start("");
-  ask("/api/hello").catch(() => {});
   return () => view.close();
 }
 
@@ -77,27 +76,34 @@ class JobView {
   job(job) {
     this.known = job;
     const over = ENDED.includes(job.state);
-    document.title = `${job.name || id(job)} · Bagua`;
-    const began = job.started_at || job.created_at;
-    fill(this.head, [job, this.step], () => [
-      h("div", { class: "head" }, h("h1", {}, job.name || id(job)), pill(job.state),
-        h("div", { class: "actions" },
-          over ? null : h("button", { type: "button", class: "danger", id: "cancel", onclick: () => this.cancel() }, "Cancel"),
-          h("button", { type: "button", id: "again", disabled: Boolean(job.no_again), title: job.no_again || null, onclick: () => this.again() }, "Submit again"))),
-      h("p", { class: "facts" },
-        h("span", { class: "mono" }, job.job_id),
-        h("span", {}, h("b", {}, many(job.nnodes, "node")), ` × ${many(job.nproc_per_node, "rank")}`),
-        h("span", {}, over ? "took " : "since ", h("b", {}, over ? job.took : atTime(began))),
-        h("span", {}, "submitted ", h("b", {}, atDate(job.created_at))),
-        job.elastic ? h("span", {}, "elastic, generation ", h("b", {}, String(job.generation))) : null,
-        job.paused ? pill("paused") : null),
-      this.progress()]);
+    document.title = `${job.name || job.job_id} · Bagua`;
+    this.showHead(job, over);
     this.showTrouble(job, over);
     if (over) this.late.hidden = true;
     this.showRanks(job);
     this.timeline.element.hidden = over ? !this.timeline.lanes : job.state !== "running";
     this.timeline.button.hidden = over;
     this.logs.ranks([...new Set([...job.ranks, ...job.gone, ...job.joining].map((rank) => rank.member))].sort((a, b) => a - b));
+    this.showSpecification(job);
+  }
+
+  showHead(job, over) {
+    fill(this.head, [job, this.step], () => [
+      h("div", { class: "head" }, h("h1", {}, job.name || job.job_id), pill(job.state),
+        h("div", { class: "actions" },
+          over ? null : h("button", { type: "button", class: "danger", id: "cancel", onclick: () => this.cancel() }, "Cancel"),
+          h("button", { type: "button", id: "again", disabled: Boolean(job.no_again), title: job.no_again || null, onclick: () => this.again() }, "Submit again"))),
+      h("p", { class: "facts" },
+        h("span", { class: "mono" }, job.job_id),
+        h("span", {}, h("b", {}, many(job.nnodes, "node")), ` × ${many(job.nproc_per_node, "rank")}`),
+        h("span", {}, over ? "took " : "since ", h("b", {}, over ? job.took : atTime(job.started_at || job.created_at))),
+        h("span", {}, "submitted ", h("b", {}, atDate(job.created_at))),
+        job.elastic ? h("span", {}, "elastic, generation ", h("b", {}, String(job.generation))) : null,
+        job.paused ? pill("paused") : null),
+      this.progress()]);
+  }
+
+  showSpecification(job) {
     fill(this.spec, [job.entry, job.args, job.env, job.workdir, job.tuning, job.growth], () => [
       h("header", {}, h("h3", {}, "Specification")),
       h("pre", {}, [job.entry, ...job.args].join(" ")),
@@ -118,11 +124,11 @@ class JobView {
   }
 
   showTrouble(job, over) {
-    const failed = job.ranks.find((rank) => rank.error_tail && (rank.exit_code || rank.signal));
+    const failed = job.last_lines;
     const words = job.state === "failed" || job.state === "cancelled" ? job.reason : over ? "" : job.waiting || (job.state === "pending" || job.state === "waiting" ? job.reason : "");
-    fill(this.trouble, [words, failed?.error_tail, job.state], () => !words ? [] :
+    fill(this.trouble, [words, failed, job.state], () => !words ? [] :
       h("div", { class: `banner ${job.state === "failed" ? "bad" : "warn"}` }, h("div", {}, words,
-        failed && job.state === "failed" ? h("details", {}, h("summary", {}, `Last lines of rank ${failed.rank}`), h("pre", {}, failed.error_tail)) : null)));
+        failed && job.state === "failed" ? h("details", {}, h("summary", {}, `Last lines of rank ${failed.rank}`), h("pre", {}, failed.text)) : null)));
   }
 
   // ---- figures
@@ -219,8 +225,6 @@ class JobView {
     } catch (error) { toast(error.message); }
   }
 }
-
-const id = (job) => job.job_id;
 
 function table(events) {
   return h("div", { class: "scroll" }, h("table", {}, h("tbody", {}, events.map((event) => h("tr", {},

@@ -1,6 +1,6 @@
 // One recorded step: rows of ranks and hosts, bars for computation, buckets, reductions and wire.
 
-import { ask, h, number, tip, toast, variable } from "./dom.js";
+import { ask, h, number, penOf, tip, toast, variable } from "./dom.js";
 
 const ROW = 17;
 const TOP = 20; // the scale of time
@@ -8,7 +8,7 @@ const COLOURS = {
   forward: "--compute", backward: "--c4", optimizer: "--c2", wait: "--exposed", reduced: "--hidden", submitted: "--ranks", ready: "--track",
   operation: "--hidden", ranks: "--ranks", host: "--exposed", queued: "--track", reduce: "--c3", encode: "--c6", decode: "--c6", copy: "--c5", send: "--c1", receive: "--c2",
 };
-const WHOLE = new Set(["step", "bucket", "operation"]); // spans around others: an outline alone
+const WHOLE = new Set(["step", "bucket", "operation"]); // spans around others: their background
 
 export class Timeline {
   constructor(jobId) {
@@ -47,36 +47,32 @@ export class Timeline {
 
   draw() {
     if (!this.lanes || !this.element.clientWidth) return;
-    const width = this.body.clientWidth, left = this.left = Math.min(190, width * 0.32);
-    const scale = devicePixelRatio || 1, height = this.lanes.length * ROW + TOP;
-    this.canvas.width = width * scale; this.canvas.height = height * scale;
-    this.canvas.style.width = `${width}px`; this.canvas.style.height = `${height}px`;
-    const pen = this.canvas.getContext("2d");
-    pen.scale(scale, scale);
-    pen.font = "11px system-ui, sans-serif";
-    pen.textBaseline = "middle";
-    this.per = (width - left - 10) / this.end;
-    let before = "";
+    const width = this.body.clientWidth;
+    this.left = Math.min(190, width * 0.32);
+    this.per = (width - this.left - 10) / this.end; // pixels of a millisecond
+    const pen = penOf(this.canvas, width, this.lanes.length * ROW + TOP);
     this.lanes.forEach(([process, thread, spans], row) => {
-      const y = TOP + row * ROW;
-      if (process !== before) { pen.fillStyle = variable("--line"); pen.fillRect(0, y, width, 1); }
-      pen.fillStyle = variable(process !== before ? "--ink" : "--faint");
-      pen.fillText(process === before ? `   ${thread}` : `${process}: ${thread}`, 0, y + ROW / 2, left - 8);
-      before = process;
-      for (const [begin, length, kind] of spans) {
-        const x = left + begin * this.per, long = Math.max(1, length * this.per);
-        if (WHOLE.has(kind)) { pen.fillStyle = variable("--track"); pen.fillRect(x, y + 2, long, ROW - 4); continue; }
-        pen.fillStyle = variable(COLOURS[kind] || "--faint");
-        pen.fillRect(x, y + 3, long, ROW - 6);
-      }
+      const y = TOP + row * ROW, begins = process !== this.lanes[row - 1]?.[0];
+      if (begins) { pen.fillStyle = variable("--line"); pen.fillRect(0, y, width, 1); }
+      pen.fillStyle = variable(begins ? "--ink" : "--faint");
+      pen.fillText(begins ? `${process}: ${thread}` : `   ${thread}`, 0, y + ROW / 2, this.left - 8);
+      for (const span of spans) this.drawSpan(pen, y, span);
     });
+    this.drawScale(pen, width < 560 ? 2 : 4);
+  }
+
+  drawSpan(pen, y, [begin, length, kind]) {
+    const around = WHOLE.has(kind) ? 2 : 3;
+    pen.fillStyle = variable(WHOLE.has(kind) ? "--track" : COLOURS[kind] || "--faint");
+    pen.fillRect(this.left + begin * this.per, y + around, Math.max(1, length * this.per), ROW - 2 * around);
+  }
+
+  drawScale(pen, parts) {
     pen.fillStyle = variable("--faint");
-    const parts = width < 560 ? 2 : 4;
     for (let at = 0; at <= parts; at += 1) {
       pen.textAlign = at === parts ? "right" : at ? "center" : "left";
-      pen.fillText(`${number(this.end * at / parts)} ms`, left + this.end * this.per * at / parts, 8);
+      pen.fillText(`${number(this.end * at / parts)} ms`, this.left + this.end * this.per * at / parts, 8);
     }
-    pen.textAlign = "left";
   }
 
   words(x, y) {

@@ -105,6 +105,11 @@ class Course:
         more, size = self._progress.left, sum(self._progress.shares)
         return max(0, len(self._progress.rounds(self.given + 1 + -(-more // size))) - self.given)
 
+    @property
+    def steps_of_epoch(self) -> int:
+        """Rounds of a whole epoch with the present members, if none of its samples goes to the next one."""
+        return -(-self.setting.length // sum(self._progress.shares))
+
     def batch(self, ahead: int = 0) -> list[int] | None:
         """Indices of the samples of this member's batch after the next ``ahead`` ones. None: the epoch has no more."""
         batch = self._progress.batch(self.member, self.given + ahead)

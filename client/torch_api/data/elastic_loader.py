@@ -46,6 +46,22 @@ class ElasticLoader:
         """Batches that are left of this epoch, if the membership stays."""
         return self._course.left
 
+    @property
+    def steps_of_epoch(self) -> int:
+        """Batches of this rank in a whole epoch, with the present members."""
+        return self._course.steps_of_epoch
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether ``steps_of_epoch`` stays the same when members come and go."""
+        return self._course.setting.global_batch is not None
+
+    def stream(self) -> Iterator[Any]:
+        """Batches of this rank, epoch after epoch, without an end. For loops that count epochs by themselves, and don't
+        ask ``ElasticSampler.epochs``: a newcomer is let in at its first batch."""
+        while True:
+            yield from self
+
     def __iter__(self) -> Iterator[Any]:
         try:
             yield from self._batches()

@@ -97,7 +97,11 @@ class ElasticSampler:
 
     def _between_steps(self) -> None:
         assert self._units is not None
-        if not self._course.given:  # else the loop gathers several batches for a step
+        if self._course.given:  # the loop gathers several batches for a step
+            return
+        if self._session.newcomer:  # its loop did not ask for ``epochs``
+            self._units.join(marked=True)
+        else:
             self._units.between_steps()
 
     def _given(self, weight: float) -> None:

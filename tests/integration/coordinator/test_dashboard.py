@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import signal
 import ssl
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,8 @@ import pytest
 from rig.dashboards import SCRIPT, ReportingJob
 
 from bagua.base.errors import NotFoundError
+from bagua.base.security import TlsFiles
+from bagua.daemon.coordinator.certs import make_certificates
 from bagua.proto import common_pb2 as c
 from bagua.proto import node_pb2 as n
 
@@ -200,17 +207,46 @@ def test_a_port_that_is_taken(start):
     assert "did not start" in other.error
 
 
-def test_under_tls_the_cookie_is_secure(start):
+def test_under_tls_the_cookie_is_secure_and_certificates_may_be_asked_for(start, tmp_path):
     process = start("--dashboard", "127.0.0.1:0", "--auto-tls", "localhost")
     assert process.dashboard.startswith("https://") and process.tls is not None
-    with httpx.Client(base_url=process.dashboard, verify=_trusting(process.tls.ca), headers=OWN) as client:
+    with httpx.Client(base_url=process.dashboard, verify=_trusting(process.tls), headers=OWN) as client:
         answer = client.post("/api/login", json={"token": process.token})
         assert "secure" in answer.headers["set-cookie"].lower()
         assert client.get("/api/hello").status_code == 200
+    make_certificates(tmp_path / "foreign", ["localhost"])
+    foreign = TlsFiles.in_folder(tmp_path / "foreign")
+    with _started(process, "--client-certificates") as url:
+        for shown in (None, foreign):
+            with pytest.raises(httpx.TransportError):
+                httpx.get(url, verify=_trusting(process.tls, shown))
+        assert httpx.get(url, verify=_trusting(process.tls, process.tls)).status_code == 200
 
 
-def _trusting(ca: Path) -> Any:
-    return ssl.create_default_context(cafile=str(ca))
+@contextmanager
+def _started(process: CoordinatorProcess, *options: str) -> Iterator[str]:
+    """``bagua dashboard`` beside a coordinator with TLS, as a user starts it. Yields its address."""
+    read_end, write_end = os.pipe()
+    command = [sys.executable, "-P", "-m", "bagua.cli.main", "dashboard", "--listen", "127.0.0.1:0", *options]
+    command += ["--coordinator", process.address, "--token-file", str(process.token_file)]
+    command += ["--tls", str(process.tls.ca.parent), "--ready-fd", str(write_end), "--death-signal"]
+    server = subprocess.Popen(command, pass_fds=[write_end])
+    os.close(write_end)
+    try:
+        with os.fdopen(read_end) as lines:
+            assert select.select([lines], [], [], WAIT_S)[0], "the dashboard did not start"
+            yield json.loads(lines.readline())["url"]
+    finally:
+        server.terminate()
+        assert server.wait(WAIT_S) in (0, -signal.SIGTERM)
+
+
+def _trusting(served: TlsFiles, shown: TlsFiles | None = None) -> ssl.SSLContext:
+    """Trusts that authority, and shows a certificate."""
+    found = ssl.create_default_context(cafile=str(served.ca))
+    if shown is not None:
+        found.load_cert_chain(shown.cert, shown.key)
+    return found
 
 
 def test_a_client_that_never_was_is_no_job(served):

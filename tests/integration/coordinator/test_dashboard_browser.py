@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import playwright.sync_api as playwright
 import pytest
 from rig.dashboards import SCRIPT, ReportingJob
@@ -118,6 +119,27 @@ def test_a_job_is_opened_and_followed_to_its_end(tab, job):
     assert tab.page.locator("main img, main script").count() == 0
 
 
+def test_a_hidden_tab_asks_for_nothing_and_catches_up(tab, job):
+    def hide(hidden: bool) -> None:
+        tab.page.evaluate(
+            """(hidden) => {
+                Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+                document.dispatchEvent(new Event("visibilitychange"));
+            }""",
+            hidden,
+        )
+
+    tab.log_in()
+    tab.expect(f"section:has(h2:text-is('Jobs')) a[href*='{job.job_id}']").to_be_visible(timeout=WAIT_MS)
+    tab.expect("#live").to_have_text("live", timeout=WAIT_MS)
+    hide(True)
+    tab.expect("#live").to_have_text("paused", timeout=WAIT_MS)
+    job.end()
+    hide(False)
+    tab.expect("#live").to_have_text("live", timeout=WAIT_MS)
+    tab.expect(f"section:has(h2:text-is('Ended')) a[href*='{job.job_id}']").to_be_visible(timeout=WAIT_MS)
+
+
 def test_the_straggler_is_the_red_line_of_the_map(tab, job):
     tab.log_in()
     tab.page.click(f"table.jobs a[href*='{job.job_id}']")
@@ -132,6 +154,37 @@ def test_the_straggler_is_the_red_line_of_the_map(tab, job):
     red, green, blue, _ = colours[2]
     assert red > 2 * max(green, blue), colours
     assert colours[0] == colours[1] == colours[3] and colours[0][2] > colours[0][0], colours
+
+
+def test_the_timeline_of_one_step(tab, job):
+    """What real ranks and hosts have recorded: rows of them all, what a span is, and who computes for long."""
+    tab.log_in()
+    tab.page.click(f"table.jobs a[href*='{job.job_id}']")
+    tab.expect("#timeline canvas").to_be_hidden(timeout=WAIT_MS)
+    tab.page.click("#record")
+    tab.expect("#timeline canvas").to_be_visible(timeout=WAIT_MS)
+    tab.expect("#record").to_have_text("Record another", timeout=WAIT_MS)
+    for phase in ("forward", "backward", "submitted", "reduced", "reduce", "send", "receive"):
+        tab.expect(f"#timeline .legend span:text-is('{phase}')").to_be_visible(timeout=WAIT_MS)
+    shot(tab, "timeline")
+    with httpx.Client(base_url=tab.served.dashboard, headers={"authorization": f"Bearer {tab.served.token}"}) as client:
+        answer = client.post(f"/api/jobs/{job.job_id}/trace", headers={"x-bagua-dashboard": "1"}, json={})
+    lanes = answer.json()["lanes"]
+    assert {lane[0] for lane in lanes} == {f"rank {rank} ({'ab'[rank // 2]})" for rank in range(4)} | {
+        "host a",
+        "host b",
+    }
+    row = next(row for row, lane in enumerate(lanes) if lane[:2] == ["rank 2 (b)", "bucket 0"])
+    begin, length, _, _ = max(lanes[row][2], key=lambda span: span[1])
+    canvas = tab.page.locator("#timeline canvas")
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    end = max(span[0] + span[1] for lane in lanes for span in lane[2])
+    left = min(190, box["width"] * 0.32)
+    x = left + (begin + length / 2) * (box["width"] - left - 10) / end
+    canvas.hover(position={"x": x, "y": 20 + row * 17 + 8})
+    tab.expect(".tip").to_contain_text("rank 2 (b): bucket 0", timeout=WAIT_MS)
+    tab.expect(".tip").to_contain_text(" ms, from ", timeout=WAIT_MS)
 
 
 def test_cancel_asks_first(tab, job):

@@ -11,7 +11,8 @@ import pytest
 from rig.dashboards import SCRIPT, ReportingJob
 from textual.widgets import Button, DataTable, RichLog, Static
 
-from bagua.dashboard.top import Confirm, JobScreen, Top, rank_map
+from bagua.dashboard.top import Confirm, JobScreen, Top
+from bagua.dashboard.top_texts import rank_map
 from bagua.proto import common_pb2 as c
 
 from .conftest import CoordinatorProcess, Peer

@@ -6,7 +6,6 @@ All scenarios run on the same two ranks, one after the other: many Trainers in o
 from __future__ import annotations
 
 import os
-import signal
 import traceback
 import warnings
 from collections.abc import Callable
@@ -210,6 +209,29 @@ def calls_of_a_strategy() -> None:
     assert strategy.all_gather(torch.tensor([rank])).flatten().tolist() == [0, 1]
 
 
+def batches_of_an_elastic_sampler() -> None:
+    """In a job that is not elastic its epochs are those of the Trainer."""
+    model, used = make_model(), []
+    sampler = bagua.contrib.ElasticSampler(make_loader().dataset, BATCH)
+    model.on_train_batch_start = lambda batch, *_: used.append(batch[0])
+    trainer = import_lightning().Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy="bagua",
+        precision="64-true",
+        enable_checkpointing=False,
+        **{**QUIET, "max_epochs": 2},
+    )
+    trainer.fit(model, sampler.loader())
+    assert (len(used), sampler.epoch, trainer.global_step) == (2 * BATCHES, 1, 2 * BATCHES)
+    mine = torch.cat(used)
+    everyone = torch.empty(2, *mine.shape, dtype=mine.dtype)
+    bagua.allgather(mine, everyone)
+    halves = everyone.view(2, 2, BATCHES * BATCH, -1).transpose(0, 1).reshape(2, -1, mine.shape[1])
+    for epoch in halves:
+        assert len(epoch.unique(dim=0)) == 2 * BATCHES * BATCH  # each sample once
+
+
 def failure_of_all_ranks() -> None:
     """A step that raises on all ranks ends that Trainer; the next one works."""
     model = make_model()
@@ -256,6 +278,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
         algorithm_with_an_optimizer,
         wrong_arguments,
         calls_of_a_strategy,
+        batches_of_an_elastic_sampler,
         failure_of_all_ranks,
         reports,
         backend_bagua,
@@ -291,39 +314,3 @@ def outputs(request: Any, tmp_path_factory: Any, run_in_ranks: Any) -> list[str]
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_lightning(outputs: list[str], name: str) -> None:
     check_passed(outputs, name)
-
-
-def rank_elastic() -> dict[str, Any]:
-    """Rank 2 is killed in its third step; the others finish the epoch, and stay alike."""
-    warnings.simplefilter("default")
-    from bagua.lightning import BaguaStrategy
-
-    model = make_model()
-    inner = model.training_step
-
-    def step(batch: Any, batch_idx: int) -> Any:
-        if batch_idx == 2 and bagua.get_rank() == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return inner(batch, batch_idx)
-
-    model.training_step = step
-    pytorch = import_lightning()
-    trainer = pytorch.Trainer(
-        accelerator="cpu", devices=3, strategy=BaguaStrategy(), precision="64-true", enable_checkpointing=False, **QUIET
-    )
-    trainer.fit(model, make_loader())
-    assert trainer.strategy.world_size == 2
-    mine = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    return {"losses": len(model.losses), "weights": mine}
-
-
-def test_elastic_job(tmp_path: Path) -> None:
-    pytest.importorskip("lightning", reason="Lightning is not installed")
-    from integration.frameworks.conftest import DEADLINE_S, ranks_with
-
-    with ranks_with(tmp_path, PRELOAD) as ranks:
-        started = ranks.start(rank_elastic, 3, elastic=True)
-        ranks.wait(DEADLINE_S)
-        first, second = (rank.result() for rank in started[:2])
-    assert first["losses"] == second["losses"] == 2 * BATCHES // 3
-    assert torch.equal(first["weights"], second["weights"])
