@@ -32,7 +32,7 @@ from rig.fleet import Counts, Daemon, keep
 JOBS = "/apis/bagua.dev/v1/namespaces/n/baguajobs"
 PODS = "/api/v1/namespaces/n/pods"
 MERGE = {"Content-Type": "application/merge-patch+json"}
-WAIT_S = 60.0
+WAIT_S = 120.0
 KINDS = {
     "bagua.dev/v1": ["BaguaJob"],
     "v1": ["Event", "Namespace", "Node", "PersistentVolumeClaim", "Pod", "Secret", "Service"],
@@ -69,17 +69,14 @@ class Api(kmock.KubernetesEmulator):
         refusal = self.refusals.pop((request.method, request.path), None)
         if refusal is not None:
             body = {"kind": "Status", "status": "Failure", "code": refusal[0], "message": refusal[1], "reason": ""}
-            return aiohttp.web.json_response(body, status=refusal[0])
+            return _as_kubernetes(aiohttp.web.json_response(body, status=refusal[0]))
         place = PATH.fullmatch(request.path)
         if place and request.method == "PATCH" and "apply-patch" in request.content_type:
             self._make_room(f"{place['version']}/{place['plural']}", place["namespace"], place["name"])
         if request.method == "POST" and request.path.endswith("/events"):  # of generated names
             with suppress(KeyError):
                 del self.objects["v1/events", "n", None]
-        answer = await super().__call__(request)
-        if not answer.prepared and answer.content_type == "application/json":
-            answer.headers["Content-Type"] = "application/json"  # the API server names no charset
-        return answer
+        return _as_kubernetes(await super().__call__(request))
 
     def _make_room(self, resource: str, namespace: str, name: str) -> None:
         """kmock patches only what is there."""
@@ -91,6 +88,13 @@ class Api(kmock.KubernetesEmulator):
         found = self.objects[request.resource, request.namespace, request.name]
         found["status"] = request.data["status"]
         return found.raw
+
+
+def _as_kubernetes(answer: aiohttp.web.StreamResponse) -> aiohttp.web.StreamResponse:
+    """Without a charset: clients know errors of the API server by that."""
+    if not answer.prepared and answer.content_type == "application/json":
+        answer.headers["Content-Type"] = "application/json"
+    return answer
 
 
 class Operator:

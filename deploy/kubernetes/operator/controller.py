@@ -43,7 +43,8 @@ class Controller:
                 log.warning("%s/%s: the Kubernetes API refuses: %s", namespace, name, error)
             return RETRY_S
         except httpx2.HTTPError as error:
-            log.warning("%s/%s: the Kubernetes API does not answer: %s", namespace, name, error)
+            first = str(error).partition("\n")[0]  # more lines are of no use here
+            log.warning("%s/%s: the Kubernetes API does not answer: %s", namespace, name, first)
             return RETRY_S
 
     def _serve(self, namespace: str, name: str) -> float | None:

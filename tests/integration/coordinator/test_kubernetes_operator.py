@@ -21,7 +21,8 @@ SECRETS = "/api/v1/namespaces/n/secrets"
 
 
 @pytest.fixture
-def operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Operator]:
+def operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Callable[..., Any]) -> Iterator[Operator]:
+    """Ends before the coordinators that were begun by ``start``."""
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     with Operator(tmp_path).running() as made:
         yield made
