@@ -39,8 +39,8 @@ END_S = 180.0
 JUDGED = 60
 """Samples: a shorter life of a process says nothing about growth."""
 LIMITS = {**GROUP, "descriptors": (12.0 + 10 * SLOTS, 0.0), "threads": (6.0 + 4 * SLOTS, 0.0)}
-"""Growth that is no leak: all slots of a daemon are busy at the end, and none was at the beginning. What leaks with each
-job, or each fault, comes to more in some minutes."""
+"""Growth that is no leak: all slots of a daemon are busy at the end, and none was at the beginning. Whatever leaks with
+each job comes to more within a minute, and whatever leaks with each fault within an hour."""
 DISK_PER_JOB = 40_000
 """Bytes of the state folder of a coordinator for each job that it keeps, its journal and a little more aside."""
 DISK = 96 << 20
