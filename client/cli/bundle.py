@@ -42,7 +42,7 @@ class Bundle:
         try:
             text = make()
         except (BaguaError, OSError, ValueError) as error:
-            self.notes[name] = scrub(f"missing: {error}", self._known)
+            self.notes[name] = scrub(f"missing: {_words(error)}", self._known)
             return
         self.add(name, text)
 
@@ -63,6 +63,12 @@ class Bundle:
             temporary.unlink(missing_ok=True)
             raise
         return path.stat().st_size
+
+
+def _words(error: Exception) -> str:
+    """Without the numbers and brackets of the system's errors."""
+    cause = getattr(error, "reason", error)  # of urllib
+    return str(getattr(cause, "strerror", None) or cause)
 
 
 def tail_of(path: Path, most: int = ENTRY_BYTES) -> str:

@@ -78,7 +78,7 @@ def support_bundle(
     except BaguaError as error:
         bundle.notes["cluster"] = f"missing: {error}"
     size = bundle.write(path)
-    print(f"{path}: {size / 1024:.0f} KiB. Look into it before you send it: `tar tzf {path}`.")
+    print(f"{path}: {size / 1024:.0f} KiB. Look into it before you send it: `tar xzf {path}`.")
     for entry, note in bundle.notes.items():
         print(f"  {entry}: {note}", file=sys.stderr)
 

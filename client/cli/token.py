@@ -8,6 +8,7 @@ import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import unquote
 
 import typer
 
@@ -152,10 +153,28 @@ def audit(
     from bagua.cli.tables import clock, table
 
     rows = [
-        (clock(one.time), one.who, one.method.rpartition("/")[2], one.target, one.outcome, one.peer, one.detail)
+        (
+            clock(one.time),
+            one.who,
+            one.method.rpartition("/")[2],
+            one.target,
+            one.outcome,
+            _address(one.peer),
+            one.detail,
+        )
         for one in found
     ]
     table(("TIME", "WHO", "CALL", "ABOUT", "OUTCOME", "FROM", "DETAIL"), rows)
+
+
+def _call(method: str) -> str:
+    """Without its service."""
+    return method.rpartition("/")[2]
+
+
+def _address(peer: str) -> str:
+    """``ipv4:10.0.0.1:5`` as gRPC has it -> ``10.0.0.1:5``; ``ipv6:%5B::1%5D:5`` -> ``[::1]:5``."""
+    return unquote(peer.removeprefix("ipv4:").removeprefix("ipv6:"))
 
 
 def _seconds(text: str) -> float:

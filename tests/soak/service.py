@@ -27,8 +27,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))  # whatever PYTHONSAFEPATH says
 
 from service_history import broken_rules
-from service_world import World
-from soak import LIMITS, Watched
+from service_world import SLOTS, World
+from soak import LIMITS as GROUP
+from soak import Watched
 
 from bagua.base.errors import ServiceError
 from bagua.proto import common_pb2
@@ -37,6 +38,9 @@ LOOK_S = 0.5
 END_S = 180.0
 JUDGED = 60
 """Samples: a shorter life of a process says nothing about growth."""
+LIMITS = {**GROUP, "descriptors": (12.0 + 10 * SLOTS, 0.0), "threads": (6.0 + 4 * SLOTS, 0.0)}
+"""Growth that is no leak: all slots of a daemon are busy at the end, and none was at the beginning. Whatever leaks with
+each job comes to more within a minute, and whatever leaks with each fault within an hour."""
 DISK_PER_JOB = 40_000
 """Bytes of the state folder of a coordinator for each job that it keeps, its journal and a little more aside."""
 DISK = 96 << 20
@@ -132,7 +136,7 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
         most = (DISK_PER_JOB * len(world.jobs) + DISK, DISK)
         if disk["state"] > most[0] or sum(disk.values()) - disk["state"] > most[1]:
             wrong.append(f"the disk is not flat: {disk}, with {len(world.jobs)} jobs")
-        rows = [one.row() for one in watch.lives if len(one.times) >= JUDGED]
+        rows = [one.row(LIMITS) for one in watch.lives if len(one.times) >= JUDGED]
     flat = all(row[what]["flat"] for row in rows for what in LIMITS)
     return {
         "ok": flat and not wrong,
@@ -209,7 +213,8 @@ def text(found: dict[str, Any]) -> str:
     lines = [f"{'process':<14}{'samples':>8}{'memory MiB':>12}{'grew':>8}{'fds':>6}{'threads':>9}"]
     for row in found["rows"]:
         memory, descriptors, threads = (row[what] for what in LIMITS)
-        mark = "" if all(row[what]["flat"] for what in LIMITS) else "  grows"
+        grown = [f"{what} by {row[what]['grew']:.0f}" for what in LIMITS if not row[what]["flat"]]
+        mark = f"  grows: {', '.join(grown)}" if grown else ""
         lines.append(
             f"{row['process']:<14}{row['samples']:>8}{memory['largest'] / 2**20:>12.1f}{memory['grew'] / 2**20:>8.1f}"
             f"{descriptors['largest']:>6.0f}{threads['largest']:>9.0f}{mark}"

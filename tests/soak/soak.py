@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,9 +58,9 @@ class Watched:
         self.descriptors.append(descriptors)
         self.threads.append(threads)
 
-    def row(self) -> dict[str, Any]:
+    def row(self, limits: Mapping[str, tuple[float, float]] = LIMITS) -> dict[str, Any]:
         found: dict[str, Any] = {"process": self.name, "samples": len(self.times)}
-        for what, (absolute, relative) in LIMITS.items():
+        for what, (absolute, relative) in limits.items():
             values = getattr(self, what)
             largest, grew = max(values, default=0.0), growth(self.times, values)
             found[what] = {"largest": largest, "grew": grew, "flat": grew <= absolute + relative * largest}

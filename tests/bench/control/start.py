@@ -71,7 +71,7 @@ def by_hand(way: Way) -> Iterator[Start]:
 
     @contextmanager
     def begin(name: str, marks: Path) -> Iterator[Callable[[], bool]]:
-        with Coordinator(marks / "service" / "state", way=way) as coordinator, ExitStack() as stack:
+        with Coordinator(marks / "state", way=way) as coordinator, ExitStack() as stack:
             for number in range(NODES):
                 stack.enter_context(daemon(coordinator, marks / f"node-{number}"))
             client = stack.enter_context(coordinator.client())
