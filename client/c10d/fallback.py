@@ -85,6 +85,8 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
     """A group of ranks of the job."""
 
     shut_down: Callable[[], None]
+    supports_splitting = False
+    """torch 2.4 asks the group for CUDA tensors in ``new_group``: it takes ``_get_backend`` for a Backend."""
 
     def __init__(
         self, store: Store, rank: int, size: int, timeout: timedelta, communicator: Communicator, name: str
