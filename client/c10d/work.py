@@ -17,8 +17,8 @@ from bagua.c10d.lanes import THREADS, Lane
 Work: Any = distributed_c10d.Work
 
 HELD_SINCE = (2, 8)
-"""From this torch on, C++ that gets a work from Python keeps its Python part. Before, that part was freed in the hands of
-DDP's reducer and of functional collectives, which then found a work without methods."""
+"""From this torch on, C++ that gets a work from Python keeps its Python part. Before, that part was freed in the hands
+of DDP's reducer and of functional collectives, which then found a work without methods."""
 MOST_KEPT = 1024
 KEPT: dict[int, Operation] = {}
 """Before HELD_SINCE: operations of which nobody has asked the end yet, the newest of them; by id."""
