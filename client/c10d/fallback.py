@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import functools
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import distributed
+from torch.distributed import DistBackendError
 from torch.distributed.distributed_c10d import Store
 
 from bagua.base.errors import CommunicationError
@@ -85,6 +87,8 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
     """A group of ranks of the job."""
 
     shut_down: Callable[[], None]
+    supports_splitting = False
+    """torch 2.4 asks the group for CUDA tensors in ``new_group``: it takes ``_get_backend`` for a Backend."""
 
     def __init__(
         self, store: Store, rank: int, size: int, timeout: timedelta, communicator: Communicator, name: str
@@ -101,6 +105,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         self._coalesced: list[Operation] | None = None
         self._sequence = 0
         self._broken: CommunicationError | None = None
+        self._operations: weakref.WeakSet[Operation] = weakref.WeakSet()
 
     # Names, devices and timeouts: torch asks for them
 
@@ -165,8 +170,10 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         return self._sequence
 
     def abort(self) -> None:
-        """Operations from now on raise CommunicationError on this rank."""
+        """Operations raise DistBackendError on this rank: those from now on, and those that wait."""
         self._everyone.abort()
+        for operation in list(self._operations):
+            operation.end(DistBackendError(f"{operation.name}: the group was aborted on this rank."))
 
     def shutdown(self) -> None:
         """Gives communicators back."""
@@ -210,9 +217,8 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
 
         operation = Operation(name, [*outputs, *shows], within, seconds)
         device = any(tensor.is_cuda for tensor in tensors)
+        self._noted(operation)
         operation.begin(self._lane, here=device or not getattr(opts, "asyncOp", True))
-        if self._coalesced is not None:
-            self._coalesced.append(operation)
         return operation
 
     def _limit(self, opts: Any) -> float:
@@ -437,6 +443,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         return self._noted(self._messages.recv_any(carried(tensor), tag))
 
     def _noted(self, operation: Operation) -> Operation:
+        self._operations.add(operation)
         if self._coalesced is not None:
             self._coalesced.append(operation)
         return operation

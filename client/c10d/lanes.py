@@ -64,12 +64,22 @@ class Lane:
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._waiting: deque[Job] = deque()
         self._busy = False
 
+    def _begin_in_fork(self) -> None:
+        """A thread of the parent may have been at work on it, and does not live on there."""
+        if self._process != os.getpid():
+            self._begin()
+
     def put(self, job: Job) -> None:
         """Runs it in the background, after all before it."""
+        self._begin_in_fork()
         with self._lock:
             self._waiting.append(job)
             if self._busy:
@@ -79,6 +89,7 @@ class Lane:
 
     def run_here(self, job: Job) -> bool:
         """Runs it in this thread, if none waits or runs. False: it did nothing."""
+        self._begin_in_fork()
         with self._lock:
             if self._busy:
                 return False

@@ -16,6 +16,14 @@ from bagua.c10d.lanes import THREADS, Lane
 
 Work: Any = distributed_c10d.Work
 
+HELD_SINCE = (2, 8)
+"""From this torch on, C++ that gets a work from Python keeps its Python part. Before, that part was freed in the hands
+of DDP's reducer and of functional collectives, which then found a work without methods."""
+MOST_KEPT = 1024
+KEPT: dict[int, Operation] = {}
+"""Before HELD_SINCE: operations of which nobody has asked the end yet, the newest of them; by id."""
+KEEPS = tuple(map(int, torch.__version__.split(".")[:2])) < HELD_SINCE
+
 
 class Operation(Work):  # type: ignore[misc]
     """One operation, from the call to its end. ``outputs``: tensors that hold the result.
@@ -36,6 +44,10 @@ class Operation(Work):  # type: ignore[misc]
         self._error: Exception | None = None
         self._inner: Future[Any] | None = None
         self._future: Future[Any] | None = None
+        if KEEPS:
+            KEPT[id(self)] = self
+            if len(KEPT) > MOST_KEPT:
+                KEPT.pop(next(iter(KEPT)), None)
 
     def begin(self, lane: Lane, here: bool) -> Operation:
         """Puts it on ``lane``. ``here``: in this thread, if nothing is before it."""
@@ -54,7 +66,13 @@ class Operation(Work):  # type: ignore[misc]
         except Exception as caught:  # whatever it is, whoever waits gets it
             error = DistBackendError(str(caught)) if isinstance(caught, CommunicationError) else caught
         del run
+        self.end(error)
+
+    def end(self, error: Exception | None) -> None:
+        """It is over, with this error. Nothing where it was over before."""
         with self._lock:
+            if self._over.is_set():
+                return
             self._error = error
             self._over.set()
             inner = self._inner
@@ -69,6 +87,7 @@ class Operation(Work):  # type: ignore[misc]
         # The operation has a limit of its own, at which it says who waits for whom: it comes a little earlier.
         if not self._over.wait(limit if limit > 0 else self._timeout + 5.0):
             raise DistBackendError(f"{self.name} was not done after {1000 * (limit or self._timeout):.0f} ms.")
+        KEPT.pop(id(self), None)
         if self._error is not None:
             raise self._error
         return True
@@ -110,6 +129,7 @@ class Operation(Work):  # type: ignore[misc]
             self._future = inner.then(self._tell)
             over = self._over.is_set()
             self._inner = inner
+        KEPT.pop(id(self), None)  # the future's callback keeps it from now on
         if over:
             inner.set_result(None)
         return self._future

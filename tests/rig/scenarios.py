@@ -42,5 +42,5 @@ def outputs_of(
 
 def check_passed(outputs: list[str], name: str) -> None:
     """It went well on all ranks."""
-    for rank, output in enumerate(outputs):
-        assert f"passed {name}\n" in output, f"rank {rank}:\n{output}"
+    everything = "\n".join(f"rank {rank}:\n{output}" for rank, output in enumerate(outputs))
+    assert all(f"passed {name}\n" in output for output in outputs), everything  # the cause may lie in another rank

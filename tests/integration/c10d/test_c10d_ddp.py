@@ -31,6 +31,8 @@ CHOICES: dict[str, dict[str, Any]] = {
 
 
 def begin(folder: str) -> int:
+    import bagua.c10d  # noqa: F401 - before torch 2.5 nothing else would register it
+
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("bagua", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     return rank

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -339,6 +340,7 @@ def names_and_numbers() -> None:
     assert dist.get_backend() == "bagua"
     backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
     before = backend._get_sequence_number_for_group()  # that of the group asks the backends of torch alone
+    warnings.filterwarnings("ignore", ".*Profiler clears events")  # some versions of torch warn whoever begins one
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         dist.all_reduce(torch.ones(10))
         dist.barrier()
