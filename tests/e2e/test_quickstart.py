@@ -23,13 +23,42 @@ def of(page: str, pattern: str) -> str:
     return found[1]
 
 
+USUAL = """
+def setup(rank, world_size):
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    dist.init_process_group("nccl", rank=rank, world_size=world_size)
+    torch.distributed.init_process_group(backend="gloo")
+    dist.destroy_process_group()
+"""
+CHANGED = """
+def setup(rank, world_size):
+    import bagua.torch_api as bagua
+    from bagua.torch_api.data_parallel import DistributedDataParallel as DDP
+    bagua.init_process_group()
+    bagua.init_process_group()
+    dist.destroy_process_group()
+"""
+
+
+def change(folder: Path) -> None:
+    """As the page says."""
+    subprocess.run(of(PAGE, r"^    (sed .*?)$"), shell=True, check=True, cwd=folder)
+
+
+def test_lines_are_changed_as_tutorials_write_them(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(USUAL)
+    change(tmp_path)
+    assert script.read_text() == CHANGED
+
+
 @pytest.mark.full
 def test_a_script_for_ddp_runs_after_two_lines_were_changed(sandbox: Sandbox) -> None:
     script = sandbox.script("train.py", of(PAGE, r"```python\n(.*?)```"))
     before = script.read_text()
     reference = sandbox.run(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script, *SMALL)
     assert reference.code == 0, reference.text
-    subprocess.run(of(PAGE, r"^    (sed .*?)$"), shell=True, check=True, cwd=sandbox.folder)
+    change(sandbox.folder)
     changed = set(script.read_text().splitlines()) ^ set(before.splitlines())
     assert changed == set(re.findall(r"^[-+](\w.*)$", of(PAGE, r"```diff\n(.*?)```"), re.M)), "as the page shows it"
     done = sandbox.bagua("run", "--nproc-per-node", "2", script, *SMALL)

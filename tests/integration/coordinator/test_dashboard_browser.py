@@ -157,7 +157,7 @@ def test_the_straggler_is_the_red_line_of_the_map(tab, job):
 
 
 def test_the_timeline_of_one_step(tab, job):
-    """What real ranks and hosts have recorded: rows of them all, what a span is, and who computes for long."""
+    """Of steps that real ranks and hosts have recorded: a row of each, and what a span is."""
     tab.log_in()
     tab.page.click(f"table.jobs a[href*='{job.job_id}']")
     tab.expect("#timeline canvas").to_be_hidden(timeout=WAIT_MS)

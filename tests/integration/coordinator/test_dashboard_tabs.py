@@ -60,7 +60,7 @@ class Here:
         return self._client.send(self._client.build_request("GET", path), stream=True)
 
     def alive(self) -> Counter[str]:
-        """What the dashboard has running: its threads by name, and tasks of its event loop."""
+        """Number of threads of the dashboard by name, and of tasks of its event loop."""
         found = Counter(one.name for one in threading.enumerate() if one.name.startswith("dashboard "))
         found["tasks"] = len(asyncio.all_tasks(self._loop))
         return found
