@@ -113,7 +113,10 @@ class ServiceProcess:
         self.process.wait()
 
     def _last_words(self) -> str:
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        try:
+            lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        except FileNotFoundError:  # whoever started it has stopped it, and has removed the folder meanwhile
+            return ""
         return f" Its last words: {lines[-1].strip()}" if lines else ""
 
 

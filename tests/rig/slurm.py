@@ -184,7 +184,8 @@ def _settings(folder: Path, host: str, ports: list[int]) -> str:
         "SlurmdSpoolDir": folder / "spool-%n",
         "SlurmctldPidFile": folder / "slurmctld.pid",
         "SlurmdPidFile": folder / "slurmd-%n.pid",
-        "ProctrackType": "proctrack/linuxproc",
+        # As clusters with proctrack/cgroup do, it sends SIGTERM to tasks, and not to all that they have started.
+        "ProctrackType": "proctrack/pgid",
         "TaskPlugin": "task/none",
         "SelectType": "select/cons_tres",
         "SelectTypeParameters": "CR_Core",
