@@ -130,8 +130,8 @@ class Client:
         The same ``idempotency_key`` again returns the first job: with one, a call that failed half-way can be repeated.
         ``working_dir``: a folder of this machine whose files are shipped to the nodes, where the ranks run in a copy;
         ``script`` is a path in it. ``namespace``: where the job goes; default: the account's own. ``secrets``:
-        variables of the ranks, name -> value, that the service keeps in memory alone. ``unix_user``: of the ranks, where
-        daemons run them as their submitter; default: the account's; another one is for administrators. Raises
+        variables of the ranks, name -> value, that the service keeps in memory alone. ``unix_user``: of the ranks,
+        where daemons run them as their submitter; default: the account's. Raises
         InvalidRequestError if the specification is too large, ConfigError for arguments, or a folder, that can't be
         used."""
         if spec is None:

@@ -1,18 +1,17 @@
-"""Looks at the files of a job as the user of its ranks: ``python -m bagua.daemon.node.as_user``, in a process of that
-user's.
+"""Looks at the files of a job as the user of its ranks, in a process that becomes that user: a daemon of root's could
+read every file that a job names.
 
-A daemon of root's could read every file that a job names. So it asks a process that may read what the user may.
+The process changes its user itself. ``subprocess`` with ``user=`` calls fork(), and gRPC has handlers for that; without
+it takes vfork(). So it also has nothing to read from the user's own files before it is that user, and, as it changed
+users, the kernel lets nobody but root look into it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 
@@ -22,77 +21,44 @@ from bagua.daemon.node.launch import LaunchError, check_program, read_secrets
 from bagua.daemon.node.rank_user import RankUser
 
 CHECK_S = 60.0
-_MOST = 8 << 20  # bytes of an answer
 
 
 def look(user: RankUser, program: Program, base: Mapping[str, str], node_id: str) -> dict[str, str]:
-    """The job's secret variables, if ``user`` can start the program and read their files. Raises LaunchError."""
-    asked = {"program": asdict(replace(program, code=None)), "base": dict(base), "node_id": node_id}
-    with tempfile.TemporaryFile("w+") as question:
-        json.dump(asked, question)
-        question.seek(0)
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "bagua.daemon.node.as_user"],
-                stdin=question,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                cwd="/",
-                env=dict(base),
-                user=user.uid,
-                group=user.gid,
-                extra_groups=user.groups,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise LaunchError(
-                f"user {user.name} can't run {sys.executable} on this node: {error.strerror}. Install Bagua where all "
-                "users can read it"
-            ) from error
-    return _answer(process, user)
-
-
-def _answer(process: subprocess.Popen[bytes], user: RankUser) -> dict[str, str]:
-    """Of a process that its user may change as he likes."""
-    assert process.stdout is not None
-    with process.stdout:
-        text = _read(process.stdout.fileno())
-    process.kill()
-    process.wait()
+    """The job's secret variables, if ``user`` can start the program and read their files. Blocks. Raises
+    LaunchError."""
+    about = {"uid": user.uid, "gid": user.gid, "groups": user.groups, "base": dict(base), "node_id": node_id}
+    asked = json.dumps({**about, "program": asdict(replace(program, code=None))})
+    command = [sys.executable, "-P", "-m", "bagua.daemon.node.as_user"]
     try:
-        answer = json.loads(text)
-        if isinstance(answer.get("error"), str):
-            raise LaunchError(answer["error"][:10_000])
-        return {str(name): str(value) for name, value in answer["secrets"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        said = text[-2_000:].decode(errors="replace").strip()
+        done = subprocess.run(command, input=asked, capture_output=True, text=True, cwd="/", timeout=CHECK_S)
+    except subprocess.TimeoutExpired:
+        text = f"the files of the job could not be looked at as user {user.name} in {CHECK_S:g} s: does a file system hang?"
+        raise LaunchError(text) from None
+    if done.returncode:
         raise LaunchError(
-            f"user {user.name} can't run Bagua's checks on this node in {CHECK_S:g} s: {said}"
-        ) from None
-
-
-def _read(descriptor: int) -> bytes:
-    """All that comes in time. Whatever that process has started may hold the other end open."""
-    data, end = b"", time.monotonic() + CHECK_S
-    waiting = select.poll()
-    waiting.register(descriptor, select.POLLIN)
-    while len(data) < _MOST and waiting.poll(max(0.0, end - time.monotonic()) * 1000):
-        piece = os.read(descriptor, _MOST)
-        if not piece:
-            break
-        data += piece
-    return data
+            f"the files of the job can't be looked at as user {user.name}: {done.stderr[-2_000:].strip()}"
+        )
+    answer = json.loads(done.stdout)
+    if "error" in answer:
+        raise LaunchError(f"{answer['error']} (as user {user.name})")
+    found: dict[str, str] = answer["secrets"]
+    return found
 
 
 def main() -> None:
     """Reads a question from stdin and answers it."""
     asked = json.load(sys.stdin)
+    os.setgroups(asked["groups"])
+    os.setresgid(*[asked["gid"]] * 3)
+    os.setresuid(*[asked["uid"]] * 3)
     program = Program(**asked["program"])
     try:
         check_program(program, asked["base"])
         answer: dict[str, object] = {"secrets": read_secrets(program, asked["node_id"])}
-    except (LaunchError, ConfigError, OSError) as error:
-        answer = {"error": f"{error} (as user {asked['base'].get('USER', os.getuid())})"}
+    except (LaunchError, ConfigError) as error:
+        answer = {"error": str(error)}
+    except OSError as error:
+        answer = {"error": f"{error.filename}: {error.strerror}"}
     print(json.dumps(answer))
 
 

@@ -47,9 +47,7 @@ class CodeCache:
         self._limit = limit
         self._fetching: dict[str, asyncio.Lock] = {}
 
-    async def prepare(
-        self, job_id: str, code: Code, destination: Path, owner: tuple[int, int] | None = None
-    ) -> None:
+    async def prepare(self, job_id: str, code: Code, destination: Path, owner: tuple[int, int] | None = None) -> None:
         """The files of the archive are in the folder ``destination``, which is made unless it is there. ``owner``: user
         and group of all of it, if not this process's. Raises LaunchError with words, OSError."""
         if await in_thread(destination.is_dir):

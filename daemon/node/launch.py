@@ -52,8 +52,8 @@ def environment(
     plugin: Path | None = None,
 ) -> dict[str, str]:
     """Variables of ``member``: those that the daemon passes on (``base``), then the job's, those of its secrets
-    included, then those that say who it is, and those that lead NCCL to ``plugin``. ``cache``: of native code; None: the
-    user's own. RANK is the member number: in the
+    included, then those that say who it is, and those that lead NCCL to ``plugin``. ``cache``: of native code; None:
+    the user's own. RANK is the member number: in the
     first generation the rank. Raises ConfigError for a plugin that no variable can lead to."""
     place = spec.place(member)
     # The service may run with PYTHONSAFEPATH=1 (its images do), but a user's script imports what lies beside it.

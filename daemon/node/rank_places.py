@@ -11,7 +11,8 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Collection, Iterable
+import threading
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,24 @@ class RankPlace:
         if not self.meeting.is_dir():  # else of the daemon's last life
             self.meeting.mkdir(mode=0o700)
             os.chown(self.meeting, user.uid, user.gid)
+
+    def publish(self, built: Sequence[Path]) -> list[Path]:
+        """Copies of native code, each in <kind>/<key>/<file>, where all users can read them. Blocks. Raises OSError."""
+        assert self.cache is not None
+        found = []
+        for path in built:
+            target = self.cache.joinpath(*path.parts[-3:])
+            found.append(target)
+            if target.is_file():
+                continue
+            for folder in (self.cache, target.parent.parent, target.parent):
+                folder.mkdir(exist_ok=True)
+                folder.chmod(0o755)
+            fresh = target.with_name(f".{target.name}.{threading.get_native_id()}")
+            shutil.copyfile(path, fresh)
+            fresh.chmod(0o755)
+            fresh.replace(target)
+        return found
 
     @property
     def variables(self) -> dict[str, str]:
@@ -113,23 +132,8 @@ def open_user_places(folder: Path, state: Path) -> UserPlaces:
         for path in folder.absolute().parents:
             if not path.stat().st_mode & stat.S_IXOTH:
                 raise ConfigError(
-                    f"--rank-dir {folder}: other users can't pass through {path}, and ranks must. Choose another folder."
+                    f"--rank-dir {folder}: ranks of other users can't pass through {path}. Choose another folder."
                 )
     except OSError as error:
         raise ConfigError(f"--rank-dir {folder} can't be used: {error.strerror} ({error.filename}).") from error
     return UserPlaces(root)
-
-
-def publish(built: Iterable[Path], cache: Path) -> None:
-    """Puts copies of native code, each in <kind>/<key>/<file>, where all users can read them. Raises OSError."""
-    for path in built:
-        target = cache.joinpath(*path.parts[-3:])
-        if target.is_file():
-            continue
-        for folder in (cache, target.parent.parent, target.parent):
-            folder.mkdir(exist_ok=True)
-            folder.chmod(0o755)
-        fresh = target.with_name(f".{target.name}.{os.getpid()}")
-        shutil.copyfile(path, fresh)
-        fresh.chmod(0o755)
-        fresh.replace(target)

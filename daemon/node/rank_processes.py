@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import bagua.csrc
 from bagua.base.errors import UnavailableError
 from bagua.base.memory_kills import MemoryWatch
 from bagua.daemon.node import as_user, launch
@@ -23,6 +24,7 @@ from bagua.daemon.node.process import ProcessWatch, kill_members
 from bagua.daemon.node.rank_user import RankUser
 
 if TYPE_CHECKING:
+    import grpc.aio
     from structlog.typing import FilteringBoundLogger
 
 LEFTOVER_KILL_S = 5.0
@@ -45,6 +47,7 @@ class RankProcesses:
         self.folder = node.jobs_folder / job_id
         self.place = node.places.of(job_id)
         self.user: RankUser | None = None  # None: the daemon's
+        self._server: grpc.aio.Server | None = None  # of these ranks alone
         self.logs = node.logs_folder / job_id
         self._secrets: dict[str, str] = {}  # of files, until the ranks have them
         # From the coordinator, which may have them no more when a rank is started later: kept while the job is here.
@@ -66,6 +69,9 @@ class RankProcesses:
         if spec.program.secrets and self._told_secrets is None:
             self._told_secrets = await self._ask_secrets()
         self._plugin = await wanted_plugin(spec, self._node.environment)
+        if self._plugin is not None and self.user is not None:
+            built = self._plugin
+            self._plugin = (await in_thread(lambda: self.place.publish([built])))[0]
 
     async def choose_user(self, spec: JobSpecification) -> None:
         """Finds the user of the ranks, and makes the place where they meet this daemon. Raises LaunchError, OSError."""
@@ -142,6 +148,21 @@ class RankProcesses:
         self._node.keeper.watch(pid, lambda code: self._exited(member, code))
         self._leaders[pid] = start_time(pid)
         self._memory[member] = MemoryWatch(pid)
+
+    async def serve(self) -> None:
+        """Another user's ranks reach the daemon at a socket of their own, and find its native code. Idempotent. Raises
+        OSError."""
+        if self.user is not None and self._server is None:
+            place = self.place
+            await in_thread(lambda: place.publish(bagua.csrc.built()))
+            self._server = await self._node.serve_ranks(place.rank_socket, self._job_id, self.user.uid)
+
+    async def leave(self) -> None:
+        """The job has ended here: its code goes, and the way to the daemon. Idempotent."""
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.stop(0.1)
+        await in_thread(lambda: self._node.places.forget(self._job_id))
 
     def find(self) -> dict[int, int]:
         """Takes over the processes of the job that were started in an earlier life of the daemon, with the pipes of

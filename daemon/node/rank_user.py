@@ -49,9 +49,7 @@ class RankUser:
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """``base``, which the daemon passes on, as that of this user."""
         kept = {
-            name: value
-            for name, value in base.items()
-            if not any(fnmatchcase(name, pattern) for pattern in _ROOTS_OWN)
+            name: value for name, value in base.items() if not any(fnmatchcase(name, pattern) for pattern in _ROOTS_OWN)
         }
         return {**kept, "HOME": self.home, "USER": self.name, "LOGNAME": self.name, "SHELL": self.shell}
 
