@@ -34,7 +34,7 @@ STALE_S = 60.0
 _MOST = 10_000  # tokens that are good
 _BEARER = b"Bearer "
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
-_UNIX_USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.@+-]{0,99}")
+UNIX_USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.@+-]{0,99}")
 NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _MADE = (Role.ADMIN, Role.SUBMIT, Role.READ, Role.NODE)
 
@@ -209,7 +209,7 @@ def check_namespace(namespace: str) -> None:
 
 def check_unix_user(name: str) -> None:
     """Raises InvalidRequestError for what can't be the name of one. Whether there is one, its nodes know."""
-    if not _UNIX_USER.fullmatch(name):
+    if not UNIX_USER.fullmatch(name):
         raise InvalidRequestError(f"unix_user {name[:100]!r} can't be the name of a user.")
 
 

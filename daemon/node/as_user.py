@@ -32,7 +32,7 @@ def look(user: RankUser, program: Program, base: Mapping[str, str], node_id: str
     try:
         done = subprocess.run(command, input=asked, capture_output=True, text=True, cwd="/", timeout=CHECK_S)
     except subprocess.TimeoutExpired:
-        text = f"the files of the job could not be looked at as user {user.name} in {CHECK_S:g} s: does a file system hang?"
+        text = f"the files of the job could not be looked at as user {user.name} in {CHECK_S:g} s"
         raise LaunchError(text) from None
     if done.returncode:
         raise LaunchError(

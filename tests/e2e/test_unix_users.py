@@ -94,13 +94,14 @@ class Users:
             found[:] = [client.get(job_id)]
             return found[0].state in states
 
-        self.service.sandbox.wait_until(reached, 60, lambda: f"{found} {self.log()}")
+        self.service.sandbox.wait_until(reached, DEADLINE_S, lambda: f"{found} {self.log()}")
         return found[0]
 
     def log(self) -> str:
         return "".join(path.read_text() for path in self.service.sandbox.runtime.glob("daemon-*.log"))
 
 
+DEADLINE_S = 300.0
 LIMITS = "core=0,nofile=4000"
 ENDED = (common_pb2.JOB_STATE_SUCCEEDED, common_pb2.JOB_STATE_FAILED, common_pb2.JOB_STATE_CANCELLED)
 
@@ -138,7 +139,7 @@ def test_a_job_trains_as_its_user_and_reaches_nothing_of_another(users: Users) -
             script="/bin/sh", args=words, no_python=True, workdir="/", secret_env={"HF_TOKEN": str(secret)}
         )
         other = users.until(two, other.job_id, common_pb2.JOB_STATE_RUNNING)
-        sandbox.wait_until(lambda: "of the second" in output(two, other.job_id), 60)
+        sandbox.wait_until(lambda: "of the second" in output(two, other.job_id), DEADLINE_S)
         rank = other.ranks[0]
         (place,) = (users.places / "ranks").glob(f"*/{other.job_id}")
         closed = [rank.log_path, secret, f"/proc/{rank.pid}/environ", place / "meeting", users.service._token]
@@ -207,6 +208,6 @@ def test_who_is_not_root_can_not_choose_users(users: Users) -> None:
     become = ["setpriv", f"--reuid={other.pw_uid}", f"--regid={other.pw_gid}", "--clear-groups"]
     command = [*users.way(), *become, *users.service.sandbox.command, "daemon", *users.options]
     environment = {**os.environ, "BAGUA_STATE_DIR": str(state), "BAGUA_RUNTIME_DIR": ""}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, cwd="/")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, cwd="/")
     assert done.returncode == 2
     assert f"needs a daemon that root starts: this one runs as user {other.pw_uid}" in done.stderr
