@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -21,7 +22,8 @@ from bagua.proto import common_pb2
 if TYPE_CHECKING:
     from tests.e2e.conftest import Service
 
-pytestmark = pytest.mark.skipif(bool(other_users.reason_to_skip()), reason=other_users.reason_to_skip())
+REASON = other_users.reason_to_skip()
+pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(REASON), reason=REASON)]
 
 TRAIN = """
 import json, os, pathlib, resource, stat, sys
@@ -75,7 +77,9 @@ class Users:
             }
             self.tokens["none"] = client.accounts.create("none", "submit", "team").secret
         self.options = ("--run-as", "submitter", "--rank-dir", str(places / "ranks"), "--rank-limits", LIMITS)
-        self.node = service.start_node("node-u", 8, *self.options, prefix=self.way())
+        rights = ",".join(("-all", *(f"+{name}" for name in capabilities())))
+        bounded = ["setpriv", "--no-new-privs", f"--bounding-set={rights}"]
+        self.node = service.start_node("node-u", 8, *self.options, prefix=[*self.way(), *bounded])
 
     def way(self) -> list[str]:
         """The beginning of a command in which others can run Python."""
@@ -101,9 +105,16 @@ class Users:
         return "".join(path.read_text() for path in self.service.sandbox.runtime.glob("daemon-*.log"))
 
 
+DROP_IN = Path(__file__).resolve().parents[2] / "deploy" / "systemd" / "bagua-node-run-as-submitter.conf"
 DEADLINE_S = 300.0
 LIMITS = "core=0,nofile=4000"
 ENDED = (common_pb2.JOB_STATE_SUCCEEDED, common_pb2.JOB_STATE_FAILED, common_pb2.JOB_STATE_CANCELLED)
+
+
+def capabilities() -> list[str]:
+    """Of a daemon below systemd, as setpriv calls them."""
+    (line,) = re.findall(r"^CapabilityBoundingSet=(.+)$", DROP_IN.read_text(), re.MULTILINE)
+    return [name.removeprefix("CAP_").lower() for name in line.split()]
 
 
 def output(client: Client, job_id: str) -> str:

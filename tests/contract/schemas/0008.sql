@@ -35,10 +35,10 @@ CREATE TABLE jobs (
 	CONSTRAINT pk_jobs PRIMARY KEY (job_id), 
 	CONSTRAINT uq_jobs_idempotency_key UNIQUE (idempotency_key)
 );
-INSERT INTO jobs VALUES('job-5a92f084a7',NULL,'ended',X'0a05656e64656412092f62696e2f74727565200140014801',5,'1 rank ended with exit code 0',5,NULL,1,1795635468.4541900157,0.0,1795635468.5824885367,2.5451993850001599639,2.5702491700030805077,2.673492465000890661,0,0,0,0,1,0,0.0,'','127.0.0.1',31360,X'e59132608778cb54fbf0e0e328ad508a9079585bb39ca0b66ff123e2297f2030',8,4,'coordinator-03527a6b37e271b5','default','administrator');
-INSERT INTO jobs VALUES('job-e9cd3c19fa',NULL,'cancelled',X'0a0963616e63656c6c65641205747261696e200140014801',7,'cancelled',7,'cancelled',1,1795635468.6302511691,1795635468.6980924607,1795635468.7812619209,2.721259473000827711,2.7444542730008834041,2.8370893069986777845,0,0,0,0,1,0,0.0,'','127.0.0.1',25338,X'665d46fb039d677007057ee2e717ddcf97d8331e869c1029a52603ff96df335e',10,6,'coordinator-03527a6b37e271b5','vision','ann');
-INSERT INTO jobs VALUES('job-adc50f67ad',NULL,'running',X'0a0772756e6e696e671205747261696e200140024802',3,'all 4 ranks started',NULL,NULL,1,1795635468.870212078,1795635468.9314963817,0.0,2.9612192909989971667,2.9768594800007122103,0.0,0,0,0,0,4,0,0.0,'','127.0.0.1',22820,X'7ad0c67aa6a833e5b1c0bfc5a86d487e24d9b0d59620969028e9645f15f6b6da',7,4,'coordinator-03527a6b37e271b5','vision','ann');
-INSERT INTO jobs VALUES('job-f002fec665',NULL,'waiting',X'0a0777616974696e671205747261696e200140094809',6,'needs 9 nodes with 9 free slots each; connected: node-0000 (2 of 4 free), node-0001 (2 of 4 free)',NULL,NULL,0,1795635468.9862442016,0.0,1795635469.0100829601,3.0772520060017996001,0.0,0.0,0,0,0,0,0,0,0.0,'','',21789,X'39b41c6b72547a4eacde75358f0f17d086c5347386b6eac7429cbb6dc316e231',2,2,'coordinator-03527a6b37e271b5','default','administrator');
+INSERT INTO jobs VALUES('job-1744847073',NULL,'ended',X'0a05656e64656412092f62696e2f74727565200140014801',5,'1 rank ended with exit code 0',5,NULL,1,1795637040.6501300334,0.0,1795637040.7750725745,2.5492850450027617625,2.5662553420006588567,2.6742237560029025189,0,0,0,0,1,0,0.0,'','127.0.0.1',31759,X'12110271f727fa0b67f334160d09d77bd6b8d1884e751a0f976f15da2eff8849',8,4,'coordinator-9812191bd906fd60','default','administrator');
+INSERT INTO jobs VALUES('job-1cabf88252',NULL,'cancelled',X'0a0963616e63656c6c65641205747261696e200140014801',7,'cancelled',7,'cancelled',1,1795637040.8060185908,1795637040.8862235546,1795637040.9923548698,2.7051740750030148774,2.7360377550030534621,2.8356325250024383421,0,0,0,0,1,0,0.0,'','127.0.0.1',31612,X'01db4281e779272c81f9fe649bfb40b90831a1fc600d0b4be9430e4bcf7ad07e',10,6,'coordinator-9812191bd906fd60','vision','ann');
+INSERT INTO jobs VALUES('job-aa491e1881',NULL,'running',X'0a0772756e6e696e671205747261696e200140024802',3,'all 4 ranks started',NULL,NULL,1,1795637041.062116146,1795637041.1699550151,0.0,2.9612708120039314962,2.9821313760039629414,0.0,0,0,0,0,4,0,0.0,'','127.0.0.1',26811,X'ea88332fb2b5fbe22d3756891fda86c22c3cdd277ce39a0944485765e0af1b39',7,4,'coordinator-9812191bd906fd60','vision','ann');
+INSERT INTO jobs VALUES('job-30fca33ca7',NULL,'waiting',X'0a0777616974696e671205747261696e200140094809',1,'needs 9 nodes with 9 free slots each; connected: node-0000 (2 of 4 free), node-0001 (2 of 4 free)',NULL,NULL,0,1795637041.2620627879,0.0,0.0,3.1612178840005071833,0.0,0.0,0,0,0,0,0,0,0.0,'','',31390,X'39e244fc4a8b6cfbad645370fb9424e80343d700cbc547d201ad08e3e895dbd5',2,2,'coordinator-9812191bd906fd60','default','administrator');
 CREATE TABLE nodes (
 	node_id VARCHAR(200) NOT NULL, 
 	hostname VARCHAR(255) NOT NULL, 
@@ -52,8 +52,8 @@ CREATE TABLE nodes (
 	leaving BOOLEAN DEFAULT 0 NOT NULL, 
 	CONSTRAINT pk_nodes PRIMARY KEY (node_id)
 );
-INSERT INTO nodes VALUES('node-0000','node-0000','127.0.0.1',4,'rig','boot-of-node-0000',1795635468.3380854129,'coordinator-03527a6b37e271b5',0,0);
-INSERT INTO nodes VALUES('node-0001','node-0001','127.0.0.1',4,'rig','boot-of-node-0001',1795635468.354417324,'coordinator-03527a6b37e271b5',0,0);
+INSERT INTO nodes VALUES('node-0000','node-0000','127.0.0.1',4,'rig','boot-of-node-0000',1795637040.5013599395,'coordinator-9812191bd906fd60',0,0);
+INSERT INTO nodes VALUES('node-0001','node-0001','127.0.0.1',4,'rig','boot-of-node-0001',1795637040.5076839923,'coordinator-9812191bd906fd60',0,0);
 CREATE TABLE code_archives (
 	digest VARCHAR(64) NOT NULL, 
 	bytes INTEGER NOT NULL, 
@@ -66,7 +66,7 @@ CREATE TABLE coordinators (
 	clock FLOAT NOT NULL, 
 	CONSTRAINT pk_coordinators PRIMARY KEY (owner)
 );
-INSERT INTO coordinators VALUES('coordinator-03527a6b37e271b5',3.1013001079991227015);
+INSERT INTO coordinators VALUES('coordinator-9812191bd906fd60',3.1755011340028431732);
 CREATE TABLE tune_studies (
 	study_id VARCHAR(64) NOT NULL, 
 	study BLOB NOT NULL, 
@@ -90,9 +90,9 @@ CREATE TABLE tokens (
 	revoked_at FLOAT NOT NULL, 
 	CONSTRAINT pk_tokens PRIMARY KEY (token_id)
 );
-INSERT INTO tokens VALUES('03708fc3','ann','submit','vision','88a3dc280804d487918df7ca29394b4a9449bcaca33665dc77fc8bbae95a1651',1795635468.3846852779,'administrator',2110995468.3846852778,0.0);
-INSERT INTO tokens VALUES('1d91eaf4','host-7','node','*','2e817e3378fd964ddfb127c326d663e2698d6b72a3ae11e783c7aabc1767e0b3',1795635468.3989152908,'administrator',0.0,0.0);
-INSERT INTO tokens VALUES('c3f4b087','eve','read','*','ff5496125b07c932c8ec4a1fd38abb05a8193372b43c4e78f55ebab39b2ff055',1795635468.4232413768,'administrator',0.0,1795635468.4339711665);
+INSERT INTO tokens VALUES('524713f1','ann','submit','vision','d5c4a668e6d104a8eff6de969846f0bfbed38bd80b7c3ddde29407cc9e3d3e6c',1795637040.5418462753,'administrator',2110997040.5418462752,0.0);
+INSERT INTO tokens VALUES('f9da60af','host-7','node','*','6654711c358a82408264090c44d843ccc814069bbe7342eeb65fb86b51c1a9e0',1795637040.5619060993,'administrator',0.0,0.0);
+INSERT INTO tokens VALUES('9acb8e20','eve','read','*','702684d53b97a2892323757a886654258b8c8b682a1d996a595403e3d99449e6',1795637040.5762360095,'administrator',0.0,1795637040.6105904578);
 CREATE TABLE audit (
 	seq INTEGER NOT NULL, 
 	time FLOAT NOT NULL, 
@@ -106,25 +106,25 @@ CREATE TABLE audit (
 	peer VARCHAR(200) NOT NULL, 
 	CONSTRAINT pk_audit PRIMARY KEY (seq)
 );
-INSERT INTO audit VALUES(1,1795635468.3966255187,'administrator','admin','*','AccountService/CreateToken','03708fc3','OK','','ipv4:127.0.0.1:43526');
-INSERT INTO audit VALUES(2,1795635468.4143953324,'administrator','admin','*','AccountService/CreateToken','1d91eaf4','OK','','ipv4:127.0.0.1:43526');
-INSERT INTO audit VALUES(3,1795635468.4314553738,'administrator','admin','*','AccountService/CreateToken','c3f4b087','OK','','ipv4:127.0.0.1:43526');
-INSERT INTO audit VALUES(4,1795635468.4441902637,'administrator','admin','*','AccountService/RevokeToken','eve','OK','','ipv4:127.0.0.1:43526');
-INSERT INTO audit VALUES(5,1795635468.4798722267,'administrator','admin','*','JobService/SubmitJob','job-5a92f084a7','OK','','ipv4:127.0.0.1:43526');
-INSERT INTO audit VALUES(6,1795635468.6542723178,'ann','submit','vision','JobService/SubmitJob','job-e9cd3c19fa','OK','','ipv4:127.0.0.1:43538');
-INSERT INTO audit VALUES(7,1795635468.7683370113,'ann','submit','vision','JobService/CancelJob','job-e9cd3c19fa','OK','','ipv4:127.0.0.1:43538');
-INSERT INTO audit VALUES(8,1795635468.8864393234,'ann','submit','vision','JobService/SubmitJob','job-adc50f67ad','OK','','ipv4:127.0.0.1:43538');
-INSERT INTO audit VALUES(9,1795635469.0107445716,'administrator','admin','*','JobService/SubmitJob','job-f002fec665','OK','','ipv4:127.0.0.1:43526');
+INSERT INTO audit VALUES(1,1795637040.5543777942,'administrator','admin','*','AccountService/CreateToken','524713f1','OK','','ipv4:127.0.0.1:51708');
+INSERT INTO audit VALUES(2,1795637040.5740046501,'administrator','admin','*','AccountService/CreateToken','f9da60af','OK','','ipv4:127.0.0.1:51708');
+INSERT INTO audit VALUES(3,1795637040.5931947231,'administrator','admin','*','AccountService/CreateToken','9acb8e20','OK','','ipv4:127.0.0.1:51708');
+INSERT INTO audit VALUES(4,1795637040.6296021938,'administrator','admin','*','AccountService/RevokeToken','eve','OK','','ipv4:127.0.0.1:51708');
+INSERT INTO audit VALUES(5,1795637040.6676824092,'administrator','admin','*','JobService/SubmitJob','job-1744847073','OK','','ipv4:127.0.0.1:51708');
+INSERT INTO audit VALUES(6,1795637040.837768793,'ann','submit','vision','JobService/SubmitJob','job-1cabf88252','OK','','ipv4:127.0.0.1:51710');
+INSERT INTO audit VALUES(7,1795637040.9846847057,'ann','submit','vision','JobService/CancelJob','job-1cabf88252','OK','','ipv4:127.0.0.1:51710');
+INSERT INTO audit VALUES(8,1795637041.0837352275,'ann','submit','vision','JobService/SubmitJob','job-aa491e1881','OK','','ipv4:127.0.0.1:51710');
+INSERT INTO audit VALUES(9,1795637041.2766921519,'administrator','admin','*','JobService/SubmitJob','job-30fca33ca7','OK','','ipv4:127.0.0.1:51708');
 CREATE TABLE job_specs (
 	job_id VARCHAR(64) NOT NULL, 
 	spec BLOB NOT NULL, 
 	CONSTRAINT pk_job_specs PRIMARY KEY (job_id), 
 	CONSTRAINT fk_job_specs_job_id FOREIGN KEY(job_id) REFERENCES jobs (job_id) ON DELETE CASCADE
 );
-INSERT INTO job_specs VALUES('job-5a92f084a7',X'0a05656e64656412092f62696e2f74727565200140014801');
-INSERT INTO job_specs VALUES('job-e9cd3c19fa',X'0a0963616e63656c6c65641205747261696e200132060a014112016240014801');
-INSERT INTO job_specs VALUES('job-adc50f67ad',X'0a0772756e6e696e671205747261696e200140024802');
-INSERT INTO job_specs VALUES('job-f002fec665',X'0a0777616974696e671205747261696e200140094809');
+INSERT INTO job_specs VALUES('job-1744847073',X'0a05656e64656412092f62696e2f7472756520014001480159000000000020ac40');
+INSERT INTO job_specs VALUES('job-1cabf88252',X'0a0963616e63656c6c65641205747261696e200132060a014112016240014801');
+INSERT INTO job_specs VALUES('job-aa491e1881',X'0a0772756e6e696e671205747261696e200140024802');
+INSERT INTO job_specs VALUES('job-30fca33ca7',X'0a0777616974696e671205747261696e20014009480959000000000020ac40');
 CREATE TABLE job_hosts (
 	job_id VARCHAR(64) NOT NULL, 
 	host_index INTEGER NOT NULL, 
@@ -153,10 +153,10 @@ CREATE TABLE job_hosts (
 	CONSTRAINT pk_job_hosts PRIMARY KEY (job_id, host_index), 
 	CONSTRAINT fk_job_hosts_job_id FOREIGN KEY(job_id) REFERENCES jobs (job_id) ON DELETE CASCADE
 );
-INSERT INTO job_hosts VALUES('job-5a92f084a7',0,'node-0000','node-0000','127.0.0.1','boot-of-node-0000',0,1,3,'127.0.0.1:10000','',0.0,'','',0.0,'',0,0,1,0,0,0,0.0,'[[3,1000,0,0,"","/var/lib/bagua/node/jobs/job-5a92f084a7/rank-0.log",1795635468.53783,2.6734924650008907,false,-1,false,false,false]]');
-INSERT INTO job_hosts VALUES('job-e9cd3c19fa',0,'node-0000','node-0000','127.0.0.1','boot-of-node-0000',0,1,3,'127.0.0.1:10000','',0.0,'','',0.0,'',0,0,1,0,0,0,0.0,'[[3,1000,-15,15,"","/var/lib/bagua/node/jobs/job-e9cd3c19fa/rank-0.log",1795635468.7700334,2.8722646130008798,false,-1,false,false,false]]');
-INSERT INTO job_hosts VALUES('job-adc50f67ad',0,'node-0000','node-0000','127.0.0.1','boot-of-node-0000',0,2,2,'127.0.0.1:10000','',0.0,'','',0.0,'',0,0,1,0,0,0,0.0,'[[2,1000,0,0,"","/var/lib/bagua/node/jobs/job-adc50f67ad/rank-0.log",0.0,0.0,false,-1,false,false,false],[2,1001,0,0,"","/var/lib/bagua/node/jobs/job-adc50f67ad/rank-1.log",0.0,0.0,false,-1,false,false,false]]');
-INSERT INTO job_hosts VALUES('job-adc50f67ad',1,'node-0001','node-0001','127.0.0.1','boot-of-node-0001',2,2,2,'127.0.0.1:10001','',0.0,'','',0.0,'',0,0,1,0,0,0,0.0,'[[2,1002,0,0,"","/var/lib/bagua/node/jobs/job-adc50f67ad/rank-2.log",0.0,0.0,false,-1,false,false,false],[2,1003,0,0,"","/var/lib/bagua/node/jobs/job-adc50f67ad/rank-3.log",0.0,0.0,false,-1,false,false,false]]');
+INSERT INTO job_hosts VALUES('job-1744847073',0,'node-0000','node-0000','127.0.0.1','boot-of-node-0000',0,1,3,'127.0.0.1:10000','',0.0,'','',0.0,'',0,0,1,0,0,0,0.0,'[[3,1000,0,0,"","/var/lib/bagua/node/jobs/job-1744847073/rank-0.log",1795637040.7095075,2.6742237560029025,false,-1,false,false,false]]');
+INSERT INTO job_hosts VALUES('job-1cabf88252',0,'node-0000','node-0000','127.0.0.1','boot-of-node-0000',0,1,3,'127.0.0.1:10000','',0.0,'','',0.0,'',0,0,1,0,0,0,0.0,'[[3,1000,-15,15,"","/var/lib/bagua/node/jobs/job-1cabf88252/rank-0.log",1795637040.9846625,2.891505360003066,false,-1,false,false,false]]');
+INSERT INTO job_hosts VALUES('job-aa491e1881',0,'node-0000','node-0000','127.0.0.1','boot-of-node-0000',0,2,2,'127.0.0.1:10000','',0.0,'','',0.0,'',0,0,1,0,0,0,0.0,'[[2,1000,0,0,"","/var/lib/bagua/node/jobs/job-aa491e1881/rank-0.log",0.0,0.0,false,-1,false,false,false],[2,1001,0,0,"","/var/lib/bagua/node/jobs/job-aa491e1881/rank-1.log",0.0,0.0,false,-1,false,false,false]]');
+INSERT INTO job_hosts VALUES('job-aa491e1881',1,'node-0001','node-0001','127.0.0.1','boot-of-node-0001',2,2,2,'127.0.0.1:10001','',0.0,'','',0.0,'',0,0,1,0,0,0,0.0,'[[2,1002,0,0,"","/var/lib/bagua/node/jobs/job-aa491e1881/rank-2.log",0.0,0.0,false,-1,false,false,false],[2,1003,0,0,"","/var/lib/bagua/node/jobs/job-aa491e1881/rank-3.log",0.0,0.0,false,-1,false,false,false]]');
 CREATE TABLE events (
 	job_id VARCHAR(64) NOT NULL, 
 	seq INTEGER NOT NULL, 
@@ -167,33 +167,33 @@ CREATE TABLE events (
 	CONSTRAINT pk_events PRIMARY KEY (job_id, seq), 
 	CONSTRAINT fk_events_job_id FOREIGN KEY(job_id) REFERENCES jobs (job_id) ON DELETE CASCADE
 );
-INSERT INTO events VALUES('job-5a92f084a7',1,1795635468.4541900157,'submitted','1 x 1 ranks',0);
-INSERT INTO events VALUES('job-5a92f084a7',2,1795635468.4792437553,'placed','placed on node-0000',1);
-INSERT INTO events VALUES('job-5a92f084a7',3,1795635468.5824885367,'engine_ready','the engine of node node-0000 listens on 127.0.0.1:10000',1);
-INSERT INTO events VALUES('job-5a92f084a7',4,1795635468.5824885367,'rank_started','rank 0 on node node-0000 started',1);
-INSERT INTO events VALUES('job-5a92f084a7',5,1795635468.5824885367,'rank_exited','rank 0 on node node-0000 exited with code 0',1);
-INSERT INTO events VALUES('job-5a92f084a7',6,1795635468.5824885367,'node_stopped','nothing of the job is left on node node-0000',1);
-INSERT INTO events VALUES('job-5a92f084a7',7,1795635468.5824885367,'state','STOPPING: 1 rank ended with exit code 0',1);
-INSERT INTO events VALUES('job-5a92f084a7',8,1795635468.5824885367,'state','SUCCEEDED: 1 rank ended with exit code 0',1);
-INSERT INTO events VALUES('job-e9cd3c19fa',1,1795635468.6302511691,'submitted','1 x 1 ranks',0);
-INSERT INTO events VALUES('job-e9cd3c19fa',2,1795635468.6534507274,'placed','placed on node-0000',1);
-INSERT INTO events VALUES('job-e9cd3c19fa',3,1795635468.6980924607,'engine_ready','the engine of node node-0000 listens on 127.0.0.1:10000',1);
-INSERT INTO events VALUES('job-e9cd3c19fa',4,1795635468.6980924607,'rank_started','rank 0 on node node-0000 started',1);
-INSERT INTO events VALUES('job-e9cd3c19fa',5,1795635468.6980924607,'state','RUNNING: 1 rank started',1);
-INSERT INTO events VALUES('job-e9cd3c19fa',6,1795635468.7460856437,'cancel_requested','cancelled',1);
-INSERT INTO events VALUES('job-e9cd3c19fa',7,1795635468.7460856437,'state','STOPPING: cancelled',1);
-INSERT INTO events VALUES('job-e9cd3c19fa',8,1795635468.7812619209,'rank_exited','rank 0 on node node-0000 was killed by SIGTERM',1);
-INSERT INTO events VALUES('job-e9cd3c19fa',9,1795635468.7812619209,'node_stopped','nothing of the job is left on node node-0000',1);
-INSERT INTO events VALUES('job-e9cd3c19fa',10,1795635468.7812619209,'state','CANCELLED: cancelled',1);
-INSERT INTO events VALUES('job-adc50f67ad',1,1795635468.870212078,'submitted','2 x 2 ranks',0);
-INSERT INTO events VALUES('job-adc50f67ad',2,1795635468.8858556747,'placed','placed on node-0000, node-0001',1);
-INSERT INTO events VALUES('job-adc50f67ad',3,1795635468.9314963817,'engine_ready','the engine of node node-0001 listens on 127.0.0.1:10001',1);
-INSERT INTO events VALUES('job-adc50f67ad',4,1795635468.9314963817,'rank_started','ranks 2-3 on node node-0001 started',1);
-INSERT INTO events VALUES('job-adc50f67ad',5,1795635468.9314963817,'engine_ready','the engine of node node-0000 listens on 127.0.0.1:10000',1);
-INSERT INTO events VALUES('job-adc50f67ad',6,1795635468.9314963817,'rank_started','ranks 0-1 on node node-0000 started',1);
-INSERT INTO events VALUES('job-adc50f67ad',7,1795635468.9314963817,'state','RUNNING: all 4 ranks started',1);
-INSERT INTO events VALUES('job-f002fec665',1,1795635468.9862442016,'submitted','9 x 9 ranks',0);
-INSERT INTO events VALUES('job-f002fec665',2,1795635469.0100829601,'state','FAILED: needs 9 nodes with 9 free slots each; connected: node-0000 (2 of 4 free), node-0001 (2 of 4 free)',0);
+INSERT INTO events VALUES('job-1744847073',1,1795637040.6501300334,'submitted','1 x 1 ranks',0);
+INSERT INTO events VALUES('job-1744847073',2,1795637040.6671037674,'placed','placed on node-0000',1);
+INSERT INTO events VALUES('job-1744847073',3,1795637040.7750725745,'engine_ready','the engine of node node-0000 listens on 127.0.0.1:10000',1);
+INSERT INTO events VALUES('job-1744847073',4,1795637040.7750725745,'rank_started','rank 0 on node node-0000 started',1);
+INSERT INTO events VALUES('job-1744847073',5,1795637040.7750725745,'rank_exited','rank 0 on node node-0000 exited with code 0',1);
+INSERT INTO events VALUES('job-1744847073',6,1795637040.7750725745,'node_stopped','nothing of the job is left on node node-0000',1);
+INSERT INTO events VALUES('job-1744847073',7,1795637040.7750725745,'state','STOPPING: 1 rank ended with exit code 0',1);
+INSERT INTO events VALUES('job-1744847073',8,1795637040.7750725745,'state','SUCCEEDED: 1 rank ended with exit code 0',1);
+INSERT INTO events VALUES('job-1cabf88252',1,1795637040.8060185908,'submitted','1 x 1 ranks',0);
+INSERT INTO events VALUES('job-1cabf88252',2,1795637040.8368868827,'placed','placed on node-0000',1);
+INSERT INTO events VALUES('job-1cabf88252',3,1795637040.8862235546,'engine_ready','the engine of node node-0000 listens on 127.0.0.1:10000',1);
+INSERT INTO events VALUES('job-1cabf88252',4,1795637040.8862235546,'rank_started','rank 0 on node node-0000 started',1);
+INSERT INTO events VALUES('job-1cabf88252',5,1795637040.8862235546,'state','RUNNING: 1 rank started',1);
+INSERT INTO events VALUES('job-1cabf88252',6,1795637040.9364826679,'cancel_requested','cancelled',1);
+INSERT INTO events VALUES('job-1cabf88252',7,1795637040.9364826679,'state','STOPPING: cancelled',1);
+INSERT INTO events VALUES('job-1cabf88252',8,1795637040.9923548698,'rank_exited','rank 0 on node node-0000 was killed by SIGTERM',1);
+INSERT INTO events VALUES('job-1cabf88252',9,1795637040.9923548698,'node_stopped','nothing of the job is left on node node-0000',1);
+INSERT INTO events VALUES('job-1cabf88252',10,1795637040.9923548698,'state','CANCELLED: cancelled',1);
+INSERT INTO events VALUES('job-aa491e1881',1,1795637041.062116146,'submitted','2 x 2 ranks',0);
+INSERT INTO events VALUES('job-aa491e1881',2,1795637041.0829808712,'placed','placed on node-0000, node-0001',1);
+INSERT INTO events VALUES('job-aa491e1881',3,1795637041.1699550151,'engine_ready','the engine of node node-0000 listens on 127.0.0.1:10000',1);
+INSERT INTO events VALUES('job-aa491e1881',4,1795637041.1699550151,'rank_started','ranks 0-1 on node node-0000 started',1);
+INSERT INTO events VALUES('job-aa491e1881',5,1795637041.1699550151,'engine_ready','the engine of node node-0001 listens on 127.0.0.1:10001',1);
+INSERT INTO events VALUES('job-aa491e1881',6,1795637041.1699550151,'rank_started','ranks 2-3 on node node-0001 started',1);
+INSERT INTO events VALUES('job-aa491e1881',7,1795637041.1699550151,'state','RUNNING: all 4 ranks started',1);
+INSERT INTO events VALUES('job-30fca33ca7',1,1795637041.2620627879,'submitted','9 x 9 ranks',0);
+INSERT INTO events VALUES('job-30fca33ca7',2,1795637041.2762050628,'waiting','needs 9 nodes with 9 free slots each; connected: node-0000 (2 of 4 free), node-0001 (2 of 4 free)',0);
 CREATE TABLE code_pieces (
 	digest VARCHAR(64) NOT NULL, 
 	number INTEGER NOT NULL, 
@@ -224,10 +224,10 @@ CREATE TABLE tune_trials (
 );
 CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY);
 INSERT INTO alembic_version VALUES('0008');
-CREATE INDEX ix_jobs_namespace_created_at_job_id ON jobs (namespace, created_at, job_id);
 CREATE INDEX ix_jobs_finished_at ON jobs (finished_at);
-CREATE INDEX ix_jobs_created_at_job_id ON jobs (created_at, job_id);
+CREATE INDEX ix_jobs_namespace_created_at_job_id ON jobs (namespace, created_at, job_id);
 CREATE INDEX ix_jobs_state_created_at ON jobs (state, created_at);
+CREATE INDEX ix_jobs_created_at_job_id ON jobs (created_at, job_id);
 CREATE INDEX ix_tune_studies_job_id ON tune_studies (job_id);
 CREATE INDEX ix_audit_time ON audit (time);
 CREATE INDEX ix_job_hosts_node_id_phase ON job_hosts (node_id, phase);
