@@ -110,7 +110,9 @@ def node(
     run_as: Annotated[
         RunAsName,
         typer.Option(
-            help="Unix user of the ranks: this daemon's, or (as root alone) that of the account that submits the job.",
+            help="Unix user of the ranks: daemon, for this daemon's, or submitter (as root alone), for that of the "
+            "account that submits the job.",
+            metavar="WHOSE",
             envvar="BAGUA_RUN_AS",
         ),
     ] = RunAsName.daemon,
@@ -122,6 +124,7 @@ def node(
         typer.Option(
             help="With --run-as submitter: folder where each job has a place for its sockets and code. All users "
             "must be able to pass through the folders above it.",
+            readable=False,
             envvar="BAGUA_RANK_DIR",
         ),
     ] = DEFAULT_RANK_DIR,
@@ -133,7 +136,7 @@ def node(
         typer.Option(
             help="With --run-as submitter: limits of ranks, such as nofile=65536,memlock=unlimited,core=0. Others are "
             "this daemon's.",
-            metavar="NAME=VALUE,…",
+            metavar="LIMITS",
             envvar="BAGUA_RANK_LIMITS",
         ),
     ] = "core=0",

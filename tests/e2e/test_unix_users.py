@@ -25,11 +25,15 @@ if TYPE_CHECKING:
 REASON = other_users.reason_to_skip()
 pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(REASON), reason=REASON)]
 
-TRAIN = """
+FACTS = """
 import json, os, pathlib, resource, stat, sys
-from bagua.examples import digits
+import torch
+import bagua.torch_api as bagua
 
-digits.main(["--epochs", "2"])  # too few for its accuracy
+bagua.init_process_group()
+total = torch.ones(1000)
+bagua.allreduce_inplace(total, op=bagua.ReduceOp.SUM)
+assert total.tolist() == [2.0] * 1000
 others = sys.argv[1:]
 
 def reached(path):
@@ -135,11 +139,11 @@ def users(core: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[User
         shutil.rmtree(places)
 
 
-def test_a_job_trains_as_its_user_and_reaches_nothing_of_another(users: Users) -> None:
+def test_a_job_runs_as_its_user_and_reaches_nothing_of_another(users: Users) -> None:
     sandbox = users.service.sandbox
     project = sandbox.folder / "project"
     project.mkdir(exist_ok=True)
-    (project / "train.py").write_text(TRAIN)
+    (project / "train.py").write_text(FACTS)
     secret = users.places / "secret"
     secret.write_text("of the second\n")
     secret.chmod(0o600)
@@ -168,7 +172,7 @@ def test_a_job_trains_as_its_user_and_reaches_nothing_of_another(users: Users) -
             # A namespace shares logs, through the service alone.
             assert "the other" in output(one, other.job_id)
         found = [json.loads(line.partition("FACTS ")[2]) for line in said.splitlines() if line.startswith("FACTS")]
-        assert len(found) == 2 and said.count("a word to /dev/stderr") == 2 and "held-out accuracy" in said
+        assert len(found) == 2 and said.count("a word to /dev/stderr") == 2
         user = users.one
         for facts in found:
             assert facts["ids"] == [user.pw_uid] * 3 + [user.pw_gid] * 3
