@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import tempfile
@@ -15,13 +16,45 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from rig import other_users
+from rig.elastic import PROGRAM
 
+import bagua.csrc.build as builder
+from bagua.base.daemon_process import daemon_pid
 from bagua.client import Client
 from bagua.proto import common_pb2
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Service
 
+DDP = """
+import torch
+import torch.distributed as dist
+import bagua.c10d
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("bagua")
+model = DistributedDataParallel(torch.nn.Linear(4, 4))
+model(torch.ones(2, 4)).sum().backward()
+print("rank", dist.get_rank(), "of", dist.get_world_size(), "has it", flush=True)
+dist.destroy_process_group()
+"""
+CHECKPOINTS = """
+import torch
+import bagua.torch_api as bagua
+
+bagua.init_process_group()
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model = model.with_bagua([optimizer])
+checkpointer = bagua.checkpoint.Checkpointer(every=1)
+start = checkpointer.resume()
+print("begins with", start.step if start else 0, flush=True)
+for _ in range(2):
+    model(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+    checkpointer.step()
+checkpointer.wait()
+"""
 REASON = other_users.reason_to_skip()
 pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(REASON), reason=REASON)]
 
@@ -226,3 +259,42 @@ def test_who_is_not_root_can_not_choose_users(users: Users) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, cwd="/")
     assert done.returncode == 2
     assert f"needs a daemon that root starts: this one runs as user {other.pw_uid}" in done.stderr
+
+
+@pytest.mark.full
+def test_ranks_of_a_user_outlive_the_daemon(users: Users) -> None:
+    (users.out / "elastic.py").write_text(PROGRAM)
+    with users.client(users.one.pw_name) as one:
+        job = one.submit(script="elastic.py", nproc_per_node=2, elastic=True, workdir=users.out)
+        users.service.sandbox.wait_until(lambda: output(one, job.job_id).count("generation 1 ") == 2, DEADLINE_S)
+        before = one.get(job.job_id).ranks
+        os.kill(daemon_pid(users.node.pid), signal.SIGKILL)
+        users.service.sandbox.wait_until(lambda: output(one, job.job_id).count("generation 2 ") == 2, DEADLINE_S)
+        after = one.get(job.job_id).ranks
+        assert [rank.pid for rank in after] == [rank.pid for rank in before]
+        assert {Path(f"/proc/{rank.pid}").stat().st_uid for rank in after} == {users.one.pw_uid}
+        (users.out / "stop").touch()
+        assert users.until(one, job.job_id, *ENDED).state == common_pb2.JOB_STATE_SUCCEEDED
+
+
+@pytest.mark.full
+def test_training_torch_distributed_and_checkpoints_of_a_user(users: Users) -> None:
+    builder.build(extension=builder.C10D)  # the user has no home to build it in
+    for name, text in (("ddp.py", DDP), ("checkpoints.py", CHECKPOINTS)):
+        (users.out / name).write_text(text)
+    folder = users.out / "checkpoints"
+    writes = {"script": "checkpoints.py", "checkpoint_dir": folder}
+    wanted: list[tuple[dict[str, Any], str]] = [
+        ({"script": "bagua.examples.digits", "module": True}, "held-out accuracy"),
+        ({"script": "ddp.py", "env": {"BAGUA_C10D": "cpp"}}, "of 2 has it"),
+        (writes, "begins with 0"),
+        (writes, "begins with 2"),
+    ]
+    with users.client(users.one.pw_name) as one:
+        for arguments, words in wanted:
+            job = one.submit(nproc_per_node=2, workdir=users.out, **arguments)
+            ended = users.until(one, job.job_id, *ENDED)
+            said = output(one, job.job_id)
+            assert ended.state == common_pb2.JOB_STATE_SUCCEEDED and words in said, said
+    found = list(folder.rglob("*"))
+    assert found and {path.stat().st_uid for path in found} == {users.one.pw_uid}
