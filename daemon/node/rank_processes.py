@@ -162,7 +162,8 @@ class RankProcesses:
         if self._server is not None:
             server, self._server = self._server, None
             await server.stop(0.1)
-        await in_thread(lambda: self._node.places.forget(self._job_id))
+        if self.user is not None or self.place.code.exists():
+            await in_thread(lambda: self._node.places.forget(self._job_id))
 
     def find(self) -> dict[int, int]:
         """Takes over the processes of the job that were started in an earlier life of the daemon, with the pipes of

@@ -277,24 +277,27 @@ def test_ranks_of_a_user_outlive_the_daemon(users: Users) -> None:
         assert users.until(one, job.job_id, *ENDED).state == common_pb2.JOB_STATE_SUCCEEDED
 
 
+TRAINING: dict[str, tuple[dict[str, Any], str]] = {
+    "digits": ({"script": "bagua.examples.digits", "module": True}, "held-out accuracy"),
+    "torch.distributed": ({"script": "ddp.py", "env": {"BAGUA_C10D": "cpp"}}, "of 2 has it"),
+    "checkpoints": ({"script": "checkpoints.py", "checkpoint_dir": "checkpoints"}, "begins with 0"),
+    "checkpoints again": ({"script": "checkpoints.py", "checkpoint_dir": "checkpoints"}, "begins with 2"),
+}
+
+
 @pytest.mark.full
-def test_training_torch_distributed_and_checkpoints_of_a_user(users: Users) -> None:
-    builder.build(extension=builder.C10D)  # the user has no home to build it in
+@pytest.mark.parametrize(("arguments", "words"), TRAINING.values(), ids=TRAINING.keys())
+def test_training_of_a_user(users: Users, arguments: dict[str, Any], words: str) -> None:
+    if "env" in arguments:
+        builder.build(extension=builder.C10D)  # the user has no home to build it in
     for name, text in (("ddp.py", DDP), ("checkpoints.py", CHECKPOINTS)):
         (users.out / name).write_text(text)
-    folder = users.out / "checkpoints"
-    writes = {"script": "checkpoints.py", "checkpoint_dir": folder}
-    wanted: list[tuple[dict[str, Any], str]] = [
-        ({"script": "bagua.examples.digits", "module": True}, "held-out accuracy"),
-        ({"script": "ddp.py", "env": {"BAGUA_C10D": "cpp"}}, "of 2 has it"),
-        (writes, "begins with 0"),
-        (writes, "begins with 2"),
-    ]
+    if "checkpoint_dir" in arguments:
+        arguments = {**arguments, "checkpoint_dir": users.out / arguments["checkpoint_dir"]}
     with users.client(users.one.pw_name) as one:
-        for arguments, words in wanted:
-            job = one.submit(nproc_per_node=2, workdir=users.out, **arguments)
-            ended = users.until(one, job.job_id, *ENDED)
-            said = output(one, job.job_id)
-            assert ended.state == common_pb2.JOB_STATE_SUCCEEDED and words in said, said
-    found = list(folder.rglob("*"))
-    assert found and {path.stat().st_uid for path in found} == {users.one.pw_uid}
+        job = one.submit(nproc_per_node=2, workdir=users.out, **arguments)
+        ended = users.until(one, job.job_id, *ENDED)
+        said = output(one, job.job_id)
+        assert ended.state == common_pb2.JOB_STATE_SUCCEEDED and words in said, said
+    for path in (users.out / "checkpoints").rglob("*"):
+        assert path.stat().st_uid == users.one.pw_uid
