@@ -113,6 +113,8 @@ class RankProcesses:
 
     async def spawn(self, spec: JobSpecification, member: int) -> int:
         """Starts the process of ``member``, whose log is open; its pid. Raises OSError."""
+        if self._node.run_as is not None and self.user is None:
+            raise PermissionError("a rank would be started as root")  # never, whatever came before
         output = self._outputs[member]
         outputs = output.open()
         base, cache = self._node.environment, self._node.cache if self.user is None else None

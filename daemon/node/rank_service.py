@@ -184,13 +184,14 @@ async def serve(path: Path, service: RankService, uid: int = -1) -> grpc.aio.Ser
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     path.unlink(missing_ok=True)  # of a daemon that was killed; the folder is locked, so nobody serves there
-    usual = os.umask(0o177)
+    usual = os.umask(0o077)  # the socket is nobody else's from its first moment on
     try:
         server.add_insecure_port(f"unix:{path}")
     except RuntimeError as error:
         raise OSError(f"can't listen on {path}: {error}") from error
     finally:
         os.umask(usual)
+    path.chmod(0o600)
     os.chown(path, uid, -1)
     await server.start()
     return server
