@@ -170,6 +170,12 @@ def is_built(cache_dir: Path | None = None) -> bool:
     return core_path(cache_dir).is_file()
 
 
+def built() -> list[Path]:
+    """Modules that fit and lie in the cache. Raises BuildError if torch is missing."""
+    places = (build_cache.place(one.kind, core_key(one), f"{one.module}.so", None) for one in _EXTENSIONS.values())
+    return [path for path in places if path.is_file()]
+
+
 def describe(cache_dir: Path | None = None) -> dict[str, str]:
     """Versions that the build depends on, for ``bagua doctor``; "" for those that are missing. Raises nothing."""
     compiler = os.environ.get("CXX", "c++")

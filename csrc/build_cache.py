@@ -111,7 +111,11 @@ def key(parts: Iterable[str]) -> str:
 
 
 def place(kind: str, name: str, file: str, cache_dir: Path | None) -> Path:
-    """Where the result with this key lies, or would."""
+    """Where the result with this key lies, or would. A node's daemon may have one for all users of its host, which
+    only root can write (BAGUA_SHARED_CACHE_DIR)."""
+    shared = os.environ.get("BAGUA_SHARED_CACHE_DIR")
+    if shared and cache_dir is None and (found := Path(shared) / kind / name / file).is_file():
+        return found
     return (cache_dir or default_cache_dir()) / kind / name / file
 
 

@@ -64,6 +64,8 @@ class Engine:
         # Descriptor of an anonymous file, empty or of an engine whose process was killed, with what outlives the
         # engine: residuals of error feedback. The engine makes a copy. -1: memory of its own.
         memory: int = -1,
+        # User of the local ranks, who owns the socket; -1: this process's.
+        rank_uid: int = -1,
     ) -> None: ...
     def regroup(
         self,
@@ -280,9 +282,11 @@ def spawn(
     stdout_fd: int,
     stderr_fd: int,
     death_signal: int = 9,
+    user: tuple[int, int, Sequence[int], int, Sequence[tuple[int, int, int]]] | None = None,
 ) -> int:
     """Starts a program in a session and process group of its own, with stdin from /dev/null, every other descriptor
-    closed and ``death_signal`` delivered to it when the calling process dies; returns its pid. Raises OSError."""
+    closed and ``death_signal`` delivered to it when the calling process dies; returns its pid. ``user``: (uid, gid,
+    groups, umask, limits) to run with, each limit (resource, soft, hard), -1 for none. Raises OSError."""
 
 def reduce(dtype: int, op: int, inputs: Sequence[Buffer], output: Buffer, count: int, scale: int = 1) -> None:
     """The local reduction kernel, for tests: output[i] = op(inputs[0][i], …) with AVG dividing by ``scale``."""

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x61gua/proto/account.proto\x12\x08\x62\x61gua.v1\"\x0f\n\rWhoAmIRequest\"8\n\x07\x41\x63\x63ount\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\t\"\x87\x01\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\t\x12\"\n\x07\x61\x63\x63ount\x18\x02 \x01(\x0b\x32\x11.bagua.v1.Account\x12\x12\n\ncreated_at\x18\x03 \x01(\x01\x12\x12\n\ncreated_by\x18\x04 \x01(\t\x12\x12\n\nexpires_at\x18\x05 \x01(\x01\x12\x12\n\nrevoked_at\x18\x06 \x01(\x01\"I\n\x12\x43reateTokenRequest\x12\"\n\x07\x61\x63\x63ount\x18\x01 \x01(\x0b\x32\x11.bagua.v1.Account\x12\x0f\n\x07lasts_s\x18\x02 \x01(\x01\"B\n\x10\x43reateTokenReply\x12\x1e\n\x05token\x18\x01 \x01(\x0b\x32\x0f.bagua.v1.Token\x12\x0e\n\x06secret\x18\x02 \x01(\t\"$\n\x11ListTokensRequest\x12\x0f\n\x07revoked\x18\x01 \x01(\x08\"2\n\x0fListTokensReply\x12\x1f\n\x06tokens\x18\x01 \x03(\x0b\x32\x0f.bagua.v1.Token\"#\n\x12RevokeTokenRequest\x12\r\n\x05token\x18\x01 \x01(\t\"3\n\x10RevokeTokenReply\x12\x1f\n\x06tokens\x18\x01 \x03(\x0b\x32\x0f.bagua.v1.Token\"\xa4\x01\n\nAuditEntry\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\x0b\n\x03who\x18\x03 \x01(\t\x12\x0c\n\x04role\x18\x04 \x01(\t\x12\x11\n\tnamespace\x18\x05 \x01(\t\x12\x0e\n\x06method\x18\x06 \x01(\t\x12\x0e\n\x06target\x18\x07 \x01(\t\x12\x0f\n\x07outcome\x18\x08 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\t \x01(\t\x12\x0c\n\x04peer\x18\n \x01(\t\"c\n\x10ListAuditRequest\x12\r\n\x05limit\x18\x01 \x01(\r\x12\x12\n\nbefore_seq\x18\x02 \x01(\x04\x12\x0b\n\x03who\x18\x03 \x01(\t\x12\x0e\n\x06target\x18\x04 \x01(\t\x12\x0f\n\x07refused\x18\x05 \x01(\x08\"7\n\x0eListAuditReply\x12%\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x14.bagua.v1.AuditEntry2\xe1\x02\n\x0e\x41\x63\x63ountService\x12\x34\n\x06WhoAmI\x12\x17.bagua.v1.WhoAmIRequest\x1a\x11.bagua.v1.Account\x12G\n\x0b\x43reateToken\x12\x1c.bagua.v1.CreateTokenRequest\x1a\x1a.bagua.v1.CreateTokenReply\x12\x44\n\nListTokens\x12\x1b.bagua.v1.ListTokensRequest\x1a\x19.bagua.v1.ListTokensReply\x12G\n\x0bRevokeToken\x12\x1c.bagua.v1.RevokeTokenRequest\x1a\x1a.bagua.v1.RevokeTokenReply\x12\x41\n\tListAudit\x12\x1a.bagua.v1.ListAuditRequest\x1a\x18.bagua.v1.ListAuditReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x61gua/proto/account.proto\x12\x08\x62\x61gua.v1\"\x0f\n\rWhoAmIRequest\"K\n\x07\x41\x63\x63ount\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\t\x12\x11\n\tunix_user\x18\x04 \x01(\t\"\x87\x01\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\t\x12\"\n\x07\x61\x63\x63ount\x18\x02 \x01(\x0b\x32\x11.bagua.v1.Account\x12\x12\n\ncreated_at\x18\x03 \x01(\x01\x12\x12\n\ncreated_by\x18\x04 \x01(\t\x12\x12\n\nexpires_at\x18\x05 \x01(\x01\x12\x12\n\nrevoked_at\x18\x06 \x01(\x01\"I\n\x12\x43reateTokenRequest\x12\"\n\x07\x61\x63\x63ount\x18\x01 \x01(\x0b\x32\x11.bagua.v1.Account\x12\x0f\n\x07lasts_s\x18\x02 \x01(\x01\"B\n\x10\x43reateTokenReply\x12\x1e\n\x05token\x18\x01 \x01(\x0b\x32\x0f.bagua.v1.Token\x12\x0e\n\x06secret\x18\x02 \x01(\t\"$\n\x11ListTokensRequest\x12\x0f\n\x07revoked\x18\x01 \x01(\x08\"2\n\x0fListTokensReply\x12\x1f\n\x06tokens\x18\x01 \x03(\x0b\x32\x0f.bagua.v1.Token\"#\n\x12RevokeTokenRequest\x12\r\n\x05token\x18\x01 \x01(\t\"3\n\x10RevokeTokenReply\x12\x1f\n\x06tokens\x18\x01 \x03(\x0b\x32\x0f.bagua.v1.Token\"\xa4\x01\n\nAuditEntry\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\x0b\n\x03who\x18\x03 \x01(\t\x12\x0c\n\x04role\x18\x04 \x01(\t\x12\x11\n\tnamespace\x18\x05 \x01(\t\x12\x0e\n\x06method\x18\x06 \x01(\t\x12\x0e\n\x06target\x18\x07 \x01(\t\x12\x0f\n\x07outcome\x18\x08 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\t \x01(\t\x12\x0c\n\x04peer\x18\n \x01(\t\"c\n\x10ListAuditRequest\x12\r\n\x05limit\x18\x01 \x01(\r\x12\x12\n\nbefore_seq\x18\x02 \x01(\x04\x12\x0b\n\x03who\x18\x03 \x01(\t\x12\x0e\n\x06target\x18\x04 \x01(\t\x12\x0f\n\x07refused\x18\x05 \x01(\x08\"7\n\x0eListAuditReply\x12%\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x14.bagua.v1.AuditEntry2\xe1\x02\n\x0e\x41\x63\x63ountService\x12\x34\n\x06WhoAmI\x12\x17.bagua.v1.WhoAmIRequest\x1a\x11.bagua.v1.Account\x12G\n\x0b\x43reateToken\x12\x1c.bagua.v1.CreateTokenRequest\x1a\x1a.bagua.v1.CreateTokenReply\x12\x44\n\nListTokens\x12\x1b.bagua.v1.ListTokensRequest\x1a\x19.bagua.v1.ListTokensReply\x12G\n\x0bRevokeToken\x12\x1c.bagua.v1.RevokeTokenRequest\x1a\x1a.bagua.v1.RevokeTokenReply\x12\x41\n\tListAudit\x12\x1a.bagua.v1.ListAuditRequest\x1a\x18.bagua.v1.ListAuditReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,27 +34,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WHOAMIREQUEST']._serialized_start=39
   _globals['_WHOAMIREQUEST']._serialized_end=54
   _globals['_ACCOUNT']._serialized_start=56
-  _globals['_ACCOUNT']._serialized_end=112
-  _globals['_TOKEN']._serialized_start=115
-  _globals['_TOKEN']._serialized_end=250
-  _globals['_CREATETOKENREQUEST']._serialized_start=252
-  _globals['_CREATETOKENREQUEST']._serialized_end=325
-  _globals['_CREATETOKENREPLY']._serialized_start=327
-  _globals['_CREATETOKENREPLY']._serialized_end=393
-  _globals['_LISTTOKENSREQUEST']._serialized_start=395
-  _globals['_LISTTOKENSREQUEST']._serialized_end=431
-  _globals['_LISTTOKENSREPLY']._serialized_start=433
-  _globals['_LISTTOKENSREPLY']._serialized_end=483
-  _globals['_REVOKETOKENREQUEST']._serialized_start=485
-  _globals['_REVOKETOKENREQUEST']._serialized_end=520
-  _globals['_REVOKETOKENREPLY']._serialized_start=522
-  _globals['_REVOKETOKENREPLY']._serialized_end=573
-  _globals['_AUDITENTRY']._serialized_start=576
-  _globals['_AUDITENTRY']._serialized_end=740
-  _globals['_LISTAUDITREQUEST']._serialized_start=742
-  _globals['_LISTAUDITREQUEST']._serialized_end=841
-  _globals['_LISTAUDITREPLY']._serialized_start=843
-  _globals['_LISTAUDITREPLY']._serialized_end=898
-  _globals['_ACCOUNTSERVICE']._serialized_start=901
-  _globals['_ACCOUNTSERVICE']._serialized_end=1254
+  _globals['_ACCOUNT']._serialized_end=131
+  _globals['_TOKEN']._serialized_start=134
+  _globals['_TOKEN']._serialized_end=269
+  _globals['_CREATETOKENREQUEST']._serialized_start=271
+  _globals['_CREATETOKENREQUEST']._serialized_end=344
+  _globals['_CREATETOKENREPLY']._serialized_start=346
+  _globals['_CREATETOKENREPLY']._serialized_end=412
+  _globals['_LISTTOKENSREQUEST']._serialized_start=414
+  _globals['_LISTTOKENSREQUEST']._serialized_end=450
+  _globals['_LISTTOKENSREPLY']._serialized_start=452
+  _globals['_LISTTOKENSREPLY']._serialized_end=502
+  _globals['_REVOKETOKENREQUEST']._serialized_start=504
+  _globals['_REVOKETOKENREQUEST']._serialized_end=539
+  _globals['_REVOKETOKENREPLY']._serialized_start=541
+  _globals['_REVOKETOKENREPLY']._serialized_end=592
+  _globals['_AUDITENTRY']._serialized_start=595
+  _globals['_AUDITENTRY']._serialized_end=759
+  _globals['_LISTAUDITREQUEST']._serialized_start=761
+  _globals['_LISTAUDITREQUEST']._serialized_end=860
+  _globals['_LISTAUDITREPLY']._serialized_start=862
+  _globals['_LISTAUDITREPLY']._serialized_end=917
+  _globals['_ACCOUNTSERVICE']._serialized_start=920
+  _globals['_ACCOUNTSERVICE']._serialized_end=1273
 # @@protoc_insertion_point(module_scope)

@@ -29,19 +29,23 @@ class Account(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     ROLE_FIELD_NUMBER: builtins.int
     NAMESPACE_FIELD_NUMBER: builtins.int
+    UNIX_USER_FIELD_NUMBER: builtins.int
     name: builtins.str
     role: builtins.str
     """admin, submit, read, node, job"""
     namespace: builtins.str
     """*: all"""
+    unix_user: builtins.str
+    """Of its jobs, on nodes whose daemon runs ranks as their submitter (`bagua daemon --run-as submitter`). Empty: none."""
     def __init__(
         self,
         *,
         name: builtins.str = ...,
         role: builtins.str = ...,
         namespace: builtins.str = ...,
+        unix_user: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name", "namespace", b"namespace", "role", b"role"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "namespace", b"namespace", "role", b"role", "unix_user", b"unix_user"]) -> None: ...
 
 global___Account = Account
 

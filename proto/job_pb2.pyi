@@ -212,10 +212,15 @@ class SubmitJobRequest(google.protobuf.message.Message):
     IDEMPOTENCY_KEY_FIELD_NUMBER: builtins.int
     NAMESPACE_FIELD_NUMBER: builtins.int
     SECRETS_FIELD_NUMBER: builtins.int
+    UNIX_USER_FIELD_NUMBER: builtins.int
     idempotency_key: builtins.str
     """Chosen by the caller; submitting the same key again returns the first job."""
     namespace: builtins.str
     """Empty: the caller's own; of an administrator: "default"."""
+    unix_user: builtins.str
+    """Unix user of the ranks, where daemons run them as their submitter. Empty: that of the caller's account. Another one
+    is for administrators.
+    """
     @property
     def spec(self) -> bagua.proto.common_pb2.JobSpec: ...
     @property
@@ -229,9 +234,10 @@ class SubmitJobRequest(google.protobuf.message.Message):
         idempotency_key: builtins.str = ...,
         namespace: builtins.str = ...,
         secrets: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        unix_user: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["idempotency_key", b"idempotency_key", "namespace", b"namespace", "secrets", b"secrets", "spec", b"spec"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["idempotency_key", b"idempotency_key", "namespace", b"namespace", "secrets", b"secrets", "spec", b"spec", "unix_user", b"unix_user"]) -> None: ...
 
 global___SubmitJobRequest = SubmitJobRequest
 
@@ -258,6 +264,7 @@ class Job(google.protobuf.message.Message):
     TUNING_FIELD_NUMBER: builtins.int
     NAMESPACE_FIELD_NUMBER: builtins.int
     SUBMITTED_BY_FIELD_NUMBER: builtins.int
+    UNIX_USER_FIELD_NUMBER: builtins.int
     REPORTS_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     state: bagua.proto.common_pb2.JobState.ValueType
@@ -279,6 +286,8 @@ class Job(google.protobuf.message.Message):
     namespace: builtins.str
     submitted_by: builtins.str
     """name of the account"""
+    unix_user: builtins.str
+    """of its ranks, where daemons run them as their submitter; empty: none"""
     @property
     def spec(self) -> bagua.proto.common_pb2.JobSpec: ...
     @property
@@ -319,10 +328,11 @@ class Job(google.protobuf.message.Message):
         tuning: builtins.str = ...,
         namespace: builtins.str = ...,
         submitted_by: builtins.str = ...,
+        unix_user: builtins.str = ...,
         reports: collections.abc.Iterable[bagua.proto.common_pb2.Progress] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["progress", b"progress", "spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["created_at", b"created_at", "finished_at", b"finished_at", "generation", b"generation", "gone", b"gone", "growth", b"growth", "job_id", b"job_id", "joining", b"joining", "namespace", b"namespace", "paused", b"paused", "progress", b"progress", "ranks", b"ranks", "reason", b"reason", "reports", b"reports", "spec", b"spec", "started_at", b"started_at", "state", b"state", "submitted_by", b"submitted_by", "tuning", b"tuning", "waiting", b"waiting", "wanted_nodes", b"wanted_nodes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["created_at", b"created_at", "finished_at", b"finished_at", "generation", b"generation", "gone", b"gone", "growth", b"growth", "job_id", b"job_id", "joining", b"joining", "namespace", b"namespace", "paused", b"paused", "progress", b"progress", "ranks", b"ranks", "reason", b"reason", "reports", b"reports", "spec", b"spec", "started_at", b"started_at", "state", b"state", "submitted_by", b"submitted_by", "tuning", b"tuning", "unix_user", b"unix_user", "waiting", b"waiting", "wanted_nodes", b"wanted_nodes"]) -> None: ...
 
 global___Job = Job
 

@@ -783,6 +783,7 @@ class RunJob(google.protobuf.message.Message):
     HOLD_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
     PACKED_FIELD_NUMBER: builtins.int
+    UNIX_USER_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     generation: builtins.int
     host_index: builtins.int
@@ -803,6 +804,8 @@ class RunJob(google.protobuf.message.Message):
     """Of a large job, for daemons that say `unpacks`: all but host_index, as a RunJob compressed by zlib. A thousand nodes
     get a thousand hosts each.
     """
+    unix_user: builtins.str
+    """Unix user of the ranks, for daemons that run them as their submitter. Empty: the job has none."""
     @property
     def spec(self) -> bagua.proto.common_pb2.JobSpec: ...
     @property
@@ -832,9 +835,10 @@ class RunJob(google.protobuf.message.Message):
         hold: builtins.bool = ...,
         waiting: builtins.str = ...,
         packed: builtins.bytes = ...,
+        unix_user: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "hold", b"hold", "host_index", b"host_index", "hosts", b"hosts", "job_id", b"job_id", "job_key", b"job_key", "joining", b"joining", "master_addr", b"master_addr", "master_port", b"master_port", "packed", b"packed", "planned", b"planned", "spec", b"spec", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["generation", b"generation", "hold", b"hold", "host_index", b"host_index", "hosts", b"hosts", "job_id", b"job_id", "job_key", b"job_key", "joining", b"joining", "master_addr", b"master_addr", "master_port", b"master_port", "packed", b"packed", "planned", b"planned", "spec", b"spec", "unix_user", b"unix_user", "waiting", b"waiting"]) -> None: ...
 
 global___RunJob = RunJob
 

@@ -70,6 +70,7 @@ def submit(
     secret_env: options.SecretEnvOption = None,
     secret: options.SecretOption = None,
     namespace: options.NamespaceOption = "",
+    as_user: options.AsUserOption = "",
     name: options.NameOption = "",
     workdir: options.WorkdirOption = None,
     working_dir: options.WorkingDirOption = None,
@@ -120,7 +121,7 @@ def submit(
     with connect(coordinator, token_file, tls) as client:
         if packed is not None:
             spec.code.CopyFrom(client.put_code(packed))
-        job = client.submit(spec, idempotency_key=key, namespace=namespace, secrets=secrets)
+        job = client.submit(spec, idempotency_key=key, namespace=namespace, secrets=secrets, unix_user=as_user)
         if watch:
             raise typer.Exit(_watch(client, job, output, shown))
     if output is Output.json:

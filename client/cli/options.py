@@ -142,6 +142,15 @@ SecretOption = Annotated[
 NamespaceOption = Annotated[
     str, typer.Option("--namespace", help="Where the job goes. Default: your account's.", show_default=False)
 ]
+AsUserOption = Annotated[
+    str,
+    typer.Option(
+        "--as-user",
+        help="Unix user of the ranks, on nodes whose daemon has --run-as submitter. Default: your account's; another "
+        "one is for administrators.",
+        show_default=False,
+    ),
+]
 AlgorithmOption = Annotated[
     str,
     typer.Option(

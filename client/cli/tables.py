@@ -89,6 +89,7 @@ def print_job(job: job_pb2.Job, events: Sequence[job_pb2.JobEvent]) -> None:
     _say(f"state      {job_state(job.state)}{f': {job.reason}' if job.reason else ''}")
     _say(f"runs       {command(job.spec)}  (in {_folder(job.spec)}, {shape(job)} ranks)")
     by = f", by {job.submitted_by} in {job.namespace}" if job.submitted_by else ""
+    by += f", as the Unix user {job.unix_user}" if job.unix_user else ""
     _say(f"submitted  {clock(job.created_at)}, {age(job)}{'' if job.state in ENDED else ' ago'}{by}")
     if job.HasField("progress"):
         steps = f"{job.progress.step}/{job.progress.total}" if job.progress.total else str(job.progress.step)

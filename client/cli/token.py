@@ -44,6 +44,12 @@ def create(
         ),
     ],
     namespace: Annotated[str, typer.Option(help="Whose jobs it sees and makes.", show_default=False)] = "",
+    unix_user: Annotated[
+        str,
+        typer.Option(
+            help="Ranks of its jobs run as this user, on nodes whose daemon has --run-as submitter.", show_default=False
+        ),
+    ] = "",
     expires: Annotated[
         str, typer.Option(metavar="12h|30d|4w", help="When it ends by itself. Default: never.", show_default=False)
     ] = "",
@@ -60,7 +66,7 @@ def create(
     if out is not None and out.exists():
         raise options.UsageError(f"--out {out}: there is such a file already.")
     with connect(coordinator, token_file, tls) as client:
-        made = client.accounts.create(name, role.value, namespace, lasts_s)
+        made = client.accounts.create(name, role.value, namespace, lasts_s, unix_user)
     if out is not None:
         with os.fdopen(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(made.secret + "\n")
@@ -90,12 +96,12 @@ def list_all(
         return
     from bagua.cli.tables import clock, table
 
-    headings = ("ID", "NAME", "ROLE", "NAMESPACE", "CREATED", "BY", "EXPIRES", "REVOKED")
+    headings = ("ID", "NAME", "ROLE", "NAMESPACE", "UNIX USER", "CREATED", "BY", "EXPIRES", "REVOKED")
     rows = []
     for one in found:
         who, ends = one.account, clock(one.expires_at) or "never"
         made = (clock(one.created_at), one.created_by, ends, clock(one.revoked_at))
-        rows.append((one.id, who.name, who.role, who.namespace, *made))
+        rows.append((one.id, who.name, who.role, who.namespace, who.unix_user, *made))
     table(headings, rows)
 
 
@@ -131,7 +137,8 @@ def whoami(
         print_json(_account(found))
     else:
         where = "all namespaces" if found.namespace == "*" else f"namespace {found.namespace}"
-        print(f"{found.name}: role {found.role}, {where}")
+        runs_as = f", Unix user {found.unix_user}" if found.unix_user else ""
+        print(f"{found.name}: role {found.role}, {where}{runs_as}")
 
 
 def audit(
@@ -188,7 +195,7 @@ def _seconds(text: str) -> float:
 
 
 def _account(one: account_pb2.Account) -> dict[str, Any]:
-    return {"name": one.name, "role": one.role, "namespace": one.namespace}
+    return {"name": one.name, "role": one.role, "namespace": one.namespace, "unix_user": one.unix_user}
 
 
 def _document(one: account_pb2.Token) -> dict[str, Any]:

@@ -25,10 +25,12 @@ class Accounts:
         found: account_pb2.Account = self._call(self._stub.WhoAmI, account_pb2.WhoAmIRequest())
         return found
 
-    def create(self, name: str, role: str, namespace: str = "", lasts_s: float = 0.0) -> account_pb2.CreateTokenReply:
+    def create(
+        self, name: str, role: str, namespace: str = "", lasts_s: float = 0.0, unix_user: str = ""
+    ) -> account_pb2.CreateTokenReply:
         """A new token, with the secret that is told this once. ``role``: admin, submit, read or node; ``lasts_s``: 0 is
-        for ever. Raises InvalidRequestError."""
-        account = account_pb2.Account(name=name, role=role, namespace=namespace)
+        for ever; ``unix_user``: of its jobs, where daemons run ranks as their submitter. Raises InvalidRequestError."""
+        account = account_pb2.Account(name=name, role=role, namespace=namespace, unix_user=unix_user)
         request = account_pb2.CreateTokenRequest(account=account, lasts_s=lasts_s)
         made: account_pb2.CreateTokenReply = self._call(self._stub.CreateToken, request)
         return made

@@ -108,6 +108,7 @@ class Client:
         *,
         namespace: str = "",
         secrets: Mapping[str, str] | None = None,
+        unix_user: str = "",
     ) -> job_pb2.Job: ...
 
     @overload
@@ -119,6 +120,7 @@ class Client:
         idempotency_key: str = "",
         namespace: str = "",
         secrets: Mapping[str, str] | None = None,
+        unix_user: str = "",
         **arguments: Unpack[JobArguments],
     ) -> job_pb2.Job: ...
 
@@ -131,6 +133,7 @@ class Client:
         working_dir: str | os.PathLike[str] | None = None,
         namespace: str = "",
         secrets: Mapping[str, str] | None = None,
+        unix_user: str = "",
         **arguments: Unpack[JobArguments],
     ) -> job_pb2.Job:
         """Submits a job: a specification, or a ``script`` with the ``arguments`` that ``JobArguments`` lists.
@@ -140,8 +143,10 @@ class Client:
         The same ``idempotency_key`` again returns the first job: with one, a call that failed half-way can be repeated.
         ``working_dir``: a folder of this machine whose files are shipped to the nodes, where the ranks run in a copy;
         ``script`` is a path in it. ``namespace``: where the job goes; default: the account's own. ``secrets``:
-        variables of the ranks, name -> value, that the service keeps in memory alone. Raises InvalidRequestError if the
-        specification is too large, ConfigError for arguments, or a folder, that can't be used."""
+        variables of the ranks, name -> value, that the service keeps in memory alone. ``unix_user``: of the ranks,
+        where daemons run them as their submitter; default: the account's. Raises
+        InvalidRequestError if the specification is too large, ConfigError for arguments, or a folder, that can't be
+        used."""
         if spec is None:
             made = job_spec(script, shipped=working_dir is not None, **arguments)
             if working_dir is not None:
@@ -155,7 +160,7 @@ class Client:
         if spec.ByteSize() > MAX_SPEC_BYTES:  # gRPC would say it in its own words
             raise InvalidRequestError(too_large_spec(spec.ByteSize()))
         request = job_pb2.SubmitJobRequest(
-            spec=spec, idempotency_key=idempotency_key, namespace=namespace, secrets=secrets
+            spec=spec, idempotency_key=idempotency_key, namespace=namespace, secrets=secrets, unix_user=unix_user
         )
         return traced(request, lambda: self._call(self._stub.SubmitJob, request))
 

@@ -84,6 +84,7 @@ def job_document(job: job_pb2.Job) -> dict[str, Any]:
         "tuning": job.tuning,
         "namespace": job.namespace,
         "submitted_by": job.submitted_by,
+        "unix_user": job.unix_user,
         "step": step_lines(job),
         "step_shares": [asdict(share) for share in step_shares(job)],
     }

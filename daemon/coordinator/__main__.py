@@ -73,6 +73,14 @@ def run(
             "fits counts.",
         ),
     ] = None,
+    oidc_unix_user: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLAIM",
+            help="The claim with the Unix user of an account, for nodes that run ranks as their submitter. Default: "
+            "accounts have none.",
+        ),
+    ] = None,
     fence_after: Annotated[
         float | None,
         typer.Option(help="Daemons that can't reach a coordinator for so many seconds end their ranks. [default: 60]"),
@@ -102,6 +110,7 @@ def run(
             oidc_issuer=oidc_issuer,
             oidc_audience=oidc_audience,
             oidc_grants=tuple(oidc_grant) if oidc_grant else None,
+            oidc_unix_user=oidc_unix_user,
             fence_after=fence_after,
             log_json=log_json,
         )

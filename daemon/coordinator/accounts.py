@@ -34,6 +34,7 @@ STALE_S = 60.0
 _MOST = 10_000  # tokens that are good
 _BEARER = b"Bearer "
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
+UNIX_USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.@+-]{0,99}")
 NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _MADE = (Role.ADMIN, Role.SUBMIT, Role.READ, Role.NODE)
 
@@ -53,11 +54,12 @@ class Token:
     created_by: str
     expires_at: float
     revoked_at: float
+    unix_user: str
 
     def identity(self) -> Identity:
         """Its bearer."""
         ends = self.expires_at or math.inf
-        return Identity(self.name, Role(self.role), self.namespace, None, self.token_id, ends)
+        return Identity(self.name, Role(self.role), self.namespace, None, self.token_id, ends, self.unix_user)
 
 
 class Accounts:
@@ -113,9 +115,11 @@ class Accounts:
 
     # ---- administrators
 
-    async def create(self, name: str, role: str, namespace: str, lasts_s: float, created_by: str) -> tuple[Token, str]:
+    async def create(
+        self, name: str, role: str, namespace: str, lasts_s: float, created_by: str, unix_user: str = ""
+    ) -> tuple[Token, str]:
         """A new token, and the secret that its bearer shows. Raises InvalidRequestError, ConflictError."""
-        _check(name, role, namespace, lasts_s)
+        _check(name, role, namespace, lasts_s, unix_user)
         if len(self._known) >= _MOST:
             raise ConflictError(f"There are {_MOST} tokens that are good. Revoke some: `bagua token revoke`.")
         token_id = secrets.token_hex(4)
@@ -131,6 +135,7 @@ class Accounts:
             created_by,
             now + lasts_s if lasts_s else 0.0,
             0.0,
+            unix_user,
         )
         await self._worker.write(self._add, made)
         self._known[made.digest] = made.identity()
@@ -202,7 +207,13 @@ def check_namespace(namespace: str) -> None:
         )
 
 
-def _check(name: str, role: str, namespace: str, lasts_s: float) -> None:
+def check_unix_user(name: str) -> None:
+    """Raises InvalidRequestError for what can't be the name of one. Whether there is one, its nodes know."""
+    if not UNIX_USER.fullmatch(name):
+        raise InvalidRequestError(f"unix_user {name[:100]!r} can't be the name of a user.")
+
+
+def _check(name: str, role: str, namespace: str, lasts_s: float, unix_user: str) -> None:
     if not _NAME.fullmatch(name):
         raise InvalidRequestError(f"name {name[:100]!r}: letters, digits and ._@+- alone, 100 at most.")
     if name == ADMINISTRATOR.name:
@@ -215,6 +226,10 @@ def _check(name: str, role: str, namespace: str, lasts_s: float) -> None:
         if role in (Role.ADMIN, Role.NODE):
             raise InvalidRequestError(f"namespace: the role {role} is that of the whole cluster; give none.")
         check_namespace(namespace)
+    if unix_user:
+        check_unix_user(unix_user)
+        if role not in (Role.ADMIN, Role.SUBMIT):
+            raise InvalidRequestError(f"unix_user: the role {role} submits no jobs.")
     if not (math.isfinite(lasts_s) and 0 <= lasts_s <= 100 * 366 * 86_400):
         raise InvalidRequestError(f"lasts_s is {lasts_s}: give seconds, or 0 for ever.")
 

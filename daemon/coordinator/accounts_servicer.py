@@ -27,7 +27,7 @@ class AccountServicer(account_pb2_grpc.AccountServiceServicer):
     async def WhoAmI(self, request: account_pb2.WhoAmIRequest, context: Context) -> account_pb2.Account:
         """The caller."""
         who = CURRENT.get()
-        return account_pb2.Account(name=who.name, role=who.role, namespace=who.namespace)
+        return account_pb2.Account(name=who.name, role=who.role, namespace=who.namespace, unix_user=who.unix_user)
 
     async def CreateToken(
         self, request: account_pb2.CreateTokenRequest, context: Context
@@ -35,7 +35,7 @@ class AccountServicer(account_pb2_grpc.AccountServiceServicer):
         """The only time that its secret is told."""
         asked = request.account
         token, secret = await self._accounts.create(
-            asked.name, asked.role, asked.namespace, request.lasts_s, CURRENT.get().name
+            asked.name, asked.role, asked.namespace, request.lasts_s, CURRENT.get().name, asked.unix_user
         )
         return account_pb2.CreateTokenReply(token=_message(token), secret=secret)
 
@@ -62,7 +62,9 @@ class AccountServicer(account_pb2_grpc.AccountServiceServicer):
 
 
 def _message(token: Token) -> account_pb2.Token:
-    account = account_pb2.Account(name=token.name, role=token.role, namespace=token.namespace)
+    account = account_pb2.Account(
+        name=token.name, role=token.role, namespace=token.namespace, unix_user=token.unix_user
+    )
     return account_pb2.Token(
         id=token.token_id,
         account=account,

@@ -166,4 +166,5 @@ def _run_message(run: Run, job: JobRecord) -> node_pb2.RunJob:
         joining=joining,
         hold=run.plan.holds,
         waiting=run.waiting,
+        unix_user=job.unix_user,
     )

@@ -29,7 +29,8 @@ class Role(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Identity:
-    """``token_id``: of a token of the database, empty for others. ``expires_at``: seconds since the epoch."""
+    """``token_id``: of a token of the database, empty for others. ``expires_at``: seconds since the epoch.
+    ``unix_user``: of its jobs; empty: none."""
 
     name: str
     role: Role
@@ -37,6 +38,7 @@ class Identity:
     scope: Scope | None = None
     token_id: str = ""
     expires_at: float = math.inf
+    unix_user: str = ""
 
 
 ADMINISTRATOR = Identity("administrator", Role.ADMIN)

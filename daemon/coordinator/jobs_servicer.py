@@ -11,12 +11,12 @@ import grpc
 
 from bagua.base.errors import ForbiddenError, InvalidRequestError, ServiceError, UnavailableError
 from bagua.daemon.coordinator import traces, wishes
-from bagua.daemon.coordinator.accounts import check_namespace
+from bagua.daemon.coordinator.accounts import check_namespace, check_unix_user
 from bagua.daemon.coordinator.answers import Answers
 from bagua.daemon.coordinator.code_archives import CodeArchives
 from bagua.daemon.coordinator.domain import JobRecord, JobState, RankState
 from bagua.daemon.coordinator.held_secrets import HeldSecrets
-from bagua.daemon.coordinator.identity import CURRENT, EVERYWHERE
+from bagua.daemon.coordinator.identity import CURRENT, EVERYWHERE, Role
 from bagua.daemon.coordinator.listing import page
 from bagua.daemon.coordinator.logs import LogReader, asked_ranks, check_tail
 from bagua.daemon.coordinator.service import MAX_EVENTS, Service, new_job_id
@@ -67,13 +67,13 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         del request.spec.secrets[:]
         request.spec.secrets.extend(sorted(request.secrets))
         spec = checked_spec(request.spec)
-        namespace = _chosen_namespace(request.namespace)
+        namespace, unix_user = _chosen_namespace(request.namespace), _chosen_user(request.unix_user)
         if request.spec.HasField("code"):
             await self._code.need(request.spec.code, CURRENT.get().namespace)
         job_id = new_job_id()
         self._secrets.hold(job_id, request.secrets)
         try:
-            job = await self._service.submit(spec, request.idempotency_key, job_id, namespace)
+            job = await self._service.submit(spec, request.idempotency_key, job_id, namespace, unix_user)
         except BaseException:
             self._secrets.forget(job_id)
             raise
@@ -274,3 +274,15 @@ def _chosen_namespace(asked: str) -> str:
     if asked not in ("", own):
         raise ForbiddenError(f"Your account submits to the namespace {own}, not to {asked}.")
     return own
+
+
+def _chosen_user(asked: str) -> str:
+    """The Unix user of a job of this caller; empty: none. Raises ForbiddenError, InvalidRequestError."""
+    caller = CURRENT.get()
+    if asked in ("", caller.unix_user):
+        return caller.unix_user
+    check_unix_user(asked)
+    if caller.role is not Role.ADMIN:
+        own = f"run as {caller.unix_user}" if caller.unix_user else "have no Unix user"
+        raise ForbiddenError(f"Jobs of your account {own}: only administrators choose another one, as {asked}.")
+    return asked

@@ -33,7 +33,7 @@ class Listing:
         page (empty: no more). Raises InvalidRequestError for a token that is none."""
         c = m.jobs.c
         size = min(limit or _DEFAULT_PAGE, MAX_PAGE)
-        about = (c.job_id, c.brief, c.state, c.reason, c.generation, c.namespace, c.submitted_by)
+        about = (c.job_id, c.brief, c.state, c.reason, c.generation, c.namespace, c.submitted_by, c.unix_user)
         times = (c.created_at, c.started_at, c.finished_at)
         query = sa.select(*about, *times).order_by(c.created_at.desc(), c.job_id.desc()).limit(size + 1)
         if namespace != EVERYWHERE:

@@ -65,6 +65,7 @@ jobs = Table(
     Column("lease_owner", String(64)),  # the coordinator that may decide
     Column("namespace", String(64), nullable=False, server_default="default"),
     Column("submitted_by", String(200), nullable=False, server_default=""),
+    Column("unix_user", String(200), nullable=False, server_default=""),  # of its ranks; empty: none
     Index("ix_jobs_state_created_at", "state", "created_at"),
     Index("ix_jobs_finished_at", "finished_at"),
     Index("ix_jobs_created_at_job_id", "created_at", "job_id"),
@@ -211,6 +212,7 @@ tokens = Table(
     Column("created_by", String(200), nullable=False),
     Column("expires_at", Float, nullable=False),  # 0: never
     Column("revoked_at", Float, nullable=False),  # 0: it is good
+    Column("unix_user", String(200), nullable=False, server_default=""),  # of its jobs; empty: none
 )
 
 audit = Table(

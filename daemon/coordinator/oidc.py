@@ -21,7 +21,7 @@ import structlog
 
 from bagua.base.address import is_loopback
 from bagua.base.errors import ConfigError
-from bagua.daemon.coordinator.accounts import NAMESPACE
+from bagua.daemon.coordinator.accounts import NAMESPACE, UNIX_USER
 from bagua.daemon.coordinator.identity import EVERYWHERE, Identity, Role
 
 REFRESH_S = 30.0
@@ -74,12 +74,18 @@ class Provider:
     """Use from the event loop; the network is used in threads. Raises ConfigError for what can't be used."""
 
     def __init__(
-        self, issuer: str, audience: str, grants: Sequence[Grant], wall: Callable[[], float] = time.time
+        self,
+        issuer: str,
+        audience: str,
+        grants: Sequence[Grant],
+        wall: Callable[[], float] = time.time,
+        unix_user_claim: str = "",
     ) -> None:
         import jwt  # heavy, and few need it
 
         self._jwt = jwt
         self._issuer, self._audience, self._grants, self._wall = issuer, audience, grants, wall
+        self._unix_user_claim = unix_user_claim
         check_url(issuer)
         if not audience:
             raise ConfigError("--oidc-audience is missing: without it a token for any program of the issuer would do.")
@@ -142,9 +148,15 @@ class Provider:
         for grant in self._grants:
             has = claims.get(grant.claim)
             if has == grant.value or (isinstance(has, list) and grant.value in has):
-                return Identity(name, grant.role, grant.namespace, expires_at=float(claims["exp"]) + _LEEWAY_S)
+                ends = float(claims["exp"]) + _LEEWAY_S
+                return Identity(name, grant.role, grant.namespace, expires_at=ends, unix_user=self._unix_user(claims))
         log.info("oidc_nothing_granted", who=name)
         return None
+
+    def _unix_user(self, claims: dict[str, Any]) -> str:
+        """Empty where the claim has no name of one: jobs are refused then by nodes that need it."""
+        found = claims.get(self._unix_user_claim) if self._unix_user_claim else None
+        return found if isinstance(found, str) and UNIX_USER.fullmatch(found) else ""
 
     # ---- in a thread
 

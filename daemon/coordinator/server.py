@@ -351,7 +351,9 @@ async def _provider(settings: Settings) -> Callable[[str], Awaitable[Identity | 
     if not grants:
         raise ConfigError("--oidc-issuer needs --oidc-grant: without one nobody of it may do anything.")
     try:
-        provider = Provider(settings.oidc_issuer, settings.oidc_audience, grants)
+        provider = Provider(
+            settings.oidc_issuer, settings.oidc_audience, grants, unix_user_claim=settings.oidc_unix_user
+        )
     except ModuleNotFoundError as error:
         raise ConfigError("--oidc-issuer needs PyJWT: pip install 'bagua[oidc]'.") from error
     await provider.refresh()

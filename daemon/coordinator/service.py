@@ -35,7 +35,9 @@ class Service:
         self._intake = intake
         self._clock = clock
 
-    async def submit(self, spec: JobSpec, idempotency_key: str, job_id: str = "", namespace: str = "") -> JobRecord:
+    async def submit(
+        self, spec: JobSpec, idempotency_key: str, job_id: str = "", namespace: str = "", unix_user: str = ""
+    ) -> JobRecord:
         """A new job, or the one that was submitted with the same key. Raises ConflictError if that is of another
         namespace."""
         caller = CURRENT.get()
@@ -51,6 +53,7 @@ class Service:
             job_key=secrets.token_bytes(32),
             namespace=namespace or DEFAULT_NAMESPACE,
             submitted_by=caller.name,
+            unix_user=unix_user,
         )
         found = await self._intake.submit(job, stored_key(idempotency_key, job.namespace))
         if found.namespace != job.namespace:

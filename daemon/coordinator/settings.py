@@ -48,6 +48,7 @@ class Settings(BaseSettings):
     oidc_issuer: str = ""
     oidc_audience: str = ""
     oidc_grants: tuple[str, ...] = ()
+    oidc_unix_user: str = ""
     # How much of the audit log stays, in the same words.
     keep_audit: str = "90d,1000000"
 

@@ -304,6 +304,7 @@ def _head_message(
         finished_at=job.finished_at,
         namespace=job.namespace,
         submitted_by=job.submitted_by,
+        unix_user=job.unix_user,
         progress=progress,
     )
 

@@ -47,13 +47,13 @@ class CodeCache:
         self._limit = limit
         self._fetching: dict[str, asyncio.Lock] = {}
 
-    async def prepare(self, job_id: str, code: Code, destination: Path) -> None:
-        """The files of the archive are in the folder ``destination``, which is made unless it is there. Raises
-        LaunchError with words, OSError."""
+    async def prepare(self, job_id: str, code: Code, destination: Path, owner: tuple[int, int] | None = None) -> None:
+        """The files of the archive are in the folder ``destination``, which is made unless it is there. ``owner``: user
+        and group of all of it, if not this process's. Raises LaunchError with words, OSError."""
         if await in_thread(destination.is_dir):
             return
         path = await self._fetch(job_id, code)
-        await in_thread(lambda: unpack_beside(path, destination))
+        await in_thread(lambda: unpack_beside(path, destination, owner))
 
     async def _fetch(self, job_id: str, code: Code) -> Path:
         path = self._folder / f"{code.digest}.tar.gz"
@@ -122,7 +122,7 @@ def _holds(path: Path, code: Code) -> bool:
     return good
 
 
-def unpack_beside(archive: Path, destination: Path) -> None:
+def unpack_beside(archive: Path, destination: Path, owner: tuple[int, int] | None = None) -> None:
     """Makes ``destination`` at once, with all files, or not at all. Raises LaunchError, OSError."""
     made = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=destination.parent))
     try:
@@ -131,6 +131,8 @@ def unpack_beside(archive: Path, destination: Path) -> None:
             tar.seek(0)
             _unpack(tar, made)
         made.chmod(0o700)
+        if owner is not None:
+            _give(made, owner)
         try:
             made.rename(destination)
         except OSError:
@@ -140,6 +142,14 @@ def unpack_beside(archive: Path, destination: Path) -> None:
         raise LaunchError(f"the code of the job can't be unpacked: {error}") from error
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+def _give(root: Path, owner: tuple[int, int]) -> None:
+    """The folder itself last: until then nobody else can enter it, and change what is given."""
+    for folder, folders, files in os.walk(root, topdown=False):
+        for name in (*folders, *files):
+            os.chown(os.path.join(folder, name), *owner, follow_symlinks=False)
+    os.chown(root, *owner)
 
 
 def _decompress(archive: Path, tar: IO[bytes]) -> None:

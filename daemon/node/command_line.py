@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +24,18 @@ from bagua.daemon.log_lines import LogFormat, configure_logging
 from bagua.daemon.node.daemon import run
 from bagua.daemon.node.environment import parse_patterns
 from bagua.daemon.node.process import die_with_parent
+from bagua.daemon.node.rank_user import RunAs, parse_limits, parse_umask
 from bagua.daemon.node.settings import Settings, WireSettings
+
+DEFAULT_RANK_DIR = Path("/var/lib/bagua-ranks")
+
+
+class RunAsName(StrEnum):
+    """Whose processes ranks are."""
+
+    daemon = "daemon"
+    submitter = "submitter"
+
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -95,6 +107,39 @@ def node(
             envvar="BAGUA_KEEP_LOGS",
         ),
     ] = "30d,100",
+    run_as: Annotated[
+        RunAsName,
+        typer.Option(
+            help="Unix user of the ranks: daemon, for this daemon's, or submitter (as root alone), for that of the "
+            "account that submits the job.",
+            metavar="WHOSE",
+            envvar="BAGUA_RUN_AS",
+        ),
+    ] = RunAsName.daemon,
+    allow_root: Annotated[
+        bool, typer.Option("--allow-root", help="With --run-as submitter: also as root.", envvar="BAGUA_ALLOW_ROOT")
+    ] = False,
+    rank_dir: Annotated[
+        Path,
+        typer.Option(
+            help="With --run-as submitter: folder where each job has a place for its sockets and code. All users "
+            "must be able to pass through the folders above it.",
+            readable=False,
+            envvar="BAGUA_RANK_DIR",
+        ),
+    ] = DEFAULT_RANK_DIR,
+    rank_umask: Annotated[
+        str, typer.Option(help="With --run-as submitter: umask of ranks.", metavar="OCTAL", envvar="BAGUA_RANK_UMASK")
+    ] = "022",
+    rank_limits: Annotated[
+        str,
+        typer.Option(
+            help="With --run-as submitter: limits of ranks, such as nofile=65536,memlock=unlimited,core=0. Others are "
+            "this daemon's.",
+            metavar="LIMITS",
+            envvar="BAGUA_RANK_LIMITS",
+        ),
+    ] = "core=0",
     zero_copy: Annotated[
         bool,
         typer.Option(
@@ -147,6 +192,9 @@ def node(
             wire=WireSettings(zero_copy=zero_copy, measure_ring=measure_ring, plain_data=plain_data),
             pass_env=parse_patterns(pass_env or ()),
             drain_grace_s=drain_grace,
+            run_as=RunAs(rank_dir, allow_root, parse_umask(rank_umask), parse_limits(rank_limits))
+            if run_as is RunAsName.submitter
+            else None,
         )
         asyncio.run(
             run(

@@ -13,25 +13,29 @@ from bagua.daemon.node.engine_host import CoreHost
 from bagua.daemon.node.journal import Journal
 from bagua.daemon.node.keeper_link import KeeperLink
 from bagua.daemon.node.log_file import LogLimits
+from bagua.daemon.node.rank_places import Places
+from bagua.daemon.node.rank_user import RunAs
 from bagua.daemon.node.settings import WireSettings
 from bagua.otel.tracing import Span
 
 if TYPE_CHECKING:
+    import grpc.aio
     from structlog.typing import FilteringBoundLogger
 
 
 @dataclass(frozen=True)
 class NodeContext:
     """Made once by the daemon. ``environment``: of which ranks get what the job does not say otherwise. ``keep``: of
-    ended jobs and their logs."""
+    ended jobs and their logs. ``serve_ranks(socket, job, uid)``: serves the ranks of one job, for processes of that
+    user alone; raises OSError."""
 
     node_id: str
     data_host: str
     wire: WireSettings
     jobs_folder: Path
     logs_folder: Path
-    socket_folder: Path
-    rank_socket: Path
+    places: Places
+    serve_ranks: Callable[[Path, str, int], Awaitable[grpc.aio.Server]]
     cache: Path
     journal: Journal
     code: CodeCache
@@ -44,3 +48,4 @@ class NodeContext:
     environment: Mapping[str, str]
     keep: Keep
     send_span: Callable[[Span], None] | None = None  # None: nobody asks for traces
+    run_as: RunAs | None = None  # None: ranks run as the daemon's user

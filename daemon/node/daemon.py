@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import bagua
@@ -33,6 +34,7 @@ from bagua.daemon.node.leash import LeashWatch
 from bagua.daemon.node.log_file import LogFile, LogLimits
 from bagua.daemon.node.log_service import LogService
 from bagua.daemon.node.process import end_children
+from bagua.daemon.node.rank_places import OwnPlaces, open_user_places
 from bagua.daemon.node.runtime_dir import leave_socket_folder, socket_folder
 from bagua.daemon.node.session import Endpoint, Session
 from bagua.daemon.node.settings import NodeFolder, Settings, open_node_folder
@@ -41,6 +43,7 @@ from bagua.otel.tracing import open_tracing
 from bagua.proto import node_pb2
 
 if TYPE_CHECKING:
+    import grpc.aio
     from structlog.typing import FilteringBoundLogger
 
 STOP_GRACE_S = 2.0
@@ -79,7 +82,9 @@ class NodeDaemon:
             environment = {**environment, STEPS_VARIABLE: every}
         self._kept_variables = sorted(os.environ.keys() - environment.keys())
         self._sockets = socket_folder(folder.path)
-        self._rank_socket = self._sockets / "rank.sock"
+        own = OwnPlaces(self._sockets, folder.jobs)
+        self._rank_socket = own.rank_socket
+        run_as = settings.run_as
         self._core = CoreHost()
         self._fence = Fence(keeper, lambda: bool(self._jobs.running()), self._end_ranks, log)
         node = NodeContext(
@@ -88,8 +93,9 @@ class NodeDaemon:
             wire=settings.wire,
             jobs_folder=folder.jobs,
             logs_folder=folder.logs,
-            socket_folder=self._sockets,
-            rank_socket=self._rank_socket,
+            places=own if run_as is None else open_user_places(run_as.folder, folder.path),
+            serve_ranks=self._serve_job,
+            run_as=run_as,
             cache=cache_dir(),
             journal=Journal(folder.journal),
             ask_secrets=lambda job: self._session.questions.ask_secrets(job),
@@ -150,6 +156,8 @@ class NodeDaemon:
             if self._tracing is not None:
                 closing.push_async_callback(asyncio.to_thread, self._tracing.close)
             self._tell_encryption()
+            if self._settings.run_as is not None:
+                self._log.info("ranks run as the Unix user of their submitter")
             await self._jobs.recover()
             self._serve_metrics(closing)
             await self._serve_ranks(closing)
@@ -170,12 +178,15 @@ class NodeDaemon:
         else:
             self._log.info("connections to other hosts are encrypted")
 
+    def _rank_service(self, jobs: Jobs | rank_service.OneJob) -> rank_service.RankService:
+        return rank_service.RankService(jobs, self._session.progress, self._session.questions.ask, self._traces.take)
+
+    async def _serve_job(self, socket: Path, job_id: str, uid: int) -> grpc.aio.Server:
+        return await rank_service.serve(socket, self._rank_service(rank_service.OneJob(self._jobs, job_id)), uid)
+
     async def _serve_ranks(self, closing: contextlib.AsyncExitStack) -> None:
-        service = rank_service.RankService(
-            self._jobs, self._session.progress, self._session.questions.ask, self._traces.take
-        )
         try:
-            server = await rank_service.serve(self._rank_socket, service)
+            server = await rank_service.serve(self._rank_socket, self._rank_service(self._jobs))
         except OSError as error:
             raise ConfigError(f"The socket for ranks can't be made: {error}.") from error
         closing.callback(self._rank_socket.unlink, missing_ok=True)
@@ -349,6 +360,11 @@ async def run(settings: Settings, log: FilteringBoundLogger, ready: Ready) -> No
     keeper = KeeperLink(settings.keeper_fd)
     try:
         await keeper.begin()
+        if settings.run_as is not None and not keeper.changes_users:
+            raise ConfigError(
+                "--run-as submitter needs another keeper, which an older version of Bagua has started: stop the node, "
+                "and start it again."
+            )
         await NodeDaemon(settings, folder, keeper, log).run(ready)
     finally:
         keeper.close()

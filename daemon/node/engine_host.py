@@ -69,9 +69,10 @@ async def make_engine(
     tokens: dict[int, bytes],
     wire: WireSettings,
     memory: int,
+    rank_uid: int = -1,
 ) -> core.Engine:
     """The engine of a job, listening, in the generation of ``spec``; where this host has newcomers alone, with these in
-    a lobby. ``memory``: see KeeperLink. Raises core.CoreError or OSError."""
+    a lobby. ``memory``: see KeeperLink; ``rank_uid``: see JobEngine.make. Raises core.CoreError or OSError."""
     data_socket.unlink(missing_ok=True)  # of a daemon that was killed
     alone = spec.host_index < 0
     hosts = spec.world_alone() if alone else tuple(host.ranks for host in spec.hosts)
@@ -94,6 +95,7 @@ async def make_engine(
             measure_ring=wire.measure_ring,
             encryption=wire.encryption,
             memory=memory,
+            rank_uid=rank_uid,
             **elastic,
         )
     )

@@ -18,7 +18,6 @@ from bagua.base.errors import BaguaError
 from bagua.base.late import late_words
 from bagua.daemon.node import events, late_ranks, launch, state, transitions
 from bagua.daemon.node.context import NodeContext
-from bagua.daemon.node.engine_host import in_thread
 from bagua.daemon.node.job_engine import JobEngine
 from bagua.daemon.node.job_record import JobRecord, journal_entry, local_job
 from bagua.daemon.node.job_specification import JobSpecification
@@ -26,7 +25,7 @@ from bagua.daemon.node.journal import JobEntry, RankEntry
 from bagua.daemon.node.log_file import LogFile, log_path
 from bagua.daemon.node.membership import LEAVE_S
 from bagua.daemon.node.process import signal_group
-from bagua.daemon.node.rank_processes import RankProcesses, forget_code
+from bagua.daemon.node.rank_processes import RankProcesses
 from bagua.daemon.node.spans import NodeSpans
 from bagua.daemon.node.state import Phase, RankPhase
 from bagua.proto import common_pb2, node_pb2
@@ -154,8 +153,9 @@ class Job:
         self.state = state.resumed(self.state, found, before, beside, self._loop.time() + LEAVE_S)
         self.engine = JobEngine(self.spec, self._node, self._log, self._take_engine_event, born=note["born"])
         address = ""
+        await self._processes.choose_user(self.spec)
         if self.spec.members:  # else all that is left here was dismissed, and has left the engine
-            address = await self.engine.make(await self._node.core.load(), self.spec, self.tokens)
+            address = await self._make_engine()
         self.post(events.EngineReady(address))
         self._processes.watch_found(found)
         for member in found.keys() - {*self.spec.members, *beside.leaving}:  # their engine is gone
@@ -319,20 +319,26 @@ class Job:
             address = await self._check_and_make_engine()
         except Exception as error:  # whatever it is, the job can't run here, and its user must learn why
             self._log.error("the job can't be prepared", error=str(error), exc_info=not isinstance(error, _EXPECTED))
-            await self._forget_code()
+            await self._processes.leave()
             words = disk_words(error) if isinstance(error, OSError) and error.filename else str(error) or repr(error)
             self.post(events.PrepareFailed(f"node {self._node.node_id}: {words}"))
         else:
             self.post(events.EngineReady(address))
 
     async def _check_and_make_engine(self) -> str:
+        await self._processes.choose_user(self.spec)
         if not self.spec.adopt:
             await self._processes.prepare(self.spec)
         for folder in (self._processes.folder, self._processes.logs):
             folder.mkdir(mode=0o700, exist_ok=True)
         await self._record.save()  # before anything is started: the next life must find it
+        return await self._make_engine()
+
+    async def _make_engine(self) -> str:
         core = await self._node.core.load()
-        return await self.engine.make(core, self.spec, self.tokens)
+        await self._processes.serve()
+        user = self._processes.user
+        return await self.engine.make(core, self.spec, self.tokens, user.uid if user is not None else -1)
 
     def _open_logs(self, members: tuple[int, ...]) -> bool:
         try:
@@ -437,13 +443,9 @@ class Job:
                     await self._processes.kill_all()
             self._processes.close_outputs()
             await self.engine.close()
-            await self._forget_code()
+            await self._processes.leave()
         finally:
             self.post(events.EngineClosed())
-
-    async def _forget_code(self) -> None:
-        if self.spec.program.code is not None:
-            await in_thread(lambda: forget_code(self._processes.folder))
 
     async def _finish(self) -> None:
         self._processes.close()
@@ -456,4 +458,4 @@ class Job:
         return log_path(self._processes.logs, member) if self.log_of(member) is not None else None
 
     def _journal_entry(self) -> JobEntry:
-        return journal_entry(self.job_id, self.state, self._node.rank_socket, self._processes.start_time)
+        return journal_entry(self.job_id, self.state, self._processes.place.rank_socket, self._processes.start_time)

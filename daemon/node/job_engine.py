@@ -35,7 +35,7 @@ class JobEngine:
         born: int = 0,
     ) -> None:
         self.born = born or spec.generation  # the generation in which the first engine of the job was made here
-        self.data_socket = data_socket(node.socket_folder, spec.job_id, self.born)
+        self.data_socket = data_socket(node.places.of(spec.job_id).folder, spec.job_id, self.born)
         self.present = spec  # of the generation that the engine is in
         self._node = node
         self._log = log
@@ -47,8 +47,9 @@ class JobEngine:
         self._later = {spec.generation: spec}  # generations that the engine was told of, from the present one on
         self._changing = asyncio.Lock()
 
-    async def make(self, core: Any, spec: JobSpecification, tokens: dict[int, bytes]) -> str:
-        """The address at which other hosts reach it. Raises core.CoreError or OSError."""
+    async def make(self, core: Any, spec: JobSpecification, tokens: dict[int, bytes], rank_uid: int = -1) -> str:
+        """The address at which other hosts reach it. ``rank_uid``: user of the ranks, -1: the daemon's. Raises
+        core.CoreError or OSError."""
         memory = self._node.keeper.memory(spec.job_id)
         try:
             self._engine = await make_engine(
@@ -59,6 +60,7 @@ class JobEngine:
                 wire=self._node.wire,
                 tokens=tokens,
                 memory=memory,
+                rank_uid=rank_uid,
             )
         finally:
             os.close(memory)

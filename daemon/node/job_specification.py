@@ -99,6 +99,7 @@ class JobSpecification:
     planned: bool = False
     hold: bool = False
     waiting: str = ""  # why the job waits, in words
+    unix_user: str = ""  # of its ranks, where daemons run them as their submitter
     wire: bytes = b""  # the RunJob that it was made from
 
     @property
@@ -188,6 +189,7 @@ def parse_specification(run: node_pb2.RunJob, node_id: str) -> JobSpecification:
         planned=run.planned,
         hold=run.hold,
         waiting=run.waiting,
+        unix_user=run.unix_user,
         wire=run.SerializeToString(),
     )
 

@@ -27,8 +27,6 @@ from bagua.daemon.node.job_specification import (
 from bagua.daemon.node.journal import JobEntry, end_leftovers
 from bagua.daemon.node.log_expiry import past_keeping
 from bagua.daemon.node.log_file import LogFile, log_path
-from bagua.daemon.node.rank_processes import forget_code
-from bagua.daemon.node.runtime_dir import remove_sockets
 from bagua.proto import common_pb2, node_pb2
 
 _EXPIRE_S = 600.0  # between two looks at what is old
@@ -77,7 +75,7 @@ class Jobs:
     async def recover(self) -> None:
         """Ends what an earlier life of the daemon left, and remembers the jobs that were over. Raises OSError if the
         journal can't be read at all; a journal that can't be written now is no reason to stay away."""
-        remove_sockets(self._node.socket_folder)
+        self._node.places.recover(self._node.keeper.notes.keys())
         entries, broken = self._node.journal.read_all()
         for path in broken:
             self._node.log.warning("a journal can't be understood and is put aside", path=str(path))
@@ -94,7 +92,7 @@ class Jobs:
                     self._node.journal.write(entry)
                 except OSError as error:  # the next life ends it again, which changes nothing
                     self._node.log.warning("the journal can't be written", error=disk_words(error))
-            forget_code(self._node.jobs_folder / entry.job_id)
+            self._node.places.forget(entry.job_id)
             logs = self._node.logs_folder / entry.job_id
             self._held[entry.job_id] = EndedJob(_last_words(entry, self._node.node_id, logs, withdrawn), logs)
         self._node.keeper.forget_found()

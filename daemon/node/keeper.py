@@ -133,7 +133,8 @@ class Keeper:
             self._say({"say": "process", "pid": pid, "name": kept.name, "code": kept.code}, kept.readers)
         for job, memory in self._memory.items():
             self._say({"say": "memory", "job": job}, [memory])
-        self._say({"say": "begin", "boot_id": self._boot_id, "life": self._lives, "notes": self._notes})
+        about = {"boot_id": self._boot_id, "life": self._lives, "notes": self._notes, "changes_users": True}
+        self._say({"say": "begin", **about})
 
     def _say(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         if self._wire is not None:
@@ -182,7 +183,9 @@ class Keeper:
         answer: Message = {"say": "spawned", "id": message["id"]}
         stdout, stderr, *readers = descriptors
         try:
-            pid = _core().spawn(message["argv"], message["env"], message["cwd"], stdout, stderr)
+            pid = _core().spawn(
+                message["argv"], message["env"], message["cwd"], stdout, stderr, user=message.get("user")
+            )
         except OSError as error:
             self._say({**answer, "errno": error.errno, "text": error.strerror or str(error)})
             return

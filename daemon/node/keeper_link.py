@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bagua.daemon.node.keeper_wire import Message, Wire
+from bagua.daemon.node.rank_user import SpawnUser
 
 SPAWN_S = 60.0
 """How long the keeper may take to start a process: it is stopped, or the machine is."""
@@ -40,6 +41,7 @@ class KeeperLink:
         self.pid = os.getppid()
         self.boot_id = ""
         self.life = 0
+        self.changes_users = False  # a keeper of an older version would start everything as root
         self.found: list[Found] = []
         self.notes: dict[str, Any] = {}
         self._memory: dict[str, int] = {}
@@ -59,14 +61,17 @@ class KeeperLink:
         cwd: str,
         outputs: tuple[int, int],
         readers: Sequence[int],
+        user: SpawnUser | None = None,
     ) -> int:
         """Starts a process, which the keeper keeps under this name; its pid. ``outputs``: its stdout and stderr, pipes
-        of which ``readers`` are the other ends. Raises OSError."""
+        of which ``readers`` are the other ends. ``user``: None is the daemon's. Raises OSError."""
         self._next += 1
         number = self._next
         answer: asyncio.Future[int] = self._loop.create_future()
         self._spawns[number] = answer
         message = {"do": "spawn", "id": number, "name": name, "argv": list(argv), "env": dict(env), "cwd": cwd}
+        if user is not None:
+            message["user"] = user
         self._send(message, [*outputs, *readers])
         try:
             async with asyncio.timeout(SPAWN_S):
@@ -175,6 +180,7 @@ class KeeperLink:
                 self._memory[message["job"]] = descriptors[0]
             case "begin":
                 self.boot_id, self.life, self.notes = message["boot_id"], message["life"], message["notes"]
+                self.changes_users = message.get("changes_users", False)
                 self._begun.set()
             case "spawned":
                 self._spawned(message)

@@ -48,11 +48,12 @@ def environment(
     base: Mapping[str, str],
     secrets: Mapping[str, str],
     rank_socket: Path,
-    cache: Path,
+    cache: Path | None,
     plugin: Path | None = None,
 ) -> dict[str, str]:
     """Variables of ``member``: those that the daemon passes on (``base``), then the job's, those of its secrets
-    included, then those that say who it is, and those that lead NCCL to ``plugin``. RANK is the member number: in the
+    included, then those that say who it is, and those that lead NCCL to ``plugin``. ``cache``: of native code; None:
+    the user's own. RANK is the member number: in the
     first generation the rank. Raises ConfigError for a plugin that no variable can lead to."""
     place = spec.place(member)
     # The service may run with PYTHONSAFEPATH=1 (its images do), but a user's script imports what lies beside it.
@@ -72,7 +73,8 @@ def environment(
         BAGUA_JOB_ID=spec.job_id,
         BAGUA_DAEMON_SOCKET=str(rank_socket),
     )
-    env.setdefault("BAGUA_CACHE_DIR", str(cache))
+    if cache is not None:
+        env.setdefault("BAGUA_CACHE_DIR", str(cache))
     if plugin is not None:
         env.update(net_plugin.variables(plugin, env))
     return env

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import bagua.csrc
 from bagua.base.errors import UnavailableError
 from bagua.base.memory_kills import MemoryWatch
-from bagua.daemon.node import launch
+from bagua.daemon.node import as_user, launch
 from bagua.daemon.node.context import NodeContext
 from bagua.daemon.node.engine_host import in_thread, wanted_plugin
 from bagua.daemon.node.job_specification import JobSpecification, Program
@@ -21,21 +21,16 @@ from bagua.daemon.node.log_file import LogFile, log_path
 from bagua.daemon.node.logs import RankOutput
 from bagua.daemon.node.proc import marks_of, read_status, start_time
 from bagua.daemon.node.process import ProcessWatch, kill_members
+from bagua.daemon.node.rank_user import RankUser
 
 if TYPE_CHECKING:
+    import grpc.aio
     from structlog.typing import FilteringBoundLogger
 
 LEFTOVER_KILL_S = 5.0
 PATIENCE_S = 120.0
 """How long a coordinator that is away is waited for."""
 _PAUSE_S = 0.5
-CODE = "code"
-"""In the folder of a job: the copy of its code in which its ranks run."""
-
-
-def forget_code(folder: Path) -> None:
-    """The job of that folder has ended."""
-    shutil.rmtree(folder / CODE, ignore_errors=True)
 
 
 class RankProcesses:
@@ -50,6 +45,9 @@ class RankProcesses:
         self._log = log
         self._on_exit = on_exit
         self.folder = node.jobs_folder / job_id
+        self.place = node.places.of(job_id)
+        self.user: RankUser | None = None  # None: the daemon's
+        self._server: grpc.aio.Server | None = None  # of these ranks alone
         self.logs = node.logs_folder / job_id
         self._secrets: dict[str, str] = {}  # of files, until the ranks have them
         # From the coordinator, which may have them no more when a rank is started later: kept while the job is here.
@@ -65,12 +63,30 @@ class RankProcesses:
         ConfigError, BuildError, OSError."""
         if spec.program.code is not None:
             self.folder.mkdir(mode=0o700, exist_ok=True)
-            await self._node.code.prepare(self._job_id, spec.program.code, self.folder / CODE)
-        await in_thread(lambda: launch.check_program(self._here(spec.program), self._node.environment))
-        self._secrets = await in_thread(lambda: launch.read_secrets(spec.program, self._node.node_id))
+            owner = (self.user.uid, self.user.gid) if self.user else None
+            await self._node.code.prepare(self._job_id, spec.program.code, self.place.code, owner)
+        self._secrets = await in_thread(lambda: self._look(self._here(spec.program)))
         if spec.program.secrets and self._told_secrets is None:
             self._told_secrets = await self._ask_secrets()
         self._plugin = await wanted_plugin(spec, self._node.environment)
+        if self._plugin is not None and self.user is not None:
+            built = self._plugin
+            self._plugin = (await in_thread(lambda: self.place.publish([built])))[0]
+
+    async def choose_user(self, spec: JobSpecification) -> None:
+        """Finds the user of the ranks, and makes the place where they meet this daemon. Raises LaunchError, OSError."""
+        run_as = self._node.run_as
+        if run_as is not None:
+            self.user = user = await in_thread(lambda: run_as.user_of(spec))
+            await in_thread(lambda: self.place.make(user))
+            self._log.info("ranks run as another user", user=user.name, uid=user.uid, groups=list(user.groups))
+
+    def _look(self, program: Program) -> dict[str, str]:
+        """The secrets that are files. Blocks. Raises LaunchError if the program can't be started."""
+        if self.user is not None:
+            return as_user.look(self.user, program, self.user.environment(self._node.environment), self._node.node_id)
+        launch.check_program(program, self._node.environment)
+        return launch.read_secrets(program, self._node.node_id)
 
     async def _ask_secrets(self) -> dict[str, str]:
         """Waits for a coordinator that is away. Raises LaunchError."""
@@ -85,7 +101,9 @@ class RankProcesses:
 
     def _here(self, program: Program) -> Program:
         """With the folder on this node in which its ranks run."""
-        return replace(program, workdir=str(self.folder / CODE / program.workdir)) if program.code else program
+        if program.code:
+            return replace(program, workdir=str(self.place.code / program.workdir))
+        return replace(program, workdir=self.user.home) if self.user and not program.workdir else program
 
     def open_log(self, member: int) -> None:
         """Makes the log of a rank that is about to start: whoever follows it need not wait for the process. Raises
@@ -95,24 +113,32 @@ class RankProcesses:
 
     async def spawn(self, spec: JobSpecification, member: int) -> int:
         """Starts the process of ``member``, whose log is open; its pid. Raises OSError."""
+        if self._node.run_as is not None and self.user is None:
+            raise PermissionError("a rank would be started as root")  # never, whatever came before
         output = self._outputs[member]
         outputs = output.open()
+        base, cache = self._node.environment, self._node.cache if self.user is None else None
         try:
+            if self.user is not None:
+                base = {**self.user.environment(base), **self.place.variables}
+                for number in outputs:  # so that the rank may open /dev/stderr, too
+                    os.fchown(number, self.user.uid, self.user.gid)
             pid = await self._node.keeper.spawn(
                 f"{self._job_id}/{member}",
                 launch.command(spec.program),
                 launch.environment(
                     spec,
                     member,
-                    base=self._node.environment,
+                    base=base,
                     secrets={**self._secrets, **(self._told_secrets or {})},
-                    rank_socket=self._node.rank_socket,
-                    cache=self._node.cache,
+                    rank_socket=self.place.rank_socket,
+                    cache=cache,
                     plugin=self._plugin,
                 ),
                 str(launch.work_folder(self._here(spec.program))),
                 outputs,
                 output.readers,
+                self.user.spawn if self.user else None,
             )
         finally:
             for number in outputs:
@@ -124,6 +150,22 @@ class RankProcesses:
         self._node.keeper.watch(pid, lambda code: self._exited(member, code))
         self._leaders[pid] = start_time(pid)
         self._memory[member] = MemoryWatch(pid)
+
+    async def serve(self) -> None:
+        """Another user's ranks reach the daemon at a socket of their own, and find its native code. Idempotent. Raises
+        OSError."""
+        if self.user is not None and self._server is None:
+            place = self.place
+            await in_thread(lambda: place.publish(bagua.csrc.built()))
+            self._server = await self._node.serve_ranks(place.rank_socket, self._job_id, self.user.uid)
+
+    async def leave(self) -> None:
+        """The job has ended here: its code goes, and the way to the daemon. Idempotent."""
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.stop(0.1)
+        if self.user is not None or self.place.code.exists():
+            await in_thread(lambda: self._node.places.forget(self._job_id))
 
     def find(self) -> dict[int, int]:
         """Takes over the processes of the job that were started in an earlier life of the daemon, with the pipes of
@@ -184,7 +226,7 @@ class RankProcesses:
 
     async def kill_all(self) -> None:
         """SIGKILL to every process of the job that is left; what they have written is taken, and their logs end."""
-        marks = marks_of(self._job_id, self._node.rank_socket)
+        marks = marks_of(self._job_id, self.place.rank_socket)
         left = await kill_members(self._leaders, marks, LEFTOVER_KILL_S, self._node.keeper.pid)
         if left:
             self._log.error("processes do not die", pids=left)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,13 +30,29 @@ _MAX_METRICS = 64
 _MAX_TEXT = 1024
 
 
+class OneJob:
+    """Of all jobs one alone: for ranks that must not reach those of others."""
+
+    def __init__(self, jobs: Jobs, job_id: str) -> None:
+        self._jobs = jobs
+        self._job_id = job_id
+
+    def find(self, job_id: str) -> Job | EndedJob | None:
+        """See ``Jobs``."""
+        return self._jobs.find(job_id) if job_id == self._job_id else None
+
+    async def arrival(self, job_id: str) -> Job | EndedJob:
+        """See ``Jobs``."""
+        return await self._jobs.arrival(job_id if job_id == self._job_id else "")
+
+
 class RankService(RankServiceServicer):
     """``on_progress`` gets progress reports that were found sound. ``ask``: has the coordinator answer a question of
     tuning; raises UnavailableError. ``on_trace`` gets what ranks recorded for a trace."""
 
     def __init__(
         self,
-        jobs: Jobs,
+        jobs: Jobs | OneJob,
         on_progress: Callable[[common_pb2.Progress], None],
         ask: Callable[[common_pb2.TuneRequest], Awaitable[common_pb2.TuneReply]],
         on_trace: Callable[[rank_pb2.TraceReport], None],
@@ -150,8 +167,9 @@ async def _refuse_ended(job_id: str, reason: str, context: Any) -> NoReturn:
     raise AssertionError("abort does not return")
 
 
-async def serve(path: Path, service: RankService) -> grpc.aio.Server:
-    """Serves ranks, health and reflection on a Unix socket. Raises OSError if the socket can't be made."""
+async def serve(path: Path, service: RankService, uid: int = -1) -> grpc.aio.Server:
+    """Serves ranks, health and reflection on a Unix socket, for processes of ``uid`` (-1: this process's) and root
+    alone. Raises OSError if the socket can't be made."""
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", _MAX_MESSAGE),
@@ -166,10 +184,14 @@ async def serve(path: Path, service: RankService) -> grpc.aio.Server:
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     path.unlink(missing_ok=True)  # of a daemon that was killed; the folder is locked, so nobody serves there
+    usual = os.umask(0o077)  # the socket is nobody else's from its first moment on
     try:
         server.add_insecure_port(f"unix:{path}")
     except RuntimeError as error:
         raise OSError(f"can't listen on {path}: {error}") from error
-    await server.start()
+    finally:
+        os.umask(usual)
     path.chmod(0o600)
+    os.chown(path, uid, -1)
+    await server.start()
     return server

@@ -20,6 +20,7 @@ from bagua.base.keep import Keep
 from bagua.base.paths import make_private_dir
 from bagua.base.security import TlsFiles, check_dial_address
 from bagua.daemon.node.job_specification import is_safe_name
+from bagua.daemon.node.rank_user import RunAs
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -45,7 +46,8 @@ class WireSettings:
 class Settings:
     """As given. ``exit_when_idle_s``, ``leash`` and ``metrics_port`` are None where they were not asked for.
     ``pass_env``: see ``environment.passed_on``. ``drain_grace_s``: how long jobs may take to leave after SIGTERM.
-    ``keeper_fd``: socket of the keeper. ``log_dir``: where logs of ranks lie; None: in the state folder."""
+    ``keeper_fd``: socket of the keeper. ``log_dir``: where logs of ranks lie; None: in the state folder. ``run_as``:
+    None: ranks run as the daemon's user."""
 
     coordinator: str
     name: str
@@ -66,6 +68,7 @@ class Settings:
     keeper_fd: int = -1
     keep_logs: Keep = field(default_factory=lambda: Keep(jobs=100))
     log_dir: Path | None = None
+    run_as: RunAs | None = None
 
     def check(self) -> None:
         """Raises ConfigError for what can't work."""
@@ -78,6 +81,8 @@ class Settings:
             raise ConfigError("Logs of ranks need at least one file (--log-files) of 1024 bytes (--log-max-bytes).")
         if not 0 <= self.drain_grace_s < math.inf:
             raise ConfigError(f"--drain-grace {self.drain_grace_s:g} makes no sense: give seconds, 0 or more.")
+        if self.run_as is not None:
+            self.run_as.check()
         check_dial_address(self.coordinator, self.tls)
         _check_data_host(self.data_host)
         if self.tls is not None:

@@ -20,6 +20,8 @@ from bagua.daemon.coordinator.migrations import HEAD, KNOWN
 from bagua.daemon.coordinator.store import Store
 
 DUMPS = {path.stem: path for path in sorted((Path(__file__).parent / "schemas").glob("*.sql"))}
+TOKENS = {"0008": {"ann": "", "host-7": "", "eve": ""}}
+"""Accounts of the dumps, and their Unix users."""
 RELEASED = "0003"
 """Of bagua 0.1.0."""
 
@@ -52,6 +54,8 @@ def test_a_database_of_a_former_version_goes_on(version: str, database_url: str,
             running = live["running"].job
             assert [rank.rank for rank in running.ranks] == [0, 1, 2, 3] and all(rank.pid for rank in running.ranks)
             assert len(tx.events(running.job_id, 0, 100)) == live["running"].last_event > 2
+            assert not any(stored.job.unix_user for stored in live.values())
+            assert {token.name: token.unix_user for token in tx.tokens()} == TOKENS.get(version, {})
             assert {node.node_id: node.slots for node in tx.nodes()} == {"node-0000": 4, "node-0001": 4}
     finally:
         store.close()

@@ -23,6 +23,14 @@ from bagua.base.daemon_process import daemon_pid
 WAIT_S = 120.0
 PROGRAM = [sys.executable, "-P", "-m", "bagua.cli.main"]
 UNITS = sorted((Path(__file__).resolve().parents[2] / "deploy" / "systemd").glob("*.service"))
+DROP_IN = UNITS[0].parent / "bagua-node-run-as-submitter.conf"
+MADE = {
+    "StateDirectory": "/var/lib",
+    "CacheDirectory": "/var/cache",
+    "LogsDirectory": "/var/log",
+    "RuntimeDirectory": "/run",
+}
+"""Where systemd makes folders."""
 MOST_EXPOSED = {"bagua-coordinator.service": 1.5, "bagua-node.service": 2.5}
 """On the scale of `systemd-analyze security`, from 0 to 10. A node runs programs of its users."""
 
@@ -182,6 +190,25 @@ def test_units_are_understood(unit: Path) -> None:
     assert "nobody" in analyze("verify", "--man=no", unit), "mistakes are found"
 
 
+def test_the_drop_in_for_ranks_of_their_submitters_is_understood(tmp_path: Path) -> None:
+    """And does not open more than it says."""
+    unit = tmp_path / "bagua-node.service"
+    unit.write_text((UNITS[0].parent / unit.name).read_text().replace("/usr/bin/bagua", "/bin/true"))
+    drop_in = tmp_path / f"{unit.name}.d" / "run-as-submitter.conf"
+    drop_in.parent.mkdir()
+    drop_in.write_text(DROP_IN.read_text())
+    assert analyze("verify", "--man=no", unit) == ""
+    drop_in.write_text(DROP_IN.read_text() + "KillMode=nobody\n")
+    assert "nobody" in analyze("verify", "--man=no", unit), "it is read"
+    named = dict(re.findall(r"(BAGUA_\w+_DIR)=(\S+)", DROP_IN.read_text()))
+    made = [f"{folder}/{name}" for key, folder in MADE.items() for name in _named(DROP_IN.read_text(), key)]
+    assert sorted(named.values()) == sorted(made)
+
+
+def _named(text: str, key: str) -> list[str]:
+    return [name for value in re.findall(rf"^{key}=(.+)$", text, re.MULTILINE) for name in value.split()]
+
+
 def test_units_are_closed(unit: Path) -> None:
     found = re.search(r"Overall exposure level for \S+: ([\d.]+)", analyze("security", "--offline=true", unit))
     assert found and float(found[1]) <= MOST_EXPOSED[unit.name]
@@ -191,8 +218,7 @@ def test_units_keep_to_the_hierarchy(unit: Path) -> None:
     """Each folder that a unit names is one that systemd makes for it, and that tmpfiles.d knows."""
     text = unit.read_text()
     known = (UNITS[0].parent / "bagua.tmpfiles").read_text()
-    made = {"StateDirectory": "/var/lib", "CacheDirectory": "/var/cache", "LogsDirectory": "/var/log"}
-    made |= {"RuntimeDirectory": "/run", "ConfigurationDirectory": "/etc"}
+    made = {**MADE, "ConfigurationDirectory": "/etc"}
     named = {f"{made[key]}/{value}" for key, value in re.findall(r"^(\w+Directory)=(\S+)$", text, re.MULTILINE)}
     used = set(re.findall(r"BAGUA_\w+_DIR=(\S+)", text))
     assert used <= named

@@ -4,12 +4,16 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
+#include <optional>
+#include <string>
 #include <thread>
+#include <utility>
 
 #include "base/fd.h"
 #include "harness.h"
@@ -190,7 +194,53 @@ TEST(survives_the_calling_thread) {
   EXPECT_EQ(exit_status(pid), 0);
 }
 
-TEST(dies_with_the_process) {
+constexpr uid_t kNobody = 65534;
+
+SpawnUser nobody() {
+  SpawnUser user;
+  user.uid = user.gid = kNobody;
+  user.groups = {kNobody, 7, 9};
+  user.umask = 027;
+  user.limits = {{RLIMIT_CORE, 0, 0}, {RLIMIT_NOFILE, 100, 200}};
+  return user;
+}
+
+TEST(becomes_another_user) {
+  Pipe output;
+  SpawnRequest request = shell("id -u; id -g; id -G; umask; ulimit -c; ulimit -n; ulimit -Hn", output);
+  request.argv[2] += "; sed -n 's/^Cap\\(Inh\\|Prm\\|Eff\\|Amb\\):.//p' /proc/self/status | sort -u";
+  request.user = nobody();
+  pid_t pid = -1;
+  int error = 0;
+  const Status status = spawn(request, &pid, &error);
+  if (::geteuid() != 0) {
+    EXPECT_EQ(error, EPERM);
+    EXPECT(status.message().find("setgroups") != std::string::npos);
+    return;
+  }
+  CHECK_OK(status);
+  EXPECT_EQ(output.drain(), "65534\n65534\n65534 7 9\n0027\n0\n100\n200\n0000000000000000\n");
+  EXPECT_EQ(exit_status(pid), 0);
+}
+
+TEST(another_user_enters_the_folder) {
+  if (::geteuid() != 0) test::skip("needs root");
+  Pipe output;
+  SpawnRequest request = shell("pwd", output);
+  request.user = nobody();
+  char closed[] = "/tmp/bagua-spawn-XXXXXX";
+  CHECK(::mkdtemp(closed) != nullptr);  // mode 0700
+  request.cwd = closed;
+  pid_t pid = -1;
+  int error = 0;
+  const Status status = spawn(request, &pid, &error);
+  ::rmdir(closed);
+  EXPECT(!status);
+  EXPECT_EQ(error, EACCES);
+  EXPECT(status.message().find("chdir: ") != std::string::npos);
+}
+
+void check_death_with_the_process(std::optional<SpawnUser> user) {
 #if defined(__SANITIZE_THREAD__)
   test::skip("TSan does not follow fork() in a program with threads");
 #endif
@@ -200,7 +250,9 @@ TEST(dies_with_the_process) {
   if (parent == 0) {
     pid_t pid = -1;
     int error = 0;
-    const Status status = spawn(shell("exec sleep 60", output), &pid, &error);
+    SpawnRequest request = shell("exec sleep 60", output);
+    request.user = std::move(user);
+    const Status status = spawn(request, &pid, &error);
     if (!status || ::write(numbers.write.get(), &pid, sizeof pid) != sizeof pid) ::_exit(1);
     for (;;) ::pause();
   }
@@ -210,6 +262,15 @@ TEST(dies_with_the_process) {
   ::kill(parent, SIGKILL);
   exit_status(parent);
   EXPECT_EQ(output.drain(), "");  // ends when the grandchild, the last writer, is gone
+}
+
+TEST(dies_with_the_process) {
+  check_death_with_the_process(std::nullopt);
+}
+
+TEST(another_user_dies_with_the_process) {
+  if (::geteuid() != 0) test::skip("needs root");
+  check_death_with_the_process(nobody());
 }
 
 }  // namespace

@@ -27,6 +27,12 @@ def test_a_large_directive_is_packed_for_daemons_that_unpack():
     assert small.to(c.job.hosts[0], True) == small.to(c.job.hosts[0], False)
 
 
+def test_nodes_learn_the_unix_user():
+    job = replace(Cluster("ab").job, unix_user="ann")
+    sent = Order(wish(job), job).to(job.hosts[0])
+    assert node_pb2.Directive.FromString(sent).run.unix_user == "ann"
+
+
 @pytest.mark.parametrize("packed", [b"no zlib", zlib.compress(b"\xff" * 100), zlib.compress(bytes(17 << 20))])
 def test_a_packed_directive_that_is_none(packed: bytes):
     with pytest.raises(SpecificationError, match="a packed directive"):

@@ -13,6 +13,7 @@ import structlog
 
 from bagua.daemon.node.job_engine import JobEngine
 from bagua.daemon.node.job_specification import Host, JobSpecification, Program
+from bagua.daemon.node.rank_places import OwnPlaces
 
 ADDRESSES = ("127.0.0.1:1", "127.0.0.1:2")
 SOON_S = 20.0
@@ -45,7 +46,7 @@ class Engine:
 
 
 def job_engine(engine: Engine, tmp_path: Path) -> JobEngine:
-    node: Any = SimpleNamespace(node_id="a", socket_folder=tmp_path)
+    node: Any = SimpleNamespace(node_id="a", places=OwnPlaces(tmp_path, tmp_path))
     made = JobEngine(specification(1, "a", "b", "c"), node, structlog.get_logger(), lambda event: None)
     made._engine = engine  # type: ignore[assignment]
     return made

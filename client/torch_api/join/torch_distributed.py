@@ -121,9 +121,10 @@ class TorchGroup:
         return FileStore(self._file(f"{membership.members[0]}-{self._uses}"), membership.world_size)
 
     def _file(self, name: str) -> str:
-        """Path of a file beside the daemon's socket, for ranks of this host."""
+        """Path of a file beside the daemon's socket, or where the daemon says, for ranks of this host."""
         socket_path = Path(self._session.data_socket)
-        return str(socket_path.with_name(f"{socket_path.stem}.torch-{name}"))
+        folder = Path(os.environ.get("BAGUA_MEETING_DIR") or socket_path.parent)
+        return str(folder / f"{socket_path.stem}.torch-{name}")
 
     def _meet_across_hosts(self, wanted: bool) -> Store | None:
         """All ranks take part, also those that don't want it: rank 0 tells them."""

@@ -1,6 +1,8 @@
 #include "base/spawn.h"
 
 #include <fcntl.h>
+#include <linux/capability.h>
+#include <linux/keyctl.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -12,6 +14,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <thread>
 
@@ -20,6 +23,26 @@
 
 namespace bagua {
 namespace {
+
+constexpr auto kExecDeadline = std::chrono::seconds(10);
+
+// The kernel's struct rlimit64.
+struct KernelLimit {
+  uint64_t soft;
+  uint64_t hard;
+};
+
+// As plain memory: what a SpawnUser says.
+struct ChildUser {
+  bool wanted = false;
+  uid_t uid = 0;
+  gid_t gid = 0;
+  const gid_t* groups = nullptr;
+  size_t n_groups = 0;
+  mode_t umask = 0;
+  const SpawnUser::Limit* limits = nullptr;
+  size_t n_limits = 0;
+};
 
 // Everything that the child needs, prepared before clone: until execve the child shares our memory and may only make
 // system calls.
@@ -32,6 +55,7 @@ struct Child {
   int stderr_fd;
   int death_signal;
   pid_t parent;
+  ChildUser user;
   // Written by the child, into the memory that both share:
   const char* step = nullptr;
   int error = 0;
@@ -76,10 +100,32 @@ BAGUA_IN_CHILD void reset_signals() {
   }
 }
 
+// Becomes the user for good; returns the step that failed, or nullptr. The system calls concern this process alone,
+// though it shares our memory: glibc's wrappers would look for threads of ours.
+BAGUA_IN_CHILD const char* become(const ChildUser& user) {
+  for (size_t i = 0; i < user.n_limits; ++i) {
+    const KernelLimit limit{user.limits[i].soft, user.limits[i].hard};
+    if (::syscall(SYS_prlimit64, 0, user.limits[i].resource, &limit, nullptr) != 0) return "setting a limit";
+  }
+  if (::syscall(SYS_setgroups, user.n_groups, user.groups) != 0) return "setgroups";
+  if (::syscall(SYS_setresgid, user.gid, user.gid, user.gid) != 0) return "setresgid";
+  if (::syscall(SYS_setresuid, user.uid, user.uid, user.uid) != 0) return "setresuid";
+  // The change of user has dropped them, unless this process was told to keep them (securebits).
+  __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
+  __user_cap_data_struct none[2]{};
+  if (user.uid != 0 && ::syscall(SYS_capset, &header, none) != 0) return "capset";
+  ::syscall(SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, nullptr);  // a new one; not every kernel has keyrings
+  ::syscall(SYS_umask, user.umask);
+  return nullptr;
+}
+
 BAGUA_IN_CHILD int run_child(void* argument) {
   auto* child = static_cast<Child*>(argument);
   reset_signals();
   if (::syscall(SYS_setsid) < 0) return fail(child, "setsid");
+  if (child->user.wanted) {  // before the death signal, which a change of user clears
+    if (const char* step = become(child->user)) return fail(child, step);
+  }
   if (child->death_signal != 0) {
     if (::syscall(SYS_prctl, PR_SET_PDEATHSIG, child->death_signal, 0, 0, 0) != 0) return fail(child, "prctl");
     if (::syscall(SYS_getppid) != child->parent) {  // the daemon died before the death signal was requested
@@ -120,8 +166,21 @@ class Spawner {
     const Lock one_at_a_time(callers_);
     Lock lock(mutex_);
     child_ = child;
+    starting_ = 0;
     changed_.notify_all();
-    changed_.wait(lock, [this]() REQUIRES(mutex_) { return child_ == nullptr; });
+    const auto started = [this]() REQUIRES(mutex_) { return child_ == nullptr; };
+    if (child->user.wanted) {
+      const auto deadline = std::chrono::steady_clock::now() + kExecDeadline;
+      if (!changed_.wait_until(lock, deadline, started) && starting_ > 0) {
+        ::kill(starting_, SIGKILL);
+        changed_.wait(lock, started);
+        if (child->step == nullptr) {
+          child->step = "the program did not begin";
+          child->error = ETIMEDOUT;
+        }
+      }
+    }
+    changed_.wait(lock, started);
     return pid_;
   }
 
@@ -141,8 +200,14 @@ class Spawner {
         pid_ = -1;
         child_->error = ENOMEM;
       } else {
-        pid_ = start_child(run_child, static_cast<char*>(stack) + kStack, CLONE_VM | CLONE_VFORK | SIGCHLD, child_);
-        if (pid_ < 0) child_->error = errno;
+        Child* const child = child_;
+        lock.unlock();
+        constexpr int kFlags = CLONE_VM | CLONE_VFORK | CLONE_PARENT_SETTID | SIGCHLD;
+        const pid_t pid = start_child(run_child, static_cast<char*>(stack) + kStack, kFlags, child, &starting_);
+        const int error = errno;
+        lock.lock();
+        pid_ = pid;
+        if (pid < 0) child->error = error;
       }
       child_ = nullptr;
       changed_.notify_all();
@@ -155,6 +220,7 @@ class Spawner {
   Condition changed_;
   Child* child_ GUARDED_BY(mutex_) = nullptr;
   pid_t pid_ GUARDED_BY(mutex_) = -1;
+  volatile pid_t starting_ = 0;  // written by the kernel before the child runs
 };
 
 bool runnable(const std::string& path) {
@@ -187,6 +253,12 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
   return result;
 }
 
+ChildUser plain(const std::optional<SpawnUser>& user) {
+  if (!user) return {};
+  return {true,        user->uid,           user->gid,          user->groups.data(), user->groups.size(),
+          user->umask, user->limits.data(), user->limits.size()};
+}
+
 std::string describe(const SpawnRequest& request, const std::string& what) {
   return "can't start '" + request.argv[0] + "' in folder '" + request.cwd + "': " + what;
 }
@@ -206,8 +278,8 @@ Status spawn(const SpawnRequest& request, pid_t* pid, int* error) {
   }
   const std::vector<char*> argv = pointers(request.argv);
   const std::vector<char*> env = pointers(request.env);
-  Child child{program.c_str(),   argv.data(),       env.data(),           request.cwd.c_str(),
-              request.stdout_fd, request.stderr_fd, request.death_signal, ::getpid()};
+  Child child{program.c_str(),   argv.data(),          env.data(), request.cwd.c_str(), request.stdout_fd,
+              request.stderr_fd, request.death_signal, ::getpid(), plain(request.user)};
   const pid_t started = Spawner::get().run(&child);
   *error = child.error;
   if (started < 0) return {Code::kResource, describe(request, "clone: " + errno_text(child.error))};

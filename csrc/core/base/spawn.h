@@ -14,12 +14,28 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/status.h"
 
 namespace bagua {
+
+// Another user than this process's: for a caller that may change users (root).
+struct SpawnUser {
+  struct Limit {  // as for setrlimit
+    int resource;
+    uint64_t soft;
+    uint64_t hard;
+  };
+  uid_t uid = 0;
+  gid_t gid = 0;
+  std::vector<gid_t> groups;  // all of them
+  mode_t umask = 022;
+  std::vector<Limit> limits;  // set before the change: they may lie above those of the caller
+};
 
 struct SpawnRequest {
   std::vector<std::string> argv;  // argv[0] without a slash is looked up in the PATH of `env`
@@ -28,6 +44,7 @@ struct SpawnRequest {
   int stdout_fd = -1;
   int stderr_fd = -1;
   int death_signal = 9;  // sent to the child when this process dies; 0: none
+  std::optional<SpawnUser> user;
 };
 
 // Starts the program with stdin from /dev/null, every descriptor above 2 closed, default signal handlers and an empty
@@ -35,6 +52,10 @@ struct SpawnRequest {
 // started: then `error` holds the errno value, and the Status names program and folder. Any thread may call it: the
 // child's parent is a thread that lives as long as the process, so the end of the calling thread does not trigger
 // `death_signal`.
+//
+// With a `user` the child takes limits, groups, group and user, in this order, drops all capabilities and the caller's
+// session keyring, and only then enters the folder and looks at the program. It fails if one of these steps does. That
+// user can stop the child before execve; after ten seconds it is killed, so nobody can hold up the caller.
 Status spawn(const SpawnRequest& request, pid_t* pid, int* error);
 
 }  // namespace bagua

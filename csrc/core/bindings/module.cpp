@@ -31,8 +31,21 @@ void bind_low_rank(py::module_* module);  // low_rank_module.cpp
 
 namespace {
 
+// (uid, gid, groups, umask, limits: (resource, soft, hard) each; -1 is no limit)
+using UserTuple = std::tuple<uid_t, gid_t, std::vector<gid_t>, mode_t, std::vector<std::tuple<int, int64_t, int64_t>>>;
+
+SpawnUser spawn_user(const UserTuple& given) {
+  const auto& [uid, gid, groups, umask, limits] = given;
+  SpawnUser user{uid, gid, groups, umask, {}};
+  for (const auto& [resource, soft, hard] : limits) {
+    user.limits.push_back({resource, static_cast<uint64_t>(soft), static_cast<uint64_t>(hard)});
+  }
+  return user;
+}
+
 int start_process(const std::vector<std::string>& argv, const std::map<std::string, std::string>& env,
-                  const std::string& cwd, int stdout_fd, int stderr_fd, int death_signal) {
+                  const std::string& cwd, int stdout_fd, int stderr_fd, int death_signal,
+                  const std::optional<UserTuple>& user) {
   SpawnRequest request;
   request.argv = argv;
   for (const auto& [name, value] : env) request.env.push_back(name + "=" + value);
@@ -40,6 +53,7 @@ int start_process(const std::vector<std::string>& argv, const std::map<std::stri
   request.stdout_fd = stdout_fd;
   request.stderr_fd = stderr_fd;
   request.death_signal = death_signal;
+  if (user) request.user = spawn_user(*user);
   pid_t pid = -1;
   int error = 0;
   Status status;
@@ -81,7 +95,7 @@ void reduce_buffers(int dtype, int op, const std::vector<py::buffer>& inputs, co
 
 void bind_functions(py::module_* module) {
   module->def("spawn", &start_process, py::arg("argv"), py::arg("env"), py::arg("cwd"), py::arg("stdout_fd"),
-              py::arg("stderr_fd"), py::arg("death_signal") = 9);
+              py::arg("stderr_fd"), py::arg("death_signal") = 9, py::arg("user") = std::optional<UserTuple>());
   module->def("reduce", &reduce_buffers, py::arg("dtype"), py::arg("op"), py::arg("inputs"), py::arg("output"),
               py::arg("count"), py::arg("scale") = 1);
   module->def(

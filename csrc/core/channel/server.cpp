@@ -38,6 +38,9 @@ Status ChannelServer::start() {
     return system_error("the socket " + path_ + " can't be made");
   }
   if (chmod(path_.c_str(), 0600) != 0) return system_error("the mode of " + path_ + " can't be set");
+  if (uid_ != getuid() && chown(path_.c_str(), uid_, static_cast<gid_t>(-1)) != 0) {
+    return system_error("the owner of " + path_ + " can't be set");
+  }
   if (listen(listener_.get(), 256) != 0) return system_error("listening on " + path_ + " failed");
   if (Status status = stop_event_.open(); !status) return status;
   buffer_.resize(kMaxRequest);
@@ -96,7 +99,7 @@ void ChannelServer::accept_all() {
     if (!socket.valid()) return;
     ucred peer{};
     socklen_t length = sizeof peer;
-    if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.uid != getuid()) {
+    if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.uid != uid_) {
       handler_->bad_connection();
       continue;
     }

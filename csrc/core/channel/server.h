@@ -6,6 +6,7 @@
 #pragma once
 
 #include <sys/types.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <memory>
@@ -47,7 +48,9 @@ class ChannelHandler {
 
 class ChannelServer {
  public:
-  ChannelServer(std::string path, ChannelHandler* handler) : path_(std::move(path)), handler_(handler) {}
+  // `uid`: the user whose processes may connect; the socket is theirs.
+  ChannelServer(std::string path, ChannelHandler* handler, uid_t uid = getuid())
+      : path_(std::move(path)), handler_(handler), uid_(uid) {}
   ~ChannelServer() { stop(); }
   ChannelServer(const ChannelServer&) = delete;
   ChannelServer& operator=(const ChannelServer&) = delete;
@@ -80,6 +83,7 @@ class ChannelServer {
 
   const std::string path_;
   ChannelHandler* const handler_;
+  const uid_t uid_;
 
   Fd listener_;
   EventFd stop_event_;

@@ -1,5 +1,7 @@
 #include "engine/engine.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -46,7 +48,9 @@ Status Engine::open(Membership first) {
     const Lock lock(planner_mutex_);
     planner_ = std::thread([this] { carry_out_plans(); });
   }
-  server_ = std::make_unique<ChannelServer>(job_.options().data_socket, static_cast<ChannelHandler*>(this));
+  const int64_t uid = job_.options().rank_uid;
+  server_ = std::make_unique<ChannelServer>(job_.options().data_socket, static_cast<ChannelHandler*>(this),
+                                            uid < 0 ? getuid() : static_cast<uid_t>(uid));
   return server_->start();
 }
 

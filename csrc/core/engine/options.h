@@ -30,6 +30,7 @@ struct EngineOptions {
   int64_t peer_timeout_ns = 30'000'000'000;  // silence of a host that is waited for; see transport/mesh.h
   bool measure_ring = true;                  // that of host 0 counts; see ring_survey.h
   int memory = -1;                           // a file for what outlives the daemon (vault.h); -1: one of its own
+  int64_t rank_uid = -1;                     // the user of the local ranks; -1: this process's
   bool elastic = false;                      // a lost member suspends the generation, and another one may follow
 };
 

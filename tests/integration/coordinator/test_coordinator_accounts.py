@@ -219,11 +219,30 @@ def test_a_token_ends_by_itself(service, admin):
         (("x", "submit", ""), "needs the one"),
         (("x", "admin", "red"), "whole cluster"),
         (("x", "read", "Red!"), "namespace"),
+        (("x", "submit", "red", 0.0, "two words"), "can't be the name of a user"),
+        (("x", "read", "red", 0.0, "ann"), "submits no jobs"),
     ],
 )
 def test_accounts_that_make_no_sense_are_refused(given, words, admin):
     with pytest.raises(InvalidRequestError, match=words):
         admin.accounts.create(*given)
+
+
+def test_a_job_has_the_unix_user_of_its_submitter(service, admin, people):
+    made = admin.accounts.create("uma", "submit", "red", unix_user="uma")
+    assert [one.account.unix_user for one in admin.accounts.list() if one.account.name == "uma"] == ["uma"]
+    with Client(service.address, token=made.secret) as uma:
+        assert uma.accounts.whoami().unix_user == "uma"
+        job = uma.submit(spec())
+        assert job.unix_user == uma.get(job.job_id).unix_user == "uma"
+        assert [one.unix_user for one in uma.list() if one.job_id == job.job_id] == ["uma"]
+        with pytest.raises(ForbiddenError, match="run as uma: only administrators choose another one, as root"):
+            uma.submit(spec(), unix_user="root")
+    with pytest.raises(ForbiddenError, match="have no Unix user"):
+        people["ann"].submit(spec(), unix_user="uma")
+    assert (people["ann"].submit(spec()).unix_user, admin.submit(spec(), unix_user="zed").unix_user) == ("", "zed")
+    with pytest.raises(InvalidRequestError, match="can't be the name of a user"):
+        admin.submit(spec(), unix_user="a/b")
 
 
 def test_tokens_are_not_in_the_database_and_last_over_a_restart(start, tmp_path):
@@ -316,12 +335,12 @@ def cli(service, token: Path, *arguments: str) -> subprocess.CompletedProcess[st
 def test_the_command_line_makes_lists_and_revokes(service, tmp_path):
     own = tmp_path / "zoe.token"
     made = cli(service, service.token_file, "token", "create", "zoe", "--role", "submit", "--namespace", "green",
-               "--expires", "30d", "--out", str(own))  # fmt: skip
+               "--unix-user", "zoe-u", "--expires", "30d", "--out", str(own))  # fmt: skip
     assert made.returncode == 0, made.stderr
     assert own.stat().st_mode & 0o777 == 0o600
-    assert "namespace green" in cli(service, own, "token", "whoami").stdout
-    assert "zoe" in cli(service, service.token_file, "token", "list").stdout
+    assert "namespace green, Unix user zoe-u" in cli(service, own, "token", "whoami").stdout
+    assert "zoe-u" in cli(service, service.token_file, "token", "list").stdout
     assert cli(service, own, "audit").returncode != 0
     assert "is revoked" in cli(service, service.token_file, "token", "revoke", "zoe").stdout
-    assert "CreateToken" in cli(service, service.token_file, "audit").stdout
+    assert "/CreateToken" in cli(service, service.token_file, "audit", "--output", "json").stdout
     assert cli(service, own, "token", "whoami").returncode != 0

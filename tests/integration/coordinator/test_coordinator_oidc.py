@@ -74,7 +74,7 @@ def options(issuer: Issuer) -> list[str]:
 
 
 def test_signed_tokens_of_the_provider_are_accounts(issuer, start):
-    coordinator = start(*options(issuer))
+    coordinator = start(*options(issuer), "--oidc-unix-user", "login")
     assert not coordinator.error
 
     def client(token: str) -> Client:
@@ -83,9 +83,12 @@ def test_signed_tokens_of_the_provider_are_accounts(issuer, start):
     with client(issuer.token()) as ann:
         assert (ann.accounts.whoami().name, ann.accounts.whoami().namespace) == ("oidc:ann", "vision")
         job = ann.submit(c.JobSpec(name="x", entry="x", nnodes=1, nproc_per_node=1, placement_timeout_s=60))
-        assert (job.namespace, job.submitted_by) == ("vision", "oidc:ann")
+        assert (job.namespace, job.submitted_by, job.unix_user) == ("vision", "oidc:ann", "")
         with pytest.raises(ForbiddenError):
             ann.accounts.list()
+    for claim, user in (("ann", "ann"), (["ann"], ""), ("ann ann", "")):
+        with client(issuer.token(login=claim)) as ann:
+            assert ann.accounts.whoami().unix_user == user
     with client(issuer.token(sub="bob", groups=["ops"])) as bob:
         assert bob.accounts.list() == [] and bob.get(job.job_id).namespace == "vision"
     with client(issuer.token(sub="eve", groups=[], email="eve@example.org")) as eve:
