@@ -74,7 +74,8 @@ def run(*command: str | Path, env: dict[str, str] | None = None, check: bool = T
     full = {**os.environ, "PYTHONSAFEPATH": "1", **(env or {})}
     code = subprocess.run([str(part) for part in command], cwd=ROOT, env=full).returncode
     if check and code:
-        print(f"failed ({code}): {' '.join(str(part) for part in command)}", file=sys.stderr)
+        shown = [str(part) for part in command[:8]] + ["…"] * (len(command) > 8)  # a linter gets all files
+        print(f"failed ({code}): {' '.join(shown)}", file=sys.stderr)
         sys.exit(code if code > 0 else 1)
     return code
 

@@ -357,6 +357,7 @@ class Progress(google.protobuf.message.Message):
     SAMPLED_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     rank: builtins.int
+    """in its generation: not the member number"""
     step: builtins.int
     total: builtins.int
     message: builtins.str
