@@ -39,6 +39,7 @@ from bagua.daemon.coordinator.trouble import told_in_words
 _JOBS = sa.select(m.jobs, m.job_specs.c.spec).join(m.job_specs, m.job_specs.c.job_id == m.jobs.c.job_id)
 _UNFINISHED = [state.value for state in JobState if not state.terminal]
 _ROW_BYTES = 200  # what a row takes beside its text, about
+_TOGETHER = 3  # changed jobs from which on a server of a database is asked for all of them at once
 _CHUNK = 500  # bound values in one IN (...)
 
 
@@ -150,22 +151,12 @@ class Transaction(AccountQueries):
         stale: set[str] = set()
         if check_slots:
             stale = self._oversubscribed([change for change in changes if change.placed])
+        stale |= self._update_jobs([change for change in changes if change.job.job_id not in stale])
         events: list[dict[str, Any]] = []
         hosts: list[dict[str, Any]] = []
         for change in changes:
             job_id = change.job.job_id
             if job_id in stale:
-                continue
-            values = {
-                **_job_row(change.job),
-                "p_job_id": job_id,
-                "p_revision": change.old.revision,
-                "lease_owner": change.owner,
-                "last_event": change.stored.last_event,
-                "revision": change.stored.revision,
-            }
-            if self._db.execute(_UPDATE_JOB, values).rowcount != 1:
-                stale.add(job_id)
                 continue
             numbered = enumerate(change.events, change.old.last_event + 1)
             events += [_event_row(job_id, seq, event) for seq, event in numbered]
@@ -312,6 +303,27 @@ class Transaction(AccountQueries):
                 free[node_id] -= takes[node_id]
         return refused
 
+    def _update_jobs(self, changes: Sequence[Change]) -> set[str]:
+        """Writes the jobs' own rows, each unless somebody has changed it meanwhile; returns the ids of those. A server
+        is asked twice for all of them, not once for each: there an answer takes longer than the work."""
+        if len(changes) < _TOGETHER or self._db.dialect.name == "sqlite":
+            return {
+                change.job.job_id
+                for change in changes
+                if self._db.execute(_UPDATE_JOB, _changed_job(change)).rowcount != 1
+            }
+        known: dict[str, int] = {}
+        wanted = [change.job.job_id for change in changes]
+        c = m.jobs.c
+        for start in range(0, len(wanted), _CHUNK):
+            query = sa.select(c.job_id, c.revision).where(c.job_id.in_(wanted[start : start + _CHUNK]))
+            rows = self._db.execute(query.order_by(c.job_id).with_for_update())  # until the end of the transaction
+            known.update({row.job_id: row.revision for row in rows})
+        fresh = [change for change in changes if known.get(change.job.job_id) == change.old.revision]
+        if fresh:
+            self._db.execute(_UPDATE_JOB, [_changed_job(change) for change in fresh])
+        return set(wanted) - {change.job.job_id for change in fresh}
+
     def _replace_hosts(self, job: JobRecord) -> None:
         self._db.execute(sa.delete(m.job_hosts).where(m.job_hosts.c.job_id == job.job_id))
         self._db.execute(sa.insert(m.job_hosts), [_host_row(job.job_id, host) for host in job.parts])
@@ -357,6 +369,17 @@ def _event_row(job_id: str, seq: int, event: Event) -> dict[str, Any]:
         "kind": event.kind,
         "reason": event.reason,
         "generation": event.generation,
+    }
+
+
+def _changed_job(change: Change) -> dict[str, Any]:
+    return {
+        **_job_row(change.job),
+        "p_job_id": change.job.job_id,
+        "p_revision": change.old.revision,
+        "lease_owner": change.owner,
+        "last_event": change.stored.last_event,
+        "revision": change.stored.revision,
     }
 
 

@@ -149,6 +149,24 @@ def test_a_generation_replaces_the_hosts_and_keeps_former_parts(store: Store):
         assert stored(tx) == ended.stored and tx.used_slots() == {"a": 1}
 
 
+@pytest.mark.parametrize("count", [2, 5])
+def test_of_many_changes_those_that_come_too_late_are_told_and_not_written(store: Store, count: int):
+    names = [f"job-{number}" for number in range(count)]
+    with store.transaction() as tx:
+        for name in names:
+            tx.create_job(job(name), None, "me")
+    with store.transaction() as tx:
+        late = [change(stored(tx, name), reason="late") for name in names]
+        assert not tx.save([change(stored(tx, names[1]), reason="first")])
+    with store.transaction() as tx:
+        assert tx.save(late) == {names[1]}
+        assert tx.save(late[:1]) == {names[0]}
+    with store.read() as tx:
+        reasons = {found.job.job_id: found.job.reason for found in tx.stored(names)}
+        assert reasons == {name: "first" if name == names[1] else "late" for name in names}
+        assert stored(tx, names[0]) == late[0].stored
+
+
 def test_an_idempotency_key_is_taken_once(store: Store):
     with store.transaction() as tx:
         assert tx.create_job(job("job-1"), "key", "me")
