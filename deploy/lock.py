@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dist import ROOT, call
 
-EXTRAS = ("dashboard", "postgresql")
+EXTRAS = ("dashboard", "kubernetes", "postgresql")
 PYTHON = "3.11"  # the oldest that is supported: what is pinned for it runs on newer ones, too
 FOLDER = ROOT / "deploy" / "container"
 

@@ -106,6 +106,7 @@ def _environment(seen: Seen, spec: Spec) -> list[Manifest]:
         objects.field_env("POD_NAME", "metadata.name"),
         objects.field_env("POD_IP", "status.podIP"),
         *objects.plain_env(
+            BAGUA_CACHE_DIR=f"{home}/cache",  # the image's own can't be written
             BAGUA_COORDINATOR=f"{objects.service_name(seen)}:{PORT}",
             BAGUA_STATE_DIR=f"{home}/state",
             BAGUA_TLS=f"{FOLDER}/tls",
