@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import httpx2
@@ -25,11 +26,13 @@ RETRY_S = 1.0
 
 
 class Controller:
-    """Serves jobs by their names; several threads may do so for different jobs."""
+    """Serves jobs by their names; several threads may do so for different jobs. ``address``: where a job's coordinator
+    listens, as HOST:PORT."""
 
-    def __init__(self, cluster: Cluster, settings: Settings) -> None:
+    def __init__(self, cluster: Cluster, settings: Settings, address: Callable[[Seen], str] = service.address) -> None:
         self._cluster = cluster
         self._settings = settings
+        self._address = address
 
     def serve(self, namespace: str, name: str) -> float | None:
         """Returns after how many seconds to serve the job again; None: when something has changed."""
@@ -40,7 +43,8 @@ class Controller:
                 log.warning("%s/%s: the Kubernetes API refuses: %s", namespace, name, error)
             return RETRY_S
         except httpx2.HTTPError as error:
-            log.warning("%s/%s: the Kubernetes API does not answer: %s", namespace, name, error)
+            first = str(error).partition("\n")[0]  # more lines are of no use here
+            log.warning("%s/%s: the Kubernetes API does not answer: %s", namespace, name, first)
             return RETRY_S
 
     def _serve(self, namespace: str, name: str) -> float | None:
@@ -60,7 +64,7 @@ class Controller:
         )
         if token is None or tls is None or seen.status.get("phase") in status.ENDED or not started_with:
             return self._act(seen, None)
-        with service.connected(seen, token, tls) as client:
+        with service.connected(self._address(seen), token, tls) as client:
             answer = service.look(client, attempt_name(seen, seen.status.get("attempt", 0)))
             seen = replace(
                 seen,

@@ -36,15 +36,20 @@ class Answer:
     nodes: dict[str, NodeState] = field(default_factory=dict)
 
 
+def address(seen: Seen) -> str:
+    """Where the job's coordinator listens."""
+    return f"{service_name(seen)}:{PORT}"
+
+
 @contextmanager
-def connected(seen: Seen, token: Manifest, tls: Manifest) -> Iterator[Client]:
-    """A client of the job's coordinator, with its Secrets."""
+def connected(address: str, token: Manifest, tls: Manifest) -> Iterator[Client]:
+    """A client of the coordinator there, with the job's Secrets."""
     with tempfile.TemporaryDirectory(prefix="bagua-operator-") as folder:
         files = TlsFiles.in_folder(Path(folder))
         for path, key in ((files.ca, "ca.crt"), (files.cert, "tls.crt"), (files.key, "tls.key")):
             write_private(path, base64.b64decode(tls["data"][key]))
         secret = base64.b64decode(token["data"]["token"]).decode("ascii").strip()
-        with Client(f"{service_name(seen)}:{PORT}", secret, files, timeout_s=CALL_S) as client:
+        with Client(address, secret, files, timeout_s=CALL_S) as client:
             yield client
 
 

@@ -1,0 +1,133 @@
+"""The operator of Kubernetes over kmock and a real coordinator; the test plays kubelets, and daemons run nothing."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import PATIENT
+
+for part in ("kmock", "kopf", "lightkube"):
+    pytest.importorskip(part, reason=f"the operator's tests need {part}")
+
+from rig.kubernetes_mock import JOBS, PODS, Operator  # noqa: E402
+
+ELASTIC = {"image": "b:1", "replicas": 2, "elastic": {"maxReplicas": 4}, "run": {"script": "t.py"}}
+SECRETS = "/api/v1/namespaces/n/secrets"
+
+
+@pytest.fixture
+def operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Callable[..., Any]) -> Iterator[Operator]:
+    """Ends before the coordinators that were begun by ``start``."""
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    with Operator(tmp_path).running() as made:
+        yield made
+
+
+def files(operator: Operator, secret: str) -> dict[str, bytes]:
+    """The content of a Secret that the operator has made."""
+    data = operator.http.get(f"{SECRETS}/{secret}").raise_for_status().json()["data"]
+    return {name: base64.b64decode(value) for name, value in data.items()}
+
+
+def begin(operator: Operator, coordinator: Any, *pods: str) -> None:
+    """A scheduler places these pods, and their daemons come."""
+    operator.wait(lambda: operator.names(PODS) == list(pods))
+    for pod in pods:
+        operator.change(f"{PODS}/{pod}", spec={"nodeName": f"machine-of-{pod}"}, status={"phase": "Running"})
+    operator.connect(coordinator.address, coordinator.token, coordinator.tls, *pods)
+
+
+@pytest.fixture
+def coordinator_of(operator: Operator, start: Callable[..., Any], tmp_path: Path) -> Callable[[str], Any]:
+    """Starts the coordinator of a job with the credentials that the operator made for it."""
+
+    def start_it(job: str) -> Any:
+        operator.wait(lambda: {f"{job}-tls", f"{job}-token"} <= set(operator.names(SECRETS)))
+        folder = tmp_path / "tls"
+        folder.mkdir()
+        made = files(operator, f"{job}-tls")
+        for name, key in (("ca.pem", "ca.crt"), ("cert.pem", "tls.crt"), ("key.pem", "tls.key")):
+            (folder / name).write_bytes(made[key])
+        (folder / "token").write_bytes(files(operator, f"{job}-token")["token"])
+        for path in folder.iterdir():
+            path.chmod(0o400)
+        process = start("--tls", str(folder), "--token-file", str(folder / "token"), **PATIENT)
+        assert not process.error, process.error
+        operator.coordinator = process.address
+        return process
+
+    return start_it
+
+
+def test_a_job_from_its_creation_to_its_deletion(operator: Operator, coordinator_of: Callable[[str], Any]) -> None:
+    operator.submit("j", **ELASTIC)
+    coordinator = coordinator_of("j")
+    begin(operator, coordinator, "j-0", "j-1")
+    status = operator.wait(lambda: (found := operator.status("j")).get("phase") == "Running" and found)
+    assert status["pods"] == "2/2" and status["attempt"] == 0
+
+    operator.change(f"{JOBS}/j/scale", spec={"replicas": 3})
+    operator.wait(lambda: operator.names(PODS) == ["j-0", "j-1", "j-2"])
+    with coordinator.client() as client:
+        job = operator.wait(lambda: (found := client.get(status["jobId"])).wanted_nodes == 3 and found)
+    assert job.spec.entry == "t.py" and job.spec.elastic and job.spec.name == "j-0"
+
+    operator.change(f"{JOBS}/j", spec={"runPolicy": {"suspend": True}})
+    operator.wait(lambda: operator.status("j")["phase"] == "Suspended")
+    assert operator.names(PODS) == [] and operator.status("j")["attempt"] == 1
+
+    owners = [
+        one["metadata"]["ownerReferences"][0]["uid"]
+        for path in (SECRETS, "/apis/apps/v1/statefulsets", "/api/v1/persistentvolumeclaims", "/api/v1/services")
+        for one in operator.http.get(path).json()["items"]
+    ]
+    assert set(owners) == {"uid-of-j"}, "all of it goes with the BaguaJob"
+    operator.http.delete(f"{JOBS}/j").raise_for_status()
+    volume = "/apis/apps/v1/namespaces/n/statefulsets/j-coordinator"
+    operator.change(volume, metadata={"labels": {"touched": "yes"}})  # an event about a job that is gone
+    operator.submit("next", **ELASTIC)
+    operator.wait(lambda: operator.names(PODS) == ["next-0", "next-1"])
+    assert operator.names(JOBS) == ["next"]
+
+
+def test_a_wrong_specification_is_refused_in_words(operator: Operator) -> None:
+    operator.submit("wrong", image="b:1", run={"script": "a.py", "module": "b"})
+    status = operator.wait(lambda: (found := operator.status("wrong")).get("phase") == "Failed" and found)
+    assert status["message"] == "spec.run: give exactly one of script, module and program."
+    assert [one["type"] for one in status["conditions"] if one["status"] == "True"] == ["Failed", "Invalid"]
+    assert operator.names(PODS) == operator.names(SECRETS) == []
+
+
+def test_what_the_api_refuses_is_told_and_tried_again(operator: Operator, caplog: pytest.LogCaptureFixture) -> None:
+    operator.api.refuse("POST", PODS, 403, "exceeded quota: pods")
+    operator.api.refuse("PUT", f"{JOBS}/j/status", 409, "the object has been modified")
+    operator.api.refuse("PATCH", f"{SECRETS}/j-token", 500, "etcd has no leader")
+    operator.submit("j", **ELASTIC)
+    operator.wait(lambda: operator.names(PODS) == ["j-0", "j-1"])
+    assert not operator.api.refusals
+    told = [record.getMessage() for record in caplog.records if record.name == "bagua.operator"]
+    for words in ("n/j: the Kubernetes API refuses: exceeded quota: pods", "etcd has no leader"):
+        assert any(words in line for line in told), told
+    assert not any("has been modified" in line for line in told), "another look decides anew, which is no trouble"
+
+
+def test_a_notice_of_a_machine_wakes_its_job(operator: Operator, coordinator_of: Callable[[str], Any]) -> None:
+    for index in (0, 1):
+        machine = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"machine-of-j-{index}"}, "spec": {}}
+        operator.http.post("/api/v1/nodes", json=machine).raise_for_status()
+    operator.submit("j", **ELASTIC)
+    coordinator = coordinator_of("j")
+    begin(operator, coordinator, "j-0", "j-1")
+    operator.wait(lambda: operator.status("j")["phase"] == "Running")
+    taints = [{"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}]
+    operator.change("/api/v1/nodes/machine-of-j-1", spec={"taints": taints})
+    operator.wait(lambda: operator.names(PODS) == ["j-0", "j-1", "j-2"])
+    with coordinator.client() as client:
+        operator.wait(lambda: [node.node_id for node in client.nodes() if node.draining] == ["j-1"])
+    condition = next(one for one in operator.status("j")["conditions"] if one["type"] == "Changing")
+    assert "machine-of-j-1 has the taint aws-node-termination-handler/spot-itn" in condition["message"]

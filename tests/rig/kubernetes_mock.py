@@ -1,0 +1,199 @@
+"""An API server of kmock, and an operator on it, for machines without Kubernetes' programs.
+
+kmock keeps objects, and answers lists and watches. It checks nothing, knows no labels in lists, and has no controllers:
+``tests/e2e/test_kubernetes.py`` runs the operator on a real API server. ``Api`` adds server-side apply, writes of a
+whole status, and refusals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp.web
+import httpx
+import kmock
+import kopf
+
+from bagua.base.security import TlsFiles
+from bagua.operator.adapter import make_registry
+from bagua.operator.cluster import Cluster
+from bagua.operator.controller import Controller
+from bagua.operator.settings import Settings
+from rig.fleet import Counts, Daemon, keep
+
+JOBS = "/apis/bagua.dev/v1/namespaces/n/baguajobs"
+PODS = "/api/v1/namespaces/n/pods"
+MERGE = {"Content-Type": "application/merge-patch+json"}
+WAIT_S = 120.0
+KINDS = {
+    "bagua.dev/v1": ["BaguaJob"],
+    "v1": ["Event", "Namespace", "Node", "PersistentVolumeClaim", "Pod", "Secret", "Service"],
+    "apps/v1": ["StatefulSet"],
+    "networking.k8s.io/v1": ["NetworkPolicy"],
+    "policy/v1": ["PodDisruptionBudget"],
+}
+PATH = re.compile(r"/apis?/(?P<version>.+)/namespaces/(?P<namespace>[^/]+)/(?P<plural>[^/]+)/(?P<name>[^/]+)")
+
+
+def plural(kind: str) -> str:
+    return f"{kind.lower()[:-1]}ies" if kind.endswith("y") else f"{kind.lower()}s"
+
+
+class Api(kmock.KubernetesEmulator):
+    """``refuse``: answers the next request of this method and path with a code, and changes nothing."""
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.refusals: dict[tuple[str, str], tuple[int, str]] = {}
+        for version, kinds in KINDS.items():
+            for kind in kinds:
+                self.resources[f"{version}/{plural(kind)}"] = {
+                    "kind": kind,
+                    "namespaced": kind not in ("Namespace", "Node"),
+                    "verbs": ["get", "list", "watch", "create", "patch", "update", "delete"],
+                }
+        self["put"] << self._replace_status
+
+    def refuse(self, method: str, path: str, code: int, message: str) -> None:
+        self.refusals[method, path] = (code, message)
+
+    async def __call__(self, request: aiohttp.web.BaseRequest) -> aiohttp.web.StreamResponse:
+        refusal = self.refusals.pop((request.method, request.path), None)
+        if refusal is not None:
+            body = {"kind": "Status", "status": "Failure", "code": refusal[0], "message": refusal[1], "reason": ""}
+            return _as_kubernetes(aiohttp.web.json_response(body, status=refusal[0]))
+        place = PATH.fullmatch(request.path)
+        if place and request.method == "PATCH" and "apply-patch" in request.content_type:
+            self._make_room(f"{place['version']}/{place['plural']}", place["namespace"], place["name"])
+        if request.method == "POST" and request.path.endswith("/events"):  # of generated names
+            with suppress(KeyError):
+                del self.objects["v1/events", "n", None]
+        return _as_kubernetes(await super().__call__(request))
+
+    def _make_room(self, resource: str, namespace: str, name: str) -> None:
+        """kmock patches only what is there."""
+        key = (kmock.resource(resource), namespace, name)
+        if key not in set(self.objects) or self.objects[key].deleted:
+            self.objects[key] = {"metadata": {"name": name, "namespace": namespace}}
+
+    def _replace_status(self, request: kmock.Request) -> Any:
+        found = self.objects[request.resource, request.namespace, request.name]
+        found["status"] = request.data["status"]
+        return found.raw
+
+
+def _as_kubernetes(answer: aiohttp.web.StreamResponse) -> aiohttp.web.StreamResponse:
+    """Without a charset: clients know errors of the API server by that."""
+    if not answer.prepared and answer.content_type == "application/json":
+        answer.headers["Content-Type"] = "application/json"
+    return answer
+
+
+class Operator:
+    """An operator and its API server on an event loop in a thread. ``coordinator``: where the coordinator of every job
+    listens."""
+
+    def __init__(self, folder: Path) -> None:
+        self.coordinator = "127.0.0.1:9"
+        self._folder = folder
+        self._daemons: list[asyncio.Task[None]] = []
+        self._begun = threading.Event()
+        self._trouble: BaseException | None = None
+        self._thread = threading.Thread(target=self._main, name="operator")
+
+    @contextmanager
+    def running(self) -> Iterator[Operator]:
+        self._thread.start()
+        assert self._begun.wait(WAIT_S)
+        try:
+            assert self._trouble is None, self._trouble
+            with httpx.Client(base_url=self.url, timeout=WAIT_S) as self.http:
+                yield self
+        finally:
+            if self._trouble is None:
+                self._loop.call_soon_threadsafe(self._over.set)
+            self._thread.join(WAIT_S)
+        assert self._trouble is None, self._trouble
+
+    def _main(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            self._trouble = error
+        finally:
+            self._begun.set()
+
+    async def _serve(self) -> None:
+        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        async with Api() as self.api, kmock.Server(self.api):
+            self.url = str(self.api.servers[0].url).rstrip("/")
+            kubeconfig = self._folder / "kubeconfig"
+            kubeconfig.write_text(
+                f"""apiVersion: v1
+kind: Config
+clusters: [{{name: c, cluster: {{server: "{self.url}"}}}}]
+users: [{{name: u, user: {{token: t}}}}]
+contexts: [{{name: x, context: {{cluster: c, user: u}}}}]
+current-context: x
+"""
+            )
+            settings = Settings(poll_s=0.2, secret_delay_s=0)
+            with closing(Cluster(settings.taints, str(kubeconfig))) as cluster:
+                await asyncio.to_thread(cluster.find_others)
+                registry = make_registry(Controller(cluster, settings, lambda _: self.coordinator), settings)
+                operator = kopf.operator(registry=registry, standalone=True, clusterwide=True, stop_flag=self._over)
+                self._begun.set()
+                try:
+                    await operator
+                finally:
+                    for daemon in self._daemons:
+                        daemon.cancel()
+                    await asyncio.gather(*self._daemons, return_exceptions=True)
+
+    def connect(self, address: str, token: str, tls: TlsFiles, *names: str) -> None:
+        """Daemons of these names, with a slot each, that run nothing (``fleet``)."""
+
+        async def begin() -> None:
+            turn = asyncio.Semaphore(len(names))
+            for name in names:
+                daemon = keep(Daemon(name, 1, Counts()), address, token, tls, turn, Counts())
+                self._daemons.append(asyncio.create_task(daemon))
+
+        asyncio.run_coroutine_threadsafe(begin(), self._loop).result(WAIT_S)
+
+    # ---- what users do and see
+
+    def submit(self, name: str, **spec: Any) -> None:
+        """Creates a BaguaJob."""
+        metadata = {"name": name, "namespace": "n", "uid": f"uid-of-{name}", "generation": 1}
+        body = {"apiVersion": "bagua.dev/v1", "kind": "BaguaJob", "metadata": metadata, "spec": spec}
+        self.http.post(JOBS, json=body).raise_for_status()
+
+    def change(self, path: str, **change: Any) -> None:
+        """Merges into an object."""
+        self.http.patch(path, content=json.dumps(change), headers=MERGE).raise_for_status()
+
+    def status(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.http.get(f"{JOBS}/{name}").raise_for_status().json().get("status", {})
+        return found
+
+    def names(self, path: str) -> list[str]:
+        """Of the objects there."""
+        return sorted(one["metadata"]["name"] for one in self.http.get(path).raise_for_status().json()["items"])
+
+    def wait(self, condition: Callable[[], Any]) -> Any:
+        """The first true value."""
+        deadline = time.monotonic() + WAIT_S
+        while not (found := condition()):
+            assert self._thread.is_alive(), self._trouble
+            assert time.monotonic() < deadline, self.http.get(JOBS).text
+            time.sleep(0.02)
+        return found
