@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -13,6 +14,7 @@ import typer
 from bagua.base.errors import ConfigError
 from bagua.base.spelling import COMMAND_SETTINGS
 
+log = logging.getLogger("bagua.operator")
 # The root of usage errors in whatever click this typer brings along.
 USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
 
@@ -64,14 +66,16 @@ def serve(given: dict[str, Any], kubeconfig: str, verbose: bool) -> None:
     if kubeconfig:
         os.environ["KUBECONFIG"] = kubeconfig  # kopf reads it, too
     cluster = Cluster(settings.taints, kubeconfig)
-    cluster.find_others()
-    kopf.run(
-        registry=make_registry(Controller(cluster, settings), settings),
-        standalone=True,
-        clusterwide=not settings.namespaces,
-        namespaces=settings.namespaces,
-        liveness_endpoint=settings.liveness or None,
-    )
+    with contextlib.closing(cluster):
+        found = cluster.find_others()
+        log.info("installed beside: %s", ", ".join(sorted(found)) or "neither Kueue, Volcano nor cert-manager")
+        kopf.run(
+            registry=make_registry(Controller(cluster, settings), settings),
+            standalone=True,
+            clusterwide=not settings.namespaces,
+            namespaces=settings.namespaces,
+            liveness_endpoint=settings.liveness or None,
+        )
 
 
 def command_line(function: Callable[..., None], name: str) -> None:

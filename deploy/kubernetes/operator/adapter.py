@@ -26,7 +26,7 @@ def make_registry(controller: Controller, settings: Settings) -> kopf.OperatorRe
         try:
             return await asyncio.to_thread(controller.serve, *key)
         except Exception:  # of our own code: the other jobs go on, and this one is tried again
-            log.exception("%s/%s: a mistake of the operator", *key)
+            log.exception("%s/%s: a mistake of the operator, which tries again; please report it", *key)
             return 10 * RETRY_S
 
     queue = Queue(serve)

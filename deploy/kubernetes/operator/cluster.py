@@ -51,11 +51,18 @@ class Cluster:
     def __init__(self, taints: Iterable[str], kubeconfig: str = "") -> None:
         try:
             config = KubeConfig.from_file(kubeconfig) if kubeconfig else KubeConfig.from_env()
+            found = config.get()
         except (KubeConfigError, OSError) as error:
             raise ConfigError(f"The Kubernetes API can't be found: {error}. Give --kubeconfig FILE.") from error
+        self._server = found.cluster.server if found else ""
         self._client = Client(config=config, field_manager=MANAGER, timeout=httpx2.Timeout(15.0))
         self._taints = frozenset(taints)
         self._kinds = dict(KINDS)
+        self._groups: frozenset[str] = frozenset()
+
+    def close(self) -> None:
+        """Ends its connections."""
+        self._client.close()
 
     # ---- looks
 
@@ -93,17 +100,28 @@ class Cluster:
         """Groups of OTHERS that were installed at the last ``find_others``."""
         return self._groups
 
-    def find_others(self) -> None:
-        """Looks which of OTHERS are installed. Where the operator may not look, none is. Kubernetes before 1.21 has
-        budgets in another version."""
+    def find_others(self) -> frozenset[str]:
+        """Looks which of OTHERS are installed, and returns their groups. Where the operator may not look, none is.
+        Kubernetes before 1.21 has budgets in another version. Raises ConfigError if the API can't be used."""
+        try:
+            return self._find_others()
+        except ApiError as error:
+            words = f"The Kubernetes API at {self._server} refuses the operator: {error}. Its rights: rbac.yaml."
+            raise ConfigError(words) from error
+        except httpx2.HTTPError as error:
+            words = f"The Kubernetes API at {self._server} does not answer: {error}. Is it the right kubeconfig?"
+            raise ConfigError(words) from error
+
+    def _find_others(self) -> frozenset[str]:
         try:
             next(iter(self._client.list(KINDS["PodDisruptionBudget"], namespace="default")), None)
         except ApiError as error:
             if error.status.code == NOT_FOUND:
                 self._kinds["PodDisruptionBudget"] = OLD_BUDGET
+            elif error.status.code != FORBIDDEN:
+                raise
         self._groups = frozenset(name.partition(".")[2] for name in OTHERS if self._installed(name))
-
-    _groups: frozenset[str] = frozenset()
+        return self._groups
 
     # ---- changes
 

@@ -36,11 +36,7 @@ def convert(old: Manifest) -> tuple[Manifest, list[str]]:
         notes.append("etcd is left out: the coordinator decides about membership.")
     template = worker.get("template") or {}
     pod = dict(template.get("spec") or {})
-    containers = list(pod.pop("containers", []))
-    if not containers:
-        raise ConfigError("The template of the worker has no container.")
-    container = dict(next((one for one in containers if one.get("name") == "bagua"), containers[0]))
-    others = [one for one in containers if one.get("name") != container.get("name")]
+    container, others = _containers(pod.pop("containers", []))
     run, ranks = _run([*container.pop("command", []), *container.pop("args", [])], notes)
     if "workingDir" in container:
         run["workdir"] = container.pop("workingDir")
@@ -58,19 +54,34 @@ def convert(old: Manifest) -> tuple[Manifest, list[str]]:
     if container.get("resources"):
         made["resources"] = container.pop("resources")
     made |= _replicas(spec, roles, notes)
-    rest = {key: value for key, value in container.items() if key not in ("name", "ports") and value}
-    inner = {**pod, **({"containers": [{**rest, "name": "daemon"}, *others]} if rest or others else {})}
-    metadata = {
-        key: value for key, value in (template.get("metadata") or {}).items() if key in ("labels", "annotations")
-    }
-    if inner or metadata:
-        made["template"] = {**({"metadata": metadata} if metadata else {}), **({"spec": inner} if inner else {})}
+    if kept := _template(pod, container, others, template.get("metadata") or {}):
+        made["template"] = kept
     policy = _policy(spec.get("runPolicy") or {}, str(worker.get("restartPolicy") or ""), notes)
     if policy:
         made["runPolicy"] = policy
-    kept = {key: value for key, value in old["metadata"].items() if key in ("name", "namespace", "labels")}
+    metadata = _part(old.get("metadata") or {}, "name", "namespace", "labels")
     parse(made)
-    return {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": kept, "spec": made}, notes
+    return {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": metadata, "spec": made}, notes
+
+
+def _part(whole: Manifest, *names: str) -> Manifest:
+    return {key: value for key, value in whole.items() if key in names}
+
+
+def _containers(found: list[Manifest]) -> tuple[Manifest, list[Manifest]]:
+    """(a copy of the one with the program, the others)."""
+    if not found:
+        raise ConfigError("The template of the worker has no container.")
+    main = next((one for one in found if one.get("name") == "bagua"), found[0])
+    return dict(main), [one for one in found if one.get("name") != main.get("name")]
+
+
+def _template(pod: Manifest, container: Manifest, others: list[Manifest], metadata: Manifest) -> Manifest:
+    """``spec.template``: all that has no field of its own in a BaguaJob."""
+    rest = {key: value for key, value in container.items() if key not in ("name", "ports") and value}
+    inner = {**pod, **({"containers": [{**rest, "name": "daemon"}, *others]} if rest or others else {})}
+    kept = _part(metadata, "labels", "annotations")
+    return {**({"metadata": kept} if kept else {}), **({"spec": inner} if inner else {})}
 
 
 def _replicas(spec: Manifest, roles: Manifest, notes: list[str]) -> Manifest:
@@ -103,8 +114,8 @@ def _run(command: list[str], notes: list[str]) -> tuple[Manifest, int]:
     else:
         notes.append(f"{words[0]} is run once in each pod, as a program.")
         return {"program": words[0], "args": words[1:]}, 1
-    if not rest:
-        raise ConfigError(f"No script in the command {shlex.join(words)}.")
+    if not rest or (rest[0] in ("-m", "--module") and len(rest) == 1):
+        raise ConfigError(f"No script or module in the command {shlex.join(words)}.")
     if rest[0] in ("-m", "--module"):
         return {"module": rest[1], "args": rest[2:]}, ranks
     return {"script": rest[0], "args": rest[1:]}, ranks
@@ -142,7 +153,7 @@ def _policy(old: Manifest, restart: str, notes: list[str]) -> Manifest:
     for name in ("ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit"):
         if old.get(name) is not None:
             found[name] = old[name]
-    clean = CLEAN[old.get("cleanPodPolicy") or ""]
+    clean = CLEAN.get(old.get("cleanPodPolicy") or "", "All")
     if clean != "All":
         found["cleanPodPolicy"] = clean
     if restart:
@@ -179,7 +190,7 @@ def run(
         new, notes = convert(one) if isinstance(one, dict) and one.get("kind") == "Bagua" else (one, [])
         made.append(new)
         for note in notes:
-            print(f"{one['metadata']['name']}: {note}", file=sys.stderr)
+            print(f"{new['metadata'].get('name', 'a manifest without a name')}: {note}", file=sys.stderr)
     print(yaml.safe_dump_all(made, sort_keys=False), end="")
 
 

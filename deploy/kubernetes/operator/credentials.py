@@ -14,9 +14,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from bagua.enroll.certificates import Authority, key_pem, new_key
 from bagua.operator import objects
 from bagua.operator.facts import ROTATE, Action, MakeCredentials, Manifest, Secrets, Seen
+from bagua.operator.job import GROUP
 from bagua.operator.settings import Settings
 
 DAY_S = 86_400.0
+MADE_AT = f"{GROUP}/made-at"
 
 
 @dataclass(frozen=True)
@@ -86,25 +88,23 @@ def secrets_seen(token: Manifest | None, tls: Manifest | None) -> Secrets:
     for one in (token, tls):
         for key, value in sorted(((one or {}).get("data") or {}).items()):
             digest.update(f"{key}={value};".encode())
-        made = max(made, float(_note(one, "made-at") or 0))
+        made = max(made, float(_note(one, MADE_AT) or 0))
     if tls is not None:
         certificate = x509.load_pem_x509_certificate(base64.b64decode(tls["data"]["tls.crt"]))
         expires = certificate.not_valid_after_utc.timestamp()
         made = max(made, certificate.not_valid_before_utc.timestamp())  # cert-manager leaves no note
-    rotation = _note(token, "rotate")
+    rotation = _note(token, ROTATE)
     return Secrets(token is not None, tls is not None, rotation, made, expires, digest.hexdigest()[:16])
 
 
 def noted(secret: Manifest, seen: Seen, now: float) -> Manifest:
     """The Secret with the time and the reason of its making."""
-    prefix = ROTATE.partition("/")[0]
-    notes = {f"{prefix}/made-at": str(int(now)), ROTATE: _rotation(seen)}
+    notes = {MADE_AT: str(int(now)), ROTATE: _rotation(seen)}
     return {**secret, "metadata": {**secret["metadata"], "annotations": notes}}
 
 
 def _note(secret: Manifest | None, name: str) -> str:
-    prefix = ROTATE.partition("/")[0]
-    return str(((secret or {}).get("metadata", {}).get("annotations") or {}).get(f"{prefix}/{name}", ""))
+    return str(((secret or {}).get("metadata", {}).get("annotations") or {}).get(name, ""))
 
 
 def _secret(seen: Seen, name: str, kind: str, files: dict[str, bytes]) -> Manifest:

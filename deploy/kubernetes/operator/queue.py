@@ -19,9 +19,12 @@ class Queue:
         self._again: set[Key] = set()
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     def wake(self, key: Key) -> None:
         """Something about this job has changed."""
+        if self._closed:
+            return
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()
@@ -38,12 +41,11 @@ class Queue:
         return list(self._timers)
 
     async def close(self) -> None:
-        """Returns when what runs has ended."""
+        """Begins nothing more, and returns when what runs has ended: a thread can't be cancelled."""
+        self._closed = True
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        for task in tuple(self._tasks):
-            task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _run(self, key: Key) -> None:
@@ -56,7 +58,7 @@ class Queue:
         if key in self._again:
             self._again.discard(key)
             again = 0.0
-        if again is not None:
+        if again is not None and not self._closed:
             self._timers[key] = asyncio.get_running_loop().call_later(max(again, 0.05), self._due, key)
 
     def _due(self, key: Key) -> None:

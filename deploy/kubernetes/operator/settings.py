@@ -32,8 +32,6 @@ class Settings(BaseSettings):
     """Certificates are made anew so long before they expire."""
     issuer: str = ""
     """cert-manager makes the certificates: KIND/NAME, as ClusterIssuer/bagua."""
-    database_secret: str = ""
-    """Coordinators use PostgreSQL; see objects.py."""
     taints: tuple[str, ...] = TAINTS
     liveness: str = ""
     """http://HOST:PORT/PATH where the operator says that it lives."""
