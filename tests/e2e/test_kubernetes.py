@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import base64
+import shlex
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rig import kubelet, kubernetes
-from rig.operators import Operated
+from rig.kubernetes_neighbours import NEIGHBOURS
+from rig.operators import MANIFESTS, Operated
+
+from bagua.enroll.certificates import Authority, key_pem, new_key
 
 IMAGE = "bagua:test"
 
@@ -64,22 +70,22 @@ def trains(cluster: Operated, name: str, *pods: str, beyond: int = 0) -> dict[st
 @pytest.mark.timeout(900)
 def test_digits_through_all_that_can_happen_to_a_job(cluster: Operated) -> None:
     """It loses a pod, grows, loses its operator, is paused, loses its coordinator, and succeeds: in one attempt."""
-    cluster.submit("digits", **digits(2, 60, suspendMode="Pause"))
-    step = trains(cluster, "digits", "digits-0", "digits-1")["step"]
-    cluster.delete_pod("digits-1")
-    step = trains(cluster, "digits", "digits-0", "digits-2", beyond=step)["step"]
+    cluster.submit("learns", **digits(2, 60, suspendMode="Pause"))
+    step = trains(cluster, "learns", "learns-0", "learns-1")["step"]
+    cluster.delete_pod("learns-1")
+    step = trains(cluster, "learns", "learns-0", "learns-2", beyond=step)["step"]
     cluster.kill_operator()
-    cluster.scale("digits", 3)
+    cluster.scale("learns", 3)
     cluster.start_operator()
-    step = trains(cluster, "digits", "digits-0", "digits-1", "digits-2", beyond=step)["step"]
-    cluster.change("digits", runPolicy={"suspend": True})
-    cluster.wait_for_phase("digits", "Suspended")
-    cluster.delete_pod("digits-coordinator-0")
-    cluster.change("digits", runPolicy={"suspend": False})
-    status = cluster.wait_for_phase("digits", "Running", "Succeeded")
-    cluster.scale("digits", 2)
-    cluster.wait(lambda: len(cluster.pods("digits")) == 2 or cluster.status("digits")["phase"] == "Succeeded")
-    status = cluster.wait_for_phase("digits", "Succeeded", "Failed")
+    step = trains(cluster, "learns", "learns-0", "learns-1", "learns-2", beyond=step)["step"]
+    cluster.change("learns", runPolicy={"suspend": True})
+    cluster.wait_for_phase("learns", "Suspended")
+    cluster.delete_pod("learns-coordinator-0")
+    cluster.change("learns", runPolicy={"suspend": False})
+    status = cluster.wait_for_phase("learns", "Running", "Succeeded")
+    cluster.scale("learns", 2)
+    cluster.wait(lambda: len(cluster.pods("learns")) == 2 or cluster.status("learns")["phase"] == "Succeeded")
+    status = cluster.wait_for_phase("learns", "Succeeded", "Failed")
     assert status["phase"] == "Succeeded" and status["attempt"] == 0 and status["step"] > step, cluster.explain()
 
 
@@ -128,3 +134,113 @@ def test_a_static_job_that_loses_a_pod_is_restarted(cluster: Operated) -> None:
     cluster.delete_pod("static-0")
     status = cluster.wait_for_phase("static", "Succeeded", "Failed")
     assert status["phase"] == "Succeeded" and status["failures"] == 1, cluster.explain()
+
+
+def overlay_commands(overlay: str) -> list[list[str]]:
+    """The commands that the head of its kustomization.yaml tells to give first."""
+    lines = (MANIFESTS / "overlays" / overlay / "kustomization.yaml").read_text().splitlines()
+    text = "\n".join(line[1:] for line in lines if line.startswith("#   "))
+    return [shlex.split(line) for line in text.replace("\\\n", " ").splitlines()]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_the_overlay_with_postgresql(cluster: Operated) -> None:
+    """Neither the coordinator nor the database loses the job when its pod is lost. It is deleted in its training."""
+    absent = [name for name in ("kubectl", "initdb", "setpriv") if not shutil.which(name)]
+    if absent and not (absent == ["initdb"] and list(Path("/usr/lib/postgresql").glob("*/bin/initdb"))):
+        pytest.skip(f"no {', '.join(absent)}")
+    [secret] = overlay_commands("postgresql")
+    cluster.kubectl(*secret[1:])
+    rendered = cluster.kubectl("kustomize", str(MANIFESTS / "overlays" / "postgresql"))
+    assert "--epochs" in rendered
+    longer = cluster.folder / "overlay.yaml"
+    longer.write_text(rendered.replace('- "30"', '- "200"').replace("nprocPerNode: 2", "nprocPerNode: 1"))
+    cluster.kubectl("apply", "--validate=false", "-f", str(longer))
+    step = trains(cluster, "digits", "digits-0", "digits-1")["step"]
+    claims = [one for one in cluster.names("/api/v1/persistentvolumeclaims") if "digits" in one]
+    assert claims == ["data-digits-database-0"], "the coordinator needs no volume"
+    for pod in ("digits-coordinator-0", "digits-database-0"):
+        cluster.delete_pod(pod)
+        status = trains(cluster, "digits", "digits-0", "digits-1", beyond=step)
+        step = status["step"]
+    assert status["attempt"] == status["failures"] == 0, cluster.explain()
+    cluster.delete("digits")
+
+
+@pytest.fixture(scope="module")
+def neighbours(cluster: Operated) -> Iterator[Operated]:
+    """Definitions of Kueue, Volcano and cert-manager, without their controllers. No pod finds a machine at first."""
+    cluster.kill_operator()
+    cluster.kubelet.capacity = 0
+    for definition in NEIGHBOURS:
+        cluster.define(definition)
+    cluster.start_operator(BAGUA_OPERATOR_ISSUER="ClusterIssuer/bagua")
+    yield cluster
+    cluster.kill_operator()
+    cluster.kubelet.capacity = 100
+    for definition in NEIGHBOURS:
+        cluster.forget(definition)
+    cluster.start_operator()
+
+
+def certify(cluster: Operated, name: str) -> None:
+    """Does what cert-manager does when it sees the job's Certificate."""
+    path = f"/apis/cert-manager.io/v1/namespaces/default/certificates/{name}-tls"
+    answer = cluster.wait(lambda: (found := cluster.api.get(path)).status_code == 200 and found)
+    wanted = answer.json()["spec"]
+    assert wanted["issuerRef"] == {"group": "cert-manager.io", "kind": "ClusterIssuer", "name": "bagua"}
+    authority, key = Authority(), new_key()
+    names = [*wanted["dnsNames"], *wanted["ipAddresses"]]
+    files = {"ca.crt": authority.pem(), "tls.crt": authority.certify(key.public_key(), names), "tls.key": key_pem(key)}
+    body = {
+        "metadata": {"name": wanted["secretName"]},
+        "type": "kubernetes.io/tls",
+        "data": {part: base64.b64encode(value).decode() for part, value in files.items()},
+    }
+    cluster.api.post("/api/v1/namespaces/default/secrets", json=body).raise_for_status()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_gangs_as_the_api_server_stores_them(neighbours: Operated) -> None:
+    cluster = neighbours
+    priority = {"metadata": {"name": "high"}, "value": 1000}
+    cluster.api.post("/apis/scheduling.k8s.io/v1/priorityclasses", json=priority).raise_for_status()
+    policy = {"queue": "gpus", "priorityClass": "high", "workloadPriorityClass": "urgent"}
+    run = {"program": "/bin/true"}
+    for name, more in (("queued", {}), ("volcanic", {"gangScheduler": "Volcano"})):
+        cluster.submit(name, image=IMAGE, replicas=2, run=run, runPolicy={"schedulingPolicy": {**policy, **more}})
+        certify(cluster, name)
+        cluster.wait(lambda name=name: len(cluster.pods(name)) == 2)
+    for pod in cluster.pods("queued").values():
+        labels, annotations = pod["metadata"]["labels"], pod["metadata"]["annotations"]
+        assert labels["kueue.x-k8s.io/queue-name"] == "gpus"
+        assert labels["kueue.x-k8s.io/priority-class"] == "urgent"
+        assert labels["kueue.x-k8s.io/pod-group-name"] == "queued-0"
+        assert annotations["kueue.x-k8s.io/pod-group-total-count"] == "2"
+        assert (pod["spec"]["priorityClassName"], pod["spec"]["priority"]) == ("high", 1000)
+    for pod in cluster.pods("volcanic").values():
+        assert pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == "volcanic"
+        assert pod["spec"]["schedulerName"] == "volcano"
+    [group] = cluster.api.get("/apis/scheduling.volcano.sh/v1beta1/podgroups").json()["items"]
+    assert group["spec"] == {"minMember": 2, "queue": "gpus", "priorityClassName": "high"}
+    assert group["metadata"]["ownerReferences"][0]["name"] == group["metadata"]["name"] == "volcanic"
+    for name in ("queued", "volcanic"):
+        cluster.delete(name)
+        cluster.wait(lambda name=name: not cluster.pods(name))
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_a_job_runs_with_certificates_of_another_maker(neighbours: Operated) -> None:
+    cluster = neighbours
+    if shutil.which("kubectl"):
+        cluster.kubectl("create", "namespace", "cert-manager")
+        cluster.kubectl("apply", "--validate=false", "-k", str(MANIFESTS / "overlays" / "cert-manager"))
+        assert cluster.names("/apis/cert-manager.io/v1/clusterissuers") == ["bagua", "bagua-root"]
+    cluster.kubelet.capacity = 100
+    cluster.submit("certified", image=IMAGE, replicas=2, run={"program": "/bin/true"})
+    certify(cluster, "certified")
+    status = cluster.wait_for_phase("certified", "Succeeded", "Failed")
+    assert status["phase"] == "Succeeded", cluster.explain()

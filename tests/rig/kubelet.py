@@ -1,8 +1,8 @@
 """A small kubelet for tests: runs each pod's first container as a process, with its environment, Secrets and folders.
 
 A pod has an address of its own (127.x.y.z), and a mount namespace in which its volumes lie where the pod mounts them
-below /var/lib, and in which /etc/hosts knows the pods and headless Services, as the cluster's DNS would. Images,
-limits, probes, init containers and all other mounts are left out.
+below /var/lib, and in which /etc/hosts knows the pods and headless Services, as the cluster's DNS would. Limits,
+probes, init containers and all other mounts are left out, and of images there are their programs alone (``IMAGES``).
 """
 
 from __future__ import annotations
@@ -34,6 +34,31 @@ while read -r source target; do mkdir -p "$target"; mount --bind "$source" "$tar
 unset POD_HOSTS POD_MOUNTS
 exec "$@"
 """
+
+IMAGES = {
+    "postgres": """
+bin=$(ls -d /usr/lib/postgresql/*/bin 2>/dev/null | tail -1)
+PATH="$PATH:$bin"
+as=
+if [ "$(id -u)" = 0 ]; then
+    as="setpriv --reuid=postgres --regid=postgres --clear-groups"
+    chown postgres "$(dirname "$PGDATA")"
+fi
+if [ ! -f "$PGDATA/made" ]; then
+    password=$(dirname "$PGDATA")/password
+    echo "$POSTGRES_PASSWORD" > "$password"
+    chmod 644 "$password"
+    $as initdb -D "$PGDATA" -U "$POSTGRES_USER" -A scram-sha-256 --pwfile "$password" -E UTF8 --locale C --no-sync
+    echo "host all all all scram-sha-256" >> "$PGDATA/pg_hba.conf"
+    echo "CREATE DATABASE $POSTGRES_DB" | $as postgres --single -D "$PGDATA" postgres
+    touch "$PGDATA/made"
+fi
+$as postgres -D "$PGDATA" -c listen_addresses="$0" -c unix_socket_directories= -c fsync=off &
+trap "kill -INT $!" TERM  # the image's STOPSIGNAL: clients are not waited for
+wait $! || wait $!
+""",
+}
+"""Shell programs in place of those that images run where a pod has no command of its own; $0 is the pod's address."""
 
 
 def missing() -> str:
@@ -189,11 +214,12 @@ class Kubelet(threading.Thread):
         given = {one["name"]: self._value(pod, one) for one in container.get("env", [])}
         # The programs of the image: this interpreter's, and the core that was built for it.
         base = {name: value for name, value in os.environ.items() if not name.startswith("BAGUA_") and name != "HOME"}
-        cache = os.environ.get("BAGUA_CACHE_DIR") or str(Path.home() / ".cache" / "bagua")
-        base |= {"BAGUA_CACHE_DIR": cache, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        base["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        given["BAGUA_CACHE_DIR"] = os.environ.get("BAGUA_CACHE_DIR") or str(Path.home() / ".cache" / "bagua")
         self._write_status(pod, {"podIP": address, "hostIP": "127.0.0.1", "phase": "Pending"})
         self._write_hosts([pod], more=True)
-        command = [_expand(part, given) for part in (*container["command"], *container.get("args", []))]
+        command = [_expand(part, given) for part in (*container.get("command", []), *container.get("args", []))]
+        command = command or ["bash", "-ec", IMAGES[container["image"].partition(":")[0]], address]
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
                 [*unshared(), "bash", "-c", SCRIPT, "pod", *command],
@@ -282,8 +308,9 @@ class Kubelet(threading.Thread):
         for pod in pods:
             address, name, spec = pod["status"].get("podIP"), pod["metadata"]["name"], pod["spec"]
             if address and pod["status"].get("phase") not in ("Failed", "Succeeded"):
-                service = f"{spec.get('subdomain')}.{pod['metadata']['namespace']}.svc" if spec.get("subdomain") else ""
-                lines.append(f"{address} {name} {service}\n")
+                service = spec.get("subdomain", "")
+                names = f"{service} {service}.{pod['metadata']['namespace']}.svc" if service else ""
+                lines.append(f"{address} {name} {names}\n")
         text = (self.hosts.read_text() if more else "") + "".join(lines)
         if text != self.hosts.read_text():
             with self.hosts.open("r+") as file:

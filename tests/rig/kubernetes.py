@@ -17,8 +17,10 @@ from typing import Any
 import httpx
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager")
-START_S = 120.0
-TOKEN = "t0ken"
+START_S = 240.0
+TOKEN, OPERATOR_TOKEN = "t0ken", "0perator"
+OPERATOR = "system:serviceaccount:bagua-system:bagua-operator"
+"""The user that deploy/kubernetes/base/rbac.yaml gives rights to."""
 
 
 def program(name: str) -> str | None:
@@ -50,6 +52,7 @@ class ControlPlane:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.kubeconfig = folder / "kubeconfig"
+        self.operator_kubeconfig = folder / "kubeconfig.operator"
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ports = free_ports(4)
 
@@ -60,7 +63,8 @@ class ControlPlane:
         certs.mkdir(parents=True)
         key = certs / "sa.key"
         subprocess.run([str(program("openssl")), "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
-        (self.folder / "tokens.csv").write_text(f"{TOKEN},admin,admin,system:masters\n")
+        users = f"{TOKEN},admin,admin,system:masters\n{OPERATOR_TOKEN},{OPERATOR},{OPERATOR}\n"
+        (self.folder / "tokens.csv").write_text(users)
         first, second = f"http://127.0.0.1:{clients}", f"http://127.0.0.1:{peers}"
         self._run(
             *("etcd", "--data-dir", str(self.folder / "etcd"), "--listen-client-urls", first),
@@ -73,9 +77,9 @@ class ControlPlane:
             *("--service-account-key-file", str(key), "--service-account-signing-key-file", str(key)),
             *("--token-auth-file", str(self.folder / "tokens.csv"), "--authorization-mode", "RBAC"),
             *("--service-cluster-ip-range", "10.0.0.0/24", "--disable-admission-plugins", "ServiceAccount"),
-            # Admission plugins that make what a test would have to wait for.
         )
-        self._write_kubeconfig(api, certs / "apiserver.crt")
+        for path, token in ((self.kubeconfig, TOKEN), (self.operator_kubeconfig, OPERATOR_TOKEN)):
+            self._write_kubeconfig(path, token, api, certs / "apiserver.crt")
         self._wait_until_ready(certs / "apiserver.crt", api)
         wanted = "garbagecollector,namespace,statefulset,endpoint,disruption"
         arguments = ["kube-controller-manager", "--kubeconfig", str(self.kubeconfig), "--leader-elect=false"]
@@ -117,12 +121,12 @@ class ControlPlane:
                 subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self.folder)
             )
 
-    def _write_kubeconfig(self, port: int, authority: Path) -> None:
-        self.kubeconfig.write_text(
+    def _write_kubeconfig(self, path: Path, token: str, port: int, authority: Path) -> None:
+        path.write_text(
             f"""apiVersion: v1
 kind: Config
 clusters: [{{name: c, cluster: {{server: "https://127.0.0.1:{port}", certificate-authority: {authority}}}}}]
-users: [{{name: u, user: {{token: {TOKEN}}}}}]
+users: [{{name: u, user: {{token: {token}}}}}]
 contexts: [{{name: x, context: {{cluster: c, user: u}}}}]
 current-context: x
 """

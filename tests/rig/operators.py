@@ -20,7 +20,8 @@ import yaml
 from rig import kubelet, kubernetes
 
 ROOT = Path(__file__).resolve().parents[2]
-DEFINITION = ROOT / "deploy" / "kubernetes" / "crd" / "baguajobs.yaml"
+MANIFESTS = ROOT / "deploy" / "kubernetes"
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 JOBS = "/apis/bagua.dev/v1/namespaces/default/baguajobs"
 PATCH = {"Content-Type": "application/merge-patch+json"}
 DEADLINE_S = 300.0
@@ -35,19 +36,36 @@ class Operated:
         self.operator: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Control plane, kubelet, definition."""
+        """Control plane, kubelet, definition, and the rights of the operator."""
         self.plane.start()
         self.api = self.plane.api()
         self.kubelet = kubelet.Kubelet(self.plane.api(), self.folder / "pods")
         self.kubelet.start()
-        definition = yaml.safe_load(DEFINITION.read_text())
-        self.api.post("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", json=definition).raise_for_status()
-        self.wait(lambda: self.api.get(JOBS).status_code == 200)
+        self.define(yaml.safe_load((MANIFESTS / "crd" / "baguajobs.yaml").read_text()))
+        rights = (MANIFESTS / "base" / "rbac.yaml").read_text()
+        for one in yaml.safe_load_all(rights):
+            if one["kind"] != "ServiceAccount":
+                path = f"/apis/rbac.authorization.k8s.io/v1/{one['kind'].lower()}s"
+                self.api.post(path, json=one).raise_for_status()
+
+    def define(self, definition: dict[str, Any]) -> None:
+        """Installs a CustomResourceDefinition, and waits until its objects can be listed."""
+        self.api.post(DEFINITIONS, json=definition).raise_for_status()
+        spec = definition["spec"]
+        path = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"
+        self.wait(lambda: self.api.get(path).status_code == 200)
+
+    def forget(self, definition: dict[str, Any]) -> None:
+        """Removes a CustomResourceDefinition with all of its objects."""
+        path = f"{DEFINITIONS}/{definition['metadata']['name']}"
+        self.api.delete(path).raise_for_status()
+        self.wait(lambda: self.api.get(path).status_code == 404)
 
     def start_operator(self, **environment: str) -> None:
-        """Runs where the cluster's names are known, as a pod would."""
+        """Runs where the cluster's names are known, as a pod would, and with the rights that its pod would have."""
         settings = {"BAGUA_OPERATOR_POLL_S": "0.5", "BAGUA_OPERATOR_SECRET_DELAY_S": "2", **environment}
-        command = [sys.executable, "-P", "-m", "bagua.cli.main", "operator", "--kubeconfig", str(self.plane.kubeconfig)]
+        command = [sys.executable, "-P", "-m", "bagua.cli.main", "operator"]
+        command += ["--kubeconfig", str(self.plane.operator_kubeconfig)]
         (self.folder / "mounts").touch()
         with (self.folder / "operator.log").open("ab") as log:
             self.operator = subprocess.Popen(
@@ -129,6 +147,14 @@ class Operated:
         selector = f"bagua.dev/job={name},bagua.dev/role=daemon"
         found = self.api.get("/api/v1/namespaces/default/pods", params={"labelSelector": selector}).json()["items"]
         return {one["metadata"]["name"]: one for one in found if "deletionTimestamp" not in one["metadata"]}
+
+    def names(self, path: str) -> list[str]:
+        """Of the objects there."""
+        return sorted(one["metadata"]["name"] for one in self.api.get(path).raise_for_status().json()["items"])
+
+    def delete(self, name: str) -> None:
+        """Deletes a BaguaJob."""
+        self.api.delete(f"{JOBS}/{name}").raise_for_status()
 
     def delete_pod(self, name: str) -> None:
         self.api.delete(f"/api/v1/namespaces/default/pods/{name}").raise_for_status()
