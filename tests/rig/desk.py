@@ -8,6 +8,8 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
+import structlog
+
 from bagua.daemon.coordinator.board import Board
 from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.counters import Counters
@@ -25,6 +27,14 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 WAIT_S = 30.0
+# As in a service: structlog's own choice draws frames with their variables, which takes seconds.
+structlog.configure(
+    processors=[
+        structlog.processors.add_log_level,
+        structlog.processors.format_exc_info,
+        structlog.dev.ConsoleRenderer(colors=False),
+    ]
+)
 
 
 class Time:

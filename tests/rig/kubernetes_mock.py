@@ -145,7 +145,7 @@ contexts: [{{name: x, context: {{cluster: c, user: u}}}}]
 current-context: x
 """
             )
-            settings = Settings(poll_s=0.2, secret_delay_s=0)
+            settings = Settings(poll_s=0.5, secret_delay_s=0)
             with closing(Cluster(settings.taints, str(kubeconfig))) as cluster:
                 await asyncio.to_thread(cluster.find_others)
                 registry = make_registry(Controller(cluster, settings, lambda _: self.coordinator), settings)
@@ -195,5 +195,5 @@ current-context: x
         while not (found := condition()):
             assert self._thread.is_alive(), self._trouble
             assert time.monotonic() < deadline, self.http.get(JOBS).text
-            time.sleep(0.02)
+            time.sleep(0.1)
         return found

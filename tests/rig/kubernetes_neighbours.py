@@ -1,5 +1,7 @@
-"""What the operator works beside: definitions of Kueue, Volcano and cert-manager with the fields that it writes, and
-nothing behind them. The API server prunes every other field, so what comes back is what such a cluster would store."""
+"""Neighbours of the operator: definitions of Kueue, Volcano and cert-manager with the fields that it writes.
+
+Nothing is behind them. The API server prunes every other field, so what comes back is what such a cluster would store.
+"""
 
 from __future__ import annotations
 
