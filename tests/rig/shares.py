@@ -49,6 +49,8 @@ LONG: dict[str, Divide | None] = {
     "soak/test_soak.py": None,
 }
 """Files that begin first, in this order, and how they are divided; None: not at all."""
+TOGETHER = {"integration/frameworks/test_lightning_elastic.py": "integration/frameworks/test_lightning.py"}
+"""Files whose tests run in the process of another file: both fork ranks from one that has imported Lightning."""
 
 
 def place_in_order(nodeid: str) -> int:
@@ -60,8 +62,10 @@ def place_in_order(nodeid: str) -> int:
 def share_of(nodeid: str) -> str:
     """Name of the share that a test belongs to."""
     path, _, name = nodeid.partition("::")
-    divide = LONG.get(path.removeprefix("tests/"))
-    return path if divide is None else f"{path}::{divide(name)}"
+    prefix = path[: len(path) - len(path.removeprefix("tests/"))]
+    file = TOGETHER.get(path.removeprefix("tests/"), path.removeprefix("tests/"))
+    divide = LONG.get(file)
+    return f"{prefix}{file}" if divide is None else f"{prefix}{file}::{divide(name)}"
 
 
 def scheduler(config: Any, log: Any) -> Any:
