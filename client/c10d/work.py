@@ -51,8 +51,10 @@ class Operation(Work):  # type: ignore[misc]
 
     def begin(self, lane: Lane, here: bool) -> Operation:
         """Puts it on ``lane``. ``here``: in this thread, if nothing is before it."""
-        if not (here and lane.run_here(self.run)):
-            lane.put(self.run)
+        # The profiler sees this thread, and not those of lanes.
+        with torch.profiler.record_function(f"bagua:{self.name}"):
+            if not (here and lane.run_here(self.run)):
+                lane.put(self.run)
         return self
 
     def run(self) -> None:
@@ -61,7 +63,7 @@ class Operation(Work):  # type: ignore[misc]
         assert run is not None
         error: Exception | None = None
         try:
-            with torch.no_grad(), torch.profiler.record_function(f"bagua:{self.name}"):
+            with torch.no_grad():
                 run()
         except Exception as caught:  # whatever it is, whoever waits gets it
             error = DistBackendError(str(caught)) if isinstance(caught, CommunicationError) else caught

@@ -316,6 +316,6 @@ def _count_change(parameters: Sequence[torch.Tensor]) -> None:
     """autograd notices when a parameter is changed between forward and backward, as with a plain step."""
     try:
         torch.autograd.graph.increment_version(parameters)
-    except TypeError:  # torch before 2.6 takes one
+    except (TypeError, RuntimeError):  # torch before 2.6 takes one
         for one in parameters:
             torch.autograd.graph.increment_version(one)

@@ -37,7 +37,7 @@ struct Seek {
   uint32_t tag = 0;
 };
 
-// So many sends of this source, destination and tag were called, and the last is not begun.
+// `sends` sends of this source, destination and tag were called, and the last is not begun.
 struct Offer {
   uint32_t source = 0, destination = 0;  // indices in the communicator
   uint32_t tag = 0;

@@ -1,8 +1,8 @@
 // The thread of one communicator that spans hosts: connects its mesh (Dialler), runs its operations there (HostLoop),
 // and takes leave of the other hosts (Farewell).
 //
-// Thread safety: submit(), seek() and note_left() from the dispatcher; attach() from the network's threads; start()
-// from the owner; the rest from any thread.
+// Thread safety: submit(), seek() and note_left() from the dispatcher; attach() from the threads of the network;
+// start() from the owner; the rest from any thread.
 #pragma once
 
 #include <atomic>
