@@ -6,6 +6,7 @@ which that folder is covered by one that shows the interpreter, and the cache of
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pwd
 import shutil
@@ -14,9 +15,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import torch
-
-import bagua
 from bagua.base.paths import cache_dir
 
 NAMES = ("nobody", "daemon")
@@ -80,7 +78,10 @@ def way(folder: Path) -> list[str]:
 
 
 def _needed() -> set[Path]:
-    places = (sys.base_prefix, sys.prefix, *torch.__path__, *bagua.__path__)
+    places = [sys.base_prefix, sys.prefix]
+    for name in ("torch", "bagua"):  # not imported: torch takes two seconds
+        spec = importlib.util.find_spec(name)
+        places += (spec.submodule_search_locations or ()) if spec else ()
     return {Path(place).resolve() for place in places}
 
 
