@@ -50,8 +50,8 @@ def reason_to_skip() -> str:
     folders = {_closed(path) for path in _needed()} - {None}
     if len(folders) > 1:
         return f"Python lies in several folders that are closed to others: {folders}"
-    if folders and shutil.which("unshare") is None:
-        return "no unshare (util-linux)"
+    if not all(map(shutil.which, ("unshare", "setpriv"))):
+        return "no unshare or setpriv (util-linux)"
     if not folders:
         try:
             subprocess.run([sys.executable, "-c", ""], user=other.pw_uid, cwd="/", check=True, capture_output=True)
