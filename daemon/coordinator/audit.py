@@ -44,6 +44,7 @@ class Audit:
         self._rows: deque[dict[str, Any]] = deque()
         self._wake = asyncio.Event()
         self._lost = 0
+        self._flushing = asyncio.Lock()  # readers of the log flush, too
 
     def add(self, caller: Identity, method: str, target: str, outcome: str, detail: str, peer: str) -> None:
         """A call was answered."""
@@ -86,16 +87,16 @@ class Audit:
 
     async def flush(self) -> None:
         """Writes what waits. Raises as the database does; the rows stay then."""
-        self._wake.clear()
-        while self._rows:
-            part = list(self._rows)[:_AT_ONCE]
-            try:
-                await self._worker.write(self._write, part)
-            except BaseException:
-                self._wake.set()
-                raise
-            for _ in part:
-                self._rows.popleft()
+        async with self._flushing:
+            self._wake.clear()
+            while self._rows:
+                part = [self._rows.popleft() for _ in range(min(_AT_ONCE, len(self._rows)))]
+                try:
+                    await self._worker.write(self._write, part)
+                except BaseException:
+                    self._rows.extendleft(reversed(part))
+                    self._wake.set()
+                    raise
         if self._lost:
             log.error("audit_rows_lost", rows=self._lost)
             self._lost = 0

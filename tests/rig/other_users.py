@@ -6,6 +6,7 @@ which that folder is covered by one that shows the interpreter, and the cache of
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pwd
 import shutil
@@ -14,9 +15,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import torch
-
-import bagua
 from bagua.base.paths import cache_dir
 
 NAMES = ("nobody", "daemon")
@@ -52,8 +50,8 @@ def reason_to_skip() -> str:
     folders = {_closed(path) for path in _needed()} - {None}
     if len(folders) > 1:
         return f"Python lies in several folders that are closed to others: {folders}"
-    if folders and shutil.which("unshare") is None:
-        return "no unshare (util-linux)"
+    if not all(map(shutil.which, ("unshare", "setpriv"))):
+        return "no unshare or setpriv (util-linux)"
     if not folders:
         try:
             subprocess.run([sys.executable, "-c", ""], user=other.pw_uid, cwd="/", check=True, capture_output=True)
@@ -80,7 +78,10 @@ def way(folder: Path) -> list[str]:
 
 
 def _needed() -> set[Path]:
-    places = (sys.base_prefix, sys.prefix, *torch.__path__, *bagua.__path__)
+    places = [sys.base_prefix, sys.prefix]
+    for name in ("torch", "bagua"):  # not imported: torch takes two seconds
+        spec = importlib.util.find_spec(name)
+        places += (spec.submodule_search_locations or ()) if spec else ()
     return {Path(place).resolve() for place in places}
 
 

@@ -63,7 +63,7 @@ def test_documents_are_json_with_stable_keys() -> None:
         *("job_id", "name", "state", "reason", "nnodes", "nproc_per_node", "entry", "args", "workdir", "generation"),
         *("joining", "wanted_nodes", "paused", "growth", "tuning", "step", "step_shares", "namespace"),
         *("created_at", "started_at", "finished_at", "waiting", "progress", "ranks", "elastic", "min_nodes", "gone"),
-        "submitted_by",
+        *("submitted_by", "unix_user"),
     }
     assert document["state"] == "failed"
     assert document["progress"]["metrics"] == {"loss": 0.5}

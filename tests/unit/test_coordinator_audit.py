@@ -1,0 +1,39 @@
+"""Rows of the audit log on their way to the database."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from bagua.base.errors import UnavailableError
+from bagua.base.keep import Keep
+from bagua.daemon.coordinator.audit import Audit
+from bagua.daemon.coordinator.identity import ADMINISTRATOR
+
+
+async def written_by_two() -> list[str]:
+    """Two flush at once, as the writer and somebody who reads the log do; the first try fails."""
+    written: list[str] = []
+    tries = 0
+
+    async def write(_: Any, rows: list[dict[str, Any]]) -> None:
+        nonlocal tries
+        tries += 1
+        await asyncio.sleep(0)
+        if tries == 1:
+            raise UnavailableError("not now")
+        written.extend(row["target"] for row in rows)
+
+    worker: Any = SimpleNamespace(write=write)
+    clock: Any = SimpleNamespace(wall=lambda: 1.0)
+    audit = Audit(worker, SimpleNamespace(), clock, Keep())  # type: ignore[arg-type]
+    for target in "abc":
+        audit.add(ADMINISTRATOR, "/bagua.v1.JobService/GetJob", target, "OK", "", "")
+    first, second = await asyncio.gather(audit.flush(), audit.flush(), return_exceptions=True)
+    assert isinstance(first, UnavailableError) and second is None
+    return written
+
+
+def test_each_row_is_written_once_and_none_is_lost():
+    assert asyncio.run(written_by_two()) == ["a", "b", "c"]
