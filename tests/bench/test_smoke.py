@@ -59,7 +59,7 @@ def test_allreduce(tmp_path: Path) -> None:
     check_picture(plot)
 
 
-@pytest.mark.full  # test_train has a codec between hosts, too
+@pytest.mark.full
 def test_allreduce_with_a_codec_between_hosts() -> None:
     found = bench(
         "allreduce",
@@ -86,6 +86,7 @@ def test_codec(tmp_path: Path) -> None:
     check_picture(tmp_path / "c.png")
 
 
+@pytest.mark.full
 def test_train(tmp_path: Path) -> None:
     found = bench(
         *("train", "--models", "tiny", "--peers", "ddp", "--nnodes", "2", "--nproc-per-node", "1"),

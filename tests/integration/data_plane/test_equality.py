@@ -53,7 +53,10 @@ def run(make_job: Callable[..., Any], layout: Layout, chunk: int, todo: list[cas
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.full if name.startswith(("eight", "mixed")) else ()) for name in SAMPLED],
+    [
+        pytest.param(name, marks=pytest.mark.full if name.startswith(("eight", "mixed", "three")) else ())
+        for name in SAMPLED
+    ],
 )
 def test_sample(make_job: Callable[..., Any], name: str) -> None:
     """Every pair of dtype and op, and every kind, at sizes where something changes; twice, with the same bits."""

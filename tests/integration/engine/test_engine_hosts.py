@@ -23,7 +23,12 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+SIMPLER = {"one each", "two each"}  # than the others
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=pytest.mark.full if name in SIMPLER else ()) for name in LAYOUTS]
+)
 def test_every_operation(make_world: Callable[..., Any], layout: str) -> None:
     world = make_world(LAYOUTS[layout], **CHUNK)
     for result in world.run("verify", counts=COUNTS).values():

@@ -116,7 +116,7 @@ def rank_trains(
         pytest.param("gradient_allreduce", {"fused": True}, marks=pytest.mark.full),
         ("power_sgd", {"rank": 1}),
         pytest.param("local_sgd", {"interval": 2}, marks=pytest.mark.full),
-        ("diloco", {"interval": 2}),
+        pytest.param("diloco", {"interval": 2}, marks=pytest.mark.full),
         pytest.param("decentralized", {"peer_selection_mode": "all"}, marks=pytest.mark.full),
         pytest.param("low_precision_decentralized", {}, marks=pytest.mark.full),
         pytest.param("qadam", {}, marks=pytest.mark.full),

@@ -146,7 +146,11 @@ JOBS = [
 ]
 
 
-@pytest.mark.parametrize("kills", JOBS, ids=lambda kills: " ".join(kill.phase for kill in kills))
+@pytest.mark.parametrize(
+    "kills",
+    [*JOBS[:3], pytest.param(JOBS[3], marks=pytest.mark.full)],
+    ids=lambda kills: " ".join(k.phase for k in kills),
+)
 def test_the_others_go_on_when_ranks_are_killed(ranks: Ranks, kills: list[Kill]) -> None:
     """No step is lost or done twice: a step counts with all members, or again with those that are left."""
     told = " ".join(f"{kill.member}:{kill.step}:{kill.bucket}:{kill.phase}" for kill in kills)
@@ -325,7 +329,9 @@ def reference_of_models(members_of: list[list[int]], _: bool = True) -> list[tor
 @pytest.mark.parametrize(
     "kills",
     [
-        [Kill(1, 1, 0, "before"), Kill(0, 2, 1, "bucket"), Kill(4, 3, 0, "ready")],
+        pytest.param(
+            [Kill(1, 1, 0, "before"), Kill(0, 2, 1, "bucket"), Kill(4, 3, 0, "ready")], marks=pytest.mark.full
+        ),
         [Kill(0, 0, 0, "submitted"), Kill(2, 1, 0, "ready"), Kill(3, 4, 0, "submitted")],
     ],
     ids=lambda kills: " ".join(kill.phase for kill in kills),
