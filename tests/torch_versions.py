@@ -39,6 +39,8 @@ def run_tests(version: str, arguments: list[str], remove: bool) -> tuple[str, Co
     environment = {**os.environ, "BAGUA_TORCH": version, "PYTHONSAFEPATH": "1"}
     environment.pop("BAGUA_VENV", None)
     subprocess.run([sys.executable, ROOT / "deploy" / "dev.py", "develop"], env=environment, check=True)
+    build = "import torch, bagua.csrc as native; native.load(); native.load_c10d()"  # takes minutes
+    subprocess.run([venv / "bin" / "python", "-c", build], env=environment, check=True)
     counts: Counter[str] = Counter()
     words: Counter[str] = Counter()
     for chosen in RUNS:
