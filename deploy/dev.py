@@ -199,7 +199,8 @@ def build_parts(full: bool) -> None:
     """Builds the parts beside the core, for all architectures, and the programs of native tests."""
     say("GPU leg, network plugin, backend of torch.distributed, CUDA kernels")
     for function in ("load_device().__file__", "net_plugin()", "load_c10d().__file__"):
-        run(tool("python"), "-c", f"import torch, bagua.csrc; print(bagua.csrc.{function})")  # c10d needs torch's libraries
+        # torch comes first: its backend needs torch's libraries.
+        run(tool("python"), "-c", f"import torch, bagua.csrc; print(bagua.csrc.{function})")
     provide_nvcc()
     os.environ["NVCC_APPEND_FLAGS"] = "--Werror=all-warnings"  # for users a warning of their compilers is none
     run(tool("python"), "-c", "import bagua.csrc; print(bagua.csrc.kernels_library())")
