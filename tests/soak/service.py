@@ -203,10 +203,14 @@ class Watch:
     def _run(self) -> None:
         while not self._over.wait(LOOK_S):
             for name, pid in self._world.pids().items():
-                if not any(one.name == name and one.pid == pid for one in self.lives):
-                    self.lives.append(Watched(name, pid))
-            for one in self.lives:
-                one.look()
+                life = self._newest(name)
+                if life is None or life.pid != pid:
+                    life = Watched(name, pid)
+                    self.lives.append(life)
+                life.look()  # not at those that have ended: their numbers are given to others within minutes
+
+    def _newest(self, name: str) -> Watched | None:
+        return next((one for one in reversed(self.lives) if one.name == name), None)
 
 
 def text(found: dict[str, Any]) -> str:
