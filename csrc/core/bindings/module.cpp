@@ -122,7 +122,7 @@ void bind_names(py::module_* module) {
   for (uint8_t op = 0; op <= 10; ++op) {
     if (op_known(op)) ops[op_name(static_cast<ReduceOp>(op))] = op;
   }
-  module->attr("VERSION") = kCoreVersion;
+  module->attr("VERSION") = std::to_string(kLayoutVersion);
   module->attr("KINDS") = kinds;
   module->attr("DTYPES") = dtypes;
   module->attr("OPS") = ops;

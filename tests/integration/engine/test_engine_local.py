@@ -221,11 +221,10 @@ def test_fuzzed_requests_of_a_joined_rank(make_world: Callable[..., Any], wait_f
     world = make_world([[0, 1]])
     version = int(load().VERSION)
     hello = b"BUGA" + b"".join(word.to_bytes(4, "little") for word in (1, version, 0)) + bytes(16)
-    stranger = talk(world.sockets[0], hello + world.tokens[0])
-    assert stranger.recv(4096)
-    stranger.send(b"BUGA" + secrets.token_bytes(200))
-    wait_for(lambda: "rank 0 (pid" in world.engines[0].error())
-    stranger.close()
+    with talk(world.sockets[0], hello + world.tokens[0]) as stranger:
+        assert stranger.recv(4096)
+        stranger.send(b"BUGA" + secrets.token_bytes(200))
+        wait_for(lambda: "rank 0 (pid" in world.engines[0].error())
 
 
 @pytest.mark.parametrize(
