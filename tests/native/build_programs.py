@@ -53,7 +53,8 @@ def main(arguments: list[str]) -> int:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         futures = [pool.submit(build, *item) for item in programs("--full" in arguments).items()]
     errors = [str(error) for error in (future.exception() for future in futures) if error is not None]
-    print("\n".join(errors), end="", file=sys.stderr)
+    if errors:
+        print("\n".join(errors), file=sys.stderr)
     return 1 if errors else 0
 
 

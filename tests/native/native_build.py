@@ -12,6 +12,7 @@ import hashlib
 import os
 import re
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -66,9 +67,10 @@ def join(sources: list[Path], folder: Path) -> list[Path]:
     path = folder / f"joined-{content_key([], text)}.cpp"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(text)
-        part.rename(path)
+        # Threads of one process come here at once.
+        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".part", delete=False) as part:
+            part.write(text)
+        Path(part.name).rename(path)
     return [path]
 
 

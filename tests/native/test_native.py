@@ -9,7 +9,9 @@ By hand: ``python tests/native/test_native.py [plain|asan|tsan] [suite[.test] ..
 import functools
 import shutil
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,24 @@ def test_every_history(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
         monkeypatch.setenv("BAGUA_TEST_FULL", "1")
     result = native.run("portable", build_search(), [SEARCH])
     assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout}"
+
+
+def test_several_threads_join_the_same_units(tmp_path: Path) -> None:
+    """build_programs.py builds several programs of the same sources at once."""
+    sources, threads = native.core_sources()[:2], 8
+    start = threading.Barrier(threads)
+
+    def join(_: int) -> list[Path]:
+        units = []
+        for turn in range(20):
+            start.wait(60)
+            units += native.join(sources, tmp_path / str(turn))
+        return units
+
+    with ThreadPoolExecutor(threads) as pool:
+        found = list(pool.map(join, range(threads)))
+    assert found == [found[0]] * threads
+    assert all(path.read_text().count("#include") == 2 for path in found[0])
 
 
 def main(arguments: list[str]) -> int:
