@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Step times that ``bagua advise`` predicts beside measured ones, between two emulated hosts. Needs root.
 
-    python tests/bench/advise.py                                              # all cases, about half an hour
+    python tests/bench/advise.py                                              # all cases, 50 minutes
     python tests/bench/advise.py --cases resnet@1gbit mlp@1gbit,5ms --save found.json
     python tests/bench/advise.py --read found.json --profiles found.profiles  # predicts again what was measured before
 

@@ -11,6 +11,8 @@ of a round. ``flags``: a small all-reduce of the job without `--elastic`, which 
 Where the two jobs' memory lies in the machine's decides about more than the thing that is measured, and stays as it is
 while they run. So both are started `--starts` times, and either is the first one as often: ``more`` is the median over
 starts, beside the least and the most. `--same` starts two jobs without `--elastic`, and so shows the noise.
+`--within` starts one job, with `--elastic`, and takes turns inside it: "plain" steps leave out the commit, and all else
+is the same, the memory too. That shows what the commit costs where two jobs differ by more than that.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 START_DEADLINE_S = 180.0
 TURN_DEADLINE_S = 300.0
@@ -45,6 +47,29 @@ class Turn:
 
     step_s: float
     flags_s: float
+
+
+def switch_commit(reducer: Any, commits: bool) -> None:
+    """From now on passes of an elastic job are committed, or shown as soon as they are exchanged."""
+    from bagua.torch_api.train.execution import nothing_follows
+    from bagua.torch_api.train.gradients import GradientReducer
+    from bagua.torch_api.train.repeating_reducer import RepeatingReducer
+
+    if not isinstance(reducer, RepeatingReducer):
+        return
+    vars(reducer).setdefault("early_flags", reducer._all_in)
+
+    def exchange() -> Any:
+        found = GradientReducer._exchange(reducer)
+        for bucket in reducer.buckets:
+            bucket.execution.conclude()
+        return found
+
+    reducer._all_in = reducer.early_flags if commits else nothing_follows
+    if commits:
+        vars(reducer).pop("_exchange", None)
+    else:
+        reducer._exchange = exchange
 
 
 def rank_main(address: str, megabytes: float, algorithm: str) -> None:
@@ -87,9 +112,10 @@ def rank_main(address: str, megabytes: float, algorithm: str) -> None:
         if driver is not None:
             order[0] = int(driver.readline() or 0)
         bagua.broadcast(order, 0)
-        steps = int(order[0])
+        steps = abs(int(order[0]))
         if steps == 0:
             break
+        switch_commit(wrapped.bagua_ddp._reducer, commits=int(order[0]) > 0)
         bagua.barrier()
         step_s = harness.slowest(harness.seconds(lambda: train(steps)) / steps)  # noqa: B023
         bagua.barrier()
@@ -128,6 +154,7 @@ class Job:
         self._driver = connection.makefile("rw")
 
     def turn(self, steps: int) -> Turn:
+        """``steps`` below zero: in an elastic job, so many without a commit."""
         assert self._driver is not None
         self._driver.write(f"{steps}\n")
         self._driver.flush()
@@ -166,13 +193,16 @@ def measure(shape: tuple[int, int], options: argparse.Namespace) -> dict[str, ob
     found: dict[str, list[Turn]] = {kind: [] for kind in KINDS}
     more: list[float] = []  # of each start
     for start in range(options.starts):
-        with jobs(shape, options, KINDS[:: -1 if start % 2 else 1]) as started:
+        order = KINDS[:: -1 if start % 2 else 1]
+        with jobs(shape, options, ("elastic",) if options.within else order) as started:
             before = len(found["plain"])
+            job_of = {job.kind: job for job in started}
             for number in range(WARM_UP + max(3, options.steps // options.turn)):
-                for job in started[:: 1 if number % 2 else -1]:
-                    turn = job.turn(options.turn)
+                for kind in order[:: 1 if number % 2 else -1]:
+                    without = options.within and kind == "plain"
+                    turn = job_of["elastic" if without else kind].turn(-options.turn if without else options.turn)
                     if number >= WARM_UP:
-                        found[job.kind].append(turn)
+                        found[kind].append(turn)
         pairs = zip(found["plain"][before:], found["elastic"][before:], strict=True)
         more.append(statistics.median(elastic.step_s - plain.step_s for plain, elastic in pairs))
     steps = {kind: statistics.median(turn.step_s for turn in turns) for kind, turns in found.items()}
@@ -217,6 +247,7 @@ def main() -> None:
     parser.add_argument("--turn", type=int, default=50, help="steps of a turn")
     parser.add_argument("--starts", type=int, default=1, help="how often both jobs are started")
     parser.add_argument("--same", action="store_true", help="two jobs without --elastic: the noise")
+    parser.add_argument("--within", action="store_true", help="one elastic job: its steps with and without the commit")
     parser.add_argument("--megabytes", type=float, default=0, help="of gradients; 0: the model of 1000 parameters")
     parser.add_argument("--algorithm", default="gradient_allreduce")
     parser.add_argument("--output", choices=("text", "json"), default="text")
