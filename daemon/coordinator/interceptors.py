@@ -276,7 +276,7 @@ def _parser(handler: Handler) -> Callable[[Any], Any]:
         except (DecodeError, TypeError) as error:  # TypeError: the stream ended before a message came
             raise InvalidRequestError(
                 "The request can't be read: its bytes are no message of this method. Client and coordinator must "
-                "speak the same protocol."
+                "speak the same protocol. [BG820]"
             ) from error
 
     return parse
