@@ -173,5 +173,26 @@ AREA = Area(
             "came in time.",
             "Trace a job that trains. Raise `--timeout` if its steps take long.",
         ),
+        Entry(
+            "BG830",
+            "A BaguaJob can't be used",
+            "The specification in the Kubernetes object has a field of another form, or fields that exclude each "
+            "other.",
+            "Correct the field that the error names: `kubectl explain baguajob.spec` shows them, "
+            "`docs/kubernetes.md` has examples.",
+        ),
+        Entry(
+            "BG831",
+            "The Kubernetes API can't be used",
+            "The operator finds no kubeconfig, the API server does not answer, or it refuses the operator's account.",
+            "Give `--kubeconfig FILE` outside of a cluster. In a cluster apply the roles that come with the operator.",
+        ),
+        Entry(
+            "BG832",
+            "A manifest of the original can't be converted",
+            "The file is no manifest of kind Bagua, or its command can't be understood from the file alone.",
+            "Write a command with script or module and a number of ranks into the manifest, or write a BaguaJob by "
+            "hand.",
+        ),
     ),
 )

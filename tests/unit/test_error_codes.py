@@ -60,6 +60,7 @@ PASSED_ON = {
     "client/torch_api/join/connection.py": "the core's words have the code",
     "client/torch_api/cuda/connection.py: str(error)": "the core's words have the code",
     "client/c10d/work.py: str(caught)": "the words of the operation that failed",
+    "client/cli/main.py: words": "the text of any error: its code alone is read",
     "client/base/rpc.py": "the coordinator's words have the code",
     "client/torch_api/train/optimizer_state.py: document['error']": "rank 0's words have the code",
     "daemon/coordinator/nodes_servicer.py: words": "words of _Misfit and of protocol.py",
@@ -98,7 +99,7 @@ def caught_from(tree: ast.AST) -> dict[ast.AST, set[str]]:
     for handler in ast.walk(tree):
         if isinstance(handler, ast.ExceptHandler) and handler.name and handler.type:
             kinds = {name_of(kind) for kind in getattr(handler.type, "elts", [handler.type])}
-            if kinds & (OURS | OF_ARGUMENTS):
+            if kinds & (OURS | OF_ARGUMENTS | {"NotBuilt"}):
                 for node in ast.walk(handler):
                     found.setdefault(node, set()).add(handler.name)
     return found
