@@ -22,9 +22,10 @@ AREA = Area(
         ),
         Entry(
             "BG502",
-            "A rank, a host or the node daemon is lost",
-            "The other end is gone: its process died, its host or network failed, or the node daemon ended. Ranks "
-            "that are left get this error; the cause is where the first one was lost.",
+            "A rank, a host or the node daemon is lost, or the job was stopped",
+            "The other end is gone: its process died, its host or network failed, or the node daemon ended; or the "
+            "job was stopped or has failed elsewhere. Ranks that are left get this error; the cause is where the "
+            "first one was lost.",
             "`bagua job show ID` and `bagua job explain ID` say who was lost and why, `bagua job logs ID` shows "
             "the output. Elastic jobs (`--elastic`) go on without a lost rank.",
         ),
