@@ -78,8 +78,8 @@ AREA = Area(
             "The number of nodes does not lie between the least and the most, counts from another number than 0, "
             "or belongs to an elastic job and the job is none.",
             "Check `--nnodes`, `--min-nodes`, `--max-nodes` and `--respawn`. A range (`--nnodes 2:4`) and the two "
-            "separate options exclude each other, and all of them but `--nnodes N` need `--elastic`. `bagua job "
-            "scale` goes only as far as the limits with which the job was submitted.",
+            "separate options exclude each other; `--respawn` needs `--elastic`, which the others imply. `bagua "
+            "job scale` goes only as far as the limits with which the job was submitted.",
         ),
         Entry(
             "BG111",

@@ -82,8 +82,8 @@ AREA = Area(
             "No checkpoint was written",
             "A rank could not write its part or was lost, the folder can't be written, or a state holds something "
             "that a checkpoint has no room for.",
-            "Training goes on, and earlier checkpoints are whole. Check room and permissions of the folder, and "
-            "that it is the same one on all hosts.",
+            "Earlier checkpoints stay whole. Check room and permissions of the folder, and that it is the same one "
+            "on all hosts.",
         ),
         Entry(
             "BG711",

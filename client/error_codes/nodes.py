@@ -19,7 +19,8 @@ AREA = Area(
             "BG902",
             "The coordinator refuses this daemon",
             "Its version, token, certificate, node id or protocol does not fit. The coordinator's words follow.",
-            "Mend what the words say, then start the daemon again: it ends because trying again would not help.",
+            "Mend what the words say, then start the daemon again. A daemon that was let in before tries again by "
+            "itself.",
         ),
         Entry(
             "BG903",

@@ -143,7 +143,7 @@ AREA = Area(
             "BG819",
             "Another coordinator or daemon uses the same folder",
             "Each of them needs a state folder alone.",
-            "Stop the other process, which the error names, or give this one another `--state-dir` or `--name`.",
+            "Stop the other process, or give this one another `--state-dir` or `--name`.",
         ),
         Entry(
             "BG820",
