@@ -140,5 +140,13 @@ AREA = Area(
             "peer.",
             "Give an address of this machine in the network of the other hosts: `bagua daemon --data-host ADDRESS`.",
         ),
+        Entry(
+            "BG920",
+            "The node daemon does not let this rank join",
+            "The daemon does not hold the job or this rank, the rank has joined before, or the job's engine was "
+            "not ready in time.",
+            "A process that a daemon started joins once: call `init_process_group()` once, and don't start copies "
+            "of a rank with its environment. `bagua job show ID` says what the job waits for.",
+        ),
     ),
 )

@@ -174,6 +174,12 @@ AREA = Area(
             "Trace a job that trains. Raise `--timeout` if its steps take long.",
         ),
         Entry(
+            "BG825",
+            "The coordinator failed",
+            "A fault of the coordinator ended the call. Nothing was changed by it, or all of it.",
+            "The log of the coordinator has the traceback: please report it, with `bagua support-bundle`.",
+        ),
+        Entry(
             "BG830",
             "A BaguaJob can't be used",
             "The specification in the Kubernetes object has a field of another form, or fields that exclude each "

@@ -140,6 +140,25 @@ def test_each_error_of_a_user_has_a_code() -> None:
     assert missing == [], "end these texts with a code, as in '… [BG101]'; client/error_codes lists the codes"
 
 
+def refusals(content: str) -> Iterator[tuple[int, bool]]:
+    """Lines of a file that end a call of gRPC with words, and whether these have a code, or are an error's."""
+    tree = ast.parse(content)
+    texts: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AugAssign):
+            name = ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+            texts[name] = texts.get(name, "") + ast.unparse(node.value)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and name_of(node.func) == "abort" and "StatusCode" in ast.unparse(node):
+            words = ast.unparse(node.args[1])
+            yield node.lineno, bool(CODE.search(texts.get(words, words))) or words == "str(error)"
+
+
+def test_each_refusal_of_a_call_has_a_code() -> None:
+    found = [(path, *one) for path in sources() for one in refusals(path.read_text())]
+    assert len(found) > 5 and [(path, line) for path, line, good in found if not good] == []
+
+
 def test_an_error_without_a_code_is_found() -> None:
     content = "def f(x):\n    raise ConfigError(f'{x} is wrong.')"
     assert len(uncoded(content, "client/cli/new.py")) == 1
