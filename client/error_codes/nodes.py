@@ -148,5 +148,12 @@ AREA = Area(
             "A process that a daemon started joins once: call `init_process_group()` once, and don't start copies "
             "of a rank with its environment. `bagua job show ID` says what the job waits for.",
         ),
+        Entry(
+            "BG921",
+            "The node daemon does not answer its ranks",
+            "The daemon at the socket that `BAGUA_DAEMON_SOCKET` names has ended, or is too busy to answer.",
+            "Look at the daemon's log and start it again. Unset the variable if you started the script yourself: "
+            "then a daemon is started for the job.",
+        ),
     ),
 )

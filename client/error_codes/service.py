@@ -176,7 +176,7 @@ AREA = Area(
         Entry(
             "BG825",
             "The coordinator failed",
-            "A fault of the coordinator ended the call. Nothing was changed by it, or all of it.",
+            "A fault of the coordinator ended the call.",
             "The log of the coordinator has the traceback: please report it, with `bagua support-bundle`.",
         ),
         Entry(

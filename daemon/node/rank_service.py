@@ -93,7 +93,8 @@ class RankService(RankServiceServicer):
             )
         if not job.admit(request.rank, request.pid):
             text = f"rank {request.rank} of job {request.job_id} has joined already: "
-            text += "a process that a daemon started joins its job once, and not again after destroy_process_group() [BG920]"
+            text += "a process that a daemon started joins its job once, and not again after destroy_process_group()"
+            text += " [BG920]"
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, text)
         try:
             place = job.spec.place(request.rank)
