@@ -28,7 +28,7 @@ def sources() -> Iterator[Path]:
 
 
 def texts_of(path: Path) -> Iterator[str]:
-    """The texts with a code in a file. In C++ they are pieces of texts, as the file has them."""
+    """The texts with a code in a file. Of C++ they are the last pieces of texts."""
     content = path.read_text()
     if not CODE.search(content) and "[BG" not in content:
         return
@@ -36,7 +36,7 @@ def texts_of(path: Path) -> Iterator[str]:
         for node in _topmost(ast.parse(content)):
             yield _words(node)
     else:
-        yield from re.findall(r'"([^"\n]*\[BG\d{3}\])"', content)
+        yield from (f"{LEFT_OUT} {piece}" for piece in re.findall(r'"[. ]*([^"\n]*\[BG\d{3}\])"', content))
 
 
 def _topmost(node: ast.AST) -> Iterator[ast.expr]:
@@ -66,7 +66,7 @@ def texts() -> dict[str, list[str]]:
             for code in CODE.findall(text):
                 words = " ".join(CODE.sub("", text).split())
                 known = found.setdefault(code, set())
-                if len(re.findall(r"[^\W\d_]{2,}", words)) > 3 and path.suffix == ".py":
+                if len(re.findall(r"[^\W\d_]{2,}", words)) > 3:
                     known.add(words)
     return {code: sorted(known, key=str.lower) for code, known in found.items()}
 
