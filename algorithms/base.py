@@ -245,7 +245,9 @@ class AlgorithmImpl:
     def init_operations(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """Gives the bucket its plan. Called for every bucket at wrap, after each reset, and when buckets are
         made again in the order of arrival."""
-        raise NotImplementedError(f"{type(self).__name__} must override init_operations and give each bucket a plan.")
+        raise NotImplementedError(
+            f"{type(self).__name__} must override init_operations and give each bucket a plan. [BG306]"
+        )
 
     def init_forward_pre_hook(self, bagua_ddp: DataParallel) -> Callable[[Any], None]:
         """The returned function gets the input of every forward pass in training, before it."""
@@ -313,7 +315,7 @@ class Algorithm:
 
     def reify(self, process_group: ProcessGroup) -> AlgorithmImpl:
         """A new implementation for one model on ``process_group``."""
-        raise NotImplementedError(f"{type(self).__name__} must override reify and return its AlgorithmImpl.")
+        raise NotImplementedError(f"{type(self).__name__} must override reify and return its AlgorithmImpl. [BG306]")
 
     @classmethod
     def init(cls, name: str, **kwargs: Any) -> Algorithm:
@@ -331,6 +333,6 @@ def _check_arguments(name: str, maker: Callable[..., Any], given: dict[str, Any]
     takes_more = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
     for key, value in given.items():
         if key not in known and not takes_more:
-            raise TypeError(f"Algorithm {name} has no argument {key!r}. Known: {', '.join(known) or 'none'}.")
+            raise TypeError(f"Algorithm {name} has no argument {key!r}. Known: {', '.join(known) or 'none'}. [BG301]")
         if key in known and known[key].annotation in (bool, "bool") and value not in (True, False):
-            raise TypeError(f"{key} is {value!r}: it must be true or false.")
+            raise TypeError(f"{key} is {value!r}: it must be true or false. [BG302]")

@@ -8,28 +8,30 @@ PEER_SELECTION_MODES = ("all", "shift_one")
 def check_count(name: str, value: int, at_least: int) -> int:
     """``value``. Raises TypeError if it is no whole number, ValueError if it is too small."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is {value!r}: pass a whole number.")
+        raise TypeError(f"{name} is {value!r}: pass a whole number. [BG302]")
     if value < at_least:
-        raise ValueError(f"{name} is {value}: it must be at least {at_least}.")
+        raise ValueError(f"{name} is {value}: it must be at least {at_least}. [BG302]")
     return value
 
 
 def check_share(name: str, value: float, *, below_one: bool = True) -> float:
     """``value`` as a float. Raises ValueError unless 0 <= value < 1, or <= 1 where 1 is allowed."""
     if not 0 <= value <= 1 or (below_one and value == 1):
-        raise ValueError(f"{name} is {value}: it must be at least 0 and {'below' if below_one else 'at most'} 1.")
+        raise ValueError(
+            f"{name} is {value}: it must be at least 0 and {'below' if below_one else 'at most'} 1. [BG302]"
+        )
     return float(value)
 
 
 def check_positive(name: str, value: float) -> float:
     """``value`` as a float. Raises ValueError unless it is above 0."""
     if not value > 0:
-        raise ValueError(f"{name} is {value}: it must be above 0.")
+        raise ValueError(f"{name} is {value}: it must be above 0. [BG302]")
     return float(value)
 
 
 def check_mode(value: str) -> str:
     """A ``peer_selection_mode``. Raises ValueError for one that there is not."""
     if value not in PEER_SELECTION_MODES:
-        raise ValueError(f"peer_selection_mode is {value!r}: choose one of {', '.join(PEER_SELECTION_MODES)}.")
+        raise ValueError(f"peer_selection_mode is {value!r}: choose one of {', '.join(PEER_SELECTION_MODES)}. [BG302]")
     return value

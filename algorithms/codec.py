@@ -52,27 +52,29 @@ class Codec:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            raise TypeError(f"The name of a codec is {self.name!r}: pass one of {', '.join(NAMES)}.")
+            raise TypeError(f"The name of a codec is {self.name!r}: pass one of {', '.join(NAMES)}. [BG303]")
         if self.name not in NAMES:
-            raise ValueError(f"There is no codec {self.name!r}. Known: {', '.join(NAMES)}.")
+            raise ValueError(f"There is no codec {self.name!r}. Known: {', '.join(NAMES)}. [BG303]")
         if self.error_feedback is None:
             object.__setattr__(self, "error_feedback", self.name in NEED_FEEDBACK)
         elif not isinstance(self.error_feedback, bool):
-            raise TypeError(f"error_feedback is {self.error_feedback!r}: pass True, False or None.")
+            raise TypeError(f"error_feedback is {self.error_feedback!r}: pass True, False or None. [BG303]")
         elif self.error_feedback and self.name == "none":
-            raise ValueError("Codec 'none' loses nothing: error_feedback=True has no meaning for it.")
+            raise ValueError("Codec 'none' loses nothing: error_feedback=True has no meaning for it. [BG303]")
         self._check_density()
 
     def _check_density(self) -> None:
         if self.name != "topk":
             if self.density is not None:
-                raise ValueError(f"density={self.density!r} is for codec 'topk'; {self.name!r} sends every element.")
+                raise ValueError(
+                    f"density={self.density!r} is for codec 'topk'; {self.name!r} sends every element. [BG303]"
+                )
             return
         density = DEFAULT_DENSITY if self.density is None else self.density
         if isinstance(density, bool) or not isinstance(density, (int, float)):
-            raise TypeError(f"density is {density!r}: pass a number above 0, at most 1.")
+            raise TypeError(f"density is {density!r}: pass a number above 0, at most 1. [BG303]")
         if not 0 < density <= 1:
-            raise ValueError(f"density is {density!r}: it must be above 0 and at most 1.")
+            raise ValueError(f"density is {density!r}: it must be above 0 and at most 1. [BG303]")
         object.__setattr__(self, "density", float(density))
 
     @property
@@ -86,6 +88,8 @@ class Codec:
     def of(cls, value: Codec | str | None) -> Codec | None:
         """``value`` as a Codec: a name stands for the codec with its defaults; None and "none" for none at all."""
         if value is not None and not isinstance(value, (str, Codec)):
-            raise TypeError(f"codec is a {type(value).__name__}: pass a name ({', '.join(NAMES)}), a Codec or None.")
+            raise TypeError(
+                f"codec is a {type(value).__name__}: pass a name ({', '.join(NAMES)}), a Codec or None. [BG303]"
+            )
         found = cls(value) if isinstance(value, str) else value
         return None if found is None or found.name == "none" else found

@@ -48,11 +48,11 @@ def combine(
     """
     found = Codec.of(codec)
     if everywhere and found is None:
-        raise ValueError("everywhere=True without a codec makes no sense: nothing would be encoded anywhere.")
+        raise ValueError("everywhere=True without a codec makes no sense: nothing would be encoded anywhere. [BG304]")
     if everywhere and options.get("hierarchical"):
         raise ValueError(
             "everywhere=True with hierarchical=True makes no sense: the one encodes inside hosts, the other averages "
-            "there as it is. Pass one of them."
+            "there as it is. Pass one of them. [BG304]"
         )
     if synchronous and centralised:
         _refuse_mode(options, "centralised=True with synchronous=True is an all-reduce of gradients")
@@ -63,12 +63,14 @@ def combine(
         if mode == "ring":
             raise ValueError(
                 "A ring in the background makes no sense: neighbours' replicas equal their owners' weights because all "
-                "exchange after the same step. Use synchronous=True, or peer_selection_mode='shift_one'."
+                "exchange after the same step. Use synchronous=True, or peer_selection_mode='shift_one'. [BG304]"
             )
         return AsyncModelAverageAlgorithm(peer_selection_mode=mode, codec=codec, everywhere=everywhere, **options)
     if mode == "ring":
         if not everywhere and options.setdefault("hierarchical", True) is not True and found is not None:
-            raise ValueError("A ring of ranks (hierarchical=False) encodes everywhere: pass everywhere=True with it.")
+            raise ValueError(
+                "A ring of ranks (hierarchical=False) encodes everywhere: pass everywhere=True with it. [BG304]"
+            )
         options.setdefault("hierarchical", False)
         return LowPrecisionDecentralizedAlgorithm(codec=codec, **options)
     options.setdefault("hierarchical", not everywhere)
@@ -78,19 +80,19 @@ def combine(
 def _refuse_mode(options: dict[str, Any], reason: str) -> None:
     mode = options.pop("peer_selection_mode", "all")
     if mode != "all":
-        raise ValueError(f"peer_selection_mode={mode!r} makes no sense here: {reason}. Pass centralised=False.")
+        raise ValueError(f"peer_selection_mode={mode!r} makes no sense here: {reason}. Pass centralised=False. [BG304]")
 
 
 def _check_mode(mode: str, centralised: bool) -> None:
     if centralised and mode != "all":
         raise ValueError(
             f"peer_selection_mode={mode!r} with centralised=True makes no sense: centralised means that all ranks "
-            "have a part in one mean. Pass centralised=False."
+            "have a part in one mean. Pass centralised=False. [BG304]"
         )
     if not centralised and mode not in DECENTRALISED_MODES:
         raise ValueError(
             f"peer_selection_mode={mode!r} with centralised=False: choose one of {', '.join(DECENTRALISED_MODES)}; the "
-            "mean of all ranks is centralised=True."
+            "mean of all ranks is centralised=True. [BG304]"
         )
 
 

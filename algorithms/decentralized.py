@@ -180,11 +180,11 @@ class DecentralizedAlgorithm(Algorithm):
 def check_everywhere(everywhere: bool, codec: Codec | None, hierarchical: bool) -> bool:
     """``everywhere``. Raises ValueError where it contradicts the rest."""
     if everywhere and codec is None:
-        raise ValueError("everywhere=True needs a codec: without one nothing is encoded anywhere.")
+        raise ValueError("everywhere=True needs a codec: without one nothing is encoded anywhere. [BG303]")
     if everywhere and hierarchical:
         raise ValueError(
             "everywhere=True encodes between all ranks, and hierarchical=True averages inside a host as it is: pass "
-            "hierarchical=False with it."
+            "hierarchical=False with it. [BG304]"
         )
     return everywhere
 

@@ -235,10 +235,12 @@ class StreamingDiLoCoAlgorithm(DiLoCoAlgorithm):
         self.mixing = check_share("mixing", mixing)
         if fragments > interval:
             raise ValueError(
-                f"{fragments} fragments can't take turns in {interval} steps: choose fragments <= interval."
+                f"{fragments} fragments can't take turns in {interval} steps: choose fragments <= interval. [BG302]"
             )
         if overlap >= interval:
-            raise ValueError(f"overlap is {overlap}: a fragment must arrive before its next turn, {interval} steps on.")
+            raise ValueError(
+                f"overlap is {overlap}: a fragment must arrive before its next turn, {interval} steps on. [BG302]"
+            )
 
     def reify(self, process_group: ProcessGroup) -> StreamingDiLoCoAlgorithmImpl:
         """A new implementation for one model."""

@@ -33,11 +33,13 @@ class FrozenAdam(torch.optim.Optimizer):
         floor: float,
     ) -> None:
         if not lr >= 0:
-            raise ValueError(f"lr is {lr}: it must be at least 0.")
+            raise ValueError(f"lr is {lr}: it must be at least 0. [BG302]")
         if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas are {betas}: both must be at least 0 and below 1.")
+            raise ValueError(f"betas are {betas}: both must be at least 0 and below 1. [BG302]")
         if not (eps >= 0 and weight_decay >= 0 and floor >= 0):
-            raise ValueError(f"eps ({eps}), weight_decay ({weight_decay}) and floor ({floor}) must be at least 0.")
+            raise ValueError(
+                f"eps ({eps}), weight_decay ({weight_decay}) and floor ({floor}) must be at least 0. [BG302]"
+            )
         defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, floor=floor)
         super().__init__(params, defaults | dict.fromkeys(self.progress, 0))
 
@@ -53,7 +55,7 @@ class FrozenAdam(torch.optim.Optimizer):
 
     def freezes_after(self) -> int:
         """Steps before the variance freezes."""
-        raise NotImplementedError(f"{type(self).__name__} must override freezes_after.")
+        raise NotImplementedError(f"{type(self).__name__} must override freezes_after. [BG306]")
 
     def warm_step(self, group: dict[str, Any]) -> None:
         """One step of one group before that."""
@@ -61,7 +63,7 @@ class FrozenAdam(torch.optim.Optimizer):
 
     def frozen_step(self, group: dict[str, Any]) -> None:
         """One step of one group after that."""
-        raise NotImplementedError(f"{type(self).__name__} must override frozen_step.")
+        raise NotImplementedError(f"{type(self).__name__} must override frozen_step. [BG306]")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

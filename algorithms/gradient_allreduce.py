@@ -65,7 +65,7 @@ class GradientAllReduceAlgorithm(Algorithm):
         self.codec = Codec.of(codec)
         self.everywhere = everywhere
         if everywhere and self.codec is None:
-            raise ValueError("everywhere=True needs a codec: without one nothing is encoded anywhere.")
+            raise ValueError("everywhere=True needs a codec: without one nothing is encoded anywhere. [BG303]")
 
     def reify(self, process_group: ProcessGroup) -> GradientAllReduceAlgorithmImpl:
         """A new implementation for one model."""

@@ -128,7 +128,7 @@ class NoLoCoAlgorithm(Algorithm):
         if not outer_momentum < consensus < (2 + outer_momentum**2) ** 0.5:
             raise ValueError(
                 f"consensus is {consensus}: with outer_momentum {outer_momentum} it must lie between that and "
-                f"{(2 + outer_momentum**2) ** 0.5:.3f}, or the ranks' weights drift apart."
+                f"{(2 + outer_momentum**2) ** 0.5:.3f}, or the ranks' weights drift apart. [BG302]"
             )
         self.hierarchical = hierarchical
         self.seed = check_count("seed", seed, 0)
@@ -137,7 +137,7 @@ class NoLoCoAlgorithm(Algorithm):
         if self.codec is not None and self.codec.name not in ("fp16", "bf16"):
             raise ValueError(
                 f"NoLoCo sends weights, and codec {self.codec.name!r} would round them coarsely: choose 'fp16', 'bf16' "
-                "or None."
+                "or None. [BG303]"
             )
 
     def reify(self, process_group: ProcessGroup) -> NoLoCoAlgorithmImpl:

@@ -122,7 +122,7 @@ def find_optimizer(bagua_ddp: DataParallel, kind: type[OptimizerType], given: Op
         names = ", ".join(type(optimizer).__name__ for optimizer in bagua_ddp.bagua_optimizers) or "none"
         raise ValueError(
             f"This algorithm works with one {kind.__name__}; with_bagua was given {names}. Make it for all parameters, "
-            "and pass it alone."
+            "and pass it alone. [BG305]"
         )
     return found[0]
 

@@ -32,7 +32,8 @@ class Pairs:
         if self.n != len(self.units) and not rests:
             raise ValueError(
                 f"peer_selection_mode='shift_one' pairs {'hosts' if hierarchical else 'ranks'}, and there are "
-                f"{len(self.units)}: an odd number can't be paired. Use an even number, or peer_selection_mode='all'."
+                f"{len(self.units)}: an odd number can't be paired. Use an even number, or peer_selection_mode='all'. "
+                "[BG308]"
             )
 
     def form(self) -> None:

@@ -65,7 +65,7 @@ class PeriodicImpl(AlgorithmImpl):
 
     def plan_weights(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """After it."""
-        raise NotImplementedError(f"{type(self).__name__} must override plan_weights.")
+        raise NotImplementedError(f"{type(self).__name__} must override plan_weights. [BG306]")
 
     def init_post_optimizer_step_hook(self, bagua_ddp: DataParallel) -> Callable[[torch.optim.Optimizer], None]:
         """Counts steps, and exchanges when it is time."""

@@ -53,7 +53,9 @@ is called each time and returns a communicator (a pair of this step), None where
 
 def _check_over(over: Over) -> None:
     if not callable(over) and over not in PLACES:
-        raise ValueError(f"A step can't go over {over!r}: choose one of {', '.join(PLACES)}, or pass a function.")
+        raise ValueError(
+            f"A step can't go over {over!r}: choose one of {', '.join(PLACES)}, or pass a function. [BG307]"
+        )
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,9 @@ class AllReduce:
         object.__setattr__(self, "codec", Codec.of(self.codec))
         _check_over(self.over)
         if self.op not in REDUCTIONS:
-            raise ValueError(f"AllReduce can't apply {self.op!r}: choose one of {', '.join(REDUCTIONS)}.")
+            raise ValueError(f"AllReduce can't apply {self.op!r}: choose one of {', '.join(REDUCTIONS)}. [BG307]")
         if self.everywhere and self.codec is None:
-            raise ValueError("everywhere=True needs a codec: without one nothing is encoded anywhere.")
+            raise ValueError("everywhere=True needs a codec: without one nothing is encoded anywhere. [BG303]")
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -174,16 +176,19 @@ class Plan:
 
     def __post_init__(self) -> None:
         if not self.steps:
-            raise ValueError("A plan needs at least one step.")
+            raise ValueError("A plan needs at least one step. [BG307]")
         for number, step in enumerate(self.steps):
             if not isinstance(step, Step):
                 known = "AllReduce, Broadcast, Neighbours, Local"
-                raise ValueError(f"Step {number} of a plan is {step!r}, which is not a known step ({known}).")
+                raise ValueError(f"Step {number} of a plan is {step!r}, which is not a known step ({known}). [BG307]")
             if GRADIENT in step.writes and not isinstance(step, Local):
-                raise ValueError(f"Step {number} of a plan writes {GRADIENT!r}: contributions stay as they are.")
+                raise ValueError(
+                    f"Step {number} of a plan writes {GRADIENT!r}: contributions stay as they are. [BG307]"
+                )
             if FRESH in step.writes or (FRESH in step.reads and not _all_local(self.steps[: number + 1])):
                 raise ValueError(
-                    f"Step {number} of a plan can't use {FRESH!r}: Local steps read it, before the first other step."
+                    f"Step {number} of a plan can't use {FRESH!r}: Local steps read it, before the first other step. "
+                    "[BG307]"
                 )
 
     @property

@@ -303,7 +303,7 @@ class PowerSGDAlgorithm(Algorithm):
         self.rank = check_count("rank", rank, 1)
         self.warm_up = WarmUp.of(start_after, warmup_codec, "start_after")
         if not min_compression_rate >= 1:
-            raise ValueError(f"min_compression_rate is {min_compression_rate}: it must be at least 1.")
+            raise ValueError(f"min_compression_rate is {min_compression_rate}: it must be at least 1. [BG302]")
         self.min_compression_rate = float(min_compression_rate)
         self.seed = check_count("seed", seed, 0)
 

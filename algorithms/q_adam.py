@@ -61,7 +61,7 @@ class QAdamAlgorithmImpl(AlgorithmImpl):
         if strange:
             raise ValueError(
                 f"QAdam averages momentum, and the QAdamOptimizer does not hold {', '.join(strange[:3])}: give it all "
-                "trainable parameters of the model, or set requires_grad=False."
+                "trainable parameters of the model, or set requires_grad=False. [BG305]"
             )
         self._compresses = self.optimizer.warm
         return super().init_tensors(bagua_ddp)
@@ -127,14 +127,14 @@ def find_optimizer(bagua_ddp: DataParallel, wanted: QAdamOptimizer | None) -> QA
     held = list(bagua_ddp.bagua_optimizers)
     if wanted is not None:
         if not any(optimizer is wanted for optimizer in held):
-            raise ValueError("QAdamAlgorithm got an optimizer that with_bagua did not: pass both the same.")
+            raise ValueError("QAdamAlgorithm got an optimizer that with_bagua did not: pass both the same. [BG305]")
         return wanted
     found = [optimizer for optimizer in held if isinstance(optimizer, QAdamOptimizer)]
     if len(found) != 1:
         names = ", ".join(type(optimizer).__name__ for optimizer in held) or "none"
         raise ValueError(
             f"QAdam needs one QAdamOptimizer among the optimizers given to with_bagua, and found {len(found)} (there: "
-            f"{names}). Use bagua.torch_api.algorithms.q_adam.QAdamOptimizer."
+            f"{names}). Use bagua.torch_api.algorithms.q_adam.QAdamOptimizer. [BG305]"
         )
     return found[0]
 
@@ -173,7 +173,9 @@ class QAdamAlgorithm(Algorithm):
         scaled: bool = False,
     ) -> None:
         if q_adam_optimizer is not None and not isinstance(q_adam_optimizer, QAdamOptimizer):
-            raise TypeError(f"q_adam_optimizer is a {type(q_adam_optimizer).__name__}: pass a QAdamOptimizer, or None.")
+            raise TypeError(
+                f"q_adam_optimizer is a {type(q_adam_optimizer).__name__}: pass a QAdamOptimizer, or None. [BG305]"
+            )
         self.q_adam_optimizer = q_adam_optimizer
         self.hierarchical = hierarchical
         self.codec = Codec.of(codec)

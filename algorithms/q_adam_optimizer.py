@@ -168,7 +168,9 @@ class QAdamOptimizer(torch.optim.Optimizer):
 def with_decay(group: dict[str, Any], parameters: list[Tensor], gradients: list[Any]) -> list[Tensor]:
     """Gradients plus weight_decay · x. Raises RuntimeError for sparse ones."""
     if any(gradient.is_sparse for gradient in gradients):
-        raise RuntimeError("QAdamOptimizer can't work with sparse gradients: use sparse=False in the embedding.")
+        raise RuntimeError(
+            "QAdamOptimizer can't work with sparse gradients: use sparse=False in the embedding. [BG601]"
+        )
     if group["weight_decay"] == 0:
         return gradients
     return list(torch._foreach_add(gradients, parameters, alpha=group["weight_decay"]))
@@ -184,9 +186,9 @@ def _check(
     lr: float, warmup_steps: int, betas: tuple[float, float], eps: float, weight_decay: float, floor: float
 ) -> None:
     if isinstance(warmup_steps, bool) or not isinstance(warmup_steps, int) or warmup_steps < 1:
-        raise ValueError(f"warmup_steps is {warmup_steps!r}: it must be a whole number, at least 1.")
+        raise ValueError(f"warmup_steps is {warmup_steps!r}: it must be a whole number, at least 1. [BG302]")
     for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay), ("floor", floor)):
         if not value >= 0:
-            raise ValueError(f"{name} is {value!r}: it must be at least 0.")
+            raise ValueError(f"{name} is {value!r}: it must be at least 0. [BG302]")
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise ValueError(f"betas is {betas!r}: both must be at least 0 and below 1.")
+        raise ValueError(f"betas is {betas!r}: both must be at least 0 and below 1. [BG302]")

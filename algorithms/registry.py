@@ -24,13 +24,15 @@ class AlgorithmRegistry:
     def register(self, name: str, algorithm: Callable[..., Any], description: str | None = None) -> None:
         """Adds a subclass of ``Algorithm`` (or a function that returns one). Raises ValueError if the name is taken."""
         if name in self._entries:
-            raise ValueError(f"An algorithm is already registered as {name!r}; choose another name.")
+            raise ValueError(f"An algorithm is already registered as {name!r}; choose another name. [BG301]")
         self._entries[name] = Entry(algorithm, description or "")
 
     def get(self, name: str) -> Callable[..., Any]:
         """The maker that was registered as ``name``. Raises KeyError that lists the known names."""
         if name not in self._entries:
-            raise KeyError(f"No algorithm is registered as {name!r}. Known: {', '.join(self.available_algorithms())}.")
+            raise KeyError(
+                f"No algorithm is registered as {name!r}. Known: {', '.join(self.available_algorithms())}. [BG301]"
+            )
         return self._entries[name].algorithm
 
     def available_algorithms(self) -> list[str]:

@@ -21,7 +21,7 @@ class WarmUp:
         """Raises TypeError and ValueError for what can't be; ``name`` is that of the argument with the steps."""
         found = cls(check_count(name, steps, 0), Codec.of(codec))
         if found.codec is not None and found.steps == 0:
-            raise ValueError(f"warmup_codec without {name} makes no sense: there is no warm-up to encode in.")
+            raise ValueError(f"warmup_codec without {name} makes no sense: there is no warm-up to encode in. [BG304]")
         return found
 
     def plan(self) -> Plan:

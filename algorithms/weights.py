@@ -57,12 +57,14 @@ def check_optimizers(bagua_ddp: DataParallel, algorithm: str) -> None:
     held: set[int] = set()
     for optimizer in bagua_ddp.bagua_optimizers:
         if hasattr(optimizer, "_bagua_fused_optimizer"):
-            raise ValueError(f"{algorithm} can't work with a fused optimizer: pass with_bagua the optimizer itself.")
+            raise ValueError(
+                f"{algorithm} can't work with a fused optimizer: pass with_bagua the optimizer itself. [BG305]"
+            )
         held.update(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
     missing = [name for name, parameter in bagua_ddp.bagua_build_params() if id(parameter) not in held]
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ValueError(
             f"{algorithm} exchanges weights after optimizer steps, but no optimizer given to with_bagua holds "
-            f"{', '.join(missing[:3])}{more}. Pass all optimizers of the model, or set requires_grad=False."
+            f"{', '.join(missing[:3])}{more}. Pass all optimizers of the model, or set requires_grad=False. [BG305]"
         )

@@ -61,7 +61,7 @@ class ZeroOneAdamOptimizer(FrozenAdam):
         self.local_step_scaler = check_count("local_step_scaler", local_step_scaler, 1)
         self.local_step_clipper = check_count("local_step_clipper", local_step_clipper, 1)
         if local_step_clipper & (local_step_clipper - 1):
-            raise ValueError(f"local_step_clipper is {local_step_clipper}: choose a power of two.")
+            raise ValueError(f"local_step_clipper is {local_step_clipper}: choose a power of two. [BG302]")
         super().__init__(params, lr, betas, eps, weight_decay, floor)
 
     def updates_variance(self, step: int) -> bool:

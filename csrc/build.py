@@ -118,7 +118,9 @@ def torch_version() -> str:
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError as error:
-        raise BuildError("PyTorch is not installed in this environment. Install it: pip install torch") from error
+        raise BuildError(
+            "PyTorch is not installed in this environment. Install it: pip install torch [BG202]"
+        ) from error
 
 
 def _cuda_version() -> str:
@@ -206,7 +208,7 @@ def build(cache_dir: Path | None = None, extension: Extension = CORE) -> Path:
         return target
     build_cache.compiler()
     if _ninja() is None:
-        raise BuildError("ninja was not found. Install it: pip install ninja")
+        raise BuildError("ninja was not found. Install it: pip install ninja [BG202]")
     command = [sys.executable, "-P", str(SOURCE_DIR / "build.py"), extension.kind, str(target)]
     try:
         target.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -218,7 +220,7 @@ def build(cache_dir: Path | None = None, extension: Extension = CORE) -> Path:
     raise BuildError(
         f"Building the {extension.what} failed (exit code {result.returncode}). The last lines were:\n"
         + build_cache.last_lines(result.stdout.decode(errors="replace"))
-        + "\n`bagua doctor` checks compiler, ninja and torch."
+        + "\n`bagua doctor` checks compiler, ninja and torch. [BG204]"
     )
 
 
@@ -246,14 +248,14 @@ def _load(path: Path, extension: Extension = CORE) -> Any:
     loader = importlib.machinery.ExtensionFileLoader(extension.module, str(path))
     spec = importlib.util.spec_from_file_location(extension.module, path, loader=loader)
     if spec is None:
-        raise BuildError(f"{path} is no Python extension")
+        raise BuildError(f"{path} is no Python extension [BG205]")
     try:
         module: ModuleType = importlib.util.module_from_spec(spec)
         loader.exec_module(module)
     except ImportError as error:
         raise BuildError(
             f"The {extension.what} {path} can't be loaded: {error}. Remove that folder; it is built again at the next "
-            "start."
+            "start. [BG205]"
         ) from error
     return module
 

@@ -69,7 +69,7 @@ def compiler() -> str:
     if found is None:
         raise BuildError(
             f"No C++ compiler: {wanted!r} was not found. Install one (Debian, Ubuntu: apt-get install g++; Fedora: "
-            "dnf install gcc-c++), or name it with CXX."
+            "dnf install gcc-c++), or name it with CXX. [BG203]"
         )
     return found
 
@@ -173,7 +173,8 @@ def _raise_remembered(failure: Path, remembered_s: float) -> None:
 def unwritable(what: str, target: Path, error: OSError) -> BuildError:
     """The error for a cache that can't be used."""
     return BuildError(
-        f"The {what} can't be built in {target.parent}: {error.strerror}. Choose another folder with BAGUA_CACHE_DIR."
+        f"The {what} can't be built in {target.parent}: {error.strerror}. Choose another folder with BAGUA_CACHE_DIR. "
+        "[BG206]"
     )
 
 
@@ -194,10 +195,11 @@ def run_compiler(command: Sequence[str]) -> None:
             timeout=COMPILE_DEADLINE_S,
         )
     except subprocess.TimeoutExpired:
-        raise BuildError(f"{' '.join(command)} took longer than {COMPILE_DEADLINE_S:.0f} s.") from None
+        raise BuildError(f"{' '.join(command)} took longer than {COMPILE_DEADLINE_S:.0f} s. [BG204]") from None
     if done.returncode:
         raise BuildError(
             f"{' '.join(command)} failed (exit code {done.returncode}). The last lines were:\n{last_lines(done.stdout)}"
+            " [BG204]"
         )
 
 

@@ -95,7 +95,7 @@ def _no_nvcc() -> BuildError:
         f"No CUDA compiler (nvcc): looked for {looked} and pip's nvidia/cu*. Without it there are no GPU kernels. "
         "Install the CUDA toolkit, or name its folder with CUDA_HOME, or `pip install nvidia-cuda-nvcc "
         "nvidia-cuda-runtime nvidia-cuda-cccl nvidia-cuda-crt nvidia-nvvm` in the versions of the driver's CUDA; or "
-        "name a library that was built elsewhere with BAGUA_DEVICE_KERNELS."
+        "name a library that was built elsewhere with BAGUA_DEVICE_KERNELS. [BG207]"
     )
 
 
@@ -108,7 +108,7 @@ def _parse(text: str, source: str) -> list[tuple[int, int, str, bool]]:
             if match is None:
                 raise BuildError(
                     f"{source}={text!r}: {entry!r} is no CUDA architecture. Write numbers, such as '8.0;9.0+PTX', or "
-                    "set BAGUA_CUDA_ARCHS to such a list."
+                    "set BAGUA_CUDA_ARCHS to such a list. [BG207]"
                 )
             found.append((int(match[1]), int(match[2]), match[3], match[4] is not None))
     return found
@@ -130,7 +130,7 @@ def arch_flags(nvcc: Nvcc) -> list[str]:
         if text:
             wanted = [entry for entry in _parse(text, source) if entry[:2] >= OLDEST_ARCH]
             if not wanted:
-                raise BuildError(f"{source}={text!r}: the kernels need a GPU of architecture 8.0 or newer.")
+                raise BuildError(f"{source}={text!r}: the kernels need a GPU of architecture 8.0 or newer. [BG207]")
             break
     else:
         known = _supported(nvcc)
@@ -191,7 +191,9 @@ def kernels_library(cache_dir: Path | None = None) -> Path:
 def _compile(nvcc: Nvcc, folder: Path) -> None:
     sources = build_cache.files_of(SOURCE_DIR, (KERNELS,), (".cu",))
     if not sources:
-        raise BuildError(f"There are no CUDA sources in {SOURCE_DIR / KERNELS}: the installation is not complete.")
+        raise BuildError(
+            f"There are no CUDA sources in {SOURCE_DIR / KERNELS}: the installation is not complete. [BG208]"
+        )
     base = [nvcc.path, *_host_compiler()]
     objects = build_cache.objects_of(sources, SOURCE_DIR, folder)
     build_cache.run_compilers(

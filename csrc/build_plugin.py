@@ -53,7 +53,9 @@ def net_plugin(cache_dir: Path | None = None) -> Path:
 def _compile(folder: Path) -> None:
     sources = _sources((".cpp",))
     if not any(path.is_relative_to(SOURCE_DIR / "nccl_net") for path in sources):
-        raise BuildError(f"There are no sources in {SOURCE_DIR / 'nccl_net'}: the installation is not complete.")
+        raise BuildError(
+            f"There are no sources in {SOURCE_DIR / 'nccl_net'}: the installation is not complete. [BG208]"
+        )
     compiler = [build_cache.compiler(), *FLAGS, *build_cache.march_flags(), *build_cache.include_flags(SOURCE_DIR)]
     objects = build_cache.objects_of(sources, SOURCE_DIR, folder)
     build_cache.run_compilers(

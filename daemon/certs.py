@@ -38,7 +38,7 @@ def run(
     from bagua.daemon.coordinator.certs import VALID_DAYS, make_certificates
 
     if sum((bool(host), bool(rotate), show)) != 1 or (renew and not host):
-        raise ConfigError("Give --host (with or without --renew), --rotate, or --show.")
+        raise ConfigError("Give --host (with or without --renew), --rotate, or --show. [BG103]")
     if host:
         make_certificates(folder, host, renew)
         print(f"{folder}: a certificate for {', '.join(host)} and loopback, good for {VALID_DAYS} days.")
@@ -48,7 +48,7 @@ def run(
         )
         return
     if rotate and rotate not in list(rotation.Step):
-        raise ConfigError(f"--rotate {rotate}: begin, switch or finish.")
+        raise ConfigError(f"--rotate {rotate}: begin, switch or finish. [BG103]")
     found = rotation.rotate(folder, rotation.Step(rotate)) if rotate else rotation.status(folder)
     trusted = "1 authority is" if found.authorities == 1 else f"{found.authorities} authorities are"
     print(f"{folder}: for {', '.join(found.hosts)}; {found.days_left} days left; {trusted} trusted.")

@@ -26,7 +26,7 @@ def begin() -> bool:
         if BACKEND not in found:
             raise ConfigError(
                 f"torch.distributed is up already, with backend {found}: import bagua.accelerate before Accelerate's "
-                "PartialState, Accelerator or TrainingArguments are made."
+                "PartialState, Accelerator or TrainingArguments are made. [BG410]"
             )
         return True
     if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) < 2:

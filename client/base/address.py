@@ -14,7 +14,7 @@ def split_address(address: str) -> tuple[str, int]:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     if not separator or not host or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"{address!r} is not an address: write host:port, for example 127.0.0.1:7670")
+        raise ConfigError(f"{address!r} is not an address: write host:port, for example 127.0.0.1:7670 [BG101]")
     return host, int(port)
 
 
@@ -48,4 +48,4 @@ def own_address(peer: str) -> str:
             probe.connect(address)  # a datagram socket: nothing is sent
             return str(probe.getsockname()[0])
     except OSError as error:
-        raise ConfigError(f"This host has no way to {peer}: {error.strerror}.") from None
+        raise ConfigError(f"This host has no way to {peer}: {error.strerror}. [BG919]") from None

@@ -93,14 +93,14 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     false, none, or texts. Raises ConfigError for what can't be read; the name may be any."""
     name, colon, rest = text.strip().partition(":")
     if not name or (colon and not rest):
-        raise ConfigError(f"{text!r} names no algorithm: write NAME or NAME:key=value,key=value.")
+        raise ConfigError(f"{text!r} names no algorithm: write NAME or NAME:key=value,key=value. [BG302]")
     arguments: dict[str, Any] = {}
     for part in rest.split(",") if rest else ():
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not key.isidentifier():
-            raise ConfigError(f"{part!r} in {text!r} is no setting: write NAME:key=value,key=value.")
+            raise ConfigError(f"{part!r} in {text!r} is no setting: write NAME:key=value,key=value. [BG302]")
         if key in arguments:
-            raise ConfigError(f"{text!r} sets {key} twice.")
+            raise ConfigError(f"{text!r} sets {key} twice. [BG302]")
         arguments[key] = _value(value)
     return name, arguments
 
@@ -110,25 +110,25 @@ def check(text: str) -> str:
     that lists names or parameters. What values mean together is left to the algorithm."""
     name, arguments = parse(text)
     if name not in PARAMETERS:
-        raise ConfigError(f"There is no algorithm {name!r}. Known: {', '.join(NAMES)}.")
+        raise ConfigError(f"There is no algorithm {name!r}. Known: {', '.join(NAMES)}. [BG301]")
     known = PARAMETERS[name]
     for key, value in arguments.items():
         if key in known:
             _check_value(key, value, known[key])
         elif name not in OPEN:
-            raise ConfigError(f"Algorithm {name} has no parameter {key!r}. Known: {', '.join(known)}.")
+            raise ConfigError(f"Algorithm {name} has no parameter {key!r}. Known: {', '.join(known)}. [BG301]")
     return text.strip()
 
 
 def _check_value(key: str, value: Any, kind: str) -> None:
     if kind == "codec":
         if value is not None and value not in CODECS:
-            raise ConfigError(f"{key} is {value!r}: it must be one of {', '.join(CODECS)}.")
+            raise ConfigError(f"{key} is {value!r}: it must be one of {', '.join(CODECS)}. [BG303]")
         return
     number = not isinstance(value, bool) and isinstance(value, int | float if kind == "float" else int)
     fits = {"bool": value in (True, False), "str": isinstance(value, str)}.get(kind, number)
     if not fits:
-        raise ConfigError(f"{key} is {value!r}: it must be {_MUST_BE[kind]}.")
+        raise ConfigError(f"{key} is {value!r}: it must be {_MUST_BE[kind]}. [BG302]")
 
 
 def _value(text: str) -> Any:

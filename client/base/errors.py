@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
+_CODE = re.compile(r"\[(BG\d{3})\]")
+
 
 class BaguaError(RuntimeError):
     """Root of all exceptions that bagua raises on purpose."""
+
+    @property
+    def code(self) -> str:
+        """The code in the text, such as "BG101": ``bagua explain BG101`` says more. Empty if there is none. A text that
+        quotes another error has that one's code first, and its own last: this is the last one."""
+        return next(reversed(_CODE.findall(str(self))), "")
 
 
 class CommunicationError(BaguaError):

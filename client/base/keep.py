@@ -34,7 +34,7 @@ def parse_keep(text: str, option: str = "--keep") -> Keep:
         if found is None:
             raise ConfigError(
                 f"{option} {text!r} can't be understood: write 30d, 12h, a number of jobs, a size (10G), several of "
-                "them (30d,10000,10G), or forever."
+                "them (30d,10000,10G), or forever. [BG102]"
             )
         number, unit = int(found[1]), found[2]
         if unit in _SECONDS:

@@ -97,7 +97,7 @@ def placement(environment: Environment) -> dict[str, str]:
     rank = _number(environment, row.rank)
     world_size = _world_size(row, environment)
     if rank >= world_size:
-        raise ConfigError(f"{row.rank}={rank} is no rank of {world_size} ({row.name}): ranks count from 0.")
+        raise ConfigError(f"{row.rank}={rank} is no rank of {world_size} ({row.name}): ranks count from 0. [BG908]")
     local = _local_world_size(row, environment)
     found = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": local}
     if local:
@@ -113,7 +113,7 @@ def placement(environment: Environment) -> dict[str, str]:
 def _number(environment: Environment, name: str) -> int:
     text = environment.get(name, "")
     if not text.strip().isdecimal():
-        raise ConfigError(f"Environment variable {name} is {text!r}: it must be a whole number.")
+        raise ConfigError(f"Environment variable {name} is {text!r}: it must be a whole number. [BG106]")
     return int(text)
 
 
@@ -124,7 +124,7 @@ def _world_size(row: Launcher, environment: Environment) -> int:
         return len(hosts)
     raise ConfigError(
         f"{row.rank}={environment[row.rank]} says that {row.name} started this process as one of several, and nothing "
-        "says of how many. Set WORLD_SIZE, RANK, MASTER_ADDR and MASTER_PORT in every process."
+        "says of how many. Set WORLD_SIZE, RANK, MASTER_ADDR and MASTER_PORT in every process. [BG908]"
     )
 
 

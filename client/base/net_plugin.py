@@ -26,7 +26,7 @@ def wanted(env: Mapping[str, str]) -> bool:
     """Whether this environment asks for the plugin. Raises ConfigError for what is neither yes nor no."""
     value = env.get(VARIABLE, "")
     if value.lower() not in _WORDS:
-        raise ConfigError(f"{VARIABLE}={value!r}: write 1 or 0.")
+        raise ConfigError(f"{VARIABLE}={value!r}: write 1 or 0. [BG106]")
     return _WORDS[value.lower()]
 
 
@@ -41,7 +41,7 @@ def variables(library: Path, env: Mapping[str, str]) -> dict[str, str]:
     if ":" in folder or ";" in folder:
         raise ConfigError(
             f"The plugin lies in {folder}: a folder with : or ; can't stand in LD_LIBRARY_PATH. Choose another with "
-            "BAGUA_CACHE_DIR."
+            "BAGUA_CACHE_DIR. [BG211]"
         )
     before = [part for part in env.get("LD_LIBRARY_PATH", "").split(":") if part and part != folder]
     return {

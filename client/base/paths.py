@@ -38,11 +38,12 @@ def make_private_dir(path: Path) -> Path:
             raise OSError(code, os.strerror(code))
     except OSError as error:
         raise ConfigError(
-            f"The folder {path} can't be written: {error.strerror}. Give another with --state-dir or BAGUA_STATE_DIR."
+            f"The folder {path} can't be written: {error.strerror}. Give another with --state-dir or BAGUA_STATE_DIR. "
+            "[BG108]"
         ) from error
     if status.st_uid != os.getuid():
         raise ConfigError(
-            f"The folder {path} belongs to user {status.st_uid}, not to you. Choose a folder of your own."
+            f"The folder {path} belongs to user {status.st_uid}, not to you. Choose a folder of your own. [BG108]"
         )
     return path
 

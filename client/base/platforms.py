@@ -16,5 +16,5 @@ def require_linux() -> None:
     way = "WSL 2, " if NAMES.get(sys.platform) == "Windows" else ""
     raise PlatformError(
         f"Bagua runs on Linux, and this is {NAMES.get(sys.platform, sys.platform)}: daemons and ranks share memory in "
-        f"ways that only Linux has. Use {way}a Linux container or a Linux machine."
+        f"ways that only Linux has. Use {way}a Linux container or a Linux machine. [BG201]"
     )

@@ -21,7 +21,7 @@ def runtime_root() -> Path:
     base = os.environ.get("XDG_RUNTIME_DIR")
     root = Path(base) / "bagua" if base else Path(f"/tmp/bagua-{os.getuid()}")
     if root.is_symlink():
-        raise ConfigError(f"{root} is a link: somebody else made it. Remove it, or set XDG_RUNTIME_DIR.")
+        raise ConfigError(f"{root} is a link: somebody else made it. Remove it, or set XDG_RUNTIME_DIR. [BG108]")
     return make_private_dir(root)
 
 

@@ -74,16 +74,16 @@ def read_private(path: Path, title: str, *, personal: bool = False) -> bytes:
             raise ConfigError(
                 f"{title} {path} is open to other users of this machine (mode {mode:04o}). Close it: `chmod 600 {path}`"
                 " (`defaultMode: 0400` in a volume of Kubernetes). If others may have read it already, replace the "
-                "secret, too."
+                "secret, too. [BG806]"
             )
         data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
-        raise ConfigError(f"{title} {path} has more than {MAX_FILE_BYTES} bytes: it can't be the right one.")
+        raise ConfigError(f"{title} {path} has more than {MAX_FILE_BYTES} bytes: it can't be the right one. [BG806]")
     return data
 
 
 def _check_personal(path: Path, title: str, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise ConfigError(f"{title} {path} must be a file.")
+        raise ConfigError(f"{title} {path} must be a file. [BG806]")
     if status.st_uid not in (0, os.geteuid()):
-        raise ConfigError(f"{title} {path} belongs to user {status.st_uid}, who could know it. Make your own.")
+        raise ConfigError(f"{title} {path} belongs to user {status.st_uid}, who could know it. Make your own. [BG806]")

@@ -45,7 +45,7 @@ class TlsFiles:
                 found.append(read_private(path, "The private key") if path is self.key else path.read_bytes())
             except OSError as error:
                 raise ConfigError(
-                    f"TLS file {path} can't be read: {error.strerror}. `bagua certs` makes it."
+                    f"TLS file {path} can't be read: {error.strerror}. `bagua certs` makes it. [BG808]"
                 ) from error
         return found[0], found[1], found[2]
 
@@ -65,7 +65,9 @@ def create_token(path: Path) -> str:
         finally:
             os.unlink(temporary)
     except OSError as error:
-        raise ConfigError(f"The token file {path} can't be made: {error.strerror}. Name another one.") from error
+        raise ConfigError(
+            f"The token file {path} can't be made: {error.strerror}. Name another one. [BG804]"
+        ) from error
     return read_token(path)
 
 
@@ -77,15 +79,15 @@ def read_token(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"The token file {path} is damaged: a token is plain text. Remove it and start the coordinator again, then "
-            "copy the new one to wherever the old one was used."
+            "copy the new one to wherever the old one was used. [BG804]"
         ) from error
     except OSError as error:
         raise ConfigError(
             f"No credential: {path} can't be read ({error.strerror}). Start a coordinator with the same state folder, "
-            "or copy its token file here and name it with BAGUA_TOKEN_FILE."
+            "or copy its token file here and name it with BAGUA_TOKEN_FILE. [BG804]"
         ) from error
     if not token:
-        raise ConfigError(f"The token file {path} is empty. Remove it and start the coordinator again.")
+        raise ConfigError(f"The token file {path} is empty. Remove it and start the coordinator again. [BG804]")
     return token
 
 
@@ -100,7 +102,7 @@ def check_listen_address(address: str, tls: TlsFiles | None) -> None:
     if tls is None and not is_loopback(host):
         raise ConfigError(
             f"Refusing to listen on {address} without TLS: anybody who reaches that address could run code here. Make "
-            f"certificates with `bagua certs DIR --host {host}` and pass --tls DIR, or listen on 127.0.0.1."
+            f"certificates with `bagua certs DIR --host {host}` and pass --tls DIR, or listen on 127.0.0.1. [BG807]"
         )
 
 
@@ -187,5 +189,5 @@ def check_dial_address(address: str, tls: TlsFiles | None) -> None:
     host, _ = split_address(address)
     if tls is None and not is_loopback(host):
         raise ConfigError(
-            f"Refusing to call {address} without TLS: pass --tls DIR (certificates made with `bagua certs`)."
+            f"Refusing to call {address} without TLS: pass --tls DIR (certificates made with `bagua certs`). [BG807]"
         )

@@ -59,12 +59,18 @@ def leftovers(names: Iterable[str], start_time_of: Callable[[int], int | None]) 
 def check_possible(network: Network) -> None:
     """Raises ConfigError, with what to do, if this user or this machine can't emulate ``network``."""
     if os.geteuid() != 0:
-        raise ConfigError("--emulate makes network namespaces, which needs root: run it as root, or leave it out.")
+        raise ConfigError(
+            "--emulate makes network namespaces, which needs root: run it as root, or leave it out. [BG002]"
+        )
     for program in ("ip", "tc"):
         if shutil.which(program, path=SEARCH_PATH) is None:
-            raise ConfigError(f"--emulate needs the program {program}: install iproute2 (apt-get install iproute2).")
+            raise ConfigError(
+                f"--emulate needs the program {program}: install iproute2 (apt-get install iproute2). [BG002]"
+            )
     if network.delay_s and not Path("/dev/net/tun").exists():
-        raise ConfigError("A delay needs /dev/net/tun, which this machine does not have: emulate the rate alone.")
+        raise ConfigError(
+            "A delay needs /dev/net/tun, which this machine does not have: emulate the rate alone. [BG002]"
+        )
 
 
 def _command(*arguments: str, check: bool = True) -> str:
@@ -75,9 +81,9 @@ def _command(*arguments: str, check: bool = True) -> str:
             [program, *arguments[1:]], capture_output=True, text=True, timeout=COMMAND_DEADLINE_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ServiceError(f"{' '.join(arguments)} failed: {error}") from error
+        raise ServiceError(f"{' '.join(arguments)} failed: {error} [BG002]") from error
     if check and done.returncode:
-        raise ServiceError(f"The emulated network can't be made: {' '.join(arguments)}: {done.stderr.strip()}")
+        raise ServiceError(f"The emulated network can't be made: {' '.join(arguments)}: {done.stderr.strip()} [BG002]")
     return done.stdout
 
 
@@ -164,7 +170,7 @@ class Emulation:
         ready, _, _ = select.select([self._relay.stdout], [], [], max(0.0, deadline - time.monotonic()))
         words = self._relay.stdout.readline().strip() if ready else "it does not answer"
         if words != "ready":
-            raise ServiceError(f"The relay that delays packets can't start: {words or 'it ended'}")
+            raise ServiceError(f"The relay that delays packets can't start: {words or 'it ended'} [BG002]")
 
     def _configure(self, name: str, address: str) -> None:
         _command("ip", "-n", name, "address", "add", f"{address}/24", "dev", DEVICE)
@@ -177,7 +183,7 @@ class Emulation:
             if time.monotonic() > deadline:
                 raise ServiceError(
                     f"The emulated network does not come up: {DEVICE} in {name} has no carrier after "
-                    f"{CARRIER_DEADLINE_S:.0f} s. Try again; the kernel's log (dmesg) may say why."
+                    f"{CARRIER_DEADLINE_S:.0f} s. Try again; the kernel's log (dmesg) may say why. [BG002]"
                 )
             time.sleep(0.02)
 

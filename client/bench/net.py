@@ -132,7 +132,7 @@ class End:
 
     def _gone(self, words: str = "") -> None:
         words = words or f"ended with code {self._process.wait(10)}"
-        raise ServiceError(f"A process of the benchmark {words}: {' '.join(map(str, self._process.args))}")  # type: ignore[arg-type]
+        raise ServiceError(f"A process of the benchmark {words}: {' '.join(map(str, self._process.args))} [BG001]")  # type: ignore[arg-type]
 
     def close(self) -> None:
         self._process.kill()
@@ -152,7 +152,7 @@ class Pair:
                 end.tell(handle)
             for end in self._ends:
                 if end.answer() != "ready":
-                    raise ServiceError(f"The processes of {program.name} can't connect.")
+                    raise ServiceError(f"The processes of {program.name} can't connect. [BG001]")
         except BaseException:
             self.close()
             raise
@@ -295,13 +295,13 @@ def _iperf_once(ends: tuple[Place, Place], streams: int, seconds: int, port: int
                 [*near.prefix, *command], capture_output=True, text=True, timeout=seconds + ANSWER_DEADLINE_S
             )
     except subprocess.TimeoutExpired as error:
-        raise ServiceError(f"{IPERF} does not end: {error}") from error
+        raise ServiceError(f"{IPERF} does not end: {error} [BG001]") from error
     finally:
         server.kill()
         server.communicate()
     report = json.loads(done.stdout or "{}")
     if done.returncode or "error" in report:
-        raise ServiceError(f"{IPERF} failed: {report.get('error') or done.stderr.strip()}")
+        raise ServiceError(f"{IPERF} failed: {report.get('error') or done.stderr.strip()} [BG001]")
     return float(report["end"]["sum_received"]["bits_per_second"])
 
 
@@ -312,7 +312,7 @@ def _wait_for_word(process: subprocess.Popen[bytes], word: bytes) -> None:
         ready, _, _ = select.select([process.stdout], [], [], START_DEADLINE_S)
         more = os.read(process.stdout.fileno(), 4096) if ready else b""
         if not more:
-            raise ServiceError(f"{IPERF}'s server does not start: {said.decode(errors='replace').strip()}")
+            raise ServiceError(f"{IPERF}'s server does not start: {said.decode(errors='replace').strip()} [BG001]")
         said += more
 
 

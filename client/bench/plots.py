@@ -22,11 +22,11 @@ FLOOR_STYLE: dict[str, Any] = {"color": "0.5", "linestyle": "--", "linewidth": 1
 def check(path: Path) -> None:
     """Raises ConfigError, before anything is measured, if ``path`` can't be drawn."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError(f"--plot {path} needs matplotlib: pip install 'bagua[bench]', or leave --plot out.")
+        raise ConfigError(f"--plot {path} needs matplotlib: pip install 'bagua[bench]', or leave --plot out. [BG209]")
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise ConfigError(f"--plot {path}: the name must end with .png, .svg or .pdf.")
+        raise ConfigError(f"--plot {path}: the name must end with .png, .svg or .pdf. [BG109]")
     if not path.absolute().parent.is_dir():
-        raise ConfigError(f"--plot {path}: there is no folder {path.absolute().parent}.")
+        raise ConfigError(f"--plot {path}: there is no folder {path.absolute().parent}. [BG109]")
 
 
 def new_figure(columns: int, lines: int = 1) -> tuple[Figure, Sequence[Axes]]:
@@ -44,7 +44,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:
-        raise ConfigError(f"--plot {path}: {error.strerror}") from error
+        raise ConfigError(f"--plot {path}: {error.strerror} [BG109]") from error
 
 
 def _names(rows: Sequence[Row], key: str) -> list[Any]:

@@ -57,7 +57,7 @@ def save(report: Mapping[str, Any], path: Path) -> None:
     try:
         path.write_text(json_text(report, indent=1) + "\n")
     except OSError as error:
-        raise ConfigError(f"--save {path}: {error.strerror}") from error
+        raise ConfigError(f"--save {path}: {error.strerror} [BG109]") from error
 
 
 def number(value: float | None) -> str:

@@ -19,7 +19,9 @@ def parse_size(text: str) -> int:
     found = re.fullmatch(r"(\d+)([KMG]?)(?:iB|B)?", text.strip())
     size = int(found.group(1)) * SIZE_UNITS[found.group(2)] if found else 0
     if not 0 < size <= LARGEST_SIZE:
-        raise ConfigError(f"{text!r} is not a size: write a number with K, M or G (1024, ...), for example 64K.")
+        raise ConfigError(
+            f"{text!r} is not a size: write a number with K, M or G (1024, ...), for example 64K. [BG102]"
+        )
     return size
 
 
@@ -32,7 +34,7 @@ def split(text: str) -> list[str]:
     """``a,b`` -> ["a", "b"]: each once, in order. Raises ConfigError if there is none."""
     parts = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not parts:
-        raise ConfigError("An empty list: write one or more values, with commas between them.")
+        raise ConfigError("An empty list: write one or more values, with commas between them. [BG102]")
     return parts
 
 
@@ -41,7 +43,7 @@ def choose(text: str, allowed: Sequence[str], what: str) -> list[str]:
     parts = split(text)
     for part in parts:
         if part not in allowed:
-            raise ConfigError(f"{what} {part!r}: choose from {', '.join(allowed)}.")
+            raise ConfigError(f"{what} {part!r}: choose from {', '.join(allowed)}. [BG102]")
     return parts
 
 

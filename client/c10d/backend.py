@@ -81,7 +81,7 @@ def chosen() -> str:
 
 def _choose(wanted: str) -> str:
     if wanted not in ("", "cpp", "python"):
-        raise ConfigError(f"{SWITCH} is {wanted!r}: it must be cpp or python, or absent.")
+        raise ConfigError(f"{SWITCH} is {wanted!r}: it must be cpp or python, or absent. [BG106]")
     if wanted == "python":
         return wanted
     try:

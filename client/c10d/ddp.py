@@ -48,7 +48,7 @@ def refuse_wrapped(module: torch.nn.Module) -> None:
         if part.__dict__.get("bagua_ddp") is not None:
             raise BaguaError(
                 f"{_words(name)} was wrapped with with_bagua() and exchanges by itself: gradients would be exchanged "
-                "twice. Leave DistributedDataParallel out, or with_bagua()."
+                "twice. Leave DistributedDataParallel out, or with_bagua(). [BG606]"
             )
 
 
@@ -70,7 +70,7 @@ def choose_algorithm(model: DistributedDataParallel, has_hook: bool) -> None:
     if has_hook:
         raise ConfigError(
             f"{VARIABLE} is {text!r}, but DistributedDataParallel(mixed_precision=...) brings a hook of its own. Use "
-            f"torch.autocast instead, or start without {VARIABLE}."
+            f"torch.autocast instead, or start without {VARIABLE}. [BG606]"
         )
     model.register_comm_hook(model.process_group, hook)
     model.join_hook = refuse_join  # type: ignore[method-assign]
@@ -80,5 +80,5 @@ def refuse_join(**_: Any) -> Any:
     """Raises ConfigError: ranks that have no more batches would not take part in the hook's operations."""
     raise ConfigError(
         f"{VARIABLE} is set, and join() of DistributedDataParallel does not go with the algorithm that it chooses. "
-        f"Start without {VARIABLE}, or give all ranks the same number of batches."
+        f"Start without {VARIABLE}, or give all ranks the same number of batches. [BG606]"
     )

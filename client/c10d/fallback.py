@@ -173,7 +173,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         """Operations raise DistBackendError on this rank: those from now on, and those that wait."""
         self._everyone.abort()
         for operation in list(self._operations):
-            operation.end(DistBackendError(f"{operation.name}: the group was aborted on this rank."))
+            operation.end(DistBackendError(f"{operation.name}: the group was aborted on this rank. [BG512]"))
 
     def shutdown(self) -> None:
         """Gives communicators back."""
@@ -212,7 +212,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
                 self._broken = error  # what comes after it would meet other ranks' operations
                 if time.monotonic() - begun >= seconds:
                     words = f"{name} was not done within its timeout of {seconds:g} s. {error}"
-                    self._broken = CommunicationError(words)
+                    self._broken = CommunicationError(f"{words} [BG502]")
                 raise self._broken from None
 
         operation = Operation(name, [*outputs, *shows], within, seconds)
@@ -404,10 +404,14 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         rows = tensor.shape[0] if tensor.dim() else 0
         if not splits:
             if rows % n:
-                raise ValueError(f"all_to_all_single: {rows} rows can't be shared equally by {n} ranks: pass splits.")
+                raise ValueError(
+                    f"all_to_all_single: {rows} rows can't be shared equally by {n} ranks: pass splits. [BG403]"
+                )
             splits = [rows // n] * n
         if len(splits) != n or sum(splits) != rows or min(splits) < 0:
-            raise ValueError(f"all_to_all_single: splits {list(splits)} don't share {rows} rows among {n} ranks.")
+            raise ValueError(
+                f"all_to_all_single: splits {list(splits)} don't share {rows} rows among {n} ranks. [BG403]"
+            )
         each = tensor.numel() // rows if rows else 0
         return [count * each for count in splits]
 
@@ -469,7 +473,7 @@ _give_old_names()
 def _listed(tensors: Any) -> list[torch.Tensor]:
     found = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     if len(found) != 1:
-        raise ValueError(f"{len(found)} tensors were passed: backend bagua takes one for each call.")
+        raise ValueError(f"{len(found)} tensors were passed: backend bagua takes one for each call. [BG410]")
     return found
 
 

@@ -45,7 +45,9 @@ def join(store: Any, rank: int, size: int, global_ranks: Sequence[int], name: st
     session = _current() if global_ranks else _begin(store, rank, size)
     ranks = list(global_ranks) or list(range(size))
     if ranks != sorted(set(ranks)):
-        raise ConfigError(f"The ranks of group {name!r} are {ranks}: they must be different, the smallest first.")
+        raise ConfigError(
+            f"The ranks of group {name!r} are {ranks}: they must be different, the smallest first. [BG410]"
+        )
     if global_ranks:
         _agree(store, ranks[rank], ranks, name, max(timeout, MEETING))
     made = communicators(session)
@@ -63,7 +65,7 @@ def _current() -> Session:
     if session is None or session.pid != os.getpid():
         raise ConfigError(
             'A group over the backend "bagua" needs a default group over it: call init_process_group("bagua"), or '
-            '"cpu:bagua,cuda:nccl".'
+            '"cpu:bagua,cuda:nccl". [BG410]'
         )
     return session
 
@@ -89,7 +91,7 @@ def _begin(store: Any, rank: int, size: int) -> Session:
     if (found.rank, found.world_size) != (rank, size):
         raise ConfigError(
             f"torch.distributed was told rank {rank} of {size}, but this process is rank {found.rank} of "
-            f"{found.world_size} of its job: leave rank and world_size to the environment."
+            f"{found.world_size} of its job: leave rank and world_size to the environment. [BG410]"
         )
     return session
 
@@ -114,7 +116,7 @@ def _agree(store: Any, me: int, ranks: Sequence[int], name: str, timeout: timede
         store.set(verdict, _difference(store, ranks, name, timeout))
     store.wait([verdict], timeout)
     if text := store.get(verdict).decode():
-        raise ConfigError(text)
+        raise ConfigError(f"{text} [BG410]")
 
 
 def _difference(store: Any, ranks: Sequence[int], name: str, timeout: timedelta) -> str:

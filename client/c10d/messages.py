@@ -81,7 +81,7 @@ class Messages:
             if time.monotonic() > deadline:
                 raise CommunicationError(
                     f"Rank {self._rank} of the group received nothing with tag {tag} from any rank in "
-                    f"{self._timeout:.0f} s."
+                    f"{self._timeout:.0f} s. [BG503]"
                 )
             time.sleep(POLL_S)
 
@@ -89,7 +89,7 @@ class Messages:
         if not 0 <= peer < self._size or peer == self._rank:
             raise ValueError(
                 f"Rank {self._rank} of the group of {self._size} can't communicate {word} rank {peer}: name one of the "
-                f"other {self._size - 1}."
+                f"other {self._size - 1}. [BG404]"
             )
 
     def _lane(self, route: Route) -> Lane:

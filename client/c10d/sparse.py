@@ -14,9 +14,11 @@ from bagua.torch_api.comm.communicator import Communicator
 def check_sparse(tensor: torch.Tensor, op: Any) -> None:
     """Raises ValueError unless the tensor can be summed by ``add_up``."""
     if tensor.layout is not torch.sparse_coo or not tensor.is_cpu:
-        raise ValueError(f"all_reduce: the tensor is {tensor.layout} on {tensor.device}. Pass tensor.to_dense().")
+        raise ValueError(
+            f"all_reduce: the tensor is {tensor.layout} on {tensor.device}. Pass tensor.to_dense(). [BG401]"
+        )
     if getattr(op, "op", op) != distributed.ReduceOp.SUM:
-        raise ValueError(f"all_reduce: sparse tensors can be reduced with SUM alone, not with {op}.")
+        raise ValueError(f"all_reduce: sparse tensors can be reduced with SUM alone, not with {op}. [BG405]")
 
 
 def add_up(everyone: Communicator, tensor: torch.Tensor) -> None:

@@ -29,12 +29,14 @@ def reduction(tensor: torch.Tensor, op: Any) -> ReduceOp:
     we don't have, TypeError for a dtype that can't be reduced so."""
     found = REDUCTIONS.get(getattr(op, "op", op))
     if found is None:
-        raise ValueError(f"Backend bagua has no reduction {op}: choose one of {', '.join(map(str, REDUCTIONS))}.")
+        raise ValueError(
+            f"Backend bagua has no reduction {op}: choose one of {', '.join(map(str, REDUCTIONS))}. [BG405]"
+        )
     if tensor.is_complex() and found not in (ReduceOp.SUM, ReduceOp.AVG):
-        raise TypeError(f"Complex tensors can't be reduced with {found.name}: use SUM or AVG.")
+        raise TypeError(f"Complex tensors can't be reduced with {found.name}: use SUM or AVG. [BG405]")
     if tensor.dtype not in DTYPES and not tensor.is_complex():
         raise TypeError(
-            f"{tensor.dtype} tensors can't be reduced. Those that can: {', '.join(DTYPES.values())}, complex."
+            f"{tensor.dtype} tensors can't be reduced. Those that can: {', '.join(DTYPES.values())}, complex. [BG405]"
         )
     return OF_BOOLS.get(found, found) if tensor.dtype is torch.bool else found
 
@@ -79,12 +81,12 @@ def blocks(parts: Sequence[torch.Tensor], like: torch.Tensor, changes: bool = Fa
 def same_numel(parts: Sequence[torch.Tensor], numel: int, ranks: int, name: str) -> None:
     """Raises ValueError unless there is one part of ``numel`` elements for each rank."""
     if len(parts) != ranks:
-        raise ValueError(f"{name}: the list has {len(parts)} tensors: pass one for each of the {ranks} ranks.")
+        raise ValueError(f"{name}: the list has {len(parts)} tensors: pass one for each of the {ranks} ranks. [BG402]")
     sizes = sorted({part.numel() for part in parts})
     if sizes != [numel]:
         raise ValueError(
             f"{name}: all tensors must have the same number of elements. Those of the list have {sizes}, the other one "
-            f"{numel}."
+            f"{numel}. [BG402]"
         )
 
 
@@ -93,7 +95,7 @@ def ratio(large: torch.Tensor, small: torch.Tensor, ranks: int, name: str) -> No
     if large.numel() != ranks * small.numel():
         raise ValueError(
             f"{name}: the tensor of all ranks has {large.numel()} elements. It must have {ranks} times the "
-            f"{small.numel()} of this rank's."
+            f"{small.numel()} of this rank's. [BG402]"
         )
 
 
@@ -101,9 +103,11 @@ def check(tensors: Sequence[torch.Tensor]) -> None:
     """Raises TypeError for tensors that can't travel, and for several that don't have one dtype."""
     for tensor in tensors:
         if tensor.layout is not torch.strided:
-            raise TypeError(f"A tensor is sparse ({tensor.layout}): pass tensor.to_dense().")
+            raise TypeError(f"A tensor is sparse ({tensor.layout}): pass tensor.to_dense(). [BG401]")
         if tensor.device.type not in ("cpu", "cuda"):
-            raise TypeError(f"A tensor is on device {tensor.device}: pass one on the CPU or on a CUDA device.")
+            raise TypeError(f"A tensor is on device {tensor.device}: pass one on the CPU or on a CUDA device. [BG401]")
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) > 1:
-        raise TypeError(f"Tensors have different dtypes: {', '.join(sorted(map(str, dtypes)))}. They must agree.")
+        raise TypeError(
+            f"Tensors have different dtypes: {', '.join(sorted(map(str, dtypes)))}. They must agree. [BG402]"
+        )

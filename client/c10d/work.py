@@ -88,7 +88,7 @@ class Operation(Work):  # type: ignore[misc]
         limit = timeout.total_seconds() if timeout else 0.0
         # The operation has a limit of its own, at which it says who waits for whom: it comes a little earlier.
         if not self._over.wait(limit if limit > 0 else self._timeout + 5.0):
-            raise DistBackendError(f"{self.name} was not done after {1000 * (limit or self._timeout):.0f} ms.")
+            raise DistBackendError(f"{self.name} was not done after {1000 * (limit or self._timeout):.0f} ms. [BG503]")
         KEPT.pop(id(self), None)
         if self._error is not None:
             raise self._error

@@ -130,11 +130,11 @@ def choose(names: str, there: Collection[Need]) -> tuple[list[str], dict[str, st
     wanted = [name.strip() for name in names.split(",") if name.strip()] or list(KINDS)
     for name in wanted:
         if name not in KINDS:
-            raise ConfigError(f"There is no fault {name!r}: choose from {', '.join(KINDS)}.")
+            raise ConfigError(f"There is no fault {name!r}: choose from {', '.join(KINDS)}. [BG003]")
     needs = {name: KINDS[name].needs for name in wanted}
     left_out = {name: WHY_NOT[need] for name, need in needs.items() if need is not None and need not in there}
     chosen = [name for name in wanted if name not in left_out]
     if not chosen:
         reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
-        raise ConfigError(f"No fault is left to play ({reasons}).")
+        raise ConfigError(f"No fault is left to play ({reasons}). [BG003]")
     return chosen, left_out

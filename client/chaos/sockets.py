@@ -46,7 +46,7 @@ def copies(pid: int, but: int) -> Iterator[list[socket.socket]]:
             if copy >= 0:
                 found.append(socket.socket(fileno=copy))
             elif ctypes.get_errno() == 1:
-                raise PermissionError(f"The connections of process {pid} can't be reached: run this as root.")
+                raise PermissionError(f"The connections of process {pid} can't be reached: run this as root. [BG003]")
         yield found
     finally:
         for one in found:

@@ -175,7 +175,9 @@ def own_address(master_addr: str) -> str:
     try:
         found = socket.getaddrinfo(master_addr, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise ConfigError(f"MASTER_ADDR {master_addr} means nothing on the first host: {error.strerror}.") from None
+        raise ConfigError(
+            f"MASTER_ADDR {master_addr} means nothing on the first host: {error.strerror}. [BG913]"
+        ) from None
     addresses = [str(entry[4][0]) for entry in found]
     for address in sorted(addresses, key=is_loopback):  # an /etc/hosts may name this machine's loopback, too
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -187,7 +189,7 @@ def own_address(master_addr: str) -> str:
         return "127.0.0.1" if is_loopback(address) else address
     raise ConfigError(
         f"MASTER_ADDR {master_addr} ({', '.join(dict.fromkeys(addresses))}) is no address of the first host. Set it to "
-        "one by which the other hosts reach that."
+        "one by which the other hosts reach that. [BG913]"
     )
 
 
@@ -240,6 +242,6 @@ def _wait(client: Client, cluster: EmbeddedCluster, job: job_pb2.Job) -> job_pb2
     while job.state not in ENDED:
         event = events.get()
         if isinstance(event, str):
-            raise ServiceError(event)
+            raise ServiceError(f"{event} [BG910]")
         job = event
     return job

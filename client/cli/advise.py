@@ -104,14 +104,16 @@ def advise(
     if plot is not None:
         checked(plots.check, plot)
     if (profile is None) == (not script):
-        raise UsageError("Name a script to record, or a recorded profile with --profile FILE; not both.")
+        raise UsageError("Name a script to record, or a recorded profile with --profile FILE; not both. [BG103]")
     if profile is not None:
         if save is not None:
-            raise UsageError("--save keeps what is recorded now, and --profile records nothing.")
+            raise UsageError("--save keeps what is recorded now, and --profile records nothing. [BG103]")
         found = checked(StepProfile.load, profile)
     else:
         if wire is None:
-            raise UsageError("Say what is between the hosts, as in --network 1gbit,5ms: one host does not show it.")
+            raise UsageError(
+                "Say what is between the hosts, as in --network 1gbit,5ms: one host does not show it. [BG004]"
+            )
         found = record(script, args or [], module, nproc_per_node or 1, steps, env, workdir, quiet)
         if save is not None:
             found.save(save)
@@ -174,7 +176,7 @@ def record(
         if not file.exists():
             raise ServiceError(
                 f"{script} ended before {steps} training steps of a model wrapped by with_bagua were recorded (the "
-                "first 5 do not count): let it train longer, or ask for fewer with --steps."
+                "first 5 do not count): let it train longer, or ask for fewer with --steps. [BG614]"
             )
         found = StepProfile.load(file)
     return dataclasses.replace(found, speeds=speeds_of_machine(found, quiet))
@@ -208,7 +210,9 @@ def measured_network(profile: StepProfile) -> Network:
             return fit_network(samples, trips=2)
         except ValueError:
             pass
-    raise UsageError("The profile does not show a network: say what is between hosts, as in --network 1gbit,5ms.")
+    raise UsageError(
+        "The profile does not show a network: say what is between hosts, as in --network 1gbit,5ms. [BG004]"
+    )
 
 
 def describe(profile: StepProfile, cluster: Cluster, made: Advice) -> dict[str, Any]:

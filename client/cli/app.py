@@ -18,6 +18,7 @@ from bagua.cli import (
     dashboard,
     doctor,
     explain,
+    explain_code,
     job,
     membership,
     net,
@@ -99,6 +100,7 @@ def convert_manifest(context: typer.Context) -> None:
 app.command()(dashboard.dashboard)
 app.command()(dashboard.top)
 app.command()(doctor.doctor)
+app.command("explain")(explain_code.explain_code)
 app.command("support-bundle")(support.support_bundle)
 app.command()(chaos.chaos)
 

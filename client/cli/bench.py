@@ -68,7 +68,7 @@ def networks_of(emulate: list[str] | None, nnodes: int | None) -> tuple[list[Net
     if not emulate:
         return [None], nnodes or 1
     if nnodes not in (None, 2):
-        raise UsageError(f"--emulate makes two hosts: --nnodes {nnodes} does not fit.")
+        raise UsageError(f"--emulate makes two hosts: --nnodes {nnodes} does not fit. [BG102]")
     found = [checked(parse_network, text) for text in emulate]
     for network in found:
         checked(check_possible, network)
@@ -154,7 +154,7 @@ def allreduce(
         systems.append({"name": GLOO, "memory": GLOO, "codec": "none"})
     checked(choose, dtype, DTYPES, "--dtype")
     if dtype != "float32" and codec != "none":
-        raise UsageError(f"--codec {codec} encodes float32: leave --dtype {dtype} out.")
+        raise UsageError(f"--codec {codec} encodes float32: leave --dtype {dtype} out. [BG102]")
     if plot is not None:
         checked(plots.check, plot)
     networks, nodes = networks_of(emulate, nnodes)
@@ -277,7 +277,7 @@ def train(
     from bagua.cli.bench_run import Task, measure
 
     if malloc not in ("raised", "default"):
-        raise UsageError(f"--malloc {malloc!r}: choose from raised, default.")
+        raise UsageError(f"--malloc {malloc!r}: choose from raised, default. [BG102]")
     if plot is not None:
         checked(plots.check, plot)
     chosen = checked(choose, models, MODELS, "--models")
@@ -328,7 +328,9 @@ def parse_algorithms(text: str) -> dict[str, str]:
         if rest in CODECS[1:]:
             rest = f"codec={rest}"
         if name in OWN_OPTIMIZER:
-            raise ConfigError(f"--algorithms: {name} brings its own optimizer; bagua bench accuracy trains with it.")
+            raise ConfigError(
+                f"--algorithms: {name} brings its own optimizer; bagua bench accuracy trains with it. [BG305]"
+            )
         label = part.strip().removeprefix(ALGORITHM).lstrip(":")
         try:
             found[label] = check(f"{name}:{rest}" if rest else name)
@@ -367,7 +369,7 @@ def network(
     if plot is not None:
         checked(plots.check, plot)
     if coordinator and emulate:
-        raise UsageError("--coordinator and --emulate exclude each other.")
+        raise UsageError("--coordinator and --emulate exclude each other. [BG103]")
     sizes = checked(parse_sizes, size)
     settings = {"size": sizes[0], "seconds": seconds, "rounds": rounds}
     rows: list[report.Row] = []

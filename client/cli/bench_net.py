@@ -35,7 +35,7 @@ def _names(systems: str, streams: int) -> list[str]:
     installed = shutil.which(net.IPERF, path=SEARCH_PATH) is not None
     chosen = checked(choose, systems, SYSTEMS, "--systems") if systems else [*SYSTEMS[:-1], *(["iperf3"] * installed)]
     if "iperf3" in chosen and not installed:
-        raise UsageError("--systems iperf3: the program iperf3 is not installed (apt-get install iperf3).")
+        raise UsageError("--systems iperf3: the program iperf3 is not installed (apt-get install iperf3). [BG210]")
     return list(dict.fromkeys(known[name] for name in chosen))
 
 

@@ -105,7 +105,7 @@ def run_task(task: Task) -> int:
         if interrupts.signal:
             return interrupts.exit_code
         if job.state != SUCCEEDED:
-            raise ServiceError(summary(job, time.monotonic() - started))
+            raise ServiceError(f"{summary(job, time.monotonic() - started)} [BG001]")
         return 0
     finally:
         terminal.close()
@@ -158,7 +158,7 @@ def measure_on_cluster(
     with connect(*reach) as client:
         there = sum(node.connected for node in client.nodes())
         if (nnodes or there) < 2:
-            raise ServiceError(f"{there} node daemons are connected: pairs need two or more.")
+            raise ServiceError(f"{there} node daemons are connected: pairs need two or more. [BG001]")
         task = make(nnodes or there)
         spec = task.spec()
         spec.python, spec.workdir = "", "/"  # those of the daemons
@@ -177,7 +177,7 @@ def measure_on_cluster(
         finally:
             catcher.terminal.close()
         if job.state != SUCCEEDED:
-            raise ServiceError(summary(job, time.monotonic() - started))
+            raise ServiceError(f"{summary(job, time.monotonic() - started)} [BG001]")
         return catcher.result(), {rank.rank: rank.node_id for rank in job.ranks}
 
 
@@ -200,7 +200,9 @@ class ResultCatcher:
     def result(self) -> dict[str, Any]:
         """The document. Raises ServiceError if none came."""
         if not self._found:
-            raise ServiceError("The job succeeded, but its result did not arrive with its output. Run it again.")
+            raise ServiceError(
+                "The job succeeded, but its result did not arrive with its output. Run it again. [BG001]"
+            )
         found: dict[str, Any] = json.loads(self._found)
         return found
 

@@ -107,11 +107,15 @@ def private_disk(folder: Path) -> None:
     """Mounts a small disk of its own on ``folder``, which this process and its children alone see: the kernel removes
     it with the last of them. Needs root. Raises ServiceError."""
     if ctypes.CDLL(None).unshare(_CLONE_NEWNS):
-        raise ServiceError("The kernel gives this process no mount namespace: leave the fault full-disk out (--kinds).")
+        raise ServiceError(
+            "The kernel gives this process no mount namespace: leave the fault full-disk out (--kinds). [BG003]"
+        )
     for command in (
         ["mount", "--make-rprivate", "/"],
         ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=700", "tmpfs", str(folder)],
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise ServiceError(f"No disk can be mounted here, leave full-disk out (--kinds): {done.stderr.strip()}")
+            raise ServiceError(
+                f"No disk can be mounted here, leave full-disk out (--kinds): {done.stderr.strip()} [BG003]"
+            )

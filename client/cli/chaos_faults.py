@@ -192,7 +192,7 @@ class Injector:
                 anew = "connections that carry nothing are made anew"
                 until(lambda: self._cluster.job(trained.job_id).generation > generation, anew)
         if not found:
-            raise ServiceError(f"Process {pid} has no connection to another host.")
+            raise ServiceError(f"Process {pid} has no connection to another host. [BG003]")
 
     @contextlib.contextmanager
     def _service_fault(self, kind: str) -> Iterator[None]:
@@ -279,5 +279,5 @@ def until(condition: Callable[[], bool], what: str, within_s: float = TO_NOTICE_
     deadline = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline:
-            raise ServiceError(f"Not within {within_s:g} s: {what}.")
+            raise ServiceError(f"Not within {within_s:g} s: {what}. [BG003]")
         time.sleep(0.05)

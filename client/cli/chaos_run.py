@@ -198,7 +198,7 @@ class Chaos:
         while len(self._diaries.read()) < ranks or not self._goes_on(list(self._diaries.read()), 0.0):
             job = self._cluster.job(job_id)
             if job.state in ENDED or time.monotonic() > deadline:
-                raise ServiceError(f"The job did not begin: it is {job_state(job.state)}. {job.reason}")
+                raise ServiceError(f"The job did not begin: it is {job_state(job.state)}. {job.reason} [BG003]")
             time.sleep(0.1)
         self._look(trained)
         return trained
@@ -219,7 +219,7 @@ class Chaos:
 
         until(go_on_or_end, what)
         if gone := [pid for pid in trained.pids() if not alive(pid)]:
-            raise ServiceError(f"{what}: ranks ended that should go on (processes {gone}).")
+            raise ServiceError(f"{what}: ranks ended that should go on (processes {gone}). [BG003]")
 
     def _broke(self, trained: Trained, words: str) -> None:
         job = self._cluster.job(trained.job_id)

@@ -95,10 +95,12 @@ def values(path: Path, command: str) -> dict[str, Any]:
         if name not in others or (key != hyphens(name) and key != name):
             near = get_close_matches(hyphens(name), [hyphens(one) for one in others], 1, 0.5)
             hint = f" Do you mean {near[0]}?" if near else ""
-            raise UsageError(f"--config {path}: there is no option {key!r}.{hint} `bagua {command} --help` lists all.")
+            raise UsageError(
+                f"--config {path}: there is no option {key!r}.{hint} `bagua {command} --help` lists all. [BG105]"
+            )
         other, one = others[name]
         if name in taken:
-            raise UsageError(f"--config {path}: {one.key} is there twice: with hyphens and with underscores.")
+            raise UsageError(f"--config {path}: {one.key} is there twice: with hyphens and with underscores. [BG105]")
         found = _value(path, mine.get(name, one), value)
         if name in mine:
             taken[name] = found
@@ -114,20 +116,20 @@ def _document(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"--config {path}: {error.strerror}.") from error
+        raise UsageError(f"--config {path}: {error.strerror}. [BG105]") from error
     if len(data) > MAX_BYTES:
-        raise UsageError(f"--config {path}: more than {MAX_BYTES} bytes: that is no file of options.")
+        raise UsageError(f"--config {path}: more than {MAX_BYTES} bytes: that is no file of options. [BG105]")
     try:
         return tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"--config {path} is no TOML: {error}") from error
+        raise UsageError(f"--config {path} is no TOML: {error} [BG105]") from error
 
 
 def _value(path: Path, one: Declared, value: Any) -> Any:
     """A value as a command line would give it, checked in the words of the file. Raises UsageError."""
 
     def refuse(wanted: str) -> UsageError:
-        return UsageError(f"--config {path}: {one.key} is {_toml(value)}: it must be {wanted}.")
+        return UsageError(f"--config {path}: {one.key} is {_toml(value)}: it must be {wanted}. [BG105]")
 
     if typing.get_origin(one.kind) is list:
         item = typing.get_args(one.kind)[0]
@@ -142,7 +144,7 @@ def _value(path: Path, one: Declared, value: Any) -> Any:
         try:
             parser(str(value))
         except typer.BadParameter as error:
-            raise UsageError(f"--config {path}: {one.key}: {error.message}") from error
+            raise UsageError(f"--config {path}: {one.key}: {error.message} [BG105]") from error
         return str(value)
     wanted = {bool: "true or false", int: "a whole number", float: "a number"}.get(one.kind, "a text")
     if isinstance(one.kind, type) and issubclass(one.kind, Enum):

@@ -20,7 +20,7 @@ def require(command: str, *modules: str) -> None:
     """Raises ConfigError with advice if a library of the extra is missing."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"{command} needs {' and '.join(missing)}: pip install 'bagua[dashboard]'.")
+        raise ConfigError(f"{command} needs {' and '.join(missing)}: pip install 'bagua[dashboard]'. [BG209]")
 
 
 def dashboard(
@@ -84,4 +84,4 @@ def _end_with_parent() -> None:
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent or parent == 1:
-        raise ConfigError("The process that started this one is gone already.")
+        raise ConfigError("The process that started this one is gone already. [BG910]")

@@ -77,7 +77,8 @@ class ServiceProcess:
             while not data.endswith(b"\n"):
                 if not select.select([self._ready], [], [], max(0.0, deadline - time.monotonic()))[0]:
                     raise ServiceError(
-                        f"The {self.label} was not ready in time: is this machine overloaded?{self._last_words()}"
+                        f"The {self.label} was not ready in time: is this machine overloaded?{self._last_words()} "
+                        "[BG910]"
                     )
                 received = os.read(self._ready, 65536)
                 if not received:
@@ -86,7 +87,7 @@ class ServiceProcess:
         finally:
             os.close(self._ready)
         if not data.endswith(b"\n"):
-            raise ServiceError(f"The {self.label} ended while it started.{self._last_words()}")
+            raise ServiceError(f"The {self.label} ended while it started.{self._last_words()} [BG910]")
         line: dict[str, str] = json.loads(data)
         if "error" in line:
             raise ServiceError(f"The {self.label} can't start: {line['error']}")

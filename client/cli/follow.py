@@ -139,7 +139,7 @@ class Follower:
             case StreamEnded():
                 self._stream_ended(event)
             case ServiceDied():
-                raise ServiceError(event.words)
+                raise ServiceError(f"{event.words} [BG801]")
             case NodeDied():
                 self._terminal.note(event.words)
             case Interrupted():
@@ -196,7 +196,7 @@ class Follower:
             else:
                 self._start_logs(pause=1.0)
         elif self.job.state not in ENDED:
-            raise event.error or ServiceError("The coordinator stopped telling of the job before it had ended.")
+            raise event.error or ServiceError("The coordinator stopped telling of the job before it had ended. [BG801]")
 
     def _start_watch(self) -> None:
         self._start("watch", lambda: self._source.watch(self.job.job_id, on_away=self._away))

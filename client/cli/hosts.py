@@ -170,11 +170,11 @@ class HostCluster(EmbeddedCluster):
             while (there := sum(node.connected for node in client.nodes())) < count:
                 for service in self.services[1:]:
                     if isinstance(service, RemoteService) and service.has_ended():
-                        raise ServiceError(service.describe_end())
+                        raise ServiceError(f"{service.describe_end()} [BG910]")
                 if time.monotonic() > deadline:
                     raise ServiceError(
                         f"{there} of {count} node daemons came within {NODES_DEADLINE_S:.0f} s. Can the hosts reach "
-                        f"{self.address}? --address names another address of this machine."
+                        f"{self.address}? --address names another address of this machine. [BG915]"
                     )
                 time.sleep(0.1)
 
@@ -241,13 +241,13 @@ def ssh_way(listed: str, command: str, address: str) -> SshWay:
     address for them."""
     port = os.environ.get(ssh.PORT_VARIABLE) or "0"
     if not port.isdecimal():
-        raise UsageError(f"{ssh.PORT_VARIABLE} is {port!r}: it must be a port.")
+        raise UsageError(f"{ssh.PORT_VARIABLE} is {port!r}: it must be a port. [BG101]")
     try:
         hosts = [ssh.parse_host(text, int(port), "--hosts") for text in listed.split(",") if text.strip()]
     except ConfigError as error:
         raise UsageError(str(error)) from None
     if not hosts:
-        raise UsageError("--hosts names no host. Write --hosts HOST,HOST.")
+        raise UsageError("--hosts names no host. Write --hosts HOST,HOST. [BG101]")
     return SshWay(hosts, command or ssh.default_command(), address or _address_for(hosts))
 
 

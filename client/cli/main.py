@@ -53,6 +53,8 @@ def _run(program: Callable[[], None]) -> None:
 
 def _fail(words: str, code: int) -> NoReturn:
     print(f"error: {printable(words, lines=True)}", file=sys.stderr)
+    if sys.stderr.isatty() and (named := BaguaError(words).code):
+        print(f"`bagua explain {named}` says more.", file=sys.stderr)
     sys.exit(code)
 
 

@@ -84,6 +84,6 @@ class CoreBuild:
         try:
             _, words = self._process.communicate(timeout=BUILD_DEADLINE_S)
         except subprocess.TimeoutExpired:
-            raise BuildError(f"The native core was not built within {BUILD_DEADLINE_S:.0f} s.") from None
+            raise BuildError(f"The native core was not built within {BUILD_DEADLINE_S:.0f} s. [BG204]") from None
         if self._process.returncode:
             raise BuildError(words.strip() or f"The builder ended with exit code {self._process.returncode}.")

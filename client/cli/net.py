@@ -60,15 +60,15 @@ def devices(library: Path) -> list[dict[str, Any]]:
     try:
         table = Table.in_dll(ctypes.CDLL(str(library)), "ncclNetPlugin_v8")
     except (OSError, ValueError) as error:
-        raise ServiceError(f"The plugin {library} can't be loaded: {error}") from error
+        raise ServiceError(f"The plugin {library} can't be loaded: {error} [BG211]") from error
     count = ctypes.c_int()
     if table.init(None) or table.devices(ctypes.byref(count)):
-        raise ServiceError("The plugin finds no network interface that it may use: NCCL would refuse it.")
+        raise ServiceError("The plugin finds no network interface that it may use: NCCL would refuse it. [BG211]")
     found = []
     for index in range(count.value):
         one = Properties()
         if table.properties(index, ctypes.byref(one)):
-            raise ServiceError(f"The plugin does not tell the properties of its device {index}.")
+            raise ServiceError(f"The plugin does not tell the properties of its device {index}. [BG211]")
         path = one.pci_path.decode() if one.pci_path else None
         found.append({"device": index, "interface": one.name.decode(), "mbits": one.speed, "pci": path})
     return found

@@ -67,12 +67,16 @@ def parse_nodes(text: str) -> Nodes:
     """``"4"`` and ``"1:4"``, also as Slurm writes it, ``"1-4"``. Raises typer.BadParameter."""
     parts = str(text).replace("-", ":").split(":")
     if len(parts) > 2 or not all(part.isdecimal() and 1 <= int(part) <= MAX_NODES for part in parts):
-        raise typer.BadParameter(f"{text!r} is neither a number from 1 to {MAX_NODES} nor a range of them, like 1:4.")
+        raise typer.BadParameter(
+            f"{text!r} is neither a number from 1 to {MAX_NODES} nor a range of them, like 1:4. [BG110]"
+        )
     if len(parts) == 1:
         return Nodes(int(text))
     least, most = map(int, parts)
     if least > most:
-        raise typer.BadParameter(f"{text}: the job would need more nodes than it may have. Write {most}:{least}.")
+        raise typer.BadParameter(
+            f"{text}: the job would need more nodes than it may have. Write {most}:{least}. [BG110]"
+        )
     return Nodes(most, least)
 
 
@@ -275,7 +279,7 @@ def shown(only: list[int] | None, prefix: bool | None, ranks: int, elastic: bool
     """``--only-rank`` and ``--prefix``, for a job of so many ranks. Raises UsageError for a rank that it does not
     have; an elastic job may get more."""
     if (missing := [rank for rank in only or () if rank >= ranks]) and not elastic:
-        raise UsageError(f"--only-rank {missing[0]}: the job has ranks 0 to {ranks - 1}.")
+        raise UsageError(f"--only-rank {missing[0]}: the job has ranks 0 to {ranks - 1}. [BG102]")
     return Shown(tuple(only or ()), prefix)
 
 
@@ -289,7 +293,7 @@ def parse_env(pairs: list[str] | None) -> dict[str, str]:
     for pair in pairs or []:
         name, separator, value = pair.partition("=")
         if not separator or not name:
-            raise UsageError(f"--env {pair!r}: write NAME=VALUE.")
+            raise UsageError(f"--env {pair!r}: write NAME=VALUE. [BG107]")
         found[name] = value
     return found
 
@@ -301,9 +305,11 @@ def parse_secret_env(pairs: list[str] | None, variables: Collection[str]) -> dic
     for pair in pairs or []:
         name, separator, path = pair.partition("=")
         if not separator or not name or not path:
-            raise UsageError(f"--secret-env {name}: write NAME=FILE.")  # not the rest: it may be the secret itself
+            raise UsageError(
+                f"--secret-env {name}: write NAME=FILE. [BG107]"
+            )  # not the rest: it may be the secret itself
         if name in variables:
-            raise UsageError(f"{name} is given twice: with --env and with --secret-env.")
+            raise UsageError(f"{name} is given twice: with --env and with --secret-env. [BG107]")
         found[name] = str(Path(path).expanduser().absolute())
     return found
 
@@ -319,15 +325,15 @@ def read_secrets(pairs: list[str] | None, taken: Collection[str]) -> dict[str, s
     for pair in pairs or []:
         name, separator, path = pair.partition("=")
         if not separator or not name or not path:
-            raise UsageError(f"--secret {name}: write NAME=FILE.")  # not the rest: it may be the secret itself
+            raise UsageError(f"--secret {name}: write NAME=FILE. [BG107]")  # not the rest: it may be the secret itself
         if name in taken or name in found:
-            raise UsageError(f"{name} is given twice.")
+            raise UsageError(f"{name} is given twice. [BG107]")
         try:
             text = read_private(Path(path).expanduser(), f"--secret {name}: the file").decode()
         except OSError as error:
-            raise ConfigError(f"--secret {name}: the file {path} can't be read: {error.strerror}.") from error
+            raise ConfigError(f"--secret {name}: the file {path} can't be read: {error.strerror}. [BG109]") from error
         except UnicodeDecodeError as error:
-            raise ConfigError(f"--secret {name}: the file {path} is not UTF-8 text.") from error
+            raise ConfigError(f"--secret {name}: the file {path} is not UTF-8 text. [BG109]") from error
         found[name] = text.removesuffix("\n").removesuffix("\r")
     return found
 
@@ -365,7 +371,9 @@ def pack_code(folder: Path | None, workdir: Path | None, script: str, is_script:
     if folder is None:
         return None
     if workdir is not None:
-        raise UsageError("Give --working-dir, a folder here that is shipped, or --workdir, one on the nodes; not both.")
+        raise UsageError(
+            "Give --working-dir, a folder here that is shipped, or --workdir, one on the nodes; not both. [BG103]"
+        )
     from bagua.client import pack
 
     try:
@@ -388,37 +396,37 @@ def spec_nodes(
     ranks are replaced. Raises UsageError for what contradicts itself."""
     found = _spec_nodes(nodes, elastic, min_nodes, max_nodes)
     if respawn and not found["elastic"]:
-        raise UsageError("--respawn needs --elastic: without it the job ends with the first rank that is lost.")
+        raise UsageError("--respawn needs --elastic: without it the job ends with the first rank that is lost. [BG110]")
     return {**found, "respawn": respawn} if respawn else found
 
 
 def _spec_nodes(nodes: Nodes | None, elastic: bool, min_nodes: int | None, max_nodes: int | None) -> dict[str, Any]:
     if nodes is not None and nodes.least is not None:
         if min_nodes or max_nodes:
-            raise UsageError("--nnodes MIN:MAX says it already: leave --min-nodes and --max-nodes out.")
+            raise UsageError("--nnodes MIN:MAX says it already: leave --min-nodes and --max-nodes out. [BG110]")
         return {"nnodes": nodes.count, "elastic": True, "min_nodes": nodes.least}
     if not (min_nodes or max_nodes):
         return {"nnodes": nodes.count if nodes else 1, "elastic": elastic}
     count = nodes.count if nodes else max_nodes or min_nodes or 1
     least, most = min_nodes or 1, max_nodes or count
     if least > most:
-        raise UsageError(f"--min-nodes {least} is more than the {most} nodes that the job may have.")
+        raise UsageError(f"--min-nodes {least} is more than the {most} nodes that the job may have. [BG110]")
     if not least <= count <= most:
-        raise UsageError(f"--nnodes {count} is not from {least} to {most}, as --min-nodes and --max-nodes say.")
+        raise UsageError(f"--nnodes {count} is not from {least} to {most}, as --min-nodes and --max-nodes say. [BG110]")
     return {"nnodes": count, "elastic": True, "min_nodes": least, "max_nodes": most}
 
 
 def check_entry(script: str, module: bool, no_python: bool) -> None:
     """Refuses -m together with --no-python, and an empty name."""
     if module and no_python:
-        raise UsageError("Give -m or --no-python, not both.")
+        raise UsageError("Give -m or --no-python, not both. [BG103]")
     if not script.strip():
-        raise UsageError("The name of the script is missing: bagua run [OPTIONS] SCRIPT [ARGS].")
+        raise UsageError("The name of the script is missing: bagua run [OPTIONS] SCRIPT [ARGS]. [BG104]")
 
 
 def resolve_workdir(workdir: Path | None) -> Path:
     """The folder in which the ranks run, absolute. Raises UsageError if there is no such folder."""
     folder = Path(os.path.abspath(workdir or Path.cwd()))
     if not folder.is_dir():
-        raise UsageError(f"--workdir {folder}: there is no such folder.")
+        raise UsageError(f"--workdir {folder}: there is no such folder. [BG104]")
     return folder

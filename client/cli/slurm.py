@@ -76,16 +76,18 @@ def srun_way(nodes: int | None, address: str, environment: Mapping[str, str] = o
     if not job:
         raise UsageError(
             "There is no allocation of Slurm here. Call `bagua slurm run` in a batch script, or at once: `salloc "
-            "-N 2 bagua slurm run train.py`."
+            "-N 2 bagua slurm run train.py`. [BG916]"
         )
     if launchers.SRUN.started(environment) and _number(environment, "SLURM_STEP_NUM_TASKS") > 1:
         raise UsageError(
             "srun has started this command several times. Call `bagua slurm run` once, without srun: it starts a "
-            "daemon on each node by itself."
+            "daemon on each node by itself. [BG916]"
         )
     has = _number(environment, "SLURM_JOB_NUM_NODES")
     if nodes is not None and nodes > has:
-        raise UsageError(f"-N {nodes}: Slurm job {job} has {has} nodes. Ask Slurm for more (sbatch -N {nodes}).")
+        raise UsageError(
+            f"-N {nodes}: Slurm job {job} has {has} nodes. Ask Slurm for more (sbatch -N {nodes}). [BG916]"
+        )
     count = nodes or has
     found = address or ("127.0.0.1" if count == 1 else own_address(environment))
     return SrunWay(job, count, found, state_dir() / "slurm", environment.get("BAGUA_SRUN") or "srun")
@@ -102,10 +104,12 @@ def own_address(environment: Mapping[str, str]) -> str:
     try:
         found = dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
     except OSError as error:
-        raise UsageError(f"{name} means no address here ({error.strerror}): --address says one.") from None
+        raise UsageError(f"{name} means no address here ({error.strerror}): --address says one. [BG916]") from None
     beyond = [address for address in found if not is_loopback(address)]
     if not beyond and not name.startswith("127."):
-        raise UsageError(f"{name} is this machine's loopback here: --address says one by which other nodes reach it.")
+        raise UsageError(
+            f"{name} is this machine's loopback here: --address says one by which other nodes reach it. [BG916]"
+        )
     return next(iter(beyond or found))
 
 
@@ -118,7 +122,7 @@ def ranks_per_node(environment: Mapping[str, str] = os.environ) -> int:
     if len(set(counts)) > 1:
         raise UsageError(
             f"Slurm gave the nodes different numbers of tasks ({environment['SLURM_TASKS_PER_NODE']}). Say "
-            "--ntasks-per-node, here or to Slurm."
+            "--ntasks-per-node, here or to Slurm. [BG916]"
         )
     gpus = environment.get("SLURM_GPUS_ON_NODE", "")
     if counts and counts[0] > 1:
@@ -148,6 +152,6 @@ def requeue(job: str) -> None:
     try:
         done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, timeout=REQUEUE_DEADLINE_S)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"Slurm job {job} can't be requeued: {error}") from None
+        raise ConfigError(f"Slurm job {job} can't be requeued: {error} [BG916]") from None
     if done.returncode:
-        raise ConfigError(f"Slurm job {job} can't be requeued: {done.stderr.strip()}")
+        raise ConfigError(f"Slurm job {job} can't be requeued: {done.stderr.strip()} [BG916]")

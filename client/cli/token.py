@@ -64,7 +64,7 @@ def create(
     """Makes a token and prints it. It is shown this once: the service keeps a digest."""
     lasts_s = _seconds(expires)
     if out is not None and out.exists():
-        raise options.UsageError(f"--out {out}: there is such a file already.")
+        raise options.UsageError(f"--out {out}: there is such a file already. [BG109]")
     with connect(coordinator, token_file, tls) as client:
         made = client.accounts.create(name, role.value, namespace, lasts_s, unix_user)
     if out is not None:
@@ -190,7 +190,7 @@ def _seconds(text: str) -> float:
         return 0.0
     found = re.fullmatch(r"(\d{1,6})([hdw])", text)
     if found is None or not int(found[1]):
-        raise options.UsageError(f"--expires {text!r}: write 12h, 30d or 4w.")
+        raise options.UsageError(f"--expires {text!r}: write 12h, 30d or 4w. [BG102]")
     return int(found[1]) * _SECONDS[found[2]]
 
 

@@ -57,7 +57,7 @@ def trace(
 
 def _check_writable(path: Path) -> None:
     if not path.absolute().parent.is_dir():
-        raise ConfigError(f"{path} can't be written: there is no folder {path.absolute().parent}.")
+        raise ConfigError(f"{path} can't be written: there is no folder {path.absolute().parent}. [BG109]")
 
 
 def _say(found: Trace, file: Path, events: int) -> None:

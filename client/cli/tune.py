@@ -84,7 +84,7 @@ def forget(
 ) -> None:
     """Forgets what was found: the next job begins with the defaults."""
     if bool(id) == all:
-        raise options.UsageError("Give an ID, or --all.")
+        raise options.UsageError("Give an ID, or --all. [BG103]")
     with connect(coordinator, token_file, tls) as client:
         for one in client.forget_tuning(id, all):
             print(f"forgotten: {one}")

@@ -156,9 +156,9 @@ class Client:
                 made.code.CopyFrom(self.put_code(packed))
             spec = made
         elif script or working_dir is not None or arguments:
-            raise TypeError("submit takes a specification, or a script with its arguments, not both.")
+            raise TypeError("submit takes a specification, or a script with its arguments, not both. [BG812]")
         if spec.ByteSize() > MAX_SPEC_BYTES:  # gRPC would say it in its own words
-            raise InvalidRequestError(too_large_spec(spec.ByteSize()))
+            raise InvalidRequestError(f"{too_large_spec(spec.ByteSize())} [BG812]")
         request = job_pb2.SubmitJobRequest(
             spec=spec, idempotency_key=idempotency_key, namespace=namespace, secrets=secrets, unix_user=unix_user
         )
@@ -397,21 +397,24 @@ class Client:
         except grpc.RpcError as error:
             code, details = error.code(), error.details() or ""
             if code is grpc.StatusCode.CANCELLED and self._closed.is_set():
-                raise UnavailableError("The client was closed.") from error
+                raise UnavailableError("The client was closed. [BG801]") from error
             if code is grpc.StatusCode.CANCELLED:
-                raise UnavailableError(f"The coordinator at {self.address} ended the call: {details}") from error
+                raise UnavailableError(
+                    f"The coordinator at {self.address} ended the call: {details} [BG801]"
+                ) from error
             if code is grpc.StatusCode.UNAVAILABLE:
                 self._renew()
                 raise UnavailableError(
                     f"No coordinator answers at {self.address} ({details.rstrip('.')}). "
-                    "Start one with `bagua coordinator`, or pass --coordinator."
+                    "Start one with `bagua coordinator`, or pass --coordinator. [BG801]"
                 ) from error
             if code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise UnavailableError(
-                    f"The coordinator at {self.address} did not answer within {timeout_s or self._timeout_s:g} s."
+                    f"The coordinator at {self.address} did not answer within {timeout_s or self._timeout_s:g} s. "
+                    "[BG801]"
                 ) from error
             if code is grpc.StatusCode.UNIMPLEMENTED:
                 raise ServiceError(
-                    f"The coordinator at {self.address} does not know this call: its version of bagua is older."
+                    f"The coordinator at {self.address} does not know this call: its version of bagua is older. [BG803]"
                 ) from error
             raise error_of(code, details) from error

@@ -52,7 +52,7 @@ class Packed:
         reason = "is ignored" if (folder / entry).exists() else "does not exist"
         if os.path.isabs(entry):
             reason = "is not below it: write its path from there"
-        raise ConfigError(f"The script {printable(entry)} {reason} in the working directory {folder}.")
+        raise ConfigError(f"The script {printable(entry)} {reason} in the working directory {folder}. [BG815]")
 
 
 def pack(folder: Path) -> Packed:
@@ -62,11 +62,13 @@ def pack(folder: Path) -> Packed:
     file that can't be read."""
     folder = folder.expanduser().absolute()
     if not folder.is_dir():
-        raise ConfigError(f"The working directory {folder} {'is no folder' if folder.exists() else 'does not exist'}.")
+        raise ConfigError(
+            f"The working directory {folder} {'is no folder' if folder.exists() else 'does not exist'}. [BG815]"
+        )
     names = sorted(_without_ignored(folder, _of_git(folder)))
     sizes = _look_at(folder, names)
     if not sizes:
-        raise ConfigError(f"The working directory {folder} has no files, or all of them are ignored.")
+        raise ConfigError(f"The working directory {folder} has no files, or all of them are ignored. [BG815]")
     _check_size(folder, sizes)
     file = io.BytesIO()
     try:
@@ -77,7 +79,7 @@ def pack(folder: Path) -> Packed:
                     if file.tell() > MAX_BYTES:
                         break
     except OSError as error:
-        raise ConfigError(f"The working directory {folder} can't be packed: {error}.") from error
+        raise ConfigError(f"The working directory {folder} can't be packed: {error}. [BG815]") from error
     data = file.getvalue()
     if len(data) > MAX_BYTES:
         raise ConfigError(_too_much(folder, sizes, f"more than {_mib(MAX_BYTES)} when they are compressed"))
@@ -96,7 +98,7 @@ def _of_git(folder: Path) -> list[str] | None:
     try:
         done = subprocess.run(command, capture_output=True, timeout=_GIT_S, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"`git ls-files` in {folder} did not end within {_GIT_S:g} s.") from error
+        raise ConfigError(f"`git ls-files` in {folder} did not end within {_GIT_S:g} s. [BG815]") from error
     if done.returncode:
         return None
     found: list[str] = []
@@ -141,7 +143,7 @@ def _patterns(path: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}.") from error
+        raise ConfigError(f"{path} can't be read: {error.strerror}. [BG815]") from error
 
 
 def _look_at(folder: Path, names: Sequence[str]) -> dict[str, int]:
@@ -150,20 +152,20 @@ def _look_at(folder: Path, names: Sequence[str]) -> dict[str, int]:
     for name in names:
         path = folder / name
         if why := unsafe(name):
-            raise ConfigError(f"The working directory {folder} has {why}: {printable(name[:200])}.")
+            raise ConfigError(f"The working directory {folder} has {why}: {printable(name[:200])}. [BG815]")
         status = path.lstat()
         if stat.S_ISLNK(status.st_mode):
             target = os.readlink(path)
             if link_leads_out(name, target) or not _is_inside(folder, path):
                 raise ConfigError(
                     f"The link {printable(name)} leads out of the working directory, to {printable(target)}: nodes "
-                    f"would not have it. Copy what it names, or put {printable(name)} into {IGNORE_FILE}."
+                    f"would not have it. Copy what it names, or put {printable(name)} into {IGNORE_FILE}. [BG815]"
                 )
             sizes[name] = 0
         elif stat.S_ISREG(status.st_mode):
             sizes[name] = status.st_size
         else:
-            raise ConfigError(f"{path} is neither a file nor a link. Put {printable(name)} into {IGNORE_FILE}.")
+            raise ConfigError(f"{path} is neither a file nor a link. Put {printable(name)} into {IGNORE_FILE}. [BG815]")
     return sizes
 
 
@@ -177,7 +179,7 @@ def _check_size(folder: Path, sizes: dict[str, int]) -> None:
         named = ", ".join(f"{printable(name)} ({count} files)" for name, count in folders.most_common(_NAMED))
         raise ConfigError(
             f"The working directory {folder} has {len(sizes)} files that are not ignored; {MAX_FILES} is the most. "
-            f"Most are in {named}. Put what the job does not need into {IGNORE_FILE}."
+            f"Most are in {named}. Put what the job does not need into {IGNORE_FILE}. [BG815]"
         )
     total = sum(sizes.values())
     if total > MAX_UNPACKED_BYTES:
@@ -189,7 +191,7 @@ def _too_much(folder: Path, sizes: dict[str, int], words: str) -> str:
     named = ", ".join(f"{printable(name)} ({_mib(sizes[name])})" for name in largest)
     return (
         f"The files of the working directory {folder} have {words}. The largest: {named}. Put what the job does not "
-        f"need into {IGNORE_FILE}, and data where the nodes can read it."
+        f"need into {IGNORE_FILE}, and data where the nodes can read it. [BG815]"
     )
 
 

@@ -85,16 +85,16 @@ def job_spec(
     is shipped. Raises ConfigError with words for what contradicts itself. The coordinator checks the rest."""
     entry = os.fspath(script)
     if not entry.strip():
-        raise ConfigError("The name of the script is missing.")
+        raise ConfigError("The name of the script is missing. [BG104]")
     if module and no_python:
-        raise ConfigError("A script is a module or a program, not both: give module=True or no_python=True.")
+        raise ConfigError("A script is a module or a program, not both: give module=True or no_python=True. [BG103]")
     if isinstance(args, str):
-        raise ConfigError(f"args is the text {args!r}: pass a list of texts.")
+        raise ConfigError(f"args is the text {args!r}: pass a list of texts. [BG103]")
     if (respawn or min_nodes or max_nodes) and not elastic:
-        raise ConfigError("respawn, min_nodes and max_nodes are for elastic jobs: pass elastic=True, too.")
+        raise ConfigError("respawn, min_nodes and max_nodes are for elastic jobs: pass elastic=True, too. [BG110]")
     for label, number in (("nnodes", nnodes), ("nproc_per_node", nproc_per_node)):
         if not isinstance(number, int) or number < 1:
-            raise ConfigError(f"{label} is {number!r}: it must be a whole number from 1.")
+            raise ConfigError(f"{label} is {number!r}: it must be a whole number from 1. [BG110]")
     default_folder = "" if shipped else Path.cwd()
     folder = Path(default_folder if workdir is None else workdir).expanduser()
     return common_pb2.JobSpec(
@@ -143,7 +143,9 @@ def variables(
     if enable_bagua_net:
         for name in ("NCCL_NET_PLUGIN", "NCCL_NET"):
             if name in found:
-                raise ConfigError(f"--enable-bagua-net sets {name} itself: leave --env {name}={found[name]} out.")
+                raise ConfigError(
+                    f"--enable-bagua-net sets {name} itself: leave --env {name}={found[name]} out. [BG107]"
+                )
         found[net_plugin.VARIABLE] = "1"
     if checkpoint_dir is not None:
         found[checkpoint_folder.VARIABLE] = checkpoint_folder.absolute(Path(checkpoint_dir))

@@ -255,7 +255,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(",") if part)[:64]
     except ValueError as error:
-        raise InvalidRequestError(f"logs: {text!r} is no list of ranks.") from error
+        raise InvalidRequestError(f"logs: {text!r} is no list of ranks. [BG820]") from error
 
 
 async def _body(request: Request) -> dict[str, Any]:

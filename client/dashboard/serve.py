@@ -86,7 +86,7 @@ def _listener(host: str, port: int) -> socket.socket:
         listener.close()
         raise ConfigError(
             f"The dashboard can't listen on {join_address(host, port)}: {error.strerror}. Choose another address with "
-            "--listen (port 0: any free one)."
+            "--listen (port 0: any free one). [BG111]"
         ) from error
     return listener
 

@@ -26,8 +26,8 @@ def cut(document: Trace, step_of: Any) -> Trace:
     in the middle. Raises ConflictError if there is none."""
     steps = sorted({e["args"]["step"] for e in document["traceEvents"] if e.get("cat") == "step"})
     if not steps:
-        said = " ".join(document["otherData"]["missing"])
-        raise ConflictError(f"No step was recorded. {said}".strip())
+        said = " ".join(["No step was recorded.", *document["otherData"]["missing"]])
+        raise ConflictError(f"{said} [BG824]")
     found = step_of(document, steps[len(steps) // 2])["traceEvents"]
     spans = [event for event in found if event["ph"] == "X"][:MAX_SPANS]
     zero = min(event["ts"] for event in spans)

@@ -98,7 +98,9 @@ def launch(arguments: Sequence[str] | None = None) -> None:
     options = parse_args(arguments)
     flags.tell(*notes(options))
     if options.node_rank >= options.nnodes:
-        raise UsageError(f"--node_rank {options.node_rank}: the job has {options.nnodes} nodes, counted from 0.")
+        raise UsageError(
+            f"--node_rank {options.node_rank}: the job has {options.nnodes} nodes, counted from 0. [BG110]"
+        )
     if options.nnodes == 1:
         flags.bagua_run(run_arguments(options), flags.variables(options))
     else:

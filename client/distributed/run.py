@@ -91,7 +91,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     except typer.BadParameter as error:
         raise UsageError(str(error)) from error
     if options.run_path and (options.module or options.no_python):
-        raise UsageError("--run_path runs a script: leave -m and --no_python out.")
+        raise UsageError("--run_path runs a script: leave -m and --no_python out. [BG103]")
     return options
 
 

@@ -87,9 +87,9 @@ class Authority:
             asked = x509.load_pem_x509_csr(request)
             key, sound = asked.public_key(), asked.is_signature_valid
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-            raise ConfigError(f"The certificate request of {name} can't be read: {error}.") from None
+            raise ConfigError(f"The certificate request of {name} can't be read: {error}. [BG912]") from None
         if not sound or not isinstance(key, ec.EllipticCurvePublicKey):
-            raise ConfigError(f"The certificate request of {name} is not signed with its own key.")
+            raise ConfigError(f"The certificate request of {name} is not signed with its own key. [BG912]")
         return self._sign(
             _builder(_name(f"bagua {name}"), self._certificate.subject, key), [ExtendedKeyUsageOID.CLIENT_AUTH]
         )
@@ -111,7 +111,7 @@ def alternative(host: str) -> x509.GeneralName:
     try:
         return x509.DNSName(host)
     except ValueError as error:
-        raise ConfigError(f"{host!r} is neither a host name nor an address.") from error
+        raise ConfigError(f"{host!r} is neither a host name nor an address. [BG101]") from error
 
 
 def _name(common: str) -> x509.Name:

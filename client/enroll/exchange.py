@@ -69,7 +69,7 @@ class Applicant:
         try:
             return Grant(**json.loads(self._handshake.read(_decode(message))))
         except (HandshakeError, TypeError, ValueError) as error:
-            raise ServiceError(f"The first host's answer can't be trusted: {_text(error)}. {_DOUBT}") from None
+            raise ServiceError(f"The first host's answer can't be trusted: {_text(error)}. {_DOUBT} [BG912]") from None
 
     def key_pem(self) -> bytes:
         """The private key, for this host alone."""
@@ -89,7 +89,7 @@ class Registrar:
         """The message to ``host`` (counted from 1). Raises ServiceError if it does not hold the secret, ConfigError if
         it could not reach the coordinator."""
         if host not in self._waiting:
-            raise ServiceError(f"Host {host} is none of this job's that still has to join.")
+            raise ServiceError(f"Host {host} is none of this job's that still has to join. [BG912]")
         self._waiting.discard(host)
         handshake = Handshake(self._key, _prologue(self._context, host))
         try:
@@ -97,14 +97,14 @@ class Registrar:
             request, hostname, loopback = (str(wish[name]) for name in ("request", "hostname", "loopback"))
         except (HandshakeError, KeyError, TypeError, ValueError) as error:
             raise ServiceError(
-                f"Host {host} does not prove that it belongs to the job: {_text(error)}. {_DOUBT}"
+                f"Host {host} does not prove that it belongs to the job: {_text(error)}. {_DOUBT} [BG912]"
             ) from None
         grant = self._grant(host, request)
         address, _ = split_address(grant.coordinator)
         if is_loopback(address) and loopback != loopback_identity():
             raise ConfigError(
                 f"Host {host} ({hostname}) is another machine, but MASTER_ADDR means a loopback address ({address}) on "
-                "the first one. Set MASTER_ADDR to an address of the first host by which the others reach it."
+                "the first one. Set MASTER_ADDR to an address of the first host by which the others reach it. [BG913]"
             )
         return _encode(handshake.write(json.dumps(asdict(grant)).encode()))
 

@@ -34,7 +34,7 @@ def main() -> None:
         leash.send(rank, {"hello": applicant.hello()})
         answer = leash.receive(rank)
         if answer is None:
-            raise ServiceError("The rank that started this process has gone.")
+            raise ServiceError("The rank that started this process has gone. [BG910]")
         command = _prepare(applicant, applicant.finish(answer["welcome"]), given.slots)
     except BaguaError as error:
         _tell(rank, str(error))

@@ -41,7 +41,7 @@ def insecure() -> bool:
     """Whether the user has said that the network is closed to others. Raises ConfigError for an unknown value."""
     value = os.environ.get(INSECURE, "0") or "0"
     if value not in ("0", "1"):
-        raise ConfigError(f"{INSECURE}={value!r} is neither 0 nor 1.")
+        raise ConfigError(f"{INSECURE}={value!r} is neither 0 nor 1. [BG106]")
     return value == "1"
 
 
@@ -57,7 +57,7 @@ def find_key(master_addr: str, first: bool = False) -> bytes:
     if insecure():
         given.append(INSECURE)
     if len(given) > 1:
-        raise ConfigError(f"{' and '.join(given)} are set: choose one.")
+        raise ConfigError(f"{' and '.join(given)} are set: choose one. [BG911]")
     if given == [SECRET]:
         return _stretch(os.environ[SECRET], SECRET)
     if given == [SECRET_FILE]:
@@ -73,7 +73,7 @@ def find_key(master_addr: str, first: bool = False) -> bytes:
     raise ConfigError(
         f"A job of several hosts needs a secret that all of them hold, and nobody else: set {SECRET} or {SECRET_FILE} "
         f"alike on every host, or make the file {default_file()} in a home folder that they share: `{_MAKE}`. "
-        f"On a network that is closed to others, {INSECURE}=1 does without."
+        f"On a network that is closed to others, {INSECURE}=1 does without. [BG911]"
     )
 
 
@@ -110,9 +110,11 @@ def _from_file(path: Path) -> bytes:
     try:
         text = read_private(path, "The job's secret", personal=True).decode()
     except OSError as error:
-        raise ConfigError(f"The job's secret {path} can't be read: {error.strerror}.") from None
+        raise ConfigError(f"The job's secret {path} can't be read: {error.strerror}. [BG911]") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"The job's secret {path} is no text: write one line of letters and digits.") from None
+        raise ConfigError(
+            f"The job's secret {path} is no text: write one line of letters and digits. [BG911]"
+        ) from None
     return _stretch(text, str(path))
 
 
@@ -122,6 +124,6 @@ def _stretch(text: str, source: str) -> bytes:
     if len(text) < MIN_CHARACTERS or len(set(text)) < MIN_DIFFERENT or len(text.encode()) > MAX_BYTES:
         raise ConfigError(
             f"The job's secret in {source} can be guessed: give {MIN_CHARACTERS} characters or more, drawn by chance: "
-            "`openssl rand -hex 32`."
+            "`openssl rand -hex 32`. [BG911]"
         )
     return hashlib.scrypt(text.encode(), salt=b"bagua job secret", n=1 << 14, r=8, p=1, maxmem=1 << 26, dklen=32)

@@ -48,7 +48,7 @@ class Remote:
             self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
         except OSError as error:
             raise ConfigError(
-                f"{command[0]} can't be started: {error.strerror}. Other hosts are reached through it."
+                f"{command[0]} can't be started: {error.strerror}. Other hosts are reached through it. [BG210]"
             ) from None
         streams = ((self.process.stdout, out or sys.stdout), (self.process.stderr, err or sys.stderr))
         self._copies = [Thread(target=_copy, args=(label, *pair), daemon=True) for pair in streams]

@@ -41,9 +41,9 @@ def parse_host(text: str, default_port: int, option: str) -> Host:
         name, _, port = name.partition(":")
     name = name.replace("[", "").replace("]", "")
     if not name.rpartition("@")[2] or name.startswith("-") or any(letter.isspace() for letter in name):
-        raise ConfigError(f"{option}: {text!r} is no host. Write HOST, HOST:PORT or USER@HOST:PORT.")
+        raise ConfigError(f"{option}: {text!r} is no host. Write HOST, HOST:PORT or USER@HOST:PORT. [BG101]")
     if port and not (port.isdecimal() and 1 <= int(port) <= 65535):
-        raise ConfigError(f"{option} {text}: {port!r} is no port.")
+        raise ConfigError(f"{option} {text}: {port!r} is no port. [BG101]")
     return Host(name, int(port) if port else default_port)
 
 

@@ -38,7 +38,9 @@ def _package() -> str:
     for name in PACKAGES:
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
             return name
-    raise ModuleNotFoundError('bagua.lightning needs Lightning 2: pip install "bagua[lightning]".', name="lightning")
+    raise ModuleNotFoundError(
+        'bagua.lightning needs Lightning 2: pip install "bagua[lightning]". [BG209]', name="lightning"
+    )
 
 
 @functools.cache

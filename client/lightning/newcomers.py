@@ -36,7 +36,7 @@ class EpochLoader:
         if elastic and not loader.is_steady:
             raise ConfigError(
                 "A Trainer has the same number of steps in each epoch. With ElasticSampler(batch_size=…) that follows "
-                "the number of ranks: give the sampler a global_batch."
+                "the number of ranks: give the sampler a global_batch. [BG612]"
             )
         self._elastic = elastic
         self._steps = loader.steps_of_epoch
@@ -57,7 +57,9 @@ class FitState:
     def __init__(self, trainer: Any, steps: int) -> None:
         """``steps`` of an epoch. Raises ConfigError for a Trainer that would not do the same on newcomers."""
         if trainer.reload_dataloaders_every_n_epochs:
-            raise ConfigError("Trainer(reload_dataloaders_every_n_epochs=…) does not work with an ElasticSampler.")
+            raise ConfigError(
+                "Trainer(reload_dataloaders_every_n_epochs=…) does not work with an ElasticSampler. [BG612]"
+            )
         self._trainer = trainer
         self._steps = steps
         self._taken: Any = None

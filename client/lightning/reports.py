@@ -23,7 +23,7 @@ def report_callback(base: type[Callback]) -> type[Callback]:
 
         def __init__(self, every: int = 1) -> None:
             if every < 1:
-                raise ValueError(f"every is {every}: it must be at least 1.")
+                raise ValueError(f"every is {every}: it must be at least 1. [BG612]")
             super().__init__()
             self._every = every
             self._total = 0

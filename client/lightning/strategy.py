@@ -133,7 +133,7 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
             if asked != joined and not is_elastic():
                 raise ConfigError(
                     f"Trainer(devices={self.num_processes}, num_nodes={self.num_nodes}) means {asked} ranks, but the "
-                    f"job has {joined}: give Trainer the numbers of your launcher."
+                    f"job has {joined}: give Trainer the numbers of your launcher. [BG612]"
                 )
 
         def configure_ddp(self) -> None:
@@ -281,6 +281,6 @@ def make_algorithm(given: str | Algorithm | None, arguments: dict[str, Any]) -> 
     if arguments:
         raise TypeError(
             f"BaguaStrategy has no argument {', '.join(arguments)}. Those of an algorithm need its name: "
-            'BaguaStrategy("local_sgd", interval=4).'
+            'BaguaStrategy("local_sgd", interval=4). [BG612]'
         )
     return given

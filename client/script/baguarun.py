@@ -61,7 +61,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     except ConfigError as error:
         raise UsageError(str(error)) from None
     if not options.hosts:
-        raise UsageError(f"There is no host: give --host_list h1,h2 or set {HOSTS_VARIABLE}.")
+        raise UsageError(f"There is no host: give --host_list h1,h2 or set {HOSTS_VARIABLE}. [BG101]")
     return options
 
 
@@ -71,7 +71,9 @@ def environment(options: argparse.Namespace, here: Mapping[str, str]) -> dict[st
     for word in options.x:
         name, given, value = word.partition("=")
         if not name or (not given and name not in here):
-            raise UsageError(f"-x {word}: there is no such variable here. Write -x NAME=VALUE to give it a value.")
+            raise UsageError(
+                f"-x {word}: there is no such variable here. Write -x NAME=VALUE to give it a value. [BG107]"
+            )
         found[name] = value if given else here[name]
     if len(options.hosts) > 1 and not any(name in found for name in ADMISSION):
         found[SECRET] = secrets.token_hex(32)

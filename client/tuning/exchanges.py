@@ -122,7 +122,9 @@ def exchange_of(text: str) -> Exchange:
     """The exchange of an algorithm of the library. Raises ConfigError for others, and for what can't be read."""
     name, given = parse(check(text))
     if name in OPEN:
-        raise ConfigError(f"{text}: name the algorithm that {name} chooses; its exchange is predicted by its own name.")
+        raise ConfigError(
+            f"{text}: name the algorithm that {name} chooses; its exchange is predicted by its own name. [BG005]"
+        )
     codec = given.get("codec", DEFAULT_CODECS.get(name))
     coding = None
     if codec not in (None, "none"):

@@ -63,11 +63,13 @@ def parse_network(text: str) -> Network:
     rate = 0.0 if rate_text == "none" else _parse(rate_text, RATE_UNITS)
     delay = _parse(delay_text, TIME_UNITS) if comma else 0.0
     if rate is None or delay is None:
-        raise ConfigError(f"{text!r} is not a network: write RATE[,DELAY], for example 1gbit, 100mbit,5ms or none.")
+        raise ConfigError(
+            f"{text!r} is not a network: write RATE[,DELAY], for example 1gbit, 100mbit,5ms or none. [BG004]"
+        )
     if rate_text != "none" and not LOWEST_RATE <= rate <= HIGHEST_RATE:
-        raise ConfigError(f"{text!r}: the rate must be from 100kbit to 100gbit, or none.")
+        raise ConfigError(f"{text!r}: the rate must be from 100kbit to 100gbit, or none. [BG004]")
     if delay > LONGEST_DELAY_S:
-        raise ConfigError(f"{text!r}: the delay must be at most {LONGEST_DELAY_S:g}s.")
+        raise ConfigError(f"{text!r}: the delay must be at most {LONGEST_DELAY_S:g}s. [BG004]")
     return Network(rate, delay)
 
 
@@ -91,9 +93,9 @@ def fit_network(samples: Sequence[tuple[float, float]], trips: int = 1) -> Netwo
         if larger > smaller
     ]
     if not slopes:
-        raise ValueError("A network can't be fitted to messages of one size: measure at least two sizes.")
+        raise ValueError("A network can't be fitted to messages of one size: measure at least two sizes. [BG004]")
     slope = statistics.median(slopes)
     if slope <= 0:
-        raise ValueError("Large messages were as fast as small ones: measure larger ones, or more of them.")
+        raise ValueError("Large messages were as fast as small ones: measure larger ones, or more of them. [BG004]")
     rest = statistics.median(seconds - slope * size for size, seconds in samples)
     return Network(8 / (slope * TCP_SHARE), max(0.0, rest) / trips)

@@ -123,20 +123,22 @@ class StepProfile:
     def __post_init__(self) -> None:
         """Raises ConfigError for values that can't be."""
         if not self.parameters:
-            raise ConfigError("A step profile needs at least one parameter.")
+            raise ConfigError("A step profile needs at least one parameter. [BG005]")
         _check_parameters(self.parameters)
         for name in ("forward_ns", "backward_ns", "rest_ns"):
             if getattr(self, name) < 0:
-                raise ConfigError(f"{name} of a step profile is {getattr(self, name)}: it must not be negative.")
+                raise ConfigError(
+                    f"{name} of a step profile is {getattr(self, name)}: it must not be negative. [BG005]"
+                )
         for name in ("hosts", "ranks_per_host", "cores", "threads", "steps"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} of a step profile is {getattr(self, name)}: it must be at least 1.")
+                raise ConfigError(f"{name} of a step profile is {getattr(self, name)}: it must be at least 1. [BG005]")
         speeds = {name: getattr(self.speeds, name) for name in ("reduce", "memory", "socket")}
         for name, codec in self.speeds.codecs.items():
             speeds |= {f"{name}.encode": codec.encode, f"{name}.decode": codec.decode}
         for name, speed in speeds.items():
             if not 0 < speed < math.inf:
-                raise ConfigError(f"Speed {name} of a step profile is {speed}: it must be a positive number.")
+                raise ConfigError(f"Speed {name} of a step profile is {speed}: it must be a positive number. [BG005]")
 
     @property
     def bytes(self) -> int:
@@ -159,19 +161,19 @@ class StepProfile:
         try:
             document = json.loads(text)
         except ValueError as error:
-            raise ConfigError(f"{where} is no JSON: {error}.") from None
+            raise ConfigError(f"{where} is no JSON: {error}. [BG005]") from None
         if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
-            raise ConfigError(f"{where} is no step profile: bagua advise --save FILE writes one.")
+            raise ConfigError(f"{where} is no step profile: bagua advise --save FILE writes one. [BG005]")
         version = document.pop("version", None)
         if version != VERSION:
             raise ConfigError(
                 f"{where} has version {version!r}, and this Bagua reads version {VERSION}: record it again with "
-                "bagua advise --save."
+                "bagua advise --save. [BG005]"
             )
         try:
             found: StepProfile = _read(cls, document, "")
         except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from None
+            raise ConfigError(f"{where}: {error} [BG005]") from None
         return found
 
     def save(self, path: Path) -> None:
@@ -181,7 +183,7 @@ class StepProfile:
             temporary.write_text(self.to_json())
             temporary.replace(path)
         except OSError as error:
-            raise ConfigError(f"The step profile can't be written to {path}: {error.strerror}.") from error
+            raise ConfigError(f"The step profile can't be written to {path}: {error.strerror}. [BG005]") from error
 
     @classmethod
     def load(cls, path: Path) -> StepProfile:
@@ -190,7 +192,7 @@ class StepProfile:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is no text"
-            raise ConfigError(f"The step profile {path} can't be read: {reason}.") from error
+            raise ConfigError(f"The step profile {path} can't be read: {reason}. [BG005]") from error
         return cls.from_json(text, str(path))
 
 
@@ -198,11 +200,11 @@ def _check_parameters(parameters: tuple[Gradient, ...]) -> None:
     seen: set[str] = set()
     for one in parameters:
         if one.dtype not in ITEM_BYTES:
-            raise ConfigError(f"Parameter {one.name} has dtype {one.dtype!r}. Known: {', '.join(ITEM_BYTES)}.")
+            raise ConfigError(f"Parameter {one.name} has dtype {one.dtype!r}. Known: {', '.join(ITEM_BYTES)}. [BG005]")
         if one.numel < 0 or one.ready_ns < 0 or one.rows < 1:
-            raise ConfigError(f"Parameter {one.name} has a number that can't be: {one}.")
+            raise ConfigError(f"Parameter {one.name} has a number that can't be: {one}. [BG005]")
         if one.name in seen:
-            raise ConfigError(f"Parameter {one.name} is in the step profile twice.")
+            raise ConfigError(f"Parameter {one.name} is in the step profile twice. [BG005]")
         seen.add(one.name)
 
 
@@ -214,35 +216,35 @@ def _read(kind: Any, value: Any, place: str) -> Any:
         return _read_dataclass(kind, value, place)
     if origin is tuple:
         if not isinstance(value, list):
-            raise ConfigError(f"{place} must be a list, not {value!r}.")
+            raise ConfigError(f"{place} must be a list, not {value!r}. [BG005]")
         item = typing.get_args(kind)[0]
         return tuple(_read(item, one, f"{place}[{index}]") for index, one in enumerate(value))
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, dict):
-            raise ConfigError(f"{place} must be an object, not {value!r}.")
+            raise ConfigError(f"{place} must be an object, not {value!r}. [BG005]")
         item = typing.get_args(kind)[1]
         return {key: _read(item, one, f"{place}.{key}") for key, one in value.items()}
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind or (kind is float and not math.isfinite(value)):
-        raise ConfigError(f"{place} must be a {kind.__name__}, not {value!r}.")
+        raise ConfigError(f"{place} must be a {kind.__name__}, not {value!r}. [BG005]")
     return value
 
 
 def _read_dataclass(kind: Any, value: Any, place: str) -> Any:
     if not isinstance(value, dict):
-        raise ConfigError(f"{place or 'It'} must be an object, not {value!r}.")
+        raise ConfigError(f"{place or 'It'} must be an object, not {value!r}. [BG005]")
     kinds = typing.get_type_hints(kind)
     known = {one.name: one for one in dataclasses.fields(kind)}
     prefix = f"{place}." if place else ""
     for name in value:
         if name not in known:
-            raise ConfigError(f"{prefix}{name} is not known. Known: {', '.join(known)}.")
+            raise ConfigError(f"{prefix}{name} is not known. Known: {', '.join(known)}. [BG005]")
     missing = [
         name
         for name, one in known.items()
         if name not in value and one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
     ]
     if missing:
-        raise ConfigError(f"{prefix}{missing[0]} is missing.")
+        raise ConfigError(f"{prefix}{missing[0]} is missing. [BG005]")
     return kind(**{name: _read(kinds[name], one, f"{prefix}{name}") for name, one in value.items()})

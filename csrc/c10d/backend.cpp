@@ -68,7 +68,7 @@ at::Tensor BaguaBackend::allocateTensor(long size, at::TensorOptions options) {
 }
 
 void BaguaBackend::abort() {
-  collectives_->fail("the group was aborted on this rank");
+  collectives_->fail("the group was aborted on this rank [BG512]");
   const Lock lock(mutex_);
   for (const WorkPtr& work : apart_) work->abort();
 }

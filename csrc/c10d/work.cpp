@@ -137,7 +137,7 @@ bool BaguaWork::wait(std::chrono::milliseconds timeout) {
 }
 
 void BaguaWork::abort() {
-  queue_->fail(title_ + " was aborted on this rank");
+  queue_->fail(title_ + " was aborted on this rank [BG512]");
 }
 
 int BaguaWork::sourceRank() const {
@@ -239,8 +239,8 @@ void Queue::late(const BaguaWork& work) {
   mutex_.unlock();
   const std::string waits = host_->describe_waits();
   mutex_.lock();
-  broken_ =
-      error_of(work.title_ + " was not done within its timeout of " + seconds_text(work.timeout_ns_) + ". " + waits);
+  broken_ = error_of(work.title_ + " was not done within its timeout of " + seconds_text(work.timeout_ns_) + ". " +
+                     waits + " [BG503]");
 }
 
 WorkPtr Queue::step(Lock* lock, int64_t deadline_ns, bool interruptible) {

@@ -177,7 +177,7 @@ def end_with_parent(parent: int) -> None:
     """Asks the kernel for SIGTERM when the parent dies. Raises ConfigError if it died meanwhile."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
-        raise ConfigError("The process that started this one is gone already.")
+        raise ConfigError("The process that started this one is gone already. [BG910]")
 
 
 def fail(message: str) -> None:

@@ -150,18 +150,24 @@ def refusal(verdict: Verdict, caller: Identity, method: str, job_id: str = "") -
         case Verdict.HIDDEN:
             return unknown_job(job_id)
         case Verdict.ANOTHERS:
-            return ForbiddenError(f"Job {job_id[:64]} is another's: {name} is for its submitter and administrators.")
+            return ForbiddenError(
+                f"Job {job_id[:64]} is another's: {name} is for its submitter and administrators. [BG805]"
+            )
         case Verdict.SCOPE:
             assert caller.scope is not None
-            return ForbiddenError(f"This token is good for job {caller.scope.job_id} alone, not for {job_id[:64]!r}.")
+            return ForbiddenError(
+                f"This token is good for job {caller.scope.job_id} alone, not for {job_id[:64]!r}. [BG805]"
+            )
     if caller.scope is not None:
-        return ForbiddenError(f"This token is good for job {caller.scope.job_id} alone: it does not allow {name}.")
+        return ForbiddenError(
+            f"This token is good for job {caller.scope.job_id} alone: it does not allow {name}. [BG805]"
+        )
     return ForbiddenError(
         f"{caller.name} has the role {caller.role}, which does not allow {name}. `bagua token whoami` shows your "
-        "account; an administrator can make another token."
+        "account; an administrator can make another token. [BG805]"
     )
 
 
 def unknown_job(job_id: str) -> NotFoundError:
     """Also for a job that the caller may not know of."""
-    return NotFoundError(f"There is no job {job_id[:64]!r}. `bagua job list` shows those there are.")
+    return NotFoundError(f"There is no job {job_id[:64]!r}. `bagua job list` shows those there are. [BG810]")

@@ -121,7 +121,7 @@ class Accounts:
         """A new token, and the secret that its bearer shows. Raises InvalidRequestError, ConflictError."""
         _check(name, role, namespace, lasts_s, unix_user)
         if len(self._known) >= _MOST:
-            raise ConflictError(f"There are {_MOST} tokens that are good. Revoke some: `bagua token revoke`.")
+            raise ConflictError(f"There are {_MOST} tokens that are good. Revoke some: `bagua token revoke`. [BG814]")
         token_id = secrets.token_hex(4)
         secret = f"{PREFIX}{token_id}_{secrets.token_urlsafe(32)}"
         now = self._clock.wall()
@@ -152,7 +152,9 @@ class Accounts:
         chosen = [one for one in await self._worker.read(self._all) if which in (one.token_id, one.name)]
         chosen = [one for one in chosen if not one.revoked_at]
         if not chosen:
-            raise NotFoundError(f"There is no good token {which[:100]!r}. `bagua token list` shows those there are.")
+            raise NotFoundError(
+                f"There is no good token {which[:100]!r}. `bagua token list` shows those there are. [BG810]"
+            )
         await self._worker.write(self._revoke, [one.token_id for one in chosen], self._clock.wall())
         for one in chosen:
             self._known.pop(one.digest, None)
@@ -203,35 +205,37 @@ def check_namespace(namespace: str) -> None:
     """Raises InvalidRequestError for what can't be the name of one."""
     if not NAMESPACE.fullmatch(namespace):
         raise InvalidRequestError(
-            f"namespace {namespace[:100]!r}: small letters, digits and '-' alone, 63 at most, as in Kubernetes."
+            f"namespace {namespace[:100]!r}: small letters, digits and '-' alone, 63 at most, as in Kubernetes. [BG821]"
         )
 
 
 def check_unix_user(name: str) -> None:
     """Raises InvalidRequestError for what can't be the name of one. Whether there is one, its nodes know."""
     if not UNIX_USER.fullmatch(name):
-        raise InvalidRequestError(f"unix_user {name[:100]!r} can't be the name of a user.")
+        raise InvalidRequestError(f"unix_user {name[:100]!r} can't be the name of a user. [BG821]")
 
 
 def _check(name: str, role: str, namespace: str, lasts_s: float, unix_user: str) -> None:
     if not _NAME.fullmatch(name):
-        raise InvalidRequestError(f"name {name[:100]!r}: letters, digits and ._@+- alone, 100 at most.")
+        raise InvalidRequestError(f"name {name[:100]!r}: letters, digits and ._@+- alone, 100 at most. [BG821]")
     if name == ADMINISTRATOR.name:
-        raise InvalidRequestError(f"name {name!r} is that of the token in the state folder. Choose another one.")
+        raise InvalidRequestError(
+            f"name {name!r} is that of the token in the state folder. Choose another one. [BG821]"
+        )
     if role not in _MADE:
-        raise InvalidRequestError(f"role {role[:100]!r}: one of {', '.join(_MADE)}.")
+        raise InvalidRequestError(f"role {role[:100]!r}: one of {', '.join(_MADE)}. [BG821]")
     if role == Role.SUBMIT and namespace in ("", EVERYWHERE):
-        raise InvalidRequestError("namespace: the role submit needs the one that its jobs belong to.")
+        raise InvalidRequestError("namespace: the role submit needs the one that its jobs belong to. [BG821]")
     if namespace not in ("", EVERYWHERE):
         if role in (Role.ADMIN, Role.NODE):
-            raise InvalidRequestError(f"namespace: the role {role} is that of the whole cluster; give none.")
+            raise InvalidRequestError(f"namespace: the role {role} is that of the whole cluster; give none. [BG821]")
         check_namespace(namespace)
     if unix_user:
         check_unix_user(unix_user)
         if role not in (Role.ADMIN, Role.SUBMIT):
-            raise InvalidRequestError(f"unix_user: the role {role} submits no jobs.")
+            raise InvalidRequestError(f"unix_user: the role {role} submits no jobs. [BG821]")
     if not (math.isfinite(lasts_s) and 0 <= lasts_s <= 100 * 366 * 86_400):
-        raise InvalidRequestError(f"lasts_s is {lasts_s}: give seconds, or 0 for ever.")
+        raise InvalidRequestError(f"lasts_s is {lasts_s}: give seconds, or 0 for ever. [BG821]")
 
 
 def _row(token: Token) -> Mapping[str, Any]:

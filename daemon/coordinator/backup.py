@@ -41,7 +41,7 @@ def back_up(url: str, target: Path, replace: bool = False) -> Report:
     """Writes ``target`` (mode 0600) as of one moment, while coordinators go on; returns what a check found. A file
     that is there stays as it was unless all went well. Raises ConfigError."""
     if target.exists() and not replace:
-        raise ConfigError(f"{target} exists already: choose another name, or give --replace.")
+        raise ConfigError(f"{target} exists already: choose another name, or give --replace. [BG818]")
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with _private_file(temporary), _engine(url) as source:
@@ -51,7 +51,7 @@ def back_up(url: str, target: Path, replace: bool = False) -> Report:
             report = check_database(read_only_url(temporary))
             os.replace(temporary, target)
     except OSError as error:
-        raise ConfigError(f"The backup can't be written. {disk_words(error, target)}") from error
+        raise ConfigError(f"The backup can't be written. {disk_words(error, target)} [BG818]") from error
     return report
 
 
@@ -74,17 +74,17 @@ def restore(backup: Path, url: str, replace: bool = False) -> Report:
 
 def _checked(backup: Path) -> Report:
     if not backup.is_file():
-        raise ConfigError(f"There is no backup {backup}.")
+        raise ConfigError(f"There is no backup {backup}. [BG818]")
     report = check_database(read_only_url(backup))
     if not report.schema:
-        raise ConfigError(f"{backup} is not a backup of a coordinator: it has no schema version.")
+        raise ConfigError(f"{backup} is not a backup of a coordinator: it has no schema version. [BG818]")
     if report.schema not in KNOWN:
         raise ConfigError(
             f"{backup} has schema {report.schema}, which bagua {bagua.__version__} does not know: a newer version made "
-            "it. Restore it with that version."
+            "it. Restore it with that version. [BG817]"
         )
     if report.problems:
-        raise ConfigError(f"{backup} is damaged and is not restored: {report.problems[0]}")
+        raise ConfigError(f"{backup} is damaged and is not restored: {report.problems[0]} [BG818]")
     return report
 
 
@@ -97,7 +97,7 @@ def _refuse_if_used(parsed: sa.URL, url: str, replace: bool) -> None:
                 time.sleep(_LOOK_S)
                 if _beats(engine) != before:
                     raise ConfigError(
-                        f"A coordinator runs on the database {_shown(engine)}. Stop all of them, then restore."
+                        f"A coordinator runs on the database {_shown(engine)}. Stop all of them, then restore. [BG818]"
                     )
             jobs = _count_jobs(engine)
     except sa.exc.DatabaseError:
@@ -107,7 +107,7 @@ def _refuse_if_used(parsed: sa.URL, url: str, replace: bool) -> None:
         jobs = 1  # a damaged file: it is kept, too
     if jobs and not replace:
         raise ConfigError(
-            "The database is not empty: what is in it would be lost. Make a backup of it, then give --replace."
+            "The database is not empty: what is in it would be lost. Make a backup of it, then give --replace. [BG818]"
         )
 
 
@@ -138,7 +138,7 @@ def _copy_out(source: sa.Engine, file: Path) -> None:
         if revision not in KNOWN:
             raise ConfigError(
                 f"The database {_shown(source)} has schema {revision or 'none'}, which bagua {bagua.__version__} does "
-                "not know: make the backup with the version of the coordinator."
+                "not know: make the backup with the version of the coordinator. [BG817]"
             )
         with _engine(sqlite_url(file)) as copy, copy.begin() as writer:
             upgrade(writer, revision)
@@ -165,7 +165,9 @@ def _copy_rows(reader: sa.Connection, writer: sa.Connection) -> None:
             continue
         for column in table.columns:
             if table.name not in theirs.tables or column.name not in theirs.tables[table.name].columns:
-                raise ConfigError(f"The schema is damaged: the column {column.name} of table {table.name} is missing.")
+                raise ConfigError(
+                    f"The schema is damaged: the column {column.name} of table {table.name} is missing. [BG818]"
+                )
         columns = [theirs.tables[table.name].columns[column.name] for column in table.columns]
         writer.execute(sa.delete(table))  # rows that migrations have written
         rows = reader.execution_options(yield_per=_ROWS).execute(sa.select(*columns))
@@ -202,7 +204,7 @@ def _into_file(backup: Path, file: Path) -> None:
             _put_aside(file)
             os.replace(temporary, file)
     except OSError as error:
-        raise ConfigError(f"The database can't be restored. {disk_words(error, file)}") from error
+        raise ConfigError(f"The database can't be restored. {disk_words(error, file)} [BG818]") from error
 
 
 def _put_aside(file: Path) -> None:

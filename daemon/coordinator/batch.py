@@ -90,7 +90,7 @@ class Batch:
         first = tx.job_by_key(key)
         if first is None:
             text = f"idempotency_key {key!r} is being used by another call; try again."
-            outcome.failed[job.job_id] = ConflictError(text)
+            outcome.failed[job.job_id] = ConflictError(f"{text} [BG811]")
         else:
             outcome.first[key] = first
 
@@ -126,5 +126,5 @@ def in_use(node_id: str, hostname: str) -> ConflictError:
     """Two daemons with one id."""
     return ConflictError(
         f"The node id {node_id!r} is in use by another daemon, on {hostname}. Give each daemon a state folder or "
-        "--node-id of its own."
+        "--node-id of its own. [BG811]"
     )

@@ -33,7 +33,7 @@ class Calls:
             if task not in self._ended:
                 raise
             task.uncancel()
-            raise UnauthenticatedError("The credential of this call has expired, or was revoked.") from None
+            raise UnauthenticatedError("The credential of this call has expired, or was revoked. [BG804]") from None
         finally:
             del self._running[task]
             self._ended.discard(task)

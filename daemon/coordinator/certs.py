@@ -46,9 +46,9 @@ def _check(files: TlsFiles, names: Sequence[str]) -> None:
         certificate = x509.load_pem_x509_certificate(cert)
         covered = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, x509.ExtensionNotFound) as error:
-        raise ConfigError(f"The certificate {files.cert} can't be used: {error}. {advice}") from error
+        raise ConfigError(f"The certificate {files.cert} can't be used: {error}. {advice} [BG808]") from error
     missing = [name for name in names if alternative(name) not in covered]
     if missing:
-        raise ConfigError(f"The certificate {files.cert} is not for {', '.join(missing)}. {advice}")
+        raise ConfigError(f"The certificate {files.cert} is not for {', '.join(missing)}. {advice} [BG808]")
     if certificate.not_valid_after_utc <= datetime.datetime.now(datetime.UTC):
-        raise ConfigError(f"The certificate {files.cert} has expired. {advice}")
+        raise ConfigError(f"The certificate {files.cert} has expired. {advice} [BG808]")

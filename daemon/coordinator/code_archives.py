@@ -63,7 +63,7 @@ class CodeArchives:
         """A job that needs it is submitted. Raises InvalidRequestError if it is not here."""
         if not await self.find(archive, namespace):
             raise InvalidRequestError(
-                f"spec.code: this coordinator has no archive {archive.digest[:12]}…: upload it before the job."
+                f"spec.code: this coordinator has no archive {archive.digest[:12]}…: upload it before the job. [BG815]"
             )
 
     async def put(self, messages: AsyncIterator[job_pb2.PutCodeRequest], namespace: str = EVERYWHERE) -> None:
@@ -98,7 +98,7 @@ class CodeArchives:
         """One piece of the archive that a job needs. Raises NotFoundError."""
         found = await self._worker.read(self._piece, job_id, number)
         if found is None:
-            raise NotFoundError(f"Job {job_id[:64]} has no archive of code here, or none with piece {number}.")
+            raise NotFoundError(f"Job {job_id[:64]} has no archive of code here, or none with piece {number}. [BG815]")
         return found
 
     async def run(self) -> None:
@@ -134,7 +134,8 @@ class CodeArchives:
             if excess > 0:
                 raise TooMuchError(
                     f"The coordinator holds {self._max_total_bytes >> 20} MiB of code at most, and unfinished jobs "
-                    f"need what is there: {excess >> 10} KiB are missing. Wait for one of them to end, or cancel one."
+                    f"need what is there: {excess >> 10} KiB are missing. Wait for one of them to end, or cancel one. "
+                    "[BG814]"
                 )
 
     def _begin(self, archive: common_pb2.CodeArchive) -> None:
@@ -172,7 +173,7 @@ def _temporary_file() -> IO[bytes]:
 
 def _check(archive: common_pb2.CodeArchive) -> None:
     if why := code_archive.problem(archive.digest, archive.bytes):
-        raise InvalidRequestError(f"The archive of code can't be right: {why}.")
+        raise InvalidRequestError(f"The archive of code can't be right: {why}. [BG815]")
 
 
 async def _next(messages: AsyncIterator[job_pb2.PutCodeRequest]) -> job_pb2.PutCodeRequest:
@@ -181,9 +182,9 @@ async def _next(messages: AsyncIterator[job_pb2.PutCodeRequest]) -> job_pb2.PutC
         async with asyncio.timeout(_SILENCE_S):
             return await anext(messages)
     except TimeoutError as error:
-        raise InvalidRequestError(f"An upload of code was silent for {_SILENCE_S:g} s.") from error
+        raise InvalidRequestError(f"An upload of code was silent for {_SILENCE_S:g} s. [BG815]") from error
     except StopAsyncIteration as error:
-        raise InvalidRequestError("An upload of code ended before all of its bytes came.") from error
+        raise InvalidRequestError("An upload of code ended before all of its bytes came. [BG815]") from error
 
 
 async def _receive(
@@ -196,14 +197,14 @@ async def _receive(
     digest, size = hashlib.sha256(), 0
     while True:
         if len(data) > MAX_MESSAGE_BYTES:
-            raise InvalidRequestError(f"A message of an upload has {MAX_MESSAGE_BYTES} bytes of data at most.")
+            raise InvalidRequestError(f"A message of an upload has {MAX_MESSAGE_BYTES} bytes of data at most. [BG815]")
         size += len(data)
         if size > archive.bytes:
-            raise InvalidRequestError(f"More bytes of code came than the {archive.bytes} that were announced.")
+            raise InvalidRequestError(f"More bytes of code came than the {archive.bytes} that were announced. [BG815]")
         digest.update(data)
         await asyncio.to_thread(file.write, data)
         if size == archive.bytes:
             break
         data = (await _next(messages)).data
     if digest.hexdigest() != archive.digest:
-        raise InvalidRequestError("The bytes of code that came have another SHA-256 than was announced.")
+        raise InvalidRequestError("The bytes of code that came have another SHA-256 than was announced. [BG815]")

@@ -28,7 +28,7 @@ def check(listen: str, tls: Path | None) -> None:
     """Raises ConfigError, before anything starts, if no dashboard can be served there."""
     missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"--dashboard needs {' and '.join(missing)}: pip install 'bagua[dashboard]'.")
+        raise ConfigError(f"--dashboard needs {' and '.join(missing)}: pip install 'bagua[dashboard]'. [BG209]")
     if tls is None:
         try:
             check_listen_address(listen, None)
@@ -65,7 +65,7 @@ class DashboardProcess:
                 line = ""
         if not line:
             await self.stop()
-            raise ConfigError("The dashboard did not start; its own words are above.")
+            raise ConfigError("The dashboard did not start; its own words are above. [BG910]")
         url: str = json.loads(line)["url"]
         log.info("dashboard", url=url)
         return url

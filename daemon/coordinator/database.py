@@ -56,14 +56,16 @@ def connect_engine(url: str) -> sa.Engine:
     try:
         parsed = sa.make_url(url)
     except sa.exc.ArgumentError as error:
-        raise ConfigError(f"The database URL can't be read: write sqlite:///FILE or {_EXAMPLE}.") from error
+        raise ConfigError(f"The database URL can't be read: write sqlite:///FILE or {_EXAMPLE}. [BG816]") from error
     backend = parsed.get_backend_name()
     if backend not in ("sqlite", "postgresql"):
-        raise ConfigError(f"Databases of type {backend!r} are not supported: use sqlite or postgresql.")
+        raise ConfigError(f"Databases of type {backend!r} are not supported: use sqlite or postgresql. [BG816]")
     try:
         return _sqlite_engine(parsed) if backend == "sqlite" else _postgresql_engine(parsed)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"PostgreSQL needs the package {error.name}: pip install 'bagua[postgresql]'.") from error
+        raise ConfigError(
+            f"PostgreSQL needs the package {error.name}: pip install 'bagua[postgresql]'. [BG209]"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -76,7 +78,7 @@ def config_words(url: sa.URL) -> Iterator[None]:
         detail = str(error.orig if isinstance(error, sa.exc.DBAPIError) else error).strip()
         found = describe(error, url)
         words = found.words if found else f"The database {shown} can't be used: {' '.join(detail.split())}"
-        raise ConfigError(words) from error
+        raise ConfigError(f"{words} [BG816]") from error
 
 
 _EXAMPLE = "postgresql://USER@HOST/NAME"
@@ -117,7 +119,7 @@ def _make_private(file: Path) -> None:
                 if found.stat().st_mode & 0o177:
                     found.chmod(0o600)
     except OSError as error:
-        raise ConfigError(f"The database can't be used. {disk_words(error)}") from error
+        raise ConfigError(f"The database can't be used. {disk_words(error)} [BG816]") from error
 
 
 def _set_wal(cursor: sqlite3.Cursor) -> None:
@@ -154,7 +156,7 @@ def ensure_schema(engine: sa.Engine, shown: str) -> None:
         if revision is not None and revision not in KNOWN:
             raise ConfigError(
                 f"The database {shown} has schema {revision}, which bagua {bagua.__version__} does not know: a newer "
-                "version made it. Install that version, or use another database or state folder."
+                "version made it. Install that version, or use another database or state folder. [BG817]"
             )
         if revision is None and not sa.inspect(connection).get_table_names():
             _create(connection)

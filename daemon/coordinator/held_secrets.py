@@ -28,12 +28,14 @@ class HeldSecrets:
         """A job comes with them. Raises InvalidRequestError that names no value, TooMuchError."""
         size = _size(values)
         if len(values) > _MOST or size > MAX_BYTES:
-            raise InvalidRequestError(f"secrets: at most {_MOST} of {MAX_BYTES >> 10} KiB together.")
+            raise InvalidRequestError(f"secrets: at most {_MOST} of {MAX_BYTES >> 10} KiB together. [BG812]")
         for name, value in values.items():
             if not name or "=" in name or "\0" in name or "\0" in value:
-                raise InvalidRequestError(f"secrets: {name[:100]!r} can't be a variable of an environment.")
+                raise InvalidRequestError(f"secrets: {name[:100]!r} can't be a variable of an environment. [BG812]")
         if self._bytes + size > MAX_TOTAL_BYTES:
-            raise TooMuchError("secrets: those of other jobs fill the room for them. Wait until some have ended.")
+            raise TooMuchError(
+                "secrets: those of other jobs fill the room for them. Wait until some have ended. [BG814]"
+            )
         if values:
             self._values[job_id] = dict(values)
             self._coming.add(job_id)
@@ -48,7 +50,7 @@ class HeldSecrets:
         if job_id not in self._values:
             raise NotFoundError(
                 "the coordinator has its secrets no more: it was started again, or another one took the job. They are "
-                "in memory alone. Submit the job again"
+                "in memory alone. Submit the job again [BG905]"
             )
         return self._values[job_id]
 

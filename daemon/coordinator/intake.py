@@ -56,7 +56,7 @@ class Intake:
         done: asyncio.Future[bool] = self._future()
         older = self.inbox.introductions.get(session.node_id)
         if older is not None:
-            settle(older.done, error=UnavailableError("replaced by a newer session of this node"))
+            settle(older.done, error=UnavailableError("replaced by a newer session of this node [BG802]"))
         self._board.note_heard(session.node_id, session.heard_clock)
         self.inbox.introductions[session.node_id] = Introduction(session, node, held, done)
         for job in jobs:
@@ -153,9 +153,9 @@ class Intake:
     def close(self) -> None:
         """The reconciler has stopped: callers get UnavailableError, now and later."""
         self._closed = True
-        self.inbox.fail(UnavailableError(STOPPING))
+        self.inbox.fail(UnavailableError(f"{STOPPING} [BG802]"))
 
     def _future(self) -> asyncio.Future[Any]:
         if self._closed:
-            raise UnavailableError(STOPPING)
+            raise UnavailableError(f"{STOPPING} [BG802]")
         return asyncio.get_running_loop().create_future()

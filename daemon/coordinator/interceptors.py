@@ -43,7 +43,7 @@ _MAKERS: dict[tuple[bool, bool], Callable[..., Any]] = {  # by (request is a str
 }
 _REFUSAL = (
     "The credential is missing or wrong: send the token of this coordinator (the file named 'token' in its state "
-    "folder), or one of your own that is still good, with --token-file, BAGUA_TOKEN_FILE or BAGUA_TOKEN."
+    "folder), or one of your own that is still good, with --token-file, BAGUA_TOKEN_FILE or BAGUA_TOKEN. [BG804]"
 )
 
 log = structlog.get_logger("coordinator.rpc")
@@ -76,7 +76,7 @@ class Errors:
         log.error("call_failed", exc_info=error)
         self._counters.add("bad_calls", "internal")
         await context.abort(
-            grpc.StatusCode.INTERNAL, f"The coordinator failed: {type(error).__name__}. Its log tells more."
+            grpc.StatusCode.INTERNAL, f"The coordinator failed: {type(error).__name__}. Its log tells more. [BG825]"
         )
 
 
@@ -189,7 +189,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
         async def call(_: Any, context: Any) -> None:
             if self._strangers >= STRANGERS_CALLS:
-                words = f"{STRANGERS_CALLS} callers without a token ask for health at this moment. Try again later."
+                words = (
+                    f"{STRANGERS_CALLS} callers without a token ask for health at this moment. Try again later. [BG814]"
+                )
                 self._counters.add("bad_calls", TooMuchError.__name__)
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
             self._strangers += 1
@@ -199,7 +201,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                     if answer is not None:
                         await context.write(answer)
             except TimeoutError:
-                words = f"A call without a token ends after {self._patience_s:g} s."
+                words = f"A call without a token ends after {self._patience_s:g} s. [BG804]"
                 await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, words)
             except grpc.aio.AbortError:
                 raise
@@ -276,7 +278,7 @@ def _parser(handler: Handler) -> Callable[[Any], Any]:
         except (DecodeError, TypeError) as error:  # TypeError: the stream ended before a message came
             raise InvalidRequestError(
                 "The request can't be read: its bytes are no message of this method. Client and coordinator must "
-                "speak the same protocol."
+                "speak the same protocol. [BG820]"
             ) from error
 
     return parse

@@ -63,7 +63,9 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         """A new job, or the first one with the same idempotency key."""
         missing = sorted(set(request.spec.secrets) - set(request.secrets))
         if missing:  # a spec that came out of an answer
-            raise InvalidRequestError(f"secrets: the value of {missing[0][:200]!r} is missing. Give it with the job.")
+            raise InvalidRequestError(
+                f"secrets: the value of {missing[0][:200]!r} is missing. Give it with the job. [BG812]"
+            )
         del request.spec.secrets[:]
         request.spec.secrets.extend(sorted(request.secrets))
         spec = checked_spec(request.spec)
@@ -102,7 +104,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         try:
             states = [JobState(state) for state in request.states]
         except ValueError as error:
-            raise InvalidRequestError(f"states: {error}") from error
+            raise InvalidRequestError(f"states: {error} [BG820]") from error
         own = CURRENT.get().namespace
         if request.namespace and own not in (EVERYWHERE, request.namespace):
             return job_pb2.ListJobsReply()  # as of a namespace without jobs
@@ -228,7 +230,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         if session is None:
             elsewhere = "connected to another coordinator: ask that one (--coordinator)"
             away = "not connected: start its daemon, which is of the installed version then"
-            raise UnavailableError(f"Node {request.node_id} is {elsewhere if former.connected else away}.")
+            raise UnavailableError(f"Node {request.node_id} is {elsewhere if former.connected else away}. [BG802]")
         await self._sessions.upgrades.upgrade(session)
         node = node_message(self._service.node(request.node_id))
         return job_pb2.UpgradeNodeReply(node=node, former_version=former.version)
@@ -272,7 +274,7 @@ def _chosen_namespace(asked: str) -> str:
     if own == EVERYWHERE:
         return asked
     if asked not in ("", own):
-        raise ForbiddenError(f"Your account submits to the namespace {own}, not to {asked}.")
+        raise ForbiddenError(f"Your account submits to the namespace {own}, not to {asked}. [BG805]")
     return own
 
 
@@ -284,5 +286,5 @@ def _chosen_user(asked: str) -> str:
     check_unix_user(asked)
     if caller.role is not Role.ADMIN:
         own = f"run as {caller.unix_user}" if caller.unix_user else "have no Unix user"
-        raise ForbiddenError(f"Jobs of your account {own}: only administrators choose another one, as {asked}.")
+        raise ForbiddenError(f"Jobs of your account {own}: only administrators choose another one, as {asked}. [BG805]")
     return asked

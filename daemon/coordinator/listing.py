@@ -55,7 +55,9 @@ class Listing:
         NotFoundError, and ConflictError that names candidates."""
         c = m.jobs.c
         if not prefix or len(prefix) > 64 or "\0" in prefix:
-            raise NotFoundError(f"{prefix[:64]!r} is not the id of a job. `bagua job list` shows those there are.")
+            raise NotFoundError(
+                f"{prefix[:64]!r} is not the id of a job. `bagua job list` shows those there are. [BG810]"
+            )
         seen = sa.true() if namespace == EVERYWHERE else c.namespace == namespace
         with self._store.read() as tx:
             found = tx.rows(sa.select(c.job_id).where(c.job_id == prefix, seen))
@@ -63,11 +65,11 @@ class Listing:
                 query = sa.select(c.job_id).where(sa.func.substr(c.job_id, 1, len(prefix)) == prefix, seen)
                 found = tx.rows(query.order_by(c.job_id).limit(_CANDIDATES + 1))
         if not found:
-            raise NotFoundError(f"There is no job {prefix!r}. `bagua job list` shows those there are.")
+            raise NotFoundError(f"There is no job {prefix!r}. `bagua job list` shows those there are. [BG810]")
         if len(found) > 1:
             several = f"more than {_CANDIDATES}" if len(found) > _CANDIDATES else str(len(found))
             names = ", ".join(row.job_id for row in found[:_CANDIDATES])
-            raise ConflictError(f"{prefix!r} is the beginning of {several} jobs: {names}. Give more of the id.")
+            raise ConflictError(f"{prefix!r} is the beginning of {several} jobs: {names}. Give more of the id. [BG811]")
         return str(found[0].job_id)
 
 
@@ -83,4 +85,4 @@ def _parse(page_token: str) -> tuple[float, str]:
     try:
         return float.fromhex(time), job_id.replace("\0", "")
     except (ValueError, OverflowError) as error:
-        raise InvalidRequestError("page_token is none that this coordinator has given.") from error
+        raise InvalidRequestError("page_token is none that this coordinator has given. [BG820]") from error

@@ -25,7 +25,8 @@ def check_tail(request: job_pb2.ReadLogsRequest) -> None:
     """Raises InvalidRequestError."""
     if request.tail_lines > MAX_TAIL_LINES:
         raise InvalidRequestError(
-            f"tail_lines: {request.tail_lines} are too many, {MAX_TAIL_LINES} is the most. 0 gives the whole log."
+            f"tail_lines: {request.tail_lines} are too many, {MAX_TAIL_LINES} is the most. 0 gives the whole log. "
+            "[BG820]"
         )
 
 
@@ -34,11 +35,11 @@ def asked_ranks(request: job_pb2.ReadLogsRequest, members: Collection[int]) -> S
     if not request.ranks:
         return sorted(members)
     if len(request.ranks) > len(members):
-        raise InvalidRequestError(f"ranks: {len(request.ranks)} were named, the job has {len(members)} ranks.")
+        raise InvalidRequestError(f"ranks: {len(request.ranks)} were named, the job has {len(members)} ranks. [BG820]")
     wanted = sorted(set(request.ranks))
     unknown = next((rank for rank in wanted if rank not in members), None)
     if unknown is not None:
-        raise InvalidRequestError(f"ranks: there is no rank {unknown}, the job has {len(members)} ranks.")
+        raise InvalidRequestError(f"ranks: there is no rank {unknown}, the job has {len(members)} ranks. [BG820]")
     return wanted
 
 

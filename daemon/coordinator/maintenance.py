@@ -74,7 +74,7 @@ def check(
 ) -> None:
     """Reads the whole database: is it whole, of which version, and do its rows fit together? Exit code 1: no."""
     if file is not None and not file.is_file():
-        raise ConfigError(f"There is no file {file}.")
+        raise ConfigError(f"There is no file {file}. [BG818]")
     settings = make_settings(state_dir=state_dir, database_url=database_url)
     report = check_database(existing_url(settings) if file is None else read_only_url(file))
     tell(report, output, report.line)
@@ -99,7 +99,7 @@ def existing_url(settings: Settings) -> str:
         return url  # whoever opens it says so
     if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
         raise ConfigError(
-            f"There is no database {parsed.database}: give the coordinator's --state-dir or --database-url."
+            f"There is no database {parsed.database}: give the coordinator's --state-dir or --database-url. [BG818]"
         )
     return url
 

@@ -167,7 +167,8 @@ def serve_metrics(collector: CoordinatorCollector, host: str, port: int, tls: Tl
             follow_files(server.socket.context, tls)
     except OSError as error:
         raise ConfigError(
-            f"Can't serve metrics on {host}:{port}: {error.strerror}. Choose another --metrics-port (0: any free one)."
+            f"Can't serve metrics on {host}:{port}: {error.strerror}. Choose another --metrics-port (0: any free one). "
+            "[BG111]"
         ) from error
     structlog.get_logger("coordinator").info("metrics", address=f"{host}:{server.server_port}")
 

@@ -84,7 +84,7 @@ class NodeServicer:
         await self._check_unique(node.node_id, node.boot_id)
         session = NodeSession(node.node_id, node.boot_id, node.hostname, hello.stream, hello.life, hello.unpacks)
         if not self._sessions.youngest(session):
-            raise UnavailableError("This daemon has opened another stream since.")
+            raise UnavailableError("This daemon has opened another stream since. [BG802]")
         session.note_heard(self._clock.now())
         reason = "the stream ended"
         # From here on something of the session may be known to others or be written: whatever happens, it is taken
@@ -101,19 +101,19 @@ class NodeServicer:
                 log.info("node_disconnected", node=session.node_id, reason=session.close_reason or reason)
                 self._intake.node_gone(session)
         if session.closed.is_set():
-            raise UnavailableError(session.close_reason)
+            raise UnavailableError(f"{session.close_reason} [BG802]")
 
     async def _hello(self, context: Context) -> node_pb2.Hello:
         try:
             async with asyncio.timeout(_HELLO_S):
                 first = await context.read()
         except TimeoutError as error:
-            raise InvalidRequestError(f"no hello came within {_HELLO_S:g} s") from error
+            raise InvalidRequestError(f"no hello came within {_HELLO_S:g} s [BG820]") from error
         fact = _parsed(first) if isinstance(first, bytes) else node_pb2.NodeFact()
         if fact.WhichOneof("fact") != "hello":
-            raise InvalidRequestError("the first message of a session must be a hello")
+            raise InvalidRequestError("the first message of a session must be a hello [BG820]")
         if self.stopping:
-            raise UnavailableError(STOPPING)
+            raise UnavailableError(f"{STOPPING} [BG802]")
         scopes.check_node(fact.hello.node_id)
         hello = fact.hello
         whose = f"The daemon on node {hello.node_id[:64]}"
@@ -196,7 +196,7 @@ class NodeServicer:
             scopes.check_job(fact.secrets.job_id)
             self._give_secrets(session, fact.secrets)
         elif kind == "hello":
-            raise InvalidRequestError("a hello comes first and once")
+            raise InvalidRequestError("a hello comes first and once [BG820]")
 
     async def _answer(self, session: NodeSession, question: node_pb2.TuneQuestion) -> None:
         """A job that can't be told what to try goes on as it is: errors go back in words."""
@@ -226,7 +226,7 @@ class NodeServicer:
         answer = node_pb2.SecretsAnswer(request_id=question.request_id)
         try:
             if not self._intake.places(question.job_id, session.node_id):
-                raise NotFoundError(f"job {question.job_id[:64]} has no part on node {session.node_id}")
+                raise NotFoundError(f"job {question.job_id[:64]} has no part on node {session.node_id} [BG820]")
             answer.values.update(self._secrets.of(question.job_id))
         except ServiceError as error:
             answer.error = str(error)
@@ -273,7 +273,9 @@ def _parsed(data: bytes) -> node_pb2.NodeFact:
     try:
         return node_pb2.NodeFact.FromString(data)
     except DecodeError as error:
-        raise InvalidRequestError("The request can't be read: its bytes are no message of this method.") from error
+        raise InvalidRequestError(
+            "The request can't be read: its bytes are no message of this method. [BG820]"
+        ) from error
 
 
 def _serialized(directive: node_pb2.Directive | bytes) -> bytes:

@@ -65,7 +65,7 @@ def _parse_grant(text: str) -> Grant:
     if not good or (namespace != EVERYWHERE and not NAMESPACE.fullmatch(namespace)):
         raise ConfigError(
             f"--oidc-grant {text!r}: write CLAIM=VALUE:admin, CLAIM=VALUE:submit:NAMESPACE, CLAIM=VALUE:read or "
-            "CLAIM=VALUE:read:NAMESPACE."
+            "CLAIM=VALUE:read:NAMESPACE. [BG809]"
         )
     return Grant(claim, value, Role(role), namespace)
 
@@ -88,7 +88,9 @@ class Provider:
         self._unix_user_claim = unix_user_claim
         check_url(issuer)
         if not audience:
-            raise ConfigError("--oidc-audience is missing: without it a token for any program of the issuer would do.")
+            raise ConfigError(
+                "--oidc-audience is missing: without it a token for any program of the issuer would do. [BG809]"
+            )
         self._keys: dict[str, Any] = {}
         self._fetched = float("-inf")
         self._fetching = asyncio.Lock()
@@ -163,7 +165,7 @@ class Provider:
     def _fetch(self) -> dict[str, Any]:
         about = _get(self._issuer.rstrip("/") + "/.well-known/openid-configuration")
         if about["issuer"] != self._issuer:
-            raise ConfigError(f"the provider calls itself {about['issuer']!r}, not {self._issuer!r}")
+            raise ConfigError(f"the provider calls itself {about['issuer']!r}, not {self._issuer!r} [BG809]")
         check_url(about["jwks_uri"])
         keys = self._jwt.PyJWKSet.from_dict(_get(about["jwks_uri"])).keys
         return {str(key.key_id or ""): key for key in keys if key.public_key_use in (None, "sig")}
@@ -174,12 +176,12 @@ def check_url(url: str) -> None:
     parts = urllib.parse.urlsplit(url)
     safe = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
     if not safe or not parts.hostname:
-        raise ConfigError(f"The OIDC issuer {url[:200]!r} can't be used: it must begin with https://.")
+        raise ConfigError(f"The OIDC issuer {url[:200]!r} can't be used: it must begin with https://. [BG809]")
 
 
 def _get(url: str) -> dict[str, Any]:
     with urllib.request.urlopen(url, timeout=FETCH_S) as answer:
         found = json.loads(answer.read(_MAX_BYTES))
     if not isinstance(found, dict):
-        raise ValueError(f"{url} has no JSON object")
+        raise ValueError(f"{url} has no JSON object [BG809]")
     return found

@@ -173,7 +173,7 @@ class Reconciler:
         except BaseException as error:
             self._in_doubt = True
             self._intake.inbox.put_back(taken)
-            taken.fail(error if isinstance(error, Exception) else UnavailableError(STOPPING))
+            taken.fail(error if isinstance(error, Exception) else UnavailableError(f"{STOPPING} [BG802]"))
             raise
         try:
             await self._settle(taken, stage, batch, outcome)
@@ -181,7 +181,7 @@ class Reconciler:
             self._in_doubt = True  # the board may not have all that was written
             raise
         finally:  # nobody waits for an answer that does not come
-            taken.fail(UnavailableError(STOPPING))
+            taken.fail(UnavailableError(f"{STOPPING} [BG802]"))
 
     async def _think(self, taken: Inbox) -> Stage:
         looks = dict(taken.looks)
@@ -361,7 +361,7 @@ class Reconciler:
         node_id = came.session.node_id
         error = outcome.failed.get(node_id)
         if error is not None or not self._lives(came.session):
-            settle(came.done, error=error or UnavailableError("the session has ended"))
+            settle(came.done, error=error or UnavailableError("the session has ended [BG802]"))
             return
         view = self._board.views.get(node_id)
         restarted = view is not None and view.boot_id != came.session.boot_id
@@ -386,7 +386,7 @@ class Reconciler:
             elif job.job_id in outcome.failed:
                 settle(call.done, error=outcome.failed[job.job_id])
             else:
-                settle(call.done, outcome.first.get(call.idempotency_key), error=UnavailableError("try again"))
+                settle(call.done, outcome.first.get(call.idempotency_key), error=UnavailableError("try again [BG802]"))
 
     def _answer_cancellation(self, call: Cancellation, ended: Mapping[str, JobRecord], outcome: Outcome) -> None:
         error: BaseException | None = outcome.failed.get(call.job_id)

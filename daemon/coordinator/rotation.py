@@ -69,7 +69,7 @@ def rotate(folder: Path, step: Step) -> Status:
     if step is not expected:
         raise ConfigError(
             f"{folder}: the next step is `bagua certs {folder} --rotate {expected}`, not {step}. `bagua certs {folder} "
-            "--show` tells what lies there."
+            "--show` tells what lies there. [BG808]"
         )
     {Step.BEGIN: _begin, Step.SWITCH: _switch, Step.FINISH: _finish}[step](folder)
     return status(folder)
@@ -104,4 +104,4 @@ def _read(folder: Path) -> tuple[x509.Certificate, list[x509.Certificate]]:
     try:
         return x509.load_pem_x509_certificate(cert), x509.load_pem_x509_certificates(ca)
     except ValueError as error:
-        raise ConfigError(f"The certificates in {folder} can't be read: {error}.") from error
+        raise ConfigError(f"The certificates in {folder} can't be read: {error}. [BG808]") from error

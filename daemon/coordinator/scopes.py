@@ -11,11 +11,11 @@ def check_job(job_id: str) -> None:
     """Raises ForbiddenError if this call may say or ask nothing of that job."""
     scope = CURRENT.get().scope
     if scope is not None and scope.job_id != job_id:
-        raise ForbiddenError(f"This token is good for job {scope.job_id} alone, not for {job_id[:64]!r}.")
+        raise ForbiddenError(f"This token is good for job {scope.job_id} alone, not for {job_id[:64]!r}. [BG805]")
 
 
 def check_node(node_id: str) -> None:
     """Raises ForbiddenError if this call may not come from a daemon of that id."""
     scope = CURRENT.get().scope
     if scope is not None and scope.node_id != node_id:
-        raise ForbiddenError(f"This token is good for node {scope.node_id} alone, not for {node_id[:64]!r}.")
+        raise ForbiddenError(f"This token is good for node {scope.node_id} alone, not for {node_id[:64]!r}. [BG805]")

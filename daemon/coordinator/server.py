@@ -349,13 +349,13 @@ async def _provider(settings: Settings) -> Callable[[str], Awaitable[Identity | 
 
     grants = parse_grants(settings.oidc_grants)
     if not grants:
-        raise ConfigError("--oidc-issuer needs --oidc-grant: without one nobody of it may do anything.")
+        raise ConfigError("--oidc-issuer needs --oidc-grant: without one nobody of it may do anything. [BG809]")
     try:
         provider = Provider(
             settings.oidc_issuer, settings.oidc_audience, grants, unix_user_claim=settings.oidc_unix_user
         )
     except ModuleNotFoundError as error:
-        raise ConfigError("--oidc-issuer needs PyJWT: pip install 'bagua[oidc]'.") from error
+        raise ConfigError("--oidc-issuer needs PyJWT: pip install 'bagua[oidc]'. [BG209]") from error
     await provider.refresh()
     return provider.identity
 
@@ -369,9 +369,9 @@ def _bind(server: grpc.aio.Server, settings: Settings) -> int:
         else:
             port = server.add_secure_port(settings.listen, credentials)
     except RuntimeError as error:
-        raise ConfigError(_cannot_listen(settings.listen)) from error
+        raise ConfigError(f"{_cannot_listen(settings.listen)} [BG111]") from error
     if port == 0:
-        raise ConfigError(_cannot_listen(settings.listen))
+        raise ConfigError(f"{_cannot_listen(settings.listen)} [BG111]")
     return port
 
 

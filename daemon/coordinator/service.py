@@ -42,7 +42,7 @@ class Service:
         namespace."""
         caller = CURRENT.get()
         if len(idempotency_key) > 200 or "\0" in idempotency_key:
-            raise InvalidRequestError("idempotency_key: 200 characters at most, no NUL.")
+            raise InvalidRequestError("idempotency_key: 200 characters at most, no NUL. [BG811]")
         job = JobRecord(
             job_id=job_id or new_job_id(),
             spec=spec,
@@ -57,7 +57,7 @@ class Service:
         )
         found = await self._intake.submit(job, stored_key(idempotency_key, job.namespace))
         if found.namespace != job.namespace:
-            raise ConflictError("idempotency_key: it is in use. Choose another one.")
+            raise ConflictError("idempotency_key: it is in use. Choose another one. [BG811]")
         return found
 
     async def owned(self, job_id: str) -> Owned | None:
@@ -110,7 +110,7 @@ class Service:
             return await self._intake.request(job_id, wish)
         except NotFoundError:
             ended = await self._worker.read(self._ended, job_id)
-            raise ConflictError(f"Job {job_id} has ended: it is {ended.state.name.lower()}.") from None
+            raise ConflictError(f"Job {job_id} has ended: it is {ended.state.name.lower()}. [BG813]") from None
 
     async def drain(self, node_id: str, draining: bool) -> tuple[NodeView, list[str]]:
         """The node once it is written that it drains, or not, and the jobs that have a part there. Raises
@@ -157,7 +157,7 @@ class Service:
     def node(self, node_id: str) -> NodeView:
         """Raises NotFoundError."""
         if node_id not in self._board.views:
-            raise NotFoundError(f"There is no node {node_id[:200]!r}. `bagua node list` shows those there are.")
+            raise NotFoundError(f"There is no node {node_id[:200]!r}. `bagua node list` shows those there are. [BG810]")
         return self._board.views[node_id]
 
     def wall(self) -> float:

@@ -81,14 +81,14 @@ def make_settings(**given: object) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         name = "--" + "-".join(str(part) for part in first["loc"]).replace("_", "-")
-        raise ConfigError(f"{name}: {first['msg']} (given: {first['input']!r})") from error
+        raise ConfigError(f"{name}: {first['msg']} (given: {first['input']!r}) [BG822]") from error
     if settings.lease_s < 2 * settings.heartbeat_s:
         raise ConfigError(
-            f"A lease of {settings.lease_s:g} s is too short for heartbeats every {settings.heartbeat_s:g} s."
+            f"A lease of {settings.lease_s:g} s is too short for heartbeats every {settings.heartbeat_s:g} s. [BG822]"
         )
     if settings.fence_after and settings.fence_after < settings.lease_s:
         raise ConfigError(
             f"--fence-after {settings.fence_after:g} is shorter than the lease of {settings.lease_s:g} s: daemons "
-            "would end ranks that nobody has given up. Give at least the lease, or 0 for never."
+            "would end ranks that nobody has given up. Give at least the lease, or 0 for never. [BG822]"
         )
     return settings

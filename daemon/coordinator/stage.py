@@ -108,7 +108,7 @@ class Stage:
         """Somebody wants the job otherwise. Raises what ``wish`` raises, and NotFoundError for a job that has ended."""
         job = self.job(job_id)
         if job is None or job.state.terminal:
-            raise NotFoundError(f"There is no job {job_id[:64]!r} that has not ended.")
+            raise NotFoundError(f"There is no job {job_id[:64]!r} that has not ended. [BG810]")
         new, text = wish(job)
         if new != job:
             self._update(job_id, new, [Event("asked", text, new.generation, self._wall)])

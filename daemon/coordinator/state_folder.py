@@ -28,7 +28,7 @@ class StateFolder:
         try:
             self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise ConfigError(disk_words(error)) from error
+            raise ConfigError(f"{disk_words(error)} [BG108]") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -36,7 +36,7 @@ class StateFolder:
             os.close(self._lock)
             raise ConfigError(
                 f"Another coordinator (process {pid}) uses the state folder {state_dir}. Stop it, or give this one "
-                "another folder with --state-dir."
+                "another folder with --state-dir. [BG819]"
             ) from error
         with contextlib.suppress(OSError):  # the number is for people; the lock holds without it
             os.ftruncate(self._lock, 0)
@@ -59,7 +59,7 @@ class StateFolder:
             made = f"coordinator-{secrets.token_hex(8)}"
             replace_file(path, made)
         except OSError as error:
-            raise ConfigError(disk_words(error, path)) from error
+            raise ConfigError(f"{disk_words(error, path)} [BG108]") from error
         return made
 
     def publish(self, **what: object) -> None:
@@ -68,7 +68,7 @@ class StateFolder:
         try:
             replace_file(path, json.dumps({**what, "pid": os.getpid()}))
         except OSError as error:
-            raise ConfigError(disk_words(error, path)) from error
+            raise ConfigError(f"{disk_words(error, path)} [BG108]") from error
 
     def close(self) -> None:
         """Gives the folder back."""

@@ -50,11 +50,11 @@ Reply: TypeAlias = "node_pb2.TraceReply | node_pb2.ClockReply | None"
 def check(request: job_pb2.TraceJobRequest) -> tuple[int, float]:
     """Steps and seconds that are asked for. Raises InvalidRequestError."""
     if request.steps > MAX_STEPS:
-        raise InvalidRequestError(f"steps: {request.steps} are too many, {MAX_STEPS} is the most.")
+        raise InvalidRequestError(f"steps: {request.steps} are too many, {MAX_STEPS} is the most. [BG824]")
     seconds = request.timeout_s or DEFAULT_TIMEOUT_S
     if not 0 < seconds <= MAX_TIMEOUT_S:
         raise InvalidRequestError(
-            f"timeout_s is {request.timeout_s:g}: it must be above 0 and at most {MAX_TIMEOUT_S:g}."
+            f"timeout_s is {request.timeout_s:g}: it must be above 0 and at most {MAX_TIMEOUT_S:g}. [BG824]"
         )
     return request.steps or DEFAULT_STEPS, seconds
 
@@ -63,13 +63,15 @@ def check_runs(job: JobRecord) -> None:
     """Raises ConflictError for a job of which no rank trains now."""
     name = f"Job {job.job_id}"
     if job.state.terminal:
-        raise ConflictError(f"{name} has ended ({job.state.name.lower()}): only a job that runs can be traced.")
+        raise ConflictError(f"{name} has ended ({job.state.name.lower()}): only a job that runs can be traced. [BG824]")
     if job.state is JobState.PENDING:
-        raise ConflictError(f"{name} waits for nodes ({job.reason}): trace it when it runs.")
+        raise ConflictError(f"{name} waits for nodes ({job.reason}): trace it when it runs. [BG824]")
     if job.paused:
-        raise ConflictError(f"{name} is paused: it makes no steps. `bagua job resume {job.job_id}`, then trace it.")
+        raise ConflictError(
+            f"{name} is paused: it makes no steps. `bagua job resume {job.job_id}`, then trace it. [BG824]"
+        )
     if not job.state.under_way:
-        raise ConflictError(f"{name} is {job.state.name.lower()}: trace it when it runs.")
+        raise ConflictError(f"{name} is {job.state.name.lower()}: trace it when it runs. [BG824]")
 
 
 @dataclass
@@ -121,7 +123,7 @@ class Tracing:
     def __init__(self, traces: Traces, find: Find, job: JobRecord, steps: int, timeout_s: float) -> None:
         """Raises TooMuchError."""
         if traces.under_way >= MAX_TRACES:
-            raise TooMuchError(f"{MAX_TRACES} traces are being recorded: try again when one of them is over.")
+            raise TooMuchError(f"{MAX_TRACES} traces are being recorded: try again when one of them is over. [BG814]")
         traces.under_way += 1
         self._traces = traces
         self._job = job

@@ -64,32 +64,34 @@ def checked_spec(spec: common_pb2.JobSpec) -> JobSpec:
     _check_text("name", spec.name, MAX_NAME)
     _check_text("entry", spec.entry, MAX_PATH)
     if not spec.entry.strip():
-        raise InvalidRequestError("spec.entry is empty: name a script, a module or a program.")
+        raise InvalidRequestError("spec.entry is empty: name a script, a module or a program. [BG812]")
     _check_text("workdir", spec.workdir, MAX_PATH)
     _check_folder(spec)
     _check_text("python", spec.python, MAX_PATH)
     _check_many("args", spec.args, MAX_ARGS)
     _check_many("env", [f"{key}={value}" for key, value in spec.env.items()], MAX_ENV)
     if spec.ByteSize() > MAX_SPEC_BYTES:
-        raise InvalidRequestError(too_large_spec(spec.ByteSize()))
+        raise InvalidRequestError(f"{too_large_spec(spec.ByteSize())} [BG812]")
     _check_variables(spec)
     _check_size(spec)
     _check_seconds("placement_timeout_s", spec.placement_timeout_s, MAX_WAIT_S)
     _check_seconds("stop_grace_s", spec.stop_grace_s, 3_600.0)
     _check_seconds("join_timeout_s", spec.join_timeout_s, MAX_WAIT_S)
     if spec.master_port > 65_535:
-        raise InvalidRequestError(f"spec.master_port is {spec.master_port}: ports end at 65535.")
+        raise InvalidRequestError(f"spec.master_port is {spec.master_port}: ports end at 65535. [BG812]")
     return _summary(spec, spec.SerializeToString(deterministic=True))
 
 
 def _check_folder(spec: common_pb2.JobSpec) -> None:
     if spec.HasField("code"):
         if why := code_archive.problem(spec.code.digest, spec.code.bytes):
-            raise InvalidRequestError(f"spec.code: {why}.")
+            raise InvalidRequestError(f"spec.code: {why}. [BG812]")
         if spec.workdir and (why := code_archive.unsafe(spec.workdir)):
-            raise InvalidRequestError(f"spec.workdir is {spec.workdir!r}, {why}: with spec.code it lies in there.")
+            raise InvalidRequestError(
+                f"spec.workdir is {spec.workdir!r}, {why}: with spec.code it lies in there. [BG812]"
+            )
     elif spec.workdir and not spec.workdir.startswith("/"):
-        raise InvalidRequestError(f"spec.workdir must be an absolute path, not {spec.workdir!r}.")
+        raise InvalidRequestError(f"spec.workdir must be an absolute path, not {spec.workdir!r}. [BG812]")
 
 
 def _check_variables(spec: common_pb2.JobSpec) -> None:
@@ -98,22 +100,25 @@ def _check_variables(spec: common_pb2.JobSpec) -> None:
         for name in names:
             if not name or "=" in name:
                 raise InvalidRequestError(
-                    f"spec.{field}: {name[:MAX_NAME]!r} can't be the name of an environment variable."
+                    f"spec.{field}: {name[:MAX_NAME]!r} can't be the name of an environment variable. [BG812]"
                 )
     for name, path in spec.secret_env.items():
         if name in spec.env:
-            raise InvalidRequestError(f"spec.secret_env: {name[:MAX_NAME]!r} is in spec.env, too.")
+            raise InvalidRequestError(f"spec.secret_env: {name[:MAX_NAME]!r} is in spec.env, too. [BG812]")
         if name in spec.secrets:
-            raise InvalidRequestError(f"secrets: {name[:MAX_NAME]!r} is in spec.secret_env, too.")
+            raise InvalidRequestError(f"secrets: {name[:MAX_NAME]!r} is in spec.secret_env, too. [BG812]")
         if not path.startswith("/") or len(path) > MAX_PATH:
-            raise InvalidRequestError(f"spec.secret_env: {name[:MAX_NAME]!r} needs the absolute path of a file.")
+            raise InvalidRequestError(
+                f"spec.secret_env: {name[:MAX_NAME]!r} needs the absolute path of a file. [BG812]"
+            )
     for name in spec.secrets:
         if name in spec.env:
-            raise InvalidRequestError(f"secrets: {name[:MAX_NAME]!r} is in spec.env, too.")
+            raise InvalidRequestError(f"secrets: {name[:MAX_NAME]!r} is in spec.env, too. [BG812]")
     for name, value in spec.env.items():
         if value == HIDDEN and looks_secret(name):  # a spec that came out of an answer
             raise InvalidRequestError(
-                f"spec.env: the value of {name[:MAX_NAME]!r} is '{HIDDEN}', which stands for one that is not shown."
+                f"spec.env: the value of {name[:MAX_NAME]!r} is '{HIDDEN}', which stands for one that is not shown. "
+                "[BG812]"
             )
 
 
@@ -136,13 +141,13 @@ def _summary(spec: common_pb2.JobSpec, wire: bytes) -> JobSpec:
 
 def _check_size(spec: common_pb2.JobSpec) -> None:
     if spec.nnodes < 1:
-        raise InvalidRequestError("spec.nnodes must be at least 1.")
+        raise InvalidRequestError("spec.nnodes must be at least 1. [BG812]")
     if spec.nproc_per_node < 1:
-        raise InvalidRequestError("spec.nproc_per_node must be at least 1.")
+        raise InvalidRequestError("spec.nproc_per_node must be at least 1. [BG812]")
     if spec.nnodes * spec.nproc_per_node > MAX_RANKS:
         raise InvalidRequestError(
             f"spec.nnodes x spec.nproc_per_node is {spec.nnodes} x {spec.nproc_per_node}: "
-            f"a job can have {MAX_RANKS} ranks at most."
+            f"a job can have {MAX_RANKS} ranks at most. [BG812]"
         )
     _check_elastic(spec)
 
@@ -150,41 +155,44 @@ def _check_size(spec: common_pb2.JobSpec) -> None:
 def _check_elastic(spec: common_pb2.JobSpec) -> None:
     if not spec.elastic:
         if spec.min_nodes or spec.max_nodes or spec.respawn:
-            raise InvalidRequestError("spec.min_nodes, spec.max_nodes and spec.respawn need spec.elastic.")
+            raise InvalidRequestError("spec.min_nodes, spec.max_nodes and spec.respawn need spec.elastic. [BG812]")
         return
     if spec.adopt:
         raise InvalidRequestError(
-            "spec.elastic and spec.adopt exclude each other: whoever started the ranks ends all when one is lost."
+            "spec.elastic and spec.adopt exclude each other: whoever started the ranks ends all when one is lost. "
+            "[BG812]"
         )
     if spec.respawn > MAX_RESPAWN:
-        raise InvalidRequestError(f"spec.respawn is {spec.respawn}: {MAX_RESPAWN} an hour is the most.")
+        raise InvalidRequestError(f"spec.respawn is {spec.respawn}: {MAX_RESPAWN} an hour is the most. [BG812]")
     least, most = spec.min_nodes or 1, spec.max_nodes or spec.nnodes
     if least > most:
-        raise InvalidRequestError(f"spec.min_nodes is {least}, more than the {most} nodes that the job may have.")
+        raise InvalidRequestError(
+            f"spec.min_nodes is {least}, more than the {most} nodes that the job may have. [BG812]"
+        )
     if not least <= spec.nnodes <= most:
-        raise InvalidRequestError(f"spec.nnodes is {spec.nnodes}: it must be from {least} to {most}.")
+        raise InvalidRequestError(f"spec.nnodes is {spec.nnodes}: it must be from {least} to {most}. [BG812]")
 
 
 def _check_text(field: str, text: str, limit: int) -> None:
     if len(text) > limit:
-        raise InvalidRequestError(f"spec.{field} has {len(text)} characters; {limit} is the limit.")
+        raise InvalidRequestError(f"spec.{field} has {len(text)} characters; {limit} is the limit. [BG812]")
     if "\0" in text:
-        raise InvalidRequestError(f"spec.{field} contains a NUL character.")
+        raise InvalidRequestError(f"spec.{field} contains a NUL character. [BG812]")
 
 
 def _check_many(field: str, texts: Sequence[str], limit: int) -> None:
     if len(texts) > limit:
-        raise InvalidRequestError(f"spec.{field} has {len(texts)} entries; {limit} is the limit.")
+        raise InvalidRequestError(f"spec.{field} has {len(texts)} entries; {limit} is the limit. [BG812]")
     total = sum(len(text.encode()) for text in texts)
     if total > MAX_TEXT:
-        raise InvalidRequestError(f"spec.{field} has {total} bytes; {MAX_TEXT} is the limit.")
+        raise InvalidRequestError(f"spec.{field} has {total} bytes; {MAX_TEXT} is the limit. [BG812]")
     if any("\0" in text for text in texts):
-        raise InvalidRequestError(f"spec.{field} contains a NUL character.")
+        raise InvalidRequestError(f"spec.{field} contains a NUL character. [BG812]")
 
 
 def _check_seconds(field: str, value: float, limit: float) -> None:
     if not math.isfinite(value) or not 0 <= value <= limit:
-        raise InvalidRequestError(f"spec.{field} is {value}: give seconds from 0 to {limit:g}.")
+        raise InvalidRequestError(f"spec.{field} is {value}: give seconds from 0 to {limit:g}. [BG812]")
 
 
 # ---- facts
@@ -195,11 +203,11 @@ def checked_hello(hello: node_pb2.Hello) -> NodeRecord:
     for field in ("node_id", "hostname", "address", "version", "boot_id"):
         text = getattr(hello, field)
         if len(text) > MAX_NAME or "\0" in text:
-            raise InvalidRequestError(f"hello.{field} has {len(text)} characters; {MAX_NAME} is the limit.")
+            raise InvalidRequestError(f"hello.{field} has {len(text)} characters; {MAX_NAME} is the limit. [BG820]")
         if not text and field in ("node_id", "address", "boot_id"):
-            raise InvalidRequestError(f"hello.{field} is empty.")
+            raise InvalidRequestError(f"hello.{field} is empty. [BG820]")
     if not 0 <= hello.slots <= MAX_SLOTS:
-        raise InvalidRequestError(f"hello.slots is {hello.slots}; {MAX_SLOTS} is the limit.")
+        raise InvalidRequestError(f"hello.slots is {hello.slots}; {MAX_SLOTS} is the limit. [BG820]")
     return NodeRecord(
         node_id=hello.node_id,
         hostname=hello.hostname,
@@ -215,7 +223,7 @@ def checked_hello(hello: node_pb2.Hello) -> NodeRecord:
 def local_job(fact: node_pb2.LocalJob) -> LocalJob:
     """A node's report on a job. Raises InvalidRequestError."""
     if not fact.job_id or len(fact.job_id) > 64 or len(fact.ranks) > MAX_SLOTS:
-        raise InvalidRequestError(f"job {fact.job_id[:64]!r}: the id or the number of ranks can't be right.")
+        raise InvalidRequestError(f"job {fact.job_id[:64]!r}: the id or the number of ranks can't be right. [BG820]")
     try:
         return LocalJob(
             job_id=fact.job_id,
@@ -233,7 +241,7 @@ def local_job(fact: node_pb2.LocalJob) -> LocalJob:
             ranks=tuple(_local_rank(rank) for rank in fact.ranks),
         )
     except ValueError as error:  # a number that is not in an enumeration
-        raise InvalidRequestError(f"job {fact.job_id!r}: {error}") from error
+        raise InvalidRequestError(f"job {fact.job_id!r}: {error} [BG820]") from error
 
 
 def _local_rank(rank: common_pb2.RankStatus) -> LocalRank:
@@ -262,7 +270,7 @@ def _clean(text: str) -> str:
 def checked_number(field: str, value: int) -> int:
     """A number that a query may hold. Raises InvalidRequestError."""
     if not 0 <= value <= MAX_NUMBER:
-        raise InvalidRequestError(f"{field} is {value}: {MAX_NUMBER} is the limit.")
+        raise InvalidRequestError(f"{field} is {value}: {MAX_NUMBER} is the limit. [BG820]")
     return value
 
 
@@ -382,7 +390,7 @@ def node_message(view: NodeView) -> job_pb2.Node:
 def checked_progress(progress: common_pb2.Progress) -> common_pb2.Progress:
     """A report of a rank. Raises InvalidRequestError if it is too large to be kept."""
     if len(progress.job_id) > 64 or len(progress.metrics) > 100 or len(progress.message) > 2_000:
-        raise InvalidRequestError("progress: 100 metrics and 2000 characters at most.")
+        raise InvalidRequestError("progress: 100 metrics and 2000 characters at most. [BG820]")
     if any(len(name) > MAX_NAME for name in progress.metrics):
-        raise InvalidRequestError(f"progress: the name of a metric can have {MAX_NAME} characters at most.")
+        raise InvalidRequestError(f"progress: the name of a metric can have {MAX_NAME} characters at most. [BG820]")
     return progress

@@ -35,8 +35,8 @@ def told_in_words(url: sa.URL) -> Iterator[None]:
         if found is None:
             raise
         if found.may_pass:
-            raise UnavailableError(f"{found.words} {_GOES_ON}") from error
-        raise ServiceError(found.words) from error
+            raise UnavailableError(f"{found.words} {_GOES_ON} [BG816]") from error
+        raise ServiceError(f"{found.words} [BG816]") from error
 
 
 def describe(error: sa.exc.DBAPIError | sqlite3.Error, url: sa.URL) -> Trouble | None:

@@ -151,10 +151,10 @@ def _find(tx: Transaction, prefix: str, namespace: str) -> sa.Row[tuple[object, 
     query = sa.select(m.tune_studies).where(m.tune_studies.c.study_id.startswith(prefix), _of(namespace))
     rows = tx.rows(query) if plausible else []
     if not rows:
-        raise NotFoundError(f"Nothing was tuned under {prefix[:64]!r}. `bagua tune list` shows what was.")
+        raise NotFoundError(f"Nothing was tuned under {prefix[:64]!r}. `bagua tune list` shows what was. [BG810]")
     if len(rows) > 1:
         ids = ", ".join(sorted(row.study_id for row in rows))
-        raise ConflictError(f"{prefix} may be {ids}: write more of it.")
+        raise ConflictError(f"{prefix} may be {ids}: write more of it. [BG811]")
     return rows[0]
 
 
@@ -181,14 +181,14 @@ def _check(request: common_pb2.TuneRequest) -> None:
     texts = [study.model, study.network, study.model_text, study.network_text, request.line]
     if not (study.model and study.network) or max(map(len, texts)) > _MOST_TEXT or any("\0" in one for one in texts):
         raise InvalidRequestError(
-            f"A study needs a model and a network, and texts have at most {_MOST_TEXT} characters."
+            f"A study needs a model and a network, and texts have at most {_MOST_TEXT} characters. [BG820]"
         )
     if len(study.space) > 16 or any(not 1 <= len(one.choices) <= _MOST_CHOICES for one in study.space):
-        raise InvalidRequestError(f"A space has at most 16 settings, with 1 to {_MOST_CHOICES} values each.")
+        raise InvalidRequestError(f"A space has at most 16 settings, with 1 to {_MOST_CHOICES} values each. [BG820]")
     if len(request.trials) > _MOST_CHOICES:
-        raise InvalidRequestError(f"At most {_MOST_CHOICES} trials in one request.")
+        raise InvalidRequestError(f"At most {_MOST_CHOICES} trials in one request. [BG820]")
     settings = [request.present, *(one.setting for one in request.trials), *(one.against for one in request.trials)]
     if any(sum(len(name) + len(value) for name, value in one.items()) > _MOST_SETTING for one in settings):
-        raise InvalidRequestError(f"A setting has at most {_MOST_SETTING} characters.")
+        raise InvalidRequestError(f"A setting has at most {_MOST_SETTING} characters. [BG820]")
     if any(len(one.reason) > _MOST_TEXT or len(one.state) > 64 for one in request.trials):
-        raise InvalidRequestError(f"Reasons have at most {_MOST_TEXT} characters.")
+        raise InvalidRequestError(f"Reasons have at most {_MOST_TEXT} characters. [BG820]")

@@ -46,7 +46,7 @@ class Upgrades:
                 await done
         except TimeoutError:
             text = f"Node {session.node_id} has neither another daemon nor refused after {UPGRADE_S:g} s: see its log."
-            raise UnavailableError(text) from None
+            raise UnavailableError(f"{text} [BG802]") from None
         finally:
             del self._waiting[number]
 
@@ -55,7 +55,7 @@ class Upgrades:
         for former, done in self._of(session.node_id):
             if session.boot_id != former.boot_id:
                 text = f"Node {session.node_id} was started anew meanwhile, its keeper as well."
-                done.set_exception(ConflictError(text))
+                done.set_exception(ConflictError(f"{text} [BG813]"))
             elif session.life > former.life:
                 done.set_result(None)
 
@@ -64,7 +64,7 @@ class Upgrades:
         former, done = self._waiting.get(refusal.request_id, (None, None))
         if former is not None and done is not None and former.node_id == session.node_id and not done.done():
             text = f"Node {session.node_id} keeps its daemon: {refusal.reason[:2_000]}."
-            done.set_exception(ConflictError(text))
+            done.set_exception(ConflictError(f"{text} [BG813]"))
 
     def _of(self, node_id: str) -> list[tuple[Connected, asyncio.Future[None]]]:
         return [one for one in self._waiting.values() if one[0].node_id == node_id and not one[1].done()]

@@ -48,7 +48,7 @@ class Watcher:
         coordinator stops."""
         await self._wake.wait()
         if self._closed:
-            raise UnavailableError(STOPPING)
+            raise UnavailableError(f"{STOPPING} [BG802]")
         self._wake.clear()
         changed, progress = self._changed, list(self._progress.values())
         self._changed = False

@@ -22,7 +22,7 @@ def scale(job: JobRecord, nodes: int) -> Wished:
     if not least <= nodes <= most:
         raise InvalidRequestError(
             f"nodes is {nodes}: job {job.job_id} was submitted for {least} to {most} nodes "
-            "(--min-nodes and --max-nodes of bagua job submit)."
+            "(--min-nodes and --max-nodes of bagua job submit). [BG110]"
         )
     return replace(job, wanted_nodes=nodes), f"scale to {nodes} {'node' if nodes == 1 else 'nodes'}"
 
@@ -45,16 +45,16 @@ def last_of(node_id: str, jobs: Iterable[JobRecord]) -> None:
         if job.spec.elastic and job.state.under_way and [host.node_id for host in job.hosts] == [node_id]:
             raise ConflictError(
                 f"Node {node_id!r} is the last one of job {job.job_id}, and holds all its state. Let another node join "
-                f"first (bagua job scale {job.job_id} 2), or end the job (bagua job cancel {job.job_id})."
+                f"first (bagua job scale {job.job_id} 2), or end the job (bagua job cancel {job.job_id}). [BG813]"
             )
 
 
 def _check(job: JobRecord, done: str) -> None:
     if not job.spec.elastic:
-        raise ConflictError(f"Job {job.job_id} is not elastic: it can't be {done}. Submit it with --elastic.")
+        raise ConflictError(f"Job {job.job_id} is not elastic: it can't be {done}. Submit it with --elastic. [BG813]")
     if job.cancel_reason is not None or job.state is JobState.STOPPING:
-        raise ConflictError(f"Job {job.job_id} is being stopped: it can't be {done}.")
+        raise ConflictError(f"Job {job.job_id} is being stopped: it can't be {done}. [BG813]")
     if not job.state.under_way:
         raise ConflictError(
-            f"Job {job.job_id} is {job.state.name.lower()}: it can be {done} once all its ranks were started."
+            f"Job {job.job_id} is {job.state.name.lower()}: it can be {done} once all its ranks were started. [BG813]"
         )

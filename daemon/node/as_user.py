@@ -33,10 +33,10 @@ def look(user: RankUser, program: Program, base: Mapping[str, str], node_id: str
         done = subprocess.run(command, input=asked, capture_output=True, text=True, cwd="/", timeout=CHECK_S)
     except subprocess.TimeoutExpired:
         text = f"the files of the job could not be looked at as user {user.name} in {CHECK_S:g} s"
-        raise LaunchError(text) from None
+        raise LaunchError(f"{text} [BG906]") from None
     if done.returncode:
         raise LaunchError(
-            f"the files of the job can't be looked at as user {user.name}: {done.stderr[-2_000:].strip()}"
+            f"the files of the job can't be looked at as user {user.name}: {done.stderr[-2_000:].strip()} [BG906]"
         )
     answer = json.loads(done.stdout)
     if "error" in answer:

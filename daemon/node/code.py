@@ -74,11 +74,15 @@ class CodeCache:
                     data = await self._piece(job_id, piece)
                     size += len(data)
                     if size > code.size or not data:
-                        raise LaunchError("the coordinator sent another number of bytes of code than the job has")
+                        raise LaunchError(
+                            "the coordinator sent another number of bytes of code than the job has [BG904]"
+                        )
                     digest.update(data)
                     file.write(data)
             if size != code.size or digest.hexdigest() != code.digest:
-                raise LaunchError("the code that the coordinator sent is not that of the job: its SHA-256 differs")
+                raise LaunchError(
+                    "the code that the coordinator sent is not that of the job: its SHA-256 differs [BG904]"
+                )
             os.replace(name, path)
         except BaseException:
             os.unlink(name)
@@ -92,7 +96,7 @@ class CodeCache:
                 return await self._ask(job_id, piece)
             except UnavailableError as error:
                 if asyncio.get_running_loop().time() >= end:
-                    raise LaunchError(f"the code of the job can't be fetched: {error}") from error
+                    raise LaunchError(f"the code of the job can't be fetched: {error} [BG904]") from error
             await asyncio.sleep(_PAUSE_S)
 
     def _trim(self, keep: Path) -> None:
@@ -139,7 +143,7 @@ def unpack_beside(archive: Path, destination: Path, owner: tuple[int, int] | Non
             if not destination.is_dir():  # else somebody was faster
                 raise
     except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, UnicodeError, ValueError) as error:
-        raise LaunchError(f"the code of the job can't be unpacked: {error}") from error
+        raise LaunchError(f"the code of the job can't be unpacked: {error} [BG904]") from error
     finally:
         shutil.rmtree(made, ignore_errors=True)
 
@@ -159,7 +163,9 @@ def _decompress(archive: Path, tar: IO[bytes]) -> None:
         while data := packed.read(_COPY):
             left -= len(data)
             if left < 0:
-                raise LaunchError(f"the code of the job has more than {MAX_UNPACKED_BYTES >> 20} MiB when unpacked")
+                raise LaunchError(
+                    f"the code of the job has more than {MAX_UNPACKED_BYTES >> 20} MiB when unpacked [BG904]"
+                )
             tar.write(data)
 
 
@@ -172,17 +178,21 @@ def _unpack(tar: IO[bytes], root: Path) -> None:
             count += 1
             left -= member.size
             if count > MAX_FILES or left < 0:
-                raise LaunchError(f"the code of the job has more than {MAX_FILES} files, or too many bytes")
+                raise LaunchError(f"the code of the job has more than {MAX_FILES} files, or too many bytes [BG904]")
             if why := unsafe(member.name):
-                raise LaunchError(f"the code of the job has {why}: {member.name[:200]!r}")
+                raise LaunchError(f"the code of the job has {why}: {member.name[:200]!r} [BG904]")
             if member.issym():
                 if link_leads_out(member.name, member.linkname):
-                    raise LaunchError(f"the code of the job has a link that leads out of it: {member.name[:200]!r}")
+                    raise LaunchError(
+                        f"the code of the job has a link that leads out of it: {member.name[:200]!r} [BG904]"
+                    )
                 links.append((member.name, member.linkname))
             elif member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.issparse():
                 _write(members, member, root)
             else:
-                raise LaunchError(f"the code of the job has what is neither file nor link: {member.name[:200]!r}")
+                raise LaunchError(
+                    f"the code of the job has what is neither file nor link: {member.name[:200]!r} [BG904]"
+                )
     for name, target in links:
         path = root / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -190,7 +200,7 @@ def _unpack(tar: IO[bytes], root: Path) -> None:
     for name, target in links:  # a chain of links may lead out where none of them does
         if not Path(os.path.realpath(root / name)).is_relative_to(os.path.realpath(root)):
             raise LaunchError(
-                f"the code of the job has a link that leads out of it: {name[:200]!r} to {target[:200]!r}"
+                f"the code of the job has a link that leads out of it: {name[:200]!r} to {target[:200]!r} [BG904]"
             )
 
 

@@ -188,7 +188,7 @@ class NodeDaemon:
         try:
             server = await rank_service.serve(self._rank_socket, self._rank_service(self._jobs))
         except OSError as error:
-            raise ConfigError(f"The socket for ranks can't be made: {error}.") from error
+            raise ConfigError(f"The socket for ranks can't be made: {error}. [BG108]") from error
         closing.callback(self._rank_socket.unlink, missing_ok=True)
         closing.push_async_callback(server.stop, 0.1)
 
@@ -363,7 +363,7 @@ async def run(settings: Settings, log: FilteringBoundLogger, ready: Ready) -> No
         if settings.run_as is not None and not keeper.changes_users:
             raise ConfigError(
                 "--run-as submitter needs another keeper, which an older version of Bagua has started: stop the node, "
-                "and start it again."
+                "and start it again. [BG906]"
             )
         await NodeDaemon(settings, folder, keeper, log).run(ready)
     finally:

@@ -45,7 +45,7 @@ def parse_patterns(given: Sequence[str]) -> tuple[str, ...]:
     found = tuple(part.strip() for text in given for part in text.split(",") if part.strip())
     for pattern in found:
         if not _PATTERN.fullmatch(pattern):
-            raise ConfigError(f"--pass-env {pattern!r}: write names of variables, or patterns like AWS_*.")
+            raise ConfigError(f"--pass-env {pattern!r}: write names of variables, or patterns like AWS_*. [BG107]")
     return found
 
 

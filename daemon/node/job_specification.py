@@ -151,25 +151,25 @@ def unpack(run: node_pb2.RunJob) -> None:
         unpacker = zlib.decompressobj()
         whole = unpacker.decompress(run.packed, MAX_RUN_BYTES)
         if not unpacker.eof:
-            raise SpecificationError(f"a packed directive is cut short, or has more than {MAX_RUN_BYTES} bytes")
+            raise SpecificationError(f"a packed directive is cut short, or has more than {MAX_RUN_BYTES} bytes [BG907]")
         run.ClearField("packed")
         run.MergeFromString(whole)
     except (zlib.error, DecodeError) as error:
-        raise SpecificationError(f"a packed directive can't be read: {error}") from error
+        raise SpecificationError(f"a packed directive can't be read: {error} [BG907]") from error
 
 
 def parse_specification(run: node_pb2.RunJob, node_id: str) -> JobSpecification:
     """Checks a RunJob for this node. Raises SpecificationError."""
     if not is_safe_name(run.job_id):
-        raise SpecificationError(f"the job id {run.job_id[:200]!r} can't be used as a file name")
+        raise SpecificationError(f"the job id {run.job_id[:200]!r} can't be used as a file name [BG907]")
     hosts = _parse_hosts(run)
     joining = joining_members(run, node_id)
     if {member for host in hosts for member in host.members} & set(joining) or len(set(joining)) < len(joining):
-        raise SpecificationError(f"the numbers of newcomers, {list(joining)}, are not new")
+        raise SpecificationError(f"the numbers of newcomers, {list(joining)}, are not new [BG907]")
     if len(run.job_key) != 32:
-        raise SpecificationError(f"the job key has {len(run.job_key)} bytes, not 32")
+        raise SpecificationError(f"the job key has {len(run.job_key)} bytes, not 32 [BG907]")
     if run.master_port > 65535:
-        raise SpecificationError(f"MASTER_PORT {run.master_port} is not a port")
+        raise SpecificationError(f"MASTER_PORT {run.master_port} is not a port [BG907]")
     spec = run.spec
     grace = clamp_grace(spec.stop_grace_s)
     return JobSpecification(
@@ -208,22 +208,24 @@ def parse_peers(run: node_pb2.RunJob) -> tuple[str, ...]:
 def _parse_hosts(run: node_pb2.RunJob) -> tuple[Host, ...]:
     nowhere = run.host_index == NO_HOST and run.spec.elastic
     if not 0 < len(run.hosts) <= MAX_HOSTS or (run.host_index >= len(run.hosts) and not nowhere):
-        raise SpecificationError(f"host index {run.host_index} of {len(run.hosts)} hosts makes no sense")
+        raise SpecificationError(f"host index {run.host_index} of {len(run.hosts)} hosts makes no sense [BG907]")
     hosts = tuple(_parse_host(host) for host in run.hosts)
     ranks = sorted(rank for host in hosts for rank in host.ranks)
     if ranks != list(range(len(ranks))) or not all(host.ranks for host in hosts):
-        raise SpecificationError("the ranks of the hosts are not 0, 1, … without gaps")
+        raise SpecificationError("the ranks of the hosts are not 0, 1, … without gaps [BG907]")
     if not nowhere and len(hosts[run.host_index].ranks) > MAX_LOCAL_RANKS:
-        raise SpecificationError(f"more than {MAX_LOCAL_RANKS} ranks on one node")
+        raise SpecificationError(f"more than {MAX_LOCAL_RANKS} ranks on one node [BG907]")
     if len({member for host in hosts for member in host.members}) != len(ranks):
-        raise SpecificationError("two ranks have one member number")
+        raise SpecificationError("two ranks have one member number [BG907]")
     return hosts
 
 
 def _parse_host(host: node_pb2.HostPlan) -> Host:
     members = host.members or host.ranks
     if len(members) != len(host.ranks):
-        raise SpecificationError(f"{len(host.ranks)} ranks on node {host.node_id} have {len(members)} member numbers")
+        raise SpecificationError(
+            f"{len(host.ranks)} ranks on node {host.node_id} have {len(members)} member numbers [BG907]"
+        )
     pairs = sorted(zip(host.ranks, members, strict=True))
     return Host(host.node_id, tuple(rank for rank, _ in pairs), tuple(member for _, member in pairs))
 
@@ -232,20 +234,20 @@ def _parse_program(spec: common_pb2.JobSpec) -> Program:
     env = dict(spec.env)
     for key, value in [*env.items(), *spec.secret_env.items()]:
         if not key or "=" in key or "\0" in key or "\0" in value:
-            raise SpecificationError(f"the environment variable {key[:200]!r} can't be set")
+            raise SpecificationError(f"the environment variable {key[:200]!r} can't be set [BG907]")
     if sum(len(key) + len(value) for key, value in env.items()) > MAX_ENVIRONMENT_BYTES:
-        raise SpecificationError(f"the environment of the job has more than {MAX_ENVIRONMENT_BYTES} characters")
+        raise SpecificationError(f"the environment of the job has more than {MAX_ENVIRONMENT_BYTES} characters [BG907]")
     texts = [spec.entry, spec.workdir, spec.python, *spec.args]
     if any("\0" in text for text in texts):
-        raise SpecificationError("a zero byte in the command line")
+        raise SpecificationError("a zero byte in the command line [BG907]")
     if not spec.entry and not spec.adopt:
-        raise SpecificationError("the job names no script or program")
+        raise SpecificationError("the job names no script or program [BG907]")
     code = Code(spec.code.digest, spec.code.bytes) if spec.HasField("code") else None
     if code is not None:
         if why := code_archive.problem(code.digest, code.size):
-            raise SpecificationError(f"the code of the job can't be right: {why}")
+            raise SpecificationError(f"the code of the job can't be right: {why} [BG907]")
         if spec.workdir and (why := code_archive.unsafe(spec.workdir)):
-            raise SpecificationError(f"the working directory of the job is {why}")
+            raise SpecificationError(f"the working directory of the job is {why} [BG907]")
     return Program(
         code=code,
         entry=spec.entry,

@@ -92,13 +92,14 @@ def read_secrets(program: Program, node_id: str) -> dict[str, str]:
             raise LaunchError(str(error)) from error
         except OSError as error:
             raise LaunchError(
-                f"{title} {path} can't be read on node {node_id}: {error.strerror}. Every node of the job needs it."
+                f"{title} {path} can't be read on node {node_id}: {error.strerror}. Every node of the job needs it. "
+                "[BG905]"
             ) from error
         except UnicodeDecodeError as error:
-            raise LaunchError(f"{title} {path} is not UTF-8 text.") from error
+            raise LaunchError(f"{title} {path} is not UTF-8 text. [BG905]") from error
         value = value.removesuffix("\n").removesuffix("\r")
         if "\0" in value:
-            raise LaunchError(f"{title} {path} contains a zero byte.")
+            raise LaunchError(f"{title} {path} contains a zero byte. [BG905]")
         found[name] = value
     return found
 
@@ -108,7 +109,7 @@ def check_program(program: Program, base: Mapping[str, str]) -> None:
     folder = work_folder(program)
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
-        raise LaunchError(f"the working directory {folder} {what}")
+        raise LaunchError(f"the working directory {folder} {what} [BG903]")
     executable = command(program)[0]
     if not program.no_python and not program.is_module:
         _check_script(folder / program.entry)
@@ -119,20 +120,20 @@ def _check_script(script: Path) -> None:
     if script.is_dir():
         if (script / "__main__.py").is_file():
             return
-        raise LaunchError(f"the script {script} is a folder without a __main__.py")
+        raise LaunchError(f"the script {script} is a folder without a __main__.py [BG903]")
     if not script.exists():
-        raise LaunchError(f"the script {script} does not exist")
+        raise LaunchError(f"the script {script} does not exist [BG903]")
     if not os.access(script, os.R_OK):
-        raise LaunchError(f"the script {script} can't be read: permission denied")
+        raise LaunchError(f"the script {script} can't be read: permission denied [BG903]")
 
 
 def _check_executable(name: str, folder: Path, path: str) -> None:
     if "/" not in name:
         if shutil.which(name, path=path) is None:
-            raise LaunchError(f"the program {name} is not in PATH ({path})")
+            raise LaunchError(f"the program {name} is not in PATH ({path}) [BG903]")
         return
     program = folder / name
     if not program.exists():
-        raise LaunchError(f"the program {program} does not exist")
+        raise LaunchError(f"the program {program} does not exist [BG903]")
     if program.is_dir() or not os.access(program, os.X_OK):
-        raise LaunchError(f"the program {program} is not executable")
+        raise LaunchError(f"the program {program} is not executable [BG903]")

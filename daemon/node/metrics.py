@@ -104,6 +104,6 @@ def serve_metrics(port: int, facts: NodeFacts) -> WSGIServer:
         server, _ = start_http_server(port, addr="127.0.0.1", registry=registry)
     except OSError as error:
         raise ConfigError(
-            f"Metrics can't be served on 127.0.0.1:{port}: {error.strerror}. Choose another --metrics-port."
+            f"Metrics can't be served on 127.0.0.1:{port}: {error.strerror}. Choose another --metrics-port. [BG111]"
         ) from error
     return server

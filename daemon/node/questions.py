@@ -40,7 +40,7 @@ class Questions:
         question = node_pb2.CodeQuestion(request_id=number, job_id=job_id, piece=piece)
         answer: node_pb2.CodeAnswer = await self._ask(number, node_pb2.NodeFact(code=question))
         if answer.error:
-            raise LaunchError(f"the code of the job can't be fetched: {answer.error}")
+            raise LaunchError(f"the code of the job can't be fetched: {answer.error} [BG904]")
         return answer.data
 
     async def ask_secrets(self, job_id: str) -> dict[str, str]:
@@ -49,12 +49,12 @@ class Questions:
         question = node_pb2.SecretsQuestion(request_id=number, job_id=job_id)
         answer: node_pb2.SecretsAnswer = await self._ask(number, node_pb2.NodeFact(secrets=question))
         if answer.error:
-            raise LaunchError(f"the job can't have its secrets: {answer.error}")
+            raise LaunchError(f"the job can't have its secrets: {answer.error} [BG905]")
         return dict(answer.values)
 
     async def _ask(self, number: int, fact: node_pb2.NodeFact) -> Any:
         if len(self._waiting) >= _MOST:
-            raise UnavailableError(f"{_MOST} questions wait for the coordinator")
+            raise UnavailableError(f"{_MOST} questions wait for the coordinator [BG918]")
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         self._to_send.append((number, fact))
@@ -63,7 +63,7 @@ class Questions:
             async with asyncio.timeout(ANSWER_S):
                 return await answer
         except TimeoutError:
-            raise UnavailableError(f"the coordinator did not answer within {ANSWER_S:g} s") from None
+            raise UnavailableError(f"the coordinator did not answer within {ANSWER_S:g} s [BG918]") from None
         finally:
             self._waiting.pop(number, None)
 
@@ -86,4 +86,4 @@ class Questions:
         self._to_send.clear()
         for waiting in self._waiting.values():
             if not waiting.done():
-                waiting.set_exception(UnavailableError(AWAY))
+                waiting.set_exception(UnavailableError(f"{AWAY} [BG918]"))

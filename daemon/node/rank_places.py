@@ -127,13 +127,14 @@ def open_user_places(folder: Path, state: Path) -> UserPlaces:
             path.mkdir(mode=_PASS, exist_ok=True)
             status = path.lstat()
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-                raise ConfigError(f"--rank-dir: {path} is not a folder of root's: somebody else made it.")
+                raise ConfigError(f"--rank-dir: {path} is not a folder of root's: somebody else made it. [BG906]")
             path.chmod(_PASS)
         for path in folder.absolute().parents:
             if not path.stat().st_mode & stat.S_IXOTH:
                 raise ConfigError(
-                    f"--rank-dir {folder}: ranks of other users can't pass through {path}. Choose another folder."
+                    f"--rank-dir {folder}: ranks of other users can't pass through {path}. Choose another folder. "
+                    "[BG906]"
                 )
     except OSError as error:
-        raise ConfigError(f"--rank-dir {folder} can't be used: {error.strerror} ({error.filename}).") from error
+        raise ConfigError(f"--rank-dir {folder} can't be used: {error.strerror} ({error.filename}). [BG906]") from error
     return UserPlaces(root)

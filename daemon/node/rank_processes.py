@@ -96,7 +96,7 @@ class RankProcesses:
                 return await self._node.ask_secrets(self._job_id)
             except UnavailableError as error:
                 if asyncio.get_running_loop().time() >= end:
-                    raise launch.LaunchError(f"the secrets of the job can't be fetched: {error}") from error
+                    raise launch.LaunchError(f"the secrets of the job can't be fetched: {error} [BG905]") from error
             await asyncio.sleep(_PAUSE_S)
 
     def _here(self, program: Program) -> Program:

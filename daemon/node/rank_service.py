@@ -74,7 +74,7 @@ class RankService(RankServiceServicer):
         except TimeoutError:
             if self._jobs.find(request.job_id) is None:
                 await _no_such_job(request.job_id, context)
-            text = f"the engine of job {request.job_id} was not ready in {patience:.0f} s"
+            text = f"the engine of job {request.job_id} was not ready in {patience:.0f} s [BG920]"
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, text)
         return await self._admit(job, request, context)
 
@@ -84,19 +84,22 @@ class RankService(RankServiceServicer):
             await _refuse_ended(request.job_id, reason, context)
         if not job.holds(request.rank):
             has = [rank.member for rank in job.state.present]
-            text = f"rank {request.rank} of job {request.job_id} is not on this node, which has {has}"
+            text = f"rank {request.rank} of job {request.job_id} is not on this node, which has {has} [BG920]"
             await context.abort(grpc.StatusCode.NOT_FOUND, text)
         if job.state.failure or job.state.phase is not Phase.RUNNING:
             reason = job.state.failure or "it is being stopped"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"job {request.job_id} can't go on: {reason}")
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, f"job {request.job_id} can't go on: {reason} [BG506]"
+            )
         if not job.admit(request.rank, request.pid):
             text = f"rank {request.rank} of job {request.job_id} has joined already: "
             text += "a process that a daemon started joins its job once, and not again after destroy_process_group()"
+            text += " [BG920]"
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, text)
         try:
             place = job.spec.place(request.rank)
         except ValueError:
-            text = f"job {request.job_id} goes on without rank {request.rank}"
+            text = f"job {request.job_id} goes on without rank {request.rank} [BG508]"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
         newcomer = request.rank in job.spec.joining
         nodes = [job.state.node_id] if newcomer else [host.node_id for host in job.spec.hosts]
@@ -124,7 +127,7 @@ class RankService(RankServiceServicer):
         if not isinstance(job, Job) or request.rank not in job.spec.ranks:  # not a member number, as everywhere else
             await _no_such_job(request.job_id, context)
         if len(request.metrics) > _MAX_METRICS or len(request.message) > _MAX_TEXT:
-            text = f"progress may have {_MAX_METRICS} metrics and a message of {_MAX_TEXT} characters"
+            text = f"progress may have {_MAX_METRICS} metrics and a message of {_MAX_TEXT} characters [BG820]"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
         if request.HasField("sampled"):
             job.trace_step(request.rank, request.sampled)
@@ -157,13 +160,13 @@ class RankService(RankServiceServicer):
 
 
 async def _no_such_job(job_id: str, context: Any) -> NoReturn:
-    text = f"this node daemon holds no job {job_id[:200]!r}, or not that rank of it"
+    text = f"this node daemon holds no job {job_id[:200]!r}, or not that rank of it [BG920]"
     await context.abort(grpc.StatusCode.NOT_FOUND, text)
     raise AssertionError("abort does not return")
 
 
 async def _refuse_ended(job_id: str, reason: str, context: Any) -> NoReturn:
-    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"job {job_id} is over: {reason}")
+    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"job {job_id} is over: {reason} [BG506]")
     raise AssertionError("abort does not return")
 
 

@@ -69,24 +69,26 @@ class RunAs:
         if os.geteuid() != 0:
             raise ConfigError(
                 f"--run-as submitter needs a daemon that root starts: this one runs as user {os.geteuid()}, who can't "
-                "become another. Start it as root, or leave the option out: then ranks run as this user."
+                "become another. Start it as root, or leave the option out: then ranks run as this user. [BG906]"
             )
 
     def user_of(self, spec: JobSpecification) -> RankUser:
         """Blocks on the system's list of users. Raises LaunchError with words for a job that may not run here."""
         if spec.adopt:
-            raise LaunchError("a daemon with --run-as submitter takes no jobs whose ranks are started by others")
+            raise LaunchError(
+                "a daemon with --run-as submitter takes no jobs whose ranks are started by others [BG906]"
+            )
         if not spec.unix_user:
             raise LaunchError(
                 "ranks run as the Unix user of the account that submits them, and this job has none. An administrator "
-                "makes a token with one (`bagua token create … --unix-user NAME`), or submits with --as-user"
+                "makes a token with one (`bagua token create … --unix-user NAME`), or submits with --as-user [BG906]"
             )
         try:
             found = pwd.getpwnam(spec.unix_user)
         except KeyError:
-            raise LaunchError(f"there is no Unix user {spec.unix_user} on this node") from None
+            raise LaunchError(f"there is no Unix user {spec.unix_user} on this node [BG906]") from None
         if found.pw_uid == 0 and not self.allow_root:
-            raise LaunchError(f"the job would run as {spec.unix_user}, which is root: not without --allow-root")
+            raise LaunchError(f"the job would run as {spec.unix_user}, which is root: not without --allow-root [BG906]")
         return RankUser(
             name=found.pw_name,
             uid=found.pw_uid,
@@ -102,7 +104,7 @@ class RunAs:
 def parse_umask(text: str) -> int:
     """``022`` -> 18. Raises ConfigError."""
     if not re.fullmatch(r"0?[0-7]{3}", text):
-        raise ConfigError(f"--rank-umask {text!r}: write three octal digits, such as 022 or 077.")
+        raise ConfigError(f"--rank-umask {text!r}: write three octal digits, such as 022 or 077. [BG906]")
     return int(text, 8)
 
 
@@ -116,7 +118,8 @@ def _limit(text: str) -> Limit:
     known = {one[7:].lower(): getattr(resource, one) for one in dir(resource) if one.startswith("RLIMIT_")}
     if name not in known or not (value == "unlimited" or value.isdecimal()):
         raise ConfigError(
-            f"--rank-limits {text!r}: write NAME=NUMBER or NAME=unlimited, with a name of {', '.join(sorted(known))}."
+            f"--rank-limits {text!r}: write NAME=NUMBER or NAME=unlimited, with a name of {', '.join(sorted(known))}. "
+            "[BG906]"
         )
     number = resource.RLIM_INFINITY if value == "unlimited" else int(value)
     return known[name], number, number

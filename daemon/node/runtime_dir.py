@@ -26,7 +26,9 @@ def socket_folder(state: Path) -> Path:
     root = Path(explicit) if explicit else root
     folder = root / hashlib.sha256(os.fsencode(state.absolute())).hexdigest()[:8]
     if len(os.fsencode(folder / _LONGEST_NAME)) > MAX_SOCKET_PATH:
-        raise ConfigError(f"No place for sockets: {state} and {folder} are too long. Choose a shorter --state-dir.")
+        raise ConfigError(
+            f"No place for sockets: {state} and {folder} are too long. Choose a shorter --state-dir. [BG108]"
+        )
     for path in (root, folder):
         _make_own(path)
     return folder
@@ -62,9 +64,9 @@ def _make_own(path: Path) -> None:
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
             raise ConfigError(
                 f"{path} is not a folder of yours: somebody else made it. "
-                "Set XDG_RUNTIME_DIR or choose a shorter --state-dir."
+                "Set XDG_RUNTIME_DIR or choose a shorter --state-dir. [BG108]"
             )
         if status.st_mode & 0o077:
             path.chmod(0o700)
     except OSError as error:
-        raise ConfigError(f"The folder {path} for sockets can't be made: {error.strerror}.") from error
+        raise ConfigError(f"The folder {path} for sockets can't be made: {error.strerror}. [BG108]") from error

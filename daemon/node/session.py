@@ -178,7 +178,7 @@ class Session:
                 self._over.set()
                 return
             if refused and not self.welcomed.is_set():
-                raise ConfigError(f"The coordinator at {self._endpoint.address} refuses this daemon: {reason}")
+                raise ConfigError(f"The coordinator at {self._endpoint.address} refuses this daemon: {reason} [BG902]")
             if self.connected or reason != told:
                 text = "the coordinator is away; jobs go on, and so do tries to reach it"
                 self._log.warning(text, address=self._endpoint.address, reason=reason)

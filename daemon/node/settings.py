@@ -74,13 +74,17 @@ class Settings:
         """Raises ConfigError for what can't work."""
         for option, value in (("--name", self.name), ("--node-id", self.node_id)):
             if value and not is_safe_name(value):
-                raise ConfigError(f"{option} {value!r} can't be used: letters, digits, '.', '_' and '-' alone, please.")
+                raise ConfigError(
+                    f"{option} {value!r} can't be used: letters, digits, '.', '_' and '-' alone, please. [BG901]"
+                )
         if self.slots < 1:
-            raise ConfigError(f"--slots {self.slots} makes no sense: a node offers at least one.")
+            raise ConfigError(f"--slots {self.slots} makes no sense: a node offers at least one. [BG901]")
         if self.log_max_bytes < 1024 or self.log_files < 1:
-            raise ConfigError("Logs of ranks need at least one file (--log-files) of 1024 bytes (--log-max-bytes).")
+            raise ConfigError(
+                "Logs of ranks need at least one file (--log-files) of 1024 bytes (--log-max-bytes). [BG901]"
+            )
         if not 0 <= self.drain_grace_s < math.inf:
-            raise ConfigError(f"--drain-grace {self.drain_grace_s:g} makes no sense: give seconds, 0 or more.")
+            raise ConfigError(f"--drain-grace {self.drain_grace_s:g} makes no sense: give seconds, 0 or more. [BG901]")
         if self.run_as is not None:
             self.run_as.check()
         check_dial_address(self.coordinator, self.tls)
@@ -120,13 +124,13 @@ def open_node_folder(settings: Settings, log: FilteringBoundLogger) -> NodeFolde
     try:
         lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise ConfigError(disk_words(error)) from error
+        raise ConfigError(f"{disk_words(error)} [BG108]") from error
     try:
         _lock(lock)
     except OSError as error:
         os.close(lock)
         raise ConfigError(
-            f"Another node daemon uses {path}. Stop it, or give this one a name of its own with --name."
+            f"Another node daemon uses {path}. Stop it, or give this one a name of its own with --name. [BG819]"
         ) from error
     make_private_dir(path / "journal")
     logs = make_private_dir(path / "jobs")
@@ -163,7 +167,7 @@ def _node_id(file: Path, settings: Settings, log: FilteringBoundLogger) -> str:
         if node_id != kept:
             replace_file(file, json.dumps({"node_id": node_id}))
     except OSError as error:
-        raise ConfigError(disk_words(error, file)) from error
+        raise ConfigError(f"{disk_words(error, file)} [BG108]") from error
     return node_id
 
 
@@ -189,9 +193,9 @@ def _check_data_host(host: str) -> None:
             probe.bind((address[0], 0))
     except OSError as error:
         raise ConfigError(
-            f"--data-host {join_address(host, 0)[:-2]} is no address of this machine: {error.strerror}."
+            f"--data-host {join_address(host, 0)[:-2]} is no address of this machine: {error.strerror}. [BG919]"
         ) from error
     if str(address[0]) in ("0.0.0.0", "::"):
         raise ConfigError(
-            f"--data-host {host} says nothing to other hosts: give the address by which they reach this one."
+            f"--data-host {host} says nothing to other hosts: give the address by which they reach this one. [BG919]"
         )

@@ -155,7 +155,7 @@ def test_a_node_rank_beyond_the_nodes() -> None:
         text=True,
         timeout=120,
     )
-    assert (done.returncode, done.stderr) == (2, "error: --node_rank 2: the job has 2 nodes, counted from 0.\n")
+    assert (done.returncode, done.stderr) == (2, "error: --node_rank 2: the job has 2 nodes, counted from 0. [BG110]\n")
 
 
 def test_the_local_rank_comes_first() -> None:

@@ -58,7 +58,9 @@ class System:
         wrong = (self.tensor.double() - self.start.double()).norm() / self.start.double().norm()
         bound = 1e-2 if self.codec == "none" else WRONG_ABOVE
         if not wrong.item() <= bound:
-            raise BaguaError(f"The result of {self.codec} over {len(self.tensor)} elements is wrong: {wrong.item()}.")
+            raise BaguaError(
+                f"The result of {self.codec} over {len(self.tensor)} elements is wrong: {wrong.item()}. [BG001]"
+            )
 
     def turn(self) -> float:
         """Seconds per operation of the slowest rank."""

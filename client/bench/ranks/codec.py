@@ -68,7 +68,7 @@ class Subject:
         self._call(encoded=[memory_of(self.message)], decoded=[memory_of(self.sum)])
         found = float((self.sum - self.x).double().norm() / self.x.double().norm())
         if not found < 1:
-            raise BaguaError(f"{self.codec.name} over {self.count} elements has a relative error of {found}.")
+            raise BaguaError(f"{self.codec.name} over {self.count} elements has a relative error of {found}. [BG001]")
         return found
 
 

@@ -25,7 +25,7 @@ class MemoryFloor:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise BaguaError(f"The program that measures the floor ended with code {self._process.wait()}.")
+            raise BaguaError(f"The program that measures the floor ended with code {self._process.wait()}. [BG001]")
         return line.strip()
 
     def measure(self, nbytes: int, repeats: int) -> float:

@@ -49,7 +49,7 @@ class HostStore(Store):
     def __init__(self, folder: str | Path | None = None, capacity: int | None = None) -> None:
         """Opens nothing yet. Raises ValueError for a capacity that is not positive."""
         if capacity is not None and capacity < 1:
-            raise ValueError(f"capacity is {capacity}: it must be a positive number of bytes.")
+            raise ValueError(f"capacity is {capacity}: it must be a positive number of bytes. [BG705]")
         self.folder = Path(folder) if folder is not None else cache_dir() / "samples"
         self._capacity = capacity
         self._local = threading.local()
@@ -161,11 +161,11 @@ class HostStore(Store):
             yield self._connection()
         except sqlite3.Error as error:
             if type(error) is not sqlite3.DatabaseError:  # locked, full, no permission: the file itself is good
-                raise StoreError(f"The sample cache {self.path} can't be used: {error}.") from error
+                raise StoreError(f"The sample cache {self.path} can't be used: {error}. [BG705]") from error
             self._begin_anew()
-            raise StoreError(f"The sample cache {self.path} was damaged ({error}): it begins anew.") from error
+            raise StoreError(f"The sample cache {self.path} was damaged ({error}): it begins anew. [BG705]") from error
         except (OSError, ConfigError) as error:
-            raise StoreError(f"The sample cache {self.path} can't be used: {error}") from error
+            raise StoreError(f"The sample cache {self.path} can't be used: {error} [BG705]") from error
 
     def _connection(self) -> sqlite3.Connection:
         opened = getattr(self._local, "opened", None)

@@ -85,7 +85,9 @@ class CacheLoader:
         **options: Any,
     ) -> None:
         if writer_buffer_size < 1:
-            raise ValueError(f"writer_buffer_size is {writer_buffer_size}: it must be a whole number from 1 on.")
+            raise ValueError(
+                f"writer_buffer_size is {writer_buffer_size}: it must be a whole number from 1 on. [BG705]"
+            )
         self.backend = backend
         self.dataset_name = dataset_name
         self.writer_buffer_size = writer_buffer_size
@@ -209,12 +211,14 @@ class CacheLoader:
 def _store(backend: str | Store, options: dict[str, Any]) -> Store:
     if isinstance(backend, Store):
         if options:
-            raise ValueError(f"Options {', '.join(options)} go with a backend by name: this one is a store already.")
+            raise ValueError(
+                f"Options {', '.join(options)} go with a backend by name: this one is a store already. [BG705]"
+            )
         return backend
     if backend not in BACKENDS:
-        raise ValueError(f"backend is {backend!r}: choose one of {', '.join(BACKENDS)}, or pass a Store.")
+        raise ValueError(f"backend is {backend!r}: choose one of {', '.join(BACKENDS)}, or pass a Store. [BG705]")
     made: type[Store] = HostStore if backend == "host" else RedisStore
     try:
         return made(**options)
     except TypeError as error:
-        raise ValueError(f"These options don't fit backend={backend!r}: {error}.") from error
+        raise ValueError(f"These options don't fit backend={backend!r}: {error}. [BG705]") from error

@@ -59,7 +59,7 @@ def start_redis_server_cli(port: int, capacity: int, *args: str, password: str |
     if program is None:
         raise ConfigError(
             "redis-server is not installed here: install it (Debian: `apt install redis-server`), pass the hosts of a "
-            "server that runs, or use the cache of this host (backend='host')."
+            "server that runs, or use the cache of this host (backend='host'). [BG210]"
         )
     password = password or secrets.token_urlsafe(24)
     folder = Path(tempfile.mkdtemp(prefix="bagua-redis-"))

@@ -66,7 +66,7 @@ class RedisStore(ClusterStore):
         password = password or os.environ.get(PASSWORD)
         self.hosts = self._started() if hosts is None else [dict(host) for host in hosts]
         if not self.hosts:
-            raise ConfigError("hosts is empty: pass at least one server, or None to start one.")
+            raise ConfigError("hosts is empty: pass at least one server, or None to start one. [BG706]")
         if not cluster_mode:
             self.hosts = [self.hosts[_number_of_host() % len(self.hosts)]]
         super().__init__([_OneServer(_settings(host, password, tls)) for host in self.hosts])
@@ -80,7 +80,7 @@ class RedisStore(ClusterStore):
 
     def _started(self) -> list[dict[str, Any]]:
         if is_initialized() and len(current().membership.hosts) > 1:
-            raise ConfigError(ONE_HOST)
+            raise ConfigError(f"{ONE_HOST} [BG706]")
         found: Any = None
         if _rank() == 0:
             try:
@@ -91,7 +91,7 @@ class RedisStore(ClusterStore):
                 found = str(error)
         found = _shared(found)  # the error, too: the others would wait for ever
         if isinstance(found, str):
-            raise ConfigError(found)
+            raise ConfigError(f"{found} [BG706]")
         return [found]
 
     def shutdown(self) -> None:
@@ -121,7 +121,7 @@ class _OneServer(Store):
             yield self._client
         except (library.RedisError, OSError) as error:
             where = f"{self._settings['host']}:{self._settings['port']}"
-            raise StoreError(f"The Redis server {where} can't be used: {error}.") from error
+            raise StoreError(f"The Redis server {where} can't be used: {error}. [BG706]") from error
 
     def set(self, key: str, value: bytes) -> None:
         with self._used() as client:
@@ -167,7 +167,7 @@ def _client_library() -> Any:
         importlib.import_module("redis.retry")
         importlib.import_module("redis.backoff")
     except ImportError as error:
-        raise ConfigError('The package redis is not installed: pip install "bagua[redis]".') from error
+        raise ConfigError('The package redis is not installed: pip install "bagua[redis]". [BG209]') from error
     return found
 
 
@@ -175,20 +175,20 @@ def _settings(host: Mapping[str, Any], password: str | None, tls: bool | None) -
     """Arguments of ``create_redis_client``. Raises ConfigError."""
     found = dict(host)
     if "host" not in found or "port" not in found:
-        raise ConfigError(f"A server of hosts has {sorted(found)}: it must have 'host' and 'port'.")
+        raise ConfigError(f"A server of hosts has {sorted(found)}: it must have 'host' and 'port'. [BG706]")
     where = f"{found['host']}:{found['port']}"
     found.setdefault("password", password)
     if not found["password"]:
         raise ConfigError(
             f"The Redis server {where} has no password here: set one (requirepass) and pass it as password=, or in the "
-            f"environment as {PASSWORD}."
+            f"environment as {PASSWORD}. [BG706]"
         )
     found.setdefault("ssl", bool(tls))
     if tls is None and not found["ssl"] and not _is_loopback(str(found["host"])):
         raise ConfigError(
             f"The Redis server {where} is on another host, and the connection would be plain: others could read its "
             "password and the samples. Use TLS ('ssl': True, 'ssl_ca_certs': FILE), or pass tls=False if nobody else "
-            "is in this network."
+            "is in this network. [BG706]"
         )
     return found
 
@@ -207,7 +207,7 @@ def _wait_for(server: RedisServer) -> None:
         time.sleep(0.02)
     words = server.log.read_text(errors="replace").strip()[-500:]
     server.stop()
-    raise ConfigError(f"redis-server does not answer on port {server.port}. Its last words: {words}")
+    raise ConfigError(f"redis-server does not answer on port {server.port}. Its last words: {words} [BG706]")
 
 
 def _rank() -> int:
@@ -226,7 +226,7 @@ def _shared(value: Any) -> Any:
     if not is_initialized() and get_world_size() > 1:
         raise ConfigError(
             "The ranks of this job don't know each other yet: call init_process_group() first, or pass hosts= and "
-            "secret= (32 random bytes, the same everywhere)."
+            "secret= (32 random bytes, the same everywhere). [BG407]"
         )
     if not is_initialized() or current().membership.world_size == 1:
         return value

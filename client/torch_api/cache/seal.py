@@ -82,7 +82,7 @@ def given_secret() -> bytes | None:
     try:
         return read_private(Path(path), "The file of BAGUA_JOB_SECRET_FILE").strip()
     except OSError as error:
-        raise ConfigError(f"BAGUA_JOB_SECRET_FILE={path} can't be read: {error.strerror}.") from error
+        raise ConfigError(f"BAGUA_JOB_SECRET_FILE={path} can't be read: {error.strerror}. [BG705]") from error
 
 
 def host_secret() -> bytes:
@@ -101,5 +101,5 @@ def host_secret() -> bytes:
                 fresh.unlink(missing_ok=True)
     found = read_private(path, "The secret of the sample cache", personal=True)
     if len(found) != KEY_BYTES:
-        raise ConfigError(f"The secret of the sample cache, {path}, is damaged: remove it.")
+        raise ConfigError(f"The secret of the sample cache, {path}, is damaged: remove it. [BG705]")
     return found

@@ -64,7 +64,7 @@ class ClusterStore(Store):
 
     def __init__(self, stores: Sequence[Store], hash_fn: Callable[[str], int] | None = None) -> None:
         if not stores:
-            raise ValueError("A ClusterStore needs at least one store.")
+            raise ValueError("A ClusterStore needs at least one store. [BG705]")
         self.stores = list(stores)
         self.num_stores = len(self.stores)
         self.hash_fn = hash_fn or (lambda key: zlib.crc32(key.encode()))

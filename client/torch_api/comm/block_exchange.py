@@ -39,15 +39,15 @@ class RankBlocks:
         check_tensor(tensor, f"{name}_tensor")
         for what, values in (("counts", counts), ("displs", displs)):
             if len(values) < n:
-                raise ValueError(f"{name}_{what} has {len(values)} entries: there are {n} ranks.")
+                raise ValueError(f"{name}_{what} has {len(values)} entries: there are {n} ranks. [BG403]")
             for rank, value in enumerate(values[:n]):
                 if isinstance(value, bool) or not isinstance(value, int):
-                    raise TypeError(f"{name}_{what}[{rank}] is {value!r}: it must be a whole number.")
+                    raise TypeError(f"{name}_{what}[{rank}] is {value!r}: it must be a whole number. [BG403]")
         for rank, (count, displ) in enumerate(zip(counts[:n], displs[:n], strict=True)):
             if count < 0 or displ < 0 or displ + count > tensor.numel():
                 raise ValueError(
                     f"{name}_counts[{rank}]={count} elements from {name}_displs[{rank}]={displ} on do not lie in "
-                    f"{name}_tensor, which has {tensor.numel()}."
+                    f"{name}_tensor, which has {tensor.numel()}. [BG403]"
                 )
         return cls(tensor, list(counts[:n]), list(displs[:n]), name)
 
@@ -56,7 +56,7 @@ class RankBlocks:
         end, owner = 0, 0
         for begin_, count, rank in sorted(zip(self.displs, self.counts, range(len(self.counts)), strict=True)):
             if count and begin_ < end:
-                raise ValueError(f"The blocks of {self.name}_tensor for ranks {owner} and {rank} overlap.")
+                raise ValueError(f"The blocks of {self.name}_tensor for ranks {owner} and {rank} overlap. [BG403]")
             if count:
                 end, owner = begin_ + count, rank
 
@@ -72,16 +72,19 @@ def exchange_blocks(session: Session, group: Members, gives: RankBlocks, takes: 
     """
     send_tensor, recv_tensor, me = gives.tensor, takes.tensor, group.rank()
     if send_tensor.dtype != recv_tensor.dtype:
-        raise TypeError(f"send_tensor is {send_tensor.dtype} and recv_tensor is {recv_tensor.dtype}: they must agree.")
+        raise TypeError(
+            f"send_tensor is {send_tensor.dtype} and recv_tensor is {recv_tensor.dtype}: they must agree. [BG402]"
+        )
     if send_tensor.device != recv_tensor.device:
         raise TypeError(
-            f"send_tensor is on {send_tensor.device} and recv_tensor on {recv_tensor.device}: move one to the other."
+            f"send_tensor is on {send_tensor.device} and recv_tensor on {recv_tensor.device}: move one to the other. "
+            "[BG402]"
         )
     takes.check_apart()
     if gives.counts[me] != takes.counts[me]:
         raise ValueError(
             f"This rank, {me}, sends {gives.counts[me]} elements to itself and receives {takes.counts[me]}: both must "
-            "agree."
+            "agree. [BG403]"
         )
     with torch.no_grad():
         if PORT.cuda.holds(send_tensor):

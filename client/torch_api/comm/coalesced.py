@@ -90,7 +90,9 @@ def broadcast_object(obj: Any, src: int = 0, comm: Comm = None) -> Any:
         except Exception as error:  # whatever pickle or a __reduce__ raises: the others wait for an answer
             failure, data, kind = error, f"{type(error).__name__}: {error}".encode(), FAILED
         if len(data) > MAX_OBJECT_BYTES:
-            failure = ValueError(f"obj is {len(data)} bytes as a pickle, at most {MAX_OBJECT_BYTES}: send its tensors.")
+            failure = ValueError(
+                f"obj is {len(data)} bytes as a pickle, at most {MAX_OBJECT_BYTES}: send its tensors. [BG408]"
+            )
             data, kind = str(failure).encode(), FAILED
         header[0], header[1] = kind, len(data)
         content = torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -98,7 +100,9 @@ def broadcast_object(obj: Any, src: int = 0, comm: Comm = None) -> Any:
     if not at_root:
         size = int(header[1])
         if not 0 <= size <= MAX_OBJECT_BYTES:
-            raise CommunicationError(f"Rank {group.ranks[src]} announced an object of {size} bytes, which can't be.")
+            raise CommunicationError(
+                f"Rank {group.ranks[src]} announced an object of {size} bytes, which can't be. [BG504]"
+            )
         content = torch.empty(size, dtype=torch.uint8, device="cpu")
     group.broadcast(content, src)
     if failure is not None:
@@ -107,5 +111,5 @@ def broadcast_object(obj: Any, src: int = 0, comm: Comm = None) -> Any:
         return obj
     received = bytes(content.untyped_storage())
     if int(header[0]) == FAILED:
-        raise CommunicationError(f"Rank {group.ranks[src]} could not pickle its object: {received.decode()}")
+        raise CommunicationError(f"Rank {group.ranks[src]} could not pickle its object: {received.decode()} [BG408]")
     return pickle.loads(received)

@@ -84,7 +84,9 @@ class Communicators:
             ranks = [rank for rank, member in enumerate(present.members) if member in numbers]
             if len(ranks) < len(numbers) and not shrinks:
                 lost = sorted(set(numbers) - set(present.members))
-                raise MembershipChanged(f"Members {lost} were lost: make a new group of the ranks that are left.")
+                raise MembershipChanged(
+                    f"Members {lost} were lost: make a new group of the ranks that are left. [BG508]"
+                )
             try:
                 made = ElasticCommunicator if id else World
                 return made(id, ranks, present.rank, self._connection, running, shrinks, grows)
@@ -147,5 +149,5 @@ def communicator_of(comm: Comm) -> Communicator:
     if isinstance(comm, Communicator):
         return comm
     if comm is not None and comm is not WORLD:
-        raise TypeError(f"comm is a {type(comm).__name__}: pass a communicator, or None for all ranks.")
+        raise TypeError(f"comm is a {type(comm).__name__}: pass a communicator, or None for all ranks. [BG406]")
     return (CURRENT.session or current()).keep(Communicators).world  # the primitive itself checks the session

@@ -54,7 +54,7 @@ class ElasticCommunicator(Communicator):
             lost = ", ".join(map(str, self.lost))
             raise MembershipChanged(
                 f"The communicator of ranks {list(self.ranks)} has lost members: {lost}. Make a new group of the ranks "
-                "that are left."
+                "that are left. [BG508]"
             )
         return session
 
@@ -165,7 +165,7 @@ def _once(name: str) -> Callable[..., None]:
             self._units.changes.tell()
             raise MembershipChanged(
                 f"{error} The job goes on without it. {name} is not repeated by itself: all ranks that are left call "
-                "it again, or what they do instead. all-reduce, broadcast and barrier are repeated."
+                "it again, or what they do instead. all-reduce, broadcast and barrier are repeated. [BG508]"
             ) from None
 
     call.__name__, call.__doc__ = name, plain.__doc__

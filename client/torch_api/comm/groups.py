@@ -147,9 +147,9 @@ class BaguaProcessGroup:
     def _check_members(self, ranks: Sequence[int]) -> None:
         strange = [rank for rank in ranks if rank not in self.ranks]
         if strange or len(set(ranks)) != len(ranks):
-            raise ValueError(f"{list(ranks)} must be different ranks of the group {self.ranks}.")
+            raise ValueError(f"{list(ranks)} must be different ranks of the group {self.ranks}. [BG406]")
         if self._session.membership.rank not in ranks:
-            raise ValueError(f"Rank {self._session.membership.rank} is not among the members {list(ranks)}.")
+            raise ValueError(f"Rank {self._session.membership.rank} is not among the members {list(ranks)}. [BG406]")
 
     def _part(self, ranks: Sequence[int]) -> Communicator:
         members = tuple(ranks)
@@ -157,14 +157,14 @@ class BaguaProcessGroup:
             lost = ", ".join(map(str, self._lost))
             raise MembershipChanged(
                 f"The group of ranks {self.ranks} has lost members: {lost}. Make a new group of the ranks that are "
-                "left: all of them call new_group()."
+                "left: all of them call new_group(). [BG508]"
             )
         if self._session.membership.rank not in members:
             return NON_COMM_MEMBER
         found = self._communicators.get(members)
         if found is None:
             if self._session is not current():
-                raise BaguaError("This group was made before destroy_process_group(): make a new one.")
+                raise BaguaError("This group was made before destroy_process_group(): make a new one. [BG407]")
             if self._world_id is not None and members == self._made.world.ranks:
                 found = self._made.attach(self._world_id, members, shrinks=self._shrinks)
             else:
@@ -217,11 +217,11 @@ def new_group(ranks: Sequence[int] | None = None, stream: Any = None) -> BaguaPr
     members = list(range(world)) if ranks is None else list(ranks)
     for rank in members:
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < world:
-            raise ValueError(f"{rank!r} is not a rank of this job: ranks are 0 to {world - 1}.")
+            raise ValueError(f"{rank!r} is not a rank of this job: ranks are 0 to {world - 1}. [BG406]")
     if not members:
-        raise ValueError("A group needs at least one rank.")
+        raise ValueError("A group needs at least one rank. [BG406]")
     if len(set(members)) != len(members):
-        raise ValueError(f"ranks is {members}: each rank can be named once.")
+        raise ValueError(f"ranks is {members}: each rank can be named once. [BG406]")
     _Groups.made += 1
     return _remember(BaguaProcessGroup(members, stream, str(_Groups.made)))
 
@@ -234,7 +234,7 @@ def from_torch_group(group: Any, stream: Any = None) -> BaguaProcessGroup:
     if group is None:
         group = distributed.group.WORLD
     if not isinstance(group, distributed.ProcessGroup):
-        raise ValueError(f"{group!r} is no torch.distributed group of which this process is a member.")
+        raise ValueError(f"{group!r} is no torch.distributed group of which this process is a member. [BG406]")
     known = _torch_to_bagua_pg_map.get(group)
     if known is not None and known._session is current():
         return known
@@ -302,4 +302,4 @@ def get_communicator(group_name: str, comm_name: str) -> Communicator:
         return group.get_inter_node_communicator()
     if comm_name == "intra":
         return group.get_intra_node_communicator()
-    raise ValueError(f"comm_name is {comm_name!r}: it must be global, inter or intra.")
+    raise ValueError(f"comm_name is {comm_name!r}: it must be global, inter or intra. [BG406]")

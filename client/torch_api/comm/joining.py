@@ -111,16 +111,16 @@ def register_state(name: str, held: Stateful) -> None:
     """
     if not (hasattr(held, "state_dict") and hasattr(held, "load_state_dict")):
         raise TypeError(
-            f"register_state({name!r}) got a {type(held).__name__}: it needs state_dict and load_state_dict."
+            f"register_state({name!r}) got a {type(held).__name__}: it needs state_dict and load_state_dict. [BG616]"
         )
     session = current()
     states = session.keep(_States)
     if name in states.all:
-        raise ValueError(f"There is a state {name!r} already: choose another name.")
+        raise ValueError(f"There is a state {name!r} already: choose another name. [BG616]")
     try:
         encode(held.state_dict(), [])
     except TypeError as error:
-        raise TypeError(f"The state of {name!r} could not be taken over by newcomers: {error}.") from None
+        raise TypeError(f"The state of {name!r} could not be taken over by newcomers: {error}. [BG616]") from None
     states.all[name] = _State(name, held)
     keepers(session).add("state", states.all[name], name)
     if session.elastic:

@@ -181,11 +181,12 @@ class Members:
         if self._aborted:
             raise CommunicationError(
                 f"The communicator of ranks {list(self.ranks)} was aborted on this rank. Make a new group and use its "
-                "communicators."
+                "communicators. [BG512]"
             )
         if self.connection is not None and self.connection is not connection:
             raise BaguaError(
                 f"The communicator of ranks {list(self.ranks)} was made before destroy_process_group(): make a new one."
+                " [BG407]"
             )
 
 

@@ -28,7 +28,7 @@ def encode(value: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(value, dict):
         kind = _KINDS_OF_MAPPINGS.get(type(value), "dict")
         return {kind: [[encode(key, tensors), encode(item, tensors)] for key, item in value.items()]}
-    raise TypeError(f"a {type(value).__name__} can't be sent to other ranks")
+    raise TypeError(f"a {type(value).__name__} can't be sent to other ranks [BG408]")
 
 
 def decode(document: Any, tensors: list[torch.Tensor], like: torch.Tensor | None = None) -> Any:
@@ -63,7 +63,7 @@ def tensor_paths(document: Any) -> list[tuple[str, ...]]:
 def _new_tensor(content: Any, like: torch.Tensor | None) -> torch.Tensor:
     dtype = getattr(torch, content[0], None)
     if not isinstance(dtype, torch.dtype):
-        raise BaguaError(f"Another rank sent a tensor of unknown dtype {content[0]!r}.")
+        raise BaguaError(f"Another rank sent a tensor of unknown dtype {content[0]!r}. [BG504]")
     _, sizes, on_device = content
     where = like.device if like is not None and on_device else torch.device("cpu")
     shape = torch.Size(sizes)

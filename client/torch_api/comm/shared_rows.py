@@ -135,7 +135,9 @@ class SharedRows:
             names = {number: name for name, number in connection.dtypes.items()}
             each = zip(self._group.ranks, dtypes, strict=True)
             kinds = ", ".join(f"rank {rank}: {names.get(one)}" for rank, one in each)
-            raise BaguaError(f"The ranks exchange rows of different dtypes ({kinds}): use the same on every rank.")
+            raise BaguaError(
+                f"The ranks exchange rows of different dtypes ({kinds}): use the same on every rank. [BG402]"
+            )
         return [row[WORDS:] for row in self._offers] if numbers else []
 
     def carry(

@@ -87,7 +87,7 @@ class StateCopy:
         if self._newcomer and sizes != first:
             raise BaguaError(
                 f"The state has {int.from_bytes(first[-8:])} tensors, and this rank made room for {len(self._sizes)}, "
-                "or has others."
+                "or has others. [BG603]"
             )
         return [rank for rank in self._whole if rows[rank] == first]
 
@@ -110,7 +110,7 @@ class StateCopy:
         if damaged:
             raise BaguaError(
                 f"{len(damaged)} of {len(wanted)} tensors arrived with other contents than member "
-                f"{self._session.membership.members[self._senders[0]]} has."
+                f"{self._session.membership.members[self._senders[0]]} has. [BG504]"
             )
         with torch.no_grad():
             for tensor, held in zip(self._tensors, self._bytes, strict=True):

@@ -52,17 +52,17 @@ BITWISE = (ReduceOp.BOR, ReduceOp.BAND, ReduceOp.BXOR)
 def check_tensor(tensor: object, name: str) -> torch.Tensor:
     """``tensor``, if it can be communicated. Raises TypeError that names the reason and a remedy."""
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name} is a {type(tensor).__name__}: pass a torch.Tensor.")
+        raise TypeError(f"{name} is a {type(tensor).__name__}: pass a torch.Tensor. [BG401]")
     if tensor.dtype in DTYPES and tensor.is_cpu and tensor.layout is torch.strided:
         return tensor
     if tensor.layout is not torch.strided:
-        raise TypeError(f"{name} is sparse ({tensor.layout}): pass {name}.to_dense().")
+        raise TypeError(f"{name} is sparse ({tensor.layout}): pass {name}.to_dense(). [BG401]")
     if tensor.dtype.is_complex:
-        raise TypeError(f"{name} has dtype {tensor.dtype}: pass torch.view_as_real({name}).")
+        raise TypeError(f"{name} has dtype {tensor.dtype}: pass torch.view_as_real({name}). [BG401]")
     if tensor.dtype not in DTYPES:
-        raise TypeError(f"{name} has dtype {tensor.dtype}. Supported: {', '.join(DTYPES.values())}.")
+        raise TypeError(f"{name} has dtype {tensor.dtype}. Supported: {', '.join(DTYPES.values())}. [BG401]")
     if tensor.device.type not in ("cpu", "cuda"):
-        raise TypeError(f"{name} is on device {tensor.device}: pass a tensor on the CPU or a CUDA device.")
+        raise TypeError(f"{name} is on device {tensor.device}: pass a tensor on the CPU or a CUDA device. [BG401]")
     return tensor
 
 
@@ -73,11 +73,13 @@ def check_reduction(dtype: torch.dtype, op: ReduceOp | int) -> ReduceOp:
         op = ReduceOp(op)
     except ValueError:
         known = ", ".join(f"{one.name} ({one.value})" for one in ReduceOp)
-        raise ValueError(f"{op!r} is not a reduction. Known: {known}.") from None
+        raise ValueError(f"{op!r} is not a reduction. Known: {known}. [BG405]") from None
     if dtype.is_floating_point and op in BITWISE:
-        raise TypeError(f"{dtype} tensors can't be reduced with {op.name}: it needs integers.")
+        raise TypeError(f"{dtype} tensors can't be reduced with {op.name}: it needs integers. [BG405]")
     if dtype is torch.bool and op in (ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.AVG):
-        raise TypeError(f"bool tensors can't be reduced with {op.name}: use MAX (or), MIN (and), BOR, BAND or BXOR.")
+        raise TypeError(
+            f"bool tensors can't be reduced with {op.name}: use MAX (or), MIN (and), BOR, BAND or BXOR. [BG405]"
+        )
     return op
 
 

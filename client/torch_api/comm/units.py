@@ -178,7 +178,7 @@ class Units:
         if most != least:
             raise BaguaError(
                 f"Ranks took {least} to {most} batches of their ElasticSamplers for one training step: all take as "
-                "many. A batch counts for the step that follows."
+                "many. A batch counts for the step that follows. [BG704]"
             )
 
     # Changes of membership

@@ -9,9 +9,9 @@ NO_SERVICE = "No job has a tuning service of its own: remove the call. Use bagua
 
 def start_autotune_server(*_: Any, **__: Any) -> None:
     """The original's HTTP service for tuning. Raises NotImplementedError: the coordinator tunes jobs."""
-    raise NotImplementedError(NO_SERVICE)
+    raise NotImplementedError(f"{NO_SERVICE} [BG412]")
 
 
 def get_hyperparameters_service_client(*_: Any, **__: Any) -> None:
     """The original's client of that service. Raises NotImplementedError: the coordinator tunes jobs."""
-    raise NotImplementedError(NO_SERVICE)
+    raise NotImplementedError(f"{NO_SERVICE} [BG412]")

@@ -57,7 +57,8 @@ class Backend:
         with self._lock:
             if self._running:
                 raise BaguaError(
-                    f"Buckets of {self.name} are at work: call wait_pending_comm_ops() before registering others."
+                    f"Buckets of {self.name} are at work: call wait_pending_comm_ops() before registering others. "
+                    "[BG411]"
                 )
             for bucket in buckets:
                 if bucket.runner is None:
@@ -109,7 +110,7 @@ class Backend:
         if bucket is None or ddp is None:
             raise BaguaError(
                 f"Tensor {known.name!r} is in no bucket of {self.name}: register its bucket first "
-                "(register_ordered_buckets, or with_bagua), and keep a reference to it."
+                "(register_ordered_buckets, or with_bagua), and keep a reference to it. [BG411]"
             )
         ddp.mark_gradient(known.name, known.owner)
 
@@ -189,7 +190,7 @@ class Backend:
             raise MembershipChanged(
                 f"{error} The job goes on without it. Operations on registered tensors (append_... of a BaguaBucket) "
                 "are not repeated by themselves, and tensors may hold parts of a result: all ranks that are left run "
-                "the step again, or go on with the next one."
+                "the step again, or go on with the next one. [BG508]"
             ) from None
 
     def _own_runner(self, bucket: BaguaBucket) -> Runner:

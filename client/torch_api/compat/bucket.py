@@ -57,12 +57,14 @@ class BaguaBucket(BucketOperations):
 
     def __init__(self, tensors: Sequence[torch.Tensor], name: str, flatten: bool, alignment: int = 1) -> None:
         if not tensors:
-            raise ValueError(f"Bucket {name} has no tensors.")
+            raise ValueError(f"Bucket {name} has no tensors. [BG411]")
         self._registrations = [registered(tensor) for tensor in tensors]
         self._missing = set(self._registrations)
         now = [_effective_or_zeros(registration) for registration in self._registrations]
         if len({tensor.dtype for tensor in now}) > 1:
-            raise TypeError(f"Bucket {name} has tensors of {sorted({str(tensor.dtype) for tensor in now})}: one dtype.")
+            raise TypeError(
+                f"Bucket {name} has tensors of {sorted({str(tensor.dtype) for tensor in now})}: one dtype. [BG411]"
+            )
         names = [registration.name for registration in self._registrations]
         super().__init__(name, list(zip(names, tensors, strict=True)), _allocator(now[0]))
         self.dtype, self.device = now[0].dtype, now[0].device
@@ -141,7 +143,7 @@ class BaguaBucket(BucketOperations):
         if tensor.shape != part.shape or tensor.dtype != part.dtype:
             raise BaguaError(
                 f"Tensor {registration.name!r} was {part.dtype} {list(part.shape)} when bucket {self.name} was made, "
-                f"and is {tensor.dtype} {list(tensor.shape)} now: make the bucket anew."
+                f"and is {tensor.dtype} {list(tensor.shape)} now: make the bucket anew. [BG411]"
             )
 
     def open(self, step: Step) -> None:
@@ -192,7 +194,9 @@ class BaguaBucket(BucketOperations):
     def set_plan(self, plan: Plan) -> None:
         """See ``PlanBucket.set_plan``. Raises BaguaError while the operations run."""
         if self.execution.started:
-            raise BaguaError(f"Bucket {self.name} is at work: wait_pending_comm_ops() before changing its operations.")
+            raise BaguaError(
+                f"Bucket {self.name} is at work: wait_pending_comm_ops() before changing its operations. [BG411]"
+            )
         super().set_plan(plan)
         self._stale = True
 
@@ -201,7 +205,8 @@ class BaguaBucket(BucketOperations):
         if self._stale:
             if self.runner is None:
                 raise BaguaError(
-                    f"Bucket {self.name} belongs to no model: get_backend(name).register_ordered_buckets([bucket])."
+                    f"Bucket {self.name} belongs to no model: get_backend(name).register_ordered_buckets([bucket]). "
+                    "[BG411]"
                 )
             self.runner.adopt(self)
             self._stale = False

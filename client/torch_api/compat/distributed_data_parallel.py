@@ -75,9 +75,11 @@ class DistributedDataParallel_V1_9_0(torch.nn.Module, JoinableModel):
         JoinableModel.__init__(self)
         _check_module(module, device_ids, output_device)
         if dim != 0:
-            raise ValueError(f"dim is {dim}: batches are not split here, so that it has no meaning. Leave it out.")
+            raise ValueError(
+                f"dim is {dim}: batches are not split here, so that it has no meaning. Leave it out. [BG607]"
+            )
         if not bucket_cap_mb > 0:
-            raise ValueError(f"bucket_cap_mb is {bucket_cap_mb}: it must be positive.")
+            raise ValueError(f"bucket_cap_mb is {bucket_cap_mb}: it must be positive. [BG607]")
         group = to_bagua_process_group(process_group)
         self.module = module
         previous = module.__dict__.get("bagua_ddp")
@@ -108,7 +110,8 @@ class DistributedDataParallel_V1_9_0(torch.nn.Module, JoinableModel):
     def _inner(self) -> BaguaDistributedDataParallel:
         if self.inner is None:
             raise AttributeError(
-                "A copy of a distributed module is an ordinary one: wrap copy.module with DistributedDataParallel()."
+                "A copy of a distributed module is an ordinary one: wrap copy.module with DistributedDataParallel(). "
+                "[BG607]"
             )
         return self.inner
 
@@ -164,26 +167,26 @@ class DistributedDataParallel_V1_9_0(torch.nn.Module, JoinableModel):
 
     def scatter(self, *_: Any, **__: Any) -> NoReturn:
         """Raises NotImplementedError."""
-        raise NotImplementedError("scatter: each rank loads its own batch; use torch's DistributedSampler.")
+        raise NotImplementedError("scatter: each rank loads its own batch; use torch's DistributedSampler. [BG412]")
 
     def to_kwargs(self, *_: Any, **__: Any) -> NoReturn:
         """Raises NotImplementedError."""
-        raise NotImplementedError("to_kwargs: batches are not moved to another device; do so before the call.")
+        raise NotImplementedError("to_kwargs: batches are not moved to another device; do so before the call. [BG412]")
 
     def gather(self, *_: Any, **__: Any) -> NoReturn:
         """Raises NotImplementedError."""
-        raise NotImplementedError("gather: outputs stay on their rank; use bagua.allgather(output, everyone).")
+        raise NotImplementedError("gather: outputs stay on their rank; use bagua.allgather(output, everyone). [BG412]")
 
     def register_comm_hook(self, *_: Any, **__: Any) -> NoReturn:
         """Raises NotImplementedError."""
         raise NotImplementedError(
             "register_comm_hook: how gradients travel is the algorithm's choice; pass algorithm=, for example "
-            "GradientAllReduceAlgorithm(codec='fp16'), or write one (bagua.algorithms)."
+            "GradientAllReduceAlgorithm(codec='fp16'), or write one (bagua.algorithms). [BG412]"
         )
 
     def will_sync_module_buffers(self) -> NoReturn:
         """Raises NotImplementedError."""
-        raise NotImplementedError("will_sync_module_buffers: read inner.broadcast_buffers.")
+        raise NotImplementedError("will_sync_module_buffers: read inner.broadcast_buffers. [BG412]")
 
 
 def check_devices(device_ids: Sequence[Any] | None, output_device: Any, device: torch.device) -> None:
@@ -192,14 +195,14 @@ def check_devices(device_ids: Sequence[Any] | None, output_device: Any, device: 
     if named and device.type == "cpu":
         raise ValueError(
             f"device_ids is {device_ids} and output_device {output_device}, but the module is on the CPU: these are "
-            "for modules on a GPU. Pass None."
+            "for modules on a GPU. Pass None. [BG607]"
         )
     for one in named:
         found = torch.device(device.type, one) if isinstance(one, int) else torch.device(one)
         if found != device:
             raise ValueError(
                 f"device_ids is {device_ids} and output_device {output_device}, but the module is on {device}: a rank "
-                "trains on the device where its module lies. Move the module, or pass None."
+                "trains on the device where its module lies. Move the module, or pass None. [BG607]"
             )
 
 
@@ -207,10 +210,10 @@ def _check_module(module: torch.nn.Module, device_ids: Sequence[Any] | None, out
     """Raises ValueError for a module that can't be wrapped, or that lies elsewhere than the arguments say."""
     parameters = list(module.parameters())
     if not any(parameter.requires_grad for parameter in parameters):
-        raise ValueError(f"{type(module).__name__} has no trainable parameter: there is nothing to distribute.")
+        raise ValueError(f"{type(module).__name__} has no trainable parameter: there is nothing to distribute. [BG607]")
     devices = sorted({parameter.device.type for parameter in parameters})
     if len(devices) > 1:
-        raise ValueError(f"The module's parameters are on devices of several types: {', '.join(devices)}.")
+        raise ValueError(f"The module's parameters are on devices of several types: {', '.join(devices)}. [BG607]")
     check_devices(device_ids, output_device, parameters[0].device)
 
 

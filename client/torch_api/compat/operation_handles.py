@@ -35,7 +35,7 @@ class DecentralizedOperation:
     def __init__(self, bucket: Effective, peer_slot: str, group: BaguaProcessGroup, hierarchical: bool, mode: str):
         """Raises ValueError for an unknown mode, and for "shift_one" among an odd number."""
         if mode not in MODES:
-            raise ValueError(f"peer_selection_mode is {mode!r}: choose one of {', '.join(map(repr, MODES))}.")
+            raise ValueError(f"peer_selection_mode is {mode!r}: choose one of {', '.join(map(repr, MODES))}. [BG302]")
         self._bucket = weakref.ref(bucket)
         self._peer_slot = peer_slot
         pairs = Pairs(group, hierarchical, private=True) if mode == "shift_one" else None
@@ -50,7 +50,7 @@ class DecentralizedOperation:
         """
         bucket = self._bucket()
         if bucket is None:
-            raise BaguaError("The bucket of this operation is gone: the model was wrapped anew.")
+            raise BaguaError("The bucket of this operation is gone: the model was wrapped anew. [BG411]")
         bucket.write_effective(bucket.slot(self._peer_slot))
 
 

@@ -100,7 +100,7 @@ class BucketOperations(PlanBucket):
             raise MembershipChanged(
                 f"A rank was lost, and operations of bucket {self.name} (append_decentralized_..., "
                 "append_low_precision_..., append_asynchronous_...) have peers that they can't choose anew: call "
-                "with_bagua() again, or use the algorithms of bagua.algorithms."
+                "with_bagua() again, or use the algorithms of bagua.algorithms. [BG508]"
             )
         super().follow_members(before, now)
 
@@ -123,7 +123,7 @@ class BucketOperations(PlanBucket):
         """
         if not callable(python_function):
             raise TypeError(
-                f"append_python_op got a {type(python_function).__name__}: pass a function of one argument."
+                f"append_python_op got a {type(python_function).__name__}: pass a function of one argument. [BG411]"
             )
         slot = self._in_place()
 
@@ -239,7 +239,9 @@ class BucketOperations(PlanBucket):
         ValueError for another mode than "all".
         """
         if peer_selection_mode != "all":
-            raise ValueError(f"peer_selection_mode is {peer_selection_mode!r}: asynchronous averaging knows 'all'.")
+            raise ValueError(
+                f"peer_selection_mode is {peer_selection_mode!r}: asynchronous averaging knows 'all'. [BG302]"
+            )
         self._peers = True
         current = self._in_place()
         shared = self._new_slot("average", self.elements + 1)
@@ -256,7 +258,7 @@ class BucketOperations(PlanBucket):
     def _append(self, *steps: Step) -> Self:
         if not isinstance(self.execution, NotReady) and not self.may_change:
             raise BaguaError(
-                f"Bucket {self.name} is in use: append operations to it in init_operations, where it is new."
+                f"Bucket {self.name} is in use: append operations to it in init_operations, where it is new. [BG411]"
             )
         self._steps = (*self._steps, *steps)
         self.set_plan(Plan(self._steps))
@@ -309,7 +311,7 @@ class BucketOperations(PlanBucket):
         if tensor.numel() != self.elements or tensor.dtype != self.dtype:
             raise ValueError(
                 f"{name} has {tensor.numel()} elements of {tensor.dtype}; bucket {self.name} has {self.elements} of "
-                f"{self.dtype}. Pass bucket.flattened_tensor()."
+                f"{self.dtype}. Pass bucket.flattened_tensor(). [BG411]"
             )
         label = self._new_slot(name)
         flat = self.slot(label)
@@ -349,5 +351,7 @@ def _copier(source: str, target: str) -> Callable[[Any], None]:
 def _codec(compression: str | None) -> Codec | None:
     if compression not in CODECS:
         known = ", ".join(repr(name) for name in CODECS)
-        raise ValueError(f"compression is {compression!r}: choose one of {known}. Plans (bagua.algorithms) know more.")
+        raise ValueError(
+            f"compression is {compression!r}: choose one of {known}. Plans (bagua.algorithms) know more. [BG302]"
+        )
     return CODECS[compression]

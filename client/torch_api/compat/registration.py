@@ -76,7 +76,7 @@ class Registration:
         """The registered tensor itself."""
         tensor = self._tensor()
         if tensor is None:
-            raise ReferenceError(f"The tensor registered as {self.name!r} is gone: keep a reference to it.")
+            raise ReferenceError(f"The tensor registered as {self.name!r} is gone: keep a reference to it. [BG411]")
         return tensor
 
     def effective(self) -> torch.Tensor:
@@ -85,7 +85,7 @@ class Registration:
         if found is None:
             raise AttributeError(
                 f"Tensor {self.name!r} has nothing to communicate: its getter returned None. If that is .grad, call "
-                "bagua_ensure_grad() first."
+                "bagua_ensure_grad() first. [BG411]"
             )
         return found
 
@@ -125,7 +125,7 @@ def registered(tensor: torch.Tensor) -> Registration:
     if found is None:
         raise TypeError(
             f"This tensor {list(tensor.shape)} is not a Bagua tensor: call ensure_bagua_tensor(name, module_name) on "
-            "it first. A copy of a Bagua tensor is none."
+            "it first. A copy of a Bagua tensor is none. [BG411]"
         )
     return found
 
@@ -139,7 +139,9 @@ def register(
 ) -> Registration:
     """Makes ``tensor`` a Bagua tensor, or registers it anew."""
     if setter is not None and getter is None:
-        raise ValueError(f"Tensor {name!r} has a setter_closure and no getter_closure: pass both, or the getter alone.")
+        raise ValueError(
+            f"Tensor {name!r} has a setter_closure and no getter_closure: pass both, or the getter alone. [BG411]"
+        )
     made = Registration(tensor, name, module_name, getter, setter)
     setattr(tensor, _ATTRIBUTE, made)
     return made

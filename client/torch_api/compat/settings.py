@@ -61,5 +61,5 @@ def _seconds(name: str, default: float) -> float:
     except ValueError:
         found = math.nan
     if not 0 <= found < math.inf:
-        raise ConfigError(f"Environment variable {name} is {text!r}: it must be a number of seconds.")
+        raise ConfigError(f"Environment variable {name} is {text!r}: it must be a number of seconds. [BG106]")
     return found

@@ -80,6 +80,7 @@ class BaguaTensor(torch.Tensor):
             if not self.requires_grad or not self.is_leaf:
                 raise TypeError(
                     f"This tensor {list(self.shape)} gets no gradient: bagua_ensure_grad() is for trainable parameters."
+                    " [BG411]"
                 )
             self.grad = torch.zeros_like(self.detach())
         return self
@@ -137,14 +138,14 @@ class BaguaTensor(torch.Tensor):
 def _asked(tensor: torch.Tensor, name: str) -> Registration:
     found = registration(tensor)
     if found is None:
-        raise AttributeError(f"{name}: this tensor {list(tensor.shape)} is not a Bagua tensor.")
+        raise AttributeError(f"{name}: this tensor {list(tensor.shape)} is not a Bagua tensor. [BG411]")
     return found
 
 
 def _backend_of(known: Registration) -> Backend:
     if known.module_name is None:
         raise ValueError(
-            f"Tensor {known.name!r} was registered without a model: pass module_name to ensure_bagua_tensor()."
+            f"Tensor {known.name!r} was registered without a model: pass module_name to ensure_bagua_tensor(). [BG411]"
         )
     return get_backend(known.module_name)
 

@@ -55,13 +55,13 @@ class JoinableModel(Joinable):
         if not distributed.is_available() or not distributed.is_initialized():
             raise ConfigError(
                 "Join: torch.distributed is not initialized, and torch's Join communicates there. Call "
-                "bagua.init_process_group() without BAGUA_TORCH_DISTRIBUTED=0, or take bagua.join(model)."
+                "bagua.init_process_group() without BAGUA_TORCH_DISTRIBUTED=0, or take bagua.join(model). [BG608]"
             )
         group = distributed.group.WORLD if len(ours.ranks) == distributed.get_world_size() else to_torch_group(ours)
         if group is None:
             raise ConfigError(
                 "Join: the model is trained by some of the ranks, which are no group of torch.distributed. Make it by "
-                "torch.distributed.new_group() and pass that as process_group, or take bagua.join(model)."
+                "torch.distributed.new_group() and pass that as process_group, or take bagua.join(model). [BG608]"
             )
         return group
 

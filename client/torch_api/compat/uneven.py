@@ -45,7 +45,7 @@ def join(
     """
     named = list(models) if isinstance(models, Sequence) else [models]
     if not named:
-        raise ConfigError("join: name at least one model.")
+        raise ConfigError("join: name at least one model. [BG608]")
     return join_models(
         [_wrapped(one) for one in named], divide_by_initial_world_size, enable, throw_on_early_termination
     )
@@ -59,6 +59,6 @@ def _wrapped(model: Any) -> DistributedModel:
     if not isinstance(found, DistributedModel):
         raise ConfigError(
             f"join: {type(model).__name__} is no wrapped model. Call with_bagua on it first, or wrap it with "
-            "bagua's DistributedDataParallel."
+            "bagua's DistributedDataParallel. [BG608]"
         )
     return found

@@ -32,7 +32,7 @@ def flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """A new one-dimensional tensor with the elements of ``tensors``, one after the other. Raises ValueError for
     none."""
     if not tensors:
-        raise ValueError("There is nothing to flatten: pass at least one tensor.")
+        raise ValueError("There is nothing to flatten: pass at least one tensor. [BG402]")
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
@@ -41,7 +41,7 @@ def unflatten(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> tuple[torc
     too short."""
     needed = sum(tensor.numel() for tensor in tensors)
     if flat.numel() < needed:
-        raise ValueError(f"flat has {flat.numel()} elements, and the tensors have {needed} together.")
+        raise ValueError(f"flat has {flat.numel()} elements, and the tensors have {needed} together. [BG402]")
     views = []
     begin = 0
     for tensor in tensors:
@@ -91,7 +91,7 @@ def check_contiguous(tensors: Sequence[torch.Tensor]) -> bool:
 def to_bagua_datatype(datatype: torch.dtype) -> str:
     """The original's short name of a dtype, "f32" for example. Raises ValueError for one that can't be communicated."""
     if datatype not in BAGUA_DTYPES:
-        raise ValueError(f"{datatype} can't be communicated. Supported: {', '.join(map(str, BAGUA_DTYPES))}.")
+        raise ValueError(f"{datatype} can't be communicated. Supported: {', '.join(map(str, BAGUA_DTYPES))}. [BG401]")
     return BAGUA_DTYPES[datatype]
 
 
@@ -102,7 +102,7 @@ def average_by_removing_extreme_values(raw_score_list: Sequence[float]) -> tuple
     out; again, at most ten times, while the deviation is not below the mean. Raises ValueError for an empty list.
     """
     if not raw_score_list:
-        raise ValueError("There is no measurement to average.")
+        raise ValueError("There is no measurement to average. [BG402]")
     kept = [float(score) for score in raw_score_list[len(raw_score_list) // WARM_UP_SHARE :]]
     for _ in range(MOST_ROUNDS):
         mean, deviation = statistics.fmean(kept), statistics.pstdev(kept)

@@ -79,7 +79,7 @@ class CudaConnection:
         except self._error as error:
             if self.connection.generation_is_over():
                 raise Regrouped(str(error)) from None
-            raise BaguaError(f"CUDA tensors can't be communicated: {error}") from None
+            raise BaguaError(f"CUDA tensors can't be communicated: {error} [BG510]") from None
         self._waited: deque[int] = deque()
         self._in_use: dict[int, tuple[Place, Place]] = {}  # by ticket, until a stream waits for it
         first_s = self.connection.first_warning_s
@@ -152,7 +152,7 @@ class CudaConnection:
             raise BaguaError(
                 f"Codec {codec.name} is to be computed on the GPU, and there is no library of kernels: "
                 f"{self._no_kernels or 'it could not be opened'}. Choose everywhere=False or no codec, or install what "
-                "is missing."
+                "is missing. [BG207]"
             )
         number, density = self.codecs[codec.name], codec.density_units
         length = self._core.encoded_bytes(number, count, density)
@@ -206,7 +206,7 @@ class CudaConnection:
         self.clock.now().await_on_host()
         words = self._leg.error()  # a failure frees the stream without results
         if words:
-            raise self._translate(CommunicationError(words))
+            raise self._translate(CommunicationError(f"{words} [BG510]"))
 
     def counters(self) -> dict[str, int]:
         """Counters of the leg."""

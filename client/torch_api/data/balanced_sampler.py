@@ -65,12 +65,14 @@ class LoadBalancingDistributedSampler(ResumableSampler[int]):
         self.measurements: Measurements | None = None
         if isinstance(complexity_fn, str):
             if complexity_fn != MEASURED:
-                raise ValueError(f'complexity_fn is {complexity_fn!r}: pass a function, costs, or "{MEASURED}".')
+                raise ValueError(
+                    f'complexity_fn is {complexity_fn!r}: pass a function, costs, or "{MEASURED}". [BG701]'
+                )
             sizes = None if size_fn is None else costs_of(dataset, size_fn, "size_fn")
             self.measurements = Measurements(self._length, sizes)
             self._use(self.measurements.costs)
         elif size_fn is not None:
-            raise ValueError(f'size_fn goes with complexity_fn="{MEASURED}" alone.')
+            raise ValueError(f'size_fn goes with complexity_fn="{MEASURED}" alone. [BG701]')
         else:
             self._use(costs_of(dataset, complexity_fn, "complexity_fn"))
 
@@ -145,16 +147,16 @@ class LoadBalancingDistributedSampler(ResumableSampler[int]):
         BaguaError before ``init_process_group`` where there are several ranks.
         """
         if self.measurements is None:
-            raise ValueError(f'timed() is for complexity_fn="{MEASURED}".')
+            raise ValueError(f'timed() is for complexity_fn="{MEASURED}". [BG701]')
         if self.num_replicas > 1 and current().membership.world_size != self.num_replicas:
             raise ValueError(
                 f"The sampler has num_replicas={self.num_replicas}, and the job has {current().membership.world_size} "
-                "ranks: measurements are exchanged among all ranks of the job."
+                "ranks: measurements are exchanged among all ranks of the job. [BG701]"
             )
         size = getattr(loader, "batch_size", None)
         if not isinstance(size, int):
             raise ValueError(
-                "timed() needs a loader with a batch_size: else it can't tell which samples are in a batch."
+                "timed() needs a loader with a batch_size: else it can't tell which samples are in a batch. [BG701]"
             )
         mine = self.dealt(self._legs if self._resumed else None)[:, self.rank]
         begin = self._legs.given if self._resumed else 0
@@ -181,9 +183,13 @@ class LoadBalancingDistributedBatchSampler(ResumableSampler[list[int]]):
         drop_last: bool = False,
     ) -> None:
         if not isinstance(sampler, LoadBalancingDistributedSampler):
-            raise ValueError(f"sampler is a {type(sampler).__name__}: it must be a LoadBalancingDistributedSampler.")
+            raise ValueError(
+                f"sampler is a {type(sampler).__name__}: it must be a LoadBalancingDistributedSampler. [BG701]"
+            )
         if sampler.drop_last:
-            raise ValueError("The sampler has drop_last=True: drop_last of the batch sampler says what is left out.")
+            raise ValueError(
+                "The sampler has drop_last=True: drop_last of the batch sampler says what is left out. [BG701]"
+            )
         super().__init__(sampler.dataset, len(sampler.costs), sampler.num_replicas, sampler.rank, sampler.seed)
         self.sampler = sampler
         self.batch_fn = batch_fn
@@ -211,7 +217,9 @@ class LoadBalancingDistributedBatchSampler(ResumableSampler[list[int]]):
         if self.drop_last:
             return [batches[: min(counts)] for batches in made]
         if not min(counts):
-            raise ValueError(f"batch_fn returned no batch for rank {counts.index(0)}, which has {len(dealt)} samples.")
+            raise ValueError(
+                f"batch_fn returned no batch for rank {counts.index(0)}, which has {len(dealt)} samples. [BG701]"
+            )
         return [list(islice(cycle(batches), max(counts))) for batches in made]
 
     def _batches_of(self, indices: list[int], rank: int) -> Batches:
@@ -223,7 +231,7 @@ class LoadBalancingDistributedBatchSampler(ResumableSampler[list[int]]):
             try:
                 return [[int(index) for index in batch] for batch in self.batch_fn(indices)]
             except TypeError as error:
-                raise ValueError(f"batch_fn must return a list of lists of indices: {error}.") from error
+                raise ValueError(f"batch_fn must return a list of lists of indices: {error}. [BG701]") from error
             finally:
                 random.setstate(before)
 

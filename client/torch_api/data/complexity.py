@@ -26,7 +26,7 @@ def costs_of(dataset: Any, cost: Cost, name: str) -> torch.Tensor:
     """
     length = length_of(dataset)
     if isinstance(cost, str):
-        raise TypeError(f"{name} is {cost!r}: pass a function of a sample, or one number for each sample.")
+        raise TypeError(f"{name} is {cost!r}: pass a function of a sample, or one number for each sample. [BG702]")
     if isinstance(cost, torch.Tensor):
         found = cost.detach().to("cpu", torch.float64).clone()
     else:
@@ -35,14 +35,14 @@ def costs_of(dataset: Any, cost: Cost, name: str) -> torch.Tensor:
     if found.shape != (length,):
         raise ValueError(
             f"{name} has shape {list(found.shape)}, and the dataset has {length} samples: it must have one number for "
-            "each of them."
+            "each of them. [BG702]"
         )
     bad = torch.nonzero(~(found.isfinite() & (found >= 0)))
     if len(bad):
         index = int(bad[0])
         raise ValueError(
             f"{name} gave {found[index].item()} for sample {index} (and {len(bad) - 1} more are as bad): a cost is a "
-            "finite number from 0 on. Mend the function, or leave such samples out of the dataset."
+            "finite number from 0 on. Mend the function, or leave such samples out of the dataset. [BG702]"
         )
     return found
 
@@ -53,7 +53,8 @@ def _gathered(source: Iterable[Any], name: str) -> torch.Tensor:
         gathered.extend(source)
     except (TypeError, OverflowError) as error:
         raise TypeError(
-            f"{name} gave no number for sample {len(gathered)} ({error}): it must give one number for each sample."
+            f"{name} gave no number for sample {len(gathered)} ({error}): it must give one number for each sample. "
+            "[BG702]"
         ) from error
     return torch.frombuffer(gathered, dtype=torch.float64).clone() if gathered else torch.empty(0, dtype=torch.float64)
 
@@ -68,7 +69,7 @@ def length_of(dataset: Any) -> int:
     """Samples of the dataset. Raises ValueError if it is empty."""
     length = len(dataset)
     if length < 1:
-        raise ValueError("The dataset is empty: there is nothing to share out.")
+        raise ValueError("The dataset is empty: there is nothing to share out. [BG701]")
     return length
 
 
@@ -78,12 +79,12 @@ def check_length(dataset: Any, length: int) -> None:
     if now != length:
         raise BaguaError(
             f"The dataset has {now} samples now, and had {length} when its sampler was made: ranks would not agree on "
-            "who trains on what. Make a new sampler when the dataset changes."
+            "who trains on what. Make a new sampler when the dataset changes. [BG704]"
         )
 
 
 def check_share(share: float, name: str) -> float:
     """Raises ValueError unless it is from 0 to 1."""
     if not 0.0 <= share <= 1.0 or math.isnan(share):
-        raise ValueError(f"{name} is {share}: it must be a number from 0 to 1.")
+        raise ValueError(f"{name} is {share}: it must be a number from 0 to 1. [BG701]")
     return share

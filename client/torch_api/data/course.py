@@ -28,14 +28,16 @@ class Setting:
 
     def __post_init__(self) -> None:
         if self.length < 1:
-            raise ValueError("The dataset is empty: there is nothing to share out.")
+            raise ValueError("The dataset is empty: there is nothing to share out. [BG701]")
         sizes = {"batch_size": self.batch_size, "global_batch": self.global_batch}
         given = {name: value for name, value in sizes.items() if value is not None}
         if len(given) != 1:
-            raise ValueError("Pass either batch_size, samples of each rank, or global_batch, samples of all together.")
+            raise ValueError(
+                "Pass either batch_size, samples of each rank, or global_batch, samples of all together. [BG701]"
+            )
         for name, value in given.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} is {value!r}: it must be a whole number from 1 on.")
+                raise ValueError(f"{name} is {value!r}: it must be a whole number from 1 on. [BG701]")
 
     def shares(self, ranks: int) -> tuple[int, ...]:
         """Samples of each rank in a round. Raises ValueError if there is not one for each."""
@@ -43,7 +45,9 @@ class Setting:
             return (self.batch_size,) * ranks
         assert self.global_batch is not None
         if self.global_batch < ranks:
-            raise ValueError(f"global_batch is {self.global_batch}: that is not one sample for each of {ranks} ranks.")
+            raise ValueError(
+                f"global_batch is {self.global_batch}: that is not one sample for each of {ranks} ranks. [BG701]"
+            )
         each, more = divmod(self.global_batch, ranks)
         return tuple(each + (rank < more) for rank in range(ranks))
 
@@ -179,7 +183,7 @@ class Course:
             if other["setting"] != setting:
                 raise ValueError(
                     f"ElasticSampler differs between members: {setting} on this one, {other['setting']} on member "
-                    f"{member}. All ranks make it with the same arguments."
+                    f"{member}. All ranks make it with the same arguments. [BG603]"
                 )
         first = max((state for _, state in told.values()), key=_advance)
         given = {member: _given(*told[member], first) if member in told else 0 for member in members}

@@ -90,7 +90,9 @@ class ElasticSampler:
         """
         for name in ("batch_size", "batch_sampler", "sampler", "shuffle", "drop_last"):
             if name in options:
-                raise ValueError(f"loader() can't take {name}: the sampler says which samples come, and how many.")
+                raise ValueError(
+                    f"loader() can't take {name}: the sampler says which samples come, and how many. [BG701]"
+                )
         between_steps = self._between_steps if self._units is not None else nothing
         calm = self._units.calm if self._units is not None else nullcontext()
         return ElasticLoader(self._course, self.dataset, self._given, options, self._over, between_steps, calm)

@@ -25,14 +25,16 @@ def scale_lr(rule: str, *optimizers: Any) -> None:
     Raises ValueError for another rule, TypeError for other objects, BaguaError before ``init_process_group``.
     """
     if rule not in RULES:
-        raise ValueError(f"rule is {rule!r}: choose one of {', '.join(RULES)}.")
+        raise ValueError(f"rule is {rule!r}: choose one of {', '.join(RULES)}. [BG711]")
     if not optimizers:
-        raise TypeError("scale_lr needs the optimizers whose learning rates it is to change, and their schedulers.")
+        raise TypeError(
+            "scale_lr needs the optimizers whose learning rates it is to change, and their schedulers. [BG711]"
+        )
     for one in optimizers:
         if not isinstance(one, torch.optim.Optimizer) and not any(hasattr(one, name) for name in RATES):
             raise TypeError(
                 f"scale_lr got a {type(one).__name__}: pass optimizers and learning rate schedulers; of a scheduler "
-                "that is made of others pass these."
+                "that is made of others pass these. [BG711]"
             )
 
     def follow(change: MembershipChange) -> None:

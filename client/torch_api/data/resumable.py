@@ -32,7 +32,7 @@ def place(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
         num_replicas = found[0] if num_replicas is None else num_replicas
         rank = found[1] if rank is None else rank
     if not 0 <= rank < num_replicas:
-        raise ValueError(f"rank is {rank} of {num_replicas} ranks: it must be from 0 to num_replicas - 1.")
+        raise ValueError(f"rank is {rank} of {num_replicas} ranks: it must be from 0 to num_replicas - 1. [BG701]")
     return num_replicas, rank
 
 
@@ -128,11 +128,11 @@ class ResumableSampler(Sampler[Item], Generic[Item]):
             other = {name: state[name] for name in mine}
             epoch, told = int(state["epoch"]), [[int(ranks), int(given)] for ranks, given in state["legs"]]
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"This is no state of a {type(self).__name__}: {error!r}.") from error
+            raise ValueError(f"This is no state of a {type(self).__name__}: {error!r}. [BG703]") from error
         if mine != other:
-            raise ValueError(f"This state is of another sampler: it has {other}, and this one has {mine}.")
+            raise ValueError(f"This state is of another sampler: it has {other}, and this one has {mine}. [BG703]")
         if any(ranks < 1 or given < 0 for ranks, given in told):
-            raise ValueError(f"This state of a {type(self).__name__} is damaged: its legs are {told}.")
+            raise ValueError(f"This state of a {type(self).__name__} is damaged: its legs are {told}. [BG703]")
         self.epoch = epoch
         self._legs = Legs(self.num_replicas, told)
         self._resumed = True

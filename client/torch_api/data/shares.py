@@ -42,7 +42,7 @@ class Progress:
 
     def __post_init__(self) -> None:
         if not self.shares or min(self.shares) < 1:
-            raise ValueError(f"shares are {self.shares}: every rank needs at least one sample of each round.")
+            raise ValueError(f"shares are {self.shares}: every rank needs at least one sample of each round. [BG701]")
 
     @property
     def left(self) -> int:
@@ -77,7 +77,7 @@ class Progress:
         many."""
         given, taken = _deal(self, count)
         if len(given) < count:
-            raise ValueError(f"{count} rounds can't be committed: the epoch has {len(given)} left.")
+            raise ValueError(f"{count} rounds can't be committed: the epoch has {len(given)} left. [BG704]")
         held = {member: batches[count:] for member, batches in self.held.items() if len(batches) > count}
         late = max(0, taken - len(self.returned))
         return replace(self, cursor=self.cursor + late, returned=self.returned[taken:], held=held)
@@ -106,7 +106,7 @@ class Progress:
         """Positions that are left when there is no other round: they open the next epoch. Raises ValueError if there is
         one."""
         if self.rounds(1):
-            raise ValueError("The epoch is not over: there is another round.")
+            raise ValueError("The epoch is not over: there is another round. [BG704]")
         return (*self.returned, *range(self.cursor, self.length))
 
 

@@ -76,16 +76,16 @@ class TokenBudgetBatchSampler(ResumableSampler[list[int]]):
     ) -> None:
         super().__init__(dataset, length_of(dataset), num_replicas, rank, seed)
         if not budget > 0:
-            raise ValueError(f"budget is {budget}: it must be a number above 0.")
+            raise ValueError(f"budget is {budget}: it must be a number above 0. [BG701]")
         if max_samples is not None and max_samples < 1:
-            raise ValueError(f"max_samples is {max_samples}: it must be a whole number from 1 on, or None.")
+            raise ValueError(f"max_samples is {max_samples}: it must be a whole number from 1 on, or None. [BG701]")
         self.costs = costs_of(dataset, cost_fn, "cost_fn")
         over = torch.nonzero(self.costs > budget)
         if len(over):
             index = int(over[0])
             raise ValueError(
                 f"Sample {index} costs {self.costs[index].item():g}, more than the budget of {budget:g} (and "
-                f"{len(over) - 1} more do): raise the budget, or leave them out of the dataset."
+                f"{len(over) - 1} more do): raise the budget, or leave them out of the dataset. [BG702]"
             )
         self.budget, self.padded, self.max_samples, self.shuffle = budget, padded, max_samples, shuffle
         self._made: tuple[object, Steps] | None = None

@@ -362,7 +362,9 @@ class HostConnection:
         waiting = " ".join(filter(None, (self._who_waits(), more)))
         if waited >= limit:
             hint = " BAGUA_WAIT_TIMEOUT_S sets the limit." if limit == self._wait_limit_s else ""
-            raise CommunicationError(f"Rank {self.membership.rank} gave up after {waited:.0f} s. {waiting}{hint}")
+            raise CommunicationError(
+                f"Rank {self.membership.rank} gave up after {waited:.0f} s. {waiting}{hint} [BG503]"
+            )
         LOG.warning("Rank %d has waited for %.0f s. %s", self.membership.rank, waited, waiting)
         return min(WARNING_EVERY_S, limit - waited)
 

@@ -125,10 +125,10 @@ class DaemonClient:
         if code is grpc.StatusCode.UNAVAILABLE:
             details = (
                 f"The node daemon does not answer at {self.socket} ({details}). Is it running? BAGUA_DAEMON_SOCKET "
-                "names its socket; without that variable a daemon is started for the job."
+                "names its socket; without that variable a daemon is started for the job. [BG921]"
             )
         elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            details = f"The node daemon at {self.socket} did not answer in time."
+            details = f"The node daemon at {self.socket} did not answer in time. [BG921]"
         return error_of(code, details)
 
     def join(self, rank: int, timeout_s: float = JOIN_DEADLINE_S) -> Admission:

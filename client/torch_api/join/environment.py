@@ -25,7 +25,7 @@ def read_int(name: str, default: int) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ConfigError(f"Environment variable {name} is {text!r}: it must be a whole number.") from None
+        raise ConfigError(f"Environment variable {name} is {text!r}: it must be a whole number. [BG106]") from None
 
 
 def _read_place(name: str, default: int) -> int:
@@ -81,7 +81,7 @@ def get_default_bucket_size() -> int:
     positive."""
     found = read_int("BAGUA_DEFAULT_BUCKET_SIZE", DEFAULT_BUCKET_BYTES)
     if found <= 0:
-        raise ConfigError(f"BAGUA_DEFAULT_BUCKET_SIZE is {found}: it must be a positive number of bytes.")
+        raise ConfigError(f"BAGUA_DEFAULT_BUCKET_SIZE is {found}: it must be a positive number of bytes. [BG106]")
     return found
 
 
@@ -90,7 +90,9 @@ def get_wait_timeout() -> float:
     as with torch.distributed. 0: it waits for ever. Raises ConfigError if it is negative."""
     found = read_int("BAGUA_WAIT_TIMEOUT_S", DEFAULT_WAIT_TIMEOUT_S)
     if found < 0:
-        raise ConfigError(f"BAGUA_WAIT_TIMEOUT_S is {found}: it must be a number of seconds, or 0 for no limit.")
+        raise ConfigError(
+            f"BAGUA_WAIT_TIMEOUT_S is {found}: it must be a number of seconds, or 0 for no limit. [BG106]"
+        )
     return found or math.inf
 
 

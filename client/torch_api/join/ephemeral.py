@@ -69,7 +69,9 @@ def join(store: Store | None) -> Session:
     environment.complete()
     rank, world_size = environment.get_rank(), environment.get_world_size()
     if world_size < 1 or not 0 <= rank < world_size:
-        raise ConfigError(f"RANK={rank} and WORLD_SIZE={world_size} don't fit: ranks count from 0 to WORLD_SIZE - 1.")
+        raise ConfigError(
+            f"RANK={rank} and WORLD_SIZE={world_size} don't fit: ranks count from 0 to WORLD_SIZE - 1. [BG908]"
+        )
     if world_size == 1:
         _warn_if_alone()
         return _join_alone()
@@ -149,13 +151,13 @@ def _rendezvous() -> Store:
         raise ConfigError(
             f"{' and '.join(missing)} must be set for a job of several ranks. Start the script with `bagua run` or "
             "torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in every process. (mpirun outside of "
-            "Slurm and PBS does not say where rank 0 is: `mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500`.)"
+            "Slurm and PBS does not say where rank 0 is: `mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500`.) [BG908]"
         )
     try:
         found, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=DEADLINE_S)))
     except (RuntimeError, ValueError) as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        raise ServiceError(f"The ranks could not meet at MASTER_ADDR:MASTER_PORT {address}: {error}") from None
+        raise ServiceError(f"The ranks could not meet at MASTER_ADDR:MASTER_PORT {address}: {error} [BG909]") from None
     store: Store = found
     return store
 
@@ -170,10 +172,10 @@ def _locate(rank: int, world_size: int, meeting: Meeting) -> Place:
         if hosts != [host for host in dict.fromkeys(hosts) for _ in range(local)]:
             raise ConfigError(
                 "Every host must have equally many ranks, numbered one after the other: set LOCAL_WORLD_SIZE. Under "
-                "Slurm: srun --ntasks-per-node=N --distribution=block."
+                "Slurm: srun --ntasks-per-node=N --distribution=block. [BG908]"
             )
     if local < 1 or world_size % local:
-        raise ConfigError(f"LOCAL_WORLD_SIZE={local} does not divide WORLD_SIZE={world_size}.")
+        raise ConfigError(f"LOCAL_WORLD_SIZE={local} does not divide WORLD_SIZE={world_size}. [BG908]")
     return Place(rank, world_size, local)
 
 
@@ -253,10 +255,12 @@ def _check_socket(path: str) -> None:
     try:
         folder, found = os.stat(os.path.dirname(path)), os.stat(path)
     except (OSError, ValueError):
-        raise ServiceError(f"There is no node daemon at {path!r:.200} on this host. Did it end just now?") from None
+        raise ServiceError(
+            f"There is no node daemon at {path!r:.200} on this host. Did it end just now? [BG914]"
+        ) from None
     ours = folder.st_uid == found.st_uid == os.geteuid() and not stat.S_IMODE(folder.st_mode) & 0o077
     if not ours or not stat.S_ISSOCK(found.st_mode):
         raise ServiceError(
             f"{path!r:.200} is not the socket of a daemon of yours in a folder of yours alone: somebody else writes to "
-            "the rendezvous store at MASTER_ADDR:MASTER_PORT."
+            "the rendezvous store at MASTER_ADDR:MASTER_PORT. [BG914]"
         )

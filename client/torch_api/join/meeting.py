@@ -83,7 +83,7 @@ class Meeting:
             if alive is not None:
                 alive()
             if time.monotonic() > deadline:
-                raise ServiceError(f"{who} did not come within {DEADLINE_S:.0f} s. Look at its output.")
+                raise ServiceError(f"{who} did not come within {DEADLINE_S:.0f} s. Look at its output. [BG909]")
             time.sleep(pause)
             pause = min(2 * pause, self._pause)
         return value
@@ -162,15 +162,15 @@ def _raise_if_failed(end: dict[str, Any]) -> None:
         raise Superseded
     if "error" in end:
         reason = "".join(c if c.isprintable() or c == "\n" else "?" for c in str(end["error"])[:MAX_TEXT])
-        raise ServiceError(f"The ranks could not come together: {reason}")
+        raise ServiceError(f"The ranks could not come together: {reason} [BG909]")
 
 
 def _strange(key: str) -> ServiceError:
     return ServiceError(
         f"The rendezvous store holds under {key!r} what no rank of this version wrote. Are all ranks of one version? "
-        "Does somebody else write to MASTER_ADDR:MASTER_PORT?"
+        "Does somebody else write to MASTER_ADDR:MASTER_PORT? [BG909]"
     )
 
 
 def _gone(error: Exception) -> ServiceError:
-    return ServiceError(f"The rendezvous store does not answer any more ({str(error).splitlines()[0]}).")
+    return ServiceError(f"The rendezvous store does not answer any more ({str(error).splitlines()[0]}). [BG909]")

@@ -58,10 +58,10 @@ class ServiceProcess:
         finally:
             os.close(pidfd)
         if not readable:
-            raise ServiceError(f"{self.title} did not answer within {deadline_s:.0f} s.{self._last_words()}")
+            raise ServiceError(f"{self.title} did not answer within {deadline_s:.0f} s.{self._last_words()} [BG910]")
         message = leash.receive(self._socket)
         if message is None:
-            raise ServiceError(f"{self.title} ended while it started.{self._last_words()}")
+            raise ServiceError(f"{self.title} ended while it started.{self._last_words()} [BG910]")
         if "error" in message:
             raise ServiceError(str(message["error"]))
         return message
@@ -72,12 +72,12 @@ class ServiceProcess:
             leash.send(self._socket, message)
         except OSError:
             self.check()
-            raise ServiceError(f"{self.title} does not listen any more.{self._last_words()}") from None
+            raise ServiceError(f"{self.title} does not listen any more.{self._last_words()} [BG910]") from None
 
     def check(self) -> None:
         """Raises ServiceError, with its last words, if it has ended."""
         if self._process.poll() is not None:
-            raise ServiceError(f"{self.title} has ended.{self._last_words()}")
+            raise ServiceError(f"{self.title} has ended.{self._last_words()} [BG910]")
 
     def release(self) -> None:
         """This process has joined the job: from here on the service lives as long as that."""

@@ -188,11 +188,13 @@ def current() -> Session:
     """The session of this process. Raises BaguaError before ``init_process_group`` and in a forked child."""
     session = CURRENT.session
     if session is None:
-        raise BaguaError("bagua is not initialised in this process: call bagua.torch_api.init_process_group() first.")
+        raise BaguaError(
+            "bagua is not initialised in this process: call bagua.torch_api.init_process_group() first. [BG407]"
+        )
     if session.pid != os.getpid():
         raise BaguaError(
             f"This process was forked from rank {session.membership.rank}: a forked child can't communicate. Start a "
-            "process of its own and call init_process_group() there."
+            "process of its own and call init_process_group() there. [BG407]"
         )
     return session
 
@@ -214,7 +216,7 @@ def empty(
     """
     shape = torch.Size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)  # type: ignore[arg-type]
     if min(shape, default=0) < 0:
-        raise ValueError(f"size is {list(shape)}: no dimension can be negative.")
+        raise ValueError(f"size is {list(shape)}: no dimension can be negative. [BG403]")
     if device is not None and torch.device(device).type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return current().memory.empty(shape.numel(), dtype or torch.get_default_dtype()).view(shape)

@@ -38,7 +38,7 @@ def begin(store: Store | None = None, rank: int = -1, world_size: int = -1, loca
         session.implicit = False  # the program's own from now on
         return
     if session is not None and session.pid == os.getpid():
-        raise BaguaError("init_process_group() was called twice: this process is a rank already.")
+        raise BaguaError("init_process_group() was called twice: this process is a rank already. [BG407]")
     torch_wanted = torch_distributed.wanted()
     if store is not None:
         _use_store(rank, world_size, local_world_size)
@@ -66,9 +66,11 @@ def _use_store(rank: int, world_size: int, local_world_size: int) -> None:
         ("local_world_size", local_world_size, 1),
     ):
         if value < smallest:
-            raise ConfigError(f"With a store, {name} must be given and be at least {smallest}; it is {value}.")
+            raise ConfigError(f"With a store, {name} must be given and be at least {smallest}; it is {value}. [BG908]")
     if rank >= world_size or local_world_size > world_size:
-        raise ConfigError(f"rank {rank} and local_world_size {local_world_size} don't fit world_size {world_size}.")
+        raise ConfigError(
+            f"rank {rank} and local_world_size {local_world_size} don't fit world_size {world_size}. [BG908]"
+        )
     os.environ["RANK"] = str(rank)
     os.environ["WORLD_SIZE"] = str(world_size)
     os.environ["LOCAL_RANK"] = str(rank % local_world_size)

@@ -140,7 +140,9 @@ class TorchGroup:
             return None
         if answer.startswith(_FAILED):
             where = environment.get_master_addr()
-            raise RuntimeError(f"rank 0 could not listen at MASTER_ADDR {where}: {answer.removeprefix(_FAILED)}")
+            raise RuntimeError(
+                f"rank 0 could not listen at MASTER_ADDR {where}: {answer.removeprefix(_FAILED)} [BG910]"
+            )
         return store or _store_at(answer, world_size, CONNECT)
 
     # The next generation
@@ -185,10 +187,10 @@ class TorchGroup:
         self.close()
         try:
             if not connects_lazily():
-                raise RuntimeError(f"torch {torch.__version__} can't do it again: 2.8 or newer can.")
+                raise RuntimeError(f"torch {torch.__version__} can't do it again: 2.8 or newer can. [BG910]")
             where = next(filter(None, offers), f"{_FAILED}the first rank has none of ours")
             if where.startswith(_FAILED):
-                raise RuntimeError(f"the first rank offers no place to meet: {where.removeprefix(_FAILED)}")
+                raise RuntimeError(f"the first rank offers no place to meet: {where.removeprefix(_FAILED)} [BG910]")
             ranks = len(self._session.membership.active)
             if where.startswith(_FILE):
                 self._bring_up(FileStore(where.removeprefix(_FILE), ranks), "127.0.0.1")

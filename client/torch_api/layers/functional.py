@@ -79,12 +79,12 @@ def all_to_all(
         return tensor
     if send_counts is None:
         if recv_counts is not None:
-            raise ValueError("recv_counts without send_counts: pass both, or neither for equal blocks.")
+            raise ValueError("recv_counts without send_counts: pass both, or neither for equal blocks. [BG403]")
         _check_share(tensor, comm)
         return _apply(_AllToAll, tensor, comm)
     gives, tensor = _counts(send_counts, "send_counts", comm), _with_rows(tensor)
     if sum(gives) != len(tensor):
-        raise ValueError(f"send_counts add up to {sum(gives)} rows: tensor has {len(tensor)}.")
+        raise ValueError(f"send_counts add up to {sum(gives)} rows: tensor has {len(tensor)}. [BG403]")
     takes = _swap_counts(gives, comm) if recv_counts is None else _counts(recv_counts, "recv_counts", comm)
     return _apply(_AllToAllV, tensor, gives, takes, comm)
 
@@ -103,14 +103,16 @@ def _check_share(tensor: torch.Tensor, comm: Communicator) -> None:
     if tensor.dim() == 0 or len(tensor) % n:
         raise ValueError(
             f"tensor has shape {list(tensor.shape)}: {n} ranks can't share its first dimension equally. Pad it to a "
-            f"multiple of {n}."
+            f"multiple of {n}. [BG403]"
         )
 
 
 def _counts(counts: Sequence[int], name: str, comm: Communicator) -> tuple[int, ...]:
     found = tuple(counts)
     if len(found) != comm.nranks() or any(not isinstance(one, int) or one < 0 for one in found):
-        raise ValueError(f"{name} is {list(counts)}: it must be {comm.nranks()} whole numbers, one for each rank.")
+        raise ValueError(
+            f"{name} is {list(counts)}: it must be {comm.nranks()} whole numbers, one for each rank. [BG403]"
+        )
     return found
 
 
@@ -132,7 +134,7 @@ def _reduction(op: Any, allowed: Sequence[ReduceOp]) -> ReduceOp:
         name = str(getattr(op, "op", op)).rpartition(".")[2]
         found = ReduceOp.__members__.get(name, ReduceOp.BOR)
     if found not in allowed:
-        raise ValueError(f"{op} has no gradient here: choose one of {', '.join(one.name for one in allowed)}.")
+        raise ValueError(f"{op} has no gradient here: choose one of {', '.join(one.name for one in allowed)}. [BG405]")
     return found
 
 
@@ -147,7 +149,7 @@ def _recall(context: Any) -> Communicator:
     if comm.numbers != context.members:
         raise MembershipChanged(
             "The ranks of the job have changed since forward, and with them the blocks of its result: gradients can't "
-            "go back. Leave this step out on all ranks. all_reduce is repeated instead."
+            "go back. Leave this step out on all ranks. all_reduce is repeated instead. [BG508]"
         )
     return comm
 

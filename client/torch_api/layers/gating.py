@@ -97,15 +97,15 @@ class TopKGate(nn.Module):
     ) -> None:
         super().__init__()
         if k not in (1, 2):
-            raise ValueError(f"k is {k!r}: a token goes to 1 expert, or to 2.")
+            raise ValueError(f"k is {k!r}: a token goes to 1 expert, or to 2. [BG610]")
         if num_experts < k:
-            raise ValueError(f"There are {num_experts} experts: k={k} needs at least {k}.")
+            raise ValueError(f"There are {num_experts} experts: k={k} needs at least {k}. [BG610]")
         if noisy_gate_policy not in POLICIES:
-            raise ValueError(f"noisy_gate_policy is {noisy_gate_policy!r}: choose None, 'Jitter' or 'RSample'.")
+            raise ValueError(f"noisy_gate_policy is {noisy_gate_policy!r}: choose None, 'Jitter' or 'RSample'. [BG610]")
         if not (capacity_factor > 0 and eval_capacity_factor > 0 and min_capacity >= 0):
             raise ValueError(
                 f"capacity_factor={capacity_factor}, eval_capacity_factor={eval_capacity_factor} and min_capacity="
-                f"{min_capacity}: factors must be positive, and the minimum not negative."
+                f"{min_capacity}: factors must be positive, and the minimum not negative. [BG610]"
             )
         self.wg = nn.Linear(model_dim, num_experts, bias=False)
         self.k = k
@@ -124,7 +124,7 @@ class TopKGate(nn.Module):
         another number of elements."""
         used = None if used_token is None else used_token.detach().reshape(-1).bool()
         if used is not None and len(used) != len(tokens):
-            raise ValueError(f"used_token has {len(used)} elements: there are {len(tokens)} tokens.")
+            raise ValueError(f"used_token has {len(used)} elements: there are {len(tokens)} tokens. [BG610]")
         # A context costs more than the question.
         if not torch.is_autocast_enabled(tokens.device.type):
             return self._route(tokens, used)

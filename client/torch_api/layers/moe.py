@@ -64,7 +64,7 @@ class Experts(nn.Module):
             if made.shape != rows.shape:
                 raise ValueError(
                     f"Expert {number} of this rank made {list(made.shape)} of {list(rows.shape)}: an expert keeps the "
-                    "shape [tokens, hidden_size]."
+                    "shape [tokens, hidden_size]. [BG610]"
                 )
             results.append(made)
         return results
@@ -95,7 +95,9 @@ class MOELayer(nn.Module):
         """See ``MoE.forward``."""
         width = self.gate.wg.in_features
         if hidden_states.shape[-1] != width:
-            raise ValueError(f"The input has shape {list(hidden_states.shape)}: its last dimension must be {width}.")
+            raise ValueError(
+                f"The input has shape {list(hidden_states.shape)}: its last dimension must be {width}. [BG610]"
+            )
         comm = self._communicator()
         tokens = hidden_states.reshape(-1, width)
         choice = self.gate(tokens, used_token)
@@ -111,7 +113,7 @@ class MOELayer(nn.Module):
         if ranks * self.num_local_experts != experts:
             raise ConfigError(
                 f"The layer was made for {experts} experts, {self.num_local_experts} of them on this rank, and now "
-                f"there are {ranks} ranks. Make it after init_process_group(), with the same process group."
+                f"there are {ranks} ranks. Make it after init_process_group(), with the same process group. [BG610]"
             )
         if comm is None or ranks == 1:
             return None
@@ -128,7 +130,7 @@ class MOELayer(nn.Module):
             rows = "; ".join(f"rank {rank}: {row}" for rank, row in zip(comm.ranks, found.tolist(), strict=True))
             raise BaguaError(
                 f"The ranks' MoE layers differ. (num_local_experts, hidden_size, average) are {rows}. Make the same "
-                "layer on every rank."
+                "layer on every rank. [BG603]"
             )
 
 
@@ -178,7 +180,7 @@ class MoE(nn.Module):
         if num_experts is not None:
             num_local_experts = experts_per_rank(num_experts, ranks)
         if num_local_experts < 1:
-            raise ValueError(f"num_local_experts is {num_local_experts}: each rank has at least one expert.")
+            raise ValueError(f"num_local_experts is {num_local_experts}: each rank has at least one expert. [BG610]")
         self.num_experts = num_local_experts * ranks
         gate = TopKGate(
             hidden_size, self.num_experts, k, capacity_factor, eval_capacity_factor, min_capacity, noisy_gate_policy
@@ -206,7 +208,7 @@ def experts_per_rank(experts: int, ranks: int) -> int:
     if experts < 1 or experts % ranks:
         raise ValueError(
             f"{experts} experts can't be shared equally by {ranks} ranks: choose a multiple of {ranks}, or another "
-            "number of ranks."
+            "number of ranks. [BG610]"
         )
     return experts // ranks
 
@@ -229,9 +231,9 @@ def members(group: Any) -> Communicator | None:
     if current().elastic:
         raise ConfigError(
             "A MoE layer can't be used in an elastic job: a rank that is lost takes its experts along. Start the job "
-            "without --elastic."
+            "without --elastic. [BG610]"
         )
     comm = communicator_of_group(group)
     if comm is NON_COMM_MEMBER:
-        raise ConfigError("This rank is no member of the layer's process group: only members call the layer.")
+        raise ConfigError("This rank is no member of the layer's process group: only members call the layer. [BG610]")
     return comm

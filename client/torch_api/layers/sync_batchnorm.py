@@ -56,7 +56,7 @@ class SyncBatchNorm(_BatchNorm):
         if input.dim() < 2 or input.shape[1] != self.num_features:
             raise ValueError(
                 f"The input has shape {list(input.shape)}: it must be [batch, {self.num_features}, ...], with the "
-                "channels second."
+                "channels second. [BG611]"
             )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -106,7 +106,9 @@ def _replaced(kind: type[SyncBatchNorm], module: nn.Module, process_group: Any) 
     if not isinstance(module, _BatchNorm) or isinstance(module, SyncBatchNorm):
         return module
     if isinstance(module, nn.modules.lazy.LazyModuleMixin):
-        raise TypeError(f"A {type(module).__name__} has no shape yet: run one forward pass before the conversion.")
+        raise TypeError(
+            f"A {type(module).__name__} has no shape yet: run one forward pass before the conversion. [BG611]"
+        )
     made = kind(
         module.num_features,
         module.eps,
@@ -138,7 +140,7 @@ def _statistics(input: torch.Tensor, comm: Communicator) -> tuple[torch.Tensor, 
         if mine < 2 and count.item() < 2:
             raise ValueError(
                 "All ranks together have fewer than 2 values for each channel, and BatchNorm needs more in training: "
-                f"this rank's input has shape {list(input.shape)}."
+                f"this rank's input has shape {list(input.shape)}. [BG611]"
             )
         mean = mean / count
         variance = (square / count - mean * mean).clamp_(min=0)

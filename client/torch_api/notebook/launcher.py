@@ -61,11 +61,11 @@ def notebook_launcher(
     BaguaError if a rank fails, KeyboardInterrupt after an interrupt.
     """
     if nproc < 1:
-        raise ConfigError(f"nproc is {nproc}: at least one rank is needed.")
+        raise ConfigError(f"nproc is {nproc}: at least one rank is needed. [BG613]")
     if start_method is None:
         start_method = "fork" if _can_fork() else "spawn"
     if start_method not in METHODS:
-        raise ConfigError(f"start_method is {start_method!r}: it must be fork or spawn.")
+        raise ConfigError(f"start_method is {start_method!r}: it must be fork or spawn. [BG613]")
     call = functools.partial(function, *args)
     launch = _Launch(_carried(call) if start_method == "spawn" else call, nproc, start_method, environment or {})
     try:
@@ -101,7 +101,7 @@ def _carried(call: rank.Call) -> bytes:
         raise ConfigError(
             "This process has used CUDA, its autograd threads or bagua already, so ranks can't be forked from it: "
             "restart the notebook's kernel and launch first, or let ranks be fresh processes: "
-            'pip install "bagua[notebook]".'
+            'pip install "bagua[notebook]". [BG613]'
         ) from None
     found: bytes = cloudpickle.dumps(call)
     return found
@@ -205,7 +205,9 @@ class _Launch:
             self._watch(time.monotonic() + GRACE_S)
             raise
         if self._first is not None:
-            raise BaguaError(f"Rank {self._first.number} failed, and the launch with it.\n{self._first.reason()}")
+            raise BaguaError(
+                f"Rank {self._first.number} failed, and the launch with it.\n{self._first.reason()} [BG613]"
+            )
         return torch.load(io.BytesIO(self._ranks[0].result), weights_only=False)
 
     def _watch(self, deadline: float | None = None) -> None:

@@ -92,6 +92,6 @@ def _pickled(result: Any) -> bytes:
     except Exception as error:
         raise TypeError(
             f"The function returned a {type(result).__name__}, which can't be sent to the notebook ({error}): return "
-            "numbers, tensors or a state_dict."
+            "numbers, tensors or a state_dict. [BG613]"
         ) from None
     return buffer.getvalue()

@@ -40,9 +40,9 @@ def fuse_optimizer(
     Raises TypeError for another object, RuntimeError if the optimizer has been fused already.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"fuse_optimizer got a {type(optimizer).__name__}: pass a torch.optim.Optimizer.")
+        raise TypeError(f"fuse_optimizer got a {type(optimizer).__name__}: pass a torch.optim.Optimizer. [BG609]")
     if is_fused_optimizer(optimizer):
-        raise RuntimeError(f"This {type(optimizer).__name__} has been fused already: call fuse_optimizer once.")
+        raise RuntimeError(f"This {type(optimizer).__name__} has been fused already: call fuse_optimizer once. [BG609]")
     optimizer._bagua_fused_optimizer = Fusion(optimizer, do_flatten, check_flatten)  # type: ignore[attr-defined]
     optimizer._bagua_fused_count = 0  # type: ignore[attr-defined]
     optimizer._bagua_not_fused = {}  # type: ignore[attr-defined]
@@ -56,7 +56,9 @@ def fuse_step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | Non
     Raises RuntimeError for another optimizer.
     """
     if not is_fused_optimizer(optimizer):
-        raise RuntimeError(f"This {type(optimizer).__name__} is not fused: call bagua.contrib.fuse_optimizer first.")
+        raise RuntimeError(
+            f"This {type(optimizer).__name__} is not fused: call bagua.contrib.fuse_optimizer first. [BG609]"
+        )
     fusion: Fusion = optimizer._bagua_fused_optimizer  # type: ignore[attr-defined]
     found = fusion.step(closure)
     optimizer._bagua_fused_count = fusion.count  # type: ignore[attr-defined]

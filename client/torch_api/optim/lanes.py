@@ -115,7 +115,9 @@ def calculate_mutual_groups(tensors_list: Sequence[Sequence[torch.Tensor]]) -> l
     """Indices of tensors that lie behind one another without a gap in every list: runs of two or more that all lists
     have, each in the order of addresses. Raises ValueError for lists of unequal length."""
     if len({len(tensors) for tensors in tensors_list}) > 1:
-        raise ValueError(f"The lists have {[len(tensors) for tensors in tensors_list]} tensors: as many in each.")
+        raise ValueError(
+            f"The lists have {[len(tensors) for tensors in tensors_list]} tensors: as many in each. [BG609]"
+        )
     found = [_neighbours(tensors) for tensors in tensors_list]
     return [run for run in found[0] if all(run in others for others in found)] if found else []
 

@@ -215,7 +215,8 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def sentence(error: Exception) -> str:
-    """Its words, with a full stop."""
+    """Its words, with a full stop, or the code of an error of ours."""
     text = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error) or repr(error)
     where = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
-    return f"{text}{where}".rstrip(".") + "."
+    words = f"{text}{where}"
+    return words if words.endswith("]") else words.rstrip(".") + "."

@@ -94,7 +94,7 @@ class Checkpointer:
         schedulers: Sequence[Stateful] = (),
     ) -> None:
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-            raise ValueError(f"keep is {keep!r}: it must be a number of checkpoints from 1 on.")
+            raise ValueError(f"keep is {keep!r}: it must be a number of checkpoints from 1 on. [BG707]")
         self.folder = _folder(folder)
         self._asked = _asked_for(self.folder) if os.environ.get(checkpoint_folder.ON_REQUEST) == "1" else None
         self._rhythm = rhythm_of(every, time.monotonic, self._asked)
@@ -110,7 +110,9 @@ class Checkpointer:
         try:
             register_state(NAME, self._course)
         except ValueError:
-            raise BaguaError("There is a Checkpointer already: a job has one, which holds all of its state.") from None
+            raise BaguaError(
+                "There is a Checkpointer already: a job has one, which holds all of its state. [BG707]"
+            ) from None
         if not self._session.newcomer:
             self._together(self._begin)
         self._session.close_first(self._close)
@@ -153,7 +155,7 @@ class Checkpointer:
                 checkpoint_folder.forget_request(self.folder)  # it was for the run before
             except BlockingIOError:
                 mistake = ConfigError(
-                    f"Another job writes checkpoints into {self.folder}: end it, or choose another folder."
+                    f"Another job writes checkpoints into {self.folder}: end it, or choose another folder. [BG707]"
                 )
             except OSError as error:
                 mistake = _unusable(self.folder, error)
@@ -164,7 +166,7 @@ class Checkpointer:
             if not sign.exists():
                 raise ConfigError(
                     f"{self.folder} is another folder on this host than on that of rank 0: checkpoints need one that "
-                    "all hosts share."
+                    "all hosts share. [BG707]"
                 )
             probe = self.folder / f"{on_disk.WRITING}{told['run']}-{world.rank()}"
             probe.touch()
@@ -212,7 +214,7 @@ class Checkpointer:
         if self._earlier:
             raise BaguaError(
                 f"{self.folder} has checkpoints of an earlier run. Call resume() before the first step to go on from "
-                "them, or choose another folder."
+                "them, or choose another folder. [BG707]"
             )
         self._background.wait_until_written()
         world, membership = self._world, self._session.membership
@@ -281,7 +283,7 @@ class Checkpointer:
             told = " ".join(f"{path.name}: {words}." for path, words in damaged)
             raise BaguaError(
                 f"No checkpoint in {self.folder} can be loaded. {told} Choose another folder to train from the "
-                "beginning."
+                "beginning. [BG708]"
             )
         return None
 
@@ -296,9 +298,9 @@ class Checkpointer:
             mine = key(document_of(rank))
             own = checkpoint.document(mine) if mine in checkpoint else None
             if words := way.misfits(job):
-                mistake = BaguaError(f"{at} is a checkpoint of another program. {words}")
+                mistake = BaguaError(f"{at} is a checkpoint of another program. {words} [BG709]")
         except Exception as error:  # files are as they were written: so this is another version's, or ours
-            mistake = BaguaError(f"{at} can't be loaded: {error!r}")
+            mistake = BaguaError(f"{at} can't be loaded: {error!r} [BG708]")
         raise_together(mistake, world)
         room = way.make_room(job, own)
         try:
@@ -307,10 +309,10 @@ class Checkpointer:
                 key(places[-1]) for places, (name, _) in found.items() if name is None and places[-1][0] in REQUIRED
             ]
             if absent:
-                raise BaguaError(f"it has no {', '.join(absent[:5])} of the right size")
+                raise BaguaError(f"it has no {', '.join(absent[:5])} of the right size [BG709]")
             checkpoint.fill({name: one for name, one in found.values() if name is not None})
         except Exception as error:
-            mistake = BaguaError(f"{at} can't be loaded: {error!r}")
+            mistake = BaguaError(f"{at} can't be loaded: {error!r} [BG708]")
         raise_together(mistake, world)
         way.filled()
         LOG.info("Training goes on from %s, written by %d ranks.", at, manifest.ranks)
@@ -322,7 +324,7 @@ def _folder(given: str | os.PathLike[str] | None) -> Path:
     if not text:
         raise ConfigError(
             f"Checkpointer needs a folder: pass one, or start with --checkpoint-dir, which sets "
-            f"{checkpoint_folder.VARIABLE}."
+            f"{checkpoint_folder.VARIABLE}. [BG707]"
         )
     return Path(text).expanduser().absolute()
 
@@ -332,7 +334,7 @@ def _asked_for(folder: Path) -> Callable[[], bool]:
 
 
 def _unusable(folder: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"Checkpoints can't be written into {folder}: {sentence(error)} Choose another folder.")
+    return ConfigError(f"Checkpoints can't be written into {folder}: {sentence(error)} Choose another folder. [BG710]")
 
 
 def _verified(at: Path, world: Communicator) -> tuple[on_disk.Manifest | None, str]:

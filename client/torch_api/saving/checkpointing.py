@@ -101,7 +101,7 @@ def load_checkpoint(
     except FileNotFoundError:
         return 0
     if not text.isdigit():
-        raise BaguaError(f"{folder / LATEST} holds {text[:40]!r}: it must be the number of an iteration.")
+        raise BaguaError(f"{folder / LATEST} holds {text[:40]!r}: it must be the number of an iteration. [BG708]")
     model, at = _plain(model), _folder(folder, int(text))
     experts = ExpertStates.of(model)
     document = _read(at / MODEL)
@@ -111,7 +111,7 @@ def load_checkpoint(
     try:
         model.load_state_dict(states, strict=strict)
     except RuntimeError as error:
-        raise BaguaError(f"{at} is a checkpoint of another model. {error}") from None
+        raise BaguaError(f"{at} is a checkpoint of another model. {error} [BG709]") from None
     if optimizer is not None:
         optimizer.load_state_dict(_optimizer_states(document, at, experts, model, optimizer))
     if lr_scheduler is not None:
@@ -129,13 +129,13 @@ def _optimizer_states(
     while (path := at / OPTIMIZER.format(len(files))).exists():
         files.append(_read(path))
     if not files:
-        raise BaguaError(f"{at} has no state of an optimizer: load it with optimizer=None.")
+        raise BaguaError(f"{at} has no state of an optimizer: load it with optimizer=None. [BG709]")
     return experts.join_optimizer(files, model, optimizer, at)
 
 
 def _part(document: dict[str, Any], name: str, at: Path) -> Any:
     if name not in document:
-        raise BaguaError(f"{at} has no state of {name}: load it with {name}=None.")
+        raise BaguaError(f"{at} has no state of {name}: load it with {name}=None. [BG709]")
     return document[name]
 
 
@@ -163,7 +163,7 @@ def _together(experts: ExpertStates) -> Callable[[Callable[[], None], Path], Non
         try:
             part()
         except (OSError, RuntimeError) as error:
-            mistake = BaguaError(f"No checkpoint was written into {folder}: {error}")
+            mistake = BaguaError(f"No checkpoint was written into {folder}: {error} [BG710]")
         if experts.comm is not None:
             raise_together(mistake, experts.comm)
         elif mistake is not None:
@@ -206,10 +206,10 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise BaguaError(f"{path} is missing: the checkpoint is not whole. {_advice(path)}") from None
+        raise BaguaError(f"{path} is missing: the checkpoint is not whole. {_advice(path)} [BG708]") from None
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
         words = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BaguaError(f"{path} can't be read, it may have been cut off: {words}. {_advice(path)}") from None
+        raise BaguaError(f"{path} can't be read, it may have been cut off: {words}. {_advice(path)} [BG708]") from None
     return found
 
 

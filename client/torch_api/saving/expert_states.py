@@ -32,7 +32,9 @@ class ExpertStates:
         found = {name: one for name, one in model.named_modules() if isinstance(one, MOELayer)}
         comms = [members(one.group) for one in found.values()]
         if any(comm is not None and comm.nranks() != environment.get_world_size() for comm in comms):
-            raise ConfigError("Checkpoints have room for MoE layers of all ranks, and not for a part of the ranks.")
+            raise ConfigError(
+                "Checkpoints have room for MoE layers of all ranks, and not for a part of the ranks. [BG710]"
+            )
         inside = {f"{name}.".lstrip(".") + "experts.bagua_experts.": one for name, one in found.items()}
         return cls({name: one.num_local_experts for name, one in inside.items()}, next(iter(comms), None))
 
@@ -108,7 +110,7 @@ class ExpertStates:
             if gate is not None and len(gate) != ranks * local:
                 raise BaguaError(
                     f"{at} has {len(gate)} experts in {beginning}, and this model has {local} on each of {ranks} "
-                    f"ranks. Choose ranks and num_local_experts so that they make {len(gate)}."
+                    f"ranks. Choose ranks and num_local_experts so that they make {len(gate)}. [BG709]"
                 )
 
     def _names(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
@@ -135,7 +137,8 @@ class ExpertStates:
             if len(files) != self.ranks:
                 raise BaguaError(
                     f"{at} was written by the original on {len(files)} ranks, without names of parameters: the state "
-                    f"of its optimizers can be loaded by {len(files)} ranks alone. Load it with optimizer=None."
+                    f"of its optimizers can be loaded by {len(files)} ranks alone. Load it with optimizer=None. "
+                    "[BG709]"
                 )
             return dict(files[self.rank]["optimizer"])
         known: States = {}
@@ -144,7 +147,7 @@ class ExpertStates:
         names, mine = self._names(model, optimizer), optimizer.state_dict()["param_groups"]
         groups = files[0]["optimizer"]["param_groups"]
         if len(groups) != len(mine):
-            raise BaguaError(f"{at} has an optimizer of {len(groups)} groups, and this one has {len(mine)}.")
+            raise BaguaError(f"{at} has an optimizer of {len(groups)} groups, and this one has {len(mine)}. [BG709]")
         return {
             "state": {index: known[name] for index, name in enumerate(names) if name in known},
             "param_groups": [{**group, "params": own["params"]} for group, own in zip(groups, mine, strict=True)],

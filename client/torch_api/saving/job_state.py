@@ -64,7 +64,7 @@ def collect(session: Session, rank: int) -> JobState:
         try:
             kept = keeper.keep()
         except Exception as error:  # of the program's, too
-            raise BaguaError(f"No checkpoint is written: the state of {name} can't be told. {error}") from error
+            raise BaguaError(f"No checkpoint is written: the state of {name} can't be told. {error} [BG710]") from error
         job[name], own[name] = kept.document, kept.own
         found.alike |= _below(name, kept.alike)
         if rank == 0:

@@ -114,10 +114,10 @@ def rhythm_of(every: int | timedelta, clock: Clock, asked: Asked | None = None) 
     so."""
     if isinstance(every, timedelta):
         if every <= timedelta(0):
-            raise ValueError(f"every is {every}: it must be a time above zero.")
+            raise ValueError(f"every is {every}: it must be a time above zero. [BG707]")
         return EverySeconds(every.total_seconds(), clock, asked)
     if isinstance(every, bool) or not isinstance(every, int):
-        raise TypeError(f"every is {every!r}: pass a number of steps, or a datetime.timedelta.")
+        raise TypeError(f"every is {every!r}: pass a number of steps, or a datetime.timedelta. [BG707]")
     if every < 1:
-        raise ValueError(f"every is {every}: it must be a number of steps from 1 on, or a datetime.timedelta.")
+        raise ValueError(f"every is {every}: it must be a number of steps from 1 on, or a datetime.timedelta. [BG707]")
     return EverySteps(every) if asked is None else EveryStepsOrAsked(every, clock, asked)

@@ -37,7 +37,7 @@ def raise_together(mistake: Exception | None, group: Communicator) -> None:
         raise mistake
     told = [f"rank {group.ranks[index]}: {text.decode()}" for index, text in enumerate(texts) if text]
     if told:
-        raise BaguaError(f"Another rank failed. {'; '.join(told)}")
+        raise BaguaError(f"Another rank failed. {'; '.join(told)} [BG511]")
 
 
 def _gather_bytes(data: bytes, group: Communicator) -> list[bytes]:
@@ -54,7 +54,7 @@ def broadcast_json(document: Any, group: Communicator, root: int = 0) -> Any:
     group.broadcast(length, root)
     size = int(length.item())
     if not 0 < size <= MAX_TEXT_BYTES:
-        raise BaguaError(f"Rank {root} announced a description of {size} bytes, which can't be.")
+        raise BaguaError(f"Rank {root} announced a description of {size} bytes, which can't be. [BG504]")
     received = bytearray(text) or bytearray(size)
     group.broadcast(torch.frombuffer(received, dtype=torch.uint8), root)
     return json.loads(received)

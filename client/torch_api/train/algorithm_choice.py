@@ -28,7 +28,7 @@ def choose(given: Algorithm | None, speaks: bool) -> Algorithm:
         return named(text) if text else GradientAllReduceAlgorithm()
     if not isinstance(given, Algorithm):
         what = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
-        raise TypeError(f"algorithm is {what}: pass an object such as GradientAllReduceAlgorithm().")
+        raise TypeError(f"algorithm is {what}: pass an object such as GradientAllReduceAlgorithm(). [BG302]")
     if text and speaks:
         LOG.warning("%s=%s is not used: the program chooses %s.", VARIABLE, text, type(given).__name__)
     return given
@@ -38,7 +38,9 @@ def reify(chosen: Algorithm, process_group: ProcessGroup) -> AlgorithmImpl:
     """The algorithm at work among these ranks. Raises TypeError where ``chosen`` returns another object."""
     reified = chosen.reify(process_group)
     if not isinstance(reified, AlgorithmImpl):
-        raise TypeError(f"{type(chosen).__name__}.reify returned a {type(reified).__name__}: return an AlgorithmImpl.")
+        raise TypeError(
+            f"{type(chosen).__name__}.reify returned a {type(reified).__name__}: return an AlgorithmImpl. [BG306]"
+        )
     return reified
 
 

@@ -31,7 +31,7 @@ class BackwardSteps:
             if isinstance(optimizer, torch.optim.LBFGS):
                 raise ConfigError(
                     "step_in_backward=True can't be used with LBFGS: one step of it needs all gradients, several "
-                    f"times. {ADVICE}"
+                    f"times. {ADVICE} [BG605]"
                 )
         self._parts = [_Part(optimizer) for optimizer in optimizers]
 
@@ -48,7 +48,7 @@ class BackwardSteps:
             raise BaguaError(
                 "A second backward pass was exchanged before optimizer.step(), which step_in_backward=True can't undo: "
                 "use no_sync() for all passes of a step but the last, and call optimizer.step() after each backward. A "
-                f"GradScaler that skips steps does not fit either. {ADVICE}"
+                f"GradScaler that skips steps does not fit either. {ADVICE} [BG605]"
             )
 
     def take(self, bucket: GradientBucket) -> None:
@@ -185,7 +185,7 @@ class _Part:
     def _refuse(self, why: str) -> None:
         self.forget()
         late = " Parameters have moved already." if self._moved else " Nothing was stepped early yet."
-        raise BaguaError(f"step_in_backward=True can't be used with this {self._name}: {why}.{late} {ADVICE}")
+        raise BaguaError(f"step_in_backward=True can't be used with this {self._name}: {why}.{late} {ADVICE} [BG605]")
 
 
 class _Trial:
@@ -284,7 +284,7 @@ class SteppingReducer(GradientReducer):
             raise BaguaError(
                 "On some rank a parameter got a second gradient in one backward pass after its bucket had been "
                 "exchanged (as reentrant checkpointing of shared parameters does it), and step_in_backward=True may "
-                f"have moved it. Use checkpoint(..., use_reentrant=False). {ADVICE}"
+                f"have moved it. Use checkpoint(..., use_reentrant=False). {ADVICE} [BG605]"
             )
         if not self._shown:
             self._steps.begin()

@@ -76,12 +76,14 @@ class PlanBucket:
         Raises ValueError if there is one of that name.
         """
         if on_change not in ON_CHANGE:
-            raise ValueError(f"on_change of slot {name!r} is {on_change!r}: choose one of {', '.join(ON_CHANGE)}.")
+            raise ValueError(
+                f"on_change of slot {name!r} is {on_change!r}: choose one of {', '.join(ON_CHANGE)}. [BG307]"
+            )
         if name in self._added or name in self.reserved:
-            raise ValueError(f"Bucket {self.name} has a slot {name!r} already: choose another name.")
+            raise ValueError(f"Bucket {self.name} has a slot {name!r} already: choose another name. [BG307]")
         count = self.elements if elements is None else elements
         if count < 1:
-            raise ValueError(f"Slot {name!r} of bucket {self.name} can't have {count} elements.")
+            raise ValueError(f"Slot {name!r} of bucket {self.name} can't have {count} elements. [BG307]")
         if communicated:
             self._added[name] = region_of(*self._allocate(count + self.room, self.dtype), count)
         else:
@@ -128,7 +130,7 @@ class PlanBucket:
         if flat.numel() != self.elements:
             raise ValueError(
                 f"Slot {name!r} of bucket {self.name} has {flat.numel()} elements, the parameters {self.elements}: it "
-                "has no part for each of them."
+                "has no part for each of them. [BG307]"
             )
         return views_like(flat, self.tensors)
 
@@ -141,7 +143,7 @@ class PlanBucket:
         """Memory of a slot when the bucket is in state ``side``. Raises ValueError if there is none of that name."""
         if name not in self._added:
             known = ", ".join([*self.reserved, *self._added])
-            raise ValueError(f"Bucket {self.name} has no slot {name!r}. It has: {known}.")
+            raise ValueError(f"Bucket {self.name} has no slot {name!r}. It has: {known}. [BG307]")
         return self._added[name]
 
     # The plan
@@ -159,10 +161,10 @@ class PlanBucket:
             return
         for name, region in regions.items():
             if region.place == NOWHERE:
-                raise ValueError(f"{step} can't use slot {name!r}, which was added with communicated=False.")
+                raise ValueError(f"{step} can't use slot {name!r}, which was added with communicated=False. [BG307]")
         lengths = {name: region.flat.numel() for name, region in regions.items()}
         if isinstance(step, (AllReduce, Neighbours)) and len(set(lengths.values())) > 1:
-            raise ValueError(f"{step} needs slots of one length; in bucket {self.name} they have {lengths}.")
+            raise ValueError(f"{step} needs slots of one length; in bucket {self.name} they have {lengths}. [BG307]")
 
     def start(self) -> None:
         """Runs the plan's steps up to and including the first that communicates, and returns without waiting for it.

@@ -70,7 +70,7 @@ class ModelBuckets:
             if self._algorithm.exchanged not in (GRADIENT, WEIGHT):
                 raise BaguaError(
                     f"{type(self._algorithm).__name__}.exchanged is {self._algorithm.exchanged!r}: it must be "
-                    f"{GRADIENT!r} or {WEIGHT!r}."
+                    f"{GRADIENT!r} or {WEIGHT!r}. [BG306]"
                 )
             self._guest.begin()
             self._tensors = list(self._algorithm.init_tensors(self._ddp))
@@ -101,7 +101,7 @@ class ModelBuckets:
         came = [place[name] for name in arrivals]
         numbers = self._of_rank_0([*came, *sorted(set(place.values()) - set(came))])
         if sorted(numbers) != sorted(place.values()):
-            raise BaguaError("Rank 0 told an order of gradients that does not fit this rank's parameters.")
+            raise BaguaError("Rank 0 told an order of gradients that does not fit this rank's parameters. [BG603]")
         self._tensors = [self._tensors[number] for number in numbers]
         self._arrival = [self._name(tensor) for tensor in self._tensors]
         if numbers == sorted(numbers) and not self._anew:
@@ -207,7 +207,7 @@ class ModelBuckets:
         if name is None:
             raise BaguaError(
                 f"{type(self._algorithm).__name__} exchanges a tensor {list(tensor.shape)} that is no trainable "
-                "parameter of the model: take tensors from ddp.bagua_build_params()."
+                "parameter of the model: take tensors from ddp.bagua_build_params(). [BG306]"
             )
         return name
 
@@ -292,7 +292,9 @@ def _of_one_dtype(layout: BucketLayout | PlanBucket) -> list[BucketLayout | Plan
     if isinstance(layout, PlanBucket):
         return [layout]
     if not isinstance(layout, BucketLayout) or not layout.tensors:
-        raise BaguaError(f"tensors_to_buckets returned {layout!r}: each item must be a BucketLayout with tensors.")
+        raise BaguaError(
+            f"tensors_to_buckets returned {layout!r}: each item must be a BucketLayout with tensors. [BG306]"
+        )
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in layout.tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor)

@@ -60,9 +60,9 @@ def ddp_hook(algorithm: Algorithm | str = "gradient_allreduce", **arguments: Any
     if isinstance(algorithm, str):
         algorithm = Algorithm.init(algorithm, **arguments)
     elif arguments:
-        raise TypeError(f"Arguments {sorted(arguments)} go with the name of an algorithm, not with an object.")
+        raise TypeError(f"Arguments {sorted(arguments)} go with the name of an algorithm, not with an object. [BG606]")
     elif not isinstance(algorithm, Algorithm):
-        raise TypeError(f"algorithm is a {type(algorithm).__name__}: pass a name or an Algorithm.")
+        raise TypeError(f"algorithm is a {type(algorithm).__name__}: pass a name or an Algorithm. [BG606]")
     if is_initialized():
         work_of(algorithm, members_group(None))  # raises now rather than in the first step
     held = _Hook(algorithm)
@@ -107,7 +107,9 @@ class HookBucket(PlanBucket):
     def region(self, name: str, side: int) -> Region:
         """See ``PlanBucket.region``."""
         if name == FRESH:
-            raise ValueError(f"{FRESH!r} of bucket {self.name} does not lie in one piece: use views({FRESH!r}).")
+            raise ValueError(
+                f"{FRESH!r} of bucket {self.name} does not lie in one piece: use views({FRESH!r}). [BG307]"
+            )
         if name not in (GRADIENT, RESULT):
             return super().region(name, side)
         key = GRADIENT if self._in_place else name
@@ -174,7 +176,8 @@ class _DdpModel:
         if session.elastic:
             raise ConfigError(
                 "A hook of bagua in DistributedDataParallel can't go on when an elastic job loses a rank. Wrap the "
-                "model with model.with_bagua([optimizer], algorithm) instead, or start the job without --elastic."
+                "model with model.with_bagua([optimizer], algorithm) instead, or start the job without --elastic. "
+                "[BG606]"
             )
         self.session = session
         self.bagua_train_step_counter = 0
@@ -203,7 +206,7 @@ class _DdpModel:
         if flat.layout is not torch.strided:
             raise NotImplementedError(
                 f"Bucket {number} of DistributedDataParallel has a sparse gradient ({flat.layout}), which algorithms "
-                "of bagua can't exchange: make it with sparse=False, or leave the hook out."
+                "of bagua can't exchange: make it with sparse=False, or leave the hook out. [BG601]"
             )
         if number == 0:
             self._begin_pass()
@@ -218,7 +221,8 @@ class _DdpModel:
         if any(abandoned) and self._everyone.nranks() > 1:
             raise BaguaError(
                 "The last backward pass ended by an exception after part of its gradients had been exchanged. The "
-                "ranks are no longer in step: end this process, or catch such exceptions before backward begins."
+                "ranks are no longer in step: end this process, or catch such exceptions before backward begins. "
+                "[BG604]"
             )
         if self._algorithm.need_reset():
             self._release(0)
@@ -260,7 +264,7 @@ class _DdpModel:
             raise BaguaError(
                 f"{type(self._chosen).__name__} keeps state for each parameter, and {len(new)} parameters of this "
                 "DistributedDataParallel model were not there in the first step. Make a new DistributedDataParallel "
-                "when the model has changed, and give it a new hook: bagua.ddp_hook(...)."
+                "when the model has changed, and give it a new hook: bagua.ddp_hook(...). [BG606]"
             )
         for one in new:
             self._names[one] = str(len(self._names))
@@ -279,12 +283,12 @@ class _DdpModel:
             if other[0] != told[0][0]:
                 raise BaguaError(
                     f"Ranks gave DistributedDataParallel different algorithms: rank {self._everyone.ranks[0]} "
-                    f"{told[0][0]}, rank {self._everyone.ranks[place]} {other[0]}. They must be the same."
+                    f"{told[0][0]}, rank {self._everyone.ranks[place]} {other[0]}. They must be the same. [BG603]"
                 )
             if other[1] != told[0][1]:
                 raise BaguaError(
                     f"Ranks {self._everyone.ranks[0]} and {self._everyone.ranks[place]} have buckets with different "
-                    "parameters: the model must be the same on all ranks."
+                    "parameters: the model must be the same on all ranks. [BG603]"
                 )
 
     # Called by the algorithm
@@ -305,7 +309,7 @@ class _DdpModel:
 
     def exchange(self) -> None:
         """Nothing is exchanged outside of backward."""
-        raise CommunicationError("In DistributedDataParallel gradients are exchanged in backward alone.")
+        raise CommunicationError("In DistributedDataParallel gradients are exchanged in backward alone. [BG606]")
 
     def own_communicator(self) -> Communicator:
         """Another communicator of all ranks of the model."""
@@ -334,5 +338,5 @@ def work_of(algorithm: Algorithm, group: BaguaProcessGroup) -> AlgorithmImpl:
     raise ConfigError(
         f"{type(algorithm).__name__} can't be used in DistributedDataParallel, which exchanges gradients in backward "
         f"and nothing else: {what}. Wrap the model with model.with_bagua([optimizer], algorithm) instead of "
-        "DistributedDataParallel, or choose gradient_allreduce, bytegrad, power_sgd or top_k."
+        "DistributedDataParallel, or choose gradient_allreduce, bytegrad, power_sgd or top_k. [BG606]"
     )

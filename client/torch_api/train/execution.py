@@ -85,7 +85,7 @@ class Execution:
     def start(self) -> None:
         """Begins the first phase. Raises BaguaError if the last run has not been joined."""
         if self.started:
-            raise BaguaError(f"Bucket {self._name} was started twice: join it in between.")
+            raise BaguaError(f"Bucket {self._name} was started twice: join it in between. [BG604]")
         self._number = 0
         # Asked here, in no function: it is the way of each gradient.
         watched = WATCH.sink is not None or PROFILER._is_profiler_enabled
@@ -319,7 +319,9 @@ class NotReady:
 
     def start(self) -> None:
         """Raises BaguaError."""
-        raise BaguaError(f"Bucket {self._name} can't run: it has no plan yet, or its model has been wrapped anew.")
+        raise BaguaError(
+            f"Bucket {self._name} can't run: it has no plan yet, or its model has been wrapped anew. [BG604]"
+        )
 
     def done(self) -> bool:
         """Nothing has begun."""

@@ -99,7 +99,7 @@ def sparse_gradient(name: str, gradient: torch.Tensor) -> NotImplementedError:
     """The error for a gradient that is no dense tensor."""
     return NotImplementedError(
         f"Parameter {name} got a sparse gradient ({gradient.layout}), which can't be reduced: make it with "
-        "sparse=False, or put the name into the module's _bagua_params_and_buffers_to_ignore."
+        "sparse=False, or put the name into the module's _bagua_params_and_buffers_to_ignore. [BG601]"
     )
 
 
@@ -147,7 +147,9 @@ class GradientBucket(PlanBucket):
         if name == GRADIENT:
             return self.buffers[side]
         if name == FRESH:
-            raise ValueError(f"{FRESH!r} of bucket {self.name} does not lie in one piece: use views({FRESH!r}).")
+            raise ValueError(
+                f"{FRESH!r} of bucket {self.name} does not lie in one piece: use views({FRESH!r}). [BG307]"
+            )
         return self.buffers[1 - side] if name == RESULT else super().region(name, side)
 
     def views(self, name: str) -> Sequence[torch.Tensor]:
@@ -411,7 +413,7 @@ class GradientReducer:
                 "On some rank a parameter got a second gradient in one backward pass after its bucket had been "
                 "exchanged (as reentrant checkpointing of shared parameters does it). It can't be done again: this "
                 "algorithm changes its state as it exchanges, or the model is on a GPU, where no rank waits to ask the "
-                "others. Use checkpoint(..., use_reentrant=False)."
+                "others. Use checkpoint(..., use_reentrant=False). [BG604]"
             )
 
     def abandon(self) -> bool:

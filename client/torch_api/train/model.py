@@ -195,7 +195,8 @@ class DistributedModel(ShadowedModel):
         if self._steps is not None and not (buckets and all(bucket.shows for bucket in buckets)):
             raise ConfigError(
                 f"step_in_backward=True can't be used with {type(self.bagua_algorithm).__name__}, which does not fill "
-                "the optimizers' gradients in backward. Choose an algorithm that exchanges gradients, or leave it out."
+                "the optimizers' gradients in backward. Choose an algorithm that exchanges gradients, or leave it out. "
+                "[BG605]"
             )
         if buckets:
             make: Callable[..., GradientReducer] = GradientReducer

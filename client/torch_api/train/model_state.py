@@ -79,7 +79,8 @@ class ModelState:
     def give(self, tensors: list[torch.Tensor]) -> dict[str, Any]:
         if not self._runner.grows:
             raise TypeError(
-                "It was wrapped with a process group of its own: newcomers are let into models that all ranks train."
+                "It was wrapped with a process group of its own: newcomers are let into models that all ranks train. "
+                "[BG616]"
             )
         held: list[torch.Tensor] = []
         optimizers = [encode_optimizer(optimizer, held) for optimizer in self._model.bagua_optimizers]
@@ -124,7 +125,9 @@ class ModelState:
         """See ``Keeper``. Tensors are named as torch's ``get_model_state_dict`` and ``get_optimizer_state_dict`` do."""
         session = self._runner.session
         if set(self._runner.everyone.ranks) != set(communicators(session).world.ranks):
-            raise TypeError("It was wrapped with a process group of its own: checkpoints hold models of all ranks.")
+            raise TypeError(
+                "It was wrapped with a process group of its own: checkpoints hold models of all ranks. [BG710]"
+            )
         model, algorithm = self._model, self._model.bagua_algorithm
         held: list[torch.Tensor] = []
         optimizers = [encode_optimizer(optimizer, held) for optimizer in model.bagua_optimizers]

@@ -19,7 +19,7 @@ def check_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> None:
     for optimizer in optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(
-                f"optimizers holds a {type(optimizer).__name__}: pass a list of torch.optim.Optimizer objects."
+                f"optimizers holds a {type(optimizer).__name__}: pass a list of torch.optim.Optimizer objects. [BG615]"
             )
 
 
@@ -114,7 +114,7 @@ def broadcast_optimizers(
         try:
             document = {"optimizers": [encode_optimizer(optimizer, tensors) for optimizer in optimizers]}
         except TypeError as error:
-            document = {"error": f"The state of an optimizer holds what can't be broadcast: {error}."}
+            document = {"error": f"The state of an optimizer holds what can't be broadcast: {error}. [BG615]"}
     document = broadcast_json(document, group, root)
     if "error" in document:
         raise BaguaError(document["error"])

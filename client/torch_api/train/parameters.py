@@ -39,11 +39,13 @@ def trainable_parameters(module: torch.nn.Module, ignored: frozenset[str]) -> li
 
 def _check(name: str, parameter: torch.nn.Parameter) -> None:
     if torch.nn.parameter.is_lazy(parameter):
-        raise TypeError(f"Parameter {name} has no shape yet: run one forward pass before with_bagua.")
+        raise TypeError(f"Parameter {name} has no shape yet: run one forward pass before with_bagua. [BG601]")
     if parameter.device.type not in ("cpu", "cuda"):
-        raise TypeError(f"Parameter {name} is on {parameter.device}: move the model to the CPU or to a CUDA device.")
+        raise TypeError(
+            f"Parameter {name} is on {parameter.device}: move the model to the CPU or to a CUDA device. [BG601]"
+        )
     if parameter.dtype not in DTYPES:
-        raise TypeError(f"Parameter {name} has dtype {parameter.dtype}, whose gradients can't be reduced.")
+        raise TypeError(f"Parameter {name} has dtype {parameter.dtype}, whose gradients can't be reduced. [BG601]")
 
 
 def _refuse_several_devices(parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
@@ -54,7 +56,7 @@ def _refuse_several_devices(parameters: Sequence[tuple[str, torch.nn.Parameter]]
             raise TypeError(
                 f"Parameter {parameters[0][0]} is on {first} and {name} on {other}: with_bagua() trains a model on one "
                 "device. Move it there, or put the names of some into _bagua_params_and_buffers_to_ignore and wrap the "
-                "parts as models of their own."
+                "parts as models of their own. [BG601]"
             )
 
 
@@ -64,7 +66,7 @@ def _refuse_sparse_gradients(module: torch.nn.Module, names: dict[torch.Tensor, 
             raise NotImplementedError(
                 f"Parameter {names[child.weight]} gets sparse gradients (sparse=True), which can't be reduced: "
                 "make the embedding with sparse=False, or put its name into the module's "
-                "_bagua_params_and_buffers_to_ignore."
+                "_bagua_params_and_buffers_to_ignore. [BG601]"
             )
 
 
@@ -77,7 +79,7 @@ def refuse_newcomers(module: torch.nn.Module, ignored: frozenset[str], known: Co
             raise BaguaError(
                 f"Parameter {name} is trained now, but was not when the model was wrapped (it was frozen, or not there "
                 "yet): nothing exchanges it, and replicas drift apart. Call with_bagua() again after such a change, or "
-                "put the name into the module's _bagua_params_and_buffers_to_ignore before with_bagua()."
+                "put the name into the module's _bagua_params_and_buffers_to_ignore before with_bagua(). [BG602]"
             )
 
 
@@ -173,4 +175,4 @@ def check_descriptions(texts: Sequence[bytes]) -> None:
         return
     difference = first_difference([json.loads(text) for text in texts])
     if difference:
-        raise BaguaError(difference)
+        raise BaguaError(f"{difference} [BG603]")

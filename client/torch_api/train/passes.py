@@ -107,7 +107,8 @@ class BackwardPasses:
         if under_way and self._group.nranks() > 1:
             raise BaguaError(
                 "The last backward pass ended by an exception after part of its gradients had been exchanged. The "
-                "ranks are no longer in step: end this process, or catch such exceptions before backward begins."
+                "ranks are no longer in step: end this process, or catch such exceptions before backward begins. "
+                "[BG604]"
             )
         if self.exchanged == WEIGHT and self.require_backward_grad_sync:
             with torch.no_grad():  # the exchange of weights does not depend on that pass's gradients

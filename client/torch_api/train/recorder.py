@@ -71,9 +71,11 @@ def recorder_of(model: Wrapped, session: Session, hosts: int) -> StepRecorder | 
         LOG.warning("%s: the step profile is that of the first wrapped model; others count as its computation.", FILE)
         return None
     if session.elastic:
-        raise ConfigError(f"{FILE}: a step profile can't be recorded in an elastic job; leave --elastic out.")
+        raise ConfigError(f"{FILE}: a step profile can't be recorded in an elastic job; leave --elastic out. [BG614]")
     if any(parameter.is_cuda for _, parameter in model.bagua_build_params()):
-        raise ConfigError(f"{FILE}: a step profile can't be recorded of a model on a GPU yet, where nobody waits.")
+        raise ConfigError(
+            f"{FILE}: a step profile can't be recorded of a model on a GPU yet, where nobody waits. [BG614]"
+        )
     kept.taken = True
     recorder = StepRecorder(model, session, hosts, read_int(STEPS, DEFAULT_STEPS), Path(os.environ[FILE]))
     session.close_first(recorder.close)
@@ -105,7 +107,7 @@ class StepRecorder:
         self._wanted, self._warm_up = wanted, warm_up
         self._ends = path is not None and bool(read_int(END, 0))
         if self._wanted < 1:
-            raise ConfigError(f"Environment variable {STEPS} is {self._wanted}: it must be at least 1.")
+            raise ConfigError(f"Environment variable {STEPS} is {self._wanted}: it must be at least 1. [BG106]")
         self._seen = 0
         self._forward = self._backward = self._last_end = 0
         self._came: dict[str, int] = {}

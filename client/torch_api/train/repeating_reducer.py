@@ -71,7 +71,7 @@ class RepeatingReducer(GradientReducer):
         raise MembershipChanged(
             "Rank 0 was lost, and with it the sum of this step's earlier backward passes, which it alone brings to the "
             "last one. All ranks that are left are told so: leave out the optimizer's step, and go on with the next "
-            "one. With no_sync() for all passes of a step but the last, or with average=True, no step is lost."
+            "one. With no_sync() for all passes of a step but the last, or with average=True, no step is lost. [BG508]"
         )
 
     def _exchange(self) -> tuple[list[Times], Any]:

@@ -308,7 +308,9 @@ class Runner:
     def adopt(self, bucket: PlanBucket) -> None:
         """Makes the bucket ready to run. Raises BaguaError if it has no plan."""
         if bucket.plan is None:
-            raise BaguaError(f"Bucket {bucket.name} has no plan: the algorithm's init_operations did not give it one.")
+            raise BaguaError(
+                f"Bucket {bucket.name} has no plan: the algorithm's init_operations did not give it one. [BG306]"
+            )
         path = tail_path(bucket.plan) if bucket.room else ()
         phases: list[Phase] = []
         work: list[Work] = [bucket.refresh] if type(bucket).refresh is not PlanBucket.refresh else []

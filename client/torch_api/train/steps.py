@@ -132,7 +132,7 @@ class BroadcastAction(OneOperation):
     def send(self, members: Members) -> Tickets:
         """See ``OneOperation``. Raises ValueError for a root that is not there."""
         if not 0 <= self.step.root < members.nranks():
-            raise ValueError(f"{self.step} among {members.nranks()} ranks: root must be below that.")
+            raise ValueError(f"{self.step} among {members.nranks()} ranks: root must be below that. [BG307]")
         return super().send(members)
 
 

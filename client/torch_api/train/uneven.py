@@ -109,10 +109,14 @@ class Uneven:
             self._refuse(model)
         ranks = {tuple(model.process_group.ranks) for model in self._models}
         if len(ranks) > 1:
-            raise ConfigError("join: the models are trained by different groups of ranks. Join each group's by itself.")
+            raise ConfigError(
+                "join: the models are trained by different groups of ranks. Join each group's by itself. [BG608]"
+            )
         busy = [model for model in self._models if model.uneven is not None]
         if busy or len(set(map(id, self._models))) < len(self._models):
-            raise ConfigError("join: a model is in such a block already. Name each model once, and don't nest blocks.")
+            raise ConfigError(
+                "join: a model is in such a block already. Name each model once, and don't nest blocks. [BG608]"
+            )
         self.active = list(range(self._group.nranks()))
         for model in self._models:
             model.use_uneven(self)
@@ -170,13 +174,13 @@ class Uneven:
         self.active = active
         if self._throws and not self.complete:
             done = ", ".join(str(group.ranks[position]) for position, one in enumerate(codes) if not one)
-            raise BaguaError(f"join: no batches are left on rank {done}, and throw_on_early_termination=True.")
+            raise BaguaError(f"join: no batches are left on rank {done}, and throw_on_early_termination=True. [BG608]")
         told = {codes[position] for position in active}
         if len(told) > 1:
             raise CommunicationError(
                 "join: ranks do different things: "
                 + "; ".join(f"rank {group.ranks[position]} is at {self._text(codes[position])}" for position in active)
-                + ". All ranks must run the same passes of the same models for each batch."
+                + ". All ranks must run the same passes of the same models for each batch. [BG608]"
             )
         return int(told.pop())
 
@@ -205,7 +209,7 @@ class Uneven:
         if not 0 <= number - self._first < len(self._models):
             raise CommunicationError(
                 "join: the other ranks train another model now than the one that this rank takes part in. Name models "
-                "in the order in which a step uses them."
+                "in the order in which a step uses them. [BG608]"
             )
         model = self._models[number - self._first]
         if event == Event.EXCHANGE:
@@ -229,7 +233,7 @@ def refuse(model: Joinable, throws: bool) -> None:
     if words is None and not throws:
         words = next((words for applies, words in IN_FORWARD if applies(model)), None)
     if words is not None:
-        raise ConfigError(f"join: {name} can't be trained with uneven numbers of batches: {words}")
+        raise ConfigError(f"join: {name} can't be trained with uneven numbers of batches: {words} [BG608]")
 
 
 def _has(model: Joinable, kind: str) -> bool:

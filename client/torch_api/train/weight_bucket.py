@@ -57,7 +57,7 @@ class WeightBucket(PlanBucket):
                 raise BaguaError(
                     f"Parameter {self.names[index]} was {part.dtype} {list(part.shape)} when the model was wrapped, "
                     f"and is {parameter.dtype} {list(parameter.shape)} on {parameter.device} now: call with_bagua "
-                    "again."
+                    "again. [BG602]"
                 )
             moved.append(index)
         self._move_in(moved)
@@ -69,7 +69,8 @@ class WeightBucket(PlanBucket):
             if not self._open:
                 raise BaguaError(
                     "With do_flatten=False there is no flat tensor of the parameters outside of Local steps that name "
-                    f"{WEIGHT!r} in reads or writes: use views({WEIGHT!r}), or wrap the model with do_flatten=True."
+                    f"{WEIGHT!r} in reads or writes: use views({WEIGHT!r}), or wrap the model with do_flatten=True. "
+                    "[BG307]"
                 )
             self.refresh()
         return super().slot(name)
@@ -115,7 +116,7 @@ def _refuse_shared_memory(parameters: Sequence[tuple[str, torch.Tensor]]) -> Non
         if begin < end:
             raise BaguaError(
                 f"Parameters {name} and {other} share memory without being the same object, so that they can't be "
-                "moved: pass do_flatten=False."
+                "moved: pass do_flatten=False. [BG601]"
             )
 
 

@@ -45,12 +45,13 @@ def members_group(process_group: BaguaProcessGroup | None) -> BaguaProcessGroup:
     if not isinstance(process_group, BaguaProcessGroup):
         raise TypeError(
             f"process_group is a {type(process_group).__name__}: pass what bagua.communication.new_group() or "
-            "from_torch_group() returned, or None for all ranks."
+            "from_torch_group() returned, or None for all ranks. [BG615]"
         )
     rank = current().membership.rank
     if rank not in process_group.ranks:
         raise ConfigError(
-            f"Rank {rank} is no member of the process group {process_group.ranks}: only members wrap a model with it."
+            f"Rank {rank} is no member of the process group {process_group.ranks}: only members wrap a model with it. "
+            "[BG615]"
         )
     return process_group
 
@@ -62,7 +63,7 @@ def refuse_ddp(module: torch.nn.Module) -> None:
             where = f"its part {name!r}" if name else "it"
             raise BaguaError(
                 f"with_bagua() can't wrap this model: {where} is in a DistributedDataParallel of torch, which "
-                "exchanges the gradients already. Leave one of the two out."
+                "exchanges the gradients already. Leave one of the two out. [BG615]"
             )
 
 

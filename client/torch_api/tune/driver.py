@@ -63,7 +63,9 @@ class Tuning:
         self._settings = Settings(model, layout, runner)
         if "codec" in options.given and not hasattr(model.bagua_algorithm, "codec"):
             name = type(model.bagua_algorithm).__name__.removesuffix("Impl")
-            raise ConfigError(f"tune['codec'] can't be used with {name}, which has no choice of codecs: leave it out.")
+            raise ConfigError(
+                f"tune['codec'] can't be used with {name}, which has no choice of codecs: leave it out. [BG309]"
+            )
         self._layout = layout
         self._passes = 0  # that were exchanged: the same on all ranks
         self._due = 1  # the next decision comes after so many

@@ -31,7 +31,7 @@ def wanted(autotune: bool | None, tune: Mapping[str, Sequence[object]] | None) -
     given = _checked(tune or {})
     if not (_flag(VARIABLE) if autotune is None else autotune):
         if tune is not None and autotune is not None:
-            raise ConfigError("with_bagua got tune=..., and autotune=False: pass autotune=True with it.")
+            raise ConfigError("with_bagua got tune=..., and autotune=False: pass autotune=True with it. [BG309]")
         return None
     limits = Limits(
         int(_number("BAGUA_AUTOTUNE_MAX_SAMPLES", Limits.samples, 1)),
@@ -51,9 +51,9 @@ def _number(name: str, default: float, least: float) -> float:
     try:
         found = float(text) if text else float(default)
     except ValueError:
-        raise ConfigError(f"Environment variable {name} is {text!r}: it must be a number.") from None
+        raise ConfigError(f"Environment variable {name} is {text!r}: it must be a number. [BG106]") from None
     if not least <= found < float("inf"):
-        raise ConfigError(f"Environment variable {name} is {text}: it must be at least {least:g}.")
+        raise ConfigError(f"Environment variable {name} is {text}: it must be at least {least:g}. [BG106]")
     return found
 
 
@@ -61,9 +61,11 @@ def _checked(tune: Mapping[str, Sequence[object]]) -> dict[str, tuple[str, ...]]
     found = {}
     for name, values in tune.items():
         if name not in (*_NUMBERS, "codec"):
-            raise ConfigError(f"tune has {name!r}, which can't be tuned: choose among {', '.join(_NUMBERS)}, codec.")
+            raise ConfigError(
+                f"tune has {name!r}, which can't be tuned: choose among {', '.join(_NUMBERS)}, codec. [BG309]"
+            )
         if isinstance(values, str) or not values:
-            raise ConfigError(f"tune[{name!r}] is {values!r}: pass a list of values, with at least one.")
+            raise ConfigError(f"tune[{name!r}] is {values!r}: pass a list of values, with at least one. [BG309]")
         found[name] = tuple(_value(name, one) for one in values)
     return found
 
@@ -73,7 +75,7 @@ def _value(name: str, value: object) -> str:
         if value is None or value == NO_CODEC:
             return NO_CODEC
         if not isinstance(value, str):
-            raise ConfigError(f"tune['codec'] has {value!r}: write names of codecs, or None.")
+            raise ConfigError(f"tune['codec'] has {value!r}: write names of codecs, or None. [BG309]")
         try:
             Codec.of(value)
         except ValueError as error:
@@ -81,5 +83,5 @@ def _value(name: str, value: object) -> str:
         return value
     most = 1 << 20 if name == "bucket_kib" else 16 << 10
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise ConfigError(f"tune[{name!r}] has {value!r}: it must be a whole number from 1 to {most}.")
+        raise ConfigError(f"tune[{name!r}] has {value!r}: it must be a whole number from 1 to {most}. [BG309]")
     return str(value)

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/clock.h"
+#include "base/error_codes.h"
 #include "base/status.h"
 
 namespace bagua {
@@ -29,7 +30,7 @@ struct Dismissed : CoreError {
 inline void check(const Status& status) {
   if (status.code() == Code::kDismissed) throw Dismissed(status.message());
   if (status.code() == Code::kRegrouped) throw Regrouped(status.message());
-  if (!status) throw CoreError(status.message());
+  if (!status) throw CoreError(coded(status));
 }
 
 // Text that came from other processes need not be UTF-8.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/error_codes.h"
 #include "channel/client.h"
 #include "channel/transfer.h"
 #include "codec/codec.h"
@@ -14,8 +15,9 @@ namespace {
 
 int told(const Status& status, HostError* error) {
   if (status) return kHostOk;
-  const size_t length = std::min(status.message().size(), sizeof(error->text) - 1);
-  memcpy(error->text, status.message().data(), length);
+  const std::string text = coded(status);
+  const size_t length = std::min(text.size(), sizeof(error->text) - 1);
+  memcpy(error->text, text.data(), length);
   error->text[length] = '\0';
   if (status.code() == Code::kTimeout) return kHostTimeout;
   return status.code() == Code::kAborted ? kHostInterrupted : kHostFailed;

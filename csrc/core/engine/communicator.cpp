@@ -150,7 +150,7 @@ bool Communicator::next_pair(Pair* out, Status* mismatch) {
     if (sent.count != expected.count || sent.dtype != expected.dtype) {
       *mismatch = {Code::kInvalid, operation_name(sent, sequence) + ": " + rank_text(out->send.rank) + " sends " +
                                        call_text(sent) + ", " + rank_text(out->recv.rank) + " expects " +
-                                       call_text(expected) + ". Both must pass the same."};
+                                       call_text(expected) + ". Both must pass the same. [BG501]"};
     }
     return true;
   }

@@ -178,16 +178,16 @@ Status Exchange::compare(int peer, const message::Describe& other, const Descrip
   const std::string us = who(own_rank, comm_->topology().host), them = who(other.rank, peer);
   if (other.members != members_digest_) {
     return {Code::kInvalid, comm_name(comm_->id()) + ": " + them + " declared other members than " + us +
-                                ". All members must declare the same."};
+                                ". All members must declare the same. [BG501]"};
   }
   if (other.chunk_bytes != state_->job().options().chunk_bytes) {
     return {Code::kInvalid, "the engines of " + us + " and " + them + " have chunks of " +
                                 std::to_string(state_->job().options().chunk_bytes) + " and " +
-                                std::to_string(other.chunk_bytes) + " bytes: give all the same chunk_bytes"};
+                                std::to_string(other.chunk_bytes) + " bytes: give all the same chunk_bytes [BG501]"};
   }
   if (other.ring != ring_digest_) {
     return {Code::kInvalid, comm_name(comm_->id()) + ": the engines of " + us + " and " + them +
-                                " go round the hosts in different orders: all must be given the same"};
+                                " go round the hosts in different orders: all must be given the same [BG501]"};
   }
   if (signature_of(other.descriptor) == signature_of(own)) return Status::ok();
   // Both hosts find out at once: the lower rank comes last, so that both say the same.

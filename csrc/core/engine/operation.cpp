@@ -21,7 +21,7 @@ Status refuse(const Operation& operation, const std::string& what) {
   const std::string name = kind_known(d.kind) ? kind_title(operation.kind()) : "operation";
   const std::string label = label_of(d);
   return {Code::kInvalid, name + " of " + comm_name(d.comm) + (label.empty() ? "" : " (" + label + ")") + ": rank " +
-                              std::to_string(operation.rank) + " passed " + what};
+                              std::to_string(operation.rank) + " passed " + what + " [BG501]"};
 }
 
 // How many blocks of `count` elements the kind reads and writes at this rank.
@@ -276,7 +276,7 @@ std::string mismatch_text(const Descriptor& one, const std::string& who_one, con
                           const std::string& who_other, uint64_t sequence) {
   if (one.kind == other.kind) {
     return operation_name(one, sequence) + ": " + who_other + " passed " + call_text(other) + ", " + who_one +
-           " passed " + call_text(one) + ". All ranks must pass the same.";
+           " passed " + call_text(one) + ". All ranks must pass the same. [BG501]";
   }
   const auto called = [](const Descriptor& d) {
     const std::string label = label_of(d);
@@ -285,7 +285,7 @@ std::string mismatch_text(const Descriptor& one, const std::string& who_one, con
   };
   return "operation #" + std::to_string(sequence) + " of " + comm_name(one.comm) + ": " + who_other + " called " +
          called(other) + ", " + who_one + " called " + called(one) +
-         ". All ranks must call the same operations in the same order.";
+         ". All ranks must call the same operations in the same order. [BG501]";
 }
 
 }  // namespace bagua

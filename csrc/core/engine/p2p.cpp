@@ -105,7 +105,7 @@ Status PointToPoint::begin_send(SendOrRecv half, const message::Ready& other) {
   const Status mismatch{Code::kInvalid, operation_name(sent, half.sequence) + ": rank " +
                                             std::to_string(half.operation.rank) + " sends " + call_text(sent) +
                                             ", rank " + std::to_string(other.rank) + " expects " + call_text(expected) +
-                                            ". Both must pass the same."};
+                                            ". Both must pass the same. [BG501]"};
   waiting_.emplace(key_of(half), std::move(half));  // abandon() completes it
   return mismatch;
 }

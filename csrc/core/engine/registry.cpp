@@ -72,7 +72,7 @@ Status Registry::declare(int rank, uint64_t id, const std::vector<int>& members)
               "communicator " + std::to_string(id) + ": rank " + std::to_string(rank) + " declares the members " +
                   ranks_text(members) + ", rank " + std::to_string(*entry.declared.begin()) + " declared " +
                   ranks_text(entry.comm->members()) +
-                  ". All members must declare the same, and a number serves one communicator at a time."};
+                  ". All members must declare the same, and a number serves one communicator at a time. [BG501]"};
     }
     if (same && next == nullptr && entry.declared.count(rank) == 0) next = &entry;
   }
@@ -176,7 +176,7 @@ std::string Registry::clash(uint32_t id, uint64_t instance, int host) const {
     return "communicator " + std::to_string(id) + ": host " + std::to_string(host) +
            " declares other members than rank " + std::to_string(*entry.declared.begin()) + ", which declared " +
            ranks_text(comm.members()) +
-           ". All members must declare the same, and a number serves one communicator at a time.";
+           ". All members must declare the same, and a number serves one communicator at a time. [BG501]";
   }
   return "";
 }

@@ -53,7 +53,7 @@ class Cluster:
             config = KubeConfig.from_file(kubeconfig) if kubeconfig else KubeConfig.from_env()
             found = config.get()
         except (KubeConfigError, OSError) as error:
-            raise ConfigError(f"The Kubernetes API can't be found: {error}. Give --kubeconfig FILE.") from error
+            raise ConfigError(f"The Kubernetes API can't be found: {error}. Give --kubeconfig FILE. [BG831]") from error
         self._server = found.cluster.server if found else ""
         self._client = Client(config=config, field_manager=MANAGER, timeout=httpx2.Timeout(15.0))
         self._taints = frozenset(taints)
@@ -107,10 +107,10 @@ class Cluster:
             return self._find_others()
         except ApiError as error:
             words = f"The Kubernetes API at {self._server} refuses the operator: {error}. Its rights: rbac.yaml."
-            raise ConfigError(words) from error
+            raise ConfigError(f"{words} [BG831]") from error
         except httpx2.HTTPError as error:
             words = f"The Kubernetes API at {self._server} does not answer: {error}. Is it the right kubeconfig?"
-            raise ConfigError(words) from error
+            raise ConfigError(f"{words} [BG831]") from error
 
     def _find_others(self) -> frozenset[str]:
         try:

@@ -25,13 +25,15 @@ def convert(old: Manifest) -> tuple[Manifest, list[str]]:
     """(the BaguaJob, notes for people on what could not be taken over). Raises ConfigError for a manifest that is no
     `Bagua`, or names no program."""
     if old.get("kind") != "Bagua" or not str(old.get("apiVersion", "")).startswith(f"{OLD_GROUP}/"):
-        raise ConfigError(f"Not a manifest of kind Bagua of {OLD_GROUP}: {old.get('apiVersion')}, {old.get('kind')}.")
+        raise ConfigError(
+            f"Not a manifest of kind Bagua of {OLD_GROUP}: {old.get('apiVersion')}, {old.get('kind')}. [BG832]"
+        )
     notes: list[str] = []
     spec = old.get("spec") or {}
     roles = {name.lower(): value for name, value in (spec.get("replicaSpecs") or {}).items()}
     worker = roles.get("worker") or roles.get("master")
     if worker is None:
-        raise ConfigError("spec.replicaSpecs has neither a worker nor a master.")
+        raise ConfigError("spec.replicaSpecs has neither a worker nor a master. [BG832]")
     if "etcd" in roles:
         notes.append("etcd is left out: the coordinator decides about membership.")
     template = worker.get("template") or {}
@@ -71,7 +73,7 @@ def _part(whole: Manifest, *names: str) -> Manifest:
 def _containers(found: list[Manifest]) -> tuple[Manifest, list[Manifest]]:
     """(a copy of the one with the program, the others)."""
     if not found:
-        raise ConfigError("The template of the worker has no container.")
+        raise ConfigError("The template of the worker has no container. [BG832]")
     main = next((one for one in found if one.get("name") == "bagua"), found[0])
     return dict(main), [one for one in found if one.get("name") != main.get("name")]
 
@@ -102,7 +104,7 @@ def _run(command: list[str], notes: list[str]) -> tuple[Manifest, int]:
     """(spec.run, ranks of each pod), out of the launcher's command line."""
     words = _unwrapped([str(part) for part in command])
     if not words:
-        raise ConfigError("The container of the worker has no command: its image's own can't be seen here.")
+        raise ConfigError("The container of the worker has no command: its image's own can't be seen here. [BG832]")
     ranks, rest = 1, words
     found = next((number for number, word in enumerate(words) if word in LAUNCHERS), None)
     if found is None and Path(words[0]).name in ("baguarun", "torchrun"):
@@ -115,7 +117,7 @@ def _run(command: list[str], notes: list[str]) -> tuple[Manifest, int]:
         notes.append(f"{words[0]} is run once in each pod, as a program.")
         return {"program": words[0], "args": words[1:]}, 1
     if not rest or (rest[0] in ("-m", "--module") and len(rest) == 1):
-        raise ConfigError(f"No script or module in the command {shlex.join(words)}.")
+        raise ConfigError(f"No script or module in the command {shlex.join(words)}. [BG832]")
     if rest[0] in ("-m", "--module"):
         return {"module": rest[1], "args": rest[2:]}, ranks
     return {"script": rest[0], "args": rest[1:]}, ranks
@@ -143,7 +145,7 @@ def _launched(words: list[str]) -> tuple[int, list[str]]:
             value = rest.pop(0) if rest else ""
         if name == "nproc_per_node":
             if not value.isdigit():
-                raise ConfigError(f"--nproc_per_node {value} depends on the machine: write a number.")
+                raise ConfigError(f"--nproc_per_node {value} depends on the machine: write a number. [BG832]")
             ranks = int(value)
     return ranks, rest
 
@@ -180,7 +182,7 @@ def run(
     try:
         import yaml
     except ModuleNotFoundError as error:
-        raise ConfigError('yaml is not installed: pip install "bagua[kubernetes]"') from error
+        raise ConfigError('yaml is not installed: pip install "bagua[kubernetes]" [BG209]') from error
     try:
         documents = [one for one in yaml.safe_load_all(file.read_text("utf-8")) if one]
     except (OSError, ValueError, yaml.YAMLError) as error:

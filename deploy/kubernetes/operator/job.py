@@ -91,7 +91,7 @@ class SecretVariable(Model):
 
 
 class Run(Model):
-    """The program of each rank: one of script, module and program."""
+    """The program of each rank: one of script, module and program. [BG830]"""
 
     script: str = ""
     """Path of a Python script in the image."""
@@ -229,13 +229,13 @@ def parse(spec: dict[str, Any]) -> Spec:
         found = Spec.model_validate(spec)
     except ValidationError as error:
         first = error.errors()[0]
-        raise ConfigError(f"spec.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}.") from error
+        raise ConfigError(f"spec.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}. [BG830]") from error
     if sum(bool(one) for one in (found.run.script, found.run.module, found.run.program)) != 1:
-        raise ConfigError("spec.run: give exactly one of script, module and program.")
+        raise ConfigError("spec.run: give exactly one of script, module and program. [BG830]")
     if found.elastic and found.elastic.max_replicas and found.elastic.max_replicas < found.elastic.min_replicas:
-        raise ConfigError("spec.elastic: maxReplicas is less than minReplicas.")
+        raise ConfigError("spec.elastic: maxReplicas is less than minReplicas. [BG830]")
     if found.run_policy.suspend_mode is SuspendMode.PAUSE and found.elastic is None:
         raise ConfigError(
-            "spec.runPolicy.suspendMode: only an elastic job can be paused. Give Release, or spec.elastic."
+            "spec.runPolicy.suspendMode: only an elastic job can be paused. Give Release, or spec.elastic. [BG830]"
         )
     return found

@@ -129,7 +129,7 @@ def test_abort_reaches_all_hosts(make_world: Callable[..., Any]) -> None:
     world.start("hang", skip=1)
     world.lines()
     world.engines[1].abort("rank 1 exited with code 3")
-    assert world.line(0, 2.0)["error"] == "rank 1 exited with code 3"
+    assert world.line(0, 2.0)["error"] == "rank 1 exited with code 3 [BG502]"
 
 
 def test_waiting_names_the_host(make_world: Callable[..., Any], wait_for: Callable[..., None]) -> None:

@@ -137,9 +137,9 @@ def test_abort_frees_waiters(make_world: Callable[..., Any]) -> None:
     world.lines()
     world.engines[0].abort("rank 7 was killed by SIGKILL")
     world.engines[0].abort("a second reason")
-    assert world.line(0, 2.0)["error"] == "rank 7 was killed by SIGKILL"
+    assert world.line(0, 2.0)["error"] == "rank 7 was killed by SIGKILL [BG502]"
     world.go_on(1)
-    assert world.line(1, 2.0)["error"] == "rank 7 was killed by SIGKILL"  # submitting fails fast
+    assert world.line(1, 2.0)["error"].startswith("rank 7 was killed by SIGKILL [BG")  # submitting fails fast
 
 
 def test_closed_engine_frees_waiters(make_world: Callable[..., Any]) -> None:

@@ -1,0 +1,237 @@
+"""Each error that a user can meet ends with a code, each code has its entry and is used, and the pages are up to date.
+
+A text names its code itself, as "… [BG101]". An error without one either passes on the text of another error that has
+one, or is no error of a user: ``INTERNAL`` and ``PASSED_ON`` say which, and why.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import grpc
+import pytest
+from typer.testing import CliRunner
+
+from bagua.base import errors
+from bagua.base.errors import BaguaError, ConfigError
+from bagua.base.rpc import error_of
+from bagua.cli.app import app
+from bagua.error_codes import AREAS, ENTRIES, codes_in
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = re.compile(r"\[(BG\d{3})\]")
+
+OURS = {name for name in vars(errors) if name.endswith("Error") or name == "MembershipChanged"} | {
+    *("UsageError", "LaunchError", "SpecificationError", "StoreError", "BadParameter", "DistBackendError")
+}
+"""Errors that users meet wherever they are made."""
+
+OF_ARGUMENTS = {
+    *("ValueError", "TypeError", "NotImplementedError", "RuntimeError", "KeyError", "ReferenceError"),
+    *("AttributeError", "ModuleNotFoundError"),
+}
+PUBLIC = ("algorithms", "client/torch_api", "client/c10d", "client/client", "client/lightning", "client/tuning")
+"""In these folders errors of arguments are for users, too. Elsewhere they are caught, or are faults of ours."""
+
+INTERNAL = {
+    "client/examples/": "programs to read",
+    "client/torch_api/comm/commit.py": "bytes between ranks of one version",
+    "client/torch_api/comm/standing.py": "the coordinator ends such a job before",
+    "client/torch_api/cache/seal.py: The entry is damaged": "caught: the sample is loaded anew",
+    "client/torch_api/train/bucket_layout.py: Cuts must": "caught: a recorded cut that does not fit is not used",
+    "client/torch_api/tune/settings.py": "caught: a setting that does not fit is not used",
+    "daemon/coordinator/reconciler.py: call.job_id": "the servicer names the job",
+    "daemon/coordinator/reconciler.py: request.job_id": "the servicer names the job",
+}
+"""Errors that no user meets, by file and first words."""
+
+PASSED_ON = {
+    "client/cli/embedded.py: The {self.label} can't start": "the service's own words have the code",
+    "client/cli/native.py": "the builder's own words have the code",
+    "client/torch_api/join/service_process.py: str(message['error'])": "the service's own words have the code",
+    "client/torch_api/join/connection.py": "the core's words have the code",
+    "client/torch_api/cuda/connection.py: str(error)": "the core's words have the code",
+    "client/c10d/work.py: str(caught)": "the words of the operation that failed",
+    "client/cli/main.py: words": "the text of any error: its code alone is read",
+    "client/base/rpc.py": "the coordinator's words have the code",
+    "client/torch_api/train/optimizer_state.py: document['error']": "rank 0's words have the code",
+    "daemon/coordinator/nodes_servicer.py: words": "words of _Misfit and of protocol.py",
+    "daemon/node/as_user.py: {answer['error']}": "the words of the process of that user",
+    "csrc/build_cache.py: {failure.read_text()}": "the words of the build that failed",
+}
+"""Errors whose text is another one's, where the syntax does not show it."""
+
+
+def sources() -> Iterator[Path]:
+    for folder in ("algorithms", "client", "csrc", "daemon", "deploy/kubernetes/operator"):
+        yield from sorted(path for path in (ROOT / folder).rglob("*.py") if "_pb2" not in path.name)
+
+
+def error_pages() -> ModuleType:
+    specification = importlib.util.spec_from_file_location("error_pages", ROOT / "docs" / "error_pages.py")
+    assert specification and specification.loader
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def name_of(function: ast.expr) -> str:
+    return ast.unparse(function).rpartition(".")[2]
+
+
+def first_words(text: ast.expr) -> str:
+    if isinstance(text, ast.Constant):
+        return str(text.value)
+    return ast.unparse(text).removeprefix("f").strip("'\"")
+
+
+def caught_from(tree: ast.AST) -> dict[ast.AST, set[str]]:
+    """By node: the names that except clauses around it give to errors of ours, whose texts have codes."""
+    found: dict[ast.AST, set[str]] = {}
+    for handler in ast.walk(tree):
+        if isinstance(handler, ast.ExceptHandler) and handler.name and handler.type:
+            kinds = {name_of(kind) for kind in getattr(handler.type, "elts", [handler.type])}
+            if kinds & (OURS | OF_ARGUMENTS | {"NotBuilt"}):
+                for node in ast.walk(handler):
+                    found.setdefault(node, set()).add(handler.name)
+    return found
+
+
+def passes_on(call: ast.Call, caught: set[str]) -> bool:
+    """Whether the text holds that of an error which was caught."""
+    return any(isinstance(node, ast.Name) and node.id in caught for node in ast.walk(call.args[0]))
+
+
+def uncoded(content: str, path: str) -> list[str]:
+    """The errors for users in a file that have no code."""
+    tree = ast.parse(content)
+    caught = caught_from(tree)
+    wanted = OURS | OF_ARGUMENTS if path.startswith(PUBLIC) else OURS
+    excused = {**INTERNAL, **PASSED_ON}
+    missing = []
+    helpers = {
+        node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and CODE.search(ast.unparse(node))
+    }
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call) or not call.args or name_of(call.func) not in wanted:
+            continue
+        text = call.args[0]
+        words = f"{path}: {first_words(text)}"
+        if CODE.search(ast.unparse(call)) or passes_on(call, caught.get(call, set())):
+            continue
+        if isinstance(text, ast.Call) and name_of(text.func) in helpers:
+            continue
+        if "has no attribute" in words or any(words.startswith(excuse) for excuse in excused):
+            continue
+        missing.append(f"{path}:{call.lineno}: {ast.unparse(call)[:100]}")
+    return missing
+
+
+def test_each_error_of_a_user_has_a_code() -> None:
+    missing = [line for path in sources() for line in uncoded(path.read_text(), str(path.relative_to(ROOT)))]
+    assert missing == [], "end these texts with a code, as in '… [BG101]'; client/error_codes lists the codes"
+
+
+def refusals(content: str) -> Iterator[tuple[int, bool]]:
+    """Lines of a file that end a call of gRPC with words, and whether these have a code, or are an error's."""
+    tree = ast.parse(content)
+    texts: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AugAssign):
+            name = ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+            texts[name] = texts.get(name, "") + ast.unparse(node.value)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and name_of(node.func) == "abort" and "StatusCode" in ast.unparse(node):
+            words = ast.unparse(node.args[1])
+            yield node.lineno, bool(CODE.search(texts.get(words, words))) or words == "str(error)"
+
+
+def test_each_refusal_of_a_call_has_a_code() -> None:
+    found = [(path, *one) for path in sources() for one in refusals(path.read_text())]
+    assert len(found) > 5 and [(path, line) for path, line, good in found if not good] == []
+
+
+def test_an_error_without_a_code_is_found() -> None:
+    content = "def f(x):\n    raise ConfigError(f'{x} is wrong.')"
+    assert len(uncoded(content, "client/cli/new.py")) == 1
+    assert len(uncoded("raise ValueError('no')", "client/torch_api/new.py")) == 1
+    assert uncoded("raise ValueError('no')", "daemon/node/new.py") == []
+    assert uncoded("raise ConfigError('no [BG101]')", "client/cli/new.py") == []
+    passed = "try:\n    f()\nexcept ConfigError as error:\n    raise UsageError(f'--x: {error}')"
+    assert uncoded(passed, "client/cli/new.py") == []
+    assert len(uncoded(passed.replace("ConfigError", "OSError"), "client/cli/new.py")) == 1
+
+
+def test_each_excuse_is_needed() -> None:
+    every = [path.relative_to(ROOT).as_posix() for path in sources()]
+    for excuse in (*INTERNAL, *PASSED_ON):
+        file, _, words = excuse.partition(": ")
+        assert any(path.startswith(file) for path in every), excuse
+        if words:
+            calls = [node for node in ast.walk(ast.parse((ROOT / file).read_text())) if isinstance(node, ast.Call)]
+            assert any(call.args and first_words(call.args[0]).startswith(words) for call in calls), excuse
+
+
+def test_each_code_is_used_and_has_an_entry() -> None:
+    used = set()
+    for path in error_pages().sources():
+        if "error_codes" not in path.parts:
+            used |= set(CODE.findall(path.read_text()))
+    known = {entry.code for area in AREAS for entry in area.entries}
+    assert used - known == set(), "codes without an entry in client/error_codes"
+    assert known - used == set(), "entries whose code no text has"
+    assert len(ENTRIES) == sum(len(area.entries) for area in AREAS), "a code has two entries"
+    for digit, area in enumerate(AREAS):
+        codes = [entry.code for entry in area.entries]
+        assert all(code.startswith(f"BG{digit}") for code in codes) and codes == sorted(codes)
+        for entry in area.entries:
+            assert entry.cause.endswith((".", "?")) and entry.remedy.endswith("."), entry.code
+
+
+def test_pages_are_up_to_date() -> None:
+    folder = ROOT / "docs" / "errors"
+    wanted = error_pages().pages()
+    assert {path.name for path in folder.iterdir()} == set(wanted)
+    stale = [name for name, content in wanted.items() if (folder / name).read_text() != content]
+    assert stale == [], "run `python docs/error_pages.py`"
+
+
+def test_files_that_entries_name_exist() -> None:
+    for entry in ENTRIES.values():
+        for name in re.findall(r"`((?:docs|client|algorithms|daemon)/[\w./-]+)`", entry.cause + entry.remedy):
+            assert (ROOT / name).exists(), f"{entry.code}: {name}"
+
+
+def test_the_code_of_an_error() -> None:
+    error = ConfigError("--x: there is no y [BG301]. Choose another one. [BG102]")
+    assert error.code == "BG102" and codes_in(str(error)) == ["BG301", "BG102"]
+    assert pickle.loads(pickle.dumps(error)).code == "BG102"
+    assert error_of(grpc.StatusCode.NOT_FOUND, "There is no job 'x'. [BG810]").code == "BG810"
+    assert BaguaError("words").code == ""
+
+
+def test_explain() -> None:
+    run = CliRunner()
+    told = run.invoke(app, ["explain", "error: Rank 1 gave up after 3 s. [bg503]"])
+    assert (
+        told.exit_code == 0 and "BAGUA_WAIT_TIMEOUT_S" in told.output and "docs/errors/communication.md" in told.output
+    )
+    listed = run.invoke(app, ["explain"])
+    assert all(entry.code in listed.output for entry in ENTRIES.values())
+    assert '"code": "BG101"' in run.invoke(app, ["explain", "--output", "json", "BG101"]).output.replace("\n", "")
+
+
+@pytest.mark.parametrize("words", ["BG099", "help"])
+def test_explain_of_something_else(words: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "bagua.cli.main", "explain", words], capture_output=True, text=True
+    )
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and "[BG102]" in done.stderr
