@@ -167,8 +167,20 @@ def generation() -> Picture:
     picture.arrow((500, 100), (590, 100))
     picture.text(270, 92, "a loss", small=True)
     picture.text(545, 92, "a plan", small=True)
-    picture.box(40, 215, 350, 95, ["loss: at once", "a step under way: all commit it, or all", "repeat it from the gradients they hold"])
-    picture.box(430, 215, 350, 95, ["join or leave: between two steps", "agreed in the flags of a step;", "newcomers take over the state"])
+    picture.box(
+        40,
+        215,
+        350,
+        95,
+        ["loss: at once", "a step under way: all commit it, or all", "repeat it from the gradients they hold"],
+    )
+    picture.box(
+        430,
+        215,
+        350,
+        95,
+        ["join or leave: between two steps", "agreed in the flags of a step;", "newcomers take over the state"],
+    )
     return picture
 
 

@@ -62,7 +62,9 @@ def test_each_command_is_shown(name: str) -> None:
 def test_programs_are_complete(name: str) -> None:
     """Each Python program on a page that is followed compiles, and has a title: else no reader would run it."""
     page = (pages.DOCS / f"{name}.md").read_text()
-    assert all(line.startswith(('```python title="', "```python\n")) for line in re.findall(r"^```python.*\n", page, re.M))
+    assert all(
+        line.startswith(('```python title="', "```python\n")) for line in re.findall(r"^```python.*\n", page, re.M)
+    )
     for block in pages.of_page(name):
         if block.file == "cell" or block.file.endswith(".py"):
             compile(block.text, f"{name}: {block.file}", "exec")
