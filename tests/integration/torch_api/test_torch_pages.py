@@ -48,7 +48,6 @@ def output_of(ranks: Any, folder: Path, page: str, file: str, *arguments: str, n
         ("tutorials/elastic train.py --epochs 1", r"epoch 0 loss \d+\.\d+ ranks 2"),
         ("tutorials/two-hosts where.py", r"rank 0 on node 0 counts 2 ranks"),
         pytest.param("tutorials/slow-network train.py", r"seen: [3-9]\d", marks=pytest.mark.full),
-        pytest.param("howto/compile compiled.py", r"loss \d+\.\d+", marks=pytest.mark.full),
     ],
 )
 def test_a_program_ends(ranks: Any, tmp_path: Path, program: str, words: str) -> None:
@@ -64,10 +63,10 @@ def test_the_first_job_gives_the_result_of_one_process(ranks: Any, tmp_path: Pat
 
 
 def test_error_feedback_helps(ranks: Any, tmp_path: Path) -> None:
-    """The table of the tutorial: signs without memory are worse than with it, and full gradients are best."""
+    """As the tutorial says: signs without memory find the median, with memory the mean."""
     output = output_of(ranks, tmp_path, "tutorials/algorithm", "compare.py")
-    full, signs, feedback = (float(loss) for loss in re.findall(r"loss (\d+\.\d+)", output))
-    assert full < feedback < signs, output
+    full, signs, feedback = (float(error) for error in re.findall(r"error (\d+\.\d+)", output))
+    assert 3 * max(full, feedback) < signs, output
 
 
 def test_a_job_resumes_with_another_number_of_ranks(
