@@ -1,7 +1,7 @@
 """The commands of the pages for operators, as they stand there: each page is played on a host of its own, in order.
 
 The host is a network namespace with the addresses and ports that the pages name, and a home folder. ``rig/pages.py``
-says which blocks are played.
+says which blocks are played. Tutorials and how-to pages are followed in the same way, with the files that they show.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,7 +26,7 @@ from rig.limits import SOON_S
 from bagua.base.paths import cache_dir
 
 if TYPE_CHECKING:
-    from tests.e2e.conftest import Service
+    from tests.e2e.conftest import Sandbox, Service
 
 pytestmark = pytest.mark.root
 
@@ -34,6 +35,13 @@ UNIT = re.compile(r"systemctl (start|stop) bagua-coordinator$")
 ADDRESSES = ("10.0.0.1/24", "10.0.0.2/24")
 FILES = {"train.py": "print('trained')\n", "hf.token": "a secret\n", "coordinator.log": "serving\n"}
 """The pages take these for granted in the folder of their reader."""
+PROGRAMS = {
+    "bagua": f'exec {sys.executable} -P -m bagua.cli.main "$@"',
+    "torchrun": f'exec {sys.executable} -m torch.distributed.run "$@"',
+    "python3": f'exec {sys.executable} "$@"',
+}
+FOLLOWED_S = 10 * SOON_S
+"""A command of a tutorial trains a small model, beside other tests."""
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +74,9 @@ class Reader:
         self.running: dict[str, subprocess.Popen[str]] = {}
         home, programs = self.sandbox.runtime, self.sandbox.folder / "bin"
         programs.mkdir()
-        (programs / "bagua").write_text(f'#!/bin/sh\nexec {sys.executable} -P -m bagua.cli.main "$@"\n')
-        (programs / "bagua").chmod(0o755)
+        for name, text in PROGRAMS.items():
+            (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+            (programs / name).chmod(0o755)
         self.sandbox.env |= {"HOME": str(home), "BAGUA_CACHE_DIR": str(cache_dir())}
         self.sandbox.env["PATH"] = f"{programs}:{self.sandbox.env['PATH']}"
         for name in [name for name in self.sandbox.env if name.startswith("BAGUA_STATE") or name == "XDG_STATE_HOME"]:
@@ -77,7 +86,12 @@ class Reader:
             (self.sandbox.folder / name).chmod(0o600)
 
     def read(self, block: pages.Block) -> None:
-        """Does what a block says."""
+        """Writes the file that a block is, or types its commands."""
+        if block.file:
+            path = self.sandbox.folder / block.file
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(block.text)
+            return
         for line, command in block.commands:
             with _named(f"docs/{block.page}.md:{line}"):
                 self.type(command)
@@ -87,13 +101,16 @@ class Reader:
         for word, meaning in (("ID", self.newest_job), ("NODE", self.last_node)):
             if re.search(rf"\b{word}\b", command):
                 command = re.sub(rf"\b{word}\b", meaning(), command)
+        if command.startswith("export "):
+            self.sandbox.env |= dict(word.split("=", 1) for word in shlex.split(command)[1:])
+            return ""
         if unit := UNIT.match(command):
             self.stop() if unit[1] == "stop" else self.start("bagua coordinator")
             return ""
         if SERVICE.match(command):
             self.start(command)
             return ""
-        done = self.sandbox.run(*self.prefix, "sh", "-c", command)
+        done = self.sandbox.run(*self.prefix, "sh", "-c", command, deadline=FOLLOWED_S)
         assert done.code == 0, f"{command} ended with {done.code}: {done.text}"
         if "job submit" in command and "--watch" not in command:
             self.sandbox.wait_until(lambda: self.jobs()[0]["state"] not in ("pending", "starting"), 2 * SOON_S)
@@ -172,6 +189,44 @@ def test_the_page(reader: Reader, name: str) -> None:
     reader.start("bagua daemon --name b --slots 2")
     for block in played(name):
         reader.read(block)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [name for name in pages.FOLLOWED if played(name) and name != "tutorials/notebook"])
+def test_a_page_is_followed(reader: Reader, name: str) -> None:
+    """From its first line to its last one."""
+    for block in played(name):
+        reader.read(block)
+
+
+@pytest.mark.full
+def test_the_contract_of_the_algorithm_of_the_tutorial(sandbox: Sandbox) -> None:
+    """The algorithm that a reader has written holds what ours hold."""
+    for block in played("tutorials/algorithm"):
+        if block.file == "signs.py":
+            sandbox.script(block.file, block.text)
+    suite = Path(__file__).parents[1] / "contract" / "test_algorithms.py"
+    words = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", suite, "--algorithm", "signs:Signs")
+    done = sandbox.run(sys.executable, *words, env={"PYTHONPATH": str(sandbox.folder)}, deadline=FOLLOWED_S)
+    assert done.code == 0 and " passed" in done.out, done.text
+
+
+@pytest.mark.full
+def test_the_cells_of_the_notebook(sandbox: Sandbox) -> None:
+    """The tutorial's cells in a real kernel: none fails, and the last one tells what a rank said."""
+    nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
+    pytest.importorskip("ipykernel", reason="ipykernel is not installed")
+    pytest.importorskip("nbclient", reason="nbclient is not installed")
+    cells = [block.text for block in pages.of_page("tutorials/notebook") if block.file == "cell"]
+    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    target = sandbox.folder / "notebook.ipynb"
+    nbformat.write(made, target)
+    words = "import nbclient.cli; nbclient.cli.main()"
+    done = sandbox.run(sys.executable, "-c", words, "--inplace", target, env={"PYTHONPATH": ""}, deadline=FOLLOWED_S)
+    assert done.code == 0, done.text
+    executed = nbformat.read(target, as_version=4)
+    assert "rank 1 does not like this" in executed.cells[-1].outputs[-1].text
+    sandbox.assert_all_gone(10.0)
 
 
 def test_a_command_that_fails_is_named(reader: Reader) -> None:

@@ -116,8 +116,8 @@ def test_first_words(folder: str) -> None:
     assert riddles == []
 
 
-def drawing() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("plots", ROOT / "docs" / "plots.py")
+def drawing(name: str = "plots") -> ModuleType:
+    specification = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert specification and specification.loader
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
@@ -130,3 +130,20 @@ def test_pictures_come_from_the_tables(name: str, tmp_path: Path) -> None:
     getattr(drawing(), name)(tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
     assert (ROOT / "docs" / f"{name}.png").exists()
+
+
+def test_diagrams_are_those_of_their_script() -> None:
+    diagrams = drawing("diagrams")
+    for picture in diagrams.PICTURES:
+        shown = (ROOT / "docs" / "concepts" / f"{picture.__name__}.svg").read_text()
+        assert shown == picture().svg(), "run docs/diagrams.py"
+
+
+GUIDES = ("concepts", "tutorials", "howto", "moving", "design")
+
+
+@pytest.mark.parametrize("folder", GUIDES)
+def test_each_page_of_a_folder_is_in_its_index(folder: str) -> None:
+    index = (ROOT / "docs" / folder / "README.md").read_text()
+    assert f"]({folder}/README.md)" in (ROOT / "docs" / "README.md").read_text()
+    assert [page.name for page in (ROOT / "docs" / folder).glob("[!R]*.md") if f"]({page.name})" not in index] == []

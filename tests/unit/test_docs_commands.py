@@ -11,6 +11,10 @@ ROOT = pages.DOCS.parent
 PAGE = """
 # Page
 
+```python title="train.py"
+import torch
+```
+
     bagua job list     # comment
     bagua certs certs/ \\
         --host 10.0.0.1
@@ -44,22 +48,35 @@ def unshown(block: pages.Block) -> str:
         file = ROOT / path
         known = file.exists() and re.search(rf"^(async )?def {name}\(", file.read_text(), re.MULTILINE)
         return "" if known else f"{where}: there is no test {block.reason}"
-    if block.mark or block.page in pages.PLAYED:
+    if block.mark or block.page in (*pages.PLAYED, *pages.FOLLOWED):
         return ""
     return f"{where}: no test runs this. Mark it as tests/rig/pages.py says"
 
 
-@pytest.mark.parametrize("name", [*pages.PLAYED, *pages.MARKED])
+@pytest.mark.parametrize("name", [*pages.PLAYED, *pages.MARKED, *pages.FOLLOWED])
 def test_each_command_is_shown(name: str) -> None:
     assert [words for block in pages.of_page(name) if (words := unshown(block))] == []
 
 
+@pytest.mark.parametrize("name", pages.FOLLOWED)
+def test_programs_are_complete(name: str) -> None:
+    """Each Python program on a page that is followed compiles, and has a title: else no reader would run it."""
+    page = (pages.DOCS / f"{name}.md").read_text()
+    assert all(
+        line.startswith(('```python title="', "```python\n")) for line in re.findall(r"^```python.*\n", page, re.M)
+    )
+    for block in pages.of_page(name):
+        if block.file == "cell" or block.file.endswith(".py"):
+            compile(block.text, f"{name}: {block.file}", "exec")
+
+
 def test_blocks_are_found() -> None:
-    first, second, third, last = pages.blocks(PAGE, "page")
-    assert list(first.commands) == [(4, "bagua job list"), (5, "bagua certs certs/ --host 10.0.0.1")]
-    assert (second.line, second.text, second.mark) == (18, "bagua top", "shown by") and not unshown(second)
+    file, first, second, third, last = pages.blocks(PAGE, "page")
+    assert (file.file, file.text) == ("train.py", "import torch\n")
+    assert list(first.commands) == [(8, "bagua job list"), (9, "bagua certs certs/ --host 10.0.0.1")]
+    assert (second.line, second.text, second.mark) == (22, "bagua top", "shown by") and not unshown(second)
     assert (third.text, third.mark, third.reason) == ("srun train.py", "not run:", "needs a cluster")
     assert last.text == "bagua doctor"
-    assert unshown(last) == "docs/page.md:25: no test runs this. Mark it as tests/rig/pages.py says"
+    assert unshown(last) == "docs/page.md:29: no test runs this. Mark it as tests/rig/pages.py says"
     gone = pages.Block("page", 1, "", "shown by", "tests/unit/test_docs_commands.py::test_of_yesterday")
     assert "there is no test" in unshown(gone)

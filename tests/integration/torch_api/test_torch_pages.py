@@ -1,0 +1,79 @@
+"""Programs of tutorials and other pages that readers follow, on forked ranks: each ends and says what its page says.
+
+``tests/e2e/test_pages.py`` follows whole pages, with ``bagua run`` and the commands around it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rig import pages
+
+
+def rank_program(folder: str, file: str, arguments: list[str]) -> None:
+    """Runs a program as ``python FILE ARGUMENTS`` in its folder."""
+    os.chdir(folder)
+    sys.path.insert(0, folder)
+    sys.argv = [file, *arguments]
+    runpy.run_path(file, run_name="__main__")
+
+
+def output_of(ranks: Any, folder: Path, page: str, file: str, *arguments: str, nprocs: int = 2) -> str:
+    """The output of rank 0. All files of the page are there."""
+    for block in pages.of_page(page):
+        if block.file.endswith(".py"):
+            (folder / block.file).write_text(block.text)
+    ranks.run(rank_program, nprocs, folder=str(folder), file=file, arguments=list(arguments))
+    output: str = ranks.started[0].output
+    return output
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("howto/accumulation accumulate.py", r"loss 0\.0\d+"),
+        ("howto/mixed-precision amp.py", r"loss \d+\.\d+, scale \d+"),
+        ("howto/uneven-data uneven.py", r"rank 0: 30 batches, weights"),
+        ("howto/profiling profiled.py", r"bagua:wait"),
+        ("moving/deepspeed after.py", r"loss \d+\.\d+"),
+        ("moving/horovod after.py", r"loss \d+\.\d+"),
+        ("moving/bagua train.py", r"loss \d+\.\d+"),
+        ("tutorials/algorithm by_name.py", r"rank 0: \[\["),
+        ("tutorials/elastic train.py --epochs 1", r"epoch 0 loss \d+\.\d+ ranks 2"),
+        ("tutorials/two-hosts where.py", r"rank 0 on node 0 counts 2 ranks"),
+        pytest.param("tutorials/slow-network train.py", r"seen: [3-9]\d", marks=pytest.mark.full),
+    ],
+)
+def test_a_program_ends(ranks: Any, tmp_path: Path, program: str, words: str) -> None:
+    output = output_of(ranks, tmp_path, *program.split())
+    assert re.search(words, output), output
+
+
+def test_the_first_job_gives_the_result_of_one_process(ranks: Any, tmp_path: Path) -> None:
+    two = output_of(ranks, tmp_path, "tutorials/first-job", "train.py", "--epochs", "2")
+    ranks.close()
+    one = output_of(ranks, tmp_path, "tutorials/first-job", "train.py", "--epochs", "2", nprocs=1)
+    assert two.splitlines()[-1] == one.splitlines()[-1].replace("1 ranks", "2 ranks")
+
+
+def test_error_feedback_helps(ranks: Any, tmp_path: Path) -> None:
+    """As the tutorial says: signs without memory find the median, with memory the mean."""
+    output = output_of(ranks, tmp_path, "tutorials/algorithm", "compare.py")
+    full, signs, feedback = (float(error) for error in re.findall(r"error (\d+\.\d+)", output))
+    assert 3 * max(full, feedback) < signs, output
+
+
+def test_a_job_resumes_with_another_number_of_ranks(
+    ranks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BAGUA_CHECKPOINT_DIR", str(tmp_path / "ckpt"))
+    first = output_of(ranks, tmp_path, "howto/checkpoints", "resumable.py", "--steps", "50")
+    ranks.close()
+    second = output_of(ranks, tmp_path, "howto/checkpoints", "resumable.py", "--steps", "60", nprocs=1)
+    assert "from step 0" in first and "from step 40" in second and "step 60 loss" in second
