@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 
 from bagua.daemon.coordinator import models as m
+from bagua.daemon.coordinator.execution import LATER
 
 if TYPE_CHECKING:
     from sqlalchemy.dialects import postgresql
+
+_CHUNK = 500  # bound values in one IN (...)
 
 
 class TuningQueries:
@@ -26,6 +29,22 @@ class TuningQueries:
         from sqlalchemy.dialects import postgresql  # not worth its time at start where there is SQLite
 
         return postgresql.insert(table)
+
+    def _later(
+        self, statement: sa.Executable, rows: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
+        """Once, or once for each of the rows: a server is asked the next thing without waiting for this answer."""
+        if rows is None or rows:
+            self._db.execute(statement, rows, execution_options={LATER: True})
+
+    def _among(self, query: sa.Select[Any], column: sa.Column[str], values: Iterable[str]) -> list[sa.Row[Any]]:
+        """What ``query`` finds where ``column`` is one of ``values``, these in order."""
+        wanted = sorted(set(values))
+        if self._db.dialect.name != "sqlite":  # one text, however many there are: the server knows it
+            found = column == sa.func.any(sa.bindparam(None, wanted, sa.ARRAY(sa.String)))
+            return list(self._db.execute(query.where(found))) if wanted else []
+        parts = (wanted[start : start + _CHUNK] for start in range(0, len(wanted), _CHUNK))
+        return [row for part in parts for row in self._db.execute(query.where(column.in_(part)))]
 
     def tune_study(self, study_id: str) -> sa.Row[Any] | None:
         """Its row."""
