@@ -63,5 +63,5 @@ class AccountQueries(CodeQueries):
         c = m.audit.c
         last = self._db.execute(sa.select(sa.func.max(c.seq))).scalar() or 0
         old = sa.or_(c.time < before, c.seq <= last - keep)
-        chosen = sa.select(c.seq).where(old).order_by(c.seq).limit(limit)
+        chosen = sa.select(c.seq).where(old).order_by(c.seq).limit(limit).with_for_update(skip_locked=True)
         return self._db.execute(sa.delete(m.audit).where(c.seq.in_(chosen))).rowcount

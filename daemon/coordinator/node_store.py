@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
+from functools import cache
 
 import sqlalchemy as sa
 
 from bagua.daemon.coordinator import models as m
 from bagua.daemon.coordinator.account_store import AccountQueries
 from bagua.daemon.coordinator.domain import NodeRecord, Phase
+from bagua.daemon.coordinator.tuning_store import Among, insert_into
 
 _KEPT = ("node_id", "draining")  # when a node introduces itself again: the wish that it drains stays
 
@@ -25,9 +27,7 @@ class NodeQueries(AccountQueries):
 
     def beat(self, owner: str, clock: float) -> None:
         """``owner`` lives."""
-        statement = self._insert(m.coordinators)
-        statement = statement.on_conflict_do_update(index_elements=["owner"], set_={"clock": statement.excluded.clock})
-        self._later(statement, {"owner": owner, "clock": clock})
+        self._later(_put_beat(self._db.dialect.name), {"owner": owner, "clock": clock})
 
     def beats(self) -> dict[str, float]:
         """Owner -> its clock at its last beat."""
@@ -37,9 +37,7 @@ class NodeQueries(AccountQueries):
 
     def put_nodes(self, nodes: Sequence[NodeRecord]) -> None:
         """Inserts or replaces, but for the wish that they drain."""
-        statement = self._insert(m.nodes)
-        new = {column.name: column for column in statement.excluded if column.name not in _KEPT}
-        statement = statement.on_conflict_do_update(index_elements=["node_id"], set_=new)
+        statement = _put_node(self._db.dialect.name)
         self._later(statement, [{field.name: getattr(node, field.name) for field in fields(node)} for node in nodes])
 
     def node(self, node_id: str) -> NodeRecord | None:
@@ -56,8 +54,7 @@ class NodeQueries(AccountQueries):
     def lock_nodes(self, node_ids: Iterable[str]) -> dict[str, NodeRecord]:
         """Those of the nodes that there are. Until the end of the transaction nobody else changes them, or takes slots
         of them."""
-        query = sa.select(m.nodes).order_by(m.nodes.c.node_id).with_for_update()
-        return {row.node_id: NodeRecord(**row._mapping) for row in self._among(query, m.nodes.c.node_id, node_ids)}
+        return {row.node_id: NodeRecord(**row._mapping) for row in self._among(_LOCKED_NODES, node_ids)}
 
     def mark_node(self, node_id: str, draining: bool | None, leaving: bool | None) -> None:
         """That a node drains, or not: as a user has asked, as its daemon says. None: as it was."""
@@ -84,12 +81,30 @@ class NodeQueries(AccountQueries):
 
     def used_slots(self, node_ids: Iterable[str] | None = None) -> dict[str, int]:
         """Slots taken, by node; also by jobs that ended while the node was away. What a dead daemon held is free."""
-        h, n = m.job_hosts.c, m.nodes.c
-        query = (
-            sa.select(h.node_id, sa.func.sum(h.nranks).label("used"))
-            .join(m.nodes, sa.and_(n.node_id == h.node_id, n.boot_id == h.boot_id))
-            .where(h.phase < Phase.STOPPED.value)
-            .group_by(h.node_id)
-        )
-        rows = self._db.execute(query).all() if node_ids is None else self._among(query, h.node_id, node_ids)
+        rows = self._db.execute(_USED).all() if node_ids is None else self._among(_USED_THERE, node_ids)
         return {row.node_id: int(row.used) for row in rows}
+
+
+# ---- statements that are run often: made once
+
+_LOCKED_NODES = Among(sa.select(m.nodes).order_by(m.nodes.c.node_id).with_for_update(), m.nodes.c.node_id)
+_USED = (
+    sa.select(m.job_hosts.c.node_id, sa.func.sum(m.job_hosts.c.nranks).label("used"))
+    .join(m.nodes, sa.and_(m.nodes.c.node_id == m.job_hosts.c.node_id, m.nodes.c.boot_id == m.job_hosts.c.boot_id))
+    .where(m.job_hosts.c.phase < Phase.STOPPED.value)
+    .group_by(m.job_hosts.c.node_id)
+)
+_USED_THERE = Among(_USED, m.job_hosts.c.node_id)
+
+
+@cache
+def _put_beat(dialect: str) -> sa.Insert:
+    statement = insert_into(m.coordinators, dialect)
+    return statement.on_conflict_do_update(index_elements=["owner"], set_={"clock": statement.excluded.clock})
+
+
+@cache
+def _put_node(dialect: str) -> sa.Insert:
+    statement = insert_into(m.nodes, dialect)
+    new = {column.name: column for column in statement.excluded if column.name not in _KEPT}
+    return statement.on_conflict_do_update(index_elements=["node_id"], set_=new)

@@ -37,7 +37,7 @@ class PipelineDialect(PGDialect_psycopg):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         # The transactions that have begun, by the driver's connection.
-        self._open: dict[psycopg.Connection, tuple[contextlib.ExitStack, psycopg.Pipeline]] = {}
+        self._open: dict[psycopg.Connection[Any], tuple[contextlib.ExitStack, psycopg.Pipeline]] = {}
 
     def do_execute(self, cursor: Any, statement: Any, parameters: Any, context: Any = None) -> None:
         """One statement."""
@@ -51,7 +51,7 @@ class PipelineDialect(PGDialect_psycopg):
         """One statement with several sets of parameters."""
         self._ask(cursor.connection, context, lambda: cursor.executemany(statement, parameters))
 
-    def _ask(self, driver: psycopg.Connection, context: Any, send: Callable[[], object]) -> None:
+    def _ask(self, driver: psycopg.Connection[Any], context: Any, send: Callable[[], object]) -> None:
         options = {} if context is None else context.execution_options
         if not driver.autocommit or options.get(READ_ONLY):
             send()
@@ -84,7 +84,7 @@ class PipelineDialect(PGDialect_psycopg):
         super().do_close(dbapi_connection)
         self._leave(dbapi_connection)
 
-    def _leave(self, driver: psycopg.Connection) -> None:
+    def _leave(self, driver: psycopg.Connection[Any]) -> None:
         stack, _ = self._open.pop(driver, (None, None))
         if stack is not None:
             with contextlib.suppress(psycopg.Error):  # of a statement that is undone, or that the connection is lost
@@ -114,7 +114,7 @@ def open_server(url: sa.URL) -> sa.Engine:
     )
 
     @event.listens_for(engine, "checkout")
-    def look(connection: psycopg.Connection, record: Any, proxy: Any) -> None:
+    def look(connection: psycopg.Connection[Any], record: Any, proxy: Any) -> None:
         """A server that has gone away has said so: where nothing can be read, the connection is good, and need not be
         asked."""
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -33,14 +34,27 @@ from bagua.daemon.coordinator.rows import (
     new_job_row,
 )
 from bagua.daemon.coordinator.trouble import broken_off, told_in_words
+from bagua.daemon.coordinator.tuning_store import Among, insert_into
 
-_JOBS = sa.select(m.jobs, m.job_specs.c.spec).join(m.job_specs, m.job_specs.c.job_id == m.jobs.c.job_id)
+_JOBS = Among(
+    sa.select(m.jobs, m.job_specs.c.spec).join(m.job_specs, m.job_specs.c.job_id == m.jobs.c.job_id), m.jobs.c.job_id
+)
+_LOCKED_JOBS = Among(
+    sa.select(m.jobs.c.job_id, m.jobs.c.revision).order_by(m.jobs.c.job_id).with_for_update(), m.jobs.c.job_id
+)
+_OF_KEYS = Among(sa.select(m.jobs.c.job_id, m.jobs.c.idempotency_key), m.jobs.c.idempotency_key)
+_HOSTS = Among(sa.select(m.job_hosts).order_by(m.job_hosts.c.job_id, m.job_hosts.c.host_index), m.job_hosts.c.job_id)
 _UNFINISHED = [state.value for state in JobState if not state.terminal]
 _ROW_BYTES = 200  # what a row takes beside its text, about
 _TRIES = 5  # of a transaction that a server breaks off
 
 Submitted = tuple[JobRecord, str | None, Sequence[Event]]  # a new job, its idempotency key, its first events
 T = TypeVar("T")
+
+
+@cache
+def _insert_job(dialect: str) -> sa.Insert:
+    return insert_into(m.jobs, dialect).on_conflict_do_nothing(index_elements=["idempotency_key"])
 
 
 class Store:
@@ -101,7 +115,7 @@ class Transaction(NodeQueries):
         rows = [new_job_row(job, key, owner, len(events)) for job, key, events in submitted]
         # In the order of their keys: two coordinators that get the same ones wait for each other in one direction.
         rows.sort(key=lambda row: row["idempotency_key"] or "")
-        self._later(self._insert(m.jobs).on_conflict_do_nothing(index_elements=["idempotency_key"]), rows)
+        self._later(_insert_job(self._db.dialect.name), rows)
         taken = self._others([(job.job_id, key) for job, key, _ in submitted if key is not None])
         written = [one for one in submitted if one[0].job_id not in taken]
         self._later(INSERT_SPEC, [{"job_id": job.job_id, "spec": job.spec.wire} for job, _, _ in written])
@@ -116,9 +130,7 @@ class Transaction(NodeQueries):
         """Of jobs with their keys, those whose key belongs to another job."""
         if not keyed:
             return set()
-        c = m.jobs.c
-        query = sa.select(c.job_id, c.idempotency_key)
-        rows = self._among(query, c.idempotency_key, [key for _, key in keyed])
+        rows = self._among(_OF_KEYS, [key for _, key in keyed])
         first = {row.idempotency_key: row.job_id for row in rows}
         return {job_id for job_id, key in keyed if first.get(key) != job_id}
 
@@ -130,7 +142,7 @@ class Transaction(NodeQueries):
     def stored(self, job_ids: Sequence[str]) -> list[Stored]:
         """Those of the jobs that there are, complete, in the order of ``job_ids``."""
         order = {job_id: place for place, job_id in enumerate(job_ids)}
-        rows = [row._mapping for row in self._among(_JOBS, m.jobs.c.job_id, job_ids)]
+        rows = [row._mapping for row in self._among(_JOBS, job_ids)]
         rows.sort(key=lambda row: order[row["job_id"]])
         hosts = self._hosts([row["job_id"] for row in rows])
         return [
@@ -277,9 +289,7 @@ class Transaction(NodeQueries):
                 for change in changes
                 if self._db.execute(UPDATE_JOB, changed_job(change)).rowcount != 1
             }
-        c = m.jobs.c
-        query = sa.select(c.job_id, c.revision).order_by(c.job_id).with_for_update()  # until the end of the transaction
-        rows = self._among(query, c.job_id, [change.job.job_id for change in changes])
+        rows = self._among(_LOCKED_JOBS, [change.job.job_id for change in changes])  # until the transaction ends
         known = {row.job_id: row.revision for row in rows}
         fresh = [change for change in changes if known.get(change.job.job_id) == change.old.revision]
         self._later(UPDATE_JOB, [changed_job(change) for change in fresh])
@@ -287,7 +297,6 @@ class Transaction(NodeQueries):
 
     def _hosts(self, ids: Sequence[str]) -> dict[str, list[HostRecord]]:
         found: dict[str, list[HostRecord]] = {}
-        h = m.job_hosts.c
-        for row in self._among(sa.select(m.job_hosts).order_by(h.job_id, h.host_index), h.job_id, ids):
+        for row in self._among(_HOSTS, ids):
             found.setdefault(row.job_id, []).append(host_record(row._mapping))
         return found

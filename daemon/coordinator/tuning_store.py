@@ -17,6 +17,24 @@ if TYPE_CHECKING:
 _CHUNK = 500  # bound values in one IN (...)
 
 
+class Among:
+    """``query`` of the rows in which ``column`` is one of some values. Made once for many uses. A server knows the text
+    of the query, however many values there are."""
+
+    def __init__(self, query: sa.Select[Any], column: sa.Column[Any]) -> None:
+        self.of_list = query.where(column.in_(sa.bindparam("wanted", expanding=True)))
+        self.of_array = query.where(column == sa.func.any(sa.bindparam("wanted", type_=sa.ARRAY(sa.String))))
+
+
+def insert_into(table: sa.Table, dialect: str) -> sqlite.Insert | postgresql.Insert:
+    """With ON CONFLICT."""
+    if dialect == "sqlite":
+        return sqlite.insert(table)
+    from sqlalchemy.dialects import postgresql  # not worth its time at start where there is SQLite
+
+    return postgresql.insert(table)
+
+
 class TuningQueries:
     """The part of a transaction that is about jobs that tune themselves, and what all parts need."""
 
@@ -24,11 +42,7 @@ class TuningQueries:
         self._db = connection
 
     def _insert(self, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
-        if self._db.dialect.name == "sqlite":
-            return sqlite.insert(table)
-        from sqlalchemy.dialects import postgresql  # not worth its time at start where there is SQLite
-
-        return postgresql.insert(table)
+        return insert_into(table, self._db.dialect.name)
 
     def _later(
         self, statement: sa.Executable, rows: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
@@ -37,14 +51,13 @@ class TuningQueries:
         if rows is None or rows:
             self._db.execute(statement, rows, execution_options={LATER: True})
 
-    def _among(self, query: sa.Select[Any], column: sa.Column[str], values: Iterable[str]) -> list[sa.Row[Any]]:
-        """What ``query`` finds where ``column`` is one of ``values``, these in order."""
+    def _among(self, query: Among, values: Iterable[str]) -> list[sa.Row[Any]]:
+        """What it finds for these values, in their order."""
         wanted = sorted(set(values))
-        if self._db.dialect.name != "sqlite":  # one text, however many there are: the server knows it
-            found = column == sa.func.any(sa.bindparam(None, wanted, sa.ARRAY(sa.String)))
-            return list(self._db.execute(query.where(found))) if wanted else []
+        if self._db.dialect.name != "sqlite":
+            return list(self._db.execute(query.of_array, {"wanted": wanted})) if wanted else []
         parts = (wanted[start : start + _CHUNK] for start in range(0, len(wanted), _CHUNK))
-        return [row for part in parts for row in self._db.execute(query.where(column.in_(part)))]
+        return [row for part in parts for row in self._db.execute(query.of_list, {"wanted": part})]
 
     def tune_study(self, study_id: str) -> sa.Row[Any] | None:
         """Its row."""

@@ -35,13 +35,19 @@ def node(name: str, owner: str) -> NodeRecord:
     return NodeRecord(name, f"host-{name}", "127.0.0.1", 2, "1.0", "boot", 100.0, owner)
 
 
-def lose_connections(store: Store) -> None:
-    """The server ends all that the store has open, as at its restart."""
-    others = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
-    plain = sa.create_engine(store._engine.url.set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT")
-    with plain.connect() as connection:
-        connection.exec_driver_sql(f"{others} AND datname = current_database()")
-    plain.dispose()
+@pytest.fixture
+def lose_connections(postgres_url: str) -> Callable[[], None]:
+    """The server ends all connections to the database, as at its restart."""
+    ends = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+
+    def lose() -> None:
+        url = sa.make_url(postgres_url).set(drivername="postgresql+psycopg")
+        plain = sa.create_engine(url, isolation_level="AUTOCOMMIT")
+        with plain.connect() as connection:
+            connection.exec_driver_sql(f"{ends} AND datname = current_database()")
+        plain.dispose()
+
+    return lose
 
 
 @pytest.fixture
@@ -97,20 +103,20 @@ def test_an_exception_of_ours_undoes_it_too(store: Store):
         assert tx.beats() == {}
 
 
-def test_a_server_that_was_started_again_is_no_error(store: Store):
+def test_a_server_that_was_started_again_is_no_error(store: Store, lose_connections: Callable[[], None]):
     for _ in range(2):
         with store.transaction() as tx:
             tx.beat("me", 1.0)
-        lose_connections(store)
+        lose_connections()
     with store.read() as tx:
         assert tx.beats() == {"me": 1.0}
 
 
-def test_a_server_that_goes_away_in_a_transaction(store: Store):
+def test_a_server_that_goes_away_in_a_transaction(store: Store, lose_connections: Callable[[], None]):
     with pytest.raises(UnavailableError, match="does not answer"), store.transaction() as tx:
         tx.beat("me", 1.0)
         assert tx.beats() == {"me": 1.0}
-        lose_connections(store)
+        lose_connections()
         tx.beat("me", 2.0)
     with store.transaction() as tx:
         assert tx.beats() == {}
