@@ -35,7 +35,7 @@ class PipelineDialect(PGDialect_psycopg):
     supports_statement_cache = True
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(**options)  # type: ignore[no-untyped-call]
         # The transactions that have begun, by the driver's connection.
         self._open: dict[psycopg.Connection[Any], tuple[contextlib.ExitStack, psycopg.Pipeline]] = {}
 
@@ -68,7 +68,7 @@ class PipelineDialect(PGDialect_psycopg):
         """Waits for the answers that are left."""
         driver = dbapi_connection.driver_connection
         if driver not in self._open:
-            super().do_commit(dbapi_connection)
+            super().do_commit(dbapi_connection)  # type: ignore[no-untyped-call]
             return
         stack, _ = self._open.pop(driver)
         with stack:
@@ -77,11 +77,11 @@ class PipelineDialect(PGDialect_psycopg):
     def do_rollback(self, dbapi_connection: Any) -> None:
         """Nothing of what was sent stays."""
         self._leave(dbapi_connection.driver_connection)
-        super().do_rollback(dbapi_connection)
+        super().do_rollback(dbapi_connection)  # type: ignore[no-untyped-call]
 
     def do_close(self, dbapi_connection: Any) -> None:
         """Also in the midst of a transaction, where the connection was lost."""
-        super().do_close(dbapi_connection)
+        super().do_close(dbapi_connection)  # type: ignore[no-untyped-call]
         self._leave(dbapi_connection)
 
     def _leave(self, driver: psycopg.Connection[Any]) -> None:
@@ -114,7 +114,7 @@ def open_server(url: sa.URL) -> sa.Engine:
     )
 
     @event.listens_for(engine, "checkout")
-    def look(connection: psycopg.Connection[Any], record: Any, proxy: Any) -> None:
+    def look(connection: Any, record: Any, proxy: Any) -> None:
         """A server that has gone away has said so: where nothing can be read, the connection is good, and need not be
         asked."""
         try:
