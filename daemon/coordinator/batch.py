@@ -58,41 +58,64 @@ class Batch:
             return self._write_each(store, parts)
 
     def _write(self, store: Store) -> Outcome:
+        return store.apply(self._put)
+
+    def _put(self, tx: Transaction) -> Outcome:
         outcome = Outcome()
-        with store.transaction() as tx:
-            tx.beat(self.owner, self.clock)  # also keeps the service clock: no stored time is ahead of it
-            for node_id in self.gone:
-                tx.disconnect_node(node_id, self.owner, self.wall)
-            for node in self.introductions:
-                self._introduce(tx, node, outcome)
-            for mark in self.marks:
-                tx.mark_node(*mark)
-            for job, key in self.submissions:
-                self._submit(tx, job, key, outcome)
-            if self.changes:
-                outcome.stale |= tx.save(self.changes, check_slots=self.lives is not None)
+        tx.beat(self.owner, self.clock)  # also keeps the service clock: no stored time is ahead of it
+        # All nodes at once, before anything else: whoever else writes locks them in the same order.
+        nodes = tx.lock_nodes(self._touched()) if self.lives is not None else None
+        tx.disconnect_nodes(self.gone, self.owner, self.wall)
+        tx.put_nodes(self._introduced(nodes, outcome))
+        for mark in self.marks:
+            tx.mark_node(*mark)
+        if self.submissions:
+            self._submit(tx, outcome)
+        if self.changes:
+            outcome.stale |= tx.save(self.changes, nodes)
         return outcome
 
-    def _introduce(self, tx: Transaction, node: NodeRecord, outcome: Outcome) -> None:
-        if self.lives is not None:
-            known = tx.node(node.node_id, lock=True)
-            if known is not None and known.boot_id != node.boot_id and known.owner not in (None, self.owner):
-                if self.lives(str(known.owner)):
-                    outcome.failed[node.node_id] = in_use(node.node_id, known.hostname)
-                    return
-        tx.put_node(replace(node, owner=self.owner, last_seen=self.wall))
+    def _touched(self) -> set[str]:
+        """Nodes."""
+        placed = (host.node_id for change in self.changes for host in change.placed)
+        introduced = (node.node_id for node in self.introductions)
+        return {*self.gone, *introduced, *(mark[0] for mark in self.marks), *placed}
 
-    def _submit(self, tx: Transaction, job: JobRecord, key: str, outcome: Outcome) -> None:
-        event = Event("submitted", f"{job.spec.nnodes} x {job.spec.nproc_per_node} ranks", 0, job.created_at)
-        if tx.create_job(job, key or None, self.owner, [event]):
-            outcome.created[job.job_id] = 1
-            return
-        first = tx.job_by_key(key)
-        if first is None:
-            text = f"idempotency_key {key!r} is being used by another call; try again."
-            outcome.failed[job.job_id] = ConflictError(f"{text} [BG811]")
-        else:
-            outcome.first[key] = first
+    def _introduced(self, nodes: dict[str, NodeRecord] | None, outcome: Outcome) -> list[NodeRecord]:
+        """Those that nobody refuses, which are in ``nodes`` then as they will be."""
+        found: list[NodeRecord] = []
+        for node in self.introductions:
+            known = None if nodes is None else nodes.get(node.node_id)
+            if known is not None and self._elsewhere(known, node):
+                outcome.failed[node.node_id] = in_use(node.node_id, known.hostname)
+                continue
+            found.append(replace(node, owner=self.owner, last_seen=self.wall))
+        if nodes is not None:
+            nodes.update({node.node_id: node for node in found})
+        return found
+
+    def _elsewhere(self, known: NodeRecord, node: NodeRecord) -> bool:
+        """True if another daemon with the id has a session with another coordinator that lives."""
+        if known.boot_id == node.boot_id or known.owner in (None, self.owner):
+            return False
+        return self.lives is not None and self.lives(str(known.owner))
+
+    def _submit(self, tx: Transaction, outcome: Outcome) -> None:
+        submitted = []
+        for job, key in self.submissions:
+            event = Event("submitted", f"{job.spec.nnodes} x {job.spec.nproc_per_node} ranks", 0, job.created_at)
+            submitted.append((job, key or None, [event]))
+        written = tx.create_jobs(submitted, self.owner)
+        outcome.created = dict.fromkeys(written, 1)
+        for job, key in self.submissions:
+            if job.job_id in written:
+                continue
+            first = tx.job_by_key(key)
+            if first is None:
+                text = f"idempotency_key {key!r} is being used by another call; try again."
+                outcome.failed[job.job_id] = ConflictError(f"{text} [BG811]")
+            else:
+                outcome.first[key] = first
 
     def _parts(self) -> list[tuple[str, Batch]]:
         alone = replace(self, submissions=[], introductions=[], gone=[], marks=[], changes=[])

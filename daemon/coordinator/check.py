@@ -14,8 +14,9 @@ from google.protobuf.message import DecodeError
 import bagua
 from bagua.base import code_archive
 from bagua.daemon.coordinator import models as m
-from bagua.daemon.coordinator.database import READ_ONLY, config_words, connect_engine, revision_of
+from bagua.daemon.coordinator.database import config_words, connect_engine, revision_of
 from bagua.daemon.coordinator.domain import JobState, Phase
+from bagua.daemon.coordinator.execution import READ_ONLY
 from bagua.daemon.coordinator.migrations import HEAD, KNOWN
 from bagua.proto import common_pb2
 

@@ -19,11 +19,11 @@ import bagua
 from bagua.base.disk import disk_words
 from bagua.base.errors import ConfigError
 from bagua.daemon.coordinator import models
+from bagua.daemon.coordinator.execution import READ_ONLY
 from bagua.daemon.coordinator.migrations import HEAD, KNOWN
-from bagua.daemon.coordinator.trouble import describe
+from bagua.daemon.coordinator.trouble import describe, shown_url
 
 _BUSY_TIMEOUT_MS = 10_000
-READ_ONLY = "bagua_read_only"  # execution option: SQLite's only write lock is not needed
 MIGRATION_LOCK = 0x6261677561  # any number of our own, for pg_advisory_lock
 
 
@@ -43,7 +43,7 @@ def open_engine(url: str) -> sa.Engine:
     engine = connect_engine(url)
     try:
         with config_words(engine.url):
-            ensure_schema(engine, engine.url.render_as_string(hide_password=True))
+            ensure_schema(engine, shown_url(engine.url))
     except BaseException:
         engine.dispose()
         raise
@@ -61,7 +61,11 @@ def connect_engine(url: str) -> sa.Engine:
     if backend not in ("sqlite", "postgresql"):
         raise ConfigError(f"Databases of type {backend!r} are not supported: use sqlite or postgresql. [BG816]")
     try:
-        return _sqlite_engine(parsed) if backend == "sqlite" else _postgresql_engine(parsed)
+        if backend == "sqlite":
+            return _sqlite_engine(parsed)
+        from bagua.daemon.coordinator.postgresql import open_server  # needs a package of its own
+
+        return open_server(parsed)
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"PostgreSQL needs the package {error.name}: pip install 'bagua[postgresql]'. [BG209]"
@@ -74,7 +78,7 @@ def config_words(url: sa.URL) -> Iterator[None]:
     try:
         yield
     except (sa.exc.DBAPIError, sqlite3.Error) as error:
-        shown = url.render_as_string(hide_password=True)
+        shown = shown_url(url)
         detail = str(error.orig if isinstance(error, sa.exc.DBAPIError) else error).strip()
         found = describe(error, url)
         words = found.words if found else f"The database {shown} can't be used: {' '.join(detail.split())}"
@@ -137,12 +141,6 @@ def _set_wal(cursor: sqlite3.Cursor) -> None:
             if error.sqlite_errorname != "SQLITE_BUSY" or time.monotonic() > deadline:
                 raise
         time.sleep(random.uniform(0.001, 0.02))  # nothing tells when the lock is free
-
-
-def _postgresql_engine(url: sa.URL) -> sa.Engine:
-    if url.drivername == "postgresql":  # SQLAlchemy before 2.1 would take psycopg2
-        url = url.set(drivername="postgresql+psycopg")
-    return sa.create_engine(url, pool_pre_ping=True, pool_size=5, connect_args={"connect_timeout": 10})
 
 
 def ensure_schema(engine: sa.Engine, shown: str) -> None:

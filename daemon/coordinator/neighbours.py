@@ -25,6 +25,7 @@ class Neighbours:
         self._lease_s = lease_s
         self._job_lease_s = job_lease_s
         self._seen: dict[str, tuple[float, float]] = {}  # owner -> (its beat, when it was seen to change)
+        self._silent = False
 
     def observe(self, beats: Mapping[str, float]) -> None:
         """Takes in the beats that the database has now."""
@@ -32,6 +33,16 @@ class Neighbours:
         for owner, beat in beats.items():
             if owner not in self._seen or self._seen[owner][0] != beat:
                 self._seen[owner] = (beat, now)
+
+    def alone(self, beats: Mapping[str, float]) -> bool:
+        """True if no other coordinator lives, or did when this was asked before: since then nothing of theirs can have
+        changed, for whatever one writes comes with its beat. ``beats`` are not yet observed."""
+        lease_s = max(self._lease_s, self._job_lease_s)
+        others = [owner for owner in beats if owner != self._owner]
+        same = all(owner in self._seen and self._seen[owner][0] == beats[owner] for owner in others)
+        before = self._silent
+        self._silent = same and not any(self._within(owner, lease_s) for owner in others)
+        return before and self._silent
 
     def put_forward(self, jump: float) -> None:
         """The clock jumped."""

@@ -29,7 +29,7 @@ from bagua.daemon.coordinator.neighbours import RESYNC_S, Neighbours
 from bagua.daemon.coordinator.options import Options
 from bagua.daemon.coordinator.sessions import NodeSession, Sessions
 from bagua.daemon.coordinator.stage import FAULT_RETRY_S, Fault, Stage, fault_reason
-from bagua.daemon.coordinator.store import Store
+from bagua.daemon.coordinator.store import Store, Transaction
 from bagua.daemon.coordinator.watchers import STOPPING, Watchers
 from bagua.daemon.coordinator.worker import Worker
 from bagua.proto import node_pb2
@@ -93,7 +93,7 @@ class Reconciler:
 
     async def start(self) -> int:
         """Reads what there is, as a former run of this coordinator left it; returns the number of unfinished jobs."""
-        beats, nodes, jobs = await self._worker.read(self._load)
+        beats, nodes, jobs = await self._worker.read(self._store.apply, self._load)
         self._clock.catch_up(max(beats.values(), default=0.0))
         self._options = replace(self._options, started_clock=self._clock.now())
         for stored in jobs:
@@ -105,10 +105,9 @@ class Reconciler:
         self._intake.look(stored.job.job_id for stored in jobs)
         return len(self._board.unfinished)
 
-    def _load(self) -> tuple[dict[str, float], list[NodeRecord], list[Stored]]:
-        with self._store.transaction() as tx:
-            tx.disconnect_all(self._owner)
-            return tx.beats(), tx.nodes(), tx.stored(list(tx.live()))
+    def _load(self, tx: Transaction) -> tuple[dict[str, float], list[NodeRecord], list[Stored]]:
+        tx.disconnect_all(self._owner)
+        return tx.beats(), tx.nodes(), tx.stored(list(tx.live()))
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -134,14 +133,13 @@ class Reconciler:
 
     async def stop(self) -> None:
         """Gives back what this coordinator holds, after ``run`` has ended."""
-        await self._worker.write(self._give_back)
+        await self._worker.write(self._store.apply, self._give_back)
 
-    def _give_back(self) -> None:
-        with self._store.transaction() as tx:
-            tx.disconnect_all(self._owner)
-            tx.beat(self._owner, self._clock.now())
-            if self._store.shared:
-                tx.release_jobs(self._owner)
+    def _give_back(self, tx: Transaction) -> None:
+        tx.beat(self._owner, self._clock.now())
+        tx.disconnect_all(self._owner)
+        if self._store.shared:
+            tx.release_jobs(self._owner)
 
     def _next_turn(self) -> float:
         """When a round is due even if nothing comes, by the service clock."""
@@ -157,7 +155,7 @@ class Reconciler:
                 self._next_sync = now + RESYNC_S
                 await self._sync(self._neighbours)
             if self._in_doubt:
-                await self._compare(await self._worker.read(self._live))
+                await self._compare(await self._worker.read(self._store.look, lambda tx: tx.live()))
                 self._in_doubt = False
             await self._load_unknown(taken)
             stage = await self._think(taken)
@@ -397,22 +395,21 @@ class Reconciler:
 
     async def _sync(self, neighbours: Neighbours) -> None:
         """Takes in what other coordinators have written."""
-        beats, nodes, live = await self._worker.read(self._snapshot)
+        beats = await self._worker.read(self._store.look, lambda tx: tx.beats())
+        alone = neighbours.alone(beats)
         jump = self._clock.catch_up(max(beats.values(), default=0.0))
         if jump:  # others were awake while this one was not: it blames nobody for that time
             self._sessions.put_forward(jump)
             self._board.put_forward(jump)
             neighbours.put_forward(jump)
         neighbours.observe(beats)
-        for node in nodes:
-            if self._sessions.get(node.node_id) is None:  # of those here the session itself tells
-                self._take_in_node(neighbours, node)
-        await self._compare(live)
+        if not alone:
+            nodes, live = await self._worker.read(self._store.look, lambda tx: (tx.nodes(), tx.live()))
+            for node in nodes:
+                if self._sessions.get(node.node_id) is None:  # of those here the session itself tells
+                    self._take_in_node(neighbours, node)
+            await self._compare(live)
         self._orphans = set(neighbours.orphans(self._board.jobs.values()))
-
-    def _live(self) -> dict[str, int]:
-        with self._store.read() as tx:
-            return tx.live()
 
     async def _compare(self, live: Mapping[str, int]) -> None:
         """Takes in the jobs that the database has otherwise: ``live`` are its revisions."""
@@ -420,10 +417,6 @@ class Reconciler:
         differ = {job_id for job_id in here.keys() | live.keys() if here.get(job_id) != live.get(job_id)}
         await self._reload(differ)
         self._intake.look(differ)
-
-    def _snapshot(self) -> tuple[dict[str, float], list[NodeRecord], dict[str, int]]:
-        with self._store.read() as tx:
-            return tx.beats(), tx.nodes(), tx.live()
 
     def _take_in_node(self, neighbours: Neighbours, node: NodeRecord) -> None:
         view = self._board.views.get(node.node_id)
@@ -443,7 +436,8 @@ class Reconciler:
         """Takes in jobs as the database has them."""
         if not job_ids:
             return
-        found = {stored.job.job_id: stored for stored in await self._worker.read(self._stored, sorted(job_ids))}
+        read = await self._worker.read(self._store.look, lambda tx: tx.stored(sorted(job_ids)))
+        found = {stored.job.job_id: stored for stored in read}
         for job_id in job_ids:
             if job_id in found:
                 self._board.put(found[job_id])
@@ -453,10 +447,6 @@ class Reconciler:
             else:
                 self.forget([job_id])
             self._watchers.notify(job_id)
-
-    def _stored(self, job_ids: list[str]) -> list[Stored]:
-        with self._store.read() as tx:
-            return tx.stored(job_ids)
 
     async def _load_unknown(self, taken: Inbox) -> None:
         """A job that is not on the board may have been made by another coordinator a moment ago."""

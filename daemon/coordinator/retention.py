@@ -50,7 +50,7 @@ class Retention:
         """Deletes some; returns how many."""
         found = await self._worker.read(self._expired)
         if found:
-            await self._worker.write(self._delete, found)
+            await self._worker.write(self._store.apply, lambda tx: tx.delete_jobs(found))
             self._on_deleted(found)
         return len(found)
 
@@ -60,7 +60,3 @@ class Retention:
             if math.isfinite(self._keep.size) and tx.ended_bytes() > self._keep.size:
                 return tx.expired(before, 0, _AT_ONCE)
             return tx.expired(before, self._keep.jobs, _AT_ONCE)
-
-    def _delete(self, job_ids: list[str]) -> None:
-        with self._store.transaction() as tx:
-            tx.delete_jobs(job_ids)

@@ -1,46 +1,60 @@
 """Queries the database. A Store opens transactions; they take and return values of ``domain``.
 
 Threads: a Store may be used from several, a Transaction from one. SQLite has one write lock, which ``transaction``
-takes at its start (so there is nothing to upgrade and no deadlock); ``read`` takes none. Never call the network inside
-one.
+takes at its start (so there is nothing to upgrade and no deadlock); ``read`` takes none. PostgreSQL has locks of rows:
+``node_store`` says in which order. Never call the network inside one.
 """
 
 from __future__ import annotations
 
-import enum
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from bagua.daemon.coordinator import models as m
-from bagua.daemon.coordinator.account_store import AccountQueries
-from bagua.daemon.coordinator.database import READ_ONLY
-from bagua.daemon.coordinator.domain import (
-    Change,
-    Event,
-    HostRecord,
-    JobRecord,
-    JobSpec,
-    JobState,
-    NodeRecord,
-    Phase,
-    Plan,
-    RankRecord,
-    RankState,
-    Stored,
+from bagua.daemon.coordinator.domain import Change, Event, HostRecord, JobRecord, JobState, NodeRecord, Phase, Stored
+from bagua.daemon.coordinator.execution import READ_ONLY
+from bagua.daemon.coordinator.node_store import NodeQueries
+from bagua.daemon.coordinator.rows import (
+    DELETE_HOSTS,
+    INSERT_EVENT,
+    INSERT_HOST,
+    INSERT_SPEC,
+    UPDATE_HOST,
+    UPDATE_JOB,
+    changed_hosts,
+    changed_job,
+    event_row,
+    host_record,
+    host_row,
+    job_record,
+    new_job_row,
 )
-from bagua.daemon.coordinator.translate import brief_of, spec_from_wire
-from bagua.daemon.coordinator.trouble import told_in_words
+from bagua.daemon.coordinator.trouble import broken_off, told_in_words
+from bagua.daemon.coordinator.tuning_store import Among, insert_into
 
-_JOBS = sa.select(m.jobs, m.job_specs.c.spec).join(m.job_specs, m.job_specs.c.job_id == m.jobs.c.job_id)
+_JOBS = Among(
+    sa.select(m.jobs, m.job_specs.c.spec).join(m.job_specs, m.job_specs.c.job_id == m.jobs.c.job_id), m.jobs.c.job_id
+)
+_LOCKED_JOBS = Among(
+    sa.select(m.jobs.c.job_id, m.jobs.c.revision).order_by(m.jobs.c.job_id).with_for_update(), m.jobs.c.job_id
+)
+_OF_KEYS = Among(sa.select(m.jobs.c.job_id, m.jobs.c.idempotency_key), m.jobs.c.idempotency_key)
+_HOSTS = Among(sa.select(m.job_hosts).order_by(m.job_hosts.c.job_id, m.job_hosts.c.host_index), m.job_hosts.c.job_id)
 _UNFINISHED = [state.value for state in JobState if not state.terminal]
 _ROW_BYTES = 200  # what a row takes beside its text, about
-_TOGETHER = 3  # changed jobs from which on a server of a database is asked for all of them at once
-_CHUNK = 500  # bound values in one IN (...)
+_TRIES = 5  # of a transaction that a server breaks off
+
+Submitted = tuple[JobRecord, str | None, Sequence[Event]]  # a new job, its idempotency key, its first events
+T = TypeVar("T")
+
+
+@cache
+def _insert_job(dialect: str) -> sa.Insert:
+    return insert_into(m.jobs, dialect).on_conflict_do_nothing(index_elements=["idempotency_key"])
 
 
 class Store:
@@ -60,45 +74,65 @@ class Store:
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
-        """As of one moment. Waits for no writer, and no writer waits for it. Raises as ``transaction``."""
+        """Waits for no writer, and no writer waits for it. With SQLite all of it is as of one moment, with PostgreSQL
+        each query. Raises as ``transaction``."""
         with told_in_words(self._engine.url), self._engine.connect() as connection:
             yield Transaction(connection.execution_options(**{READ_ONLY: True}))
+
+    def apply(self, work: Callable[[Transaction], T]) -> T:
+        """What ``work`` returns, in a transaction. Where a server has broken that off in favour of another one, it is
+        called again: so it changes nothing but the database. Raises as ``transaction``."""
+        for left in reversed(range(_TRIES)):
+            try:
+                with self.transaction() as tx:
+                    return work(tx)
+            except sa.exc.DBAPIError as error:
+                if not left or not broken_off(error):
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    def look(self, work: Callable[[Transaction], T]) -> T:
+        """What ``work`` returns, which only reads."""
+        with self.read() as tx:
+            return work(tx)
 
     def close(self) -> None:
         """Closes the connections."""
         self._engine.dispose()
 
 
-class Transaction(AccountQueries):
+class Transaction(NodeQueries):
     """One transaction."""
 
     # ---- jobs
 
     def create_job(self, job: JobRecord, idempotency_key: str | None, owner: str, events: Iterable[Event] = ()) -> bool:
         """False if the key is taken: then nothing was written."""
-        added = tuple(events)
-        values = {
-            **_job_row(job),
-            "job_id": job.job_id,
-            "idempotency_key": idempotency_key,
-            "name": job.spec.name,
-            "brief": brief_of(job.spec.wire),
-            "created_at": job.created_at,
-            "submitted_clock": job.submitted_clock,
-            "job_key": job.job_key,
-            **{name: getattr(job, name) for name in _ORIGIN},
-            "last_event": len(added),
-            "revision": 1,
-            "lease_owner": owner,
-        }
-        statement = self._insert(m.jobs).values(values).on_conflict_do_nothing(index_elements=["idempotency_key"])
-        if self._db.execute(statement.returning(m.jobs.c.job_id)).one_or_none() is None:
-            return False
-        self._db.execute(sa.insert(m.job_specs).values(job_id=job.job_id, spec=job.spec.wire))
-        if job.spec.code:
-            self.note_job_code(job.job_id, job.spec.code)
-        self._add_events([_event_row(job.job_id, seq, event) for seq, event in enumerate(added, 1)])
-        return True
+        return job.job_id in self.create_jobs([(job, idempotency_key, tuple(events))], owner)
+
+    def create_jobs(self, submitted: Sequence[Submitted], owner: str) -> set[str]:
+        """Ids of those that were written: all but those whose key is taken."""
+        rows = [new_job_row(job, key, owner, len(events)) for job, key, events in submitted]
+        # In the order of their keys: two coordinators that get the same ones wait for each other in one direction.
+        rows.sort(key=lambda row: row["idempotency_key"] or "")
+        self._later(_insert_job(self._db.dialect.name), rows)
+        taken = self._others([(job.job_id, key) for job, key, _ in submitted if key is not None])
+        written = [one for one in submitted if one[0].job_id not in taken]
+        self._later(INSERT_SPEC, [{"job_id": job.job_id, "spec": job.spec.wire} for job, _, _ in written])
+        for job, _, _ in written:
+            if job.spec.code:
+                self.note_job_code(job.job_id, job.spec.code)
+        numbered = ((job.job_id, seq, event) for job, _, events in written for seq, event in enumerate(events, 1))
+        self._later(INSERT_EVENT, [event_row(*one) for one in numbered])
+        return {job.job_id for job, _, _ in written}
+
+    def _others(self, keyed: Sequence[tuple[str, str]]) -> set[str]:
+        """Of jobs with their keys, those whose key belongs to another job."""
+        if not keyed:
+            return set()
+        rows = self._among(_OF_KEYS, [key for _, key in keyed])
+        first = {row.idempotency_key: row.job_id for row in rows}
+        return {job_id for job_id, key in keyed if first.get(key) != job_id}
 
     def job(self, job_id: str) -> JobRecord | None:
         """The job with its hosts and ranks."""
@@ -106,12 +140,20 @@ class Transaction(AccountQueries):
         return found[0].job if found else None
 
     def stored(self, job_ids: Sequence[str]) -> list[Stored]:
-        """Those of the jobs that there are, complete."""
-        found: list[Stored] = []
-        for start in range(0, len(job_ids), _CHUNK):
-            query = _JOBS.where(m.jobs.c.job_id.in_(job_ids[start : start + _CHUNK]))
-            found += self._assemble(self._db.execute(query).mappings().all())
-        return found
+        """Those of the jobs that there are, complete, in the order of ``job_ids``."""
+        order = {job_id: place for place, job_id in enumerate(job_ids)}
+        rows = [row._mapping for row in self._among(_JOBS, job_ids)]
+        rows.sort(key=lambda row: order[row["job_id"]])
+        hosts = self._hosts([row["job_id"] for row in rows])
+        return [
+            Stored(
+                job_record(row, tuple(hosts.get(row["job_id"], ()))),
+                row["revision"],
+                row["last_event"],
+                row["lease_owner"],
+            )
+            for row in rows
+        ]
 
     def job_by_key(self, idempotency_key: str) -> JobRecord | None:
         """The job that was submitted with the key."""
@@ -144,29 +186,27 @@ class Transaction(AccountQueries):
         query = sa.select(m.jobs.c.state, sa.func.count()).group_by(m.jobs.c.state)
         return {JobState(state): count for state, count in self._db.execute(query)}
 
-    def save(self, changes: Sequence[Change], check_slots: bool = False) -> set[str]:
+    def save(self, changes: Sequence[Change], nodes: Mapping[str, NodeRecord] | None = None) -> set[str]:
         """Writes what differs, and the events, of each change whose job nobody has changed meanwhile; returns the
-        others' ids. ``check_slots``: other coordinators place jobs too; a placement that does not fit beside theirs
-        counts as stale."""
+        others' ids. ``nodes``: other coordinators place jobs too, and these are the nodes, locked; a placement that
+        does not fit beside theirs counts as stale."""
         stale: set[str] = set()
-        if check_slots:
-            stale = self._oversubscribed([change for change in changes if change.placed])
+        if nodes is not None:
+            stale = self._oversubscribed([change for change in changes if change.placed], nodes)
         stale |= self._update_jobs([change for change in changes if change.job.job_id not in stale])
-        events: list[dict[str, Any]] = []
-        hosts: list[dict[str, Any]] = []
-        for change in changes:
-            job_id = change.job.job_id
-            if job_id in stale:
-                continue
-            numbered = enumerate(change.events, change.old.last_event + 1)
-            events += [_event_row(job_id, seq, event) for seq, event in numbered]
-            if change.regroups:
-                self._replace_hosts(change.job)
-            else:
-                hosts += _changed_hosts(change)
-        if hosts:
-            self._db.execute(_UPDATE_HOST, hosts)
-        self._add_events(events)
+        fresh = [change for change in changes if change.job.job_id not in stale]
+        regrouped = [change for change in fresh if change.regroups]
+        self._later(DELETE_HOSTS, [{"p_job_id": change.job.job_id} for change in regrouped])
+        self._later(
+            INSERT_HOST, [host_row(change.job.job_id, host) for change in regrouped for host in change.job.parts]
+        )
+        self._later(UPDATE_HOST, [row for change in fresh if not change.regroups for row in changed_hosts(change)])
+        numbered = (
+            (change.job.job_id, seq, event)
+            for change in fresh
+            for seq, event in enumerate(change.events, change.old.last_event + 1)
+        )
+        self._later(INSERT_EVENT, [event_row(*one) for one in numbered])
         return stale
 
     def events(self, job_id: str, after_seq: int, limit: int) -> list[Event]:
@@ -201,95 +241,32 @@ class Transaction(AccountQueries):
 
     def delete_jobs(self, job_ids: Sequence[str]) -> None:
         """With all that belongs to them."""
+        self._lock_jobs(m.jobs.c.job_id.in_(job_ids))
         self._db.execute(sa.delete(m.jobs).where(m.jobs.c.job_id.in_(job_ids)))
-
-    # ---- coordinators
-
-    def beat(self, owner: str, clock: float) -> None:
-        """``owner`` lives."""
-        statement = self._insert(m.coordinators).values(owner=owner, clock=clock)
-        self._db.execute(statement.on_conflict_do_update(index_elements=["owner"], set_={"clock": clock}))
-
-    def beats(self) -> dict[str, float]:
-        """Owner -> its clock at its last beat."""
-        return {row.owner: row.clock for row in self._db.execute(sa.select(m.coordinators))}
 
     def release_jobs(self, owner: str) -> int:
         """Gives back the right to decide, so that others need not wait; returns how many jobs it was."""
         c = m.jobs.c
-        statement = sa.update(m.jobs).where(c.lease_owner == owner, c.state.in_(_UNFINISHED))
-        return self._db.execute(statement.values(lease_owner=None, revision=c.revision + 1)).rowcount
-
-    # ---- nodes
-
-    def put_node(self, node: NodeRecord) -> None:
-        """Inserts or replaces, but for the wish that it drains."""
-        values = _values(node)
-        statement = self._insert(m.nodes).values(values)
-        del values["node_id"], values["draining"]
-        self._db.execute(statement.on_conflict_do_update(index_elements=["node_id"], set_=values))
-
-    def node(self, node_id: str, lock: bool = False) -> NodeRecord | None:
-        """One node."""
-        query = sa.select(m.nodes).where(m.nodes.c.node_id == node_id)
-        row = self._db.execute(query.with_for_update() if lock else query).mappings().one_or_none()
-        return None if row is None else NodeRecord(**row)
-
-    def nodes(self) -> list[NodeRecord]:
-        """All, by id."""
-        return [
-            NodeRecord(**row) for row in self._db.execute(sa.select(m.nodes).order_by(m.nodes.c.node_id)).mappings()
-        ]
-
-    def mark_node(self, node_id: str, draining: bool | None, leaving: bool | None) -> None:
-        """That a node drains, or not: as a user has asked, as its daemon says. None: as it was."""
-        marks = {name: mark for name, mark in (("draining", draining), ("leaving", leaving)) if mark is not None}
-        if marks:
-            self._db.execute(sa.update(m.nodes).where(m.nodes.c.node_id == node_id).values(marks))
-
-    def seen(self, owner: str, now: float) -> None:
-        """``now`` as the time when the nodes with ``owner`` were heard of; for people."""
-        self._db.execute(sa.update(m.nodes).where(m.nodes.c.owner == owner).values(last_seen=now))
-
-    def disconnect_node(self, node_id: str, owner: str, last_seen: float) -> bool:
-        """Marks that ``owner`` holds no session of the node, whichever run of its daemon was written down last: the
-        ends of several may have waited for the database together."""
-        c = m.nodes.c
-        statement = sa.update(m.nodes).where(c.node_id == node_id, c.owner == owner)
-        return self._db.execute(statement.values(owner=None, last_seen=last_seen)).rowcount == 1
-
-    def disconnect_all(self, owner: str) -> int:
-        """Marks that ``owner`` holds no session."""
-        return self._db.execute(sa.update(m.nodes).where(m.nodes.c.owner == owner).values(owner=None)).rowcount
-
-    def used_slots(self, node_ids: Sequence[str] | None = None) -> dict[str, int]:
-        """Slots taken, by node; also by jobs that ended while the node was away. What a dead daemon held is free."""
-        h, n = m.job_hosts.c, m.nodes.c
-        query = (
-            sa.select(h.node_id, sa.func.sum(h.nranks))
-            .join(m.nodes, sa.and_(n.node_id == h.node_id, n.boot_id == h.boot_id))
-            .where(h.phase < Phase.STOPPED.value)
-            .group_by(h.node_id)
-        )
-        if node_ids is not None:
-            query = query.where(h.node_id.in_(node_ids))
-        return {node_id: int(used) for node_id, used in self._db.execute(query)}
+        held = sa.and_(c.lease_owner == owner, c.state.in_(_UNFINISHED))
+        self._lock_jobs(held)
+        return self._db.execute(
+            sa.update(m.jobs).where(held).values(lease_owner=None, revision=c.revision + 1)
+        ).rowcount
 
     # ---- helpers
 
-    def _oversubscribed(self, placements: Sequence[Change]) -> set[str]:
-        """Jobs whose placement does not fit beside what the database knows. Until the end of the transaction nobody
-        else takes slots of these nodes."""
-        wanted = sorted({host.node_id for change in placements for host in change.placed})
-        free: dict[str, int] = {}
-        boots: dict[str, str] = {}
-        for start in range(0, len(wanted), _CHUNK):
-            part = wanted[start : start + _CHUNK]
-            query = sa.select(m.nodes).where(m.nodes.c.node_id.in_(part)).order_by(m.nodes.c.node_id)
-            rows = self._db.execute(query.with_for_update()).all()
-            used = self.used_slots(part)
-            free.update({row.node_id: row.slots - used.get(row.node_id, 0) for row in rows})
-            boots.update({row.node_id: row.boot_id for row in rows})
+    def _lock_jobs(self, chosen: sa.ColumnElement[bool]) -> None:
+        c = m.jobs.c
+        self._db.execute(sa.select(c.job_id).where(chosen).order_by(c.job_id).with_for_update()).all()
+
+    def _oversubscribed(self, placements: Sequence[Change], nodes: Mapping[str, NodeRecord]) -> set[str]:
+        """Jobs whose placement does not fit beside what the database knows."""
+        if not placements:
+            return set()
+        wanted = {host.node_id for change in placements for host in change.placed}
+        used = self.used_slots(wanted)
+        free = {node_id: nodes[node_id].slots - used.get(node_id, 0) for node_id in wanted & nodes.keys()}
+        boots = {node_id: nodes[node_id].boot_id for node_id in free}
         refused: set[str] = set()
         for change in placements:
             if any(boots.get(host.node_id) != host.boot_id for host in change.placed):
@@ -305,203 +282,21 @@ class Transaction(AccountQueries):
 
     def _update_jobs(self, changes: Sequence[Change]) -> set[str]:
         """Writes the jobs' own rows, each unless somebody has changed it meanwhile; returns the ids of those. A server
-        is asked twice for all of them, not once for each: there an answer takes longer than the work."""
-        if len(changes) < _TOGETHER or self._db.dialect.name == "sqlite":
+        is asked once for all of them: there an answer takes longer than the work."""
+        if len(changes) < 2 or self._db.dialect.name == "sqlite":
             return {
                 change.job.job_id
                 for change in changes
-                if self._db.execute(_UPDATE_JOB, _changed_job(change)).rowcount != 1
+                if self._db.execute(UPDATE_JOB, changed_job(change)).rowcount != 1
             }
-        known: dict[str, int] = {}
-        wanted = [change.job.job_id for change in changes]
-        c = m.jobs.c
-        for start in range(0, len(wanted), _CHUNK):
-            query = sa.select(c.job_id, c.revision).where(c.job_id.in_(wanted[start : start + _CHUNK]))
-            rows = self._db.execute(query.order_by(c.job_id).with_for_update())  # until the end of the transaction
-            known.update({row.job_id: row.revision for row in rows})
+        rows = self._among(_LOCKED_JOBS, [change.job.job_id for change in changes])  # until the transaction ends
+        known = {row.job_id: row.revision for row in rows}
         fresh = [change for change in changes if known.get(change.job.job_id) == change.old.revision]
-        if fresh:
-            self._db.execute(_UPDATE_JOB, [_changed_job(change) for change in fresh])
-        return set(wanted) - {change.job.job_id for change in fresh}
-
-    def _replace_hosts(self, job: JobRecord) -> None:
-        self._db.execute(sa.delete(m.job_hosts).where(m.job_hosts.c.job_id == job.job_id))
-        self._db.execute(sa.insert(m.job_hosts), [_host_row(job.job_id, host) for host in job.parts])
-
-    def _add_events(self, rows: list[dict[str, Any]]) -> None:
-        if rows:
-            self._db.execute(_INSERT_EVENT, rows)
-
-    def _assemble(self, rows: Sequence[sa.RowMapping]) -> list[Stored]:
-        hosts = self._hosts([row["job_id"] for row in rows])
-        return [
-            Stored(
-                _job_record(row, tuple(hosts.get(row["job_id"], ()))),
-                row["revision"],
-                row["last_event"],
-                row["lease_owner"],
-            )
-            for row in rows
-        ]
+        self._later(UPDATE_JOB, [changed_job(change) for change in fresh])
+        return {change.job.job_id for change in changes} - {change.job.job_id for change in fresh}
 
     def _hosts(self, ids: Sequence[str]) -> dict[str, list[HostRecord]]:
         found: dict[str, list[HostRecord]] = {}
-        h = m.job_hosts.c
-        for start in range(0, len(ids), _CHUNK):
-            query = sa.select(m.job_hosts).where(h.job_id.in_(ids[start : start + _CHUNK]))
-            for row in self._db.execute(query.order_by(h.job_id, h.host_index)).mappings():
-                found.setdefault(row["job_id"], []).append(_host_record(row))
+        for row in self._among(_HOSTS, ids):
+            found.setdefault(row.job_id, []).append(host_record(row._mapping))
         return found
-
-
-# ---- rows
-
-
-def _values(record: NodeRecord) -> dict[str, Any]:
-    return {field.name: getattr(record, field.name) for field in fields(record)}
-
-
-def _event_row(job_id: str, seq: int, event: Event) -> dict[str, Any]:
-    return {
-        "job_id": job_id,
-        "seq": seq,
-        "time": event.time,
-        "kind": event.kind,
-        "reason": event.reason,
-        "generation": event.generation,
-    }
-
-
-def _changed_job(change: Change) -> dict[str, Any]:
-    return {
-        **_job_row(change.job),
-        "p_job_id": change.job.job_id,
-        "p_revision": change.old.revision,
-        "lease_owner": change.owner,
-        "last_event": change.stored.last_event,
-        "revision": change.stored.revision,
-    }
-
-
-def _changed_hosts(change: Change) -> list[dict[str, Any]]:
-    pairs = zip(change.job.parts, change.old.job.parts, strict=True)
-    rows = [_host_row(change.job.job_id, host) for host, before in pairs if host is not before and host != before]
-    for row in rows:
-        row["p_job_id"], row["p_host_index"] = row.pop("job_id"), row.pop("host_index")
-    return rows
-
-
-def _plain(value: Any) -> Any:
-    """Every database driver takes it."""
-    if isinstance(value, tuple):
-        return json.dumps(value) if value else ""
-    return int(value) if isinstance(value, enum.IntEnum) else value
-
-
-# Columns of JobRecord that need no word about how.
-_JOB_FIELDS = ("stalls", "wanted_nodes", "paused", "next_member", "failures", "retry_clock", "respawns", "plan")
-_ORIGIN = ("namespace", "submitted_by", "unix_user")  # written once
-_HOST_FIELDS = tuple(field.name for field in fields(HostRecord) if field.name not in ("index", "ranks"))
-
-
-_RANK_FIELDS = tuple(field.name for field in fields(RankRecord) if field.name not in ("rank", "local_rank", "node_id"))
-
-
-def _host_row(job_id: str, host: HostRecord) -> dict[str, Any]:
-    row = {name: _plain(getattr(host, name)) for name in _HOST_FIELDS}
-    return {**row, "job_id": job_id, "host_index": host.index, "ranks": _ranks_text(host.ranks)}
-
-
-def _ranks_text(ranks: Sequence[RankRecord]) -> str:
-    if all(rank == RankRecord(rank.rank, rank.local_rank, rank.node_id) for rank in ranks):
-        return ""
-    return json.dumps([[getattr(rank, name) for name in _RANK_FIELDS] for rank in ranks], separators=(",", ":"))
-
-
-def _ranks(host: Mapping[Any, Any]) -> tuple[RankRecord, ...]:
-    first, node_id = host["first_rank"], host["node_id"]
-    if not host["ranks"]:
-        return tuple(RankRecord(first + local, local, node_id) for local in range(host["nranks"]))
-    return tuple(  # rows of the first versions have no member
-        RankRecord(first + local, local, node_id, RankState(state), *rest)
-        for local, (state, *rest) in enumerate(json.loads(host["ranks"]))
-    )
-
-
-def _job_row(job: JobRecord) -> dict[str, Any]:
-    """Columns that change during the life of a job."""
-    return {
-        "state": _plain(job.state),
-        "reason": job.reason,
-        "outcome": _plain(job.outcome),
-        "cancel_reason": job.cancel_reason,
-        "generation": job.generation,
-        "started_at": job.started_at,
-        "finished_at": job.finished_at,
-        "placed_clock": job.placed_clock,
-        "stopping_clock": job.stopping_clock,
-        **{name: _plain(getattr(job, name)) for name in _JOB_FIELDS},
-        "master_addr": job.master_addr,
-        "master_port": job.master_port,
-    }
-
-
-def _job_record(row: Mapping[Any, Any], hosts: tuple[HostRecord, ...]) -> JobRecord:
-    spec: JobSpec = spec_from_wire(row["spec"])
-    return JobRecord(
-        job_id=row["job_id"],
-        spec=spec,
-        created_at=row["created_at"],
-        state=JobState(row["state"]),
-        reason=row["reason"],
-        outcome=None if row["outcome"] is None else JobState(row["outcome"]),
-        cancel_reason=row["cancel_reason"],
-        generation=row["generation"],
-        started_at=row["started_at"],
-        finished_at=row["finished_at"],
-        submitted_clock=row["submitted_clock"],
-        placed_clock=row["placed_clock"],
-        stopping_clock=row["stopping_clock"],
-        **{name: row[name] for name in _JOB_FIELDS if name not in ("plan", "respawns")},
-        plan=Plan(row["plan"]),
-        respawns=tuple((node_id, at) for node_id, at in json.loads(row["respawns"] or "[]")),
-        master_addr=row["master_addr"],
-        master_port=row["master_port"],
-        job_key=row["job_key"],
-        **{name: row[name] for name in _ORIGIN},
-        hosts=tuple(host for host in hosts if host.index >= 0),
-        former=tuple(reversed([host for host in hosts if host.index < 0 and not host.joining])),
-        joining=tuple(reversed([host for host in hosts if host.joining])),
-    )
-
-
-def _host_record(row: Mapping[Any, Any]) -> HostRecord:
-    values = {name: row[name] for name in _HOST_FIELDS}
-    values["phase"] = Phase(values["phase"])
-    values["lost_hosts"] = tuple(json.loads(values["lost_hosts"] or "[]"))
-    return HostRecord(index=row["host_index"], **values, ranks=_ranks(row))
-
-
-# ---- statements that are run often: made once
-
-_UPDATE_JOB = (
-    sa.update(m.jobs)
-    .where(m.jobs.c.job_id == sa.bindparam("p_job_id"), m.jobs.c.revision == sa.bindparam("p_revision"))
-    .values(
-        {
-            name: sa.bindparam(name)
-            for name in (
-                *_job_row(JobRecord("", JobSpec("", 0, 0, 0.0, 0.0, 0, b""), 0.0)),
-                "lease_owner",
-                "last_event",
-                "revision",
-            )
-        }
-    )
-)
-_UPDATE_HOST = (
-    sa.update(m.job_hosts)
-    .where(m.job_hosts.c.job_id == sa.bindparam("p_job_id"), m.job_hosts.c.host_index == sa.bindparam("p_host_index"))
-    .values({name: sa.bindparam(name) for name in (*_HOST_FIELDS, "ranks")})
-)
-_INSERT_EVENT = sa.insert(m.events)

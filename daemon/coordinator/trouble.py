@@ -39,6 +39,16 @@ def told_in_words(url: sa.URL) -> Iterator[None]:
         raise ServiceError(f"{found.words} [BG816]") from error
 
 
+def broken_off(error: sa.exc.DBAPIError) -> bool:
+    """True if a server undid the transaction because of another one (a deadlock, a conflict): it can be tried again."""
+    return getattr(error.orig, "sqlstate", None) in ("40001", "40P01")
+
+
+def shown_url(url: sa.URL) -> str:
+    """As users write it, without the password."""
+    return url.set(drivername=url.get_backend_name()).render_as_string(hide_password=True)
+
+
 def describe(error: sa.exc.DBAPIError | sqlite3.Error, url: sa.URL) -> Trouble | None:
     """Words for an error; None: it is not the database's state that is wrong."""
     cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
@@ -83,7 +93,7 @@ def _sqlite(code: int, detail: str, file: Path) -> Trouble | None:
 
 
 def _postgresql(state: str, no_answer: bool, detail: str, url: sa.URL) -> Trouble | None:
-    shown = url.render_as_string(hide_password=True)
+    shown = shown_url(url)
     if state == "53100":
         return Trouble(True, f"The disk of the database {shown} is full ({detail}). Make room there.")
     if state == "25006":

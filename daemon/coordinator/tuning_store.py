@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 
 from bagua.daemon.coordinator import models as m
+from bagua.daemon.coordinator.execution import LATER
 
 if TYPE_CHECKING:
     from sqlalchemy.dialects import postgresql
+
+_CHUNK = 500  # bound values in one IN (...)
+
+
+class Among:
+    """``query`` of the rows in which ``column`` is one of some values. Made once for many uses. A server knows the text
+    of the query, however many values there are."""
+
+    def __init__(self, query: sa.Select[Any], column: sa.Column[Any]) -> None:
+        self.of_list = query.where(column.in_(sa.bindparam("wanted", expanding=True)))
+        self.of_array = query.where(column == sa.func.any(sa.bindparam("wanted", type_=sa.ARRAY(sa.String))))
+
+
+def insert_into(table: sa.Table, dialect: str) -> sqlite.Insert | postgresql.Insert:
+    """With ON CONFLICT."""
+    if dialect == "sqlite":
+        return sqlite.insert(table)
+    from sqlalchemy.dialects import postgresql  # not worth its time at start where there is SQLite
+
+    return postgresql.insert(table)
 
 
 class TuningQueries:
@@ -21,11 +42,22 @@ class TuningQueries:
         self._db = connection
 
     def _insert(self, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
-        if self._db.dialect.name == "sqlite":
-            return sqlite.insert(table)
-        from sqlalchemy.dialects import postgresql  # not worth its time at start where there is SQLite
+        return insert_into(table, self._db.dialect.name)
 
-        return postgresql.insert(table)
+    def _later(
+        self, statement: sa.Executable, rows: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
+        """Once, or once for each of the rows: a server is asked the next thing without waiting for this answer."""
+        if rows is None or rows:
+            self._db.execute(statement, rows, execution_options={LATER: True})
+
+    def _among(self, query: Among, values: Iterable[str]) -> list[sa.Row[Any]]:
+        """What it finds for these values, in their order."""
+        wanted = sorted(set(values))
+        if self._db.dialect.name != "sqlite":
+            return list(self._db.execute(query.of_array, {"wanted": wanted})) if wanted else []
+        parts = (wanted[start : start + _CHUNK] for start in range(0, len(wanted), _CHUNK))
+        return [row for part in parts for row in self._db.execute(query.of_list, {"wanted": part})]
 
     def tune_study(self, study_id: str) -> sa.Row[Any] | None:
         """Its row."""

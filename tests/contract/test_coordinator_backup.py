@@ -46,7 +46,7 @@ def store(database_url: str) -> Iterator[Store]:
     make_job(made, "job-2", JobState.SUCCEEDED)
     make_job(made, "job-3", JobState.FAILED)
     with made.transaction() as tx:
-        tx.put_node(NodeRecord("a", "h", "::1", 2, "0.1", "boot", 1e9))
+        tx.put_nodes([NodeRecord("a", "h", "::1", 2, "0.1", "boot", 1e9)])
         tx.begin_code("d" * 64, 5, 1e9)
         tx.add_code_piece("d" * 64, 0, b"\0\1\2\3\xff")
         tx.complete_code("d" * 64, 1e9, "default")

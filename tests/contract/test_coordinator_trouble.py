@@ -154,7 +154,7 @@ def test_words_for_postgresql():
     ):
         found = trouble(cause)
         assert found is not None and found.may_pass is may_pass and text in found.words
-        assert "postgresql+psycopg://me:***@db/bagua" in found.words
+        assert "postgresql://me:***@db/bagua" in found.words
     assert trouble(errors.UndefinedTable("x")) is None
 
 

@@ -26,7 +26,7 @@ from bagua.daemon.coordinator.worker import Worker
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 # As in a service: structlog's own choice draws frames with their variables, which takes seconds.
 structlog.configure(
     processors=[

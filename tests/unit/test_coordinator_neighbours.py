@@ -46,3 +46,24 @@ def test_what_is_known_of_nodes_that_talk_to_another_one():
     ended = replace(node, owner=None)
     assert neighbours.heard_of(ended, there, now) == neighbours.heard_of(node, None, now) == now
     assert neighbours.heard_of(ended, replace(there, connected=False, heard_clock=33.0), now) == 33.0
+
+
+def test_who_is_alone_looks_for_beats_alone():
+    """Until another one comes, and until one that has died was looked at once more after its lease."""
+    times = [100.0]
+    clock = ServiceClock(1.0, monotonic=lambda: times[0], wall=lambda: 0.0)
+    two = Neighbours("two", clock, 10.0, 3.0)
+
+    def looks(beats: dict[str, float], seconds: float) -> list[bool]:
+        found = []
+        for _ in range(int(seconds / RESYNC_S)):
+            times[0] += RESYNC_S
+            clock.tick()
+            found.append(two.alone(beats))
+            two.observe(beats)
+        return found
+
+    assert looks({"two": 1.0}, 1.5) == [False, True, True]
+    assert not any(looks({"two": 2.0, "one": 7.0}, 10.0)), "it may be alive"
+    assert looks({"two": 3.0, "one": 7.0}, 1.5) == [False, True, True], "dead: seen once more, and never again"
+    assert looks({"two": 3.0, "one": 8.0}, 0.5) == [False], "it woke up"

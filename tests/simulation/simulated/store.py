@@ -3,11 +3,14 @@ runs over this one too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TypeVar
 
 from bagua.daemon.coordinator.domain import Change, Event, JobRecord, NodeRecord, Phase, Stored
+
+T = TypeVar("T")
 
 
 class MemoryStore:
@@ -34,10 +37,20 @@ class MemoryStore:
             raise
         self._on_commit()
 
+    def apply(self, work: Callable[[MemoryTransaction], T]) -> T:
+        """What ``work`` returns, in a transaction."""
+        with self.transaction() as tx:
+            return work(tx)
+
     @contextmanager
     def read(self) -> Iterator[MemoryTransaction]:
         """As of one moment."""
         yield MemoryTransaction(self)
+
+    def look(self, work: Callable[[MemoryTransaction], T]) -> T:
+        """What ``work`` returns."""
+        with self.read() as tx:
+            return work(tx)
 
 
 class MemoryTransaction:
@@ -56,6 +69,9 @@ class MemoryTransaction:
         self._add(job.job_id, added)
         return True
 
+    def create_jobs(self, submitted: Sequence[tuple[JobRecord, str | None, Sequence[Event]]], owner: str) -> set[str]:
+        return {job.job_id for job, key, events in submitted if self.create_job(job, key, owner, events)}
+
     def job(self, job_id: str) -> JobRecord | None:
         found = self._store.jobs.get(job_id)
         return None if found is None else found.job
@@ -73,8 +89,8 @@ class MemoryTransaction:
             if not stored.job.state.terminal or any(host.phase is not Phase.STOPPED for host in stored.job.parts)
         }
 
-    def save(self, changes: Sequence[Change], check_slots: bool = False) -> set[str]:
-        assert not check_slots
+    def save(self, changes: Sequence[Change], nodes: Mapping[str, NodeRecord] | None = None) -> set[str]:
+        assert nodes is None
         stale = set()
         for change in changes:
             job_id = change.job.job_id
@@ -95,9 +111,10 @@ class MemoryTransaction:
     def beats(self) -> dict[str, float]:
         return dict(self._store.beats)
 
-    def put_node(self, node: NodeRecord) -> None:
-        known = self._store.nodes.get(node.node_id)
-        self._store.nodes[node.node_id] = node if known is None else replace(node, draining=known.draining)
+    def put_nodes(self, nodes: Sequence[NodeRecord]) -> None:
+        for node in nodes:
+            known = self._store.nodes.get(node.node_id)
+            self._store.nodes[node.node_id] = node if known is None else replace(node, draining=known.draining)
 
     def mark_node(self, node_id: str, draining: bool | None, leaving: bool | None) -> None:
         known = self._store.nodes.get(node_id)
@@ -106,18 +123,17 @@ class MemoryTransaction:
             leaving = known.leaving if leaving is None else leaving
             self._store.nodes[node_id] = replace(known, draining=draining, leaving=leaving)
 
-    def node(self, node_id: str, lock: bool = False) -> NodeRecord | None:
+    def node(self, node_id: str) -> NodeRecord | None:
         return self._store.nodes.get(node_id)
 
     def nodes(self) -> list[NodeRecord]:
         return [self._store.nodes[node_id] for node_id in sorted(self._store.nodes)]
 
-    def disconnect_node(self, node_id: str, owner: str, last_seen: float) -> bool:
-        known = self._store.nodes.get(node_id)
-        if known is None or known.owner != owner:
-            return False
-        self._store.nodes[node_id] = replace(known, owner=None, last_seen=last_seen)
-        return True
+    def disconnect_nodes(self, node_ids: Sequence[str], owner: str, last_seen: float) -> None:
+        for node_id in node_ids:
+            known = self._store.nodes.get(node_id)
+            if known is not None and known.owner == owner:
+                self._store.nodes[node_id] = replace(known, owner=None, last_seen=last_seen)
 
     def disconnect_all(self, owner: str) -> int:
         found = [node for node in self._store.nodes.values() if node.owner == owner]

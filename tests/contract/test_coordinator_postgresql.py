@@ -1,0 +1,148 @@
+"""How the store asks PostgreSQL: few answers are waited for, and nothing is lost by that."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import sqlalchemy as sa
+
+from bagua.base.errors import UnavailableError
+from bagua.daemon.coordinator.batch import Batch
+from bagua.daemon.coordinator.database import open_engine
+from bagua.daemon.coordinator.domain import Change, Event, JobRecord, NodeRecord
+from bagua.daemon.coordinator.store import Store, Transaction
+from bagua.daemon.coordinator.translate import checked_spec
+from bagua.proto import common_pb2
+
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def store(postgres_url: str) -> Iterator[Store]:
+    made = Store(open_engine(postgres_url))
+    yield made
+    made.close()
+
+
+def job(job_id: str) -> JobRecord:
+    wire = common_pb2.JobSpec(entry="t.py", nnodes=1, nproc_per_node=1)
+    return JobRecord(job_id, checked_spec(wire), 1.0, master_port=20_001, job_key=b"key")
+
+
+def node(name: str, owner: str) -> NodeRecord:
+    return NodeRecord(name, f"host-{name}", "127.0.0.1", 2, "1.0", "boot", 100.0, owner)
+
+
+@pytest.fixture
+def lose_connections(postgres_url: str) -> Callable[[], None]:
+    """The server ends all connections to the database, as at its restart."""
+    ends = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+
+    def lose() -> None:
+        url = sa.make_url(postgres_url).set(drivername="postgresql+psycopg")
+        plain = sa.create_engine(url, isolation_level="AUTOCOMMIT")
+        with plain.connect() as connection:
+            connection.exec_driver_sql(f"{ends} AND datname = current_database()")
+        plain.dispose()
+
+    return lose
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Grows with each answer that a transaction waits for."""
+    pipeline = pytest.importorskip("psycopg").Pipeline
+    found: list[str] = []
+    for name in ("sync", "__exit__"):
+        whole = getattr(pipeline, name)
+        monkeypatch.setattr(pipeline, name, lambda *given, name=name, whole=whole: found.append(name) or whole(*given))
+    return found
+
+
+def test_a_round_waits_for_few_answers(store: Store, answers: list[str]):
+    def waits(**more: object) -> int:
+        del answers[:]
+        assert not Batch("me", 1.0, 1.0, lives=lambda owner: False, **more).write(store).failed  # type: ignore[arg-type]
+        return len(answers)
+
+    names = [f"job-{number}" for number in range(20)]
+    assert waits() == 1  # for the commit
+    assert waits(introductions=[node(name, "me") for name in names], gone=names[:5]) == 2  # and the locks of nodes
+    assert waits(submissions=[(job(name), "") for name in names]) == 1
+    assert waits(submissions=[(job(f"k{name}"), f"key {name}") for name in names]) == 2  # and whose keys are taken
+    with store.read() as tx:
+        known = tx.stored(names)
+    changes = [Change(old, old.job, (Event("a", "b", 0, 1.0),) * 3, "me") for old in known]
+    assert waits(changes=changes) == 2  # and the newest revisions
+    with store.read() as tx:
+        assert [event.seq for event in tx.events("job-7", 0, 10)] == [1, 2, 3, 4]
+        assert len(tx.nodes()) == 20
+
+
+@pytest.mark.parametrize("also", [True, False], ids=["before another answer", "at the commit"])
+def test_an_error_of_which_nobody_waits_undoes_the_transaction(store: Store, also: bool):
+    with store.transaction() as tx:
+        tx.create_job(job("job-1"), None, "me")
+    with pytest.raises(sa.exc.IntegrityError, match="pk_jobs"), store.transaction() as tx:
+        tx.beat("me", 1.0)
+        tx.create_job(job("job-2"), None, "me")
+        tx.create_job(job("job-1"), None, "me")
+        if also:
+            tx.beats()
+    with store.transaction() as tx:
+        assert tx.beats() == {} and list(tx.live()) == ["job-1"]
+
+
+def test_an_exception_of_ours_undoes_it_too(store: Store):
+    with pytest.raises(ZeroDivisionError), store.transaction() as tx:
+        tx.beat("me", 1.0)
+        raise ZeroDivisionError
+    with store.read() as tx:
+        assert tx.beats() == {}
+
+
+def test_a_server_that_was_started_again_is_no_error(store: Store, lose_connections: Callable[[], None]):
+    for _ in range(2):
+        with store.transaction() as tx:
+            tx.beat("me", 1.0)
+        lose_connections()
+    with store.read() as tx:
+        assert tx.beats() == {"me": 1.0}
+
+
+def test_a_server_that_goes_away_in_a_transaction(store: Store, lose_connections: Callable[[], None]):
+    with pytest.raises(UnavailableError, match="does not answer"), store.transaction() as tx:
+        tx.beat("me", 1.0)
+        assert tx.beats() == {"me": 1.0}
+        lose_connections()
+        tx.beat("me", 2.0)
+    with store.transaction() as tx:
+        assert tx.beats() == {}
+
+
+def test_transactions_that_lock_each_other_are_done_again(store: Store):
+    with store.transaction() as tx:
+        tx.put_nodes([node("a", "me"), node("b", "me")])
+    both = threading.Barrier(2)
+    tries: list[str] = []
+
+    def locks(first: str, second: str) -> Callable[[Transaction], None]:
+        def work(tx: Transaction) -> None:
+            tries.append(first)
+            tx.lock_nodes([first])
+            if tries.count(first) == 1:
+                both.wait(WAIT_S)
+            tx.lock_nodes([second])
+            tx.beat(first, 1.0)
+
+        return work
+
+    other = threading.Thread(target=store.apply, args=(locks("b", "a"),))
+    other.start()
+    store.apply(locks("a", "b"))
+    other.join(WAIT_S)
+    assert len(tries) == 3
+    with store.read() as tx:
+        assert tx.beats() == {"a": 1.0, "b": 1.0}
