@@ -7,7 +7,6 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from rig.limits import SOON_S
 
 HOLD = """
     import hashlib, os, pathlib, time

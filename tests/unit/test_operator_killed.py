@@ -184,7 +184,6 @@ def test_a_course_without_a_kill(whole: World) -> None:
     assert whole.writes > 30
 
 
-@pytest.mark.full  # the next one dies after all of them
 def test_a_kill_after_any_write(whole: World) -> None:
     for write in range(1, whole.writes + 1):
         world = World(frozenset({write}))
@@ -197,4 +196,4 @@ def test_a_kill_after_each_write(whole: World) -> None:
     """No operator lives to do a second thing."""
     world = World(frozenset(range(1, 10 * whole.writes)))
     world.live()
-    assert outcome(world) == outcome(whole)
+    assert outcome(world) == outcome(whole) and world.story == whole.story
