@@ -7,7 +7,6 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-
 HOLD = """
     import hashlib, os, pathlib, time
 
