@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import signal
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from rig import leaks
 from rig.limits import SOON_S
 from rig.sshd import Sshd
 
@@ -54,6 +56,18 @@ def test_two_hosts_are_one_job(sandbox: Sandbox, sshd: Sshd) -> None:
     assert lines == [f"[rank {r}] rank {r} of 4 dark ['a b']" for r in range(4)]
     sandbox.assert_all_gone(within=SOON_S)
     sandbox.assert_no_state_left()
+
+
+def test_a_secret_stays_in_memory(sandbox: Sandbox, sshd: Sshd) -> None:
+    sandbox.script("hold.py", leaks.HOLD)
+    secret = leaks.secret_file(sandbox.folder)
+    process = sandbox.start(*sandbox.command, *words(sshd, 2, "--secret", "HF_TOKEN=hf.token", "hold.py"))
+    sandbox.wait_until(lambda: len(list(sandbox.folder.glob("has-*"))) == 2, 5 * SOON_S)
+    leaks.assert_kept(secret, sandbox.folder / "hf.token", sandbox.folder, sandbox.runtime, sshd.folder)
+    (sandbox.folder / "stop").touch()
+    done = sandbox.finish(process, time.monotonic())
+    assert done.code == 0 and done.out.count(hashlib.sha256(secret.encode()).hexdigest()) == 2, done.text
+    assert secret not in done.text
 
 
 @pytest.mark.full  # another cluster

@@ -21,6 +21,15 @@ import bagua
 ROOT = Path(__file__).resolve().parents[2]
 CONTAINER = ROOT / "deploy" / "container"
 BUILD_S = 1200.0
+KUBECONFIG = {
+    "apiVersion": "v1",
+    "kind": "Config",
+    "clusters": [{"name": "none", "cluster": {"server": "http://127.0.0.1:1"}}],
+    "users": [{"name": "none", "user": {}}],
+    "contexts": [{"name": "none", "context": {"cluster": "none", "user": "none"}}],
+    "current-context": "none",
+}
+"""Leads to no API server."""
 patient = pytest.mark.timeout(2 * BUILD_S)
 """Compilers and package indexes take minutes on a busy machine."""
 
@@ -208,10 +217,17 @@ def test_the_image_serves() -> None:
         for second in $(seq 60); do test -s /tmp/ready && break; sleep 1; done
         kill $server && wait $server && cat /tmp/ready
     """
+    # It has all that the operator imports: the first thing that is missing is an API server.
+    operate = f"""
+        echo '{json.dumps(KUBECONFIG)}' > /tmp/kubeconfig
+        bagua operator --kubeconfig /tmp/kubeconfig 2>&1 || echo "code $?"
+    """
     try:
         assert buildah("run", "--isolation", "chroot", container, "--", "id", "-u") == "10001"
         said = buildah("run", "--isolation", "chroot", container, "--", "sh", "-c", serve)
         assert json.loads(said.splitlines()[-1])["state_dir"] == "/var/lib/bagua"
+        said = buildah("run", "--isolation", "chroot", container, "--", "sh", "-c", operate)
+        assert "http://127.0.0.1:1 does not answer" in said and said.endswith("code 2")
     finally:
         buildah("rm", container)
         buildah("rmi", image)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from rig import leaks
 from rig.elastic import PROGRAM
 from rig.limits import SOON_S
 from rig.slurm import NODES, Slurm, slurm
@@ -142,6 +144,28 @@ def test_slurm_run_starts_a_daemon_on_each_node(sandbox: Sandbox, cluster: Slurm
     assert len({line[4] for line in lines}) == 2 and all(line[3] == "4" for line in lines), done.text
     assert not list((sandbox.state / "slurm").iterdir())  # the file with the secrets
     sandbox.assert_all_gone(within=SOON_S)
+
+
+@pytest.mark.full  # e2e/test_hosts.py looks for it where ssh starts the daemons
+def test_a_secret_stays_in_memory(sandbox: Sandbox, cluster: Slurm) -> None:
+    sandbox.script("hold.py", leaks.HOLD)
+    secret = leaks.secret_file(sandbox.folder)
+    log = sandbox.folder / "job.log"
+    script = sandbox.script(
+        "job.sh", f"#!/bin/bash\n{slurm_run(cluster, '--secret', 'HF_TOKEN=hf.token', 'hold.py')}\n"
+    )
+    options = ("--wait", "-N2", "--ntasks-per-node=1", f"--output={log}")
+    waits = sandbox.start(*cluster.command("sbatch", *options), script, env=cluster.env)
+    sandbox.wait_until(lambda: len(list(sandbox.folder.glob("has-*"))) == 2, 5 * SOON_S)
+    folders = [sandbox.folder, sandbox.runtime, *([cluster.own.folder] if cluster.own else [])]
+    leaks.assert_kept(secret, sandbox.folder / "hf.token", *folders)
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in (sandbox.state / "slurm").rglob("order"))
+    told = sandbox.run(*cluster.command("scontrol", "show", "job", "--details"), env=cluster.env)
+    assert told.code == 0 and "job.sh" in told.out and secret not in told.text
+    (sandbox.folder / "stop").touch()
+    assert waits.wait(4 * SOON_S) == 0, log.read_text()
+    assert log.read_text().count(hashlib.sha256(secret.encode()).hexdigest()) == 2, log.read_text()
+    assert leaks.in_files(secret, *folders) == {str(sandbox.folder / "hf.token"): 0o600}
 
 
 @pytest.mark.full  # the same from a login node

@@ -40,14 +40,18 @@ bagua top
 """
 
 
+def is_test(words: str) -> bool:
+    """Whether there is a test of this name: ``tests/FILE.py::test_name``."""
+    path, _, name = words.partition("::")
+    file = ROOT / path
+    return file.exists() and bool(re.search(rf"^(async )?def {name}\(", file.read_text(), re.MULTILINE))
+
+
 def unshown(block: pages.Block) -> str:
     """Words on a block that nothing shows, or nothing."""
     where = f"docs/{block.page}.md:{block.line}"
     if block.mark == "shown by":
-        path, _, name = block.reason.partition("::")
-        file = ROOT / path
-        known = file.exists() and re.search(rf"^(async )?def {name}\(", file.read_text(), re.MULTILINE)
-        return "" if known else f"{where}: there is no test {block.reason}"
+        return "" if is_test(block.reason) else f"{where}: there is no test {block.reason}"
     if block.mark or block.page in (*pages.PLAYED, *pages.FOLLOWED):
         return ""
     return f"{where}: no test runs this. Mark it as tests/rig/pages.py says"
@@ -68,6 +72,13 @@ def test_programs_are_complete(name: str) -> None:
     for block in pages.of_page(name):
         if block.file == "cell" or block.file.endswith(".py"):
             compile(block.text, f"{name}: {block.file}", "exec")
+
+
+def test_the_table_of_points_names_tests() -> None:
+    rows = [line for line in (pages.DOCS / "operations.md").read_text().splitlines() if "`tests/" in line]
+    named = [re.findall(r"`(tests/[^`]+::[^`]+)`", row) for row in rows if row.startswith("|")]
+    assert len(named) > 40 and all(named)
+    assert [words for row in named for words in row if not is_test(words)] == []
 
 
 def test_blocks_are_found() -> None:
