@@ -61,7 +61,7 @@ def run_tests(version: str, arguments: list[str], remove: bool) -> tuple[str, Co
 
 
 def attempt(version: str, arguments: list[str], remove: bool) -> tuple[str, Counter[str]]:
-    """As ``run_tests``; an environment that can't be made, or a run that breaks off, does not keep other versions out."""
+    """As ``run_tests``; an environment that can't be made, or a run that breaks off, keeps no other version out."""
     try:
         return run_tests(version, arguments, remove)
     except (subprocess.CalledProcessError, OSError, ElementTree.ParseError) as error:
