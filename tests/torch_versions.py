@@ -60,6 +60,14 @@ def run_tests(version: str, arguments: list[str], remove: bool) -> tuple[str, Co
     return f"| {version} | {counts['passed']} | {counts['skipped']} | {counts['failed']} | {today} |", words
 
 
+def attempt(version: str, arguments: list[str], remove: bool) -> tuple[str, Counter[str]]:
+    """As ``run_tests``; an environment that can't be made, or a run that breaks off, keeps no other version out."""
+    try:
+        return run_tests(version, arguments, remove)
+    except (subprocess.CalledProcessError, OSError, ElementTree.ParseError) as error:
+        return f"| {version} | | | | {datetime.date.today()} |", Counter([f"FAILED {error}"])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="*", default=list(VERSIONS))
@@ -69,7 +77,7 @@ def main() -> int:
         place = ours.index("--")
         ours, theirs = ours[:place], ours[place + 1 :]
     options = parser.parse_args(ours)
-    rows = [run_tests(version, theirs, options.remove) for version in options.versions]
+    rows = [attempt(version, theirs, options.remove) for version in options.versions]
     print("\n| torch | passed | skipped | failed | date |\n|---|---|---|---|---|", *(row for row, _ in rows), sep="\n")
     for version, (_, words) in zip(options.versions, rows, strict=True):
         print(f"\n{version}:", *(f"{count} x {text}" for text, count in words.most_common()), sep="\n  ")

@@ -54,6 +54,20 @@ SUM = """
     print("rank", bagua.get_rank(), "on node", bagua.get_node_rank(), "has", found.item(), flush=True)
 """
 
+DDP = """
+    import os, sys
+    import torch
+    import torch.distributed as dist
+    import bagua.c10d
+
+    rank, size = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+    dist.init_process_group("bagua", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=size)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+    model(torch.full((1, 1), 1.0 + rank)).sum().backward()
+    print("rank", rank, "on", dist.get_backend(), "has", model.module.weight.grad.item(), flush=True)
+    dist.destroy_process_group()
+"""
+
 TRAIN = """
     import os, pathlib, time
     import torch
@@ -130,6 +144,16 @@ def test_bare_srun_is_one_job(sandbox: Sandbox, cluster: Slurm) -> None:
     done = srun(sandbox, cluster, "-N2", "--ntasks-per-node=1", sys.executable, script)
     assert done.code == 0, done.text
     assert sorted(done.out.splitlines()) == [f"rank {rank} on node {rank} has 3.0" for rank in (0, 1)], done.text
+    sandbox.assert_all_gone(within=SOON_S)
+
+
+@pytest.mark.full
+def test_ddp_over_the_backend_under_bare_srun(sandbox: Sandbox, cluster: Slurm) -> None:
+    script = sandbox.script("ddp.py", DDP)
+    meet = sandbox.folder / "meet"
+    done = srun(sandbox, cluster, "-N2", "--ntasks-per-node=1", sys.executable, script, meet)
+    assert done.code == 0, done.text
+    assert sorted(done.out.splitlines()) == [f"rank {rank} on bagua has 1.5" for rank in (0, 1)], done.text
     sandbox.assert_all_gone(within=SOON_S)
 
 

@@ -3,6 +3,7 @@ every rank."""
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import bagua.torch_api as bagua
 from bagua.base.errors import BaguaError, ConfigError
+from bagua.torch_api import data_parallel
 
 TWO_HOSTS = [[0], [1]]
 WAIT_S = 120.0
@@ -146,6 +148,33 @@ def test_the_variable_chooses_without_touching_code(ranks: Ranks, tmp_path: Path
     for one, other in zip(plain, encoded, strict=True):
         assert not torch.equal(one, other)
         torch.testing.assert_close(one, other, rtol=0.05, atol=0.02)
+
+
+def rank_with_uneven_batches(folder: str) -> None:
+    """Rank r has 2 + 2 r batches."""
+    rank = begin(folder)
+    bagua.init_process_group()
+    over_gloo = functools.partial(DistributedDataParallel, process_group=dist.new_group(backend="gloo"))
+    results = []
+    for wrapper in (over_gloo, data_parallel.DistributedDataParallel):
+        model = wrapper(Layers([0, 1, 2]).double())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        losses = []
+        with model.join():
+            for step in range(2 + 2 * rank):
+                inputs = torch.randn(8, 24, generator=torch.Generator().manual_seed(10 * step + rank)).double()
+                optimizer.zero_grad()
+                loss = (model(inputs) - inputs.flip(1)).square().mean()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.detach())
+        results.append([*losses, *model.module.parameters()])
+    for theirs, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_join_means_what_it_does_in_ddp_on_gloo(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.run(rank_with_uneven_batches, 2, folder=str(tmp_path))
 
 
 def check_refusals() -> None:

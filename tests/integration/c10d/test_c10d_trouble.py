@@ -81,6 +81,19 @@ def test_calls_that_differ_are_an_error_on_all_ranks(ranks: Ranks, tmp_path: Pat
         assert "DistBackendError" in output and "All ranks must pass the same" in output, output
 
 
+def rank_with_a_bad_tensor_alone(folder: str) -> None:
+    dtype = torch.uint16 if begin(folder) == 0 else torch.float32
+    dist.all_reduce(torch.ones(2, dtype=dtype))
+
+
+def test_a_tensor_that_one_rank_can_not_pass_is_an_error_on_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
+    """The others wait for that rank, and are told that it has ended."""
+    ranks.start(rank_with_a_bad_tensor_alone, 3, folder=str(tmp_path))
+    first, *others = outputs(ranks)
+    assert "can't be reduced" in first, first
+    assert all("DistBackendError" in output and "rank 0 (" in output for output in others), others
+
+
 def rank_groups_that_differ(folder: str) -> None:
     rank = begin(folder)
     dist.new_group([0, 1] if rank == 0 else [0, 1, 2])

@@ -35,9 +35,10 @@ def test_a_large_cluster(start, tmp_path: Path):
     with FleetProcess(process.address, process.token, NODES, 2) as fleet, process.client() as client:
         fleet.wait_connected()
         job = client.submit(c.JobSpec(name="wide", entry="t", no_python=True, nnodes=NODES, nproc_per_node=2))
-        with httpx.Client(base_url=process.dashboard, headers={"authorization": f"Bearer {process.token}"}) as page:
+        headers = {"authorization": f"Bearer {process.token}"}
+        with httpx.Client(base_url=process.dashboard, headers=headers, timeout=60) as page:
             sizes: dict[str, int] = {}
-            with page.stream("GET", "/api/stream", timeout=60) as answer:
+            with page.stream("GET", "/api/stream") as answer:
                 nodes: set[str] = set()
                 kind = ""
                 for line in answer.iter_lines():
@@ -55,7 +56,7 @@ def test_a_large_cluster(start, tmp_path: Path):
                 document = page.get("/api/jobs", params={"page": token}).json()
                 seen, token = seen + len(document["jobs"]), document["next"]
             assert seen == 500 and token
-            with page.stream("GET", f"/api/stream?job={job.job_id}", timeout=60) as answer:
+            with page.stream("GET", f"/api/stream?job={job.job_id}") as answer:
                 line = next(line for line in answer.iter_lines() if line.startswith('data: {"job_id"'))
             document = json.loads(line.removeprefix("data: "))
             assert document["rank_count"] == 2 * NODES and len(document["ranks"]) == 256 and len(line) < 200_000
