@@ -80,7 +80,9 @@ def test_the_least_rate() -> None:
     found = least_rate(PROFILE, 0.0, 2, FULL, 1.5)
     assert found is not None
     compute_ms = PROFILE.compute_s * 1e3
-    assert step_ms(PROFILE, Network(found), 2, FULL) <= 1.5 * compute_ms < step_ms(PROFILE, Network(found / 1.1), 2, FULL)
+    assert (
+        step_ms(PROFILE, Network(found), 2, FULL) <= 1.5 * compute_ms < step_ms(PROFILE, Network(found / 1.1), 2, FULL)
+    )
     more = least_rate(PROFILE, 0.0, 8, FULL, 1.5)
     assert more is not None and more > found
     assert least_rate(PROFILE, 0.050, 128, FULL, 1.5) is None  # the ring's trips alone take longer

@@ -24,10 +24,10 @@ LINES = (FULL, "fp16", "bytegrad", "power_sgd", "qadam_1bit", "streaming_diloco"
 WIRES = (Network(1e9), Network(1e9, 0.005), Network(1e8, 0.02))
 
 
-DPI = 80
+DPI = 72
 """Less than elsewhere: maps with a number in each field are large files."""
 
-LIMIT = 1.5
+LIMIT = 2.0
 """A step with full gradients over one without communication, from which on they are said not to pay."""
 
 
@@ -80,10 +80,12 @@ def speedup(model: str, profile: StepProfile, grid: Grid, path: Path) -> None:
             ]
             for delay, line in zip(grid.delays, full, strict=True)
         ]
-        image = axes.imshow(times, cmap="RdYlGn", norm=LogNorm(1 / 100, 100), aspect="auto", origin="lower")
+        image = axes.imshow(times, cmap="YlGn", norm=LogNorm(0.7, 300), aspect="auto", origin="lower")
         for y, line in enumerate(times):
             for x, value in enumerate(line):
-                axes.text(x, y, f"{value:.2g}" if value < 99.5 else f"{value:.0f}", ha="center", va="center", fontsize=8)
+                axes.text(
+                    x, y, f"{value:.2g}" if value < 99.5 else f"{value:.0f}", ha="center", va="center", fontsize=8
+                )
         axes.set_title(family)
         _ticks(axes, grid)
     if image is not None:
@@ -143,6 +145,8 @@ def over_hosts(model: str, profile: StepProfile, grid: Grid, path: Path) -> None
 def limit(models: Sequence[str], profiles: Mapping[str, StepProfile], grid: Grid, path: Path) -> None:
     """The rate from which on a step with full gradients takes at most LIMIT times the one without communication, over the
     number of hosts; a line per delay, a picture per model. No point: no rate is enough."""
+    from matplotlib.ticker import FuncFormatter
+
     figure, all_axes = new_figure(len(models))
     for axes, model in zip(all_axes, models, strict=True):
         for delay in grid.delays:
@@ -155,11 +159,16 @@ def limit(models: Sequence[str], profiles: Mapping[str, StepProfile], grid: Grid
         axes.set_xlim(grid.hosts[0] * 0.9, grid.hosts[-1] * 1.1)
         axes.set_xticks(grid.hosts, [str(hosts) for hosts in grid.hosts])
         axes.set_xlabel("hosts")
+        for ticks in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            ticks(FuncFormatter(lambda rate, _: rate_text(rate)))
         axes.set_title(model)
         axes.grid(True, which="both", alpha=0.3)
-        axes.legend(title="delay one way")
+        if axes.get_lines():
+            axes.legend(title="delay one way")
     all_axes[0].set_ylabel("bit/s")
-    figure.suptitle(f"Least rate at which a step with full gradients takes {LIMIT:g} times the one without communication")
+    figure.suptitle(
+        f"Least rate at which a step with full gradients takes {LIMIT:g} times the one without communication"
+    )
     figure.savefig(path, dpi=DPI)
 
 
