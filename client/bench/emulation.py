@@ -71,7 +71,8 @@ def check_possible(network: Network, hosts: int = 2) -> None:
             raise ConfigError(f"--emulate needs the program {program}: install iproute2 (apt-get install iproute2).")
     if (network.delay_s or hosts > 2) and not Path("/dev/net/tun").exists():
         raise ConfigError(
-            "A delay, or more than two hosts, need /dev/net/tun, which this machine does not have: emulate the rate alone."
+            "A delay, or more than two hosts, need /dev/net/tun, which this machine does not have: emulate the rate "
+            "alone, between two hosts."
         )
 
 

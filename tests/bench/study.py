@@ -6,7 +6,8 @@
     python tests/bench/study.py --measure --seconds 20        # measures again between two emulated hosts; needs root
 
 ``results.json`` has every algorithm and codec of ``bagua advise`` on every network with every number of hosts;
-``table.md`` joins step times with the accuracy of docs/accuracy.md.
+``table.md`` joins step times with the accuracy of docs/accuracy.md; ``many.md`` has all-reduces of several emulated
+hosts beside the model.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ sys.path.insert(0, str(Path(__file__).parent))  # whatever PYTHONSAFEPATH says
 
 import advise
 from tradeoff import grid as grids
-from tradeoff import pictures, table
+from tradeoff import many, pictures, table
 
 from bagua.tuning.profile import StepProfile
 
 RECORDED = Path(__file__).parent / "tradeoff" / "recorded"
 MEASURED = RECORDED / "measured.json"
+MANY = RECORDED / "allreduce"
 MODELS = ("mlp", "resnet", "transformer", "tiny")
 CASES = tuple(f"{model}@{network}" for model in MODELS[:2] for network in ("1gbit", "1gbit,5ms", "100mbit"))
 ROUNDS, WARM_UP, RECORDED_STEPS = 4, 2, 12
@@ -61,6 +63,9 @@ def main() -> None:
     options.add_argument("--measure", action="store_true", help="measure --cases now, into --measured")
     options.add_argument("--cases", nargs="+", default=list(CASES), metavar="MODEL@NETWORK")
     options.add_argument("--seconds", type=float, default=20.0, help="for each case and algorithm")
+    options.add_argument(
+        "--many", type=Path, default=MANY, help="folder of reports of bagua bench allreduce --save with several hosts"
+    )
     options.add_argument("--small", action="store_true", help="a corner of the grid, as tests draw it")
     given = options.parse_args()
     grid = grids.Grid(grids.RATES[:3], grids.DELAYS[:2], grids.HOSTS[:2]) if given.small else grids.Grid()
@@ -79,6 +84,8 @@ def main() -> None:
         pictures.measured(rows, given.out / "study-measured.png")
         advise.show(rows)
     (given.out / "table.md").write_text(table.joined(profiles["resnet" if "resnet" in profiles else given.models[0]]))
+    if given.many.is_dir():
+        (given.out / "many.md").write_text(many.table(given.many, next(iter(profiles.values())).speeds))
     found = grids.results(profiles, grid) | {"measured": rows}
     (given.out / "results.json").write_text(json.dumps(found))
     print(f"{len(found['cells'])} cells in {given.out / 'results.json'}; pictures: {', '.join(p.name for p in drawn)}")

@@ -143,8 +143,8 @@ def over_hosts(model: str, profile: StepProfile, grid: Grid, path: Path) -> None
 
 
 def limit(models: Sequence[str], profiles: Mapping[str, StepProfile], grid: Grid, path: Path) -> None:
-    """The rate from which on a step with full gradients takes at most LIMIT times the one without communication, over the
-    number of hosts; a line per delay, a picture per model. No point: no rate is enough."""
+    """The rate from which on a step with full gradients takes at most LIMIT times the one without communication, over
+    the number of hosts; a line per delay, a picture per model. No point: no rate is enough."""
     from matplotlib.ticker import FuncFormatter
 
     figure, all_axes = new_figure(len(models))

@@ -155,5 +155,11 @@ def test_predicted_bytes_are_those_that_engines_send(ranks: Any) -> None:
 @pytest.mark.full  # four processes; the simulation of docs/study.md rests on it
 @pytest.mark.parametrize("hosts", [3, 4])
 def test_predicted_bytes_of_more_hosts(ranks: Any, hosts: int) -> None:
-    texts = ["gradient_allreduce", "gradient_allreduce:codec=fp16", "bytegrad", "power_sgd", "low_precision_decentralized"]
+    texts = [
+        "gradient_allreduce",
+        "gradient_allreduce:codec=fp16",
+        "bytegrad",
+        "power_sgd",
+        "low_precision_decentralized",
+    ]
     ranks.run(rank_counts_bytes, hosts=[[host] for host in range(hosts)], texts=texts)
