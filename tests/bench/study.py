@@ -53,7 +53,16 @@ def compare(measured: dict[str, Any], profiles: dict[str, StepProfile]) -> list[
     ]
 
 
-def main() -> None:
+def measure(cases: list[str], seconds: float, file: Path) -> None:
+    """Step times between two emulated hosts, into the file after each case."""
+    times = {}
+    for case in cases:
+        model, _, network = case.partition("@")
+        times[case] = advise.measure_case(model, network, seconds, ROUNDS, WARM_UP)
+        file.write_text(json.dumps(times))
+
+
+def parse() -> argparse.Namespace:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--out", type=Path, default=Path("build/study"), help="folder for results and pictures")
     options.add_argument("--models", nargs="+", default=list(MODELS), metavar="MODEL")
@@ -62,22 +71,22 @@ def main() -> None:
     options.add_argument("--measured", type=Path, default=MEASURED, help="step times that were measured")
     options.add_argument("--measure", action="store_true", help="measure --cases now, into --measured")
     options.add_argument("--cases", nargs="+", default=list(CASES), metavar="MODEL@NETWORK")
-    options.add_argument("--seconds", type=float, default=20.0, help="for each case and algorithm")
+    options.add_argument("--seconds", type=float, default=20.0, help="for each system of a case")
     options.add_argument(
         "--many", type=Path, default=MANY, help="folder of reports of bagua bench allreduce --save with several hosts"
     )
     options.add_argument("--small", action="store_true", help="a corner of the grid, as tests draw it")
-    given = options.parse_args()
+    return options.parse_args()
+
+
+def main() -> None:
+    given = parse()
     grid = grids.Grid(grids.RATES[:3], grids.DELAYS[:2], grids.HOSTS[:2]) if given.small else grids.Grid()
     given.out.mkdir(parents=True, exist_ok=True)
     profiles = profiles_of(given.models, given.profiles, given.record)
     if given.measure:
-        times = {}
-        for case in given.cases:
-            model, _, network = case.partition("@")
-            times[case] = advise.measure_case(model, network, given.seconds, ROUNDS, WARM_UP)
-            given.measured.write_text(json.dumps(times))
-    drawn = pictures.draw_all(profiles, grid, given.out)
+        measure(given.cases, given.seconds, given.measured)
+    pictures.draw_all(profiles, grid, given.out)
     rows = []
     if given.measured.exists():
         rows = compare(json.loads(given.measured.read_text()), profiles)
@@ -88,7 +97,7 @@ def main() -> None:
         (given.out / "many.md").write_text(many.table(given.many, next(iter(profiles.values())).speeds))
     found = grids.results(profiles, grid) | {"measured": rows}
     (given.out / "results.json").write_text(json.dumps(found))
-    print(f"{len(found['cells'])} cells in {given.out / 'results.json'}; pictures: {', '.join(p.name for p in drawn)}")
+    print(f"{len(found['cells'])} cells, pictures and tables: {given.out}")
 
 
 if __name__ == "__main__":

@@ -159,8 +159,8 @@ def limit(models: Sequence[str], profiles: Mapping[str, StepProfile], grid: Grid
         axes.set_xlim(grid.hosts[0] * 0.9, grid.hosts[-1] * 1.1)
         axes.set_xticks(grid.hosts, [str(hosts) for hosts in grid.hosts])
         axes.set_xlabel("hosts")
-        for ticks in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            ticks(FuncFormatter(lambda rate, _: rate_text(rate)))
+        axes.set_ylim(1e8, 1e11)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: rate_text(rate)))
         axes.set_title(model)
         axes.grid(True, which="both", alpha=0.3)
         if axes.get_lines():
