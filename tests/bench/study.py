@@ -71,7 +71,7 @@ def parse() -> argparse.Namespace:
     options.add_argument("--measured", type=Path, default=MEASURED, help="step times that were measured")
     options.add_argument("--measure", action="store_true", help="measure --cases now, into --measured")
     options.add_argument("--cases", nargs="+", default=list(CASES), metavar="MODEL@NETWORK")
-    options.add_argument("--seconds", type=float, default=20.0, help="for each system of a case")
+    options.add_argument("--seconds", type=float, default=20.0, help="for each case, about")
     options.add_argument(
         "--many", type=Path, default=MANY, help="folder of reports of bagua bench allreduce --save with several hosts"
     )

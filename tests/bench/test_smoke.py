@@ -143,10 +143,11 @@ def namespaces_of(pid: int) -> set[str]:
 
 @pytest.mark.root
 @pytest.mark.full
-def test_emulated_networks() -> None:
+@pytest.mark.parametrize("hosts", [2, 3])
+def test_emulated_networks(hosts: int) -> None:
     """The rate is really there, and the namespaces go. The next test has a delay."""
     needs_namespaces()
-    arguments = ["--sizes", "256K", "--nproc-per-node", "1", "--emulate", "20mbit"]
+    arguments = ["--sizes", "256K", "--nproc-per-node", "1", "--nnodes", str(hosts), "--emulate", "20mbit"]
     process = subprocess.Popen(
         command("allreduce", *arguments, *TINY, "--output", "json"),
         stdout=subprocess.PIPE,

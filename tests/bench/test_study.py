@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tradeoff.grid import FAMILIES, FULL, TEXTS, Grid, best_family, cluster_of, least_rate, results, step_ms, texts_for
+from tradeoff.many import compare
 from tradeoff.table import accuracies
 
 from bagua.bench import accuracy
@@ -96,6 +97,16 @@ def test_every_setting_has_its_accuracy() -> None:
     assert {name for names in FAMILIES.values() for name in names} <= set(known)
 
 
+def test_reports_of_many_hosts_are_compared() -> None:
+    rows = [
+        {"network": "2mbit,100ms", "bytes": 1 << 20, "system": name, "ms": 10_000.0} for name in ("bagua", "bagua fp16")
+    ]
+    found = list(compare({"settings": {"nnodes": 4}, "rows": rows}, PROFILE.speeds))
+    assert [row["codec"] for row in found] == ["none", "fp16"]
+    assert found[0]["predicted_ms"] > 1.5 * found[1]["predicted_ms"] > 0
+    assert found[0]["error"] == found[0]["predicted_ms"] / 10_000 - 1
+
+
 @pytest.mark.full  # matplotlib draws five pictures
 def test_the_command(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
@@ -106,4 +117,5 @@ def test_the_command(tmp_path: Path) -> None:
     assert pictures == [f"study-{name}.png" for name in ("best", "hosts", "limit", "measured", "speedup")]
     found = json.loads((tmp_path / "results.json").read_text())
     assert len(found["cells"]) == 3 * 2 * 2 and found["measured"]
+    assert "| 4 |" in (tmp_path / "many.md").read_text()
     assert (tmp_path / "table.md").read_text().count("\n") == 2 + len(TEXTS)
