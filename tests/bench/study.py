@@ -57,8 +57,7 @@ def measure(cases: list[str], seconds: float, file: Path) -> None:
     """Step times between two emulated hosts, into the file after each case."""
     times = {}
     for case in cases:
-        model, _, network = case.partition("@")
-        times[case] = advise.measure_case(model, network, seconds, ROUNDS, WARM_UP)
+        times[case] = advise.measure_case(case, seconds, ROUNDS, WARM_UP)
         file.write_text(json.dumps(times))
 
 
@@ -70,7 +69,7 @@ def parse() -> argparse.Namespace:
     options.add_argument("--record", action="store_true", help="record the profiles now, into --profiles")
     options.add_argument("--measured", type=Path, default=MEASURED, help="step times that were measured")
     options.add_argument("--measure", action="store_true", help="measure --cases now, into --measured")
-    options.add_argument("--cases", nargs="+", default=list(CASES), metavar="MODEL@NETWORK")
+    options.add_argument("--cases", nargs="+", default=list(CASES), metavar="MODEL@NETWORK[@HOSTS]")
     options.add_argument("--seconds", type=float, default=20.0, help="for each case, about")
     options.add_argument(
         "--many", type=Path, default=MANY, help="folder of reports of bagua bench allreduce --save with several hosts"
