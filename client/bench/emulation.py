@@ -1,7 +1,8 @@
-"""Two hosts on one machine: network namespaces joined by a wire with a rate and a delay. Needs root.
+"""Some hosts on one machine: network namespaces joined by a wire with a rate and a delay. Needs root.
 
-Without a delay the wire is a veth pair, shaped by tbf on both ends. With one it is a relay between two TUN devices
-(csrc/tools/delay_relay.cpp), because netem is missing from many kernels. The machine's own network is not touched.
+Two hosts without a delay have a veth pair, shaped by tbf on both ends. Else the wire is a relay between TUN devices
+(csrc/tools/delay_relay.cpp), because netem is missing from many kernels. The rate is that at which each host sends; a
+host receives from several others at once. The machine's own network is not touched.
 
 Names carry the process that made them, so that the next start removes what a killed one left.
 """
@@ -23,13 +24,18 @@ from bagua.base.errors import BuildError, ConfigError, ServiceError
 from bagua.tuning.network import Network
 
 DEVICE = "net0"
-ADDRESSES = ("10.77.0.1", "10.77.0.2")
+MOST_HOSTS = 16
 PREFIX = "baguabench-"
 COMMAND_DEADLINE_S = 20.0
 RELAY_DEADLINE_S = 10.0
 CARRIER_DEADLINE_S = 10.0
 LARGEST_PACKET = 65536
 SEARCH_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+
+
+def addresses(hosts: int) -> list[str]:
+    """Of so many hosts, in their order."""
+    return [f"10.77.0.{index + 1}" for index in range(hosts)]
 
 
 def start_time(pid: int) -> int | None:
@@ -50,13 +56,13 @@ def leftovers(names: Iterable[str], start_time_of: Callable[[int], int | None]) 
     """Those of our names whose maker is gone: no such process, or another one under its number."""
     found = []
     for name in names:
-        match = re.fullmatch(re.escape(PREFIX) + r"(\d+)-(\d+)-\d", name)
+        match = re.fullmatch(re.escape(PREFIX) + r"(\d+)-(\d+)-\d+", name)
         if match and start_time_of(int(match.group(1))) != int(match.group(2)):
             found.append(name)
     return found
 
 
-def check_possible(network: Network) -> None:
+def check_possible(network: Network, hosts: int = 2) -> None:
     """Raises ConfigError, with what to do, if this user or this machine can't emulate ``network``."""
     if os.geteuid() != 0:
         raise ConfigError(
@@ -67,9 +73,10 @@ def check_possible(network: Network) -> None:
             raise ConfigError(
                 f"--emulate needs the program {program}: install iproute2 (apt-get install iproute2). [BG002]"
             )
-    if network.delay_s and not Path("/dev/net/tun").exists():
+    if (network.delay_s or hosts > 2) and not Path("/dev/net/tun").exists():
         raise ConfigError(
-            "A delay needs /dev/net/tun, which this machine does not have: emulate the rate alone. [BG002]"
+            "A delay, or more than two hosts, need /dev/net/tun, which this machine does not have: emulate the rate "
+            "alone, between two hosts. [BG002]"
         )
 
 
@@ -88,17 +95,18 @@ def _command(*arguments: str, check: bool = True) -> str:
 
 
 class Emulation:
-    """Two namespaces with addresses ``ADDRESSES`` on ``DEVICE``, joined by ``network``, while the context lasts."""
+    """Namespaces with ``addresses`` on ``DEVICE``, joined by ``network``, while the context lasts."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, hosts: int = 2) -> None:
         self.network = network
+        self.addresses = addresses(hosts)
         started = start_time(os.getpid()) or 0
-        self.names = tuple(namespace_name(os.getpid(), started, index) for index in range(2))
+        self.names = tuple(namespace_name(os.getpid(), started, index) for index in range(hosts))
         self._relay: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Emulation:
-        check_possible(self.network)
-        program = _relay_program() if self.network.delay_s else None
+        check_possible(self.network, len(self.names))
+        program = _relay_program() if self.network.delay_s or len(self.names) > 2 else None
         present = [line.split()[0] for line in _command("ip", "netns", "list").splitlines() if line.strip()]
         for name in leftovers(present, start_time):
             _command("ip", "netns", "delete", name, check=False)
@@ -110,7 +118,7 @@ class Emulation:
                 self._join_by_veth()
             else:
                 self._join_by_relay(program)
-            for name, address in zip(self.names, ADDRESSES, strict=True):
+            for name, address in zip(self.names, self.addresses, strict=True):
                 self._configure(name, address)
             for name in self.names:
                 self._await_carrier(name)

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from bagua.base.errors import BuildError, ServiceError
-from bagua.bench.emulation import ADDRESSES, DEVICE, SEARCH_PATH, Emulation
+from bagua.bench.emulation import DEVICE, SEARCH_PATH, Emulation
 from bagua.bench.report import Column, Row, percent, scaled, text
 from bagua.bench.units import size_text
 from bagua.tuning.network import TCP_SHARE, Network
@@ -74,7 +74,7 @@ def places(emulation: Emulation | None) -> tuple[Place, Place]:
         return Place("127.0.0.1", "lo"), Place("127.0.0.1", "lo")
     near, far = (
         Place(address, DEVICE, ("ip", "netns", "exec", name))
-        for address, name in zip(ADDRESSES, emulation.names, strict=True)
+        for address, name in zip(emulation.addresses, emulation.names, strict=True)
     )
     return near, far
 

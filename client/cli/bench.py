@@ -15,7 +15,7 @@ from bagua.base.algorithm_choice import CODECS, check
 from bagua.base.errors import ConfigError
 from bagua.base.text import json_text
 from bagua.bench import plots, report
-from bagua.bench.emulation import DEVICE, check_possible
+from bagua.bench.emulation import DEVICE, MOST_HOSTS, check_possible
 from bagua.bench.units import choose, parse_sizes
 from bagua.cli import options
 from bagua.cli.options import Output, UsageError
@@ -38,8 +38,8 @@ EmulateOption = Annotated[
     typer.Option(
         "--emulate",
         metavar="RATE[,DELAY]",
-        help="Two hosts as network namespaces with such a wire between them, for example 1gbit, 100mbit,5ms (one way) "
-        "or none; may be repeated. Needs root.",
+        help="Two hosts (or --nnodes) as network namespaces with such a wire between them, for example 1gbit, "
+        "100mbit,5ms (one way) or none; may be repeated. Needs root.",
         show_default=False,
     ),
 ]
@@ -67,12 +67,12 @@ def networks_of(emulate: list[str] | None, nnodes: int | None) -> tuple[list[Net
     """(networks to measure in, nodes): [None] is this machine as it is. Raises UsageError, also without rights."""
     if not emulate:
         return [None], nnodes or 1
-    if nnodes not in (None, 2):
-        raise UsageError(f"--emulate makes two hosts: --nnodes {nnodes} does not fit. [BG102]")
+    if nnodes is not None and not 2 <= nnodes <= MOST_HOSTS:
+        raise UsageError(f"--emulate makes 2 to {MOST_HOSTS} hosts: --nnodes {nnodes} does not fit. [BG102]")
     found = [checked(parse_network, text) for text in emulate]
     for network in found:
-        checked(check_possible, network)
-    return list(found), 2
+        checked(check_possible, network, nnodes or 2)
+    return list(found), nnodes or 2
 
 
 def command_line() -> str:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from bagua.base.errors import BaguaError, ServiceError
-from bagua.bench.emulation import ADDRESSES, DEVICE, Emulation
+from bagua.bench.emulation import DEVICE, Emulation, addresses
 from bagua.bench.units import RESULT_MARK
 from bagua.tuning.network import Network
 
@@ -40,7 +40,7 @@ CANCEL_PATIENCE_S = 15.0
 class Task:
     """One job: a module of ``bagua.bench.ranks`` with its configuration, and where it runs.
 
-    ``namespaces``: of the two hosts of an emulated network; none: node daemons on this machine's loopback.
+    ``namespaces``: of the hosts of an emulated network; none: node daemons on this machine's loopback.
     """
 
     module: str
@@ -121,10 +121,11 @@ def _start(task: Task, cluster: EmbeddedCluster) -> None:
         cluster.start_nodes(names, task.nproc_per_node)
         return
     # Beyond loopback the service demands TLS. We are in the first namespace.
-    cluster.start_coordinator("--auto-tls", ADDRESSES[0], listen=f"{ADDRESSES[0]}:0")
+    places = addresses(len(task.namespaces))
+    cluster.start_coordinator("--auto-tls", places[0], listen=f"{places[0]}:0")
     hosts = [
         EmbeddedHost(("ip", "netns", "exec", name), address)
-        for name, address in zip(task.namespaces, ADDRESSES, strict=True)
+        for name, address in zip(task.namespaces, places, strict=True)
     ]
     cluster.start_nodes(names, task.nproc_per_node, hosts=hosts)
 
@@ -137,7 +138,7 @@ def measure(task: Task, network: Network | None) -> dict[str, Any]:
         if network is None:
             code = run_task(task)
         else:
-            with ending_signals(), Emulation(network) as emulation:
+            with ending_signals(), Emulation(network, task.nnodes) as emulation:
                 code = _run_inside(replace(task, namespaces=emulation.names), Path(folder) / "task.json")
         if code:
             raise typer.Exit(code)

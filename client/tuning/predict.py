@@ -23,13 +23,17 @@ CHUNK_BYTES = 512 << 10
 DIRECT_BYTES, DIRECT_HOSTS = 32 << 10, 8
 MIDDLE_BYTES = 512 << 10
 TRIP_NS, BYTE_NS = 100_000.0, 1.0
-"""Of the engine: engine/options.h and collective/cost.h."""
+TILE, TOPK_BLOCK = 1024, 16384
+"""Of the engine: engine/options.h, collective/cost.h and codec/formats.h. Encoded blocks have whole tiles."""
 
 RATIOS = {
     **{"fp16": 0.5, "bf16": 0.5, "fp8_e4m3": 0.252, "fp8_e5m2": 0.252},
     **{"minmax8": 0.254, "int4": 0.133, "onebit": 0.0323},
 }
 """Bytes sent for a byte of float32, scales of blocks included; topk: 1.5 times its density."""
+
+TRIP_SHARE = 0.5
+"""Of an operation that moves next to nothing: the part that another trip takes. The rest is between rank and engine."""
 
 TOPK_BYTES = 6 / 4
 DEFAULT_DENSITY = 0.01
@@ -105,13 +109,13 @@ def bucket_cost(
     if pattern == RING:
         sent, steps = _ring_of_neighbours(nbytes, hosts, coding)
     elif coding is not None:
-        sent, steps = 2 * (hosts - 1) / hosts * nbytes * coding.ratio, 2
+        sent, steps = _scattered(nbytes, hosts, coding), 2
     else:
         sent, steps = _plain(nbytes, hosts)
     work = local + sent / speeds.socket
     if coding is not None:
         work += _coding_s(nbytes, hosts, coding, speeds, pattern)
-    wire = _hold(sent, steps, cluster.network)
+    wire = _hold(sent, steps, cluster.network, speeds.operation_s * TRIP_SHARE)
     # Where one rank sends to another, the receiver says first that it is ready.
     words = 2 if pattern == RING or (pattern == PAIR and coding is not None) else 1
     return Cost(sent, speeds.operation_s + max(wire, work), words * cluster.network.delay_s, work)
@@ -127,6 +131,14 @@ def _plain(nbytes: float, hosts: int) -> tuple[float, int]:
         return least, 2 * (hosts - 1)
     steps = 2 * math.floor(math.log2(hosts))
     return (least, steps) if hosts & (hosts - 1) == 0 else (least + 2 * nbytes, steps + 2)
+
+
+def _scattered(nbytes: float, hosts: int, coding: Coding) -> float:
+    """Bytes that the busiest host sends: its partial sums of the others' blocks, and the result of its own to all. A
+    short vector has fewer blocks than there are hosts."""
+    block = 4 * (TOPK_BLOCK if coding.codec == "topk" else TILE)
+    own = min(nbytes, math.ceil(nbytes / block / hosts) * block)
+    return (nbytes - own + own * (hosts - 1)) * coding.ratio
 
 
 def _ring_of_neighbours(nbytes: float, hosts: int, coding: Coding | None) -> tuple[float, int]:
@@ -148,12 +160,13 @@ def codec_speed(speeds: Speeds, codec: str) -> CodecSpeed:
     return speeds.codecs.get(codec) or CodecSpeed(speeds.memory, speeds.memory)
 
 
-def _hold(sent: float, steps: int, network: Network) -> float:
+def _hold(sent: float, steps: int, network: Network, trip_s: float) -> float:
     """Seconds in which the queue of sends is not free. Each step but the first sends what the step before it has
-    brought, in chunks: where a step's bytes take less than the delay, the queue waits."""
+    brought, in chunks: where a step's bytes take less than the delay and ``trip_s``, which the processors need for a
+    message, the queue waits."""
     each = sent / steps / network.payload_rate
     chunk = min(each, CHUNK_BYTES / network.payload_rate)
-    period = max(each, network.delay_s + chunk)
+    period = max(each, network.delay_s + trip_s + chunk)
     return each + (steps - 1) * period if steps > 1 else each
 
 

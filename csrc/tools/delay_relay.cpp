@@ -1,8 +1,9 @@
-// Emulates a wire between two network namespaces, for kernels without netem. It creates a TUN device in each namespace
-// and forwards every packet after a fixed delay, at a limited rate, the same in both directions.
+// Emulates a network between two or more network namespaces, for kernels without netem. It creates a TUN device in each
+// namespace and forwards every packet after a fixed delay, at the limited rate of its sender.
 //
-//     delay_relay NAMESPACE_A NAMESPACE_B DEVICE DELAY_US BITS_PER_S     (0: no limit of the rate)
+//     delay_relay NAMESPACE... DEVICE DELAY_US BITS_PER_S     (0: no limit of the rate)
 //
+// With more than two namespaces a packet goes to the one whose place, from 1, is the last number of its IPv4 address.
 // Namespaces are names of `ip netns`. Prints "ready" once both devices exist (without addresses, down). Ends, and
 // removes the devices, when standard input is closed, its parent dies, or it gets SIGTERM. Not part of the core.
 //
@@ -95,20 +96,32 @@ size_t wire_bytes(const char* data, size_t size) {
   return payload + segments * (header.hdr_len + kEthernetHeader);
 }
 
-// One direction: packets of one device wait here until they are due at the other device.
-class Direction {
+constexpr int kNobody = -1;
+
+// The place in `devices` of the one that a packet of device `from` is for.
+int target_of(const char* data, size_t size, size_t from, size_t devices) {
+  if (devices == 2) return from == 0 ? 1 : 0;
+  constexpr size_t kLastOfAddress = sizeof(OffloadHeader) + 19;  // of the destination in a header of IPv4
+  if (size <= kLastOfAddress || (static_cast<uint8_t>(data[sizeof(OffloadHeader)]) >> 4) != 4) return kNobody;
+  const size_t place = static_cast<uint8_t>(data[kLastOfAddress]);
+  return place == 0 || place > devices || place - 1 == from ? kNobody : static_cast<int>(place - 1);
+}
+
+// All that one device sends: its packets wait here until they are due at other devices.
+class Uplink {
  public:
-  Direction(int from, int to, int64_t delay_ns, double bits_per_s)
-      : from_(from), to_(to), delay_ns_(delay_ns), bits_per_s_(bits_per_s) {}
+  Uplink(const std::vector<int>& devices, size_t from, int64_t delay_ns, double bits_per_s)
+      : devices_(devices), from_(from), delay_ns_(delay_ns), bits_per_s_(bits_per_s) {}
 
   // Reads packets that have arrived.
   void take() {
     std::array<char, size_t{1} << 17>& buffer = scratch();
     for (int i = 0; i < kBatch; ++i) {
-      const ssize_t got = read(from_, buffer.data(), buffer.size());
+      const ssize_t got = read(devices_[from_], buffer.data(), buffer.size());
       if (got <= 0) return;
       const auto size = static_cast<size_t>(got);
-      if (queued_bytes_ + size > kQueueBytes) continue;
+      const int target = target_of(buffer.data(), size, from_, devices_.size());
+      if (target == kNobody || queued_bytes_ + size > kQueueBytes) continue;
       const int64_t now = now_ns();
       if (bits_per_s_ > 0) {
         const double ns = static_cast<double>(wire_bytes(buffer.data(), size)) * 8e9 / bits_per_s_;
@@ -116,7 +129,7 @@ class Direction {
       } else {
         line_free_ns_ = now;
       }
-      queue_.push_back({line_free_ns_ + delay_ns_, std::vector<char>(buffer.data(), buffer.data() + size)});
+      queue_.push_back({line_free_ns_ + delay_ns_, target, std::vector<char>(buffer.data(), buffer.data() + size)});
       queued_bytes_ += size;
     }
   }
@@ -127,7 +140,8 @@ class Direction {
     while (!queue_.empty()) {
       const Packet& packet = queue_.front();
       if (packet.due_ns > now) return packet.due_ns;
-      if (write(to_, packet.data.data(), packet.data.size()) < 0 && errno == EAGAIN) return now + kRetryNs;
+      const int to = devices_[static_cast<size_t>(packet.target)];
+      if (write(to, packet.data.data(), packet.data.size()) < 0 && errno == EAGAIN) return now + kRetryNs;
       queued_bytes_ -= packet.data.size();
       queue_.pop_front();
     }
@@ -137,6 +151,7 @@ class Direction {
  private:
   struct Packet {
     int64_t due_ns;
+    int target;  // place of its device
     std::vector<char> data;
   };
   static std::array<char, size_t{1} << 17>& scratch() {
@@ -144,8 +159,8 @@ class Direction {
     return buffer;
   }
 
-  const int from_;
-  const int to_;
+  const std::vector<int>& devices_;
+  const size_t from_;
   const int64_t delay_ns_;
   const double bits_per_s_;
   std::deque<Packet> queue_;
@@ -153,20 +168,23 @@ class Direction {
   int64_t line_free_ns_ = 0;  // when the latest packet will have left, at the given rate
 };
 
-void relay(int a, int b, int64_t delay_ns, double bits_per_s) {
-  Direction there(a, b, delay_ns, bits_per_s);
-  Direction back(b, a, delay_ns, bits_per_s);
+void relay(const std::vector<int>& devices, int64_t delay_ns, double bits_per_s) {
+  std::vector<Uplink> uplinks;
+  std::vector<pollfd> ready{{STDIN_FILENO, POLLIN, 0}};
+  for (size_t place = 0; place < devices.size(); ++place) {
+    uplinks.emplace_back(devices, place, delay_ns, bits_per_s);
+    ready.push_back({devices[place], POLLIN, 0});
+  }
   for (;;) {
-    there.take();
-    back.take();
-    const int64_t next = std::min(there.give(), back.give());
+    int64_t next = kNever;
+    for (Uplink& uplink : uplinks) uplink.take();
+    for (Uplink& uplink : uplinks) next = std::min(next, uplink.give());
     timespec wait{};
     if (next != kNever) {
       const int64_t left = std::max<int64_t>(0, next - now_ns());
       wait = {left / 1'000'000'000, left % 1'000'000'000};
     }
-    std::array<pollfd, 3> ready = {{{a, POLLIN, 0}, {b, POLLIN, 0}, {STDIN_FILENO, POLLIN, 0}}};
-    if (ppoll(ready.data(), ready.size(), next == kNever ? nullptr : &wait, nullptr) > 0 && ready[2].revents != 0) {
+    if (ppoll(ready.data(), ready.size(), next == kNever ? nullptr : &wait, nullptr) > 0 && ready[0].revents != 0) {
       return;  // standard input has been closed
     }
   }
@@ -175,16 +193,16 @@ void relay(int a, int b, int64_t delay_ns, double bits_per_s) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 6) {
-    std::fprintf(stderr, "usage: delay_relay NAMESPACE_A NAMESPACE_B DEVICE DELAY_US BITS_PER_S\n");
+  if (argc < 6) {
+    std::fprintf(stderr, "usage: delay_relay NAMESPACE... DEVICE DELAY_US BITS_PER_S\n");
     return 2;
   }
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   prctl(PR_SET_TIMERSLACK, 1);
-  const int a = open_tun(argv[1], argv[3]);
-  const int b = open_tun(argv[2], argv[3]);
+  std::vector<int> devices;
+  for (int i = 1; i < argc - 3; ++i) devices.push_back(open_tun(argv[i], argv[argc - 3]));
   std::puts("ready");
   std::fflush(stdout);
-  relay(a, b, std::atoll(argv[4]) * 1000, std::atof(argv[5]));
+  relay(devices, std::atoll(argv[argc - 2]) * 1000, std::atof(argv[argc - 1]));
   return 0;
 }

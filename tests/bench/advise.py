@@ -5,8 +5,9 @@
     python tests/bench/advise.py --cases resnet@1gbit mlp@1gbit,5ms --save found.json
     python tests/bench/advise.py --read found.json --profiles found.profiles  # predicts again what was measured before
 
-A case is a model of ``bagua bench train`` on a network. Two emulated hosts share this machine's cores, so each has half
-of them, and the profile is recorded with two ranks, which share them in the same way. Other work on the machine
+A case is a model of ``bagua bench train`` on a network, with two hosts or so many (``resnet-s@20mbit@4``). Two emulated
+hosts share this machine's cores, so each has half of them, and the profile is recorded with two ranks, which share
+them in the same way. Other work on the machine
 changes from minute to minute: so each algorithm takes turns with a step without communication, and the profile's times
 are multiplied by that step over the recorded one. ``--raw`` leaves that out.
 """
@@ -61,8 +62,15 @@ def record_model(model: str, folder: Path, steps: int) -> StepProfile:
     return profile
 
 
-def measure_case(model: str, network: str, seconds: float, rounds: int, warm_up: int) -> dict[str, list[list[float]]]:
+def parts_of(case: str) -> tuple[str, str, int]:
+    """Model, network and number of hosts of ``MODEL@NETWORK[@HOSTS]``."""
+    model, network, *hosts = case.split("@")
+    return model, network, int(hosts[0]) if hosts else 2
+
+
+def measure_case(case: str, seconds: float, rounds: int, warm_up: int) -> dict[str, list[list[float]]]:
     """By algorithm: seconds of its steps, and of those without communication that took turns with them."""
+    model, network, hosts = parts_of(case)
     systems = []
     for system in train_systems(",".join(ALGORITHMS), "none"):
         if system["kind"] == "bagua":
@@ -77,7 +85,7 @@ def measure_case(model: str, network: str, seconds: float, rounds: int, warm_up:
         "threads": 1,
         "model": model,
     }
-    task = Task("bagua.bench.ranks.train", config, 2, 1, {"OMP_NUM_THREADS": "1"}, quiet=True)
+    task = Task("bagua.bench.ranks.train", config, hosts, 1, {"OMP_NUM_THREADS": "1"}, quiet=True)
     found = {row["system"]: row["turns_s"] for row in measure(task, parse_network(network))["rows"]}
     return {
         system["algorithm"]: [found[system["name"]], found[f"{ALONE}, beside {system['name']}"]]
@@ -105,13 +113,14 @@ def at_load(profile: StepProfile, times: float) -> StepProfile:
 def compare(case: str, measured: dict[str, list[list[float]]], profile: StepProfile, raw: bool) -> list[dict[str, Any]]:
     """A row for each algorithm, the fastest measured one first, both as they are without other load. ``times``: each
     step over the one without communication beside it."""
-    network = parse_network(case.partition("@")[2])
-    half = dataclasses.replace(profile, cores=max(1, profile.cores // 2))
+    _, name, hosts = parts_of(case)
+    network = parse_network(name)
+    half = dataclasses.replace(profile, cores=max(1, profile.cores // hosts))
     rows = []
     for text, (steps, alone) in measured.items():
         step_s, alone_s = statistics.median(steps), statistics.median(alone)
         loaded = half if raw else at_load(half, alone_s / profile.compute_s)
-        cluster = Cluster.of(loaded, network, hosts=2, ranks=1)
+        cluster = Cluster.of(loaded, network, hosts=hosts, ranks=1)
         predicted_s = predict(loaded, cluster, exchange_of(text)).step_s
         rows.append(
             {
@@ -188,7 +197,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--cases", nargs="+", default=list(CASES), metavar="MODEL@NETWORK")
+    options.add_argument("--cases", nargs="+", default=list(CASES), metavar="MODEL@NETWORK[@HOSTS]")
     options.add_argument("--steps", type=int, default=12, help="to record")
     options.add_argument("--seconds", type=float, default=60.0)
     options.add_argument("--rounds", type=int, default=8)
@@ -203,12 +212,12 @@ def main() -> None:
     measured: dict[str, dict[str, list[list[float]]]] = json.loads(given.read.read_text()) if given.read else {}
     rows: list[dict[str, Any]] = []
     for case in list(measured) or given.cases:
-        model, _, network = case.partition("@")
+        model, _, _ = parts_of(case)
         file = given.profiles / f"{model}.json"
         profile = StepProfile.load(file) if file.exists() else record_model(model, given.profiles, given.steps)
         if case not in measured:
             try:
-                measured[case] = measure_case(model, network, given.seconds, given.rounds, given.warm_up)
+                measured[case] = measure_case(case, given.seconds, given.rounds, given.warm_up)
             except BaguaError as error:
                 print(f"{case} could not be measured, and is left out: {error}", file=sys.stderr)
                 continue

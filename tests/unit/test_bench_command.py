@@ -38,14 +38,16 @@ def test_algorithms_of_train_keep_their_settings() -> None:
     assert list(found.values()) == ["power_sgd:rank=1,start_after=2", "async", "gradient_allreduce:codec=onebit"]
 
 
-def test_networks_need_two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "check_possible", lambda _: None)
+def test_networks_have_some_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "check_possible", lambda *_: None)
     assert bench.networks_of(None, None) == ([None], 1)
     networks, nodes = bench.networks_of(["1gbit", "none,5ms"], None)
     assert [network.name for network in networks if network] == ["1gbit", "none,5ms"]
     assert nodes == 2
-    with pytest.raises(UsageError, match="two hosts"):
-        bench.networks_of(["1gbit"], 1)
+    assert bench.networks_of(["1gbit"], 4)[1] == 4
+    for nnodes in (1, 17):
+        with pytest.raises(UsageError, match="2 to 16 hosts"):
+            bench.networks_of(["1gbit"], nnodes)
     with pytest.raises(UsageError, match="not a network"):
         bench.networks_of(["quick"], None)
 

@@ -67,6 +67,18 @@ def test_codecs_pairs_and_rings() -> None:
     assert bucket_cost(MIB, Cluster(GBIT, 2), FAST, Coding("topk", 0.1), RING).sent_bytes == pytest.approx(0.15 * MIB)
 
 
+def test_many_hosts() -> None:
+    """A ring waits for a delay and a message's work at each of its 2 (h-1) trips where blocks are small; encoded blocks
+    take two trips. Two encoded tiles have two owners, each of which sends its result to all."""
+    awake = Speeds(reduce=1e15, memory=1e15, socket=1e15, operation_s=0.001)
+    ring = bucket_cost(MIB, Cluster(FAR, 128), awake)
+    assert ring.hold_s == pytest.approx(0.001 + 253 * (0.005 + 0.0005) + 2 * MIB / GBIT.payload_rate, rel=0.01)
+    encoded = bucket_cost(16 * MIB, Cluster(FAR, 128), awake, Coding("fp16"))
+    assert encoded.hold_s == pytest.approx(16 * MIB / FAR.payload_rate, rel=0.03)
+    short = bucket_cost(8192, Cluster(FAR, 128), awake, Coding("fp16"))
+    assert short.sent_bytes == pytest.approx((4096 + 127 * 4096) * 0.5)
+
+
 def test_ratios_and_constants_are_those_of_the_engine() -> None:
     core = load()
     count = 1 << 20

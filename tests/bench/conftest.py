@@ -1,0 +1,8 @@
+"""Tests of the programs of this folder import their packages, as the programs do."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))  # for the package tradeoff

@@ -1,0 +1,1 @@
+"""Parts of ``study.py``: the grid of predictions, its pictures, and what was measured beside it."""
