@@ -17,8 +17,13 @@ PLAYED = ("operations", "security", "service", "observability", "metrics")
 """Pages whose blocks are run."""
 MARKED = ("dashboard", "install", "kubernetes", "releasing", "runbooks", "slurm")
 """Pages on which each block has a mark: their commands need a cluster, a package index, or root."""
+FOLLOWED = tuple(
+    sorted(str(path.relative_to(DOCS).with_suffix("")) for folder in ("tutorials", "howto", "moving") for path in (DOCS / folder).glob("*.md"))
+)
+"""Pages that a reader follows from the first line to the last, and so does ``tests/e2e/test_pages.py``. A block with a
+title is a file that the reader writes; cells of a notebook have the title ``cell``."""
 
-_FENCE = re.compile(r"^```(\w*)")
+_FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?')
 _MARK = re.compile(r"^<!-- (shown by|not run:) (.+) -->$")
 SHELLS = ("", "sh", "bash", "console")
 """Languages of fences that are commands. Blocks that are indented always are."""
@@ -26,13 +31,15 @@ SHELLS = ("", "sh", "bash", "console")
 
 @dataclass(frozen=True)
 class Block:
-    """``line``: number of the first command. ``mark``: "shown by", "not run:", or none."""
+    """``line``: number of the first command. ``mark``: "shown by", "not run:", or none. ``file``: the name of the file
+    that the block is, or nothing if it is commands."""
 
     page: str
     line: int
     text: str
     mark: str = ""
     reason: str = ""
+    file: str = ""
 
     @property
     def commands(self) -> Iterator[tuple[int, str]]:
@@ -49,7 +56,7 @@ class Block:
 
 
 def blocks(text: str, page: str = "") -> list[Block]:
-    """All blocks of commands of a page, in order."""
+    """All blocks of commands, and all files, of a page, in order."""
     found: list[Block] = []
     mark = ("", "")
     lines = text.splitlines()
@@ -59,7 +66,9 @@ def blocks(text: str, page: str = "") -> list[Block]:
         fence, marked = _FENCE.match(lines[at]), _MARK.match(lines[at])
         if fence:
             at = next(end for end in range(begin + 1, len(lines)) if lines[end].startswith("```"))
-            if fence[1] in SHELLS:
+            if fence[2]:
+                found.append(Block(page, begin + 2, "\n".join(lines[begin + 1 : at]) + "\n", *mark, file=fence[2]))
+            elif fence[1] in SHELLS:
                 found.append(Block(page, begin + 2, "\n".join(lines[begin + 1 : at]), *mark))
         elif _indented(lines, at):
             while at + 1 < len(lines) and lines[at + 1].startswith("    "):

@@ -75,7 +75,7 @@ NET = {
 DEVELOPMENT = {
     "BAGUA_TEST_BASE_IMAGE": "Image on which the test of the container image builds.",
     "BAGUA_TEST_NCCL": "Folders of NCCL's versions for tests; `dev.py test` sets it.",
-    "BAGUA_TEST_SLURM": "Slurm's programs for tests.",
+    "BAGUA_TEST_SLURM": "Words before Slurm's programs in tests, such as `ssh login`.",
     "BAGUA_TEST_POSTGRES_URL": "A PostgreSQL for tests.",
     "BAGUA_SIMULATION_HISTORIES": "Number of histories in `tests/simulation`.",
     "BAGUA_SIMULATION_SEED": "The history that `tests/simulation` plays.",
