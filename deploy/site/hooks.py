@@ -22,33 +22,22 @@ HOME = "docs/"
 LINK = re.compile(r"\]\(\s*<?([^)>\s#]+)")
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 GENERATED = f"{HOME}reference/"
-TEXT = (".cpp", ".cu", ".h", ".proto", ".py", ".pyi", ".sbatch", ".service", ".sh", ".toml", ".yaml", ".yml")
+TEXT = (".cpp", ".cu", ".h", ".proto", ".py", ".pyi", ".sbatch", ".service", ".sh", ".toml", ".yaml", ".yml", "LICENSE")
 """Files that browsers shall show, not download."""
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """The files of docs/, those that they link, and the reference, in place of those that MkDocs has found."""
-    found = [_file(path, config) for path in sorted(_with_linked(_of_docs()))]
-    made = reference.pages()
-    for name, text in made.items():
-        page = File.generated(config, GENERATED + name, content=text)
+    """The files of docs/, those that pages link, and the reference, in place of those that MkDocs has found."""
+    texts = {GENERATED + name: text for name, text in reference.pages().items()}
+    found = [_file(path, config) for path in sorted(_with_linked(_of_docs(), texts))]
+    for path, text in texts.items():
+        page = File.generated(config, path, content=text)
         page.dest_uri = page.dest_uri.removeprefix(HOME)
         found.append(page)
-    theme = File("site.css", str(Path(__file__).parent / "theme"), config.site_dir, False)
     pages = [file.src_uri for file in found if file.is_documentation_page()]
-    config.nav = navigation(config.nav or [], pages, [GENERATED + name for name in made])
-    return Files([*found, theme])
-
-
-def on_page_markdown(markdown: str, *, page: Any, config: MkDocsConfig, files: Files) -> str:
-    """A folder that is linked becomes its README."""
-
-    def readme(link: re.Match[str]) -> str:
-        path = posixpath.normpath(posixpath.join(posixpath.dirname(page.file.src_uri), link[2]))
-        is_folder = files.get_file_from_path(f"{path}/README.md") is not None
-        return f"{link[1]}{link[2].rstrip('/')}/README.md{link[3]}" if is_folder else link[0]
-
-    return re.sub(r"(\]\()([^)\s#:]+)([#)])", readme, markdown)
+    config.nav = navigation(config.nav or [], pages, [*texts])
+    of_the_theme = [file for file in files if file.src_dir != config.docs_dir]
+    return Files([*found, *of_the_theme])
 
 
 def _of_docs() -> list[str]:
@@ -57,27 +46,25 @@ def _of_docs() -> list[str]:
     return [path.relative_to(ROOT).as_posix() for path in paths if not path.name.startswith(".")]
 
 
-def _with_linked(paths: list[str]) -> set[str]:
-    """These files, those that their pages link, and so on."""
-    found, todo = set(paths), list(paths)
+def _with_linked(paths: list[str], texts: dict[str, str]) -> set[str]:
+    """These files, those that their pages and ``texts`` link, and so on."""
+    found = set(paths)
+    todo = [*paths, *texts]
     while todo:
         path = todo.pop()
         if path.endswith(".md"):
-            new = set(_links(path)) - found
+            new = set(_links(path, texts.get(path))) - found
             found |= new
             todo += new
     return found
 
 
-def _links(path: str) -> Iterator[str]:
-    """Files of the repository that a page links. A folder stands for its README."""
-    for link in LINK.findall(FENCE.sub("", (ROOT / path).read_text())):
+def _links(path: str, text: str | None = None) -> Iterator[str]:
+    """Files of the repository that a page links."""
+    markdown = (ROOT / path).read_text() if text is None else text
+    for link in LINK.findall(FENCE.sub("", markdown)):
         target = posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
-        if target.startswith("..") or ":" in link:
-            continue
-        if (ROOT / target).is_dir():
-            target += "/README.md"
-        if (ROOT / target).is_file():
+        if not target.startswith("..") and (ROOT / target).is_file():
             yield target
 
 
@@ -85,7 +72,7 @@ def _file(path: str, config: MkDocsConfig) -> File:
     file = File(path, str(ROOT), config.site_dir, use_directory_urls=False)
     inside = path.startswith(HOME)
     file.dest_uri = file.dest_uri.removeprefix(HOME) if inside else f"source/{file.dest_uri}"
-    if path.endswith(TEXT):
+    if path.endswith(TEXT) and not inside:
         file.dest_uri += ".txt"
     return file
 

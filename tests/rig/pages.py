@@ -18,7 +18,11 @@ PLAYED = ("operations", "security", "service", "observability", "metrics")
 MARKED = ("dashboard", "install", "kubernetes", "releasing", "runbooks", "slurm")
 """Pages on which each block has a mark: their commands need a cluster, a package index, or root."""
 FOLLOWED = tuple(
-    sorted(str(path.relative_to(DOCS).with_suffix("")) for folder in ("tutorials", "howto", "moving") for path in (DOCS / folder).glob("*.md"))
+    sorted(
+        str(path.relative_to(DOCS).with_suffix(""))
+        for folder in ("tutorials", "howto", "moving")
+        for path in (DOCS / folder).glob("*.md")
+    )
 )
 """Pages that a reader follows from the first line to the last, and so does ``tests/e2e/test_pages.py``. A block with a
 title is a file that the reader writes; cells of a notebook have the title ``cell``."""

@@ -126,7 +126,9 @@ def public_names() -> Iterator[tuple[str, str]]:
 def test_each_public_name_has_an_entry(site: Site) -> None:
     names = {f"{module}.{name}" for module, name in public_names()}
     assert len(names) > 300 and "bagua.torch_api.init_process_group" in names
-    names |= {f"bagua.torch_api.{name}" for name in importlib.import_module("bagua.torch_api").__all__ if name == "join"}
+    names |= {
+        f"bagua.torch_api.{name}" for name in importlib.import_module("bagua.torch_api").__all__ if name == "join"
+    }
     assert names - site.entries("reference/python/") == set()
 
 

@@ -38,7 +38,10 @@ def _overview(names: list[str]) -> str:
 
 def _page(name: str) -> str:
     text = (ROOT / "proto" / f"{name}.proto").read_text()
-    parts = [f"# {name}.proto\n", f"[The file](../../../proto/{name}.proto). Numbers of fields are those of the wire.\n"]
+    parts = [
+        f"# {name}.proto\n",
+        f"[The file](../../../proto/{name}.proto). Numbers of fields are those of the wire.\n",
+    ]
     for comment, kind, title, body in BLOCK.findall(text):
         parts += [f"## {kind} {title} {{: #{title} }}\n", f"{escaped(_words(comment))}\n"]
         if kind == "service":

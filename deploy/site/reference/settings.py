@@ -8,9 +8,12 @@ from typing import Any
 
 from bagua.daemon.coordinator.settings import Settings as Coordinator
 from bagua.operator.settings import Settings as Operator
+
+import man
 from reference.markdown import anchor, escaped, table
 
 CLASSES: dict[str, Any] = {"the coordinator": Coordinator, "the operator of Kubernetes": Operator}
+COMMANDS = {Coordinator: "bagua coordinator", Operator: "bagua operator"}
 
 
 def variable(kind: Any, name: str) -> str:
@@ -26,15 +29,21 @@ def page() -> str:
         "Daemons have [options](command-line/bagua-daemon.md) with [variables](variables.md#of-options).\n",
     ]
     for title, kind in CLASSES.items():
-        words = comments(kind)
+        options = {option.name: option.help for option in man.commands()[COMMANDS[kind]].params}
+        words = comments(kind) | {name: text for name, text in options.items() if text}
         rows = []
         for name, field in kind.model_fields.items():
             bounds = ", ".join(_bound(bound) for bound in field.metadata)
-            standard = "" if field.default_factory or field.default is None or repr(field.default) == "PydanticUndefined" else f"`{field.default}`"
             mark = anchor(variable(kind, name).lower())
-            rows.append([f"{mark}`{variable(kind, name)}`", standard, bounds, escaped(words.get(name, ""))])
+            rows.append([f"{mark}`{variable(kind, name)}`", _default(field), bounds, escaped(words.get(name, ""))])
         parts += [f"## Of {title}\n", table(("setting", "default", "bounds", "meaning"), rows)]
     return "\n".join(parts)
+
+
+def _default(field: Any) -> str:
+    if field.is_required() or field.default_factory or field.default in (None, "", ()):
+        return ""
+    return f"`{', '.join(field.default) if isinstance(field.default, tuple) else field.default}`"
 
 
 def _bound(bound: Any) -> str:

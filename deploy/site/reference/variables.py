@@ -122,7 +122,9 @@ def page() -> str:
         top = {f"[`{one} {option}`]({_page(one)}#{place(one, option)})" for one, option in [*commands][:3]}
         rows.append([f"{anchor(name)}`{name}`", escaped(uses[0][2]), ", ".join(sorted(top))])
     parts += ["## Of options\n", table(("variable", "meaning", "option"), rows)]
-    rows = [[f"{anchor(name)}`{name}`", f"[{title}](settings.md#{name.lower()})"] for name, title in of_settings().items()]
+    rows = [
+        [f"{anchor(name)}`{name}`", f"[{title}](settings.md#{name.lower()})"] for name, title in of_settings().items()
+    ]
     return "\n".join([*parts, "## Of settings\n", table(("variable", "settings of"), rows)])
 
 
