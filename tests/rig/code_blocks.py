@@ -23,6 +23,7 @@ from typing import Any
 
 import click
 import yaml
+
 from rig import pages
 
 ROOT = pages.DOCS.parent
@@ -171,7 +172,7 @@ def _dotted(node: ast.AST) -> list[str]:
 
 @cache
 def _resolve(name: str) -> Any:
-    """The object of a dotted name. Instances have attributes that their class does not show: those are not looked at."""
+    """The object of a dotted name. Attributes of instances are not looked at."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

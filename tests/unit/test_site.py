@@ -1,4 +1,4 @@
-"""The site of docs/ builds without a warning, needs no network, and its reference has an entry for all that there is."""
+"""The site of docs/ builds without a warning and needs no network. Its reference has an entry for all that there is."""
 
 from __future__ import annotations
 

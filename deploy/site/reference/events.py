@@ -18,8 +18,8 @@ def page() -> str:
     return "\n".join(
         [
             "# Events of jobs\n",
-            "`bagua job show JOB` lists them, `bagua job explain JOB` tells the story, `Client.watch` yields them. Each has a "
-            "number, a time, the generation of the job, and a reason in words.\n",
+            "`bagua job show JOB` lists them, `bagua job explain JOB` tells the story, `Client.watch` yields them. "
+            "Each has a number, a time, the generation of the job, and a reason in words.\n",
             table(("kind", "meaning"), rows),
             "## States of jobs\n",
             "An event of kind `state` begins with the new state.\n",

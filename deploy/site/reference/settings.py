@@ -6,10 +6,10 @@ import inspect
 import re
 from typing import Any
 
+import man
+
 from bagua.daemon.coordinator.settings import Settings as Coordinator
 from bagua.operator.settings import Settings as Operator
-
-import man
 from reference.markdown import anchor, escaped, table
 
 CLASSES: dict[str, Any] = {"the coordinator": Coordinator, "the operator of Kubernetes": Operator}
