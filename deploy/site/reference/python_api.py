@@ -92,40 +92,50 @@ def home(module: str, name: str) -> str:
 
 
 def pages() -> dict[str, str]:
-    """A page for each public module, after a list of them."""
-    modules = public_modules()
+    """A page for each module that describes something, one for the others, and a list of all."""
     described: dict[str, str] = {}
-    made = {f"python/{module.name}.md": _page(module, described) for module in modules}
-    rows = [[f"[`{one.name}`]({one.name}.md)", escaped(_first(one.words)), str(len(one.public))] for one in modules]
-    overview = (
-        "# Python\n\nAll public modules. A name that several of them have, because the original Bagua had it there, is "
-        "described once.\n\n" + table(("module", "contents", "names"), rows)
-    )
-    return {"python/README.md": overview, **made}
-
-
-def _page(module: Module, described: dict[str, str]) -> str:
-    """``described``: page and anchor of each object so far; grows."""
-    parts, elsewhere = [f"# {module.name}\n", f"{escaped(_first(module.words))}\n"], []
-    for name in module.public:
-        origin = home(module.name, name)
-        if origin in described:
-            mark = anchor(f"{module.name}.{name}")
-            elsewhere.append([f"{mark}`{name}`", f"[{described[origin].partition('#')[2]}]({described[origin]})"])
+    made: dict[str, str] = {}
+    others = [
+        "# Other paths\n",
+        "The original Bagua has these names at these paths, too. They are described elsewhere.\n",
+    ]
+    rows = []
+    modules = public_modules()
+    for module in modules:
+        own = [_entry(module, name, described) for name in module.public if home(module.name, name) not in described]
+        pointers = _pointers(module, described)
+        title = f"{module.name} {{: #{module.name} }}\n"
+        if own:
+            words = f"{escaped(_first(module.words))}\n"
+            made[f"python/{module.name}.md"] = "\n".join([f"# {title}", words, *own, *pointers])
+            rows.append([f"[`{module.name}`]({module.name}.md)", escaped(_first(module.words)), str(len(own))])
         else:
-            described[origin] = f"{module.name}.md#{module.name}.{name}"
-            parts.append(_entry(module, name, origin))
-    if elsewhere:
-        parts.append(table(("name", "described at"), elsewhere))
-    return "\n".join(parts)
+            others += [f"## {title}", *pointers]
+    overview = "# Python\n\nPublic modules and the number of names that are described there. The original Bagua had "
+    overview += "[some names at several paths](other-paths.md).\n\n"
+    overview += table(("module", "contents", "names"), rows)
+    return {"python/README.md": overview, **made, "python/other-paths.md": "\n".join(others)}
 
 
-def _entry(module: Module, name: str, origin: str) -> str:
+def _pointers(module: Module, described: dict[str, str]) -> list[str]:
+    """A table of the module's names that another one describes; empty: there are none."""
+    rows = []
+    for name in module.public:
+        place = described[home(module.name, name)]
+        if place != f"{module.name}.md#{module.name}.{name}":
+            rows.append([f"{anchor(f'{module.name}.{name}')}`{name}`", f"[{place.partition('#')[2]}]({place})"])
+    return [table(("name", "described at"), rows)] if rows else []
+
+
+def _entry(module: Module, name: str, described: dict[str, str]) -> str:
+    """The description of a name, made by mkdocstrings. ``described``: page and anchor of each object so far; grows."""
+    origin = home(module.name, name)
+    described[origin] = f"{module.name}.md#{module.name}.{name}"
     owner, _, own_name = origin.rpartition(".")
     found = read(owner)
     if found is None or own_name not in found.defined:
-        # Made when it is asked for, over classes of another package.
-        return f"## `{name}` {{: #{module.name}.{name} }}\n\nMade when it is first used; see the module's page.\n"
+        text = "Made when it is first used, over a class of the framework: see [frameworks](../../frameworks.md)."
+        return f"## `{name}` {{: #{module.name}.{name} }}\n\n{text}\n"
     return f"::: {module.name}.{name}\n"
 
 

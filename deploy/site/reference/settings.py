@@ -25,7 +25,7 @@ def page() -> str:
     """A table for each class."""
     parts = [
         "# Settings\n",
-        "Each of them is an option of the command, an environment variable, and a line of the file that systemd reads. "
+        "Each of them is an environment variable, and a line of the file that systemd reads. Many are options, too. "
         "Daemons have [options](command-line/bagua-daemon.md) with [variables](variables.md#of-options).\n",
     ]
     for title, kind in CLASSES.items():
