@@ -16,12 +16,12 @@ import sys
 import textwrap
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import click
+import typer
 import yaml
 
 from rig import pages
@@ -37,6 +37,8 @@ README = {
     "bagua run --elastic --nproc-per-node 4 --respawn 10": "tests/e2e/test_elastic_join.py",
 }
 """Begins of blocks of the first page, which has no room for marks, and where they are shown."""
+# The root of usage errors in whatever click this typer brings along.
+USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
 _FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?')
 _MARK = re.compile(r"^<!-- (shown by|not run:) (.+) -->$")
 _WORD = re.compile(r"(?:^|[;&|(] *|\$\()(?:\w+=\S* )*bagua( .*)$")
@@ -200,10 +202,13 @@ def check_commands(block: Block) -> None:
     plain = pages.Block(str(block.page), block.line, block.text)
     for line, command in plain.commands:
         if found := _WORD.search(command):
-            check_command(replace(block, line=line).where, found[1])
+            try:
+                check_command(found[1])
+            except ValueError as error:
+                raise ValueError(f"line {line}: {error}") from error
 
 
-def check_command(where: str, words: str) -> None:
+def check_command(words: str) -> None:
     """Raises ValueError for a command, or an option, that does not exist."""
     try:
         parts = shlex.split(re.split(r" [|&;<>]|\d?>|\)", words)[0])
@@ -213,11 +218,11 @@ def check_command(where: str, words: str) -> None:
     name = "bagua"
     while parts and f"{name} {parts[0]}" in commands:
         name += f" {parts.pop(0)}"
-    if name == "bagua" and parts and not parts[0].startswith("-"):
-        raise ValueError(f"there is no command bagua {parts[0]}")
     command = commands[name]
-    context = command.make_context(name, [], resilient_parsing=True)
+    if hasattr(command, "commands") and parts and re.fullmatch(r"[a-z][a-z-]*", parts[0]):
+        raise ValueError(f"there is no command {name} {parts[0]}")
+    context = command.context_class(command, info_name=name)
     try:
         command.make_parser(context).parse_args([part for part in parts if part not in ("--help", "…", "...")])
-    except click.UsageError as error:
-        raise ValueError(f"{where}: {name}: {error.format_message()}") from None
+    except USAGE_ERROR as error:
+        raise ValueError(f"{name}: {error.format_message()}") from None

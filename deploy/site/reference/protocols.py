@@ -8,7 +8,7 @@ from pathlib import Path
 from reference.markdown import escaped, table
 
 ROOT = Path(__file__).resolve().parents[3]
-BLOCK = re.compile(r"((?:^//[^\n]*\n)*)^(service|message|enum) (\w+) \{(.*?\n\}|[^\n]*\})\n", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"((?:^//[^\n]*\n)*)^(service|message|enum) (\w+) \{([^\n]*\}|.*?\n\})\n", re.DOTALL | re.MULTILINE)
 CALL = re.compile(r"((?:^  //[^\n]*\n)*)^  rpc (\w+)\((.*?)\) returns \((.*?)\)", re.MULTILINE)
 
 
