@@ -221,7 +221,7 @@ def check_command(words: str) -> None:
     command = commands[name]
     if hasattr(command, "commands") and parts and re.fullmatch(r"[a-z][a-z-]*", parts[0]):
         raise ValueError(f"there is no command {name} {parts[0]}")
-    context = command.context_class(command, info_name=name)
+    context = command.context_class(command, info_name=name, **command.context_settings)
     try:
         command.make_parser(context).parse_args([part for part in parts if part not in ("--help", "…", "...")])
     except USAGE_ERROR as error:
