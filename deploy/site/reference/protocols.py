@@ -8,7 +8,9 @@ from pathlib import Path
 from reference.markdown import escaped, table
 
 ROOT = Path(__file__).resolve().parents[3]
-BLOCK = re.compile(r"((?:^//[^\n]*\n)*)^(service|message|enum) (\w+) \{([^\n]*\}|.*?\n\})\n", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(
+    r"((?:^//[^\n]*\n)*)^(service|message|enum) (\w+) \{([^\n]*\}|.*?\n\})([^\n]*)\n", re.DOTALL | re.MULTILINE
+)
 CALL = re.compile(r"((?:^  //[^\n]*\n)*)^  rpc (\w+)\((.*?)\) returns \((.*?)\)", re.MULTILINE)
 
 
@@ -42,8 +44,8 @@ def _page(name: str) -> str:
         f"# {name}.proto\n",
         f"[The file](../../../proto/{name}.proto). Numbers of fields are those of the wire.\n",
     ]
-    for comment, kind, title, body in BLOCK.findall(text):
-        parts += [f"## {kind} {title} {{: #{title} }}\n", f"{escaped(_words(comment))}\n"]
+    for comment, kind, title, body, behind in BLOCK.findall(text):
+        parts += [f"## {kind} {title} {{: #{title} }}\n", f"{escaped(_words(comment + behind))}\n"]
         if kind == "service":
             rows = [
                 [f"`{call}`", f"{_message(given)} → {_message(answer)}", escaped(_words(words))]
@@ -76,5 +78,5 @@ def where(message: str) -> str:
 def enumeration(file: str, name: str) -> dict[str, str]:
     """Values of an enumeration with their comments."""
     text = (ROOT / "proto" / f"{file}.proto").read_text()
-    body = next(body for _, _, title, body in BLOCK.findall(text) if title == name)
+    body = next(body for _, _, title, body, _ in BLOCK.findall(text) if title == name)
     return {value: words for value, words in re.findall(r"^  (\w+) = \d+;(?:\s*// (.*))?$", body, re.MULTILINE)}
