@@ -57,6 +57,8 @@ class Site:
     def links(self) -> Iterator[tuple[str, str]]:
         """(page, where a link leads)."""
         for name, text in self.pages.items():
+            if name == "404.html":
+                continue  # a server shows it anywhere, so its links begin at the root
             for quoted, bare in re.findall(r'\b(?:href|src)=(?:"([^"]*)"|([^\s>"]+))', text):
                 yield name, html.unescape(quoted or bare)
 
@@ -149,7 +151,7 @@ def variables() -> set[str]:
     found: set[str] = set()
     for folder in ("client", "daemon", "algorithms", "csrc", "deploy"):
         for path in (ROOT / folder).rglob("*"):
-            if path.suffix in (".py", ".cpp", ".h") and "site" not in path.parts:
+            if path.suffix in (".py", ".cpp", ".h") and not path.is_relative_to(ROOT / "deploy" / "site"):
                 found |= set(re.findall(r"[\"'](BAGUA_[A-Z0-9_]*[A-Z0-9])(?:=[^\"']*)?[\"']", path.read_text()))
     for path in [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("*/README.md")]:
         found |= set(re.findall(r"\bBAGUA_[A-Z0-9_]*[A-Z0-9]\b(?!_)", path.read_text()))

@@ -37,7 +37,10 @@ class Module:
     @property
     def public(self) -> list[str]:
         """Names without those that the original has with an underscore, and without modules."""
-        return [name for name in self.names if not name.startswith("_") and not _file(f"{self.name}.{name}")]
+        return [name for name in self.names if not name.startswith("_") and not self._is_module(name)]
+
+    def _is_module(self, name: str) -> bool:
+        return _file(".".join(self.imported.get(name, (self.name, name)))) is not None
 
 
 def public_modules() -> list[Module]:
@@ -136,6 +139,8 @@ def _entry(module: Module, name: str, described: dict[str, str]) -> str:
     if found is None or own_name not in found.defined:
         text = "Made when it is first used, over a class of the framework: see [frameworks](../../frameworks.md)."
         return f"## `{name}` {{: #{module.name}.{name} }}\n\n{text}\n"
+    if _file(f"{module.name}.{name}"):  # a module has the same name
+        return f"{anchor(f'{module.name}.{name}')}\n\n::: {origin}\n"
     return f"::: {module.name}.{name}\n"
 
 
