@@ -318,12 +318,13 @@ def test(arguments: list[str]) -> None:
 
 
 def program(path: str, extra: str = "dev") -> Callable[[list[str]], None]:
-    """The command that runs ``deploy/<path>.py`` with the packages of ``extra``, and bagua, installed."""
+    """The command that runs ``deploy/<path>.py`` with the packages of ``extra``, and bagua, installed. An environment for
+    development has all of these packages."""
 
     def command(arguments: list[str]) -> None:
         check_machine()
         make_venv()
-        install_dependencies(extra)
+        install_dependencies("dev" if (VENV / ".bagua-dependencies-dev").exists() else extra)
         if not EDITABLE.exists():
             install_package()
         # These programs import each other from their folder.
