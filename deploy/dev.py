@@ -318,8 +318,8 @@ def test(arguments: list[str]) -> None:
 
 
 def program(path: str, extra: str = "dev") -> Callable[[list[str]], None]:
-    """The command that runs ``deploy/<path>.py`` with the packages of ``extra``, and bagua, installed. An environment for
-    development has all of these packages."""
+    """The command that runs ``deploy/<path>.py`` with the packages of ``extra``, and bagua, installed. An environment
+    for development has all of these packages."""
 
     def command(arguments: list[str]) -> None:
         check_machine()
