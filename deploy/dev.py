@@ -8,6 +8,7 @@
     python3 deploy/dev.py lint      set up, then run the static checks alone
     python3 deploy/dev.py develop   set up an editable installation to work on
     python3 deploy/dev.py proto     generate the protobuf code again
+    python3 deploy/dev.py docs      build the site of docs/ (--serve HOST:PORT shows it)
 
 For a release (docs/releasing.md; each has --help):
     python3 deploy/dev.py dist      source distribution and wheel, the same from every build
@@ -316,24 +317,25 @@ def test(arguments: list[str]) -> None:
     sys.exit(code)
 
 
-def for_release(name: str) -> Callable[[list[str]], None]:
-    """The command that runs ``deploy/<name>.py`` with the development tools, and bagua, installed."""
+def program(path: str, extra: str = "dev") -> Callable[[list[str]], None]:
+    """The command that runs ``deploy/<path>.py`` with the packages of ``extra``, and bagua, installed. An environment
+    for development has all of these packages."""
 
     def command(arguments: list[str]) -> None:
         check_machine()
         make_venv()
-        install_dependencies("dev")
+        install_dependencies("dev" if (VENV / ".bagua-dependencies-dev").exists() else extra)
         if not EDITABLE.exists():
             install_package()
         # These programs import each other from their folder.
-        run(tool("python"), ROOT / "deploy" / f"{name}.py", *arguments, env={"PYTHONSAFEPATH": ""})
+        run(tool("python"), ROOT / "deploy" / f"{path}.py", *arguments, env={"PYTHONSAFEPATH": ""})
 
     return command
 
 
 def main() -> None:
     commands = {"demo": demo, "test": test, "lint": lint, "develop": develop, "proto": proto}
-    commands |= {name: for_release(name) for name in RELEASE}
+    commands |= {"docs": program("site/build", "docs")} | {name: program(name) for name in RELEASE}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=commands)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on: to the example, pytest, the program")

@@ -26,15 +26,17 @@ class Settings(BaseSettings):
     dashboard: str | None = None  # host:port of the page
     token_file: Path | None = None  # default: <state_dir>/token
     exit_when_idle: float | None = Field(None, ge=0)
-    log_json: bool = False
-    # A node says something every heartbeat; after a lease without a word it counts as lost.
+    log_json: bool = False  # lines of the log are documents
+    # A node says something so often.
     heartbeat_s: float = Field(3.0, gt=0, le=600)
+    # After so long without a word a node counts as lost.
     lease_s: float = Field(10.0, gt=0, le=3600)
     # The right to decide about a job, where several coordinators share a database: another one leads after so long,
     # and twice ``neighbours.RESYNC_S``.
     job_lease_s: float = Field(3.0, gt=0, le=3600)
     # A connection that shows no token is shut down after so long.
     stranger_s: float = Field(10.0, gt=0, le=3600)
+    # Losses and arrivals within so long become one generation.
     settle_s: float = Field(1.0, ge=0, le=60)
     # After newcomers have failed nobody is started for so long, then twice as long, and so on.
     rejoin_s: float = Field(60.0, gt=0, le=3600)
@@ -42,11 +44,12 @@ class Settings(BaseSettings):
     fence_after: float = Field(60.0, ge=0, le=86_400)
     # Every rank must have been started so long after its job was placed.
     start_s: float = Field(900.0, gt=0, le=86_400)
-    # How much of the past stays; see base.keep.parse_keep.
+    # How much of the past stays; see ``base.keep.parse_keep``.
     keep: str = "30d,10000"
     # Accounts of an OpenID Connect provider; see oidc.parse_grants.
     oidc_issuer: str = ""
     oidc_audience: str = ""
+    # Roles of those accounts; see ``oidc.parse_grants``.
     oidc_grants: tuple[str, ...] = ()
     oidc_unix_user: str = ""
     # How much of the audit log stays, in the same words.

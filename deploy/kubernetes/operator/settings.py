@@ -33,5 +33,6 @@ class Settings(BaseSettings):
     issuer: str = ""
     """cert-manager makes the certificates: KIND/NAME, as ClusterIssuer/bagua."""
     taints: tuple[str, ...] = TAINTS
+    """A machine with one of these will go away."""
     liveness: str = ""
     """http://HOST:PORT/PATH where the operator says that it lives."""

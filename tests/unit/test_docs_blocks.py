@@ -1,0 +1,57 @@
+"""No block of code on any page escapes: commands are run or say why not, Python compiles, options and names exist."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rig import code_blocks
+from rig.code_blocks import Block
+
+PAGE = Path(code_blocks.ROOT / "docs" / "page.md")
+
+
+def test_each_command_is_run_or_says_why_not() -> None:
+    blocks = [block for page in code_blocks.all_pages() for block in code_blocks.blocks(page) if block.is_commands]
+    assert len(blocks) > 50
+    assert [words for block in blocks if (words := code_blocks.unshown(block))] == []
+
+
+def test_each_block_can_be_right() -> None:
+    """Commands and options of ``bagua`` exist, names of its library too; documents parse."""
+    blocks = [block for page in code_blocks.all_pages() for block in code_blocks.blocks(page)]
+    assert {"", "python", "diff", "toml", "yaml"} <= {block.language for block in blocks}
+    assert [words for block in blocks if (words := code_blocks.wrong(block))] == []
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "words"),
+    [
+        ("", "bagua job lost", "no command bagua job lost"),
+        ("sh", "x=1 bagua run --nprocs 2 train.py", "--nprocs"),
+        ("python", "import bagua.torch_api as bagua\nbagua.no_such_name()", "no_such_name"),
+        ("python", "from bagua.client import Klient", "Klient"),
+        ("python", "if True", "expected ':'"),
+        ("diff", "-old(\n+new(", "was never closed"),
+        ("yaml", "a: [", "while parsing"),
+        ("toml", "a = ", "Invalid value"),
+        ("perl", "1", "not checked"),
+    ],
+)
+def test_a_wrong_block_is_found(language: str, text: str, words: str) -> None:
+    assert words in code_blocks.wrong(Block(PAGE, 7, language, text))
+
+
+def test_right_blocks_are_none() -> None:
+    for language, text in (
+        ("", 'bagua run --nproc-per-node 2 train.py --epochs 3 | tee log; eval "$(bagua net env)"'),
+        ("python", "model = model.with_bagua([optimizer], bagua.algorithms.bytegrad.ByteGradAlgorithm())"),
+        ("diff", "-import torch\n+import bagua.torch_api as bagua"),
+    ):
+        assert code_blocks.wrong(Block(PAGE, 7, language, text)) == ""
+
+
+def test_a_block_without_a_test_is_found() -> None:
+    assert "no test runs this" in code_blocks.unshown(Block(PAGE, 7, "", "bagua doctor"))
+    marked = Block(PAGE, 7, "", "bagua doctor", "shown by", "tests/unit/test_docs_blocks.py::test_of_yesterday")
+    assert "there is no test" in code_blocks.unshown(marked)

@@ -1,0 +1,212 @@
+"""The site of docs/ builds without a warning and needs no network. Its reference has an entry for all that there is."""
+
+from __future__ import annotations
+
+import ast
+import html
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from rig.code_blocks import command_line
+
+from bagua.daemon.coordinator import metrics as coordinator_metrics
+from bagua.daemon.coordinator.event_kinds import EVENT_KINDS
+from bagua.daemon.coordinator.settings import Settings as CoordinatorSettings
+from bagua.daemon.node import metrics as node_metrics
+from bagua.operator.settings import Settings as OperatorSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = {"client": "bagua", "algorithms": "bagua.algorithms", "csrc": "bagua.csrc"}
+NO_VARIABLES = {
+    "BAGUA_CUDA_KERNELS_H",  # guards of headers and macros
+    "BAGUA_DTYPES",
+    "BAGUA_EXPORT",
+    "BAGUA_IN_CHILD",
+    "BAGUA_C",
+}
+"""Names in the sources that begin so."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site that was built."""
+
+    folder: Path
+
+    @cached_property
+    def pages(self) -> dict[str, str]:
+        """HTML by path."""
+        return {path.relative_to(self.folder).as_posix(): path.read_text() for path in self.folder.rglob("*.html")}
+
+    @cached_property
+    def anchors(self) -> dict[str, set[str]]:
+        return {name: set(re.findall(r'\bid="?([^"\s>]+)', text)) for name, text in self.pages.items()}
+
+    def entries(self, folder: str) -> set[str]:
+        """Anchors of all pages below ``folder``."""
+        return {anchor for name, found in self.anchors.items() if name.startswith(folder) for anchor in found}
+
+    def links(self) -> Iterator[tuple[str, str]]:
+        """(page, where a link leads)."""
+        for name, text in self.pages.items():
+            if name == "404.html":
+                continue  # a server shows it anywhere, so its links begin at the root
+            for quoted, bare in re.findall(r'\b(?:href|src)=(?:"([^"]*)"|([^\s>"]+))', text):
+                yield name, html.unescape(quoted or bare)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """Built as ``dev.py docs`` does it: a warning is an error."""
+    pytest.importorskip("mkdocs", reason="MkDocs is not installed")
+    folder = tmp_path_factory.mktemp("site") / "site"
+    words = [sys.executable, str(ROOT / "deploy" / "site" / "build.py"), "--out", str(folder)]
+    done = subprocess.run(words, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Site(folder)
+
+
+def test_all_pages_of_docs_are_there(site: Site) -> None:
+    for path in (ROOT / "docs").rglob("*.md"):
+        name = path.relative_to(ROOT / "docs").as_posix().replace("README.md", "index.md")
+        assert name.replace(".md", ".html") in site.pages
+    assert "source/CONTRIBUTING.html" in site.pages
+
+
+def test_links_lead_somewhere(site: Site) -> None:
+    """To a file of the site and an anchor in it, or to an address that is well formed."""
+    broken = []
+    for page, link in site.links():
+        parts = urlsplit(link)
+        if parts.scheme in ("http", "https"):
+            good = bool(re.fullmatch(r"[\w.-]+(:\d+)?", parts.netloc)) and " " not in link
+        elif parts.scheme:
+            good = parts.scheme in ("data", "mailto")
+        else:
+            path = (site.folder / page).parent / unquote(parts.path) if parts.path else site.folder / page
+            name = path.resolve().relative_to(site.folder.resolve()).as_posix()
+            name = "index.html" if name == "." else name
+            anchor = unquote(parts.fragment)
+            good = path.exists() and (not anchor or name not in site.anchors or anchor in site.anchors[name])
+        if not good:
+            broken.append(f"{page}: {link}")
+    assert broken == []
+
+
+def test_reading_needs_no_network(site: Site) -> None:
+    for page, text in site.pages.items():
+        loaded = re.findall(r"<(?:script|img|link|iframe|source)\b[^>]*\b(?:src|href)=\"?(?:https?:)?//[^>]*>", text)
+        assert loaded == [], page
+        assert 'class="mermaid"' not in text, f"{page}: the theme would load a program for this picture"
+    for path in site.folder.rglob("*.css"):
+        assert not re.search(r"(?:@import|url\()\s*['\"]?(?:https?:)?//", path.read_text()), path
+    assert (site.folder / "search" / "search_index.js").stat().st_size > 100_000
+
+
+def public_names() -> Iterator[tuple[str, str]]:
+    """(module, name) of each ``__all__``, but names with an underscore and modules."""
+    for folder, package in PACKAGES.items():
+        for path in (ROOT / folder).rglob("*.py"):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            module = ".".join([package, *parts]).removesuffix(".__init__").replace("bagua.bagua_core", "bagua_core")
+            for node in ast.parse(path.read_text()).body if "__all__ =" in path.read_text() else ():
+                if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                    for name in ast.literal_eval(node.value):
+                        inner = path.parent / name if path.name == "__init__.py" else path / name
+                        if not name.startswith("_") and not inner.is_dir() and not inner.with_suffix(".py").exists():
+                            yield module, name
+
+
+def test_each_public_name_has_an_entry(site: Site) -> None:
+    names = {f"{module}.{name}" for module, name in public_names()}
+    assert len(names) > 300 and "bagua.torch_api.init_process_group" in names
+    names.add("bagua.torch_api.join")  # a function beside a module of this name
+    assert names - site.entries("reference/python/") == set()
+
+
+def test_each_command_and_option_has_an_entry(site: Site) -> None:
+    expected = set()
+    for name, command in command_line().items():
+        place = name.replace(" ", "-")
+        expected.add(place)
+        for parameter in command.params:
+            if not getattr(parameter, "hidden", False) and parameter.param_type_name == "option":
+                expected |= {f"{place}{option}" for option in (*parameter.opts, *parameter.secondary_opts)}
+    assert len(expected) > 300
+    assert expected - site.entries("reference/command-line/") - {"bagua"} == set()
+
+
+def variables() -> set[str]:
+    """Environment variables that programs read, or pages name."""
+    found: set[str] = set()
+    for folder in ("client", "daemon", "algorithms", "csrc", "deploy"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in (".py", ".cpp", ".h") and not path.is_relative_to(ROOT / "deploy" / "site"):
+                found |= set(re.findall(r"[\"'](BAGUA_[A-Z0-9_]*[A-Z0-9])(?:=[^\"']*)?[\"']", path.read_text()))
+    for path in [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("*/README.md")]:
+        found |= set(re.findall(r"\bBAGUA_[A-Z0-9_]*[A-Z0-9]\b(?!_)", path.read_text()))
+    return found - NO_VARIABLES
+
+
+def test_each_variable_has_an_entry(site: Site) -> None:
+    found = variables()
+    assert {"BAGUA_ALGORITHM", "BAGUA_TOKEN_FILE", "BAGUA_NET_STATS", "BAGUA_STATE_DIR"} <= found
+    entries = site.anchors["reference/variables.html"]
+    assert found - entries == set()
+    named = {name for name in entries if name.startswith("BAGUA_")}
+    sources = "".join(path.read_text() for folder in PACKAGES for path in (ROOT / folder).rglob("*.py"))
+    settings = {name for name in named if name.startswith(("BAGUA_COORDINATOR_", "BAGUA_OPERATOR_", "BAGUA_NET_"))}
+    tests = {name for name in named if name.startswith(("BAGUA_TEST_", "BAGUA_SIMULATION_"))}
+    assert {name for name in named - found - settings - tests if name not in sources} == set()
+
+
+def test_each_setting_has_an_entry(site: Site) -> None:
+    entries = site.anchors["reference/settings.html"]
+    for kind in (CoordinatorSettings, OperatorSettings):
+        prefix = kind.model_config["env_prefix"].lower()
+        assert {prefix + name for name in kind.model_fields} - entries == set()
+
+
+def test_each_setting_has_its_words(site: Site) -> None:
+    rows = re.findall(r"<tr>(.*?)</tr>", site.pages["reference/settings.html"], re.S)
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.S) for row in rows]
+    assert [row[0] for row in cells if row and not row[-1].strip()] == []
+
+
+def test_each_metric_has_an_entry(site: Site) -> None:
+    for family in (*coordinator_metrics.FAMILIES, *node_metrics.FAMILIES):
+        assert f"<code>{family.name}</code>" in site.pages["metrics.html"], family.name
+
+
+def kinds_in_the_code() -> set[str]:
+    """First arguments of ``Event`` and ``event``, second ones of ``Wave``, and what is assigned to ``kind``."""
+    found: set[str] = set()
+    for path in (ROOT / "daemon" / "coordinator").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            given: ast.expr | None = None
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                place = {"Event": 0, "event": 0, "Wave": 1}.get(node.func.id, 9)
+                given = node.args[place] if len(node.args) > place else None
+            elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "kind" and path.name == "decide.py":
+                given = node.value
+            either = [given.body, given.orelse] if isinstance(given, ast.IfExp) else [given]
+            found |= {part.value for part in either if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+    return found
+
+
+def test_each_kind_of_event_has_an_entry(site: Site) -> None:
+    assert kinds_in_the_code() == EVENT_KINDS.keys()
+    assert EVENT_KINDS.keys() <= site.anchors["reference/events.html"]
+
+
+def test_each_message_of_the_protocols_has_an_entry(site: Site) -> None:
+    for path in (ROOT / "proto").glob("*.proto"):
+        names = set(re.findall(r"^(?:message|service|enum) (\w+)", path.read_text(), re.MULTILINE))
+        assert names and names <= site.anchors[f"reference/protocols/{path.stem}.html"], path
