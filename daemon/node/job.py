@@ -70,6 +70,9 @@ class Job:
         self._tasks: set[asyncio.Task[None]] = set()
         self._prepared = asyncio.Event()
         self._finished = asyncio.Event()
+        self._cleared = asyncio.Event()
+        self._beginning: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._joined: dict[int, int] = {}  # member -> pid that got the way to the engine
         self._late: dict[int, str] = {}  # members that were ended for it, and why
         self.engine = JobEngine(spec, node, self._log, self._take_engine_event)
@@ -188,7 +191,7 @@ class Job:
         self._log.info(
             "job begins", ranks=list(self.spec.ranks), adopt=self.spec.adopt, joining=list(self.spec.joining) or None
         )
-        self._run(self._prepare())
+        self._beginning = self._run(self._prepare())
 
     def post(self, event: events.Event) -> None:
         """Hands an event to the state machine and does what it says."""
@@ -205,6 +208,16 @@ class Job:
     async def finished(self) -> None:
         """Returns when nothing of the job is left on this node and the journal says so."""
         await self._finished.wait()
+
+    @property
+    def cleared(self) -> bool:
+        """True once another generation may begin here. If the job was stopped while it was being prepared, that work
+        goes on for a while, and its end removes the job's code and kills the job's processes."""
+        return self._cleared.is_set()
+
+    async def clear(self) -> None:
+        """Returns when ``cleared``."""
+        await self._cleared.wait()
 
     def log_of(self, member: int) -> LogFile | None:
         """The log of a local rank that was started."""
@@ -278,7 +291,7 @@ class Job:
                 for pid in pids:
                     signal_group(pid, signum)
             case events.CloseEngine():
-                self._run(self._close())
+                self._closing = self._run(self._close())
             case events.Report():
                 self._on_report(self.job_id)
 
@@ -301,10 +314,11 @@ class Job:
         if self.state.deadline is not None:
             self._timer = self._loop.call_at(self.state.deadline, self.post, events.TimerFired())
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
+        return task
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -451,6 +465,11 @@ class Job:
         self._processes.close()
         await self._record.save()
         self._finished.set()
+        if self._beginning is not None:
+            await asyncio.wait([self._beginning])
+        if self._closing is not None:
+            await asyncio.wait([self._closing])
+        self._cleared.set()
 
     # ── records ──
 

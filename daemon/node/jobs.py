@@ -36,7 +36,7 @@ MAX_SNAPSHOTS_BYTES = 2 << 20  # half of what the coordinator takes in one messa
 class EndedJob:
     """A job that is over here and of which this life of the daemon knows only the end."""
 
-    stopped = True
+    stopped = cleared = True
 
     def __init__(self, last: node_pb2.LocalJob, folder: Path | None = None) -> None:
         self._last = last
@@ -68,7 +68,8 @@ class Jobs:
         self._node = node
         self._on_report = on_report
         self._held: dict[str, Job | EndedJob] = {}
-        self._next: dict[str, node_pb2.RunJob] = {}  # newer generations, while the older one is being stopped
+        # Newer generations, while the older one is being stopped; StopJob: they were stopped meanwhile, too.
+        self._next: dict[str, node_pb2.RunJob | node_pb2.StopJob] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._arrived = asyncio.Condition()
 
@@ -124,7 +125,7 @@ class Jobs:
             self._begin_as_newcomer(held, directive)
         elif directive.spec.elastic and (directive.generation > 1 if held is None else newer):
             self._go_on(held, directive)
-        elif held is None or (held.stopped and newer):
+        elif held is None or (held.cleared and newer):
             self._begin(directive)
         elif newer and isinstance(held, Job):
             self._replace(held, directive)
@@ -138,7 +139,7 @@ class Jobs:
         held = self._held.get(directive.job_id)
         waiting = self._next.get(directive.job_id)
         if waiting is not None and directive.generation >= waiting.generation:
-            del self._next[directive.job_id]
+            self._next[directive.job_id] = directive
         if held is None:
             self._remember(node_pb2.LocalJob(job_id=directive.job_id, generation=directive.generation))
         elif directive.generation >= held.generation and isinstance(held, Job):
@@ -220,7 +221,7 @@ class Jobs:
         return bool(members) and not (held and set(members) <= held.numbers)
 
     def _begin_as_newcomer(self, held: Job | EndedJob | None, directive: node_pb2.RunJob) -> None:
-        if isinstance(held, Job) and not held.stopped:
+        if isinstance(held, Job) and not held.cleared:
             held.post(events.StopRequested("other newcomers take over", held.spec.stop_grace_s))
             self._begin_later(held, directive)
         else:
@@ -253,16 +254,21 @@ class Jobs:
         self._begin_later(held, directive)
 
     def _begin_later(self, held: Job, directive: node_pb2.RunJob) -> None:
-        first = held.job_id not in self._next
+        waiting = self._next.get(held.job_id)
+        if isinstance(waiting, node_pb2.StopJob) and directive.generation <= waiting.generation:
+            return
         self._next[held.job_id] = directive
-        if first:
+        if waiting is None:
             self._spawn_task(self._begin_after(held))
 
     async def _begin_after(self, held: Job) -> None:
-        await held.finished()
+        await held.clear()
         directive = self._next.pop(held.job_id, None)
-        if directive is not None:
+        if isinstance(directive, node_pb2.RunJob):
             self._begin(directive)
+        elif directive is not None:
+            self._remember(node_pb2.LocalJob(job_id=directive.job_id, generation=directive.generation))
+            self._on_report(directive.job_id)
 
     async def _announce(self) -> None:
         async with self._arrived:

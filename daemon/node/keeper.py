@@ -144,8 +144,9 @@ class Keeper:
     def _hear(self) -> None:
         if self._wire is None:
             return
-        try:
+        with contextlib.suppress(OSError):  # it has died: its last words can still be read
             self._wire.flush()
+        try:
             for message, descriptors in self._wire.receive():
                 try:
                     self._directive(message, descriptors)

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from bagua.daemon.node.keeper import _value, _without
+from bagua.daemon.node.keeper import Keeper, _value, _without
 from bagua.daemon.node.keeper_wire import Wire
 
 
@@ -71,3 +71,14 @@ def test_a_later_life_gets_no_descriptors_of_the_first():
     given = ["--name", "n", "--ready-fd", "7", "--leash=9", "--slots", "2"]
     assert (_value(given, "--ready-fd"), _value(given, "--leash"), _value(given, "--tls")) == ("7", "9", None)
     assert _without(given, ["--ready-fd", "--leash"]) == ["--name", "n", "--slots", "2"]
+
+
+def test_the_last_words_of_a_daemon_are_heard_though_it_hears_nothing_more(ends):
+    one, other = ends
+    keeper = Keeper(lambda fd, first: ([], []), restart=True)
+    keeper._wire = one
+    other.send({"do": "note", "job": "job", "note": "words"})
+    other.close()
+    keeper._say({"say": "exited", "pid": 1, "code": 0})
+    keeper._hear()
+    assert keeper._notes == {"job": "words"}

@@ -424,7 +424,6 @@ class _NeighboursCoding:
         self._lost = Residual(length, bucket.device, around.repeats) if feedback else NO_RESIDUAL
         self.lost = self._lost.kept
         self.turn = self._lost.turn
-        self.lost = self._lost.kept
         self.count = self._transcoder.message_bytes
         made = [around.allocate(self.count, torch.uint8) for _ in range(3)]
         self._mine, self._left, self._right = (memory for memory, _ in made)

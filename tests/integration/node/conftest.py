@@ -45,6 +45,8 @@ class CoordinatorEnd(NodeServiceServicer):
         self.missing: dict[int, int] = {}  # bytes of a log that are gone
         self.code: bytes | None = None  # of every job; None: it has none
         self.code_questions: list[tuple[str, int]] = []
+        self.answers_code: asyncio.Event | None = None  # until it is set, none is answered
+        self.answers: set[asyncio.Future[None]] = set()
         self.heartbeat_s = 0.2
         self.fence_s = 0.0
         self.sole = False
@@ -126,15 +128,22 @@ class CoordinatorEnd(NodeServiceServicer):
                 self.progress.append(fact.progress)
             case "code":
                 self.code_questions.append((fact.code.job_id, fact.code.piece))
-                begin = fact.code.piece * PIECE_BYTES
-                found = {"error": "not here"} if self.code is None else {"data": self.code[begin : begin + PIECE_BYTES]}
-                await self.send(code=node_pb2.CodeAnswer(request_id=fact.code.request_id, **found))
+                answer = asyncio.ensure_future(self._answer(fact.code))
+                self.answers.add(answer)
+                answer.add_done_callback(self.answers.discard)
             case "log":
                 known = self.logs.get(fact.log.request_id, b"")
                 self.logs[fact.log.request_id] = known + fact.log.chunk.data
                 self.missing[fact.log.request_id] = self.missing.get(fact.log.request_id, 0) + fact.log.chunk.missing
                 if fact.log.chunk.eof or fact.log.chunk.more:
                     self.log_ends[fact.log.request_id] = fact.log.chunk
+
+    async def _answer(self, question: node_pb2.CodeQuestion) -> None:
+        if self.answers_code is not None:
+            await self.answers_code.wait()
+        begin = question.piece * PIECE_BYTES
+        found = {"error": "not here"} if self.code is None else {"data": self.code[begin : begin + PIECE_BYTES]}
+        await self.send(code=node_pb2.CodeAnswer(request_id=question.request_id, **found))
 
     async def send(self, **directive: Any) -> None:
         async with self.writing:  # grpc.aio takes one write at a time
@@ -204,7 +213,7 @@ class DaemonProcess:
         return psutil.Process(daemon_pid(self.pid))
 
     async def until_ready(self) -> dict[str, str]:
-        line = await asyncio.wait_for(asyncio.to_thread(self._read_line), 30)
+        line = await asyncio.wait_for(asyncio.to_thread(self._read_line), SOON_S)
         self.ready = json.loads(line) if line else {}
         return self.ready
 

@@ -161,3 +161,30 @@ async def test_a_daemon_that_was_killed_finds_the_code_again(end, daemon, projec
     # The restarted daemon takes the archive from its cache, too.
     await end.run_script("later", "words.py", code=archive, workdir="lib")
     assert [rank.exit_code for rank in (await end.exited("later")).ranks] == [0] and len(end.code_questions) == asked
+
+
+async def test_a_next_generation_of_a_job_that_is_stopped_while_its_code_comes(end, daemon, project):
+    """The end of the first one's preparation must not remove the code of the second one, and kill its ranks. A second
+    one that is stopped before it has begun is told as stopped."""
+    archive = archive_in(end, project)
+    end.answers_code = asyncio.Event()
+    for name in ("job", "stopped"):
+        await end.run_script(name, "train.py", code=archive, env={"KEEP": "1"})
+        await end.job_until(name, lambda job: job.phase == node_pb2.LOCAL_PHASE_PREPARING)
+        await end.stop_job(name)
+        await end.stopped(name)
+        await end.run_script(name, "train.py", code=archive, env={"KEEP": "1"}, generation=2)
+    await end.stop_job("stopped", generation=2)
+    await end.run_script("later", "words.py", code=archive, workdir="lib")  # what came before it has arrived
+    await end.job_until("later", lambda job: job.phase == node_pb2.LOCAL_PHASE_PREPARING)
+    end.answers_code.set()
+    job = await end.job_until("job", lambda job: job.generation == 2 and job.ranks[0].pid)
+    await until_printed(job.ranks[0], "shipped")
+    folder = Path(f"/proc/{job.ranks[0].pid}/cwd").resolve()
+    await end.exited("later")
+    await end.job_until("stopped", lambda job: job.generation == 2 and job.phase == node_pb2.LOCAL_PHASE_STOPPED)
+    (folder / "end").touch()
+    job = await end.exited("job")
+    assert [(rank.exit_code, rank.signal) for rank in job.ranks] == [(0, 0)], job.ranks[0].error_tail
+    await end.stop_job("job", generation=2)
+    await end.stopped("job")
