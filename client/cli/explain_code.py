@@ -9,7 +9,8 @@ import typer
 
 from bagua.cli.job import print_json
 from bagua.cli.options import Output, OutputOption, UsageError
-from bagua.error_codes import AREAS, ENTRIES, Entry, area_of, codes_in
+from bagua.error_codes import AREAS, ENTRIES, area_of, codes_in
+from bagua.error_codes.entry import Entry
 
 WIDTH = 100
 
