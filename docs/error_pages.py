@@ -78,13 +78,8 @@ def page(area: Area, found: dict[str, list[str]]) -> str:
         parts += [f"## {entry.code}", f"**{entry.title}.** {entry.cause}", f"Remedy: {entry.remedy}"]
         known = found.get(entry.code, [])
         if known:
-            parts += ["Texts:", "\n".join(f"- {_as_code(text)}" for text in known)]
+            parts += ["Texts:", "\n".join(["```text", *known, "```"])]
     return "\n\n".join(parts) + "\n"
-
-
-def _as_code(text: str) -> str:
-    """A text that may have backticks, as code."""
-    return f"`` {text} ``" if "`" in text else f"`{text}`"
 
 
 def index() -> str:

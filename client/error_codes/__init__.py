@@ -21,7 +21,8 @@ from bagua.error_codes import (
     tools,
     training,
 )
-from bagua.error_codes.entry import Area, Entry
+from bagua.error_codes.entry import Area as Area
+from bagua.error_codes.entry import Entry as Entry
 
 AREAS: tuple[Area, ...] = (
     tools.AREA,

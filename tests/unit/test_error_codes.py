@@ -17,7 +17,6 @@ from pathlib import Path
 from types import ModuleType
 
 import grpc
-import pytest
 from typer.testing import CliRunner
 
 from bagua.base import errors
@@ -117,8 +116,11 @@ def uncoded(content: str, path: str) -> list[str]:
     wanted = OURS | OF_ARGUMENTS if path.startswith(PUBLIC) else OURS
     excused = {**INTERNAL, **PASSED_ON}
     missing = []
+    lines = content.splitlines()
     helpers = {
-        node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and CODE.search(ast.unparse(node))
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and CODE.search("\n".join(lines[node.lineno - 1 : node.end_lineno]))
     }
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call) or not call.args or name_of(call.func) not in wanted:
@@ -155,7 +157,7 @@ def refusals(content: str) -> Iterator[tuple[int, bool]]:
 
 
 def test_each_refusal_of_a_call_has_a_code() -> None:
-    found = [(path, *one) for path in sources() for one in refusals(path.read_text())]
+    found = [(path, *one) for path in sources() if "abort(" in path.read_text() for one in refusals(path.read_text())]
     assert len(found) > 5 and [(path, line) for path, line, good in found if not good] == []
 
 
@@ -229,9 +231,8 @@ def test_explain() -> None:
     assert '"code": "BG101"' in run.invoke(app, ["explain", "--output", "json", "BG101"]).output.replace("\n", "")
 
 
-@pytest.mark.parametrize("words", ["BG099", "help"])
-def test_explain_of_something_else(words: str) -> None:
+def test_explain_of_something_else() -> None:
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "bagua.cli.main", "explain", words], capture_output=True, text=True
+        [sys.executable, "-P", "-m", "bagua.cli.main", "explain", "BG099"], capture_output=True, text=True
     )
     assert done.returncode == 2 and done.stderr.startswith("error: ") and "[BG102]" in done.stderr

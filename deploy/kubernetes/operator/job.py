@@ -91,7 +91,7 @@ class SecretVariable(Model):
 
 
 class Run(Model):
-    """The program of each rank: one of script, module and program. [BG830]"""
+    """The program of each rank: one of script, module and program."""
 
     script: str = ""
     """Path of a Python script in the image."""
