@@ -46,9 +46,14 @@ def often_enough(world: str, name: str) -> bool:
     return name not in RARE and (len(WORLDS[world][0]) > 1 or name in ON_ONE_HOST)
 
 
+def limit_s(names: Sequence[str]) -> float:
+    """After so many seconds ranks hang. All cases are trained side by side: the more there are, the longer it takes."""
+    return 120.0 + 4.0 * len(names)
+
+
 def rank_train(names: list[str], folder: str) -> dict[str, Any]:
     """Trains a model of each case, all of them in each step. Returns their parameters after each."""
-    faulthandler.dump_traceback_later(120, exit=True)  # for hangs alone
+    faulthandler.dump_traceback_later(limit_s(names), exit=True)  # for hangs alone
     bagua.init_process_group()
     newcomer = bagua.is_newcomer()
     models = {}
@@ -62,7 +67,7 @@ def rank_train(names: list[str], folder: str) -> dict[str, Any]:
         bagua.wait_to_join()
         if step == JOINS_AFTER - 1:
             Path(folder, "ready").touch()
-            await_file(Path(folder, "planned"))
+            await_file(Path(folder, "planned"), limit_s(names))
         for name, (model, optimizers) in models.items():
             if step < CASES[name].steps:
                 train = CASES[name].train or one_step
@@ -82,10 +87,10 @@ def train(
         ranks.start(rank_train, hosts=hosts, elastic=True, environment=environment, **arguments)
         assert ranks.regrouper is not None
         ranks.regrouper.on_plan = lambda generation: (folder / "planned").touch()
-        await_file(folder / "ready")
+        await_file(folder / "ready", limit_s(names))
         for host, members in newcomers.items():
             ranks.join(rank_train, members, host, environment=environment, **arguments)
-        ranks.wait(150.0)
+        ranks.wait(limit_s(names) + 30.0)
         for one in ranks.started:
             assert one.process.returncode == 0, f"{one.rank}: {one.output}"
         return [one.result() for one in ranks.started]
@@ -135,7 +140,7 @@ def join(sim: Simulation, case: Case, newcomers: dict[int, list[int]]) -> None:
     sim.change_members([[*ranks, *newcomers.get(index, [])] for index, ranks in enumerate(sim.world.hosts)])
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1000)
 @pytest.mark.parametrize(
     ("world", "name"),
     [

@@ -21,7 +21,7 @@ NAMES = [
 ]
 pytestmark = [
     pytest.mark.full,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(1000),
     pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler for the fakes"),
 ]
 

@@ -126,7 +126,7 @@ def train(
     with make_ranks(folder) as ranks:
         environment = {VARIABLE: kills, "BAGUA_DEFAULT_BUCKET_SIZE": "3000", **(variables or {})}
         ranks.start(rank_train, hosts=HOSTS, elastic=True, environment=environment, names=names)
-        ranks.wait(150.0)
+        ranks.wait(150.0 + 4.0 * len(names))
         for one in ranks.started:
             assert one.process.returncode == (0 if one.rank in LEFT else -9), f"{one.rank}: {one.output}"
         return [ranks.started[member].result() for member in LEFT]
@@ -141,7 +141,7 @@ def uncut(
     return train(tmp_path_factory.mktemp("uncut"), names, dict.fromkeys(KILLS, "between"))
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.full) for name in EXACT]
 )
@@ -154,7 +154,7 @@ def test_a_repeated_step_gives_the_same_bits(
         assert all(equal), equal
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "async" else pytest.mark.full) for name in ASYNCHRONOUS]
 )
@@ -285,7 +285,7 @@ def lose(sim: Simulation, gone: Sequence[int]) -> None:
     sim.change_members([[left.index(rank) for rank in host if rank in left] for host in sim.world.hosts])
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("world", "name"),
     [

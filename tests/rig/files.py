@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
-def await_file(path: Path) -> None:
+def await_file(path: Path, limit_s: float = DEADLINE_S) -> None:
     """Returns when it is there. For hangs alone it raises AssertionError."""
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + limit_s
     while not path.exists():
         assert time.monotonic() < deadline, f"{path} did not come"
         time.sleep(0.002)

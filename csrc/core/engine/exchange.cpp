@@ -128,7 +128,8 @@ Status Exchange::prepare(Active* active) {
 Status Exchange::activate(Collective operation) {
   auto owner = std::make_unique<Active>();
   Active* active = owner.get();
-  active->serial = next_serial_++;
+  active->serial = next_serial_;
+  next_serial_ = next_serial_ % kSerials + 1;
   active->operation = std::move(operation);
   state_->job().busy().start(now_ns());
   active_.push_back(std::move(owner));

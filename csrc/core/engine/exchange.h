@@ -62,6 +62,9 @@ class Exchange {
   void abandon();
 
  private:
+  // Cookies have a serial in their upper half, but for the highest bit, which marks those of point-to-point operations.
+  static constexpr uint32_t kSerials = 0x7fffffff;
+
   struct Active {
     uint32_t serial = 0;
     Collective operation;
@@ -110,7 +113,8 @@ class Exchange {
   std::vector<std::unique_ptr<Active>> active_;     // in order
   std::vector<std::deque<Item>> sends_, receives_;  // by peer
   std::deque<Item> ready_;                          // steps that compute
-  uint32_t next_serial_ = 1;
+  // The next one's serial: 1 to kSerials, then 1 again. It begins near the end, so that every test goes round.
+  uint32_t next_serial_ = kSerials - 2;
   uint64_t begun_elsewhere_ = 0;
   uint64_t added_ = 0;  // collectives that add() was given
   // By peer: descriptions of collectives not begun here, by sequence.

@@ -16,7 +16,7 @@ import bagua.torch_api as bagua
 from bagua.torch_api.algorithms.async_model_average import AsyncModelAverageAlgorithm
 from bagua.torch_api.join.session import current
 
-DEADLINE_S = 40.0
+DEADLINE_S = 120.0
 
 
 class Trainer:
