@@ -128,6 +128,7 @@ def test_services_tell_systemd_how_they_do(tmp_path: Path, coordinator: Manager)
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)  # a training on a busy machine
 def test_training_runs_below_the_rules_of_the_units(tmp_path: Path, coordinator: Manager) -> None:
     if not closed("node"):
         pytest.skip("libseccomp or systemd-analyze is not installed")
@@ -141,7 +142,7 @@ def test_training_runs_below_the_rules_of_the_units(tmp_path: Path, coordinator:
             env={**os.environ, "BAGUA_STATE_DIR": str(tmp_path / "state")},
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=600,
         )
         assert done.returncode == 0, done.stdout + done.stderr
     finally:
