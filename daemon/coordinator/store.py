@@ -80,7 +80,7 @@ class Store:
             yield Transaction(connection.execution_options(**{READ_ONLY: True}))
 
     def apply(self, work: Callable[[Transaction], T]) -> T:
-        """What ``work`` returns, in a transaction. Where a server has broken that off in favour of another one, it is
+        """The result of ``work``, in a transaction. Where a server has broken that off in favour of another one, it is
         called again: so it changes nothing but the database. Raises as ``transaction``."""
         for left in reversed(range(_TRIES)):
             try:
@@ -92,7 +92,7 @@ class Store:
         raise AssertionError("the last try returns or raises")
 
     def look(self, work: Callable[[Transaction], T]) -> T:
-        """What ``work`` returns, which only reads."""
+        """The result of ``work``, which only reads."""
         with self.read() as tx:
             return work(tx)
 
