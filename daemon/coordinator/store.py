@@ -7,6 +7,8 @@ takes at its start (so there is nothing to upgrade and no deadlock); ``read`` ta
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -47,6 +49,7 @@ _HOSTS = Among(sa.select(m.job_hosts).order_by(m.job_hosts.c.job_id, m.job_hosts
 _UNFINISHED = [state.value for state in JobState if not state.terminal]
 _ROW_BYTES = 200  # what a row takes beside its text, about
 _TRIES = 5  # of a transaction that a server breaks off
+_PAUSE_S = (0.01, 0.1)
 
 Submitted = tuple[JobRecord, str | None, Sequence[Event]]  # a new job, its idempotency key, its first events
 T = TypeVar("T")
@@ -80,7 +83,7 @@ class Store:
             yield Transaction(connection.execution_options(**{READ_ONLY: True}))
 
     def apply(self, work: Callable[[Transaction], T]) -> T:
-        """What ``work`` returns, in a transaction. Where a server has broken that off in favour of another one, it is
+        """The result of ``work``, in a transaction. Where a server has broken that off in favour of another one, it is
         called again: so it changes nothing but the database. Raises as ``transaction``."""
         for left in reversed(range(_TRIES)):
             try:
@@ -89,10 +92,11 @@ class Store:
             except sa.exc.DBAPIError as error:
                 if not left or not broken_off(error):
                     raise
+            time.sleep(random.uniform(*_PAUSE_S))  # the other one goes first
         raise AssertionError("the last try returns or raises")
 
     def look(self, work: Callable[[Transaction], T]) -> T:
-        """What ``work`` returns, which only reads."""
+        """The result of ``work``, which only reads."""
         with self.read() as tx:
             return work(tx)
 

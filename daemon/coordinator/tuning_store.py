@@ -52,7 +52,7 @@ class TuningQueries:
             self._db.execute(statement, rows, execution_options={LATER: True})
 
     def _among(self, query: Among, values: Iterable[str]) -> list[sa.Row[Any]]:
-        """What it finds for these values, in their order."""
+        """The rows that it finds for these values."""
         wanted = sorted(set(values))
         if self._db.dialect.name != "sqlite":
             return list(self._db.execute(query.of_array, {"wanted": wanted})) if wanted else []

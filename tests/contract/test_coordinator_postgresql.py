@@ -143,6 +143,6 @@ def test_transactions_that_lock_each_other_are_done_again(store: Store):
     other.start()
     store.apply(locks("a", "b"))
     other.join(WAIT_S)
-    assert len(tries) == 3
+    assert len(tries) > 2
     with store.read() as tx:
         assert tx.beats() == {"a": 1.0, "b": 1.0}

@@ -30,6 +30,8 @@ from bagua.operator.settings import Settings
 
 LATE_S = 30.0
 """A job begins on its minimum when the other pods are not there after so long."""
+BRISK_FOR_S = 60.0
+"""So long after its pods were made a job is looked at every second: nothing tells when its coordinator listens."""
 LONGEST_BACKOFF_S = 3_600.0
 
 
@@ -238,6 +240,8 @@ class Round:
             return
         if self.status.get("phase") != status.RESTARTING:
             self._phase(status.PENDING, "Pending", gang.words or self.seen.trouble or "The coordinator starts.")
+        if self.now < status.seconds_of(self.status["gangSince"]) + BRISK_FOR_S:  # no event tells that it listens
+            self.again_s = min(1.0, self.settings.poll_s)
         if gang.ready and self.seen.reachable:
             for key in ("gangSince", "retryTime", "jobId"):
                 self.status.pop(key, None)

@@ -38,7 +38,7 @@ class MemoryStore:
         self._on_commit()
 
     def apply(self, work: Callable[[MemoryTransaction], T]) -> T:
-        """What ``work`` returns, in a transaction."""
+        """The result of ``work``, in a transaction."""
         with self.transaction() as tx:
             return work(tx)
 
@@ -48,7 +48,7 @@ class MemoryStore:
         yield MemoryTransaction(self)
 
     def look(self, work: Callable[[MemoryTransaction], T]) -> T:
-        """What ``work`` returns."""
+        """The result of ``work``."""
         with self.read() as tx:
             return work(tx)
 
