@@ -7,6 +7,8 @@
 
 Each version gets an environment of its own, ``.venv-torch-VERSION`` (deploy/dev.py develop), of up to 8 GB with CUDA's
 libraries. Where PIP_INDEX_URL names an index with builds for the CPU alone, it is 2 GB.
+All environments of a checkout share its links for the editable installation, which this makes anew: let no other test
+run in the checkout meanwhile.
 """
 
 from __future__ import annotations

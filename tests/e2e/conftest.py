@@ -25,6 +25,10 @@ from bagua.proto import common_pb2
 
 MARK = "BAGUA_TEST_MARK"
 DEADLINE_S = 120.0
+PATIENT_S = 400.0
+"""For programs whose ranks import a framework each: half a minute of a core, before anything happens."""
+ENDED_S = 60.0
+"""For the output of a program that was killed."""
 BAGUA = (sys.executable, "-P", "-m", "bagua.cli.main")
 
 
@@ -64,6 +68,7 @@ class Sandbox:
             "XDG_RUNTIME_DIR": str(self.runtime),
         }
         self.processes: list[subprocess.Popen[str]] = []
+        self.deadline_s = DEADLINE_S
 
     def script(self, name: str, text: str) -> Path:
         """Writes a script into the folder."""
@@ -87,18 +92,23 @@ class Sandbox:
         self.processes.append(process)
         return process
 
-    def run(self, *command: str | Path, env: dict[str, str] | None = None, deadline: float = DEADLINE_S) -> Finished:
+    def run(self, *command: str | Path, env: dict[str, str] | None = None, deadline: float | None = None) -> Finished:
         """Runs a program to its end."""
         started = time.monotonic()
         return self.finish(self.start(*command, env=env), started, deadline)
 
-    def finish(self, process: subprocess.Popen[str], started: float, deadline: float = DEADLINE_S) -> Finished:
-        """Waits for the end of a program."""
-        out, err = process.communicate(timeout=deadline)
+    def finish(self, process: subprocess.Popen[str], started: float, deadline: float | None = None) -> Finished:
+        """Waits for the end of a program. One that does not end fails the test with all it has printed."""
+        limit = self.deadline_s if deadline is None else deadline
+        try:
+            out, err = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired as error:
+            printed = ((error.output or b"") + (error.stderr or b"")).decode(errors="replace")
+            pytest.fail(f"{process.args!r} has not ended after {limit:.0f} s. It printed:\n{printed}")
         return Finished(process.returncode, out, err, time.monotonic() - started)
 
     def bagua(
-        self, *arguments: str | Path, deadline: float = DEADLINE_S, env: dict[str, str] | None = None
+        self, *arguments: str | Path, deadline: float | None = None, env: dict[str, str] | None = None
     ) -> Finished:
         """Runs ``bagua ARGUMENTS`` to its end."""
         return self.run(*BAGUA, *arguments, deadline=deadline, env=env)
@@ -140,7 +150,7 @@ class Sandbox:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for process in self.processes:
-            process.communicate(timeout=10)
+            process.communicate(timeout=ENDED_S)
         shutil.rmtree(self.runtime, ignore_errors=True)
 
 
@@ -197,7 +207,7 @@ class Service:
         process, _ = self.launch("daemon", "--name", name, "--node-id", name, *where, *options, prefix=prefix)
         return process
 
-    def call(self, *arguments: str | Path, deadline: float = DEADLINE_S) -> Finished:
+    def call(self, *arguments: str | Path, deadline: float | None = None) -> Finished:
         """``bagua ARGUMENTS``; the coordinator is found through the state folder."""
         return self.sandbox.bagua(*arguments, deadline=deadline)
 

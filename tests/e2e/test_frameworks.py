@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from e2e.conftest import Sandbox
+from e2e.conftest import PATIENT_S, Sandbox
+from rig.limits import SOON_S
 
 LIGHTNING = "bagua.examples.lightning_digits"
 HUGGING_FACE = "bagua.examples.hugging_face"
@@ -17,6 +18,12 @@ RUN = ("run", "--nproc-per-node", "2")
 ENVIRONMENT = {"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
 ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "-m")
+pytestmark = pytest.mark.timeout(1800)  # a test starts up to nine processes that import a framework
+
+
+@pytest.fixture(autouse=True)
+def patience(sandbox: Sandbox) -> None:
+    sandbox.deadline_s = PATIENT_S
 
 
 def losses(text: str) -> set[str]:
@@ -25,7 +32,6 @@ def losses(text: str) -> set[str]:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)  # it starts nine processes that import Lightning
 def test_lightning_with_every_launcher(sandbox: Sandbox) -> None:
     pytest.importorskip("lightning", reason="Lightning is not installed")
     by_itself = (sys.executable, "-m", LIGHTNING, *SMALL)
@@ -37,7 +43,7 @@ def test_lightning_with_every_launcher(sandbox: Sandbox) -> None:
         sandbox.run(*by_itself, "--strategy", "bagua_fork"),
     ):
         assert started.code == 0 and losses(started.text) == expected, started.text
-    sandbox.assert_all_gone(10.0)
+    sandbox.assert_all_gone(SOON_S)
 
 
 @pytest.mark.full
@@ -64,7 +70,7 @@ def test_hugging_face_with_every_launcher(sandbox: Sandbox, loop: str) -> None:
     ):
         assert started.code == 0 and "backend bagua" in started.text, started.text
         assert losses(started.text) == expected
-    sandbox.assert_all_gone(10.0)
+    sandbox.assert_all_gone(SOON_S)
 
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebook.ipynb"
@@ -87,4 +93,4 @@ def test_the_notebook_runs(sandbox: Sandbox) -> None:
         if now.cell_type == "code":
             assert [one.output_type for one in now.outputs] == [one.output_type for one in before.outputs]
     assert "rank 0 of 1" in executed.cells[-2].outputs[0].text
-    sandbox.assert_all_gone(10.0)
+    sandbox.assert_all_gone(SOON_S)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from e2e.conftest import PATIENT_S
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Sandbox
@@ -53,7 +54,9 @@ def test_lines_are_changed_as_tutorials_write_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 def test_a_script_for_ddp_runs_after_two_lines_were_changed(sandbox: Sandbox) -> None:
+    sandbox.deadline_s = PATIENT_S
     script = sandbox.script("train.py", of(PAGE, r"```python\n(.*?)```"))
     before = script.read_text()
     reference = sandbox.run(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script, *SMALL)

@@ -46,6 +46,7 @@ SCRIPT = """
 
 
 @pytest.mark.full
+@pytest.mark.timeout(500)
 def test_without_a_daemon(tmp_path: Path) -> None:
     script = tmp_path / "plain.py"
     script.write_text(textwrap.dedent(SCRIPT))
@@ -56,6 +57,6 @@ def test_without_a_daemon(tmp_path: Path) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=200,
+            timeout=400,
         )
     assert result.returncode == 0 and result.stdout.count("ended well") == 2, result.stdout

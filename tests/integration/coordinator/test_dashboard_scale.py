@@ -18,12 +18,13 @@ from rig.old_jobs import insert_old_jobs
 from bagua.proto import common_pb2 as c
 
 NODES, JOBS = 1_000, 10_000
+CONNECTED_S = 240.0  # a thousand handshakes
 FOR_MANY = {
     "BAGUA_COORDINATOR_HEARTBEAT_S": "3",
     "BAGUA_COORDINATOR_LEASE_S": "60",
     "BAGUA_COORDINATOR_FENCE_AFTER": "60",
 }
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 
 def test_a_large_cluster(start, tmp_path: Path):
@@ -33,7 +34,7 @@ def test_a_large_cluster(start, tmp_path: Path):
     insert_old_jobs(state / "coordinator" / "bagua.db", spec, JOBS, lambda count: None)
     process = start("--dashboard", "127.0.0.1:0", state_dir=state, **FOR_MANY)
     with FleetProcess(process.address, process.token, NODES, 2) as fleet, process.client() as client:
-        fleet.wait_connected()
+        fleet.wait_connected(CONNECTED_S)
         job = client.submit(c.JobSpec(name="wide", entry="t", no_python=True, nnodes=NODES, nproc_per_node=2))
         headers = {"authorization": f"Bearer {process.token}"}
         with httpx.Client(base_url=process.dashboard, headers=headers, timeout=60) as page:
@@ -89,7 +90,7 @@ def test_a_large_cluster_in_a_browser(start: Callable[..., Any], tmp_path: Path)
     insert_old_jobs(state / "coordinator" / "bagua.db", spec, JOBS, lambda count: None)
     process = start("--dashboard", "127.0.0.1:0", state_dir=state, **FOR_MANY)
     with FleetProcess(process.address, process.token, NODES, 2) as fleet, process.client() as client:
-        fleet.wait_connected()
+        fleet.wait_connected(CONNECTED_S)
         for number in range(RUNNING):
             spec = c.JobSpec(name=f"train-{number}", entry="t", no_python=True, nnodes=1 + number % 4, nproc_per_node=2)
             client.submit(spec)
