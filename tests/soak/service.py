@@ -176,9 +176,9 @@ def finish(world: World) -> list[str]:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of all files below."""
+    """Bytes of a file, or of all files below a folder."""
     found = 0
-    for path in folder.rglob("*"):
+    for path in (folder, *folder.rglob("*")):
         try:
             found += path.lstat().st_size
         except OSError:
