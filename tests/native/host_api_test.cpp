@@ -52,7 +52,7 @@ TEST(a_wait_for_failure_ends_with_the_reason) {
   while (nudged == 0) api.nudge(api.client);
   job.engine(0).abort("the moon fell");
   threads.join();
-  EXPECT_EQ(std::string(error.text), "the moon fell");
+  EXPECT_EQ(std::string(error.text), "the moon fell [BG502]");
 }
 
 TEST(a_wait_for_failure_ends_when_the_rank_leaves) {
