@@ -240,7 +240,7 @@ void end_by_abort(const char* route, const std::vector<std::vector<int>>& hosts,
     }
     if (++ready == 2 * user.ranks()) job.engine(0).abort("the moon fell");
     while (user.leg().error().empty()) usleep(1000);
-    EXPECT_EQ(user.leg().error(), "the moon fell");
+    EXPECT_EQ(user.leg().error(), "the moon fell [BG502]");
     user.drain();
     user.leg().close();  // what was set free writes to `data` no more
   });
