@@ -40,7 +40,12 @@ class Module:
         return [name for name in self.names if not name.startswith("_") and not self._is_module(name)]
 
     def _is_module(self, name: str) -> bool:
-        return _file(".".join(self.imported.get(name, (self.name, name)))) is not None
+        owner, own_name = self.imported.get(name, (self.name, name))
+        found = self if owner == self.name else read(owner)
+        if found is not None and found is not self and own_name in found.imported:
+            return found._is_module(own_name)
+        defined = found is not None and own_name in found.defined  # a function may lie beside a module of its name
+        return not defined and _file(f"{owner}.{own_name}") is not None
 
 
 def public_modules() -> list[Module]:
