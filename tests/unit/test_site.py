@@ -62,13 +62,16 @@ class Site:
                 yield name, html.unescape(quoted or bare)
 
 
+pytestmark = pytest.mark.timeout(1000)  # the build takes 15 s of a core, which may be busy
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     """Built as ``dev.py docs`` does it: a warning is an error."""
     pytest.importorskip("mkdocs", reason="MkDocs is not installed")
     folder = tmp_path_factory.mktemp("site") / "site"
     words = [sys.executable, str(ROOT / "deploy" / "site" / "build.py"), "--out", str(folder)]
-    done = subprocess.run(words, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(words, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     return Site(folder)
 
