@@ -56,7 +56,7 @@ AREA = Area(
         Entry(
             "BG807",
             "Without TLS only loopback is served and called",
-            "Whoever reaches the address could run code there, so Bagua refuses to listen on or call an address "
+            "Anyone who reaches the address could run code there, so Bagua refuses to listen on or call an address "
             "beyond this machine without mutual TLS.",
             "Make certificates with `bagua certs DIR --host HOST`, copy them to the hosts, and pass `--tls DIR` "
             "everywhere (`docs/service.md`).",
@@ -106,7 +106,7 @@ AREA = Area(
         Entry(
             "BG814",
             "A limit of the service is reached",
-            "So many tokens, traces, secrets or bytes of code are not kept at the same time.",
+            "The service keeps a limited number of tokens, traces, secrets and bytes of code at the same time.",
             "Wait until other jobs have ended, or remove what is no longer needed (`bagua token revoke`).",
         ),
         Entry(

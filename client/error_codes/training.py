@@ -132,7 +132,7 @@ AREA = Area(
         Entry(
             "BG616",
             "A state can't be given to newcomers of an elastic job",
-            "What was registered has no `state_dict` and `load_state_dict`, its name is taken, its contents can't "
+            "The registered object has no `state_dict` and `load_state_dict`, its name is taken, its contents can't "
             "be sent, or the model is trained by a part of the ranks alone.",
             "Register objects with both methods under different names, with states of plain values and tensors.",
         ),

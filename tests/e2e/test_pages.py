@@ -93,7 +93,7 @@ class Reader:
             path.write_text(block.text)
             return
         for line, command in block.commands:
-            with _named(f"docs/{block.page}.md:{line}"):
+            with _named(f"{block.page}:{line}"):
                 self.type(command)
 
     def type(self, command: str) -> str:
@@ -231,5 +231,5 @@ def test_the_cells_of_the_notebook(sandbox: Sandbox) -> None:
 
 def test_a_command_that_fails_is_named(reader: Reader) -> None:
     with pytest.raises(AssertionError) as error:
-        reader.read(pages.Block("page", 7, "false"))
+        reader.read(pages.Block("docs/page.md", 7, "false"))
     assert error.value.__notes__ == ["This is the command of docs/page.md:7."]

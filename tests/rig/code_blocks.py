@@ -1,8 +1,5 @@
-"""All blocks of code on all pages, and ways to check them without running them.
-
-``pages.py`` says which commands are run. Here the other blocks are looked at as well: Python compiles, and each name of
-``bagua`` exists; options of ``bagua`` exist; documents parse.
-"""
+"""Checks of blocks of code (``pages.py``) that run nothing: Python compiles, and each name of ``bagua`` exists; options
+of ``bagua`` exist; documents parse."""
 
 from __future__ import annotations
 
@@ -11,110 +8,29 @@ import importlib
 import json
 import re
 import shlex
-import subprocess
 import sys
 import textwrap
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import typer
 import yaml
 
 from rig import pages
+from rig.pages import Block
 
-ROOT = pages.DOCS.parent
 PLAIN = ("text", "protobuf", "cpp", "dockerfile")
 """Languages of blocks that show something: output, pictures, parts of files."""
-README = {
-    "python3 deploy/dev.py demo": "tests/e2e/test_examples.py::test_digits_on_two_nodes",
-    "python3 deploy/dev.py test": "CI",
-    "bagua run --nproc-per-node 2 train.py": "tests/e2e/test_run.py::test_a_script_alone",
-    " bagua (command line) ──gRPC──► coordinator": "a picture",
-    "bagua run --elastic --nproc-per-node 4 --respawn 10": "tests/e2e/test_elastic_join.py",
-}
-"""Begins of blocks of the first page, which has no room for marks, and where they are shown."""
 # The root of usage errors in whatever click this typer brings along.
 USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
-_FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?')
-_MARK = re.compile(r"^<!-- (shown by|not run:) (.+) -->$")
 _WORD = re.compile(r"(?:^|[;&|(] *|\$\()(?:\w+=\S* )*bagua( .*)$")
-
-
-@dataclass(frozen=True)
-class Block:
-    """``language``: of the fence; empty: commands. ``line``: number of its first line. ``mark``: as in ``pages``."""
-
-    page: Path
-    line: int
-    language: str
-    text: str
-    mark: str = ""
-    reason: str = ""
-
-    @property
-    def where(self) -> str:
-        return f"{self.page.relative_to(ROOT)}:{self.line}"
-
-    @property
-    def is_commands(self) -> bool:
-        return self.language in pages.SHELLS
-
-
-def all_pages() -> list[Path]:
-    """All Markdown files of the checkout, but the changelog: pages, READMEs, and others."""
-    words = ["git", "ls-files", "-co", "--exclude-standard", "*.md"]
-    listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return [path for line in listed.splitlines() if (path := ROOT / line).exists() and path.name != "CHANGELOG.md"]
-
-
-def blocks(page: Path) -> Iterator[Block]:
-    """All blocks of a page, in order."""
-    mark = ("", "")
-    lines = page.read_text().splitlines()
-    at = 0
-    while at < len(lines):
-        begin = at
-        fence, marked = _FENCE.match(lines[at].strip()), _MARK.match(lines[at])
-        if fence:
-            indent = len(lines[at]) - len(lines[at].lstrip())
-            at = next(end for end in range(begin + 1, len(lines)) if lines[end].strip() == "```")
-            text = "\n".join(line[indent:] for line in lines[begin + 1 : at])
-            yield Block(page, begin + 2, fence[1], text, *mark)
-        elif pages._indented(lines, at):
-            while at + 1 < len(lines) and lines[at + 1].startswith("    "):
-                at += 1
-            yield Block(page, begin + 1, "", "\n".join(line[4:] for line in lines[begin : at + 1]), *mark)
-        if marked:
-            mark = (marked[1], marked[2])
-        elif lines[at].strip():
-            mark = ("", "")
-        at += 1
-
-
-def unshown(block: Block) -> str:
-    """Words on a block of commands that no test runs and no mark excuses, or nothing."""
-    inside = block.page.is_relative_to(pages.DOCS)
-    name = block.page.relative_to(pages.DOCS).with_suffix("").as_posix() if inside else ""
-    if block.mark == "shown by":
-        path, _, test = block.reason.partition("::")
-        file = ROOT / path
-        known = file.exists() and re.search(rf"^(async )?def {test}\(", file.read_text(), re.MULTILINE)
-        return "" if known else f"{block.where}: there is no test {block.reason}"
-    if block.mark or name in (*pages.PLAYED, *pages.FOLLOWED):
-        return ""
-    if block.page == ROOT / "README.md" and any(block.text.startswith(begin) for begin in README):
-        return ""
-    return f"{block.where}: no test runs this. Mark it as tests/rig/pages.py says"
 
 
 def wrong(block: Block) -> str:
     """Words on a block whose content can't be right, or nothing."""
     try:
-        if block.is_commands:
+        if block.language in pages.SHELLS:
             check_commands(block)
         elif block.language == "python":
             check_python(block.text)
@@ -190,17 +106,16 @@ def _resolve(name: str) -> Any:
 @cache
 def command_line() -> dict[str, Any]:
     """All commands of ``bagua`` by their whole names."""
-    sys.path.append(str(ROOT / "deploy"))
+    sys.path.append(str(pages.ROOT / "deploy"))
     try:
         return importlib.import_module("man").commands()
     finally:
-        sys.path.remove(str(ROOT / "deploy"))
+        sys.path.remove(str(pages.ROOT / "deploy"))
 
 
 def check_commands(block: Block) -> None:
     """Commands and options of ``bagua`` exist. Raises ValueError."""
-    plain = pages.Block(str(block.page), block.line, block.text)
-    for line, command in plain.commands:
+    for line, command in block.commands:
         if found := _WORD.search(command):
             try:
                 check_command(found[1])

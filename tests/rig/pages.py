@@ -1,4 +1,4 @@
-"""Blocks of commands on the pages for operators, and which test shows each of them.
+"""Blocks of code on all pages, and which test shows those that are commands. ``code_blocks.py`` looks into them.
 
 A block without a mark is run as it stands by ``tests/e2e/test_pages.py``, in the order of the page. The others have a
 comment before them: ``<!-- shown by tests/FILE.py::test_name -->`` where a test does the same in its own way, or
@@ -8,15 +8,23 @@ comment before them: ``<!-- shown by tests/FILE.py::test_name -->`` where a test
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+README = {
+    "python3 deploy/dev.py demo": "tests/e2e/test_examples.py::test_digits_on_two_nodes",
+    "python3 deploy/dev.py test": "CI",
+    "bagua run --nproc-per-node 2 train.py": "tests/e2e/test_run.py::test_a_script_alone",
+    " bagua (command line) ──gRPC──► coordinator": "a picture",
+    "bagua run --elastic --nproc-per-node 4 --respawn 10": "tests/e2e/test_elastic_join.py",
+}
+"""Begins of blocks of the first page, which has no room for marks, and where they are shown."""
 PLAYED = ("operations", "security", "service", "observability", "metrics")
-"""Pages whose blocks are run."""
-MARKED = ("dashboard", "install", "kubernetes", "releasing", "runbooks", "slurm")
-"""Pages on which each block has a mark: their commands need a cluster, a package index, or root."""
+"""Pages whose blocks are run. Those of others have marks."""
 FOLLOWED = tuple(
     sorted(
         str(path.relative_to(DOCS).with_suffix(""))
@@ -35,8 +43,8 @@ SHELLS = ("", "sh", "bash", "console")
 
 @dataclass(frozen=True)
 class Block:
-    """``line``: number of the first command. ``mark``: "shown by", "not run:", or none. ``file``: the name of the file
-    that the block is, or nothing if it is commands."""
+    """``page``: its path in the repository. ``line``: number of the first line. ``mark``: "shown by", "not run:", or
+    none. ``file``: the name of the file that the block is, or nothing. ``language``: of the fence."""
 
     page: str
     line: int
@@ -44,6 +52,17 @@ class Block:
     mark: str = ""
     reason: str = ""
     file: str = ""
+    language: str = ""
+
+    @property
+    def where(self) -> str:
+        """Page and line."""
+        return f"{self.page}:{self.line}"
+
+    @property
+    def is_commands(self) -> bool:
+        """Whether a reader types it."""
+        return self.language in SHELLS and not self.file
 
     @property
     def commands(self) -> Iterator[tuple[int, str]]:
@@ -59,21 +78,28 @@ class Block:
                 begun = ""
 
 
+def all_pages() -> list[Path]:
+    """All Markdown files of the checkout, but the changelog: pages, READMEs, and others."""
+    words = ["git", "ls-files", "-co", "--exclude-standard", "*.md"]
+    listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [path for line in listed.splitlines() if (path := ROOT / line).exists() and path.name != "CHANGELOG.md"]
+
+
 def blocks(text: str, page: str = "") -> list[Block]:
-    """All blocks of commands, and all files, of a page, in order."""
+    """All blocks of a page, in order."""
     found: list[Block] = []
     mark = ("", "")
     lines = text.splitlines()
     at = 0
     while at < len(lines):
         begin = at
-        fence, marked = _FENCE.match(lines[at]), _MARK.match(lines[at])
+        fence, marked = _FENCE.match(lines[at].strip()), _MARK.match(lines[at])
         if fence:
-            at = next(end for end in range(begin + 1, len(lines)) if lines[end].startswith("```"))
-            if fence[2]:
-                found.append(Block(page, begin + 2, "\n".join(lines[begin + 1 : at]) + "\n", *mark, file=fence[2]))
-            elif fence[1] in SHELLS:
-                found.append(Block(page, begin + 2, "\n".join(lines[begin + 1 : at]), *mark))
+            indent = len(lines[at]) - len(lines[at].lstrip())
+            at = next(end for end in range(begin + 1, len(lines)) if lines[end].strip() == "```")
+            inside = "\n".join(line[indent:] for line in lines[begin + 1 : at])
+            file = fence[2] or ""
+            found.append(Block(page, begin + 2, inside + "\n" * bool(file), *mark, file=file, language=fence[1]))
         elif _indented(lines, at):
             while at + 1 < len(lines) and lines[at + 1].startswith("    "):
                 at += 1
@@ -91,6 +117,30 @@ def _indented(lines: list[str], at: int) -> bool:
     return lines[at].startswith("    ") and (at == 0 or not lines[at - 1].strip())
 
 
+def of_path(path: Path) -> list[Block]:
+    """All blocks of a file of the repository."""
+    return blocks(path.read_text(), path.relative_to(ROOT).as_posix())
+
+
 def of_page(name: str) -> list[Block]:
-    """The blocks of a page of docs/."""
-    return blocks((DOCS / f"{name}.md").read_text(), name)
+    """Commands and files of a page of docs/: all that its reader types."""
+    return [block for block in of_path(DOCS / f"{name}.md") if block.is_commands or block.file]
+
+
+def is_test(words: str) -> bool:
+    """Whether there is a test of this name: ``tests/FILE.py::test_name``."""
+    path, _, name = words.partition("::")
+    file = ROOT / path
+    return file.exists() and bool(re.search(rf"^(async )?def {name}\(", file.read_text(), re.MULTILINE))
+
+
+def unshown(block: Block) -> str:
+    """Words on a block of commands that no test runs and no mark excuses, or nothing."""
+    if block.mark == "shown by":
+        return "" if is_test(block.reason) else f"{block.where}: there is no test {block.reason}"
+    name = block.page.removeprefix("docs/").removesuffix(".md")
+    if block.mark or name in (*PLAYED, *FOLLOWED):
+        return ""
+    if block.page == "README.md" and any(block.text.startswith(begin) for begin in README):
+        return ""
+    return f"{block.where}: no test runs this. Mark it as tests/rig/pages.py says"

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from rig import code_blocks
-from rig.code_blocks import Block
+from rig import code_blocks, pages
+from rig.pages import Block
 
-PAGE = Path(code_blocks.ROOT / "docs" / "page.md")
+PAGE = "docs/page.md"
 
 
 def test_each_command_is_run_or_says_why_not() -> None:
-    blocks = [block for page in code_blocks.all_pages() for block in code_blocks.blocks(page) if block.is_commands]
+    blocks = [block for page in pages.all_pages() for block in pages.of_path(page) if block.is_commands]
     assert len(blocks) > 50
-    assert [words for block in blocks if (words := code_blocks.unshown(block))] == []
+    assert [words for block in blocks if (words := pages.unshown(block))] == []
 
 
 def test_each_block_can_be_right() -> None:
     """Commands and options of ``bagua`` exist, names of its library too; documents parse."""
-    blocks = [block for page in code_blocks.all_pages() for block in code_blocks.blocks(page)]
+    blocks = [block for page in pages.all_pages() for block in pages.of_path(page)]
     assert {"", "python", "diff", "toml", "yaml"} <= {block.language for block in blocks}
     assert [words for block in blocks if (words := code_blocks.wrong(block))] == []
 
@@ -39,7 +37,7 @@ def test_each_block_can_be_right() -> None:
     ],
 )
 def test_a_wrong_block_is_found(language: str, text: str, words: str) -> None:
-    assert words in code_blocks.wrong(Block(PAGE, 7, language, text))
+    assert words in code_blocks.wrong(Block(PAGE, 7, text, language=language))
 
 
 def test_right_blocks_are_none() -> None:
@@ -48,10 +46,10 @@ def test_right_blocks_are_none() -> None:
         ("python", "model = model.with_bagua([optimizer], bagua.algorithms.bytegrad.ByteGradAlgorithm())"),
         ("diff", "-import torch\n+import bagua.torch_api as bagua"),
     ):
-        assert code_blocks.wrong(Block(PAGE, 7, language, text)) == ""
+        assert code_blocks.wrong(Block(PAGE, 7, text, language=language)) == ""
 
 
 def test_a_block_without_a_test_is_found() -> None:
-    assert "no test runs this" in code_blocks.unshown(Block(PAGE, 7, "", "bagua doctor"))
-    marked = Block(PAGE, 7, "", "bagua doctor", "shown by", "tests/unit/test_docs_blocks.py::test_of_yesterday")
-    assert "there is no test" in code_blocks.unshown(marked)
+    assert "no test runs this" in pages.unshown(Block(PAGE, 7, "bagua doctor"))
+    marked = Block(PAGE, 7, "bagua doctor", "shown by", "tests/unit/test_docs_blocks.py::test_of_yesterday")
+    assert "there is no test" in pages.unshown(marked)

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 import grpc
+from rig import code_blocks
 from typer.testing import CliRunner
 
 from bagua.base import errors
@@ -210,6 +211,17 @@ def test_files_that_entries_name_exist() -> None:
     for entry in ENTRIES.values():
         for name in re.findall(r"`((?:docs|client|algorithms|daemon)/[\w./-]+)`", entry.cause + entry.remedy):
             assert (ROOT / name).exists(), f"{entry.code}: {name}"
+
+
+def test_commands_that_entries_name_exist() -> None:
+    entries = ENTRIES.values()
+    named = re.findall(r"`bagua( [^`]+)`", "\n".join(f"{entry.cause} {entry.remedy}" for entry in entries))
+    assert len(named) > 30
+    for words in named:
+        try:
+            code_blocks.check_command(words)
+        except ValueError as error:
+            assert "requires an argument" in str(error), words  # an entry may name an option alone
 
 
 def test_the_code_of_an_error() -> None:
