@@ -17,13 +17,23 @@ from bagua.proto import node_pb2
 ROUNDS = 6
 
 
-def held(pid):
-    """Kinds of descriptors of a process, with how many it has of each."""
-    kinds = Counter()
+def descriptors(pid):
+    """The targets of all descriptors of a process."""
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):
-            kinds[os.readlink(f"/proc/{pid}/fd/{name}").partition(":[")[0]] += 1
-    return kinds
+            yield os.readlink(f"/proc/{pid}/fd/{name}")
+
+
+def held(pid):
+    """Kinds of descriptors of a process, with how many it has of each."""
+    return Counter(target.partition(":[")[0] for target in descriptors(pid))
+
+
+async def until_connection_is_kept(keeper, proper):
+    """The keeper gets a copy of the daemon's connection to the coordinator a moment after that was made."""
+    async with asyncio.timeout(SOON_S):
+        while not any(target.startswith("socket:") for target in {*descriptors(keeper)} & {*descriptors(proper)}):
+            await asyncio.sleep(0.05)
 
 
 async def until_no_more(pid, before):
@@ -65,6 +75,7 @@ async def test_descriptors_do_not_grow(end, daemon):
     await end.run_script("stays", "/bin/sleep", no_python=True, args=["600"])
     for work in (run_jobs, reconnect):
         await work(end, 0)
+        await until_connection_is_kept(*pids)
         before = [held(pid) for pid in pids]
         await work(end, ROUNDS)
         for pid, kinds in zip(pids, before, strict=True):
