@@ -78,11 +78,17 @@ def test_ranks_train_and_rank_0_speaks(in_a_process: Any) -> None:
     assert (step, total, message) == (4, 4, "") and metrics["loss"] == pytest.approx(result["loss"])
 
 
+KEPT: list[torch.nn.Module] = []
+"""Models outlive their process group. The last reference to Gloo's group must not go with one: its end joins a thread
+that may be waiting for the GIL, which is held then."""
+
+
 def train_with_ddp(backend: str) -> list[float]:
     """A loss for each step."""
     distributed.init_process_group(backend)
     torch.manual_seed(3)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    KEPT.append(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     losses = []
     for _ in range(3):
