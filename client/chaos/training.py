@@ -1,4 +1,5 @@
-"""The program that is trained while faults are played: ``python -m bagua.chaos.training FOLDER WORKERS``.
+"""The program that is trained while faults are played: ``python -m bagua.chaos.training FOLDER WORKERS``, and seconds
+of rest after a step, if wanted.
 
 It counts what is used. Each sample has an entry of a parameter, whose gradient is 1 in the steps that use it. Gradients
 are summed, and the parameter goes down by its gradient. So after an epoch the parameter tells how often each sample was
@@ -26,7 +27,7 @@ from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgor
 
 SAMPLES, BATCH, WIDTH = 480, 4, 64
 REST_S = 0.004
-"""Between two steps: services on the same processors must have their turn."""
+"""After each step, unless told otherwise: services on the same processors must have their turn."""
 
 
 class Counting(nn.Module):
@@ -86,7 +87,7 @@ class Trap:
         os.kill(os.getpid(), number)
 
 
-def train(folder: Path, workers: int, tell: Any) -> None:
+def train(folder: Path, workers: int, rest_s: float, tell: Any) -> None:
     """Trains until it is told to stop."""
     torch.manual_seed(0)
     trap = Trap(folder)
@@ -114,7 +115,7 @@ def train(folder: Path, workers: int, tell: Any) -> None:
             optimizer.step()
             whole = whole and bagua.get_world_size() == largest
             tell(f"step {time.monotonic_ns()} {bagua.get_world_size()}")
-            time.sleep(REST_S)
+            time.sleep(rest_s)
         largest = max(largest, bagua.get_world_size())
         lost, doubled = lost_and_doubled(model, epoch + 1, largest - 1)
         tell(
@@ -130,10 +131,11 @@ def train(folder: Path, workers: int, tell: Any) -> None:
 def main() -> None:
     """Runs one rank."""
     folder, workers = Path(sys.argv[1]), int(sys.argv[2])
+    rest_s = float(sys.argv[3]) if len(sys.argv) > 3 else REST_S
     torch.set_num_threads(1)
     bagua.init_process_group()
     with (folder / f"diary-{os.getpid()}").open("a", buffering=1) as diary:
-        train(folder, workers, lambda line: diary.write(f"{line}\n"))
+        train(folder, workers, rest_s, lambda line: diary.write(f"{line}\n"))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from bagua.client import Client
+from bagua.client.describe import event_document, job_document
 from bagua.proto import common_pb2
 
 MARK = "BAGUA_TEST_MARK"
@@ -242,11 +243,16 @@ class Service:
         with self.client() as client:
             return {node.node_id for node in client.nodes() if node.connected}
 
+    def job(self, job_id: str) -> Any:
+        """The document that ``bagua job show`` prints, without that command."""
+        with self.client() as client:
+            job = client.get(job_id)
+            return {**job_document(job), "events": [event_document(event) for event in client.events(job_id)]}
+
     def wait_for_state(self, job_id: str, states: Sequence[str], within: float) -> Any:
-        """The output of ``bagua job show`` once the job is in one of the states."""
-        show = ("job", "show", job_id)
-        self.sandbox.wait_until(lambda: self.state(job_id) in states, within, lambda: str(self.json(*show)))
-        return self.json(*show)
+        """The job's document once it is in one of the states."""
+        self.sandbox.wait_until(lambda: self.state(job_id) in states, within, lambda: str(self.job(job_id)))
+        return self.job(job_id)
 
 
 @pytest.fixture

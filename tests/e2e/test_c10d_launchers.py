@@ -75,9 +75,9 @@ COMMANDS = {
 }
 
 
-# Others cover how torchrun and multiprocessing start ranks: tests/integration/torch_api/test_torch_daemon.py.
+# mp.spawn imports torch once. e2e/test_run and test_ephemeral start ranks by the others.
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "bagua run" else pytest.mark.full) for name in COMMANDS]
+    "name", [pytest.param(name, marks=() if name == "mp.spawn" else pytest.mark.full) for name in COMMANDS]
 )
 def test_ddp_started_by(sandbox: Sandbox, name: str) -> None:
     sandbox.script("train.py", TRAIN)

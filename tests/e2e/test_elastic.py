@@ -35,9 +35,9 @@ def printed(job: dict[str, Any], line: str) -> bool:
 
 def in_generation(service: Service, job_id: str, generation: int) -> dict[str, Any]:
     found: dict[str, Any] = service.sandbox.wait_until(
-        lambda: (job := service.json("job", "show", job_id))["generation"] == generation and job,
+        lambda: (job := service.job(job_id))["generation"] == generation and job,
         SOON_S,
-        lambda: str(service.json("job", "show", job_id)),
+        lambda: str(service.job(job_id)),
     )
     assert found["state"] == "running", found["reason"]
     return found
@@ -122,7 +122,7 @@ def test_a_broken_connection_costs_no_member(idle_service: Service, sandbox: San
     assert job["reason"].startswith("generation 2: node node-") and job["reason"].endswith("; 2 ranks go on")
     assert [rank["pid"] for rank in job["ranks"]] == pids and not job["gone"]
     sandbox.wait_until(lambda: printed(job, "generation 2 rank {} of 2 sum 1"), SOON_S)
-    assert "suspended" in [event["kind"] for event in service.json("job", "show", job_id)["events"]]
+    assert "suspended" in [event["kind"] for event in service.job(job_id)["events"]]
 
     os.kill(pids[1], signal.SIGKILL)
     job = service.wait_for_state(job_id, ["failed"], within=SOON_S)
@@ -198,7 +198,7 @@ def test_a_node_is_lost_before_it_has_started_its_ranks(idle_service: Service, s
         os.kill(pid, signal.SIGSTOP)  # its session lives
     job_id = service.submit("--elastic", "--nnodes", "2", sandbox.script("train.py", PROGRAM))
     job = service.wait_for_state(job_id, ["starting"], within=SOON_S)
-    sandbox.wait_until(lambda: service.json("job", "show", job_id)["ranks"][0]["pid"], SOON_S)
+    sandbox.wait_until(lambda: service.job(job_id)["ranks"][0]["pid"], SOON_S)
     for pid in both:
         os.kill(pid, signal.SIGKILL)
     job = in_generation(service, job_id, 2)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def seen(service: Service, job_id: str, holds: Any) -> dict[str, Any]:
     """The job as soon as ``holds`` says yes of it."""
     found: dict[str, Any] = service.sandbox.wait_until(
-        lambda: (job := service.json("job", "show", job_id)) and holds(job) and job,
+        lambda: (job := service.job(job_id)) and holds(job) and job,
         SOON_S,
-        lambda: str(service.json("job", "show", job_id)),
+        lambda: str(service.job(job_id)),
     )
     return found
 

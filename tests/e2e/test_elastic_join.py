@@ -27,13 +27,13 @@ def with_ranks(service: Service, job_id: str, count: int) -> dict[str, Any]:
     """The job as soon as it runs with so many ranks."""
     found: dict[str, Any] = service.sandbox.wait_until(
         lambda: (
-            (job := service.json("job", "show", job_id))["state"] == "running"
+            (job := service.job(job_id))["state"] == "running"
             and len(job["ranks"]) == count
             and all(rank["state"] == "running" for rank in job["ranks"])
             and job
         ),
         60,
-        lambda: str(service.json("job", "show", job_id)),
+        lambda: str(service.job(job_id)),
     )
     return found
 
@@ -52,9 +52,9 @@ def test_a_daemon_is_killed_and_its_ranks_go_on(idle_service: Service, sandbox: 
         os.kill(daemon_pid(second.pid), signal.SIGKILL)
         words = f"generation {generation} rank {{}} of 4 sum 6"
         sandbox.wait_until(
-            lambda words=words: printed(job, words), SOON_S, lambda: str(service.json("job", "show", job_id))
+            lambda words=words: printed(job, words), SOON_S, lambda: str(service.job(job_id))
         )
-    after = service.json("job", "show", job_id)
+    after = service.job(job_id)
     assert [rank["pid"] for rank in after["ranks"]] == [rank["pid"] for rank in job["ranks"]] and not after["gone"]
     (sandbox.folder / "stop").touch()
     job = service.wait_for_state(job_id, ["succeeded", "failed"], within=SOON_S)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tests.e2e.conftest import Sandbox, Service
 
 PROGRAM = ("-m", "bagua.chaos.training")
+REST_S = "0.03"
+"""Of a rank after a step: leaves the processor to the rest of the test."""
 
 
 class Training:
@@ -31,7 +33,7 @@ class Training:
         self.folder = folder
         folder.mkdir()
         self._diaries = Diaries(folder)
-        self.id = service.submit("--elastic", "--env", "OMP_NUM_THREADS=1", *options, *PROGRAM, folder, str(workers))
+        self.id = service.submit("--elastic", "--env", "OMP_NUM_THREADS=1", *options, *PROGRAM, folder, str(workers), REST_S)
         job = service.wait_for_state(self.id, ["running"], within=SOON_S)
         self.nodes = {rank["pid"]: rank["node_id"] for rank in job["ranks"]}
         self.pids = [rank["pid"] for rank in job["ranks"]]  # by rank
@@ -48,7 +50,7 @@ class Training:
             now = self.diaries()
             return all(pid in now and len(now[pid].steps) >= before.get(pid, 0) + more for pid in pids)
 
-        self.service.sandbox.wait_until(enough, SOON_S, lambda: str(self.service.json("job", "show", self.id)))
+        self.service.sandbox.wait_until(enough, SOON_S, lambda: str(self.service.job(self.id)))
 
     def finish(self) -> dict[int, Diary]:
         """Asks for the end. The job must come to a good one; the diaries of those that are left."""

@@ -58,6 +58,7 @@ def test_two_hosts_are_one_job(sandbox: Sandbox, sshd: Sshd) -> None:
     sandbox.assert_no_state_left()
 
 
+@pytest.mark.full  # e2e/test_run and test_service pass secrets, too
 def test_a_secret_stays_in_memory(sandbox: Sandbox, sshd: Sshd) -> None:
     sandbox.script("hold.py", leaks.HOLD)
     secret = leaks.secret_file(sandbox.folder)

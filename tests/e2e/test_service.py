@@ -62,7 +62,7 @@ def test_job_from_submit_to_end(service: Service) -> None:
     assert [node["used_slots"] for node in service.json("node", "list")["nodes"]] == [1, 1]
     assert job_id in [found["job_id"] for found in service.json("job", "list")["jobs"]]
     assert job_id in service.call("job", "list").out
-    sandbox.wait_until(lambda: service.json("job", "show", job_id)["progress"], 60)
+    sandbox.wait_until(lambda: service.job(job_id)["progress"], 60)
     assert "node-b" in service.call("job", "show", job_id[:6]).out
 
     follower = sandbox.start(*sandbox.command, "job", "logs", "-f", job_id)
@@ -143,7 +143,7 @@ def test_a_coordinator_killed_and_started_again(service: Service) -> None:
     os.kill(service.coordinator.pid, signal.SIGKILL)
     service.coordinator.wait(timeout=10)
     service.start_coordinator()
-    job = service.json("job", "show", job_id)
+    job = service.job(job_id)
     assert job["state"] == "running", job
     sandbox.wait_until(lambda: all(n["connected"] for n in service.json("node", "list")["nodes"]), 30)
     stop.touch()

@@ -110,7 +110,7 @@ def test_what_a_step_waits_for(service: Service, job: str) -> None:
     shown = service.call("job", "show", job).out
     for words in ("% computation", "% waiting for rank 1", "rank 1 on node-b computes"):
         assert words in shown, shown
-    shares = service.json("job", "show", job)["step_shares"]
+    shares = service.job(job)["step_shares"]
     assert [one["rank"] for one in shares] == [0, 1] and shares[1]["compute"] > shares[0]["compute"]
 
 

@@ -47,7 +47,7 @@ def main():
             break
         if numbers[2]:
             view = enter()
-        time.sleep(0.001)
+        time.sleep(0.02)
 
 try:
     main()

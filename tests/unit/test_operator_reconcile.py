@@ -134,8 +134,8 @@ def test_a_static_job_is_placed_whole_or_not_at_all() -> None:
     assert len(kinds(decide(given_back, NOW + 300 + 601), Create)) == 2
 
 
-def test_a_job_that_begins_is_looked_at_every_second_for_a_minute() -> None:
-    for age, again_s in ((10, 1.0), (100, Settings().poll_s)):
+def test_a_job_that_begins_is_looked_at_often_for_a_minute() -> None:
+    for age, again_s in ((5, 0.2), (20, 1.0), (100, Settings().poll_s)):
         one = with_pods(seen(elastic=None, state={"gangSince": status.stamp(NOW - age), "phase": "Pending"}), 0)
         assert decide(replace(one, reachable=False)).again_s == again_s
 

@@ -30,8 +30,8 @@ from bagua.operator.settings import Settings
 
 LATE_S = 30.0
 """A job begins on its minimum when the other pods are not there after so long."""
-BRISK_FOR_S = 60.0
-"""So long after its pods were made a job is looked at every second: nothing tells when its coordinator listens."""
+BRISK = ((10.0, 0.2), (60.0, 1.0))
+"""(age, pause): until its pods are so old, a job is looked at so often. Nothing tells when its coordinator listens."""
 LONGEST_BACKOFF_S = 3_600.0
 
 
@@ -240,15 +240,18 @@ class Round:
             return
         if self.status.get("phase") != status.RESTARTING:
             self._phase(status.PENDING, "Pending", gang.words or self.seen.trouble or "The coordinator starts.")
-        if self.now < status.seconds_of(self.status["gangSince"]) + BRISK_FOR_S:  # no event tells that it listens
-            self.again_s = min(1.0, self.settings.poll_s)
+        self._look_again_soon(self.now - status.seconds_of(self.status["gangSince"]))
         if gang.ready and self.seen.reachable:
             for key in ("gangSince", "retryTime", "jobId"):
                 self.status.pop(key, None)
             attempt = self.status["attempt"]
             self.actions.append(Submit(f"{self.seen.uid}-{attempt}", attempt_name(self.seen, attempt)))
             self._phase(status.STARTING, "Submitted", "The job is submitted.")
-            self.again_s = min(1.0, self.settings.poll_s)
+            self._look_again_soon(0.0)
+
+    def _look_again_soon(self, age_s: float) -> None:
+        pause = next((pause for until, pause in BRISK if age_s < until), self.settings.poll_s)
+        self.again_s = min(pause, self.settings.poll_s)
 
     def _give_back(self, gang: Gang) -> None:
         """All of the minimum, or none: what is placed would only keep others out."""

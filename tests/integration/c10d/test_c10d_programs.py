@@ -17,10 +17,7 @@ from rig.scenarios import check_passed
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-with warnings.catch_warnings():
-    warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"torch\.")  # of parts that it uses itself
-    from unmodified import ABSENT, ALL, PROGRAMS
-    from unmodified.support import compare
+from unmodified import ABSENT, NAMES, programs
 
 import bagua.torch_api as bagua
 
@@ -31,9 +28,12 @@ pytestmark = pytest.mark.timeout(700)
 def rank_programs(names: list[str], folder: str) -> None:
     """In a rank: says on standard output which went well."""
     faulthandler.enable()
-    warnings.filterwarnings("ignore", module=r"torch\.")
+    warnings.filterwarnings("ignore", module=r"torch\.")  # as of deprecated parts that it uses itself
+    from unmodified.support import compare
+
+    found = programs()
     for name in names:
-        compare(name, ALL[name], Path(folder), bagua.get_rank(), bagua.get_world_size())
+        compare(name, found[name], Path(folder), bagua.get_rank(), bagua.get_world_size())
         print(f"passed {name}", flush=True)
 
 
@@ -43,7 +43,7 @@ def outputs_of(chosen: str, request: Any, make_ranks: Any, folder: Path) -> list
     backends.need(chosen)
     test = request.fixturename.replace("outputs", "test")
     wanted = {item.name for item in request.session.items}
-    names = [name for name in PROGRAMS if f"{test}[{name}]" in wanted and name not in ABSENT]
+    names = [name for name in NAMES if f"{test}[{name}]" in wanted and name not in ABSENT]
     with make_ranks(folder) as ranks:
         started = ranks.start(rank_programs, 2, environment={"BAGUA_C10D": chosen}, names=names, folder=str(folder))
         ranks.wait(DEADLINE_S)
@@ -65,7 +65,7 @@ def parameter(name: str, *marks: pytest.MarkDecorator) -> Any:
     return pytest.param(name, marks=[*marks, *absent])
 
 
-@pytest.mark.parametrize("name", [parameter(name) for name in PROGRAMS])
+@pytest.mark.parametrize("name", [parameter(name) for name in NAMES])
 def test_in_cpp(outputs_in_cpp: list[str], name: str) -> None:
     check_passed(outputs_in_cpp, name)
 
@@ -74,7 +74,7 @@ REPRESENTATIVES = ("DDP", "DDP with no_sync", "FSDP2", "collectives of objects")
 
 
 @pytest.mark.parametrize(
-    "name", [parameter(name, *([] if name in REPRESENTATIVES else [pytest.mark.full])) for name in PROGRAMS]
+    "name", [parameter(name, *([] if name in REPRESENTATIVES else [pytest.mark.full])) for name in NAMES]
 )
 def test_in_python(outputs_in_python: list[str], name: str) -> None:
     check_passed(outputs_in_python, name)

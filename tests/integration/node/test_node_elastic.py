@@ -127,7 +127,7 @@ async def test_a_rank_that_is_stopped_is_out(end, daemon, elastic):
 
 async def test_a_rank_that_is_stopped_has_eight_steps(end, daemon, elastic):
     """Of a second each, which is more than the 5 s of other jobs."""
-    pause = "        time.sleep(0.001)\n"
+    pause = "        time.sleep(0.02)\n"
     assert pause in PROGRAM
     slow = PROGRAM.replace(
         pause, "        steps.append(0)\n        print('steps', len(steps), flush=True)\n        time.sleep(1)\n"

@@ -123,13 +123,9 @@ def sandbox(tmp_path: Path, short_folder: Path) -> Iterator[Sandbox]:
     made.check_nothing_left()
 
 
-@pytest.mark.full  # the next test spawns ranks, too
+@pytest.mark.full  # e2e/test_ephemeral: ranks of torchrun start a daemon, too
 @pytest.mark.parametrize(
-    "torch_too",
-    [
-        pytest.param("", marks=pytest.mark.full),
-        *(pytest.param(when, marks=pytest.mark.full) for when in ("before", "after")),
-    ],
+    "torch_too", ["", "before", "after"]
 )
 def test_spawned_with_the_environment_alone(sandbox: Sandbox, torch_too: str) -> None:
     """LOCAL_WORLD_SIZE is absent; torch.distributed may be used on the same port, before or, without ours, after."""
@@ -139,6 +135,7 @@ def test_spawned_with_the_environment_alone(sandbox: Sandbox, torch_too: str) ->
     assert "trained 0/2 0/2 node 0" in output and "trained 1/2 1/2 node 0" in output
 
 
+@pytest.mark.full  # e2e/test_ephemeral: ranks of torchrun start a daemon, too
 def test_spawned_with_a_store(sandbox: Sandbox, tmp_path: Path) -> None:
     output = sandbox.run(str(sandbox.script), "by_store", str(tmp_path / "store"))
     assert output.count("trained 1/2 1/2 node 0") == 2

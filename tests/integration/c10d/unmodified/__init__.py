@@ -1,12 +1,60 @@
-"""Programs for torch.distributed that know nothing of Bagua."""
+"""Programs for torch.distributed that know nothing of Bagua.
 
-from rig.torch_parts import fully_shard
+Ranks import them. Tests need their names alone: FSDP takes three seconds of a core to import.
+"""
 
-from . import checkpoints, ddp, sharded
+from __future__ import annotations
 
-PROGRAMS = {**ddp.PROGRAMS, **sharded.PROGRAMS, **checkpoints.PROGRAMS}
-ALL = {**PROGRAMS, **ddp.SLOW}
-"""With those that take longer, or want more ranks."""
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from .support import Program
+
+NAMES = (
+    "DDP",
+    "DDP with a static graph",
+    "DDP with unused parameters",
+    "DDP with no_sync",
+    "DDP in mixed precision",
+    "DDP with buffers",
+    "DDP with standard hooks",
+    "DDP with PowerSGD's hook",
+    "DDP with post-local SGD's hook",
+    "DDP with join",
+    "ZeroRedundancyOptimizer",
+    "ZeroRedundancyOptimizer with join",
+    "collectives with gradients",
+    "FSDP2",
+    "FSDP1",
+    "FSDP1 in mixed precision",
+    "DTensor",
+    "tensor parallel",
+    "like torchtitan",
+    "torch.distributed.checkpoint",
+    "torch.distributed.checkpoint, async_save",
+    "collectives of objects",
+)
+"""In the order in which ranks run them."""
+ALONE = ("torch.compile of DDP",)
+"""Those that take longer, or want more ranks."""
 LACKS = "this torch has no public fully_shard, or none for CPU tensors"
-ABSENT = {} if fully_shard else dict.fromkeys(("FSDP2", "like torchtitan"), LACKS)
+ABSENT = (
+    {}
+    if torch.__version__ >= (2, 6) and hasattr(torch.cpu.Stream, "wait_event")  # as rig/torch_parts.py finds it
+    else dict.fromkeys(("FSDP2", "like torchtitan"), LACKS)
+)
 """Why programs can't run with this version of torch, by name."""
+
+
+def programs() -> dict[str, Program]:
+    """All, by name."""
+    from rig.torch_parts import fully_shard
+
+    from . import checkpoints, ddp, sharded
+
+    found = {**ddp.PROGRAMS, **sharded.PROGRAMS, **checkpoints.PROGRAMS, **ddp.SLOW}
+    assert tuple(found) == (*NAMES, *ALONE)
+    assert (fully_shard is None) == bool(ABSENT)
+    return found
