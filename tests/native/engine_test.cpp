@@ -260,7 +260,7 @@ TEST(communicators_come_and_go) {
 }
 
 TEST(hosts_that_connect_wait_for_descriptors) {
-  Job job({{0}, {1}});
+  Job job({{0}, {1}}, 4096);
   job.each([](Rank& rank) { CHECK_OK(rank.run(Kind::kBarrier, 0)); });  // so all connections of the job are made
   const auto told = [&job] {
     const std::vector<Event> events = job.engine(0).events();
