@@ -89,6 +89,8 @@ class Wire:
                 return found
             except ConnectionResetError:
                 data, descriptors, flags = b"", [], 0
+            for number in descriptors:
+                os.set_inheritable(number, False)
             if descriptors or flags & socket.MSG_CTRUNC:  # those of one message: the kernel ends a read behind them
                 self._batches.append(descriptors)
             self._in += data

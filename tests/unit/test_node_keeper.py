@@ -35,6 +35,7 @@ def test_messages_keep_their_order_and_their_descriptors(ends):
     assert [len(descriptors) for _, descriptors in found] == [0, 1, 2]
     for number, (_, descriptors) in enumerate(found):
         for descriptor in descriptors:
+            assert not os.get_inheritable(descriptor)
             os.write(descriptor, bytes([number]))
             os.close(descriptor)
     assert [os.read(reader, 9) for reader in readers] == [b"", b"\x01", b"\x02\x02"], "nobody else has them"
