@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/random.h"
+#include "base/scarcity.h"
 #include "base/text.h"
 #include "nccl_net/settings.h"
 #include "net/pacing.h"
@@ -43,8 +44,9 @@ bool ready(int fd, short events) {
 }
 
 bool passes(int error) {
-  return error == ECONNREFUSED || error == ECONNRESET || error == ETIMEDOUT || error == EHOSTUNREACH ||
-         error == ENETUNREACH || error == EHOSTDOWN || error == EPIPE || error == EAGAIN || error == EADDRNOTAVAIL;
+  return is_scarcity(error) || error == ECONNREFUSED || error == ECONNRESET || error == ETIMEDOUT ||
+         error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN || error == EPIPE || error == EAGAIN ||
+         error == EADDRNOTAVAIL;
 }
 
 }  // namespace
@@ -192,9 +194,10 @@ Status Connector::retry(int error) {
   if (failing_since_ns_ < 0) failing_since_ns_ = attempt_ns_;
   const int64_t tried = stepped_ns_ - failing_since_ns_;
   if (!passes(error) || tried >= limit) {
-    const Code code = passes(error) ? Code::kUnavailable : Code::kResource;
+    const bool scarce = is_scarcity(error);
+    const Code code = passes(error) && !scarce ? Code::kUnavailable : Code::kResource;
     return {code, "can't connect to " + address_text(address_) + " (tried for " + duration_text(tried) +
-                      "): " + errno_text(error)};
+                      "): " + (scarce ? scarcity_text(error) : errno_text(error))};
   }
   next_try_ns_ = stepped_ns_ + pause_ns_;
   pause_ns_ = std::min(pause_ns_ * 2, kLongestPauseNs);

@@ -89,10 +89,12 @@ Status Listener::accept(std::unique_ptr<ReceiveConnection>* out) {
 }
 
 Status Listener::take_new() {
+  if (pause_.lasts(now_ns())) return Status::ok();
   for (size_t taken = 0; taken < kMaxStrangers; ++taken) {
     Stranger stranger{};
     const Status status = accept_tcp(socket_.fd(), &stranger.socket, &stranger.peer);
-    if (status.code() == Code::kResource) return status;
+    if (status.code() == Code::kResource) return wait_for_descriptors(status);
+    lacking_since_ns_ = -1;
     if (!status) break;
     stranger.deadline_ns = now_ns() + kHelloNs;
     if (strangers_.size() == kMaxStrangers) {
@@ -102,6 +104,16 @@ Status Listener::take_new() {
     if (read_hello(&stranger)) strangers_.push_back(std::move(stranger));
   }
   return Status::ok();
+}
+
+// Connections wait in the kernel's queue, as long as the other side would wait for a connection.
+Status Listener::wait_for_descriptors(const Status& why) {
+  const int64_t now = now_ns();
+  const std::string text = pause_.begin(why.message(), now);
+  if (!text.empty()) BAGUA_NET_WARN(text);
+  if (lacking_since_ns_ < 0) lacking_since_ns_ = now;
+  const bool over = now - lacking_since_ns_ >= settings().connect_timeout_s * kNsPerS;
+  return over ? Status(why.code(), "can't accept connections: " + why.message()) : Status::ok();
 }
 
 bool Listener::read_hello(Stranger* stranger) {

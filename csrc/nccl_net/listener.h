@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/scarcity.h"
 #include "nccl_net/devices.h"
 #include "nccl_net/receive.h"
 #include "nccl_net/wire.h"
@@ -42,6 +43,7 @@ class Listener {
   };
 
   Status take_new();
+  Status wait_for_descriptors(const Status& why);
   // Reads the Hello. False: drop the socket, or it has moved to its group.
   bool read_hello(Stranger* stranger);
   void admit(Stranger* stranger);
@@ -52,6 +54,8 @@ class Listener {
   Nonce nonce_;
   std::vector<Stranger> strangers_;
   std::vector<Group> groups_;
+  AcceptPause pause_;
+  int64_t lacking_since_ns_ = -1;  // since when no descriptor is left; -1: there are some
   uint64_t dropped_ = 0;
 };
 

@@ -22,6 +22,7 @@ from bagua.daemon.coordinator.service import Service
 from bagua.daemon.coordinator.sessions import Sessions
 from bagua.daemon.coordinator.watchers import Watchers
 from bagua.daemon.metric_families import BUILD_INFO, Family, build_info
+from bagua.daemon.metrics_server import wait_for_descriptors
 
 MOST_JOBS = 1_000  # living jobs that have metrics of their own: a scrape stays small
 
@@ -170,6 +171,7 @@ def serve_metrics(collector: CoordinatorCollector, host: str, port: int, tls: Tl
             f"Can't serve metrics on {host}:{port}: {error.strerror}. Choose another --metrics-port (0: any free one). "
             "[BG111]"
         ) from error
+    wait_for_descriptors(server)
     structlog.get_logger("coordinator").info("metrics", address=f"{host}:{server.server_port}")
 
     def stop() -> None:

@@ -71,6 +71,7 @@ class NodeDaemon:
         self._draining = False
         self._upgrade = 0  # number of the request that the keeper looks at
         keeper.on_refusal = self._not_upgraded
+        keeper.on_loss = lambda words: self._log.warning("the keeper could not take something", why=words)
         environment = passed_on(os.environ, settings.pass_env)
         self._tracing, trouble = open_tracing(
             "bagua-daemon", folder.node_id, lambda text: log.warning("traces", reason=text)

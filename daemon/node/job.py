@@ -71,7 +71,7 @@ class Job:
         self._prepared = asyncio.Event()
         self._finished = asyncio.Event()
         self._cleared = asyncio.Event()
-        self._beginning: asyncio.Task[None] | None = None
+        self._beginnings: set[asyncio.Task[None]] = set()  # fetch code, make the engine, start ranks
         self._closing: asyncio.Task[None] | None = None
         self._joined: dict[int, int] = {}  # member -> pid that got the way to the engine
         self._late: dict[int, str] = {}  # members that were ended for it, and why
@@ -191,7 +191,7 @@ class Job:
         self._log.info(
             "job begins", ranks=list(self.spec.ranks), adopt=self.spec.adopt, joining=list(self.spec.joining) or None
         )
-        self._beginning = self._run(self._prepare())
+        self._begin(self._prepare())
 
     def post(self, event: events.Event) -> None:
         """Hands an event to the state machine and does what it says."""
@@ -212,7 +212,8 @@ class Job:
     @property
     def cleared(self) -> bool:
         """True once another generation may begin here. If the job was stopped while it was being prepared, that work
-        goes on for a while, and its end removes the job's code and kills the job's processes."""
+        goes on for a while, and its end removes the job's code and kills the job's processes. So does that of
+        newcomers."""
         return self._cleared.is_set()
 
     async def clear(self) -> None:
@@ -278,9 +279,9 @@ class Job:
             case events.SpawnRanks():
                 waiting = tuple(rank.member for rank in self.state.present if rank.phase is RankPhase.WAITING)
                 if self._open_logs(waiting):
-                    self._run(self._spawn(waiting))
+                    self._begin(self._spawn(waiting))
             case events.StartNewcomers(members):
-                self._run(self._start_newcomers(members))
+                self._begin(self._start_newcomers(members))
             case events.SetPeers(addresses):
                 self.engine.set_peers(self.state.generation, addresses)
             case events.RegroupEngine():
@@ -320,6 +321,11 @@ class Job:
         task.add_done_callback(self._task_done)
         return task
 
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._run(work)
+        self._beginnings.add(task)
+        task.add_done_callback(self._beginnings.discard)
+
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -352,7 +358,9 @@ class Job:
         core = await self._node.core.load()
         await self._processes.serve()
         user = self._processes.user
-        return await self.engine.make(core, self.spec, self.tokens, user.uid if user is not None else -1)
+        # A generation that was decided meanwhile is followed to once the engine is there. A lobby has none to leave.
+        spec = self.engine.present if self.engine.present.members else self.spec
+        return await self.engine.make(core, spec, self.tokens, user.uid if user is not None else -1)
 
     def _open_logs(self, members: tuple[int, ...]) -> bool:
         try:
@@ -383,6 +391,8 @@ class Job:
         """Beside ranks that go on: whatever is wrong concerns these members alone."""
         try:
             await self._processes.prepare(self.spec)
+            if self.ending:
+                return
             await self._record.save()
             await self.engine.open_lobby({member: self.tokens[member] for member in members})
         except Exception as error:
@@ -465,11 +475,14 @@ class Job:
         self._processes.close()
         await self._record.save()
         self._finished.set()
-        if self._beginning is not None:
-            await asyncio.wait([self._beginning])
-        if self._closing is not None:
-            await asyncio.wait([self._closing])
-        self._cleared.set()
+        try:
+            if beginnings := [task for task in self._beginnings if not task.done()]:
+                await asyncio.wait(beginnings)
+            if self._closing is not None:
+                await asyncio.wait([self._closing])
+            await self._processes.leave()  # code that came after the end
+        finally:
+            self._cleared.set()
 
     # ── records ──
 

@@ -190,6 +190,8 @@ class JobEngine:
                 yield events.ReadyToJoin(member)
             case "ring":
                 self._log.info("order of the hosts in rings", order=text)
+            case "scarce":
+                self._log.warning("file descriptors are used up", what=text)
 
 
 def _regroup(engine: core.Engine, spec: JobSpecification) -> None:

@@ -34,13 +34,27 @@ MAX_SNAPSHOTS_BYTES = 2 << 20  # half of what the coordinator takes in one messa
 
 
 class EndedJob:
-    """A job that is over here and of which this life of the daemon knows only the end."""
+    """A job that is over here and of which only the end is known. ``before``: the job that this is the end of, whose
+    work may go on for a while."""
 
-    stopped = cleared = True
+    stopped = True
 
-    def __init__(self, last: node_pb2.LocalJob, folder: Path | None = None) -> None:
+    def __init__(
+        self, last: node_pb2.LocalJob, folder: Path | None = None, before: Job | EndedJob | None = None
+    ) -> None:
         self._last = last
         self._folder = folder
+        self._before = None if before is None or before.cleared else before
+
+    @property
+    def cleared(self) -> bool:
+        """See ``Job.cleared``."""
+        return self._before is None or self._before.cleared
+
+    async def clear(self) -> None:
+        """Returns when ``cleared``."""
+        if self._before is not None:
+            await self._before.clear()
 
     @property
     def generation(self) -> int:
@@ -117,9 +131,9 @@ class Jobs:
     def run(self, directive: node_pb2.RunJob) -> None:
         """Level-triggered: a job that runs already learns its peers, and who is to join; an older generation changes
         nothing, and neither does one that has ended here."""
-        held = self._held.get(directive.job_id)
+        held, waiting = self._held.get(directive.job_id), self._next.get(directive.job_id)
         newer = held is None or directive.generation > held.generation
-        if held is not None and directive.generation < held.generation:
+        if any(known is not None and directive.generation < known.generation for known in (held, waiting)):
             return
         if directive.spec.elastic and self._newcomers_alone(held, directive):
             self._begin_as_newcomer(held, directive)
@@ -127,7 +141,7 @@ class Jobs:
             self._go_on(held, directive)
         elif held is None or (held.cleared and newer):
             self._begin(directive)
-        elif newer and isinstance(held, Job):
+        elif newer:
             self._replace(held, directive)
         elif isinstance(held, Job) and not held.stopped:
             self._again(held, directive)
@@ -204,6 +218,7 @@ class Jobs:
             self._on_report(directive.job_id)
             return
         job = Job(spec, self._node, self._on_report)
+        self._next.pop(spec.job_id, None)  # an older one, if any: its time has come in the same turn of the loop
         self._held.pop(spec.job_id, None)  # the newest last
         self._held[spec.job_id] = job
         job.start()
@@ -221,11 +236,11 @@ class Jobs:
         return bool(members) and not (held and set(members) <= held.numbers)
 
     def _begin_as_newcomer(self, held: Job | EndedJob | None, directive: node_pb2.RunJob) -> None:
-        if isinstance(held, Job) and not held.cleared:
-            held.post(events.StopRequested("other newcomers take over", held.spec.stop_grace_s))
-            self._begin_later(held, directive)
-        else:
+        if held is None or held.cleared:
             self._begin(directive)
+        else:
+            self._stop_for(held, "other newcomers take over")
+            self._begin_later(held, directive)
 
     def _again(self, held: Job, directive: node_pb2.RunJob) -> None:
         """The same generation once more, with what has become known meanwhile."""
@@ -235,7 +250,9 @@ class Jobs:
         self._on_report(directive.job_id)
 
     def _go_on(self, held: Job | EndedJob | None, directive: node_pb2.RunJob) -> None:
-        """The next generation of an elastic job: with what runs here, or nothing."""
+        """The next generation of an elastic job: with what runs here, or nothing. It knows of no newcomers that were to
+        begin here after the end of what is held."""
+        self._next.pop(directive.job_id, None)
         if held is None or held.stopped:
             last = node_pb2.LocalJob(job_id=directive.job_id)
             if held is not None:
@@ -249,21 +266,26 @@ class Jobs:
                 held.post(events.EngineFailed(f"node {self._node.node_id} can't run the job: {error}"))
         self._on_report(directive.job_id)
 
-    def _replace(self, held: Job, directive: node_pb2.RunJob) -> None:
-        held.post(events.StopRequested(f"generation {directive.generation} takes over", held.spec.stop_grace_s))
+    def _replace(self, held: Job | EndedJob, directive: node_pb2.RunJob) -> None:
+        self._stop_for(held, f"generation {directive.generation} takes over")
         self._begin_later(held, directive)
 
-    def _begin_later(self, held: Job, directive: node_pb2.RunJob) -> None:
-        waiting = self._next.get(held.job_id)
+    def _stop_for(self, held: Job | EndedJob, reason: str) -> None:
+        if isinstance(held, Job):
+            held.post(events.StopRequested(reason, held.spec.stop_grace_s))
+
+    def _begin_later(self, held: Job | EndedJob, directive: node_pb2.RunJob) -> None:
+        waiting = self._next.get(directive.job_id)
         if isinstance(waiting, node_pb2.StopJob) and directive.generation <= waiting.generation:
             return
-        self._next[held.job_id] = directive
+        self._next[directive.job_id] = directive
         if waiting is None:
-            self._spawn_task(self._begin_after(held))
+            self._spawn_task(self._begin_after(directive.job_id))
 
-    async def _begin_after(self, held: Job) -> None:
-        await held.clear()
-        directive = self._next.pop(held.job_id, None)
+    async def _begin_after(self, job_id: str) -> None:
+        while (held := self._held.get(job_id)) is not None and not held.cleared:
+            await held.clear()
+        directive = self._next.pop(job_id, None)
         if isinstance(directive, node_pb2.RunJob):
             self._begin(directive)
         elif directive is not None:
@@ -280,7 +302,8 @@ class Jobs:
             self._node.log.error("a directive names a job in a way that can't be right", job=last.job_id[:200])
             return
         last.phase = node_pb2.LOCAL_PHASE_STOPPED
-        self._held[last.job_id] = EndedJob(last, self._node.logs_folder / last.job_id)
+        before = self._held.get(last.job_id)
+        self._held[last.job_id] = EndedJob(last, self._node.logs_folder / last.job_id, before)
         self._spawn_task(self._announce())
 
     def _spawn_task(self, work: Coroutine[Any, Any, None]) -> None:
@@ -297,7 +320,7 @@ class Jobs:
     def _trim(self) -> None:
         """Forgets ended jobs, with their logs: those beyond the number, the age and the size that are kept. The newest
         stays."""
-        ended = [job_id for job_id, held in self._held.items() if held.stopped]
+        ended = [job_id for job_id, held in self._held.items() if held.stopped and held.cleared]
         for job_id in past_keeping(self._node.jobs_folder, ended, self._node.keep, time.time()):
             del self._held[job_id]
             self._node.journal.remove(job_id)

@@ -14,6 +14,7 @@ that is kept when it starts, then each exit.
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import secrets
@@ -27,6 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bagua.base.descriptors import SCARCE, descriptor_words
 from bagua.base.notify import Notifier
 from bagua.daemon.node import proc
 from bagua.daemon.node.keeper_wire import VERSION, Message, Wire
@@ -37,6 +39,8 @@ KILL_S = 0.05  # between two looks at what is left
 MAX_DEATHS = 5
 DEATHS_S = 60.0
 """A daemon that was killed so often in so many seconds is not started again."""
+START_AGAIN_S = 1.0
+"""After a daemon could not be started in the place of one that was killed."""
 LAST_KILL_S = 5.0
 _PYTHON = (sys.executable, "-P")
 RENEWAL_S = 240.0
@@ -70,6 +74,8 @@ class Keeper:
         self._deaths: list[float] = []
         self._daemon = 0
         self._wire: Wire | None = None
+        self._starts_at = math.inf  # when the next daemon is tried again
+        self._reserve = Reserve()
         self._kept: dict[int, Kept] = {}
         self._notes: dict[str, Any] = {}
         self._memory: dict[str, int] = {}  # by job: a file of what its engine keeps from step to step
@@ -99,7 +105,8 @@ class Keeper:
                 poll.register(self._wire.fileno(), select.POLLIN | (0 if self._wire.idle else select.POLLOUT))
             now = time.clock_gettime(time.CLOCK_BOOTTIME)
             self._hear()  # after the look at the clock: this process may have been stopped itself
-            wait_s = min(self._look_at_lease(now), self._look_at_renewal(), self._notifier.beat())
+            looks = (self._look_at_lease(now), self._look_at_renewal(), self._look_at_start())
+            wait_s = min(*looks, self._notifier.beat())
             poll.poll(None if math.isinf(wait_s) else math.ceil(wait_s * 1000))
             with contextlib.suppress(BlockingIOError):
                 os.read(wake, 512)
@@ -110,23 +117,49 @@ class Keeper:
     # ── the daemon ──
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        command, descriptors = self._command(theirs.fileno(), self._lives == 0)
-        with theirs:
-            started = subprocess.Popen(
-                list(command),
-                pass_fds=[theirs.fileno(), *descriptors],
-                start_new_session=True,
-                stdin=subprocess.DEVNULL,
-            )
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+        with self._reserve:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            command, descriptors = self._command(theirs.fileno(), self._lives == 0)
+            with theirs:
+                try:
+                    started = subprocess.Popen(
+                        list(command),
+                        pass_fds=[theirs.fileno(), *descriptors],
+                        start_new_session=True,
+                        stdin=subprocess.DEVNULL,
+                    )
+                except OSError:
+                    ours.close()
+                    raise
         started.returncode = 0  # this process reaps it itself
         for number in descriptors:  # whoever waits for the daemon's word must see its end
             os.close(number)
-        if self._wire is not None:
-            self._wire.close()
         self._lives += 1
         self._daemon, self._wire = started.pid, Wire(ours)
         self._tell_all()
+
+    def _start_again(self) -> None:
+        """Ranks wait for the next daemon, however long the machine can't start one."""
+        self._starts_at = math.inf
+        try:
+            self._start()
+        except OSError as error:
+            words = descriptor_words(error, "the keeper") if error.errno in SCARCE else error.strerror
+            print(f"The daemon can't be started: {words}. It is tried again every second.", file=sys.stderr)
+            self._starts_at = time.monotonic() + START_AGAIN_S
+
+    def _look_at_start(self) -> float:
+        """Starts the daemon that could not be started; seconds until the next try."""
+        if not math.isinf(self._starts_at):
+            if self._ending:
+                self._code = 128 + signal.SIGTERM
+                return 0.0
+            if self._starts_at <= time.monotonic():
+                self._start_again()
+        return max(0.0, self._starts_at - time.monotonic())
 
     def _tell_all(self) -> None:
         for pid, kept in self._kept.items():
@@ -147,40 +180,59 @@ class Keeper:
         with contextlib.suppress(OSError):  # it has died: its last words can still be read
             self._wire.flush()
         try:
-            for message, descriptors in self._wire.receive():
-                try:
-                    self._directive(message, descriptors)
-                finally:
-                    for number in descriptors:
-                        os.close(number)
+            messages = self._wire.receive()
         except (EOFError, OSError):
             self._wire.close()
             self._wire = None
+            return
+        for message, descriptors in messages:
+            if descriptors is None:
+                self._refuse(message)
+                continue
+            kept = self._directive(message, descriptors)
+            for number in descriptors:
+                if number not in kept:
+                    os.close(number)
 
-    def _directive(self, message: Message, descriptors: list[int]) -> None:
+    def _refuse(self, message: Message) -> None:
+        """A message whose descriptors were lost, because there was no room for them here."""
+        words = descriptor_words(OSError(errno.EMFILE, ""), "the keeper of this node")
+        print(f"A request of the daemon is refused ({message['do']}): {words}.", file=sys.stderr)
+        if message["do"] == "spawn":
+            self._say({"say": "spawned", "id": message["id"], "errno": errno.EMFILE, "text": words})
+        else:
+            self._say({"say": "not kept", "what": message["do"], "job": message.get("job", ""), "reason": words})
+
+    def _directive(self, message: Message, descriptors: list[int]) -> Sequence[int]:
+        """The descriptors that stay here."""
         match message["do"]:
             case "spawn":
-                self._spawn(message, descriptors)
+                return self._spawn(message, descriptors)
             case "load":
-                _core()
+                with contextlib.suppress(Exception):  # the first process will tell
+                    _core()
             case "ready":
                 self._notifier.ready(message["status"])
             case "note":
                 self._notes[message["job"]] = message["note"]
             case "memory":
-                self._take_memory(message["job"], descriptors[0])
+                self._drop_memory(message["job"])
+                self._memory[message["job"]] = descriptors[0]
+                return descriptors
             case "forget":
                 self._forget(message["job"], message["pids"])
             case "connections":
                 for number in self._connections:
                     os.close(number)
-                self._connections = [os.dup(number) for number in descriptors]
+                self._connections = descriptors
+                return descriptors
             case "deadline":
                 self._deadline = message["at"]
             case "renew":
                 self._renew()
+        return ()
 
-    def _spawn(self, message: Message, descriptors: list[int]) -> None:
+    def _spawn(self, message: Message, descriptors: list[int]) -> Sequence[int]:
         answer: Message = {"say": "spawned", "id": message["id"]}
         stdout, stderr, *readers = descriptors
         try:
@@ -188,23 +240,24 @@ class Keeper:
                 message["argv"], message["env"], message["cwd"], stdout, stderr, user=message.get("user")
             )
         except OSError as error:
-            self._say({**answer, "errno": error.errno, "text": error.strerror or str(error)})
-            return
+            scarce = error.errno in SCARCE
+            words = descriptor_words(error, "the keeper of this node") if scarce else error.strerror or str(error)
+            self._say({**answer, "errno": error.errno, "text": words})
+            return ()
         except Exception as error:
             self._say({**answer, "errno": 0, "text": str(error)})
-            return
-        self._kept[pid] = Kept(message["name"], [os.dup(number) for number in readers])
+            return ()
+        self._kept[pid] = Kept(message["name"], readers)
         self._say({**answer, "pid": pid})
+        return readers
 
-    def _take_memory(self, job: str, descriptor: int) -> None:
-        if job in self._memory:
-            os.close(self._memory[job])
-        self._memory[job] = os.dup(descriptor)
+    def _drop_memory(self, job: str) -> None:
+        if (memory := self._memory.pop(job, None)) is not None:
+            os.close(memory)
 
     def _forget(self, job: str, pids: Sequence[int]) -> None:
         self._notes.pop(job, None)
-        if (memory := self._memory.pop(job, None)) is not None:
-            os.close(memory)
+        self._drop_memory(job)
         for pid in pids:
             if (kept := self._kept.pop(pid, None)) is not None:
                 for number in kept.readers:
@@ -233,7 +286,7 @@ class Keeper:
             return
         name = signal.Signals(-code).name
         print(f"The daemon was killed by {name}; it is started again, and its ranks go on.", file=sys.stderr)
-        self._start()
+        self._start_again()
 
     # ── signals ──
 
@@ -251,7 +304,12 @@ class Keeper:
             self._stay("the node is about to end")
         elif self._renewal is None:
             self._notifier.reloading()
-            self._renewal = subprocess.Popen([*_PYTHON, "-c", _SAY_VERSIONS], stdout=subprocess.PIPE, text=True)
+            try:
+                with self._reserve:
+                    self._renewal = subprocess.Popen([*_PYTHON, "-c", _SAY_VERSIONS], stdout=subprocess.PIPE, text=True)
+            except OSError as error:
+                self._stay(f"the one that is installed can not be asked: {error.strerror}")
+                return
             self._renewal_ends = time.monotonic() + RENEWAL_S
 
     def _look_at_renewal(self) -> float:
@@ -310,6 +368,10 @@ class Keeper:
 
     def _below(self) -> list[int]:
         """Processes below this one, but for the daemon and what it runs itself."""
+        with self._reserve:
+            return self._look_below()
+
+    def _look_below(self) -> list[int]:
         daemon = {self._daemon, *(status.pid for status in proc.below(self._daemon))} if self._daemon else set()
         if self._renewal is not None:
             daemon |= {self._renewal.pid, *(status.pid for status in proc.below(self._renewal.pid))}
@@ -321,6 +383,28 @@ class Keeper:
             _kill(found)
             time.sleep(KILL_S)
             self._reap()
+
+
+class Reserve:
+    """Descriptors that are held for work which must go on when there are no others: free inside a ``with``."""
+
+    SIZE = 8
+
+    def __init__(self) -> None:
+        self._held: list[int] = []
+        self._fill()
+
+    def __enter__(self) -> None:
+        while self._held:
+            os.close(self._held.pop())
+
+    def __exit__(self, *error: object) -> None:
+        self._fill()
+
+    def _fill(self) -> None:
+        with contextlib.suppress(OSError):  # what was used up meanwhile
+            while len(self._held) < self.SIZE:
+                self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
 
 def _kill(pids: Sequence[int]) -> None:

@@ -4,13 +4,13 @@ life."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bagua.base.descriptors import SCARCE
 from bagua.daemon.node.keeper_wire import Message, Wire
 from bagua.daemon.node.rank_user import SpawnUser
 
@@ -46,6 +46,7 @@ class KeeperLink:
         self.notes: dict[str, Any] = {}
         self._memory: dict[str, int] = {}
         self.on_refusal: Callable[[str], None] = lambda reason: None  # of ``renew``
+        self.on_loss: Callable[[str], None] = lambda words: None  # the keeper could not take what it should keep
         self.acted = 0.0  # the last deadline at which the keeper has ended ranks
         self._loop.add_reader(self._wire.fileno(), self.hear)
 
@@ -72,8 +73,8 @@ class KeeperLink:
         message = {"do": "spawn", "id": number, "name": name, "argv": list(argv), "env": dict(env), "cwd": cwd}
         if user is not None:
             message["user"] = user
-        self._send(message, [*outputs, *readers])
         try:
+            self._send(message, [*outputs, *readers])
             async with asyncio.timeout(SPAWN_S):
                 return await answer
         except TimeoutError:
@@ -94,11 +95,15 @@ class KeeperLink:
 
     def memory(self, job_id: str) -> int:
         """A file for what the engine of a job keeps from step to step: that of the daemon's last life, or a new one,
-        which the keeper holds until it forgets the job. The descriptor is the caller's."""
+        which the keeper holds until it forgets the job. The descriptor is the caller's. Raises OSError."""
         if (kept := self._memory.pop(job_id, None)) is not None:
             return kept
         memory = os.memfd_create(f"bagua-{job_id}", os.MFD_CLOEXEC)
-        self._send({"do": "memory", "job": job_id}, [memory])
+        try:
+            self._send({"do": "memory", "job": job_id}, [memory])
+        except OSError:
+            os.close(memory)
+            raise
         return memory
 
     def forget(self, job_id: str, pids: Sequence[int]) -> None:
@@ -136,7 +141,10 @@ class KeeperLink:
     def hold(self, connections: Sequence[int]) -> None:
         """The keeper holds copies of these instead of the last ones: their other ends see no end of them when this
         process is killed."""
-        self._send({"do": "connections"}, connections)
+        try:
+            self._send({"do": "connections"}, connections)
+        except OSError as error:
+            self.on_loss(_not_kept({"what": "connections", "job": "", "reason": error.strerror}))
 
     def set_deadline(self, at: float) -> None:
         """Seconds of CLOCK_BOOTTIME at which the keeper ends what runs here; inf: never."""
@@ -158,11 +166,16 @@ class KeeperLink:
             self._wire.close()
 
     def _send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        """Raises OSError if there are no descriptors for copies of these."""
         if self._wire.fileno() < 0:
             return
-        with contextlib.suppress(OSError):  # the keeper is gone, and so is this process in a moment
+        try:
             self._wire.send(message, descriptors)
             self._flush()
+        except OSError as error:
+            if error.errno in SCARCE:
+                raise
+            # Else the keeper is gone, and so is this process in a moment.
 
     def _flush(self) -> None:
         if self._wire.flush():
@@ -170,14 +183,15 @@ class KeeperLink:
         else:
             self._loop.add_writer(self._wire.fileno(), self._flush)
 
-    def _take(self, message: Message, descriptors: list[int]) -> None:
+    def _take(self, message: Message, descriptors: list[int] | None) -> None:
         match message["say"]:
             case "process":
-                self.found.append(Found(message["pid"], message["name"], tuple(descriptors)))
+                self.found.append(Found(message["pid"], message["name"], tuple(descriptors or ())))
                 if message["code"] is not None:
                     self._codes[message["pid"]] = message["code"]
             case "memory":
-                self._memory[message["job"]] = descriptors[0]
+                if descriptors:
+                    self._memory[message["job"]] = descriptors[0]
             case "begin":
                 self.boot_id, self.life, self.notes = message["boot_id"], message["life"], message["notes"]
                 self.changes_users = message.get("changes_users", False)
@@ -194,6 +208,8 @@ class KeeperLink:
                 self.acted = message["deadline"]
             case "not renewed":
                 self.on_refusal(message["reason"])
+            case "not kept":
+                self.on_loss(_not_kept(message))
 
     def _spawned(self, message: Message) -> None:
         answer = self._spawns.get(message["id"])
@@ -203,6 +219,15 @@ class KeeperLink:
             answer.set_result(message["pid"])
         else:
             answer.set_exception(OSError(message["errno"], message["text"]))
+
+
+def _not_kept(message: Message) -> str:
+    """What it means for users."""
+    if message["what"] == "memory":
+        what = f"if this daemon is killed, job {message['job']} loses what its error feedback keeps"
+    else:
+        what = "if this daemon is killed, the coordinator sees its session end"
+    return f"{what}: {message['reason']}"
 
 
 def connections_to(address: str) -> list[int]:

@@ -16,6 +16,8 @@ VERSION = 1
 """Both ends must have the same: a keeper stays while daemons come and go. It covers what notes about jobs contain."""
 
 Message = dict[str, Any]
+Received = tuple[Message, list[int] | None]
+"""A message with its descriptors. None: they are lost, because this process had no room for all of them."""
 
 _LENGTH = struct.Struct("=I")
 _READ_BYTES = 1 << 16
@@ -30,7 +32,7 @@ class Wire:
         self._end = end
         self._out: deque[tuple[bytes, list[int]]] = deque()
         self._in = bytearray()
-        self._descriptors: deque[int] = deque()
+        self._batches: deque[list[int]] = deque()  # one for each message with descriptors
 
     def fileno(self) -> int:
         return self._end.fileno()
@@ -41,19 +43,32 @@ class Wire:
         return not self._out
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """Copies of ``descriptors``, at most 64, go with it. Raises OSError if the other end is gone."""
+        """Copies of ``descriptors``, at most 64, go with it. Raises OSError if the other end is gone; or, with nothing
+        sent, if it has to wait and this process has no room for the copies."""
         text = json.dumps({**message, "descriptors": len(descriptors)}).encode()
-        self._out.append((_LENGTH.pack(len(text)) + text, [os.dup(number) for number in descriptors]))
-        self.flush()
+        data = _LENGTH.pack(len(text)) + text
+        if not self._out:  # then no copy is needed
+            sent = self._put(data, descriptors)
+            if sent:
+                data, descriptors = data[sent:], ()
+        if data:
+            self._out.append((data, _copies(descriptors)))
+            self.flush()
+
+    def _put(self, data: bytes, descriptors: Sequence[int]) -> int:
+        """How many bytes were sent. The descriptors go with the first."""
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        try:
+            return self._end.sendmsg([data], rights)
+        except BlockingIOError:
+            return 0
 
     def flush(self) -> bool:
         """Sends as much as there is room for; True if nothing is left. Raises OSError if the other end is gone."""
         while self._out:
             data, descriptors = self._out[0]
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
-            try:
-                sent = self._end.sendmsg([data], rights)
-            except BlockingIOError:
+            sent = self._put(data, descriptors)
+            if not sent:
                 return False
             for number in descriptors:
                 os.close(number)
@@ -63,18 +78,21 @@ class Wire:
                 self._out[0] = (data[sent:], [])
         return True
 
-    def receive(self) -> list[tuple[Message, list[int]]]:
+    def receive(self) -> list[Received]:
         """Whole messages that have come, each with its descriptors, which are the caller's. Raises EOFError when the
         other end is gone and all was read."""
-        found: list[tuple[Message, list[int]]] = []
+        found: list[Received] = []
         while True:
             try:
-                data, descriptors, _, _ = socket.recv_fds(self._end, _READ_BYTES, _MAX_DESCRIPTORS)
+                data, descriptors, flags, _ = socket.recv_fds(self._end, _READ_BYTES, _MAX_DESCRIPTORS)
             except BlockingIOError:
                 return found
             except ConnectionResetError:
-                data, descriptors = b"", []
-            self._descriptors.extend(descriptors)
+                data, descriptors, flags = b"", [], 0
+            for number in descriptors:
+                os.set_inheritable(number, False)
+            if descriptors or flags & socket.MSG_CTRUNC:  # those of one message: the kernel ends a read behind them
+                self._batches.append(descriptors)
             self._in += data
             found += self._whole()
             if not data:
@@ -82,8 +100,8 @@ class Wire:
                     return found
                 raise EOFError
 
-    def _whole(self) -> list[tuple[Message, list[int]]]:
-        found = []
+    def _whole(self) -> list[Received]:
+        found: list[Received] = []
         while len(self._in) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._in)
             end = _LENGTH.size + length
@@ -91,16 +109,39 @@ class Wire:
                 break
             message: Message = json.loads(self._in[_LENGTH.size : end])
             del self._in[:end]
-            found.append((message, [self._descriptors.popleft() for _ in range(message.pop("descriptors"))]))
+            found.append((message, self._descriptors_of(message.pop("descriptors"))))
         return found
+
+    def _descriptors_of(self, count: int) -> list[int] | None:
+        batch = self._batches.popleft() if count else []
+        if len(batch) == count:
+            return batch
+        _close(batch)
+        return None
 
     def close(self) -> None:
         """Idempotent."""
         for _, descriptors in self._out:
-            for number in descriptors:
-                with contextlib.suppress(OSError):
-                    os.close(number)
+            _close(descriptors)
         self._out.clear()
-        while self._descriptors:
-            os.close(self._descriptors.popleft())
+        while self._batches:
+            _close(self._batches.popleft())
         self._end.close()
+
+
+def _copies(descriptors: Sequence[int]) -> list[int]:
+    """All of them, or OSError."""
+    made: list[int] = []
+    try:
+        for number in descriptors:
+            made.append(os.dup(number))
+    except OSError:
+        _close(made)
+        raise
+    return made
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for number in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(number)

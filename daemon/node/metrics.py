@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from bagua.base.errors import ConfigError
 from bagua.daemon.metric_families import BUILD_INFO, Family, build_info
+from bagua.daemon.metrics_server import wait_for_descriptors
 from bagua.daemon.node.job import Job
 
 if TYPE_CHECKING:
@@ -106,4 +107,5 @@ def serve_metrics(port: int, facts: NodeFacts) -> WSGIServer:
         raise ConfigError(
             f"Metrics can't be served on 127.0.0.1:{port}: {error.strerror}. Choose another --metrics-port. [BG111]"
         ) from error
+    wait_for_descriptors(server)
     return server

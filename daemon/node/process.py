@@ -15,9 +15,11 @@ import resource
 import signal
 from collections.abc import Callable, Collection, Mapping
 
+from bagua.base.descriptors import SCARCE
 from bagua.daemon.node import proc
 
 MAX_FILES = 65536
+_SCARCE_PAUSE_S = 0.1
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -46,11 +48,22 @@ async def end_children(timeout_s: float) -> None:
             pass
 
 
+async def _look(find: Callable[[], list[proc.ProcessStatus]], deadline: float) -> list[proc.ProcessStatus]:
+    """What ``find`` finds, as soon as there is a descriptor for a look at /proc. Raises OSError at the deadline."""
+    while True:
+        try:
+            return await asyncio.to_thread(find)
+        except OSError as error:
+            if error.errno not in SCARCE or asyncio.get_running_loop().time() >= deadline:
+                raise
+        await asyncio.sleep(_SCARCE_PAUSE_S)
+
+
 async def _kill_all(find: Callable[[], list[proc.ProcessStatus]], timeout_s: float) -> list[int]:
     """Kills what ``find`` finds, again for those that appear meanwhile, until there is none."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
-    while left := await asyncio.to_thread(find):
+    while left := await _look(find, deadline):
         if loop.time() >= deadline:
             return [status.pid for status in left]
         gone = [asyncio.ensure_future(_killed(status)) for status in left]
@@ -66,7 +79,11 @@ async def _killed(status: proc.ProcessStatus) -> None:
     loop = asyncio.get_running_loop()
     try:
         descriptor = os.pidfd_open(status.pid)
-    except OSError:
+    except OSError as error:
+        if error.errno in SCARCE:  # then its end is not waited for, but looked for
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(status.pid, signal.SIGKILL)
+            await asyncio.sleep(_SCARCE_PAUSE_S)
         return
     dead: asyncio.Future[None] = loop.create_future()
     try:

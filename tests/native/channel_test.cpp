@@ -88,11 +88,12 @@ class FakeEngine final : public ChannelHandler {
   void left(int) override { ++left_count; }
   void lost(int, pid_t) override { ++lost_count; }
   void bad_connection() override { ++bad_count; }
+  void scarce(const std::string&) override { ++scarce_count; }
 
   GenerationPage* sheet() { return reinterpret_cast<GenerationPage*>(sheet_->data()); }
   RankChannel* channel() { return reinterpret_cast<RankChannel*>(channel_->data()); }
 
-  std::atomic<int> left_count{0}, lost_count{0}, bad_count{0};
+  std::atomic<int> left_count{0}, lost_count{0}, bad_count{0}, scarce_count{0};
   std::mutex mutex;
   std::vector<int> declared;
   std::map<uint64_t, int> adopted;  // segment -> its second byte
@@ -225,6 +226,52 @@ TEST(garbage_costs_only_its_connection) {
   CHECK(eventually([&] { return rig.engine.bad_count >= 200; }));
   CHECK_OK(client->free_segment(9));
   CHECK_EQ(rig.engine.lost_count.load(), 0);
+}
+
+TEST(connections_wait_for_descriptors) {
+  Rig rig;
+  auto client = rig.join();
+  const Fd late(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  UnixAddress address;
+  CHECK_OK(unix_address(rig.path, &address));
+  {
+    const test::NoDescriptors none;
+    CHECK_EQ(connect(late.get(), reinterpret_cast<sockaddr*>(address.storage), address.length), 0);
+    CHECK(eventually([&] { return rig.engine.scarce_count == 1; }));
+    EXPECT(test::busy_share() < 0.2);
+    CHECK_OK(client->require(4096));  // who is here is served
+    EXPECT_EQ(client->create_comm(7, {3}, kNsPerS).code(), Code::kOk);
+    ChannelClient::Allocation allocation;
+    EXPECT_EQ(client->alloc(100, &allocation).code(), Code::kResource);
+    EXPECT_EQ(rig.engine.scarce_count.load(), 1);
+  }
+  Request request{};
+  request.magic = 1;
+  CHECK_OK(send_packet(late.get(), &request, sizeof request, nullptr, 0));
+  CHECK(eventually([&] { return rig.engine.bad_count == 1; }));  // so it was accepted, and read
+  ChannelClient::Allocation allocation;
+  CHECK_OK(client->alloc(100, &allocation));
+}
+
+TEST(descriptors_that_can_not_be_taken_are_told) {
+  Rig rig;
+  int ends[2];
+  CHECK_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+  const Fd ours(ends[0]), theirs(ends[1]);
+  char byte = 0;
+  size_t bytes = 0;
+  const int two[] = {0, 1};
+  CHECK_OK(send_packet(ours.get(), &byte, 1, two, 2));
+  {
+    const test::NoDescriptors none;
+    std::vector<Fd> passed;
+    CHECK(test::has(receive_packet(theirs.get(), &byte, 1, &bytes, &passed), "all are in use (raise the limit"));
+  }
+  const int four[] = {0, 1, 2, 0};
+  std::vector<Fd> passed;
+  CHECK_OK(send_packet(ours.get(), &byte, 1, four, 4));
+  CHECK_OK(receive_packet(theirs.get(), &byte, 1, &bytes, &passed));
+  CHECK_EQ(passed.size(), size_t{4});
 }
 
 TEST(slots_are_used_in_any_order) {

@@ -2,6 +2,8 @@
 // watch.
 #include "engine/engine.h"
 
+#include <arpa/inet.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +19,7 @@
 #include "codec/codec.h"
 #include "engine/exchange.h"
 #include "engine_rig.h"
+#include "net/socket.h"
 
 namespace bagua {
 namespace {
@@ -254,6 +257,42 @@ TEST(communicators_come_and_go) {
     CHECK_OK(rank.run(Kind::kBarrier, 0));
   });
   EXPECT_EQ(job.engine(0).error(), std::string());
+}
+
+TEST(hosts_that_connect_wait_for_descriptors) {
+  Job job({{0}, {1}}, 4096);
+  job.each([](Rank& rank) { CHECK_OK(rank.run(Kind::kBarrier, 0)); });  // so all connections of the job are made
+  const auto told = [&job] {
+    const std::vector<Event> events = job.engine(0).events();
+    return std::count_if(events.begin(), events.end(),
+                         [](const Event& event) { return event.kind == std::string("scarce"); });
+  };
+  std::string host;
+  uint16_t port = 0;
+  CHECK_OK(parse_address(job.engine(0).address(), &host, &port));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const Socket stranger(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  {
+    const test::NoDescriptors none;
+    CHECK_EQ(::connect(stranger.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    const int64_t deadline = now_ns() + 60 * kNsPerS;
+    while (told() == 0) {
+      CHECK(now_ns() < deadline);
+      ::usleep(1000);
+    }
+    EXPECT(test::busy_share() < 0.2);
+    EXPECT_EQ(told(), 0);  // it was said
+  }
+  const std::string garbage(4096, 'x');
+  CHECK_OK(write_exact(stranger.fd(), garbage.data(), garbage.size(), now_ns() + 60 * kNsPerS));
+  const int64_t deadline = now_ns() + 60 * kNsPerS;
+  while (job.engine(0).counters().bad_connections == 0) {  // it is accepted, and read
+    CHECK(now_ns() < deadline);
+    ::usleep(1000);
+  }
 }
 
 TEST(abort_ends_every_wait) {

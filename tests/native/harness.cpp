@@ -1,11 +1,13 @@
 #include "harness.h"
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <mutex>
 
 namespace bagua::test {
@@ -37,6 +39,12 @@ void on_alarm(int) {
   const char text[] = " took too long\n";
   if (::write(2, running, std::strlen(running)) < 0 || ::write(2, text, sizeof text - 1) < 0) ::_exit(3);
   ::abort();
+}
+
+rlimit file_limit() {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  return limit;
 }
 
 // 0: passed, 1: failed, 2: skipped.
@@ -83,6 +91,28 @@ bool has(const Status& status, const std::string& text) {
   if (!status && status.message().find(text) != std::string::npos) return true;
   note_failure(__FILE__, __LINE__, "'" + status.message() + "' lacks '" + text + "'");
   return false;
+}
+
+NoDescriptors::NoDescriptors() : before_(file_limit().rlim_cur) {
+  const int first_free = ::dup(2);
+  ::close(first_free);
+  rlimit limit = file_limit();
+  limit.rlim_cur = static_cast<rlim_t>(first_free);
+  CHECK(first_free > 0 && ::setrlimit(RLIMIT_NOFILE, &limit) == 0);
+}
+
+NoDescriptors::~NoDescriptors() {
+  rlimit limit = file_limit();
+  limit.rlim_cur = before_;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+double busy_share() {
+  const auto wall = std::chrono::steady_clock::now();
+  const std::clock_t used = std::clock();
+  ::usleep(500'000);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - wall).count();
+  return static_cast<double>(std::clock() - used) / CLOCKS_PER_SEC / seconds;
 }
 
 void skip(const std::string& reason) {

@@ -75,6 +75,21 @@ class Threads {
   std::list<std::thread> threads_;  // a vector's growth makes gcc 12 warn of bounds that are kept
 };
 
+// While it lives, this process gets no new file descriptor.
+class NoDescriptors {
+ public:
+  NoDescriptors();
+  ~NoDescriptors();
+  NoDescriptors(const NoDescriptors&) = delete;
+  NoDescriptors& operator=(const NoDescriptors&) = delete;
+
+ private:
+  const unsigned long before_;  // the soft limit
+};
+
+// The share of one processor that this process uses for a while.
+double busy_share();
+
 }  // namespace bagua::test
 
 #define TEST(name)                                                                                           \

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -33,6 +35,7 @@ def test_messages_keep_their_order_and_their_descriptors(ends):
     assert [len(descriptors) for _, descriptors in found] == [0, 1, 2]
     for number, (_, descriptors) in enumerate(found):
         for descriptor in descriptors:
+            assert not os.get_inheritable(descriptor)
             os.write(descriptor, bytes([number]))
             os.close(descriptor)
     assert [os.read(reader, 9) for reader in readers] == [b"", b"\x01", b"\x02\x02"], "nobody else has them"
@@ -82,3 +85,94 @@ def test_the_last_words_of_a_daemon_are_heard_though_it_hears_nothing_more(ends)
     keeper._say({"say": "exited", "pid": 1, "code": 0})
     keeper._hear()
     assert keeper._notes == {"job": "words"}
+
+
+def alone(code: str) -> str:
+    """Runs ``code`` in a process of its own, where ``exhaust()`` leaves no descriptor; what it prints."""
+    head = """
+import os, resource, socket, sys
+from bagua.daemon.node import keeper
+from bagua.daemon.node.keeper import Keeper
+from bagua.daemon.node.keeper_wire import Wire
+one, other = (Wire(end) for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+def exhaust():
+    first_free = os.dup(0)
+    os.close(first_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (first_free, hard))
+def restore():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", head + code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_message_whose_descriptors_find_no_room_is_told_and_the_next_ones_keep_theirs():
+    code = """
+readers = [os.pipe() for _ in range(3)]
+one.send({"number": 1}, [readers[0][0], readers[0][1]])
+one.send({"number": 2})
+exhaust()
+print(other.receive())
+one.send({"number": 3}, [readers[1][1]])  # needs no copy: it is sent at once
+print(other.receive())
+restore()
+one.send({"number": 4}, [readers[2][1]])
+(message, (writer,)), = other.receive()
+os.write(writer, b"x")
+print(message, os.read(readers[2][0], 9))
+"""
+    assert alone(code).splitlines() == [
+        "[({'number': 1}, None), ({'number': 2}, [])]",
+        "[({'number': 3}, None)]",
+        "{'number': 4} b'x'",
+    ]
+
+
+def test_a_keeper_without_descriptors_refuses_with_words_and_keeps_the_rest():
+    code = """
+kept = Keeper(lambda fd, first: ([], []), restart=True)
+kept._wire = one
+pipe = os.pipe()
+def heard():
+    kept._hear()
+    assert kept._wire is one
+    return other.receive()
+other.send({"do": "memory", "job": "first"}, [pipe[0]])
+assert heard() == [] and list(kept._memory) == ["first"]
+exhaust()
+other.send({"do": "spawn", "id": 7, "name": "job/0", "argv": [], "env": {}, "cwd": ""}, [*pipe, *pipe])
+other.send({"do": "memory", "job": "second"}, [pipe[0]])
+other.send({"do": "connections"}, [pipe[0]])
+other.send({"do": "note", "job": "job", "note": "words"})
+(spawned, _), *others = heard()
+print(spawned["id"], spawned["errno"], spawned["text"])
+for refused, _ in others:
+    print(refused["say"], refused["what"], refused["job"])
+print(kept._below() == [], kept._notes, list(kept._memory))
+restore()
+other.send({"do": "memory", "job": "second"}, [pipe[0]])
+assert heard() == []
+print(list(kept._memory))
+"""
+    spawned, *rest = alone(code).splitlines()
+    assert spawned.startswith("7 24 the keeper of this node has no file descriptor left (its limit is ")
+    assert rest == [
+        "not kept memory second",
+        "not kept connections ",
+        "True {'job': 'words'} ['first']",
+        "['first', 'second']",
+    ]
+
+
+def test_a_daemon_that_can_not_be_started_is_tried_again(monkeypatch):
+    monkeypatch.setattr("bagua.daemon.node.keeper.START_AGAIN_S", 0.0)
+    commands = [["/does/not/exist"], ["/does/not/exist"], ["/bin/true"]]
+    keeper = Keeper(lambda fd, first: (commands.pop(0), []), restart=True)
+    keeper._start_again()
+    assert keeper._daemon == 0 and keeper._look_at_start() == 0.0 and keeper._daemon == 0
+    keeper._look_at_start()
+    assert keeper._daemon and not commands
+    os.waitpid(keeper._daemon, 0)
+    keeper._wire.close()

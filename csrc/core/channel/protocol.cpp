@@ -6,12 +6,13 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/scarcity.h"
 #include "base/text.h"
 
 namespace bagua {
 
 namespace {
-constexpr int kMaxDescriptors = 4;
+constexpr size_t kMaxDescriptors = 4;
 }
 
 Status unix_address(const std::string& path, UnixAddress* out) {
@@ -66,9 +67,11 @@ Status receive_packet(int fd, void* data, size_t capacity, size_t* bytes, std::v
     if (errno == EAGAIN || errno == EWOULDBLOCK) return {Code::kTimeout, "nothing to read"};
     return {Code::kUnavailable, std::string("receiving failed: ") + errno_text(errno)};
   }
+  size_t passed = 0;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
     const size_t n = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    passed += n;
     for (size_t i = 0; i < n; ++i) {
       int descriptor;
       memcpy(&descriptor, CMSG_DATA(header) + i * sizeof(int), sizeof descriptor);
@@ -76,7 +79,11 @@ Status receive_packet(int fd, void* data, size_t capacity, size_t* bytes, std::v
       if (descriptors != nullptr) descriptors->push_back(std::move(owner));
     }
   }
-  if (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) return {Code::kCorrupt, "a message larger than any of ours"};
+  const bool cut = message.msg_flags & MSG_CTRUNC;
+  if (message.msg_flags & MSG_TRUNC || (cut && passed == kMaxDescriptors)) {
+    return {Code::kCorrupt, "a message larger than any of ours"};
+  }
+  if (cut) return {Code::kResource, scarcity_text(EMFILE)};
   *bytes = static_cast<size_t>(got);
   return Status::ok();
 }

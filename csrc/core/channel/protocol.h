@@ -76,7 +76,8 @@ Status unix_address(const std::string& path, UnixAddress* out);
 // Sends one packet with up to four descriptors; never blocks: a full buffer is an error.
 Status send_packet(int fd, const void* data, size_t bytes, const int* descriptors, int n);
 // Receives one packet of at most `capacity` bytes. *bytes = 0: the other end closed. A longer packet, or one that the
-// kernel had to cut, is kCorrupt. kTimeout: nothing there (the descriptor is non-blocking).
+// kernel had to cut, is kCorrupt. kTimeout: nothing there (the descriptor is non-blocking). kResource: it is lost,
+// because this process has no room for the descriptors in it.
 Status receive_packet(int fd, void* data, size_t capacity, size_t* bytes, std::vector<Fd>* descriptors);
 
 }  // namespace bagua

@@ -66,7 +66,8 @@ void ChannelServer::run() {
   while (!stopping_.load()) {
     watched.clear();
     watched.push_back({stop_event_.fd(), POLLIN, 0});
-    watched.push_back({listener_.get(), POLLIN, 0});
+    const int64_t now = now_ns();
+    watched.push_back({pause_.lasts(now) ? -1 : listener_.get(), POLLIN, 0});
     bool strangers = false;
     for (const Connection& connection : connections_) {
       watched.push_back({connection.socket.get(), POLLIN, 0});
@@ -74,7 +75,8 @@ void ChannelServer::run() {
       watched.push_back({connection.death != nullptr ? connection.death->fd() : -1, POLLIN, 0});
       strangers = strangers || connection.member < 0;
     }
-    if (poll(watched.data(), watched.size(), strangers ? 1000 : -1) < 0 && errno != EINTR) break;
+    if (poll(watched.data(), watched.size(), pause_.timeout_ms(strangers ? 1000 : -1, now)) < 0 && errno != EINTR)
+      break;
     const size_t known = connections_.size();
     for (size_t i = 0; i < known; ++i) {
       Connection& connection = connections_[i];
@@ -96,7 +98,12 @@ void ChannelServer::run() {
 void ChannelServer::accept_all() {
   for (;;) {
     Fd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket.valid()) return;
+    if (!socket.valid()) {
+      if (!is_scarcity(errno)) return;
+      const std::string text = pause_.begin(scarcity_text(errno), now_ns());
+      if (!text.empty()) handler_->scarce("from ranks, " + text);
+      return;
+    }
     ucred peer{};
     socklen_t length = sizeof peer;
     if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.uid != uid_) {
@@ -129,6 +136,10 @@ void ChannelServer::read(Connection* connection) {
     std::vector<Fd> passed;
     const Status status = receive_packet(connection->socket.get(), buffer_.data(), buffer_.size(), &bytes, &passed);
     if (status.code() == Code::kTimeout) return;
+    if (status.code() == Code::kResource) {  // its descriptors are lost, and with them what it asks for
+      if (!reply(connection, status, 0, 0, nullptr, 0)) close(connection, false);
+      continue;
+    }
     if (!status || bytes == 0) {
       close(connection, status.code() == Code::kCorrupt);
       return;
@@ -229,6 +240,9 @@ bool ChannelServer::hello(Connection* connection, const Request& request, const 
 
 bool ChannelServer::reply(Connection* connection, const Status& status, uint64_t value, uint64_t bytes, const int* fds,
                           int n) {
+  if (std::any_of(fds, fds + n, [](int fd) { return fd < 0; })) {
+    return reply(connection, {Code::kResource, scarcity_text(EMFILE)}, 0, 0, nullptr, 0);
+  }
   Reply answer;
   answer.code = static_cast<uint32_t>(status.code());
   answer.value = value;

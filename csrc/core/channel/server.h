@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "base/scarcity.h"
 #include "base/status.h"
 #include "channel/lifeline.h"
 #include "channel/protocol.h"
@@ -44,6 +45,7 @@ class ChannelHandler {
   virtual void left(int member) = 0;             // said goodbye
   virtual void lost(int member, pid_t pid) = 0;  // died, or broke the protocol
   virtual void bad_connection() = 0;
+  virtual void scarce(const std::string& text) = 0;  // there are no descriptors for connections; for the log
 };
 
 class ChannelServer {
@@ -92,6 +94,7 @@ class ChannelServer {
 
   std::vector<Connection> connections_;  // server thread only
   std::vector<char> buffer_;             // server thread only
+  AcceptPause pause_;                    // server thread only
 };
 
 }  // namespace bagua

@@ -114,7 +114,8 @@ Status Dialler::dial(int peer, int stream, int64_t deadline_ns) {
       mesh_->attach(peer, stream, std::move(connection));
       return status;
     }
-    if (!worth_retrying(status)) return status;  // what the two have told each other stays
+    const bool scarce = status.code() == Code::kResource;   // of descriptors, here
+    if (!scarce && !worth_retrying(status)) return status;  // what the two have told each other stays
     poll(nullptr, 0, pause);
     pause = std::min(2 * pause, kLongestPauseMs);
   } while (now_ns() < deadline_ns && !state_->over() && !failed_);

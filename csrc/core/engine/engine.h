@@ -91,6 +91,7 @@ class Engine final : private ChannelHandler {
   void left(int member) override;
   void lost(int member, pid_t pid) override;
   void bad_connection() override;
+  void scarce(const std::string& text) override;
 
   JobState job_;
   mutable Mutex generation_mutex_;                                        // guards the pointers alone

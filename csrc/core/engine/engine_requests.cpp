@@ -162,4 +162,8 @@ void Engine::bad_connection() {
   job_.counters().bad_connections.fetch_add(1, std::memory_order_relaxed);
 }
 
+void Engine::scarce(const std::string& text) {
+  job_.events().tell("scarce", -1, text);
+}
+
 }  // namespace bagua

@@ -96,7 +96,8 @@ void Network::run() {
   while (!stopping_.load()) {
     watched.clear();
     watched.push_back({stop_event_.fd(), POLLIN, 0});
-    watched.push_back({listener().fd(), POLLIN, 0});
+    const int64_t now = now_ns();
+    watched.push_back({pause_.lasts(now) ? -1 : listener().fd(), POLLIN, 0});
     join_finished(false);
     const bool room = handshakes_.size() < kMaxHandshakes;
     for (const Waiting& waiting : waiting_) {
@@ -105,7 +106,7 @@ void Network::run() {
     // Wakes for a deadline only while somebody waits; while handshakes run, soon, to join them.
     const bool somebody = !waiting_.empty() || anybody_parked();
     const int limit = handshakes_.empty() ? (somebody ? 1000 : -1) : 50;
-    if (poll(watched.data(), watched.size(), limit) < 0 && errno != EINTR) break;
+    if (poll(watched.data(), watched.size(), pause_.timeout_ms(limit, now)) < 0 && errno != EINTR) break;
     for (size_t i = waiting_.size(); i > 0; --i) {
       if (watched[1 + i].revents == 0 || handshakes_.size() >= kMaxHandshakes) continue;
       shake(std::move(waiting_[i - 1].socket));
@@ -123,8 +124,12 @@ void Network::accept_all() {
   for (;;) {
     Socket socket;
     std::string peer;
-    if (Status status = accept_tcp(listener().fd(), &socket, &peer); !status) return;
-    if (!socket.valid()) return;
+    if (Status status = accept_tcp(listener().fd(), &socket, &peer); !status) {
+      if (status.code() != Code::kResource) return;
+      const std::string text = pause_.begin(status.message(), now_ns());
+      if (!text.empty()) state_->job().events().tell("scarce", -1, "from other hosts, " + text);
+      return;
+    }
     if (waiting_.size() >= kMaxWaiting) {
       waiting_.erase(waiting_.begin());  // the oldest
       count_bad();

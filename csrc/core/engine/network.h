@@ -18,6 +18,7 @@
 
 #include "base/fd.h"
 #include "base/mutex.h"
+#include "base/scarcity.h"
 #include "base/status.h"
 #include "engine/generation_state.h"
 #include "net/socket.h"
@@ -104,7 +105,8 @@ class Network {
   std::atomic<bool> peers_known_{false};
   std::thread thread_;
 
-  std::vector<Waiting> waiting_;  // acceptor thread only, like the next
+  std::vector<Waiting> waiting_;  // acceptor thread only, like the next two
+  AcceptPause pause_;
   std::vector<std::unique_ptr<Handshake>> handshakes_;
 
   mutable Mutex mutex_;

@@ -16,6 +16,7 @@
 #include <memory>
 
 #include "base/clock.h"
+#include "base/scarcity.h"
 #include "base/text.h"
 #include "net/pacing.h"
 
@@ -138,16 +139,17 @@ int connect_once(const addrinfo& target, int64_t deadline_ns, int stop_fd, Socke
   return 0;
 }
 
-// Errors that go away when the other side starts to listen.
+// Errors that go away when the other side starts to listen, or when descriptors are free.
 bool worth_retrying(int error) {
-  return error == ECONNREFUSED || error == ECONNRESET || error == ETIMEDOUT || error == EHOSTUNREACH ||
-         error == ENETUNREACH || error == EHOSTDOWN || error == EAGAIN || error == EINTR;
+  return is_scarcity(error) || error == ECONNREFUSED || error == ECONNRESET || error == ETIMEDOUT ||
+         error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN || error == EAGAIN || error == EINTR;
 }
 
 Status connect_failed(const std::string& address, int error, int64_t tried_ns) {
   const std::string tried = " (tried for " + duration_text(tried_ns) + ")";
   if (error == ECONNREFUSED) return {Code::kUnavailable, "nobody listens at " + address + tried};
   if (error == ETIMEDOUT) return {Code::kTimeout, "no answer from " + address + tried};
+  if (is_scarcity(error)) return {Code::kResource, "can't connect to " + address + tried + ": " + scarcity_text(error)};
   const Code code = worth_retrying(error) ? Code::kUnavailable : Code::kInternal;
   return {code, "can't connect to " + address + tried + ": " + errno_text(error)};
 }
@@ -260,9 +262,7 @@ Status accept_tcp(int listener, Socket* out, std::string* peer) {
   socklen_t length = sizeof from;
   const int fd = ::accept4(listener, reinterpret_cast<sockaddr*>(&from), &length, SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (fd < 0) {
-    if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-      return {Code::kResource, "can't accept a connection: " + errno_text(errno)};
-    }
+    if (is_scarcity(errno)) return {Code::kResource, scarcity_text(errno)};
     return {Code::kUnavailable, "no connection to accept: " + errno_text(errno)};
   }
   *out = Socket(fd);

@@ -11,6 +11,7 @@ from rig.elastic import PROGRAM
 
 from bagua.base.code_archive import PIECE_BYTES
 from bagua.client import pack
+from bagua.daemon.node.job_specification import NO_HOST
 from bagua.proto import common_pb2, node_pb2
 
 SCRIPT = """
@@ -97,18 +98,20 @@ async def until_printed(rank, text: str) -> None:
 
 
 async def run_elastic(end, archive, members, joining=(), generation=1) -> None:
-    """A generation of an elastic job of one node, which this rank and these newcomers belong to."""
+    """A generation of an elastic job, which these members (none: it goes on elsewhere) and newcomers belong to."""
     spec = common_pb2.JobSpec(
         entry="train.py", nnodes=1, nproc_per_node=1, elastic=True, code=archive, env={"KEEP": "1"}
     )
-    hosts = [node_pb2.HostPlan(node_id="n", address="127.0.0.1", ranks=range(len(members)), members=members)]
+    there = node_pb2.HostPlan(node_id="elsewhere", address="127.0.0.1", ranks=[0], members=[90])
+    here = node_pb2.HostPlan(node_id="n", address="127.0.0.1", ranks=range(len(members)), members=members)
     parts = [node_pb2.HostPlan(node_id="n", ranks=range(len(joining)), members=joining)] if joining else []
     await end.send(
         run=node_pb2.RunJob(
             job_id="job",
             generation=generation,
             spec=spec,
-            hosts=hosts,
+            host_index=0 if members else NO_HOST,
+            hosts=[here if members else there],
             joining=parts,
             job_key=bytes(32),
             master_addr="127.0.0.1",
@@ -187,4 +190,30 @@ async def test_a_next_generation_of_a_job_that_is_stopped_while_its_code_comes(e
     job = await end.exited("job")
     assert [(rank.exit_code, rank.signal) for rank in job.ranks] == [(0, 0)], job.ranks[0].error_tail
     await end.stop_job("job", generation=2)
+    await end.stopped("job")
+
+
+async def test_newcomers_of_a_job_that_was_stopped_while_its_code_came(end, daemon, project):
+    """The node has nothing of generation 2, and says so while it still prepares generation 1. Newcomers of generation 3
+    begin when that is over: its end would remove their code, and kill them."""
+    archive = archive_in(end, project)
+    end.answers_code = asyncio.Event()
+    await run_elastic(end, archive, [0])
+    await end.job_until("job", lambda job: job.phase == node_pb2.LOCAL_PHASE_PREPARING)
+    await end.stop_job("job")
+    await end.stopped("job")
+    await run_elastic(end, archive, [], generation=2)
+    await end.job_until("job", lambda job: job.generation == 2 and job.phase == node_pb2.LOCAL_PHASE_STOPPED)
+    await run_elastic(end, archive, [], joining=[5], generation=3)
+    await end.run_script("later", "words.py", code=archive, workdir="lib")  # what came before it has arrived
+    await end.job_until("later", lambda job: job.phase == node_pb2.LOCAL_PHASE_PREPARING)
+    end.answers_code.set()
+    job = await end.job_until("job", lambda job: job.generation == 3 and job.ranks and job.ranks[0].pid)
+    await until_printed(job.ranks[0], "shipped")
+    folder = Path(f"/proc/{job.ranks[0].pid}/cwd").resolve()
+    await end.exited("later")
+    (folder / "end").touch()
+    job = await end.exited("job")
+    assert [(rank.member, rank.exit_code, rank.signal) for rank in job.ranks] == [(5, 0, 0)], job.ranks[0].error_tail
+    await end.stop_job("job", generation=3)
     await end.stopped("job")

@@ -107,6 +107,35 @@ TEST(memory_that_is_given_back_is_left_alone) {
   close(&pair);
 }
 
+TEST(connections_wait_for_descriptors) {
+  Pair first = connected();  // helpers and their descriptors exist now
+  warnings();
+  Pair pair;
+  char handle[kHandleBytes];
+  CHECK_EQ(net().listen(nullptr, 0, handle, &pair.listener), kSuccess);
+  {
+    const test::NoDescriptors none;
+    for (int i = 0; i < 50; ++i) {
+      CHECK_EQ(net().connect(nullptr, 0, handle, &pair.sender, nullptr), kSuccess);
+      CHECK_EQ(net().accept(pair.listener, &pair.receiver, nullptr), kSuccess);
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    EXPECT(pair.sender == nullptr && pair.receiver == nullptr);
+    const std::vector<std::string> told = warnings();
+    CHECK_EQ(told.size(), size_t{1});
+    EXPECT(told.front().find("raise the limit") != std::string::npos);
+  }
+  const int64_t deadline = now_ns() + 60 * kNsPerS;
+  while (pair.sender == nullptr || pair.receiver == nullptr) {
+    if (pair.sender == nullptr) CHECK_EQ(net().connect(nullptr, 0, handle, &pair.sender, nullptr), kSuccess);
+    if (pair.receiver == nullptr) CHECK_EQ(net().accept(pair.listener, &pair.receiver, nullptr), kSuccess);
+    CHECK(now_ns() < deadline);
+    std::this_thread::yield();
+  }
+  close(&pair);
+  close(&first);
+}
+
 TEST(strangers_do_not_disturb) {
   Handle handle;
   Pair pair;
