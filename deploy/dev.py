@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import os
 import platform
 import shutil
@@ -111,7 +112,9 @@ def check_machine() -> None:
 
 
 def make_venv() -> None:
-    if not tool("python").exists():
+    if not tool("pip").exists():  # an environment that was left half made has a python alone
+        if importlib.util.find_spec("ensurepip") is None:
+            sys.exit("Python's module venv is not complete: install it (Debian, Ubuntu: apt-get install python3-venv).")
         say(f"virtual environment {VENV}")
         run(sys.executable, "-m", "venv", VENV)
         pip("install", "--upgrade", "pip", "setuptools>=77", "wheel")
