@@ -62,7 +62,9 @@ def test_the_development_tool_names_the_package_of_venv(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").touch()
     rest = f"sys.argv = ['dev.py', 'demo']\nrunpy.run_path({str(ROOT / 'deploy' / 'dev.py')!r}, run_name='__main__')"
-    code = f"import os, runpy, sys\nos.environ['BAGUA_VENV'] = {str(tmp_path)!r}\nsys.modules['ensurepip'] = None\n{rest}"
+    code = (
+        f"import os, runpy, sys\nos.environ['BAGUA_VENV'] = {str(tmp_path)!r}\nsys.modules['ensurepip'] = None\n{rest}"
+    )
     done = run("-c", code)
     assert done.returncode == 1 and "apt-get install python3-venv" in done.stderr, done
 
