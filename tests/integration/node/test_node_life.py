@@ -94,6 +94,7 @@ async def test_an_error_is_told_to_the_one_who_waits(state):
 
 async def test_a_wrong_token_is_refused_at_once(end, state, tmp_path):
     (tmp_path / "token").write_text("wrong")
+    (tmp_path / "token").chmod(0o600)
     options = ["--state-dir", state, "--coordinator", f"127.0.0.1:{end.port}", "--token-file", tmp_path / "token"]
     assert "refuses this daemon" in await asyncio.to_thread(refused, *options)
 
