@@ -198,6 +198,11 @@ def _ninja() -> str | None:
     return shutil.which("ninja") or shutil.which("ninja", path=str(Path(sys.executable).parent))
 
 
+def python_header() -> Path:
+    """Where Python.h of this interpreter lies, or should: Debian has it in a package of its own."""
+    return Path(sysconfig.get_path("include")) / "Python.h"
+
+
 def build(cache_dir: Path | None = None, extension: Extension = CORE) -> Path:
     """Makes sure that the fitting module is built; returns its path. Builds at most once, whoever asks at once.
 
@@ -207,6 +212,11 @@ def build(cache_dir: Path | None = None, extension: Extension = CORE) -> Path:
     if target.is_file():
         return target
     build_cache.compiler()
+    if not python_header().is_file():
+        raise BuildError(
+            f"Python's header files were not found: there is no {python_header()}. Install them (Debian, Ubuntu: "
+            "apt-get install python3-dev; Fedora: dnf install python3-devel). [BG212]"
+        )
     if _ninja() is None:
         raise BuildError("ninja was not found. Install it: pip install ninja [BG202]")
     command = [sys.executable, "-P", str(SOURCE_DIR / "build.py"), extension.kind, str(target)]

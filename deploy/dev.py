@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Everything a fresh machine needs, in one command each; needs Python 3.11+, g++ and git, nothing else.
+"""Everything a fresh machine needs, in one command each; needs Python 3.11+ with venv and header files, g++ and git.
 
     python3 deploy/dev.py demo      set up, then train digits on two node daemons with two ranks each
     python3 deploy/dev.py test      set up, then run every check and test (what CI runs)
@@ -26,11 +26,13 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import os
 import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -108,10 +110,17 @@ def check_machine() -> None:
         sys.exit(f"Python 3.11 or newer is needed; this is {sys.version.split()[0]}. Run with a newer python3.")
     if not shutil.which("g++"):
         sys.exit("g++ is needed to build the native core: install it (Debian, Ubuntu: apt-get install g++).")
+    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        sys.exit(
+            "Python's header files are needed to build the native core: install them (Debian, Ubuntu: apt-get install "
+            "python3-dev)."
+        )
 
 
 def make_venv() -> None:
-    if not tool("python").exists():
+    if not tool("pip").exists():  # an environment that was left half made has a python alone
+        if importlib.util.find_spec("ensurepip") is None:
+            sys.exit("Python's module venv is not complete: install it (Debian, Ubuntu: apt-get install python3-venv).")
         say(f"virtual environment {VENV}")
         run(sys.executable, "-m", "venv", VENV)
         pip("install", "--upgrade", "pip", "setuptools>=77", "wheel")

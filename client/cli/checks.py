@@ -13,6 +13,7 @@ import socket
 import struct
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -91,6 +92,15 @@ def compiler() -> Finding:
     if code:
         return Finding("C++ compiler", FAIL, f"{version} can't compile: {text.strip().splitlines()[0]}", fix)
     return Finding("C++ compiler", OK, version)
+
+
+def python_headers() -> Finding:
+    """Python.h, which the native core includes. Debian has it in a package of its own."""
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.is_file():
+        fix = "Install them (Debian, Ubuntu: apt-get install python3-dev; Fedora: dnf install python3-devel)."
+        return Finding("Python headers", FAIL, f"{header} is not there", fix)
+    return Finding("Python headers", OK, str(header.parent))
 
 
 def ninja() -> Finding:
@@ -237,6 +247,7 @@ def scikit_learn() -> Finding:
 CHECKS: tuple[Callable[[], Finding], ...] = (
     python,
     compiler,
+    python_headers,
     ninja,
     torch,
     memfd,

@@ -87,5 +87,13 @@ AREA = Area(
             "`bagua net show` lists the interfaces that it finds. Choose another folder with `BAGUA_CACHE_DIR`; "
             "name interfaces with `NCCL_SOCKET_IFNAME`.",
         ),
+        Entry(
+            "BG212",
+            "Python's header files are missing",
+            "The native core includes `Python.h`. Debian, Ubuntu and Fedora have it in a package of its own, which "
+            "does not come with `python3`.",
+            "Install it: `apt-get install python3-dev` (Debian, Ubuntu), `dnf install python3-devel` (Fedora). It must "
+            "be the one of the Python that the environment was made with: `python3.12-dev` for `python3.12`.",
+        ),
     ),
 )

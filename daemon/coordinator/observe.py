@@ -207,19 +207,24 @@ def _events(
     def event(kind: str, reason: str) -> Event:
         return Event(kind, reason, job.generation, wall)
 
+    def named(ranks: list[RankRecord]) -> str:
+        """Newcomers have no rank yet."""
+        if host.joining:
+            return "1 newcomer" if len(ranks) == 1 else f"{len(ranks)} newcomers"
+        return rank_list([rank.rank for rank in ranks])
+
     if host.engine_address and not old.engine_address:
         yield event("engine_ready", f"the engine of node {host.node_id} listens on {host.engine_address}")
     if started:
-        yield event("rank_started", f"{rank_list([rank.rank for rank in started])} on node {host.node_id} started")
-    well = [rank.rank for rank in exited if not rank.failed]
+        yield event("rank_started", f"{named(started)} on node {host.node_id} started")
+    well = [rank for rank in exited if not rank.failed]
     if well:
-        yield event("rank_exited", f"{rank_list(well)} on node {host.node_id} exited with code 0")
+        yield event("rank_exited", f"{named(well)} on node {host.node_id} exited with code 0")
     badly = [rank for rank in exited if rank.failed]
     for rank in badly[:MAX_EXITS]:
         yield event("rank_exited", describe_exit(rank))
     if badly[MAX_EXITS:]:
-        rest = rank_list([rank.rank for rank in badly[MAX_EXITS:]])
-        yield event("rank_exited", f"{rest} on node {host.node_id} did not end well either")
+        yield event("rank_exited", f"{named(badly[MAX_EXITS:])} on node {host.node_id} did not end well either")
     if host.error and not old.error:
         yield event("node_error", host.error_text)
     if host.suspended and not old.suspended:

@@ -170,7 +170,7 @@ class Session:
 
     async def run(self) -> None:
         """Until cancelled, or ``finish`` is over. Raises ConfigError if the coordinator refuses this daemon before it
-        ever was welcome."""
+        ever was welcome, or there is no token or certificate to show."""
         backoff, told = FIRST_BACKOFF_S, ""
         while True:
             reason, refused = await self._one_stream()
@@ -206,6 +206,8 @@ class Session:
             metadata = call_metadata(await asyncio.to_thread(read_token, self._endpoint.token_file))
             channel = self._endpoint.channel()
         except ConfigError as error:
+            if not self.welcomed.is_set():
+                raise  # the coordinator was not asked: nobody refuses anything
             return str(error), True
         async with channel:
             stub: Any = NodeServiceStub(channel)  # its types are those of a blocking stub

@@ -30,6 +30,7 @@ class Cluster:
 
     def __init__(self, nodes: str = "ab", least: int = 0, most: int = 4, respawn: int = 0, takes: bool = True) -> None:
         self.now = 100.0
+        self.told: list[str] = []
         self.views: dict[str, NodeView] = {}
         self.there(*nodes)
         spec = JobSpec(
@@ -98,7 +99,8 @@ class Cluster:
             takes_newcomers=self.takes,
             entered=entered,
         )
-        self.job, _ = observe(self.job, name, boot or f"boot {name}", replace(fact, **more), self.now, WALL)
+        self.job, told = observe(self.job, name, boot or f"boot {name}", replace(fact, **more), self.now, WALL)
+        self.told += [event.reason for event in told]
         return self.job
 
     def ready(self, *names: str) -> JobRecord:

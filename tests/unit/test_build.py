@@ -95,6 +95,13 @@ def test_missing_tools_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         build.build(tmp_path)
 
 
+def test_missing_header_files_of_python_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian's python3 comes without them."""
+    monkeypatch.setattr(build.sysconfig, "get_path", lambda _: str(tmp_path / "python3"))
+    with pytest.raises(build.BuildError, match=r"there is no .*/python3/Python\.h.*apt-get install python3-dev"):
+        build.build(tmp_path)
+
+
 def test_missing_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> str:
         raise build.importlib.metadata.PackageNotFoundError(name)

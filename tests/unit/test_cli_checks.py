@@ -26,6 +26,13 @@ def test_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert checks.compiler().status == FAIL
 
 
+def test_python_without_header_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checks.python_headers().status == OK
+    monkeypatch.setattr(checks.sysconfig, "get_path", lambda _: str(tmp_path))
+    found = checks.python_headers()
+    assert (found.status, "apt-get install python3-dev" in found.fix) == (FAIL, True)
+
+
 @pytest.mark.parametrize(("version", "status"), [("2.3.1", FAIL), ("2.4.0", OK), ("2.13.0+cpu", OK), ("3.0a1", OK)])
 def test_versions_of_torch(version: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "_installed", lambda *names: (names[0], version))

@@ -30,6 +30,7 @@ def test_a_new_node_joins_a_running_job():
     assert [(plan.node_id, list(plan.members), list(plan.ranks)) for plan in run.joining] == [("c", [4, 5], [0, 1])]
     assert c.run("a").host_index == 0 and not c.run("a").planned
     c.says("c")
+    assert c.told[-2:] == ["the engine of node c listens on ::1:c", "2 newcomers on node c started"]
     assert c.decide().generation == 1, "it is not ready"
     job = c.ready("c")
     assert (job.generation, job.plan, job.state) == (2, Plan.PLANNED, JobState.RUNNING)

@@ -147,3 +147,21 @@ def test_each_page_of_a_folder_is_in_its_index(folder: str) -> None:
     index = (ROOT / "docs" / folder / "README.md").read_text()
     assert f"]({folder}/README.md)" in (ROOT / "docs" / "README.md").read_text()
     assert [page.name for page in (ROOT / "docs" / folder).glob("[!R]*.md") if f"]({page.name})" not in index] == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/README.md"])
+def test_first_pages_lead_three_readers_in_one_hop(page: str) -> None:
+    """Somebody with a script, an operator and a researcher each have a row in the first table."""
+    table = re.search(r"^\| you \|.*?(?=^$)", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+    assert table, page
+    rows = [
+        [(ROOT / page).parent / link.partition("#")[0] for link in LINK.findall(row)] for row in table[0].splitlines()
+    ]
+    for targets in (("quickstart",), ("service", "tutorials/two-hosts"), ("tutorials/slow-network", "study")):
+        wanted = [ROOT / "docs" / f"{target}.md" for target in targets]
+        assert any(path in row for path in wanted for row in rows), (page, targets)
+
+
+def test_each_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    assert [path.name for path in (ROOT / "docs").glob("[!R]*.md") if f"]({path.name})" not in index] == []

@@ -57,6 +57,18 @@ def test_the_development_tool_refuses_them() -> None:
     assert done.returncode == 1 and done.stderr.startswith("Bagua runs on Linux alone"), done
 
 
+def test_the_development_tool_names_the_package_of_venv(tmp_path: Path) -> None:
+    """Debian's python3 can't make environments by itself. A second try would find half of one."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    rest = f"sys.argv = ['dev.py', 'demo']\nrunpy.run_path({str(ROOT / 'deploy' / 'dev.py')!r}, run_name='__main__')"
+    code = (
+        f"import os, runpy, sys\nos.environ['BAGUA_VENV'] = {str(tmp_path)!r}\nsys.modules['ensurepip'] = None\n{rest}"
+    )
+    done = run("-c", code)
+    assert done.returncode == 1 and "apt-get install python3-venv" in done.stderr, done
+
+
 def test_the_example_names_its_package() -> None:
     rest = "sys.modules['sklearn'] = None\nrunpy.run_module('bagua.examples.digits', run_name='__main__')"
     done = run("-P", "-c", f"import runpy, sys\n{rest}")

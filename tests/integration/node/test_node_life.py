@@ -74,7 +74,8 @@ def test_more_settings_that_can_not_work(tmp_path, state):
     assert "--name '../x'" in refused(*base, "--name", "../x")
     assert "192.0.2.1 is no address of this machine" in refused(*base, "--data-host", "192.0.2.1")
     assert "says nothing to other hosts" in refused(*base, "--data-host", "0.0.0.0")
-    assert "No credential" in refused("--state-dir", tmp_path / "empty", "--coordinator", "127.0.0.1:1")
+    words = refused("--state-dir", tmp_path / "empty", "--coordinator", "127.0.0.1:1")
+    assert "No credential" in words and "refuses" not in words  # no coordinator was asked
     assert "TLS file" in refused(*base, "--tls", tmp_path / "none")
     (state / "node-broken" / "node.json" / "x").mkdir(mode=0o700, parents=True)
     (state / "node-broken" / "node.json.broken").write_text("")  # where it would be put aside
@@ -93,6 +94,7 @@ async def test_an_error_is_told_to_the_one_who_waits(state):
 
 async def test_a_wrong_token_is_refused_at_once(end, state, tmp_path):
     (tmp_path / "token").write_text("wrong")
+    (tmp_path / "token").chmod(0o600)
     options = ["--state-dir", state, "--coordinator", f"127.0.0.1:{end.port}", "--token-file", tmp_path / "token"]
     assert "refuses this daemon" in await asyncio.to_thread(refused, *options)
 
