@@ -34,6 +34,27 @@ FOLLOWED = tuple(
 )
 """Pages that a reader follows from the first line to the last, and so does ``tests/e2e/test_pages.py``. A block with a
 title is a file that the reader writes; cells of a notebook have the title ``cell``."""
+PARTS = (
+    "CONTRIBUTING.md",
+    "README.md",
+    "algorithms/README.md",
+    "docs/autotuning.md",
+    "docs/checkpoints.md",
+    "docs/concepts/plan.md",
+    "docs/data.md",
+    "docs/elastic.md",
+    "docs/frameworks.md",
+    "docs/layers.md",
+    "docs/moving/ddp.md",
+    "docs/moving/fsdp.md",
+    "docs/optimizer.md",
+    "docs/profiling.md",
+    "docs/running.md",
+    "docs/torch-distributed-programs.md",
+    "docs/torch-distributed.md",
+    "docs/uneven.md",
+)
+"""Pages whose parts of programs are run (``page_parts.py``). Those of others have marks."""
 
 _FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?')
 _MARK = re.compile(r"^<!-- (shown by|not run:) (.+) -->$")
@@ -63,6 +84,11 @@ class Block:
     def is_commands(self) -> bool:
         """Whether a reader types it."""
         return self.language in SHELLS and not self.file
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is a part of a Python program, or a change of one."""
+        return self.language in ("python", "diff") and not self.file
 
     @property
     def commands(self) -> Iterator[tuple[int, str]]:
@@ -135,11 +161,11 @@ def is_test(words: str) -> bool:
 
 
 def unshown(block: Block) -> str:
-    """Words on a block of commands that no test runs and no mark excuses, or nothing."""
+    """Words on a block of commands or of Python that no test runs and no mark excuses, or nothing."""
     if block.mark == "shown by":
         return "" if is_test(block.reason) else f"{block.where}: there is no test {block.reason}"
     name = block.page.removeprefix("docs/").removesuffix(".md")
-    if block.mark or name in (*PLAYED, *FOLLOWED):
+    if block.mark or (block.page in PARTS if block.is_part else name in (*PLAYED, *FOLLOWED)):
         return ""
     if block.page == "README.md" and any(block.text.startswith(begin) for begin in README):
         return ""

@@ -9,9 +9,10 @@ from rig.pages import Block
 PAGE = "docs/page.md"
 
 
-def test_each_command_is_run_or_says_why_not() -> None:
-    blocks = [block for page in pages.all_pages() for block in pages.of_path(page) if block.is_commands]
-    assert len(blocks) > 50
+def test_each_command_and_program_is_run_or_says_why_not() -> None:
+    all_blocks = [block for page in pages.all_pages() for block in pages.of_path(page)]
+    blocks = [block for block in all_blocks if block.is_commands or block.is_part]
+    assert len(blocks) > 100
     assert [words for block in blocks if (words := pages.unshown(block))] == []
 
 
