@@ -68,7 +68,7 @@ class Progress:
 
 
 def script() -> dict[str, Any]:
-    """What a training script has."""
+    """Names of a training script."""
     torch.manual_seed(0)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -153,7 +153,7 @@ def uneven() -> dict[str, Any]:
 
 
 def style() -> dict[str, Any]:
-    """What a function of the example of style calls."""
+    """Names that the example of style calls."""
     return {
         "Network": lambda rate, delay: (rate, delay),
         "ConfigError": ConfigError,
