@@ -1,12 +1,14 @@
 """Blocks of code on all pages, and which test shows those that are commands. ``code_blocks.py`` looks into them.
 
 A block without a mark is run as it stands by ``tests/e2e/test_pages.py``, in the order of the page. The others have a
-comment before them: ``<!-- shown by tests/FILE.py::test_name -->`` where a test does the same in its own way, or
+comment before them: ``<!-- run by tests/FILE.py::test_name -->`` where another test takes them from the page,
+``<!-- shown by tests/FILE.py::test_name -->`` where a test does the same in its own way, or
 ``<!-- not run: REASON -->`` where nothing here can.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -18,13 +20,24 @@ DOCS = ROOT / "docs"
 README = {
     "python3 deploy/dev.py demo": "tests/e2e/test_examples.py::test_digits_on_two_nodes",
     "python3 deploy/dev.py test": "CI",
-    "bagua run --nproc-per-node 2 train.py": "tests/e2e/test_run.py::test_a_script_alone",
     " bagua (command line) ──gRPC──► coordinator": "a picture",
-    "bagua run --elastic --nproc-per-node 4 --respawn 10": "tests/e2e/test_elastic_join.py",
 }
-"""Begins of blocks of the first page, which has no room for marks, and where they are shown."""
+"""Begins of blocks of the first page, which has no room for marks, and where they are shown. Its others are run."""
 PLAYED = ("operations", "security", "service", "observability", "metrics")
-"""Pages whose blocks are run. Those of others have marks."""
+"""Pages for operators whose blocks are run."""
+TRAINED = (
+    "../README",
+    "advise",
+    "autotuning",
+    "checkpoints",
+    "concepts/job",
+    "elastic",
+    "jobs",
+    "profiling",
+    "running",
+    "torch-distributed-programs",
+)
+"""Pages whose commands are run with a script that trains (``page_scripts.py``)."""
 FOLLOWED = tuple(
     sorted(
         str(path.relative_to(DOCS).with_suffix(""))
@@ -57,7 +70,7 @@ PARTS = (
 """Pages whose parts of programs are run (``page_parts.py``). Those of others have marks."""
 
 _FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?')
-_MARK = re.compile(r"^<!-- (shown by|not run:) (.+) -->$")
+_MARK = re.compile(r"^<!-- (run by|shown by|not run:) (.+) -->$")
 SHELLS = ("", "sh", "bash", "console")
 """Languages of fences that are commands. Blocks that are indented always are."""
 
@@ -145,12 +158,17 @@ def _indented(lines: list[str], at: int) -> bool:
 
 def of_path(path: Path) -> list[Block]:
     """All blocks of a file of the repository."""
-    return blocks(path.read_text(), path.relative_to(ROOT).as_posix())
+    return blocks(path.read_text(), path.resolve().relative_to(ROOT).as_posix())
 
 
 def of_page(name: str) -> list[Block]:
-    """Commands and files of a page of docs/: all that its reader types."""
+    """Commands and files of a page, by its path from docs/: all that its reader types."""
     return [block for block in of_path(DOCS / f"{name}.md") if block.is_commands or block.file]
+
+
+def is_shown_on_readme(block: Block) -> bool:
+    """Whether it is one of ``README``."""
+    return block.page == "README.md" and any(block.text.startswith(begin) for begin in README)
 
 
 def is_test(words: str) -> bool:
@@ -162,11 +180,10 @@ def is_test(words: str) -> bool:
 
 def unshown(block: Block) -> str:
     """Words on a block of commands or of Python that no test runs and no mark excuses, or nothing."""
-    if block.mark == "shown by":
+    if block.mark in ("run by", "shown by"):
         return "" if is_test(block.reason) else f"{block.where}: there is no test {block.reason}"
-    name = block.page.removeprefix("docs/").removesuffix(".md")
-    if block.mark or (block.page in PARTS if block.is_part else name in (*PLAYED, *FOLLOWED)):
-        return ""
-    if block.page == "README.md" and any(block.text.startswith(begin) for begin in README):
+    name = os.path.relpath(block.page, "docs").removesuffix(".md")
+    known = block.page in PARTS if block.is_part else name in (*PLAYED, *FOLLOWED, *TRAINED)
+    if block.mark or known or is_shown_on_readme(block):
         return ""
     return f"{block.where}: no test runs this. Mark it as tests/rig/pages.py says"
