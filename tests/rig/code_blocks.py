@@ -1,5 +1,5 @@
 """Checks of blocks of code (``pages.py``) that run nothing: Python compiles, and each name of ``bagua`` exists; options
-of ``bagua`` exist; documents parse."""
+of ``bagua`` exist; documents parse, and a BaguaJob is one that the operator takes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from typing import Any
 import typer
 import yaml
 
+from bagua.base.errors import ConfigError
+from bagua.operator.job import KIND, parse
 from rig import pages
 from rig.pages import Block
 
@@ -41,10 +43,12 @@ def wrong(block: Block) -> str:
         elif block.language == "toml":
             tomllib.loads(block.text)
         elif block.language == "yaml":
-            [*yaml.safe_load_all(block.text)]
+            for document in yaml.safe_load_all(block.text):
+                if isinstance(document, dict) and document.get("kind") == KIND:
+                    parse(document["spec"])
         elif block.language not in PLAIN:
             return f"{block.where}: blocks of {block.language!r} are not checked; plain ones are {', '.join(PLAIN)}"
-    except (SyntaxError, ValueError, AttributeError, ImportError, yaml.YAMLError) as error:
+    except (SyntaxError, ValueError, AttributeError, ImportError, ConfigError, yaml.YAMLError) as error:
         return f"{block.where}: {error}"
     return ""
 

@@ -33,6 +33,7 @@ def test_each_block_can_be_right() -> None:
         ("python", "if True", "expected ':'"),
         ("diff", "-old(\n+new(", "was never closed"),
         ("yaml", "a: [", "while parsing"),
+        ("yaml", "kind: BaguaJob\nspec: {run: {script: a.py}}", "spec.image: Field required"),
         ("toml", "a = ", "Invalid value"),
         ("perl", "1", "not checked"),
     ],
