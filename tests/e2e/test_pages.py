@@ -106,8 +106,7 @@ class Reader:
 
     def type(self, command: str) -> str:
         """One line; returns what was printed."""
-        names = (("ID", self.newest_job), ("NODE", self.last_node), ("74e0", self.last_study), ("/shared", self.shared))
-        for word, meaning in names:
+        for word, meaning in (("ID", self.newest_job), ("NODE", self.last_node), ("/shared", self.shared)):
             if re.search(rf"(?<!\w){word}\b", command):
                 command = re.sub(rf"(?<!\w){word}\b", meaning(), command)
         if command.startswith("export "):
@@ -152,9 +151,6 @@ class Reader:
 
     def last_node(self) -> str:
         return str(json.loads(self.type("bagua node list --output json"))["nodes"][-1]["node_id"])
-
-    def last_study(self) -> str:
-        return str(json.loads(self.type("bagua tune list --output json"))["tunings"][0]["id"])
 
     def shared(self) -> str:
         """A folder that all nodes see."""
@@ -222,6 +218,7 @@ def test_the_page_with_a_script_that_trains(reader: Reader, name: str) -> None:
         (reader.sandbox.folder / file).write_text(text)
     if name == "profiling":  # it is about a job that trains meanwhile
         reader.type("bagua job submit --nnodes 2 train.py")
+        reader.sandbox.wait_until(lambda: reader.jobs()[0]["progress"], FOLLOWED_S)
     for block in played(name):
         reader.read(block)
 

@@ -28,7 +28,6 @@ PLAYED = ("operations", "security", "service", "observability", "metrics")
 TRAINED = (
     "../README",
     "advise",
-    "autotuning",
     "checkpoints",
     "concepts/job",
     "elastic",
