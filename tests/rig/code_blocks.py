@@ -27,6 +27,7 @@ PLAIN = ("text", "protobuf", "cpp", "dockerfile")
 # The root of usage errors in whatever click this typer brings along.
 USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
 _WORD = re.compile(r"(?:^|[;&|(] *|\$\()(?:\w+=\S* )*bagua( .*)$")
+_EXTRAS = re.compile(r"\bbagua\[([\w,-]+)\]")
 
 
 def wrong(block: Block) -> str:
@@ -117,9 +118,17 @@ def command_line() -> dict[str, Any]:
         sys.path.remove(str(pages.ROOT / "deploy"))
 
 
+@cache
+def extras() -> set[str]:
+    """Names in ``pip install "bagua[NAME]"``."""
+    return {*tomllib.loads((pages.ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]}
+
+
 def check_commands(block: Block) -> None:
-    """Commands and options of ``bagua`` exist. Raises ValueError."""
+    """Commands and options of ``bagua`` exist, and its extras. Raises ValueError."""
     for line, command in block.commands:
+        if unknown := {name for given in _EXTRAS.findall(command) for name in given.split(",")} - extras():
+            raise ValueError(f"line {line}: bagua has no extra {', '.join(sorted(unknown))}")
         if found := _WORD.search(command):
             try:
                 check_command(found[1])

@@ -27,6 +27,7 @@ def test_each_block_can_be_right() -> None:
     ("language", "text", "words"),
     [
         ("", "bagua job lost", "no command bagua job lost"),
+        ("", 'pip install "bagua[dashboard,lost]"', "no extra lost"),
         ("sh", "x=1 bagua run --nprocs 2 train.py", "--nprocs"),
         ("python", "import bagua.torch_api as bagua\nbagua.no_such_name()", "no_such_name"),
         ("python", "from bagua.client import Klient", "Klient"),
