@@ -14,6 +14,8 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class WhoAmIRequest(google.protobuf.message.Message):
+    """The caller's credential says all."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     def __init__(
@@ -24,6 +26,8 @@ global___WhoAmIRequest = WhoAmIRequest
 
 @typing.final
 class Account(google.protobuf.message.Message):
+    """The person or program that a token stands for, and its rights."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NAME_FIELD_NUMBER: builtins.int
@@ -51,6 +55,8 @@ global___Account = Account
 
 @typing.final
 class Token(google.protobuf.message.Message):
+    """A token without its secret. Times in seconds since the epoch."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ID_FIELD_NUMBER: builtins.int
@@ -85,6 +91,8 @@ global___Token = Token
 
 @typing.final
 class CreateTokenRequest(google.protobuf.message.Message):
+    """For whom, and for how long in seconds."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ACCOUNT_FIELD_NUMBER: builtins.int
@@ -106,6 +114,8 @@ global___CreateTokenRequest = CreateTokenRequest
 
 @typing.final
 class CreateTokenReply(google.protobuf.message.Message):
+    """The only message that has a token's secret."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TOKEN_FIELD_NUMBER: builtins.int
@@ -142,6 +152,8 @@ global___ListTokensRequest = ListTokensRequest
 
 @typing.final
 class ListTokensReply(google.protobuf.message.Message):
+    """In the order in which they were made."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TOKENS_FIELD_NUMBER: builtins.int
@@ -173,6 +185,8 @@ global___RevokeTokenRequest = RevokeTokenRequest
 
 @typing.final
 class RevokeTokenReply(google.protobuf.message.Message):
+    """Those that were good until now."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TOKENS_FIELD_NUMBER: builtins.int
@@ -189,6 +203,8 @@ global___RevokeTokenReply = RevokeTokenReply
 
 @typing.final
 class AuditEntry(google.protobuf.message.Message):
+    """One call: who, when, on what, and how it ended. `time` in seconds since the epoch."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SEQ_FIELD_NUMBER: builtins.int
@@ -236,6 +252,8 @@ global___AuditEntry = AuditEntry
 
 @typing.final
 class ListAuditRequest(google.protobuf.message.Message):
+    """Which entries, and how many."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     LIMIT_FIELD_NUMBER: builtins.int
@@ -267,6 +285,8 @@ global___ListAuditRequest = ListAuditRequest
 
 @typing.final
 class ListAuditReply(google.protobuf.message.Message):
+    """The newest first."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ENTRIES_FIELD_NUMBER: builtins.int

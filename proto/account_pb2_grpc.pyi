@@ -31,11 +31,13 @@ class AccountServiceStub:
         bagua.proto.account_pb2.CreateTokenRequest,
         bagua.proto.account_pb2.CreateTokenReply,
     ]
+    """Makes a token for an account. PERMISSION_DENIED unless the caller is an administrator."""
 
     ListTokens: grpc.UnaryUnaryMultiCallable[
         bagua.proto.account_pb2.ListTokensRequest,
         bagua.proto.account_pb2.ListTokensReply,
     ]
+    """Tokens without their secrets, for administrators."""
 
     RevokeToken: grpc.UnaryUnaryMultiCallable[
         bagua.proto.account_pb2.RevokeTokenRequest,
@@ -62,11 +64,13 @@ class AccountServiceAsyncStub:
         bagua.proto.account_pb2.CreateTokenRequest,
         bagua.proto.account_pb2.CreateTokenReply,
     ]
+    """Makes a token for an account. PERMISSION_DENIED unless the caller is an administrator."""
 
     ListTokens: grpc.aio.UnaryUnaryMultiCallable[
         bagua.proto.account_pb2.ListTokensRequest,
         bagua.proto.account_pb2.ListTokensReply,
     ]
+    """Tokens without their secrets, for administrators."""
 
     RevokeToken: grpc.aio.UnaryUnaryMultiCallable[
         bagua.proto.account_pb2.RevokeTokenRequest,
@@ -96,14 +100,16 @@ class AccountServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: bagua.proto.account_pb2.CreateTokenRequest,
         context: _ServicerContext,
-    ) -> typing.Union[bagua.proto.account_pb2.CreateTokenReply, collections.abc.Awaitable[bagua.proto.account_pb2.CreateTokenReply]]: ...
+    ) -> typing.Union[bagua.proto.account_pb2.CreateTokenReply, collections.abc.Awaitable[bagua.proto.account_pb2.CreateTokenReply]]:
+        """Makes a token for an account. PERMISSION_DENIED unless the caller is an administrator."""
 
     @abc.abstractmethod
     def ListTokens(
         self,
         request: bagua.proto.account_pb2.ListTokensRequest,
         context: _ServicerContext,
-    ) -> typing.Union[bagua.proto.account_pb2.ListTokensReply, collections.abc.Awaitable[bagua.proto.account_pb2.ListTokensReply]]: ...
+    ) -> typing.Union[bagua.proto.account_pb2.ListTokensReply, collections.abc.Awaitable[bagua.proto.account_pb2.ListTokensReply]]:
+        """Tokens without their secrets, for administrators."""
 
     @abc.abstractmethod
     def RevokeToken(

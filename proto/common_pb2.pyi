@@ -40,7 +40,8 @@ class _JobStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     JOB_STATE_WAITING: _JobState.ValueType  # 8
     """of an elastic job: it is paused, or has fewer nodes than its minimum; state stays in memory"""
 
-class JobState(_JobState, metaclass=_JobStateEnumTypeWrapper): ...
+class JobState(_JobState, metaclass=_JobStateEnumTypeWrapper):
+    """Where a job is in its life. SUCCEEDED, FAILED and CANCELLED are ends: nothing follows them."""
 
 JOB_STATE_UNSPECIFIED: JobState.ValueType  # 0
 JOB_STATE_PENDING: JobState.ValueType  # 1
@@ -70,7 +71,8 @@ class _RankStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     RANK_STATE_RUNNING: _RankState.ValueType  # 2
     RANK_STATE_EXITED: _RankState.ValueType  # 3
 
-class RankState(_RankState, metaclass=_RankStateEnumTypeWrapper): ...
+class RankState(_RankState, metaclass=_RankStateEnumTypeWrapper):
+    """Where a rank's process is in its life."""
 
 RANK_STATE_UNSPECIFIED: RankState.ValueType  # 0
 RANK_STATE_WAITING: RankState.ValueType  # 1
@@ -252,6 +254,8 @@ global___CodeArchive = CodeArchive
 
 @typing.final
 class RankStatus(google.protobuf.message.Message):
+    """One process of a job, as its node knows it."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RANK_FIELD_NUMBER: builtins.int
@@ -732,6 +736,8 @@ global___TuneRequest = TuneRequest
 
 @typing.final
 class TuneReply(google.protobuf.message.Message):
+    """The coordinator's answer: what to try next, or what an earlier job has settled with."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     @typing.final

@@ -15,6 +15,8 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class FindCodeReply(google.protobuf.message.Message):
+    """held: a job may name the archive."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     HELD_FIELD_NUMBER: builtins.int
@@ -30,6 +32,8 @@ global___FindCodeReply = FindCodeReply
 
 @typing.final
 class PutCodeRequest(google.protobuf.message.Message):
+    """A piece of an archive."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ARCHIVE_FIELD_NUMBER: builtins.int
@@ -51,6 +55,8 @@ global___PutCodeRequest = PutCodeRequest
 
 @typing.final
 class Tuning(google.protobuf.message.Message):
+    """Findings of the jobs of one model on one network. `updated_at` in seconds since the epoch."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     @typing.final
@@ -115,6 +121,8 @@ global___Tuning = Tuning
 
 @typing.final
 class ListTuningRequest(google.protobuf.message.Message):
+    """All are meant."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     def __init__(
@@ -125,6 +133,8 @@ global___ListTuningRequest = ListTuningRequest
 
 @typing.final
 class ListTuningReply(google.protobuf.message.Message):
+    """Without their trials."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TUNINGS_FIELD_NUMBER: builtins.int
@@ -141,6 +151,8 @@ global___ListTuningReply = ListTuningReply
 
 @typing.final
 class GetTuningRequest(google.protobuf.message.Message):
+    """The id, or its first characters."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     PREFIX_FIELD_NUMBER: builtins.int
@@ -156,6 +168,8 @@ global___GetTuningRequest = GetTuningRequest
 
 @typing.final
 class ForgetTuningRequest(google.protobuf.message.Message):
+    """The id or its first characters; or all."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     PREFIX_FIELD_NUMBER: builtins.int
@@ -174,6 +188,8 @@ global___ForgetTuningRequest = ForgetTuningRequest
 
 @typing.final
 class ForgetTuningReply(google.protobuf.message.Message):
+    """Those that were forgotten."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     IDS_FIELD_NUMBER: builtins.int
@@ -190,6 +206,8 @@ global___ForgetTuningReply = ForgetTuningReply
 
 @typing.final
 class SubmitJobRequest(google.protobuf.message.Message):
+    """A job, and in whose name it runs."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     @typing.final
@@ -243,6 +261,8 @@ global___SubmitJobRequest = SubmitJobRequest
 
 @typing.final
 class Job(google.protobuf.message.Message):
+    """A job as the coordinator knows it. Times in seconds since the epoch; 0: not yet."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: builtins.int
@@ -338,6 +358,8 @@ global___Job = Job
 
 @typing.final
 class GetJobRequest(google.protobuf.message.Message):
+    """The whole id."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: builtins.int
@@ -353,6 +375,8 @@ global___GetJobRequest = GetJobRequest
 
 @typing.final
 class ListJobsRequest(google.protobuf.message.Message):
+    """Which jobs, and how many."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     STATES_FIELD_NUMBER: builtins.int
@@ -383,6 +407,8 @@ global___ListJobsRequest = ListJobsRequest
 
 @typing.final
 class ListJobsReply(google.protobuf.message.Message):
+    """A page of jobs."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOBS_FIELD_NUMBER: builtins.int
@@ -405,6 +431,8 @@ global___ListJobsReply = ListJobsReply
 
 @typing.final
 class FindJobRequest(google.protobuf.message.Message):
+    """The id, or its first characters."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     PREFIX_FIELD_NUMBER: builtins.int
@@ -420,6 +448,8 @@ global___FindJobRequest = FindJobRequest
 
 @typing.final
 class FindJobReply(google.protobuf.message.Message):
+    """The whole id."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: builtins.int
@@ -435,6 +465,8 @@ global___FindJobReply = FindJobReply
 
 @typing.final
 class JobEvent(google.protobuf.message.Message):
+    """Something that happened to a job. `time` in seconds since the epoch; `seq` counts in the job."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SEQ_FIELD_NUMBER: builtins.int
@@ -463,6 +495,8 @@ global___JobEvent = JobEvent
 
 @typing.final
 class ListEventsRequest(google.protobuf.message.Message):
+    """Of which job, and after which event."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: builtins.int
@@ -482,6 +516,8 @@ global___ListEventsRequest = ListEventsRequest
 
 @typing.final
 class ListEventsReply(google.protobuf.message.Message):
+    """A page of events, the oldest first."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     EVENTS_FIELD_NUMBER: builtins.int
@@ -498,6 +534,8 @@ global___ListEventsReply = ListEventsReply
 
 @typing.final
 class CancelJobRequest(google.protobuf.message.Message):
+    """The reason is shown with the job."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: builtins.int
@@ -516,6 +554,8 @@ global___CancelJobRequest = CancelJobRequest
 
 @typing.final
 class ScaleJobRequest(google.protobuf.message.Message):
+    """How many nodes an elastic job is to have."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: builtins.int
@@ -535,6 +575,8 @@ global___ScaleJobRequest = ScaleJobRequest
 
 @typing.final
 class PauseJobRequest(google.protobuf.message.Message):
+    """The whole id."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: builtins.int
@@ -550,6 +592,8 @@ global___PauseJobRequest = PauseJobRequest
 
 @typing.final
 class ResumeJobRequest(google.protobuf.message.Message):
+    """The whole id."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: builtins.int
@@ -565,6 +609,8 @@ global___ResumeJobRequest = ResumeJobRequest
 
 @typing.final
 class WatchJobRequest(google.protobuf.message.Message):
+    """Of which job, and after which event."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: builtins.int
@@ -584,6 +630,8 @@ global___WatchJobRequest = WatchJobRequest
 
 @typing.final
 class JobUpdate(google.protobuf.message.Message):
+    """One thing that is new."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOB_FIELD_NUMBER: builtins.int
@@ -610,6 +658,8 @@ global___JobUpdate = JobUpdate
 
 @typing.final
 class ReadLogsRequest(google.protobuf.message.Message):
+    """Of which ranks, and from where."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: builtins.int
@@ -638,6 +688,8 @@ global___ReadLogsRequest = ReadLogsRequest
 
 @typing.final
 class TraceJobRequest(google.protobuf.message.Message):
+    """How many steps of which job, and for how long to wait in seconds."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: builtins.int
@@ -661,6 +713,8 @@ global___TraceJobRequest = TraceJobRequest
 
 @typing.final
 class TraceChunk(google.protobuf.message.Message):
+    """Spans of a source, or the clock of a node."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     PART_FIELD_NUMBER: builtins.int
@@ -683,6 +737,8 @@ global___TraceChunk = TraceChunk
 
 @typing.final
 class ListNodesRequest(google.protobuf.message.Message):
+    """A page of nodes."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     LIMIT_FIELD_NUMBER: builtins.int
@@ -703,6 +759,8 @@ global___ListNodesRequest = ListNodesRequest
 
 @typing.final
 class Node(google.protobuf.message.Message):
+    """A host with a daemon. `last_seen` in seconds since the epoch."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODE_ID_FIELD_NUMBER: builtins.int
@@ -743,6 +801,8 @@ global___Node = Node
 
 @typing.final
 class DrainNodeRequest(google.protobuf.message.Message):
+    """The whole id."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODE_ID_FIELD_NUMBER: builtins.int
@@ -758,6 +818,8 @@ global___DrainNodeRequest = DrainNodeRequest
 
 @typing.final
 class DrainNodeReply(google.protobuf.message.Message):
+    """The node, and who is still there."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODE_FIELD_NUMBER: builtins.int
@@ -781,6 +843,8 @@ global___DrainNodeReply = DrainNodeReply
 
 @typing.final
 class UndrainNodeRequest(google.protobuf.message.Message):
+    """The whole id."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODE_ID_FIELD_NUMBER: builtins.int
@@ -796,6 +860,8 @@ global___UndrainNodeRequest = UndrainNodeRequest
 
 @typing.final
 class UpgradeNodeRequest(google.protobuf.message.Message):
+    """The whole id."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODE_ID_FIELD_NUMBER: builtins.int
@@ -811,6 +877,8 @@ global___UpgradeNodeRequest = UpgradeNodeRequest
 
 @typing.final
 class UpgradeNodeReply(google.protobuf.message.Message):
+    """The node with its new version."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODE_FIELD_NUMBER: builtins.int
@@ -831,6 +899,8 @@ global___UpgradeNodeReply = UpgradeNodeReply
 
 @typing.final
 class ListNodesReply(google.protobuf.message.Message):
+    """A page of nodes."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODES_FIELD_NUMBER: builtins.int

@@ -150,13 +150,15 @@ class JobServiceServicer(object):
     """
 
     def SubmitJob(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Returns as soon as the job is stored. INVALID_ARGUMENT with words for a specification that can't be.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetJob(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The job as it is now. NOT_FOUND if there is none.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -176,7 +178,8 @@ class JobServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListEvents(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Events of a job, the oldest first, in pages.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -197,13 +200,15 @@ class JobServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PauseJob(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Of elastic jobs: all ranks stop after the same step, and keep their memory.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResumeJob(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Of elastic jobs: a paused one goes on.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -217,7 +222,8 @@ class JobServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReadLogs(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Output of ranks, in pieces. With `follow` the stream ends when the ranks have.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -231,7 +237,8 @@ class JobServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListNodes(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """All nodes that were ever seen, in pages.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -244,7 +251,8 @@ class JobServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UndrainNode(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The node takes jobs again.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -272,7 +280,8 @@ class JobServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ForgetTuning(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Later jobs begin to search anew. NOT_FOUND and FAILED_PRECONDITION as for GetTuning.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

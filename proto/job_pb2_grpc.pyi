@@ -28,11 +28,13 @@ class JobServiceStub:
         bagua.proto.job_pb2.SubmitJobRequest,
         bagua.proto.job_pb2.Job,
     ]
+    """Returns as soon as the job is stored. INVALID_ARGUMENT with words for a specification that can't be."""
 
     GetJob: grpc.UnaryUnaryMultiCallable[
         bagua.proto.job_pb2.GetJobRequest,
         bagua.proto.job_pb2.Job,
     ]
+    """The job as it is now. NOT_FOUND if there is none."""
 
     ListJobs: grpc.UnaryUnaryMultiCallable[
         bagua.proto.job_pb2.ListJobsRequest,
@@ -50,6 +52,7 @@ class JobServiceStub:
         bagua.proto.job_pb2.ListEventsRequest,
         bagua.proto.job_pb2.ListEventsReply,
     ]
+    """Events of a job, the oldest first, in pages."""
 
     CancelJob: grpc.UnaryUnaryMultiCallable[
         bagua.proto.job_pb2.CancelJobRequest,
@@ -69,11 +72,13 @@ class JobServiceStub:
         bagua.proto.job_pb2.PauseJobRequest,
         bagua.proto.job_pb2.Job,
     ]
+    """Of elastic jobs: all ranks stop after the same step, and keep their memory."""
 
     ResumeJob: grpc.UnaryUnaryMultiCallable[
         bagua.proto.job_pb2.ResumeJobRequest,
         bagua.proto.job_pb2.Job,
     ]
+    """Of elastic jobs: a paused one goes on."""
 
     WatchJob: grpc.UnaryStreamMultiCallable[
         bagua.proto.job_pb2.WatchJobRequest,
@@ -87,6 +92,7 @@ class JobServiceStub:
         bagua.proto.job_pb2.ReadLogsRequest,
         bagua.proto.common_pb2.LogChunk,
     ]
+    """Output of ranks, in pieces. With `follow` the stream ends when the ranks have."""
 
     TraceJob: grpc.UnaryStreamMultiCallable[
         bagua.proto.job_pb2.TraceJobRequest,
@@ -100,6 +106,7 @@ class JobServiceStub:
         bagua.proto.job_pb2.ListNodesRequest,
         bagua.proto.job_pb2.ListNodesReply,
     ]
+    """All nodes that were ever seen, in pages."""
 
     DrainNode: grpc.UnaryUnaryMultiCallable[
         bagua.proto.job_pb2.DrainNodeRequest,
@@ -111,6 +118,7 @@ class JobServiceStub:
         bagua.proto.job_pb2.UndrainNodeRequest,
         bagua.proto.job_pb2.Node,
     ]
+    """The node takes jobs again."""
 
     UpgradeNode: grpc.UnaryUnaryMultiCallable[
         bagua.proto.job_pb2.UpgradeNodeRequest,
@@ -136,6 +144,7 @@ class JobServiceStub:
         bagua.proto.job_pb2.ForgetTuningRequest,
         bagua.proto.job_pb2.ForgetTuningReply,
     ]
+    """Later jobs begin to search anew. NOT_FOUND and FAILED_PRECONDITION as for GetTuning."""
 
     FindCode: grpc.UnaryUnaryMultiCallable[
         bagua.proto.common_pb2.CodeArchive,
@@ -158,11 +167,13 @@ class JobServiceAsyncStub:
         bagua.proto.job_pb2.SubmitJobRequest,
         bagua.proto.job_pb2.Job,
     ]
+    """Returns as soon as the job is stored. INVALID_ARGUMENT with words for a specification that can't be."""
 
     GetJob: grpc.aio.UnaryUnaryMultiCallable[
         bagua.proto.job_pb2.GetJobRequest,
         bagua.proto.job_pb2.Job,
     ]
+    """The job as it is now. NOT_FOUND if there is none."""
 
     ListJobs: grpc.aio.UnaryUnaryMultiCallable[
         bagua.proto.job_pb2.ListJobsRequest,
@@ -180,6 +191,7 @@ class JobServiceAsyncStub:
         bagua.proto.job_pb2.ListEventsRequest,
         bagua.proto.job_pb2.ListEventsReply,
     ]
+    """Events of a job, the oldest first, in pages."""
 
     CancelJob: grpc.aio.UnaryUnaryMultiCallable[
         bagua.proto.job_pb2.CancelJobRequest,
@@ -199,11 +211,13 @@ class JobServiceAsyncStub:
         bagua.proto.job_pb2.PauseJobRequest,
         bagua.proto.job_pb2.Job,
     ]
+    """Of elastic jobs: all ranks stop after the same step, and keep their memory."""
 
     ResumeJob: grpc.aio.UnaryUnaryMultiCallable[
         bagua.proto.job_pb2.ResumeJobRequest,
         bagua.proto.job_pb2.Job,
     ]
+    """Of elastic jobs: a paused one goes on."""
 
     WatchJob: grpc.aio.UnaryStreamMultiCallable[
         bagua.proto.job_pb2.WatchJobRequest,
@@ -217,6 +231,7 @@ class JobServiceAsyncStub:
         bagua.proto.job_pb2.ReadLogsRequest,
         bagua.proto.common_pb2.LogChunk,
     ]
+    """Output of ranks, in pieces. With `follow` the stream ends when the ranks have."""
 
     TraceJob: grpc.aio.UnaryStreamMultiCallable[
         bagua.proto.job_pb2.TraceJobRequest,
@@ -230,6 +245,7 @@ class JobServiceAsyncStub:
         bagua.proto.job_pb2.ListNodesRequest,
         bagua.proto.job_pb2.ListNodesReply,
     ]
+    """All nodes that were ever seen, in pages."""
 
     DrainNode: grpc.aio.UnaryUnaryMultiCallable[
         bagua.proto.job_pb2.DrainNodeRequest,
@@ -241,6 +257,7 @@ class JobServiceAsyncStub:
         bagua.proto.job_pb2.UndrainNodeRequest,
         bagua.proto.job_pb2.Node,
     ]
+    """The node takes jobs again."""
 
     UpgradeNode: grpc.aio.UnaryUnaryMultiCallable[
         bagua.proto.job_pb2.UpgradeNodeRequest,
@@ -266,6 +283,7 @@ class JobServiceAsyncStub:
         bagua.proto.job_pb2.ForgetTuningRequest,
         bagua.proto.job_pb2.ForgetTuningReply,
     ]
+    """Later jobs begin to search anew. NOT_FOUND and FAILED_PRECONDITION as for GetTuning."""
 
     FindCode: grpc.aio.UnaryUnaryMultiCallable[
         bagua.proto.common_pb2.CodeArchive,
@@ -289,14 +307,16 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: bagua.proto.job_pb2.SubmitJobRequest,
         context: _ServicerContext,
-    ) -> typing.Union[bagua.proto.job_pb2.Job, collections.abc.Awaitable[bagua.proto.job_pb2.Job]]: ...
+    ) -> typing.Union[bagua.proto.job_pb2.Job, collections.abc.Awaitable[bagua.proto.job_pb2.Job]]:
+        """Returns as soon as the job is stored. INVALID_ARGUMENT with words for a specification that can't be."""
 
     @abc.abstractmethod
     def GetJob(
         self,
         request: bagua.proto.job_pb2.GetJobRequest,
         context: _ServicerContext,
-    ) -> typing.Union[bagua.proto.job_pb2.Job, collections.abc.Awaitable[bagua.proto.job_pb2.Job]]: ...
+    ) -> typing.Union[bagua.proto.job_pb2.Job, collections.abc.Awaitable[bagua.proto.job_pb2.Job]]:
+        """The job as it is now. NOT_FOUND if there is none."""
 
     @abc.abstractmethod
     def ListJobs(
@@ -319,7 +339,8 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: bagua.proto.job_pb2.ListEventsRequest,
         context: _ServicerContext,
-    ) -> typing.Union[bagua.proto.job_pb2.ListEventsReply, collections.abc.Awaitable[bagua.proto.job_pb2.ListEventsReply]]: ...
+    ) -> typing.Union[bagua.proto.job_pb2.ListEventsReply, collections.abc.Awaitable[bagua.proto.job_pb2.ListEventsReply]]:
+        """Events of a job, the oldest first, in pages."""
 
     @abc.abstractmethod
     def CancelJob(
@@ -344,14 +365,16 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: bagua.proto.job_pb2.PauseJobRequest,
         context: _ServicerContext,
-    ) -> typing.Union[bagua.proto.job_pb2.Job, collections.abc.Awaitable[bagua.proto.job_pb2.Job]]: ...
+    ) -> typing.Union[bagua.proto.job_pb2.Job, collections.abc.Awaitable[bagua.proto.job_pb2.Job]]:
+        """Of elastic jobs: all ranks stop after the same step, and keep their memory."""
 
     @abc.abstractmethod
     def ResumeJob(
         self,
         request: bagua.proto.job_pb2.ResumeJobRequest,
         context: _ServicerContext,
-    ) -> typing.Union[bagua.proto.job_pb2.Job, collections.abc.Awaitable[bagua.proto.job_pb2.Job]]: ...
+    ) -> typing.Union[bagua.proto.job_pb2.Job, collections.abc.Awaitable[bagua.proto.job_pb2.Job]]:
+        """Of elastic jobs: a paused one goes on."""
 
     @abc.abstractmethod
     def WatchJob(
@@ -368,7 +391,8 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: bagua.proto.job_pb2.ReadLogsRequest,
         context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[bagua.proto.common_pb2.LogChunk], collections.abc.AsyncIterator[bagua.proto.common_pb2.LogChunk]]: ...
+    ) -> typing.Union[collections.abc.Iterator[bagua.proto.common_pb2.LogChunk], collections.abc.AsyncIterator[bagua.proto.common_pb2.LogChunk]]:
+        """Output of ranks, in pieces. With `follow` the stream ends when the ranks have."""
 
     @abc.abstractmethod
     def TraceJob(
@@ -385,7 +409,8 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: bagua.proto.job_pb2.ListNodesRequest,
         context: _ServicerContext,
-    ) -> typing.Union[bagua.proto.job_pb2.ListNodesReply, collections.abc.Awaitable[bagua.proto.job_pb2.ListNodesReply]]: ...
+    ) -> typing.Union[bagua.proto.job_pb2.ListNodesReply, collections.abc.Awaitable[bagua.proto.job_pb2.ListNodesReply]]:
+        """All nodes that were ever seen, in pages."""
 
     @abc.abstractmethod
     def DrainNode(
@@ -400,7 +425,8 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: bagua.proto.job_pb2.UndrainNodeRequest,
         context: _ServicerContext,
-    ) -> typing.Union[bagua.proto.job_pb2.Node, collections.abc.Awaitable[bagua.proto.job_pb2.Node]]: ...
+    ) -> typing.Union[bagua.proto.job_pb2.Node, collections.abc.Awaitable[bagua.proto.job_pb2.Node]]:
+        """The node takes jobs again."""
 
     @abc.abstractmethod
     def UpgradeNode(
@@ -433,7 +459,8 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: bagua.proto.job_pb2.ForgetTuningRequest,
         context: _ServicerContext,
-    ) -> typing.Union[bagua.proto.job_pb2.ForgetTuningReply, collections.abc.Awaitable[bagua.proto.job_pb2.ForgetTuningReply]]: ...
+    ) -> typing.Union[bagua.proto.job_pb2.ForgetTuningReply, collections.abc.Awaitable[bagua.proto.job_pb2.ForgetTuningReply]]:
+        """Later jobs begin to search anew. NOT_FOUND and FAILED_PRECONDITION as for GetTuning."""
 
     @abc.abstractmethod
     def FindCode(

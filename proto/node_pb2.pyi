@@ -34,7 +34,8 @@ class _LocalPhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     LOCAL_PHASE_STOPPED: _LocalPhase.ValueType  # 3
     """no rank of the job is left on this node, engine closed"""
 
-class LocalPhase(_LocalPhase, metaclass=_LocalPhaseEnumTypeWrapper): ...
+class LocalPhase(_LocalPhase, metaclass=_LocalPhaseEnumTypeWrapper):
+    """Where a job is in its life on one node."""
 
 LOCAL_PHASE_UNSPECIFIED: LocalPhase.ValueType  # 0
 LOCAL_PHASE_PREPARING: LocalPhase.ValueType  # 1
@@ -47,6 +48,8 @@ global___LocalPhase = LocalPhase
 
 @typing.final
 class NodeFact(google.protobuf.message.Message):
+    """One thing that a node knows."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     HELLO_FIELD_NUMBER: builtins.int
@@ -129,6 +132,8 @@ global___NodeStatus = NodeStatus
 
 @typing.final
 class Hello(google.protobuf.message.Message):
+    """The first message of a stream: who the node is, and all that it holds."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODE_ID_FIELD_NUMBER: builtins.int
@@ -285,6 +290,8 @@ global___LocalJob = LocalJob
 
 @typing.final
 class LogReply(google.protobuf.message.Message):
+    """The answer to ReadLog, piece by piece."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
@@ -305,6 +312,8 @@ global___LogReply = LogReply
 
 @typing.final
 class Directive(google.protobuf.message.Message):
+    """One thing that the coordinator wants, or an answer of it."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     WELCOME_FIELD_NUMBER: builtins.int
@@ -404,6 +413,8 @@ global___StartTrace = StartTrace
 
 @typing.final
 class EndTrace(google.protobuf.message.Message):
+    """Nobody waits for the trace any more."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
@@ -419,6 +430,8 @@ global___EndTrace = EndTrace
 
 @typing.final
 class TraceReply(google.protobuf.message.Message):
+    """The answer to StartTrace, in parts."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
@@ -460,6 +473,8 @@ global___ClockProbe = ClockProbe
 
 @typing.final
 class ClockReply(google.protobuf.message.Message):
+    """The answer to ClockProbe."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
@@ -506,6 +521,8 @@ global___CodeQuestion = CodeQuestion
 
 @typing.final
 class CodeAnswer(google.protobuf.message.Message):
+    """One piece of an archive."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
@@ -548,6 +565,8 @@ global___SecretsQuestion = SecretsQuestion
 
 @typing.final
 class SecretsAnswer(google.protobuf.message.Message):
+    """Values by the names of their variables."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     @typing.final
@@ -587,6 +606,8 @@ global___SecretsAnswer = SecretsAnswer
 
 @typing.final
 class TuneQuestion(google.protobuf.message.Message):
+    """A rank's TuneRequest, passed on."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
@@ -607,6 +628,8 @@ global___TuneQuestion = TuneQuestion
 
 @typing.final
 class TuneAnswer(google.protobuf.message.Message):
+    """The answer to it, for the rank."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
@@ -644,6 +667,8 @@ global___Upgrade = Upgrade
 
 @typing.final
 class UpgradeRefusal(google.protobuf.message.Message):
+    """The daemon can't be replaced, and goes on."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
@@ -662,6 +687,8 @@ global___UpgradeRefusal = UpgradeRefusal
 
 @typing.final
 class HeartbeatAck(google.protobuf.message.Message):
+    """The coordinator has heard a heartbeat that asked for it."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SEQ_FIELD_NUMBER: builtins.int
@@ -682,6 +709,8 @@ global___HeartbeatAck = HeartbeatAck
 
 @typing.final
 class Welcome(google.protobuf.message.Message):
+    """The answer to Hello: the terms of the lease. Times in seconds."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     HEARTBEAT_S_FIELD_NUMBER: builtins.int
@@ -723,6 +752,8 @@ global___Welcome = Welcome
 
 @typing.final
 class HostPlan(google.protobuf.message.Message):
+    """The part of a job that one node has."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODE_ID_FIELD_NUMBER: builtins.int
@@ -844,6 +875,8 @@ global___RunJob = RunJob
 
 @typing.final
 class StopJob(google.protobuf.message.Message):
+    """The node ends its part of the job: SIGTERM, and SIGKILL after `grace_s` seconds."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: builtins.int
@@ -868,6 +901,8 @@ global___StopJob = StopJob
 
 @typing.final
 class ReadLog(google.protobuf.message.Message):
+    """Send what a rank has printed."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
@@ -904,6 +939,8 @@ global___ReadLog = ReadLog
 
 @typing.final
 class EndLog(google.protobuf.message.Message):
+    """Nobody reads the log any more."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: builtins.int

@@ -51,7 +51,8 @@ class NodeServiceServicer(object):
     """
 
     def Session(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+        """The daemon opens it, says Hello, and keeps it open for as long as it lives.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

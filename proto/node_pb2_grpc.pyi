@@ -28,6 +28,7 @@ class NodeServiceStub:
         bagua.proto.node_pb2.NodeFact,
         bagua.proto.node_pb2.Directive,
     ]
+    """The daemon opens it, says Hello, and keeps it open for as long as it lives."""
 
 class NodeServiceAsyncStub:
     """Coordinator <-> node daemon. One stream per daemon: facts go up, directives come down. Both are levels, not edges: a
@@ -39,6 +40,7 @@ class NodeServiceAsyncStub:
         bagua.proto.node_pb2.NodeFact,
         bagua.proto.node_pb2.Directive,
     ]
+    """The daemon opens it, says Hello, and keeps it open for as long as it lives."""
 
 class NodeServiceServicer(metaclass=abc.ABCMeta):
     """Coordinator <-> node daemon. One stream per daemon: facts go up, directives come down. Both are levels, not edges: a
@@ -51,6 +53,7 @@ class NodeServiceServicer(metaclass=abc.ABCMeta):
         self,
         request_iterator: _MaybeAsyncIterator[bagua.proto.node_pb2.NodeFact],
         context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[bagua.proto.node_pb2.Directive], collections.abc.AsyncIterator[bagua.proto.node_pb2.Directive]]: ...
+    ) -> typing.Union[collections.abc.Iterator[bagua.proto.node_pb2.Directive], collections.abc.AsyncIterator[bagua.proto.node_pb2.Directive]]:
+        """The daemon opens it, says Hello, and keeps it open for as long as it lives."""
 
 def add_NodeServiceServicer_to_server(servicer: NodeServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

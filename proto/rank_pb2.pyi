@@ -15,6 +15,8 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class JoinRequest(google.protobuf.message.Message):
+    """Which rank of which job this process is."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: builtins.int
@@ -40,6 +42,8 @@ global___JoinRequest = JoinRequest
 
 @typing.final
 class Host(google.protobuf.message.Message):
+    """A host of the job, and its ranks."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODE_ID_FIELD_NUMBER: builtins.int
@@ -98,6 +102,8 @@ global___JoinReply = JoinReply
 
 @typing.final
 class ReportProgressReply(google.protobuf.message.Message):
+    """Nothing to say."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     def __init__(
@@ -108,6 +114,8 @@ global___ReportProgressReply = ReportProgressReply
 
 @typing.final
 class DescribeWaitsRequest(google.protobuf.message.Message):
+    """Of which job."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: builtins.int
@@ -123,6 +131,8 @@ global___DescribeWaitsRequest = DescribeWaitsRequest
 
 @typing.final
 class DescribeWaitsReply(google.protobuf.message.Message):
+    """Empty: nobody waits for long."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     WAITING_FIELD_NUMBER: builtins.int
@@ -138,6 +148,8 @@ global___DescribeWaitsReply = DescribeWaitsReply
 
 @typing.final
 class TakesNewcomersRequest(google.protobuf.message.Message):
+    """Which rank of which job says so."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: builtins.int
@@ -157,6 +169,8 @@ global___TakesNewcomersRequest = TakesNewcomersRequest
 
 @typing.final
 class TakesNewcomersReply(google.protobuf.message.Message):
+    """Nothing to say."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     def __init__(
@@ -167,6 +181,8 @@ global___TakesNewcomersReply = TakesNewcomersReply
 
 @typing.final
 class TraceReport(google.protobuf.message.Message):
+    """A part of the answer to StartTrace. The last one of a rank says `done`."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: builtins.int
@@ -208,6 +224,8 @@ global___TraceReport = TraceReport
 
 @typing.final
 class TraceReportReply(google.protobuf.message.Message):
+    """Nothing to say."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     def __init__(

@@ -81,7 +81,8 @@ class RankServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReportProgress(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The newest report replaces the one before.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

@@ -34,6 +34,7 @@ class RankServiceStub:
         bagua.proto.common_pb2.Progress,
         bagua.proto.rank_pb2.ReportProgressReply,
     ]
+    """The newest report replaces the one before."""
 
     DescribeWaits: grpc.UnaryUnaryMultiCallable[
         bagua.proto.rank_pb2.DescribeWaitsRequest,
@@ -76,6 +77,7 @@ class RankServiceAsyncStub:
         bagua.proto.common_pb2.Progress,
         bagua.proto.rank_pb2.ReportProgressReply,
     ]
+    """The newest report replaces the one before."""
 
     DescribeWaits: grpc.aio.UnaryUnaryMultiCallable[
         bagua.proto.rank_pb2.DescribeWaitsRequest,
@@ -121,7 +123,8 @@ class RankServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: bagua.proto.common_pb2.Progress,
         context: _ServicerContext,
-    ) -> typing.Union[bagua.proto.rank_pb2.ReportProgressReply, collections.abc.Awaitable[bagua.proto.rank_pb2.ReportProgressReply]]: ...
+    ) -> typing.Union[bagua.proto.rank_pb2.ReportProgressReply, collections.abc.Awaitable[bagua.proto.rank_pb2.ReportProgressReply]]:
+        """The newest report replaces the one before."""
 
     @abc.abstractmethod
     def DescribeWaits(

@@ -40,8 +40,8 @@ AREA = Area(
         Entry(
             "BG905",
             "Secrets of a job can't be had on a node",
-            "The file of `--secret-env` is missing on that node or is not readable, safe text; or the coordinator "
-            "was started again, and it has the secrets of `--secret` in memory alone.",
+            "The file of `--secret-env` is missing on that node, is open to other users there, or is no text in "
+            "UTF-8; or the coordinator was started again, and it has the secrets of `--secret` in memory alone.",
             "Put the file on every node with mode 0600, or submit the job again.",
         ),
         Entry(
@@ -123,9 +123,11 @@ AREA = Area(
         Entry(
             "BG916",
             "The allocation of Slurm does not fit",
-            "The command runs outside of an allocation, several times in one, asks for more nodes than there are, "
-            "or the job can't be requeued.",
-            "Call `bagua slurm run` once, in a batch script or by `salloc`, without `srun` (`docs/slurm.md`).",
+            "The command runs outside of an allocation or several times in one, the number of nodes or ranks is "
+            "missing or larger than that of the allocation, the other nodes can't use the first one's address, or "
+            "the job can't be requeued.",
+            "Call `bagua slurm run` once, in a batch script or by `salloc`, without `srun` (`docs/slurm.md`). "
+            "`--address` names an address of the first node.",
         ),
         Entry(
             "BG918",

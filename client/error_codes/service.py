@@ -21,9 +21,10 @@ AREA = Area(
         Entry(
             "BG802",
             "The coordinator can't do it at this moment",
-            "The coordinator is being stopped, the node's session has ended or was replaced by a newer one, or a "
-            "daemon did not answer in time.",
-            "Try again. If it stays, look at the log of the daemon on the node that the error names.",
+            "The coordinator is being stopped; the node is not connected, or to another coordinator; its session has "
+            "ended or was replaced by a newer one; or its daemon did not answer in time.",
+            "Try again. If it stays, `bagua node list` shows whether the node is connected, and the log of the daemon "
+            "there says why not. Ask another coordinator with `--coordinator`.",
         ),
         Entry(
             "BG803",
@@ -106,8 +107,9 @@ AREA = Area(
         Entry(
             "BG814",
             "A limit of the service is reached",
-            "The service keeps a limited number of tokens, traces, secrets and bytes of code at the same time.",
-            "Wait until other jobs have ended, or remove what is no longer needed (`bagua token revoke`).",
+            "The service keeps a limited number of tokens, traces, secrets and bytes of code at the same time, and "
+            "answers a limited number of callers without a token.",
+            "Try again when other jobs or traces have ended. Revoke tokens that nobody needs (`bagua token revoke`).",
         ),
         Entry(
             "BG815",

@@ -119,3 +119,14 @@ def test_the_command(tmp_path: Path) -> None:
     assert len(found["cells"]) == 3 * 2 * 2 and found["measured"]
     assert "| 4 |" in (tmp_path / "many.md").read_text()
     assert (tmp_path / "table.md").read_text().count("\n") == 2 + len(TEXTS)
+
+
+@pytest.mark.full  # ranks train: half a minute
+def test_profiles_are_recorded(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    mine = tmp_path / "mine"
+    words = ("--small", "--models", "tiny", "--out", tmp_path / "out", "--record", "--profiles", mine)
+    command = [sys.executable, "-P", HERE / "study.py", *words]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert StepProfile.load(mine / "tiny.json").compute_s > 0

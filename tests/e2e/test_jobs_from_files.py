@@ -63,7 +63,7 @@ def test_a_job_from_a_file_in_code_that_is_shipped(service: Service) -> None:
 
 
 def test_the_example_of_the_documentation(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    example = re.search(r"## From Python\n+```python\n(.*?)```", DOCS.read_text(), re.S)
+    example = re.search(r"## From Python\n+<!--.*?-->\n```python\n(.*?)```", DOCS.read_text(), re.S)
     assert example is not None
     monkeypatch.chdir(project(service.sandbox))
     for name in ("BAGUA_STATE_DIR", "XDG_RUNTIME_DIR"):

@@ -15,12 +15,12 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from rig import pages
+from rig import page_scripts, pages
 from rig.limits import SOON_S
 
 from bagua.base.paths import cache_dir
@@ -39,7 +39,15 @@ PROGRAMS = {
     "bagua": f'exec {sys.executable} -P -m bagua.cli.main "$@"',
     "torchrun": f'exec {sys.executable} -m torch.distributed.run "$@"',
     "python3": f'exec {sys.executable} "$@"',
+    "python": f'exec {sys.executable} "$@"',
 }
+SCRIPTS: dict[str, Callable[[], str | dict[str, str]]] = {
+    "checkpoints": page_scripts.of_checkpoints,
+    "jobs": page_scripts.of_jobs,
+    "profiling": lambda: page_scripts.of_readme(for_ever=True),
+    "torch-distributed-programs": page_scripts.of_ddp,
+}
+"""Pages that take another script than that of the first page."""
 FOLLOWED_S = 10 * SOON_S
 """A command of a tutorial trains a small model, beside other tests."""
 
@@ -98,9 +106,9 @@ class Reader:
 
     def type(self, command: str) -> str:
         """One line; returns what was printed."""
-        for word, meaning in (("ID", self.newest_job), ("NODE", self.last_node)):
-            if re.search(rf"\b{word}\b", command):
-                command = re.sub(rf"\b{word}\b", meaning(), command)
+        for word, meaning in (("ID", self.newest_job), ("NODE", self.last_node), ("/shared", self.shared)):
+            if re.search(rf"(?<!\w){word}\b", command):
+                command = re.sub(rf"(?<!\w){word}\b", meaning(), command)
         if command.startswith("export "):
             self.sandbox.env |= dict(word.split("=", 1) for word in shlex.split(command)[1:])
             return ""
@@ -144,6 +152,12 @@ class Reader:
     def last_node(self) -> str:
         return str(json.loads(self.type("bagua node list --output json"))["nodes"][-1]["node_id"])
 
+    def shared(self) -> str:
+        """A folder that all nodes see."""
+        folder = self.sandbox.folder / "shared"
+        folder.mkdir(exist_ok=True)
+        return str(folder)
+
 
 @contextlib.contextmanager
 def _named(where: str) -> Iterator[None]:
@@ -166,7 +180,7 @@ def reader(idle_service: Service, host: str) -> Iterator[Reader]:
 
 
 def played(name: str) -> list[pages.Block]:
-    return [block for block in pages.of_page(name) if not block.mark]
+    return [block for block in pages.of_page(name) if not block.mark and not pages.is_shown_on_readme(block)]
 
 
 def test_operations(reader: Reader) -> None:
@@ -187,6 +201,24 @@ def test_operations(reader: Reader) -> None:
 def test_the_page(reader: Reader, name: str) -> None:
     reader.start("bagua coordinator")
     reader.start("bagua daemon --name b --slots 2")
+    for block in played(name):
+        reader.read(block)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", pages.TRAINED)
+def test_the_page_with_a_script_that_trains(reader: Reader, name: str) -> None:
+    """On two nodes of a service, or by ``bagua run``."""
+    reader.start("bagua coordinator")
+    for node in ("b", "c"):
+        reader.start(f"bagua daemon --name {node} --slots 4")
+    files = SCRIPTS.get(name, page_scripts.of_readme)()
+    for file, text in (files if isinstance(files, dict) else {"train.py": files}).items():
+        (reader.sandbox.folder / file).write_text(text)
+    if name == "profiling":  # it is about a job that trains meanwhile
+        reader.type("bagua job submit --nnodes 2 train.py")
+        reader.sandbox.wait_until(lambda: reader.jobs()[0]["progress"], FOLLOWED_S)
     for block in played(name):
         reader.read(block)
 

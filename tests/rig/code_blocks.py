@@ -1,5 +1,5 @@
 """Checks of blocks of code (``pages.py``) that run nothing: Python compiles, and each name of ``bagua`` exists; options
-of ``bagua`` exist; documents parse."""
+of ``bagua`` exist; documents parse, and a BaguaJob is one that the operator takes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from typing import Any
 import typer
 import yaml
 
+from bagua.base.errors import ConfigError
+from bagua.operator.job import KIND, parse
 from rig import pages
 from rig.pages import Block
 
@@ -25,6 +27,7 @@ PLAIN = ("text", "protobuf", "cpp", "dockerfile")
 # The root of usage errors in whatever click this typer brings along.
 USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
 _WORD = re.compile(r"(?:^|[;&|(] *|\$\()(?:\w+=\S* )*bagua( .*)$")
+_EXTRAS = re.compile(r"\bbagua\[([\w,-]+)\]")
 
 
 def wrong(block: Block) -> str:
@@ -41,10 +44,12 @@ def wrong(block: Block) -> str:
         elif block.language == "toml":
             tomllib.loads(block.text)
         elif block.language == "yaml":
-            [*yaml.safe_load_all(block.text)]
+            for document in yaml.safe_load_all(block.text):
+                if isinstance(document, dict) and document.get("kind") == KIND:
+                    parse(document["spec"])
         elif block.language not in PLAIN:
             return f"{block.where}: blocks of {block.language!r} are not checked; plain ones are {', '.join(PLAIN)}"
-    except (SyntaxError, ValueError, AttributeError, ImportError, yaml.YAMLError) as error:
+    except (SyntaxError, ValueError, AttributeError, ImportError, ConfigError, yaml.YAMLError) as error:
         return f"{block.where}: {error}"
     return ""
 
@@ -113,9 +118,17 @@ def command_line() -> dict[str, Any]:
         sys.path.remove(str(pages.ROOT / "deploy"))
 
 
+@cache
+def extras() -> set[str]:
+    """Names in ``pip install "bagua[NAME]"``."""
+    return {*tomllib.loads((pages.ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]}
+
+
 def check_commands(block: Block) -> None:
-    """Commands and options of ``bagua`` exist. Raises ValueError."""
+    """Commands and options of ``bagua`` exist, and its extras. Raises ValueError."""
     for line, command in block.commands:
+        if unknown := {name for given in _EXTRAS.findall(command) for name in given.split(",")} - extras():
+            raise ValueError(f"line {line}: bagua has no extra {', '.join(sorted(unknown))}")
         if found := _WORD.search(command):
             try:
                 check_command(found[1])

@@ -1,12 +1,14 @@
 """Blocks of code on all pages, and which test shows those that are commands. ``code_blocks.py`` looks into them.
 
 A block without a mark is run as it stands by ``tests/e2e/test_pages.py``, in the order of the page. The others have a
-comment before them: ``<!-- shown by tests/FILE.py::test_name -->`` where a test does the same in its own way, or
+comment before them: ``<!-- run by tests/FILE.py::test_name -->`` where another test takes them from the page,
+``<!-- shown by tests/FILE.py::test_name -->`` where a test does the same in its own way, or
 ``<!-- not run: REASON -->`` where nothing here can.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -18,13 +20,23 @@ DOCS = ROOT / "docs"
 README = {
     "python3 deploy/dev.py demo": "tests/e2e/test_examples.py::test_digits_on_two_nodes",
     "python3 deploy/dev.py test": "CI",
-    "bagua run --nproc-per-node 2 train.py": "tests/e2e/test_run.py::test_a_script_alone",
     " bagua (command line) ──gRPC──► coordinator": "a picture",
-    "bagua run --elastic --nproc-per-node 4 --respawn 10": "tests/e2e/test_elastic_join.py",
 }
-"""Begins of blocks of the first page, which has no room for marks, and where they are shown."""
+"""Begins of blocks of the first page, which has no room for marks, and where they are shown. Its others are run."""
 PLAYED = ("operations", "security", "service", "observability", "metrics")
-"""Pages whose blocks are run. Those of others have marks."""
+"""Pages for operators whose blocks are run."""
+TRAINED = (
+    "../README",
+    "advise",
+    "checkpoints",
+    "concepts/job",
+    "elastic",
+    "jobs",
+    "profiling",
+    "running",
+    "torch-distributed-programs",
+)
+"""Pages whose commands are run with a script that trains (``page_scripts.py``)."""
 FOLLOWED = tuple(
     sorted(
         str(path.relative_to(DOCS).with_suffix(""))
@@ -34,9 +46,30 @@ FOLLOWED = tuple(
 )
 """Pages that a reader follows from the first line to the last, and so does ``tests/e2e/test_pages.py``. A block with a
 title is a file that the reader writes; cells of a notebook have the title ``cell``."""
+PARTS = (
+    "CONTRIBUTING.md",
+    "README.md",
+    "algorithms/README.md",
+    "docs/autotuning.md",
+    "docs/checkpoints.md",
+    "docs/concepts/plan.md",
+    "docs/data.md",
+    "docs/elastic.md",
+    "docs/frameworks.md",
+    "docs/layers.md",
+    "docs/moving/ddp.md",
+    "docs/moving/fsdp.md",
+    "docs/optimizer.md",
+    "docs/profiling.md",
+    "docs/running.md",
+    "docs/torch-distributed-programs.md",
+    "docs/torch-distributed.md",
+    "docs/uneven.md",
+)
+"""Pages whose parts of programs are run (``page_parts.py``). Those of others have marks."""
 
 _FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?')
-_MARK = re.compile(r"^<!-- (shown by|not run:) (.+) -->$")
+_MARK = re.compile(r"^<!-- (run by|shown by|not run:) (.+) -->$")
 SHELLS = ("", "sh", "bash", "console")
 """Languages of fences that are commands. Blocks that are indented always are."""
 
@@ -63,6 +96,11 @@ class Block:
     def is_commands(self) -> bool:
         """Whether a reader types it."""
         return self.language in SHELLS and not self.file
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is a part of a Python program, or a change of one."""
+        return self.language in ("python", "diff") and not self.file
 
     @property
     def commands(self) -> Iterator[tuple[int, str]]:
@@ -119,12 +157,17 @@ def _indented(lines: list[str], at: int) -> bool:
 
 def of_path(path: Path) -> list[Block]:
     """All blocks of a file of the repository."""
-    return blocks(path.read_text(), path.relative_to(ROOT).as_posix())
+    return blocks(path.read_text(), path.resolve().relative_to(ROOT).as_posix())
 
 
 def of_page(name: str) -> list[Block]:
-    """Commands and files of a page of docs/: all that its reader types."""
+    """Commands and files of a page, by its path from docs/: all that its reader types."""
     return [block for block in of_path(DOCS / f"{name}.md") if block.is_commands or block.file]
+
+
+def is_shown_on_readme(block: Block) -> bool:
+    """Whether it is one of ``README``."""
+    return block.page == "README.md" and any(block.text.startswith(begin) for begin in README)
 
 
 def is_test(words: str) -> bool:
@@ -135,12 +178,11 @@ def is_test(words: str) -> bool:
 
 
 def unshown(block: Block) -> str:
-    """Words on a block of commands that no test runs and no mark excuses, or nothing."""
-    if block.mark == "shown by":
+    """Words on a block of commands or of Python that no test runs and no mark excuses, or nothing."""
+    if block.mark in ("run by", "shown by"):
         return "" if is_test(block.reason) else f"{block.where}: there is no test {block.reason}"
-    name = block.page.removeprefix("docs/").removesuffix(".md")
-    if block.mark or name in (*PLAYED, *FOLLOWED):
-        return ""
-    if block.page == "README.md" and any(block.text.startswith(begin) for begin in README):
+    name = os.path.relpath(block.page, "docs").removesuffix(".md")
+    known = block.page in PARTS if block.is_part else name in (*PLAYED, *FOLLOWED, *TRAINED)
+    if block.mark or known or is_shown_on_readme(block):
         return ""
     return f"{block.where}: no test runs this. Mark it as tests/rig/pages.py says"

@@ -9,9 +9,10 @@ from rig.pages import Block
 PAGE = "docs/page.md"
 
 
-def test_each_command_is_run_or_says_why_not() -> None:
-    blocks = [block for page in pages.all_pages() for block in pages.of_path(page) if block.is_commands]
-    assert len(blocks) > 50
+def test_each_command_and_program_is_run_or_says_why_not() -> None:
+    all_blocks = [block for page in pages.all_pages() for block in pages.of_path(page)]
+    blocks = [block for block in all_blocks if block.is_commands or block.is_part]
+    assert len(blocks) > 100
     assert [words for block in blocks if (words := pages.unshown(block))] == []
 
 
@@ -26,12 +27,14 @@ def test_each_block_can_be_right() -> None:
     ("language", "text", "words"),
     [
         ("", "bagua job lost", "no command bagua job lost"),
+        ("", 'pip install "bagua[dashboard,lost]"', "no extra lost"),
         ("sh", "x=1 bagua run --nprocs 2 train.py", "--nprocs"),
         ("python", "import bagua.torch_api as bagua\nbagua.no_such_name()", "no_such_name"),
         ("python", "from bagua.client import Klient", "Klient"),
         ("python", "if True", "expected ':'"),
         ("diff", "-old(\n+new(", "was never closed"),
         ("yaml", "a: [", "while parsing"),
+        ("yaml", "kind: BaguaJob\nspec: {run: {script: a.py}}", "spec.image: Field required"),
         ("toml", "a = ", "Invalid value"),
         ("perl", "1", "not checked"),
     ],

@@ -132,6 +132,7 @@ def test_each_public_name_has_an_entry(site: Site) -> None:
     assert len(names) > 300 and "bagua.torch_api.init_process_group" in names
     names.add("bagua.torch_api.join")  # a function beside a module of this name
     assert names - site.entries("reference/python/") == set()
+    assert "Optimizer steps between two reports" in site.pages["reference/python/bagua.lightning.html"]
 
 
 def test_each_command_and_option_has_an_entry(site: Site) -> None:
@@ -213,3 +214,14 @@ def test_each_message_of_the_protocols_has_an_entry(site: Site) -> None:
     for path in (ROOT / "proto").glob("*.proto"):
         names = set(re.findall(r"^(?:message|service|enum) (\w+)", path.read_text(), re.MULTILINE))
         assert names and names <= site.anchors[f"reference/protocols/{path.stem}.html"], path
+
+
+def test_each_message_and_call_of_the_protocols_has_its_words(site: Site) -> None:
+    silent = []
+    for path in (ROOT / "proto").glob("*.proto"):
+        text = site.pages[f"reference/protocols/{path.stem}.html"]
+        for kind, name, words in re.findall(r"<h2 id=\"?\w+\"?>(\w+) (\w+).*?</h2>\s*(<p>[^<]+|)", text):
+            silent += [f"{kind} {name}"] if not words.strip() else []
+        cells = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.S) for row in re.findall(r"<tr>(.*?)</tr>", text, re.S)]
+        silent += [row[0] for row in cells if row and not row[-1].strip()]
+    assert silent == []

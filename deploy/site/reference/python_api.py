@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from reference import made_late
 from reference.markdown import anchor, escaped, table
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -142,8 +143,9 @@ def _entry(module: Module, name: str, described: dict[str, str]) -> str:
     owner, _, own_name = origin.rpartition(".")
     found = read(owner)
     if found is None or own_name not in found.defined:
-        text = "Made when it is first used, over a class of the framework: see [frameworks](../../frameworks.md)."
-        return f"## `{name}` {{: #{module.name}.{name} }}\n\n{text}\n"
+        file = _file(module.name)
+        assert file is not None
+        return made_late.entry(file.parent, f"{module.name}.{name}")
     if _file(f"{module.name}.{name}"):  # a module has the same name
         return f"{anchor(f'{module.name}.{name}')}\n\n::: {origin}\n"
     return f"::: {module.name}.{name}\n"

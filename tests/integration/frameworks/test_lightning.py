@@ -5,15 +5,18 @@ All scenarios run on the same two ranks, one after the other: many Trainers in o
 
 from __future__ import annotations
 
+import functools
 import os
 import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from rig import page_parts
 from rig.scenarios import check_passed
 from torch import distributed, nn
 
@@ -232,6 +235,31 @@ def batches_of_an_elastic_sampler() -> None:
         assert len(epoch.unique(dim=0)) == 2 * BATCHES * BATCH  # each sample once
 
 
+def parts_of_the_page() -> None:
+    """Programs of docs/frameworks.md, with a Trainer that is quiet."""
+    pytorch = import_lightning()
+    quiet = {**QUIET, "accelerator": "cpu", "precision": "64-true", "enable_checkpointing": False}
+    adam = {"optimizer": lambda parameters: QAdamOptimizer(parameters, lr=1e-2, warmup_steps=3)}
+
+    def names() -> dict[str, Any]:
+        loader = make_loader()
+        trainer = functools.partial(pytorch.Trainer, **quiet)
+        given = {"bagua": bagua, "L": SimpleNamespace(Trainer=trainer), "loader": loader, "dataset": loader.dataset}
+        return given | {"module": make_model(**adam), "validation_loader": make_loader(1)}
+
+    smaller = {
+        "import lightning as L": "",
+        "num_workers=2": "num_workers=0",
+        "256": "16",
+        "max_epochs=10": "max_epochs=2",
+    }
+    then = {
+        "trainer": "assert trainer.global_step",
+        "qadam": 'L.Trainer(devices=2, strategy=BaguaStrategy("qadam")).fit(module, loader)',
+    }
+    assert page_parts.run_page("docs/frameworks.md", page_parts.World(names, smaller, then)) == 3
+
+
 def failure_of_all_ranks() -> None:
     """A step that raises on all ranks ends that Trainer; the next one works."""
     model = make_model()
@@ -279,6 +307,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
         wrong_arguments,
         calls_of_a_strategy,
         batches_of_an_elastic_sampler,
+        parts_of_the_page,
         failure_of_all_ranks,
         reports,
         backend_bagua,
