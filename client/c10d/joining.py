@@ -114,17 +114,17 @@ def _agree(store: Any, me: int, ranks: Sequence[int], name: str, timeout: timede
     verdict = f"verdict/{ranks[0]}"
     if me == ranks[0]:
         store.set(verdict, _difference(store, ranks, name, timeout))
-    store.wait([verdict], timeout)
+    elif not _came(store, f"members/{ranks[0]}", timeout):
+        raise ConfigError(f"{_absent(ranks[0], ranks, name, timeout)} [BG410]")
+    store.wait([verdict], timeout * len(ranks))  # the first one waits for the others in turn
     if text := store.get(verdict).decode():
         raise ConfigError(f"{text} [BG410]")
 
 
 def _difference(store: Any, ranks: Sequence[int], name: str, timeout: timedelta) -> str:
     for rank in ranks:
-        try:
-            store.wait([f"members/{rank}"], timeout)
-        except RuntimeError:
-            return f"Rank {rank} has not made group {name!r} of ranks {list(ranks)} in {timeout.total_seconds():.0f} s."
+        if not _came(store, f"members/{rank}", timeout):
+            return _absent(rank, ranks, name, timeout)
         other = json.loads(store.get(f"members/{rank}"))
         if other != list(ranks):
             return (
@@ -132,3 +132,15 @@ def _difference(store: Any, ranks: Sequence[int], name: str, timeout: timedelta)
                 f"{other}. All ranks must call new_group() with the same ranks, in the same order of calls."
             )
     return ""
+
+
+def _came(store: Any, key: str, timeout: timedelta) -> bool:
+    try:
+        store.wait([key], timeout)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _absent(rank: int, ranks: Sequence[int], name: str, timeout: timedelta) -> str:
+    return f"Rank {rank} has not made group {name!r} of ranks {list(ranks)} in {timeout.total_seconds():.0f} s."

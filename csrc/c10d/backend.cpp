@@ -86,6 +86,7 @@ void BaguaBackend::shutdown() {
 void BaguaBackend::startCoalescing() {
   const Lock lock(mutex_);
   coalescing_ = true;
+  coalesced_.clear();  // of a block that an exception ended
 }
 
 TorchWork BaguaBackend::endCoalescing() {

@@ -2,6 +2,8 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
+#include <array>
+
 #include "c10d/backend.h"
 
 namespace bagua::dist {
@@ -37,6 +39,20 @@ int checked_root(const char* title, int64_t root, int size) {
 void check_alike(const char* title, const at::Tensor& one, const at::Tensor& other) {
   TORCH_CHECK_VALUE(one.scalar_type() == other.scalar_type(), title, ": tensors of ", one.scalar_type(), " and of ",
                     other.scalar_type(), " are mixed. All must be of one dtype.");
+}
+
+// Of what `add_direct` tells: "8 x float32", of a reduction "8 x float32, SUM". Any number, should ranks call other
+// operations meanwhile.
+std::string words_of(int64_t told) {
+  static const std::array<const char*, kDTypes> dtypes{"float32", "float64", "float16", "bfloat16", "int32",
+                                                       "int64",   "uint8",   "bool",    "int8",     "int16"};
+  static const std::array<const char*, 11> ops{"SUM", "PRODUCT", "MIN",  "MAX",  "",   "",
+                                               "",    "BOR",     "BAND", "BXOR", "AVG"};
+  const size_t dtype = told >> 8 & 0xf, op = told & 0xff;
+  std::string words = std::to_string(told >> 16) + " x " + (dtype < dtypes.size() ? dtypes[dtype] : "?");
+  if (static_cast<Kind>(told >> 12 & 0xf) == Kind::kReduceScatter && op < ops.size())
+    words += ", " + std::string(ops[op]);
+  return words;
 }
 
 void check_equally_many(const char* title, const Tensors& outputs, const Tensors& inputs) {
@@ -131,11 +147,11 @@ void BaguaBackend::add_direct(Call* call, const TransferRequest& what, std::func
   const auto between = [title = call->title, told, ranks, processes = seat_.processes, own = seat_.rank,
                         move = std::move(move)] {
     const int64_t* const found = told.data_ptr<int64_t>();
+    const int64_t* const said = found + ranks;
     for (size_t rank = 0; rank < ranks; ++rank) {
-      TORCH_CHECK_WITH(DistBackendError, found[ranks + rank] == found[ranks + static_cast<size_t>(own)], title,
-                       ": ranks 0 to ", ranks - 1, " of the group passed different sizes, dtypes or operations: here ",
-                       found[ranks + static_cast<size_t>(own)] >> 16, " elements, on rank ", rank, " ",
-                       found[ranks + rank] >> 16, ". All ranks must pass the same.");
+      TORCH_CHECK_WITH(DistBackendError, said[rank] == said[own], title, ": ranks 0 to ", ranks - 1,
+                       " of the group passed different sizes, dtypes or reductions: here ", words_of(said[own]),
+                       ", on rank ", rank, " ", words_of(said[rank]), ". All ranks must pass the same. [BG501]");
     }
     move({processes, own, std::vector<uint64_t>(found, found + ranks)});
   };

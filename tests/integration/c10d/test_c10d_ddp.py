@@ -21,7 +21,7 @@ from bagua.base.errors import BaguaError, ConfigError
 from bagua.torch_api import data_parallel
 
 TWO_HOSTS = [[0], [1]]
-WAIT_S = 120.0
+WAIT_S = 240.0
 CHOICES: dict[str, dict[str, Any]] = {
     "gradient_allreduce": {},
     "bytegrad": {},

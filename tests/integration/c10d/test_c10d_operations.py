@@ -19,6 +19,8 @@ MOVED = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16, torch.int32,
     torch.int64, torch.bool, torch.complex64, torch.complex128,
 ]  # fmt: skip
+DEADLINE_S = 600.0  # for all of them, on a machine with many other processes
+pytestmark = pytest.mark.timeout(700)
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (2, 0, 4), (300, 1001)]
 
 
@@ -96,6 +98,71 @@ def layouts_that_are_not_plain() -> None:
         same(output, of_rank(rank))
 
 
+def outputs_that_are_not_contiguous() -> None:
+    """Each operation writes through the strides of its outputs, and between their elements nothing."""
+
+    def output() -> torch.Tensor:
+        return torch.zeros(6, 4).t()[::2]
+
+    def given(number: int) -> torch.Tensor:
+        return (torch.arange(12.0).reshape(6, 2) + number).t()
+
+    gathered = [output() for _ in range(size())]
+    dist.all_gather(gathered, given(me()))
+    exchanged = [output() for _ in range(size())]
+    dist.all_to_all(exchanged, [given(me()) for _ in range(size())])
+    at_last = [output() for _ in range(size())] if me() == size() - 1 else None
+    dist.gather(given(me()), at_last, size() - 1)
+    for found in (gathered, exchanged, at_last or gathered):
+        for rank, one in enumerate(found):
+            same(one, given(rank))
+    dist.scatter(taken := output(), [given(rank) for rank in range(size())] if me() == 0 else None, 0)
+    same(taken, given(me()))
+    dist.reduce_scatter(taken := output(), [given(rank) for rank in range(size())])
+    same(taken, size() * given(me()))
+    whole = torch.zeros(size() * 2, 6).t().contiguous().t()
+    dist.all_gather_into_tensor(whole, given(me()))
+    same(whole, torch.cat([given(rank) for rank in range(size())]))
+    dist.reduce_scatter_tensor(taken := output(), whole)
+    same(taken, size() * given(me()))
+    dist.all_to_all_single(single := torch.zeros(6, size()).t(), torch.full((6, size()), 1.0 * me()).t())
+    same(single, torch.arange(1.0 * size()).unsqueeze(1).expand(size(), 6))
+    dist.reduce(taken, 0)
+    if me() == 0:
+        same(taken, size() * sum(given(rank) for rank in range(size())))  # type: ignore[arg-type]
+    assert all(not one.is_contiguous() for one in (taken, whole, single, *gathered))
+
+
+def single_numbers() -> None:
+    """Tensors without dimensions."""
+    own = torch.tensor(1.0 * me())
+    whole = torch.empty(size())
+    dist.all_gather_into_tensor(whole, own)
+    assert whole.tolist() == list(range(size()))
+    dist.reduce_scatter_tensor(own, whole)
+    assert own.item() == size() * me()
+    gathered = [torch.tensor(0.0) for _ in range(size())] if me() == 0 else None
+    dist.gather(own, gathered, 0)
+    dist.scatter(own, [one + 1 for one in gathered] if gathered else None, 0)
+    assert own.item() == size() * me() + 1
+    found = [torch.tensor(0.0) for _ in range(size())]
+    dist.all_to_all(found, [torch.tensor(10.0 * me() + peer) for peer in range(size())])
+    assert [one.item() for one in found] == [10.0 * peer + me() for peer in range(size())]
+
+
+def shapes_that_differ() -> None:
+    """Ranks must pass equally many elements, in whatever shape."""
+    tensor = torch.arange(6.0).reshape([(6,), (2, 3), (3, 1, 2)][me() % 3])
+    dist.all_reduce(tensor)
+    dist.broadcast(tensor, 0)
+    assert tensor.flatten().tolist() == [size() * i for i in range(6)]
+    if me() == 0:
+        dist.send(tensor, 1)
+    elif me() == 1:
+        dist.recv(found := torch.empty(3, 2), 0)
+        same(found, tensor.reshape(3, 2))
+
+
 def movements() -> None:
     for dtype in MOVED:
         for shape in SHAPES:
@@ -148,6 +215,22 @@ def coalesced() -> None:
     manager.wait()
     for output in outputs:
         same(output, torch.cat(all_of((output.numel() // size(),))))
+
+
+def a_block_that_an_exception_ends() -> None:
+    """What was called in it takes place. The next block has its own operations alone."""
+    device, world = torch.device("cpu"), dist.group.WORLD
+    first, second = of_rank(me()), of_rank(me())
+    with contextlib.suppress(KeyError), dist.distributed_c10d._coalescing_manager(device=device):
+        assert world is not None
+        world.allreduce([first], dist.AllreduceOptions())
+        raise KeyError
+    with dist.distributed_c10d._coalescing_manager(device=device, async_ops=True) as manager:
+        dist.all_reduce(second)
+    manager.wait()
+    dist.barrier()
+    for tensor in (first, second):
+        same(tensor, torch.stack(all_of()).sum(0))
 
 
 def all_to_all() -> None:
@@ -249,6 +332,15 @@ def groups() -> None:
     if me() == 1:
         dist.all_reduce(tensor, group=alone)
         assert tensor.item() == size()
+    backwards, here_alone = dist.new_group([size() - 1, 0]), [0, 1]
+    if me() in (0, size() - 1):  # torch puts them in order
+        gathered = [torch.empty(1) for _ in range(2)]
+        dist.all_gather(gathered, torch.tensor([1.0 * me()]), group=backwards)
+        assert [one.item() for one in gathered] == [0, size() - 1]
+    if me() in here_alone:  # only its members know of it
+        group = dist.new_group(here_alone, use_local_synchronization=True)
+        dist.all_reduce(tensor := torch.ones(1), group=group)
+        assert tensor.item() == 2
     dist.barrier()
     for group in (everybody, pair, alone):
         if group is not dist.GroupMember.NON_GROUP_MEMBER:
@@ -373,9 +465,13 @@ SCENARIOS: dict[str, Callable[[], None]] = {
         all_reduce,
         all_reduce_bool_and_complex,
         layouts_that_are_not_plain,
+        outputs_that_are_not_contiguous,
+        single_numbers,
+        shapes_that_differ,
         movements,
         into_one_tensor,
         coalesced,
+        a_block_that_an_exception_ends,
         all_to_all,
         messages,
         tags,
@@ -431,7 +527,7 @@ def outputs(
     folder = tmp_path_factory.mktemp("c")
     with make_ranks(folder) as ranks:
         started = ranks.start(run_all, hosts=LAYOUTS[request.param], names=names, folder=str(folder))
-        ranks.wait(120)
+        ranks.wait(DEADLINE_S)
         yield {"names": [*names, "twice_in_one_process"], "outputs": [rank.output for rank in started]}
 
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from rig.engine_hosts import Ranks
 from torch.nn.parallel import DistributedDataParallel
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 def begin(folder: str, **options: Any) -> int:
@@ -79,6 +79,37 @@ def test_calls_that_differ_are_an_error_on_all_ranks(ranks: Ranks, tmp_path: Pat
     ranks.start(rank_calls_that_differ, 2, folder=str(tmp_path))
     for output in outputs(ranks):
         assert "DistBackendError" in output and "All ranks must pass the same" in output, output
+
+
+def rank_large_calls_that_differ(folder: str) -> None:
+    """They are read from where they lie, by ranks of one host."""
+    dtype = (torch.float32, torch.int32)[begin(folder)]
+    dist.all_gather_into_tensor(torch.zeros(200_000, dtype=dtype), torch.ones(100_000, dtype=dtype))
+
+
+def test_large_calls_that_differ_are_an_error_on_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.start(rank_large_calls_that_differ, 2, folder=str(tmp_path))
+    for output in outputs(ranks):
+        assert "100000 x float32" in output and "100000 x int32" in output, output
+
+
+def rank_dies_in_a_block(folder: str) -> None:
+    rank = begin(folder)
+    group, device = dist.group.WORLD, torch.device("cpu")
+    assert group is not None
+    group._start_coalescing(device)  # type: ignore[attr-defined]
+    for number in range(5):
+        if (rank, number) == (1, 3):
+            os.kill(os.getpid(), signal.SIGKILL)
+        group.allreduce([torch.ones(1000)], dist.AllreduceOptions())
+    group._end_coalescing(device).wait()  # type: ignore[attr-defined]
+
+
+def test_a_rank_killed_in_a_coalesced_block_ends_the_others_with_its_name(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.start(rank_dies_in_a_block, 3, folder=str(tmp_path))
+    ranks.wait(WAIT_S)
+    for survivor in (ranks.started[0], ranks.started[2]):
+        assert survivor.process.returncode == 1 and "DistBackendError: rank 1 (" in survivor.output, survivor.output
 
 
 def rank_with_a_bad_tensor_alone(folder: str) -> None:
