@@ -61,7 +61,7 @@ def support_bundle(
     path = file or Path(time.strftime("bagua-support-%Y%m%d-%H%M%S.tar.gz"))
     for address in metrics or ():
         if not address.startswith(("http://", "https://")):
-            raise ConfigError(f"--metrics {address}: give a URL, such as http://127.0.0.1:7680/metrics. [BG102]")
+            raise ConfigError(f"--metrics {address}: give a URL, such as http://127.0.0.1:9670/metrics. [BG102]")
     bundle = Bundle(known_secrets(token_file), max_mib << 20)
     bundle.collect("versions.json", lambda: json_text(versions(), 1))
     bundle.collect("settings.json", lambda: json_text(settings(), 1))
