@@ -3,7 +3,7 @@
     python3 deploy/dev.py lock [--check]
 
 `container/requirements.txt` has the service's packages, without torch; `container/torch.txt` has torch with what it
-needs. Both by uv, from the package index that this machine uses. ``--check`` changes nothing: it ends with code 1 if a
+needs, and what Bagua's examples need. Both by uv, from the package index that this machine uses. ``--check`` changes nothing: it ends with code 1 if a
 file does not fit `pyproject.toml` any more.
 """
 
@@ -29,7 +29,8 @@ def wanted() -> dict[str, list[str]]:
     service = [line for line in project["dependencies"] if name_of(line) not in ("torch", "numpy")]
     service += [line for extra in EXTRAS for line in project["optional-dependencies"][extra]]
     torch = [line for line in (ROOT / "deploy" / "constraints.txt").read_text().splitlines() if line[:5] == "torch"]
-    return {"requirements.txt": service, "torch.txt": [*torch, "numpy"]}
+    examples = project["optional-dependencies"]["examples"]  # the examples of docs/kubernetes.md run in the image
+    return {"requirements.txt": service, "torch.txt": [*torch, "numpy", *examples]}
 
 
 def name_of(requirement: str) -> str:

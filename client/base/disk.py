@@ -8,13 +8,15 @@ from pathlib import Path
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """There is no room, and there may be some later."""
+CLOSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+"""This user may not write, or read, there."""
 
 
 def disk_words(error: OSError, path: Path | str | None = None) -> str:
     """Says what is wrong with ``path`` (the error's own file if it is not given), without a traceback."""
     named = path if path is not None else error.filename
     place = Path(os.fsdecode(named)) if isinstance(named, str | bytes | os.PathLike) else Path.cwd()
-    folder = place if place.is_dir() else place.parent
+    folder = place if os.path.isdir(place) else place.parent  # Path.is_dir raises where a folder above is closed
     match error.errno:
         case errno.ENOSPC:
             return f"The disk of {folder} is full: {place} can't be written. Make room there."

@@ -44,9 +44,12 @@ class TlsFiles:
             try:
                 found.append(read_private(path, "The private key") if path is self.key else path.read_bytes())
             except OSError as error:
-                raise ConfigError(
-                    f"TLS file {path} can't be read: {error.strerror}. `bagua certs` makes it. [BG808]"
-                ) from error
+                remedy = (
+                    f"Give it to the user that runs this program: `chown -R USER: {path.parent}`."
+                    if isinstance(error, PermissionError)
+                    else "`bagua certs` makes it."
+                )
+                raise ConfigError(f"TLS file {path} can't be read: {error.strerror}. {remedy} [BG808]") from error
         return found[0], found[1], found[2]
 
 

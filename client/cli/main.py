@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from bagua.base.disk import FULL, disk_words
+from bagua.base.disk import CLOSED, FULL, disk_words
 from bagua.base.errors import BaguaError
 from bagua.base.platforms import require_linux
 from bagua.base.text import printable
@@ -31,8 +31,8 @@ def guarded(program: Callable[[], None]) -> None:
     except BaguaError as error:
         _fail(str(error), 1)
     except OSError as error:
-        if error.errno not in FULL:
-            raise
+        if error.errno not in FULL and not (error.errno in CLOSED and error.filename):
+            raise  # a fault of ours, not of a file that was named
         _fail(disk_words(error), 1)
 
 

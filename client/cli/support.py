@@ -6,6 +6,7 @@ import dataclasses
 import os
 import platform
 import sqlite3
+import ssl
 import sys
 import time
 import urllib.request
@@ -61,7 +62,7 @@ def support_bundle(
     path = file or Path(time.strftime("bagua-support-%Y%m%d-%H%M%S.tar.gz"))
     for address in metrics or ():
         if not address.startswith(("http://", "https://")):
-            raise ConfigError(f"--metrics {address}: give a URL, such as http://127.0.0.1:7680/metrics. [BG102]")
+            raise ConfigError(f"--metrics {address}: give a URL, such as http://127.0.0.1:9670/metrics. [BG102]")
     bundle = Bundle(known_secrets(token_file), max_mib << 20)
     bundle.collect("versions.json", lambda: json_text(versions(), 1))
     bundle.collect("settings.json", lambda: json_text(settings(), 1))
@@ -69,7 +70,7 @@ def support_bundle(
     if doctor:
         bundle.collect("doctor.json", lambda: json_text(checks(), 1))
     for number, name in enumerate(metrics or ()):
-        bundle.collect(f"metrics/{number}.txt", lambda name=name: f"# {name}\n{scrape(name)}")  # type: ignore[misc]
+        bundle.collect(f"metrics/{number}.txt", lambda name=name: f"# {name}\n{scrape(name, tls)}")  # type: ignore[misc]
     for number, source in enumerate(log or ()):
         bundle.collect(f"logs/{number}-{source.name}", lambda source=source: tail_of(source))  # type: ignore[misc]
     try:
@@ -139,10 +140,23 @@ def checks() -> list[dict[str, object]]:
     return [dataclasses.asdict(finding) for finding in findings(build=False)]
 
 
-def scrape(address: str) -> str:
-    """Metrics of a service. Raises OSError."""
-    with urllib.request.urlopen(address, timeout=SCRAPE_S) as answer:
+def scrape(address: str, tls: Path | None = None) -> str:
+    """Metrics of a service; over https with the certificates of ``tls``, or those that commands find here. Raises
+    OSError and ConfigError."""
+    context = _certified(tls) if address.startswith("https://") else None
+    with urllib.request.urlopen(address, timeout=SCRAPE_S, context=context) as answer:
         return str(answer.read(MOST_SCRAPED).decode(errors="replace"))
+
+
+def _certified(tls: Path | None) -> ssl.SSLContext:
+    from bagua.client import find_reach
+
+    files = find_reach(token="none is sent", tls=tls).tls
+    if files is None:
+        return ssl.create_default_context()
+    context = ssl.create_default_context(cafile=str(files.ca))
+    context.load_cert_chain(files.cert, files.key)
+    return context
 
 
 def _add_cluster(bundle: Bundle, client: Client, newest: int, named: Iterable[str]) -> None:

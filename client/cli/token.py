@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 from urllib.parse import unquote
 
 import typer
 
+from bagua.base.disk import disk_words
+from bagua.base.errors import ConfigError
 from bagua.cli import options
 from bagua.cli.job import connect, print_json
 from bagua.cli.options import CoordinatorOption, Output, OutputOption, TlsOption, TokenFileOption
@@ -63,12 +67,11 @@ def create(
 ) -> None:
     """Makes a token and prints it. It is shown this once: the service keeps a digest."""
     lasts_s = _seconds(expires)
-    if out is not None and out.exists():
-        raise options.UsageError(f"--out {out}: there is such a file already. [BG109]")
-    with connect(coordinator, token_file, tls) as client:
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(_new_file(out)) if out is not None else None
+        client = stack.enter_context(connect(coordinator, token_file, tls))
         made = client.accounts.create(name, role.value, namespace, lasts_s, unix_user)
-    if out is not None:
-        with os.fdopen(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        if file is not None:
             file.write(made.secret + "\n")
     shown = {} if out is not None else {"token": made.secret}
     if output is Output.json:
@@ -78,6 +81,24 @@ def create(
     else:
         print(made.secret)
         print(f"Token {made.token.id} of {name} is shown this once.", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _new_file(path: Path) -> Iterator[TextIO]:
+    """A file of this user alone, made before the token is: a token that can't be written down would be lost. It goes
+    again if something fails."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError as error:
+        raise options.UsageError(f"--out {path}: there is such a file already. [BG109]") from error
+    except OSError as error:
+        raise ConfigError(f"--out: {disk_words(error, path)} [BG109]") from error
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            yield file
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 @tokens.command("list")

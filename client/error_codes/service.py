@@ -67,8 +67,9 @@ AREA = Area(
             "Certificates can't be used",
             "A file of the TLS folder is missing or can't be read, a certificate has expired or is not for this "
             "host, or a rotation's steps were called in another order.",
-            "`bagua certs DIR --show` tells what lies there, `--renew` makes a new certificate from the same "
-            "authority, and `--rotate` goes through begin, switch, finish (`docs/security.md`).",
+            "`bagua certs DIR --show` tells what lies there, `--rotate` replaces it in three steps (begin, switch, "
+            "finish: `docs/security.md`), and `--renew --host …` at once, in a cluster that is stopped. The files must "
+            "belong to the user that runs the service, such as `bagua` under systemd.",
         ),
         Entry(
             "BG809",

@@ -40,7 +40,7 @@ _VERSIONS = "alembic_version"
 def back_up(url: str, target: Path, replace: bool = False) -> Report:
     """Writes ``target`` (mode 0600) as of one moment, while coordinators go on; returns what a check found. A file
     that is there stays as it was unless all went well. Raises ConfigError."""
-    if target.exists() and not replace:
+    if os.path.exists(target) and not replace:  # Path.exists raises where the folder is closed
         raise ConfigError(f"{target} exists already: choose another name, or give --replace. [BG818]")
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:

@@ -203,6 +203,7 @@ class NodeDaemon:
             connected=lambda: self._session.connected,
             slots=self._settings.slots,
             life=self._keeper.life,
+            kills=self._keeper.kills,
             state=self._folder.path,
         )
         server = serve_metrics(self._settings.metrics_port, facts)

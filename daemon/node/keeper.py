@@ -71,6 +71,8 @@ class Keeper:
         self._restart = restart
         self._boot_id = secrets.token_hex(8)
         self._lives = 0
+        self._kills = 0
+        self._replaced = 0  # the daemon that ends because the installed one takes over
         self._deaths: list[float] = []
         self._daemon = 0
         self._wire: Wire | None = None
@@ -166,8 +168,8 @@ class Keeper:
             self._say({"say": "process", "pid": pid, "name": kept.name, "code": kept.code}, kept.readers)
         for job, memory in self._memory.items():
             self._say({"say": "memory", "job": job}, [memory])
-        about = {"boot_id": self._boot_id, "life": self._lives, "notes": self._notes, "changes_users": True}
-        self._say({"say": "begin", **about})
+        about = {"boot_id": self._boot_id, "life": self._lives, "kills": self._kills, "notes": self._notes}
+        self._say({"say": "begin", **about, "changes_users": True})
 
     def _say(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         if self._wire is not None:
@@ -277,15 +279,19 @@ class Keeper:
                     self._say({"say": "exited", "pid": pid, "code": code})
 
     def _daemon_ended(self, code: int) -> None:
-        self._daemon = 0
+        planned, self._daemon = self._daemon == self._replaced, 0
         self._hear()  # its last words
         now = time.monotonic()
         self._deaths = [at for at in self._deaths if at > now - DEATHS_S] + [now]
         if code >= 0 or self._ending or not self._restart or len(self._deaths) >= MAX_DEATHS:
             self._code = code if code >= 0 else 128 - code
             return
-        name = signal.Signals(-code).name
-        print(f"The daemon was killed by {name}; it is started again, and its ranks go on.", file=sys.stderr)
+        if planned:
+            print("The daemon is replaced by the one that is installed; its ranks go on.", file=sys.stderr)
+        else:
+            self._kills += 1
+            name = signal.Signals(-code).name
+            print(f"The daemon was killed by {name}; it is started again, and its ranks go on.", file=sys.stderr)
         self._start_again()
 
     # ── signals ──
@@ -341,6 +347,7 @@ class Keeper:
             self._stay(f"its core has version {core}, that of the ranks {ours}: drain the node, or wait for their end")
         elif self._daemon:
             self._deaths.clear()
+            self._replaced = self._daemon
             os.kill(self._daemon, signal.SIGKILL)
 
     def _stay(self, reason: str) -> None:

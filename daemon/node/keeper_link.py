@@ -41,6 +41,7 @@ class KeeperLink:
         self.pid = os.getppid()
         self.boot_id = ""
         self.life = 0
+        self.kills = 0
         self.changes_users = False  # a keeper of an older version would start everything as root
         self.found: list[Found] = []
         self.notes: dict[str, Any] = {}
@@ -194,6 +195,7 @@ class KeeperLink:
                     self._memory[message["job"]] = descriptors[0]
             case "begin":
                 self.boot_id, self.life, self.notes = message["boot_id"], message["life"], message["notes"]
+                self.kills = message.get("kills", 0)  # a keeper of a former version does not count them
                 self.changes_users = message.get("changes_users", False)
                 self._begun.set()
             case "spawned":

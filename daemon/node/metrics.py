@@ -24,7 +24,10 @@ _CONNECTED = Family("bagua_node_connected", "1 while the coordinator's stream is
 _JOBS = Family("bagua_node_jobs", "Jobs that run here.")
 _RANKS = Family("bagua_node_ranks", "Ranks that run here.")
 _SLOTS = Family("bagua_node_slots", "Ranks that may run here at once.")
-_LIVES = Family("bagua_node_daemon_lives", "Daemon processes that the keeper has started: more than 1 after a crash.")
+_LIVES = Family(
+    "bagua_node_daemon_lives", "Daemon processes that the keeper has started: one more after a crash, or a reload."
+)
+_KILLS = Family("bagua_node_daemon_kills_total", "Daemon processes that were killed, and started again by the keeper.")
 _FREE = Family("bagua_node_state_free_bytes", "Room on the disk of the state folder.")
 _SUSPENDED = Family("bagua_node_job_suspended", "1 while a job here waits for its next generation.", ("job_id",))
 
@@ -47,7 +50,7 @@ _ENGINE = {  # what the engine calls it -> the metric
     "frames_refused": _engine("refused_frames_total", "Frames that were damaged or not authentic."),
     "comm_ns": _engine("communication_seconds_total", "Time during which at least one operation ran."),
 }
-FAMILIES = (BUILD_INFO, _CONNECTED, _JOBS, _RANKS, _SLOTS, _LIVES, _FREE, _SUSPENDED, *_ENGINE.values())
+FAMILIES = (BUILD_INFO, _CONNECTED, _JOBS, _RANKS, _SLOTS, _LIVES, _KILLS, _FREE, _SUSPENDED, *_ENGINE.values())
 """All that a daemon shows of its own; ``process_...`` come from the library."""
 
 
@@ -59,6 +62,7 @@ class NodeFacts:
     connected: Callable[[], bool]
     slots: int
     life: int
+    kills: int
     state: Path
 
 
@@ -77,6 +81,7 @@ class NodeCollector(Collector):
         yield _RANKS.single(sum(len(job.state.alive) for job in jobs))
         yield _SLOTS.single(facts.slots)
         yield _LIVES.single(facts.life)
+        yield _KILLS.single(facts.kills)
         yield _FREE.of(_room(facts.state))
         yield _SUSPENDED.of({(job.job_id,): float(bool(job.state.suspended)) for job in jobs})
         yield from _of_engines(jobs)

@@ -263,8 +263,8 @@ def test_the_page_installs_a_service(tmp_path: Path) -> None:
     assert "bagua:x:" in (root / "etc" / "passwd").read_text()
     users = (root / "etc" / "passwd").read_text()
     number = int(re.findall(r"^bagua:x:(\d+):", users, re.MULTILINE)[0])
-    for place in ("var/lib/bagua", "var/log/bagua", "var/cache/bagua"):
+    for place in ("var/lib/bagua", "var/log/bagua", "var/cache/bagua", "etc/bagua/tls"):
         status = (root / place).stat()
         assert (status.st_uid, status.st_mode & 0o777) == (number, 0o700), place
-    assert {path.name for path in (root / "etc" / "bagua").iterdir()} == {"coordinator.env", "node.env"}
+    assert {path.name for path in (root / "etc" / "bagua").glob("*.env")} == {"coordinator.env", "node.env"}
     assert {path.name for path in (root / "usr/lib/systemd/system").iterdir()} == {path.name for path in UNITS}

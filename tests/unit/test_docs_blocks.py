@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from rig import code_blocks, pages
 from rig.pages import Block
@@ -56,3 +58,14 @@ def test_a_block_without_a_test_is_found() -> None:
     assert "no test runs this" in pages.unshown(Block(PAGE, 7, "bagua doctor"))
     marked = Block(PAGE, 7, "bagua doctor", "shown by", "tests/unit/test_docs_blocks.py::test_of_yesterday")
     assert "there is no test" in pages.unshown(marked)
+
+
+def test_commands_within_sentences_exist() -> None:
+    """A runbook has its commands there. An option may stand without its value."""
+    found = []
+    for path in pages.all_pages():
+        text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+        spans = sorted(set(re.findall(r"`(bagua [a-z][^`\n]*)`", text)))
+        words = [code_blocks.wrong(Block(path.relative_to(pages.ROOT).as_posix(), 1, span)) for span in spans]
+        found += [word for word in words if word and "requires an argument" not in word]
+    assert found == []

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from rig.prometheus import promtool
 
+from bagua.dashboard.serve import DEFAULT_LISTEN
 from bagua.daemon.coordinator import metrics as coordinator_metrics
 from bagua.daemon.metric_families import Family, table
 from bagua.daemon.node import metrics as node_metrics
@@ -54,6 +55,23 @@ def test_names_follow_the_conventions() -> None:
         assert re.fullmatch(r"bagua(_[a-z0-9]+)+", family.name), family
         assert family.help.endswith(".") and "|" not in family.help, family
         assert not OF_SCRAPES & set(family.labels), f"{family.name}: Prometheus itself sets such a label"
+
+
+def test_an_example_of_metrics_has_one_port_everywhere() -> None:
+    """That of the systemd settings is the one that Prometheus asks, and the dashboard of the same host has another."""
+    asked = {
+        scrape["job_name"]: scrape["static_configs"][0]["targets"]
+        for scrape in yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["scrape_configs"]
+    }
+    settings = ROOT / "deploy" / "systemd" / "settings"
+    coordinator = re.search(r"BAGUA_COORDINATOR_METRICS_PORT=(\d+)", (settings / "coordinator.env").read_text())[1]
+    node = re.search(r"--metrics-port (\d+)", (settings / "node.env").read_text())[1]
+    assert asked["bagua-coordinator"] == [f"127.0.0.1:{coordinator}"]
+    assert f"127.0.0.1:{node}" in asked["bagua-node"]
+    assert DEFAULT_LISTEN not in [target for targets in asked.values() for target in targets]
+    for page in ("metrics", "observability"):
+        ports = set(re.findall(r"--metrics-port (\d+)", (ROOT / "docs" / f"{page}.md").read_text()))
+        assert ports == {coordinator, node}, page
 
 
 def test_expressions_use_metrics_and_labels_that_exist() -> None:

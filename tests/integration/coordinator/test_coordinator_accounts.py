@@ -338,6 +338,10 @@ def test_the_command_line_makes_lists_and_revokes(service, tmp_path):
                "--unix-user", "zoe-u", "--expires", "30d", "--out", str(own))  # fmt: skip
     assert made.returncode == 0, made.stderr
     assert own.stat().st_mode & 0o777 == 0o600
+    lost = tmp_path / "missing" / "yan.token"
+    refused = cli(service, service.token_file, "token", "create", "yan", "--role", "read", "--out", str(lost))
+    assert refused.returncode == 1 and "No such file" in refused.stderr, refused.stderr
+    assert "yan" not in cli(service, service.token_file, "token", "list").stdout, "a token that nobody has"
     assert "namespace green, Unix user zoe-u" in cli(service, own, "token", "whoami").stdout
     assert "zoe-u" in cli(service, service.token_file, "token", "list").stdout
     assert cli(service, own, "audit").returncode != 0

@@ -14,6 +14,7 @@ import pytest
 
 from bagua.base.errors import UnavailableError
 from bagua.base.security import TlsFiles
+from bagua.cli.support import scrape
 from bagua.client import Client
 from bagua.daemon.coordinator.certs import make_certificates
 from bagua.proto import node_pb2
@@ -67,6 +68,7 @@ def test_authorities_rotate_without_a_stop(start, connect, tmp_path):
 
     old = copy("old")
     assert reaches(old)
+    assert "bagua_coordinator_nodes_connected 1.0" in scrape(f"https://{pages[0]}/metrics", old), "for a support bundle"
     assert all(shown(page, old) == certificate(old) for page in pages)
     assert "--rotate begin, not finish" in " ".join(certs(str(folder), "--rotate", "finish").stderr.split()).replace(
         "`", ""

@@ -126,7 +126,7 @@ async def test_metrics(end, start_daemon, script, state):
         port = taken.getsockname()[1]
         options = ["--state-dir", state, "--name", "m", "--coordinator", f"127.0.0.1:{end.port}"]
         assert "Choose another --metrics-port" in await asyncio.to_thread(refused, *options, "--metrics-port", port)
-    await start_daemon("--metrics-port", str(port))
+    daemon = await start_daemon("--metrics-port", str(port))
     await end.run_script("job", script(SLEEP), nproc=2)
     await end.job_until("job", lambda job: [rank.state for rank in job.ranks] == [RUNNING] * 2)
 
@@ -139,6 +139,12 @@ async def test_metrics(end, start_daemon, script, state):
     assert 'bagua_engine_operations_total{job_id="job"}' in text and "bagua_node_slots" in text
     assert families_in(text) == {family.name for family in metrics.FAMILIES}
     check_metrics(text)
+    reload, kill = lambda: daemon.process.send_signal(signal.SIGHUP), lambda: daemon.proper().kill()
+    for end_it, kills in ((reload, 0), (kill, 1)):
+        known = len(end.hellos)
+        end_it()
+        await end.until(lambda known=known: len(end.hellos) > known)
+        assert f"bagua_node_daemon_kills_total {kills}.0" in await asyncio.to_thread(scrape)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
