@@ -224,7 +224,7 @@ class KeeperLink:
 
 
 def _not_kept(message: Message) -> str:
-    """What it means for users."""
+    """The consequence for users, in words."""
     if message["what"] == "memory":
         what = f"if this daemon is killed, job {message['job']} loses what its error feedback keeps"
     else:

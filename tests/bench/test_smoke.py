@@ -50,7 +50,18 @@ def check_picture(path: Path) -> None:
 
 def test_allreduce(tmp_path: Path) -> None:
     plot, save = tmp_path / "a.png", tmp_path / "a.json"
-    found = bench("allreduce", "--sizes", "4K,64K", "--nproc-per-node", "2", "--memory", "bucket,ordinary", "--save", str(save), *picture(plot))
+    found = bench(
+        "allreduce",
+        "--sizes",
+        "4K,64K",
+        "--nproc-per-node",
+        "2",
+        "--memory",
+        "bucket,ordinary",
+        "--save",
+        str(save),
+        *picture(plot),
+    )
     assert {row["system"] for row in found["rows"]} == {"bagua", "bagua ordinary", "gloo"}
     assert {row["bytes"] for row in found["rows"]} == {4096, 65536}
     assert all(row["ms"] > 0 and row["floor_ms"] > 0 for row in found["rows"])

@@ -51,9 +51,7 @@ def test_a_daemon_is_killed_and_its_ranks_go_on(idle_service: Service, sandbox: 
     for generation in (2, 3):
         os.kill(daemon_pid(second.pid), signal.SIGKILL)
         words = f"generation {generation} rank {{}} of 4 sum 6"
-        sandbox.wait_until(
-            lambda words=words: printed(job, words), SOON_S, lambda: str(service.job(job_id))
-        )
+        sandbox.wait_until(lambda words=words: printed(job, words), SOON_S, lambda: str(service.job(job_id)))
     after = service.job(job_id)
     assert [rank["pid"] for rank in after["ranks"]] == [rank["pid"] for rank in job["ranks"]] and not after["gone"]
     (sandbox.folder / "stop").touch()

@@ -33,7 +33,9 @@ class Training:
         self.folder = folder
         folder.mkdir()
         self._diaries = Diaries(folder)
-        self.id = service.submit("--elastic", "--env", "OMP_NUM_THREADS=1", *options, *PROGRAM, folder, str(workers), REST_S)
+        self.id = service.submit(
+            "--elastic", "--env", "OMP_NUM_THREADS=1", *options, *PROGRAM, folder, str(workers), REST_S
+        )
         job = service.wait_for_state(self.id, ["running"], within=SOON_S)
         self.nodes = {rank["pid"]: rank["node_id"] for rank in job["ranks"]}
         self.pids = [rank["pid"] for rank in job["ranks"]]  # by rank

@@ -124,9 +124,7 @@ def sandbox(tmp_path: Path, short_folder: Path) -> Iterator[Sandbox]:
 
 
 @pytest.mark.full  # e2e/test_ephemeral: ranks of torchrun start a daemon, too
-@pytest.mark.parametrize(
-    "torch_too", ["", "before", "after"]
-)
+@pytest.mark.parametrize("torch_too", ["", "before", "after"])
 def test_spawned_with_the_environment_alone(sandbox: Sandbox, torch_too: str) -> None:
     """LOCAL_WORLD_SIZE is absent; torch.distributed may be used on the same port, before or, without ours, after."""
     if torch_too == "after":
