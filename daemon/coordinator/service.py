@@ -90,9 +90,11 @@ class Service:
     async def job_and_events(self, job_id: str, after_seq: int) -> tuple[JobRecord, list[Event]]:
         """The job, and the next of its events: at least those that led to what the job shows. Raises NotFoundError."""
         living = self._board.job(job_id)
-        ended, events = await self._worker.read(self._with_events, job_id, after_seq, living is not None)
-        if living is not None:
-            return self._board.shown(living), events
+        # Before the wait: afterwards nodes may be taken, and a job that was placed would seem to wait for itself.
+        shown = None if living is None else self._board.shown(living)
+        ended, events = await self._worker.read(self._with_events, job_id, after_seq, shown is not None)
+        if shown is not None:
+            return shown, events
         assert ended is not None
         return ended, events
 

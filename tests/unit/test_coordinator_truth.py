@@ -22,6 +22,7 @@ from bagua.daemon.coordinator.options import Options
 from bagua.daemon.coordinator.sessions import NodeSession
 from bagua.daemon.coordinator.stage import Stage
 from bagua.daemon.coordinator.translate import checked_spec
+from bagua.daemon.coordinator.worker import Worker
 from bagua.proto import common_pb2, node_pb2
 
 LEASE_S, FENCE_S, GONE_S = 10.0, 60.0, 63.0
@@ -410,3 +411,34 @@ async def rows_of_one_job(desk: Desk, session: NodeSession) -> int:
     await desk.until(lambda: job_id not in desk.board.jobs)
     sa.event.remove(engine, "after_cursor_execute", count)
     return rows[0]
+
+
+# ---- the words for a job that waits
+
+
+class LateReader(Worker):
+    """Events of a job are read, and told when ``go`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.have_read, self.go = asyncio.Event(), asyncio.Event()
+
+    async def read(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        found = await super().read(function, *args, **kwargs)
+        if function.__name__ == "_with_events":
+            self.have_read.set()
+            await self.go.wait()
+        return found
+
+
+async def test_a_job_that_is_placed_while_it_is_read_does_not_seem_to_wait_for_itself(path: Path):
+    worker = LateReader()
+    async with at_work(desk_on(path, worker=worker)) as desk:
+        job_id = (await desk.service.submit(spec(), "")).job_id
+        asked = asyncio.create_task(desk.service.job_and_events(job_id, 0))
+        await worker.have_read.wait()
+        await desk.connect("a", slots=1)
+        await desk.until(lambda: state_of(desk, job_id) is JobState.STARTING)
+        worker.go.set()
+        job, _ = await asked
+        assert (job.state, job.reason) == (JobState.PENDING, "needs 1 node with 1 free slot; connected: none")
