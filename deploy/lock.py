@@ -3,8 +3,8 @@
     python3 deploy/dev.py lock [--check]
 
 `container/requirements.txt` has the service's packages, without torch; `container/torch.txt` has torch with what it
-needs, and what Bagua's examples need. Both by uv, from the package index that this machine uses. ``--check`` changes nothing: it ends with code 1 if a
-file does not fit `pyproject.toml` any more.
+needs, and what Bagua's examples need. Both by uv, from the package index that this machine uses. ``--check`` changes
+nothing: it ends with code 1 if a file does not fit `pyproject.toml` any more.
 """
 
 from __future__ import annotations

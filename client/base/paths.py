@@ -43,8 +43,8 @@ def make_private_dir(path: Path) -> Path:
         ) from error
     if status.st_uid != os.getuid():
         raise ConfigError(
-            f"The folder {path} belongs to user {status.st_uid}, not to you. Run this as that user (`runuser -u USER -- "
-            "…`), or choose a folder of your own. [BG108]"
+            f"The folder {path} belongs to user {status.st_uid}, not to you. Run this as that user (`runuser -u USER "
+            "-- …`), or choose a folder of your own. [BG108]"
         )
     return path
 

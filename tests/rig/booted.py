@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+
 from rig.limits import SOON_S
 
 CGROUPS = Path("/sys/fs/cgroup")

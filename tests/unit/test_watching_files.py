@@ -13,10 +13,10 @@ import pytest
 import yaml
 from rig.prometheus import promtool
 
-from bagua.dashboard.serve import DEFAULT_LISTEN
 from bagua.daemon.coordinator import metrics as coordinator_metrics
 from bagua.daemon.metric_families import Family, table
 from bagua.daemon.node import metrics as node_metrics
+from bagua.dashboard.serve import DEFAULT_LISTEN
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMETHEUS = ROOT / "deploy" / "prometheus"
