@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from rig import service_filter
+from rig import booted, service_filter
 
 from bagua.base.daemon_process import daemon_pid
 
@@ -268,3 +268,38 @@ def test_the_page_installs_a_service(tmp_path: Path) -> None:
         assert (status.st_uid, status.st_mode & 0o777) == (number, 0o700), place
     assert {path.name for path in (root / "etc" / "bagua").glob("*.env")} == {"coordinator.env", "node.env"}
     assert {path.name for path in (root / "usr/lib/systemd/system").iterdir()} == {path.name for path in UNITS}
+
+
+@pytest.mark.full
+@pytest.mark.root
+@pytest.mark.timeout(900)  # a system starts, on a busy machine
+def test_services_below_a_real_systemd(tmp_path: Path) -> None:
+    """The page's way, from the files to a backup and back."""
+    if reason := booted.reason_to_skip():
+        pytest.skip(reason)
+    page = (UNITS[0].parents[2] / "docs" / "install.md").read_text()
+    (commands,) = re.findall(r"```sh install\n(.*?)```", page, re.DOTALL)
+    (alias,) = re.findall(r"^alias bagua-admin='(.*)'$", page, re.MULTILINE)
+    install = commands.replace("/opt/bagua/share/bagua/systemd", str(UNITS[0].parent))
+    here = "[Service]\\nProtectHome=no\\n"  # this Python may lie in a home
+    with booted.booted(tmp_path) as host:
+        program = " ".join(PROGRAM)
+        host.sh(f"printf '#!/bin/sh\nexec {program} \"$@\"\n' > /usr/bin/bagua; chmod 755 /usr/bin/bagua")
+        host.sh(f"DESTDIR=; {install}")
+        for unit in UNITS:
+            folder = f"/etc/systemd/system/{unit.name}.d"
+            host.sh(f"mkdir {folder}; printf '{here}' > {folder}/here.conf")
+        tell = "{ journalctl --no-pager -n 40; exit 1; }"
+        host.sh(f"systemctl daemon-reload; systemctl start bagua-coordinator bagua-node || {tell}")
+        nodes = f"cd /; {alias} node list --output json"
+        assert '"connected"' in host.sh(nodes)
+        before = host.sh("pgrep -f keeper-fd")
+        host.sh("systemctl reload bagua-node; systemctl is-active bagua-node")
+        assert host.sh("pgrep -f keeper-fd") != before, "the installed daemon has taken over"
+        file = "/var/lib/bagua/backup.db"
+        host.sh(f"cd /; {alias} coordinator backup {file}; systemctl stop bagua-coordinator")
+        refused = host.attempt(f"cd /; BAGUA_STATE_DIR=/var/lib/bagua bagua coordinator restore {file} --replace")
+        host.sh(f"cd /; {alias} coordinator restore {file} --replace; systemctl start bagua-coordinator")
+        assert "runuser" in refused.stdout, "root's file could not be read by the service"
+        host.sh("systemctl stop bagua-node bagua-coordinator")
+        assert host.sh("systemctl show -P Result bagua-node bagua-coordinator").split() == ["success"] * 2

@@ -66,7 +66,7 @@ class StandIn:
         self.spec = spec
 
     def end_work(self):
-        """What goes on after the stop is over."""
+        """Ends the work that went on after the stop."""
         self._over.set()
         self.at_work.remove(self)
 
