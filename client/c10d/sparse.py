@@ -31,7 +31,8 @@ def add_up(everyone: Communicator, tensor: torch.Tensor) -> None:
     values = _gathered(everyone, own.values(), most)
     used = torch.cat([torch.arange(count) + rank * most for rank, count in enumerate(counts.tolist())])
     total = torch.sparse_coo_tensor(places[used].t(), values[used], own.shape, check_invariants=False)
-    tensor.detach().copy_(total.coalesce())
+    with torch.no_grad():
+        tensor.copy_(total.coalesce())  # not what detach() gives: that would take the entries to itself
 
 
 def _gathered(everyone: Communicator, rows: torch.Tensor, most: int) -> torch.Tensor:
