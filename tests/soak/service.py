@@ -120,15 +120,20 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
         callers = Callers(world, options.seed, options.rate)
         end = time.monotonic() + seconds
         kinds: list[str] = []
-        while time.monotonic() < end:
-            kinds = kinds or draw.sample(list(FAULTS), len(FAULTS))
-            kind = kinds.pop()
-            print(f"{seconds - end + time.monotonic():7.1f} s  {kind}", file=sys.stderr)
-            FAULTS[kind](world, draw.uniform(0.5, 4.0))
-            done[kind] += 1
-            world.need_coordinator()
-            time.sleep(min(draw.uniform(1.0, options.pause), max(0.0, end - time.monotonic())))
-        callers.stop()
+        try:
+            while time.monotonic() < end:
+                kinds = kinds or draw.sample(list(FAULTS), len(FAULTS))
+                kind = kinds.pop()
+                print(f"{seconds - end + time.monotonic():7.1f} s  {kind}", file=sys.stderr)
+                FAULTS[kind](world, draw.uniform(0.5, 4.0))
+                done[kind] += 1
+                world.need_coordinator()
+                time.sleep(min(draw.uniform(1.0, options.pause), max(0.0, end - time.monotonic())))
+        except BaseException:  # such as a service that does not start: threads would keep this program
+            watch.stop()
+            raise
+        finally:
+            callers.stop()
         wrong = finish(world)
         watch.stop()
         disk = {path.name: size_of(path) for path in world.folder.iterdir()}

@@ -22,7 +22,8 @@ from bagua.base.errors import NotFoundError
 from bagua.client import Client
 from bagua.proto import common_pb2
 
-READY_S = 120.0
+READY_S = 600.0
+"""A hang. In the idle scheduling class, at a load of 47 on two cores, a coordinator was not ready after 120 s."""
 NODES = ("a", "b")
 SLOTS = 4
 # A coordinator whose wall clock is that of a file, in seconds beside the machine's.
@@ -240,11 +241,15 @@ class World:
         )
         os.close(write_end)
         with os.fdopen(ready) as lines:
-            line = lines.readline() if select.select([lines], [], [], READY_S)[0] else ""
+            line = lines.readline() if select.select([lines], [], [], READY_S)[0] else None
         if not line or "error" in json.loads(line):
             process.kill()
-            raise SystemExit(f"does not start: {line or Path(self._log.name).read_text()[-2000:]}")
+            why = line or f"{f'silent for {READY_S:g} s' if line is None else 'ended'}: {self._end_of_log()}"
+            raise SystemExit(f"{command[3]} does not start: {why}")
         return process
+
+    def _end_of_log(self) -> str:
+        return Path(self._log.name).read_text()[-2000:]
 
     @staticmethod
     def _daemon_below(keeper: int) -> int:
