@@ -32,6 +32,8 @@ from rig import forking
 from rig.engines import open_engine, open_lobby
 from rig.regrouping import Regrouper
 
+HANG_S = 240.0
+"""After which ranks hang. The first of a file may wait a minute for the import of torch on a machine with much else."""
 Answer = Callable[[common_pb2.TuneRequest], common_pb2.TuneReply]
 """The coordinator's answers to jobs that tune themselves."""
 
@@ -254,7 +256,7 @@ class Ranks:
             )
         return RankProcess(rank, process, log, result_file)
 
-    def wait(self, deadline_s: float = 60.0) -> None:
+    def wait(self, deadline_s: float = HANG_S) -> None:
         """Waits for all ranks; the test fails, with their output and who waits for whom, if they don't end in time."""
         deadline = time.monotonic() + deadline_s
         for rank in self.started:
