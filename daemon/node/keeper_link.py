@@ -222,7 +222,7 @@ class KeeperLink:
 
 
 def _not_kept(message: Message) -> str:
-    """What it means for users."""
+    """Says what that means for users."""
     if message["what"] == "memory":
         what = f"if this daemon is killed, job {message['job']} loses what its error feedback keeps"
     else:

@@ -66,7 +66,7 @@ class StandIn:
         self.spec = spec
 
     def end_work(self):
-        """What goes on after the stop is over."""
+        """The work that goes on after the stop is over."""
         self._over.set()
         self.at_work.remove(self)
 
