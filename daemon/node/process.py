@@ -49,7 +49,7 @@ async def end_children(timeout_s: float) -> None:
 
 
 async def _look(find: Callable[[], list[proc.ProcessStatus]], deadline: float) -> list[proc.ProcessStatus]:
-    """Returns what ``find`` finds, as soon as there is a descriptor for a look at /proc. Raises OSError at the deadline."""
+    """Calls ``find`` as soon as there is a descriptor for a look at /proc. Raises OSError at the deadline."""
     while True:
         try:
             return await asyncio.to_thread(find)
