@@ -124,6 +124,7 @@ def drawing(name: str = "plots") -> ModuleType:
     return module
 
 
+@pytest.mark.filterwarnings("ignore:Creating legend")  # which takes long on a busy machine
 @pytest.mark.parametrize("name", ["allreduce", "steps", "accuracy"])
 def test_pictures_come_from_the_tables(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
