@@ -60,6 +60,8 @@ NCCL_FOLDER = VENV / "nccl"
 # Tests wait more than they compute: there are more processes than cores. tests/conftest.py says how they share the
 # tests out.
 WORKERS = min(2 * (os.cpu_count() or 1), 6)
+BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
+"""Of tests: modules are compiled once, whatever the user's environment says."""
 EDITABLE = VENV / ".bagua-editable"
 """Exists while ``develop``'s installation is the one in the environment."""
 PACKAGED = ("proto", "daemon", "client", "csrc", "algorithms", "deploy")
@@ -218,6 +220,15 @@ def build_parts(full: bool) -> None:
     run(tool("python"), ROOT / "tests" / "native" / "build_programs.py", *(["--full"] if full else []))
 
 
+def import_tests() -> None:
+    """Imports all tests once. pytest rewrites the assertions of a file when it imports it for the first time, which
+    takes as long as all other imports. Each of its processes would do so for all files."""
+    say("imports of the tests")
+    command = [tool("python"), "-m", "pytest", "--collect-only", "-q"]
+    environment = {**os.environ, "PYTHONSAFEPATH": "1", **BYTECODE}
+    subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)  # pytest itself will tell of errors
+
+
 def demo(arguments: list[str]) -> None:
     set_up("examples")
     say("bagua run --nnodes 2 --nproc-per-node 2 -m bagua.examples.digits")
@@ -316,12 +327,15 @@ def test(arguments: list[str]) -> None:
     if everything:
         check_sources()
         build_parts("--full" in arguments)
+        import_tests()
     provide_nccl("--full" in arguments)
     say("pytest, against the installed wheel")
     options = [f"--numprocesses={WORKERS}"]  # may be given again among the arguments
     options += ["--durations=25"] if everything else []
     with tempfile.TemporaryDirectory(prefix="bg-") as short:  # Unix sockets lie below it
-        code = run(tool("python"), "-m", "pytest", *options, f"--basetemp={short}/t", *arguments, check=False)
+        code = run(
+            tool("python"), "-m", "pytest", *options, f"--basetemp={short}/t", *arguments, env=BYTECODE, check=False
+        )
     print(f"\n{time.monotonic() - started:.0f} s in all", flush=True)
     sys.exit(code)
 

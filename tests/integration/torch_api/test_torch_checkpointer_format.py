@@ -9,8 +9,6 @@ import pytest
 import torch
 from rig.checkpoints import folder_of
 from torch import nn
-from torch.distributed import checkpoint
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import bagua.torch_api as bagua
 from bagua.base.errors import BaguaError
@@ -59,6 +57,9 @@ def test_plain_torch_reads_it(make_ranks: Any, tmp_path: Path) -> None:
     assert sum(sizes) < 3.1 * whole["weight"].nbytes, "weights, and two moments"
     assert max(sizes) < 1.2 * min(sizes)
     empty = {"model": {name: torch.zeros_like(one) for name, one in whole.items()}}
+    from torch.distributed import checkpoint  # takes two seconds of a core to import
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
     with pytest.warns(UserWarning, match="in a single process"):
         checkpoint.load(empty, storage_reader=checkpoint.FileSystemReader(at))
     assert all(torch.equal(empty["model"][name], one) for name, one in whole.items())

@@ -139,6 +139,7 @@ def test_spawned_with_a_store(sandbox: Sandbox, tmp_path: Path) -> None:
     assert output.count("trained 1/2 1/2 node 0") == 2
 
 
+@pytest.mark.full  # e2e/test_ephemeral: ranks of torchrun start a daemon, too
 def test_a_daemon_that_cannot_start_is_an_error_on_every_rank(sandbox: Sandbox) -> None:
     blocked = sandbox.runtime / "bagua"
     blocked.write_text("not a folder")
