@@ -227,7 +227,7 @@ def coalesced() -> None:
 
 
 def a_block_that_an_exception_ends() -> None:
-    """What was called in it takes place. The next block has its own operations alone."""
+    """Operations that were called in it take place. The next block has its own alone."""
     device, world = torch.device("cpu"), dist.group.WORLD
     first, second = of_rank(me()), of_rank(me())
     with contextlib.suppress(KeyError), dist.distributed_c10d._coalescing_manager(device=device):
