@@ -126,7 +126,6 @@ def test_a_node_is_upgraded_below_its_ranks(idle_service: Service, sandbox: Sand
     assert job["state"] == "succeeded" and {rank["exit_code"] for rank in job["ranks"]} == {0}
 
 
-@pytest.mark.full  # the first test has newcomers
 def test_run_shows_the_output_of_newcomers(sandbox: Sandbox) -> None:
     script = sandbox.script("t.py", PROGRAM)
     options = ("--elastic", "--respawn", "1", "--nproc-per-node", "2", "--output", "json")

@@ -52,7 +52,6 @@ def test_launch_on_one_host(sandbox: Sandbox) -> None:
     sandbox.assert_all_gone(within=SOON_S)
 
 
-@pytest.mark.full  # the coordinator has tests of it
 def test_run_starts_a_failed_job_again(sandbox: Sandbox) -> None:
     sandbox.script("main.py", AGAIN)
     done = sandbox.run(*RUN, "--standalone", "--nproc_per_node=1", "--max_restarts=2", "main.py")

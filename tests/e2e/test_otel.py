@@ -72,7 +72,6 @@ def receiver() -> Iterator[Receiver]:
         made.close()
 
 
-@pytest.mark.full  # unit/test_coordinator_traces.py has the spans
 def test_one_trace_from_submission_to_step(idle_service: Service, sandbox: Sandbox, receiver: Receiver) -> None:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc.trace_exporter")
     sandbox.env.update(OTEL_EXPORTER_OTLP_ENDPOINT=receiver.address, OTEL_EXPORTER_OTLP_INSECURE="true")

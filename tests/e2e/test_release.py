@@ -159,7 +159,6 @@ def test_the_bill_of_materials_names_every_package(tmp_path: Path) -> None:
     assert (ROOT / "client" / "dashboard" / "static" / "uplot").is_dir(), "then BUNDLED in sbom.py has one too many"
 
 
-@pytest.mark.full
 def test_the_workflow_is_understood() -> None:
     pytest.importorskip("check_jsonschema")
     workflow = ROOT / ".github" / "workflows" / "release.yml"

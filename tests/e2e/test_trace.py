@@ -171,7 +171,6 @@ def test_hosts_with_other_clocks_come_on_one(idle_service: Service) -> None:
     service.wait_for_state(job_id, ["succeeded"], within=DEADLINE_S)
 
 
-@pytest.mark.full  # integration/coordinator/test_dashboard_browser.py shows one
 def test_one_step_as_the_dashboard_shows_it(service: Service, job: str) -> None:
     with service.client() as client:
         document = step_trace.record(client, job)

@@ -234,6 +234,7 @@ TEST(connections_wait_for_descriptors) {
   const Fd late(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   UnixAddress address;
   CHECK_OK(unix_address(rig.path, &address));
+  CHECK_OK(client->require(4096));  // so the server has closed its copies of what it sent before
   {
     const test::NoDescriptors none;
     CHECK_EQ(connect(late.get(), reinterpret_cast<sockaddr*>(address.storage), address.length), 0);

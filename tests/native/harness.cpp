@@ -1,5 +1,6 @@
 #include "harness.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -8,6 +9,8 @@
 #include <cstdio>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
+#include <iterator>
 #include <mutex>
 
 namespace bagua::test {
@@ -72,6 +75,21 @@ int run(const Test& test) {
   return result;
 }
 
+// Returns when other threads have closed what they were about to close.
+void await_quiet_descriptors() {
+  const auto number = [] {
+    const std::filesystem::directory_iterator all("/proc/self/fd");
+    return std::distance(begin(all), end(all));
+  };
+  auto before = number();
+  for (int unchanged = 0; unchanged < 10;) {
+    ::usleep(20'000);
+    const auto now = number();
+    unchanged = now == before ? unchanged + 1 : 0;
+    before = now;
+  }
+}
+
 }  // namespace
 
 int add_test(const char* file, const char* name, void (*body)()) {
@@ -94,17 +112,23 @@ bool has(const Status& status, const std::string& text) {
 }
 
 NoDescriptors::NoDescriptors() : before_(file_limit().rlim_cur) {
+  await_quiet_descriptors();
   const int first_free = ::dup(2);
   ::close(first_free);
   rlimit limit = file_limit();
   limit.rlim_cur = static_cast<rlim_t>(first_free);
   CHECK(first_free > 0 && ::setrlimit(RLIMIT_NOFILE, &limit) == 0);
+  // Other threads may have closed some meanwhile.
+  for (int fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC); fd >= 0; fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC)) {
+    held_.push_back(fd);
+  }
 }
 
 NoDescriptors::~NoDescriptors() {
   rlimit limit = file_limit();
   limit.rlim_cur = before_;
   ::setrlimit(RLIMIT_NOFILE, &limit);
+  for (const int fd : held_) ::close(fd);
 }
 
 double busy_share() {

@@ -85,6 +85,7 @@ class NoDescriptors {
 
  private:
   const unsigned long before_;  // the soft limit
+  std::vector<int> held_;
 };
 
 // The share of one processor that this process uses for a while.

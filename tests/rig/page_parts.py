@@ -188,7 +188,7 @@ WORLDS = {
     ),
     "docs/moving/ddp.md": World(script, BEGUN, {"DistributedDataParallel": "DistributedDataParallel(model)"}),
     "docs/optimizer.md": World(script, then={"model": STEP}),
-    "docs/profiling.md": World(profiling),
+    "docs/profiling.md": World(profiling, {'"profile.json"': 'f"profile-{bagua.get_rank()}.json"'}),
     "docs/running.md": World(script, then={"model": STEP}),
     "docs/torch-distributed-programs.md": World(ddp, then={"ddp": STEP.replace("model(", "ddp(")}),
     "docs/uneven.md": World(uneven),

@@ -68,7 +68,6 @@ def service(*arguments: str, timeout_s: float) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.full  # the simulation plays such histories
 def test_a_service_for_some_seconds() -> None:
     service("--minutes", "0.1", "--pause", "1.5", timeout_s=280)
 

@@ -119,7 +119,6 @@ def test_a_job_is_opened_and_followed_to_its_end(tab, job):
     assert tab.page.locator("main img, main script").count() == 0
 
 
-@pytest.mark.full
 def test_a_hidden_tab_asks_for_nothing_and_catches_up(tab, job):
     def hide(hidden: bool) -> None:
         tab.page.evaluate(
@@ -201,7 +200,6 @@ def test_cancel_asks_first(tab, job):
     tab.expect("#again").to_be_enabled(timeout=WAIT_MS)
 
 
-@pytest.mark.full
 def test_a_phone_in_the_dark(chromium, served, job):
     tab = Tab(chromium, served, color_scheme="dark", viewport={"width": 375, "height": 700}, has_touch=True)
     tab.log_in()

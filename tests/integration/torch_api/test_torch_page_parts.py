@@ -31,7 +31,7 @@ def rank_part_alone(page: str) -> int:
 def test_parts_run(ranks: Any, tmp_path: Path) -> None:
     found = ranks.run(rank_parts, RANKS, folder=str(tmp_path))
     assert all(found[0].values()), "a page without parts needs no names"
-    assert (tmp_path / "profile.json").exists()
+    assert all((tmp_path / f"profile-{rank}.json").exists() for rank in range(RANKS))
 
 
 @pytest.mark.parametrize("page", page_parts.ALONE)
