@@ -27,8 +27,8 @@ def patience(sandbox: Sandbox) -> None:
 
 
 def losses(text: str) -> set[str]:
-    """All that ranks print of their losses."""
-    return set(re.findall(r"loss (\S+ -> [^\s,]+)", text))
+    """All that ranks print of their losses. A line of another rank may follow at once."""
+    return set(re.findall(r"loss ([\d.e+-]+ -> \d+\.\d+(?:e[+-]?\d+)?)", text))
 
 
 @pytest.mark.full

@@ -95,6 +95,7 @@ def test_large_calls_that_differ_are_an_error_on_all_ranks(ranks: Ranks, tmp_pat
 
 def rank_dies_in_a_block(folder: str) -> None:
     rank = begin(folder)
+    dist.barrier()  # so that no rank is still on its way
     group, device = dist.group.WORLD, torch.device("cpu")
     assert group is not None
     group._start_coalescing(device)  # type: ignore[attr-defined]
