@@ -13,7 +13,6 @@ import socket
 import struct
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from bagua.base import paths
 from bagua.base.errors import BaguaError
+from bagua.csrc.build import python_header
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 DEFAULT_PORT = 7670
@@ -96,7 +96,7 @@ def compiler() -> Finding:
 
 def python_headers() -> Finding:
     """Python.h, which the native core includes. Debian has it in a package of its own."""
-    header = Path(sysconfig.get_path("include")) / "Python.h"
+    header = python_header()
     if not header.is_file():
         fix = "Install them (Debian, Ubuntu: apt-get install python3-dev; Fedora: dnf install python3-devel)."
         return Finding("Python headers", FAIL, f"{header} is not there", fix)

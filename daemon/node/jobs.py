@@ -49,7 +49,9 @@ class EndedJob:
     @property
     def cleared(self) -> bool:
         """See ``Job.cleared``."""
-        return self._before is None or self._before.cleared
+        if self._before is not None and self._before.cleared:
+            self._before = None  # it need not be kept as long as its end
+        return self._before is None
 
     async def clear(self) -> None:
         """Returns when ``cleared``."""

@@ -28,7 +28,7 @@ def test_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_python_without_header_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert checks.python_headers().status == OK
-    monkeypatch.setattr(checks.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
     found = checks.python_headers()
     assert (found.status, "apt-get install python3-dev" in found.fix) == (FAIL, True)
 
