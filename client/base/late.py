@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 LATE = "It was stopped (SIGSTOP)"
-ORPHANED = "Its daemon was killed"
-ORPHANED_NEWCOMER = f"{ORPHANED} and started again while it prepared to join: others are started."
+ORPHANED = "Its daemon was started again"
+ORPHANED_NEWCOMER = f"{ORPHANED} while it prepared to join: others are started."
 
 
 def late_words(seconds: float) -> str:

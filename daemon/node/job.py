@@ -153,7 +153,14 @@ class Job:
         self.tokens = {int(member): bytes.fromhex(token) for member, token in note["tokens"].items()}
         found = self._processes.find()
         beside = state.Beside(note["fresh"], note["lobby"], note["leaving"], note["takes_newcomers"])
-        self.state = state.resumed(self.state, found, before, beside, self._loop.time() + LEAVE_S)
+        self.state = state.resumed(
+            self.state,
+            found,
+            before,
+            beside,
+            self._loop.time() + LEAVE_S,
+            replaced=self._node.keeper.replaced,
+        )
         self.engine = JobEngine(self.spec, self._node, self._log, self._take_engine_event, born=note["born"])
         address = ""
         await self._processes.choose_user(self.spec)

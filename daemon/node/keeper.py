@@ -73,6 +73,7 @@ class Keeper:
         self._lives = 0
         self._kills = 0
         self._replaced = 0  # the daemon that ends because the installed one takes over
+        self._was_replaced = False  # so did the one that ended last
         self._deaths: list[float] = []
         self._daemon = 0
         self._wire: Wire | None = None
@@ -169,12 +170,14 @@ class Keeper:
         for job, memory in self._memory.items():
             self._say({"say": "memory", "job": job}, [memory])
         about = {"boot_id": self._boot_id, "life": self._lives, "kills": self._kills, "notes": self._notes}
-        self._say({"say": "begin", **about, "changes_users": True})
+        self._say({"say": "begin", **about, "replaced": self._was_replaced, "changes_users": True})
 
     def _say(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        """``descriptors`` are open until the daemon forgets what they belong to. It does so only after it heard of it,
+        so they can wait here without copies: even a keeper without free descriptors tells all that it has."""
         if self._wire is not None:
             with contextlib.suppress(OSError):  # it has died; the next one is told everything
-                self._wire.send(message, descriptors)
+                self._wire.send(message, descriptors, lent=True)
 
     def _hear(self) -> None:
         if self._wire is None:
@@ -279,14 +282,14 @@ class Keeper:
                     self._say({"say": "exited", "pid": pid, "code": code})
 
     def _daemon_ended(self, code: int) -> None:
-        planned, self._daemon = self._daemon == self._replaced, 0
+        self._was_replaced, self._daemon = self._daemon == self._replaced, 0
         self._hear()  # its last words
         now = time.monotonic()
         self._deaths = [at for at in self._deaths if at > now - DEATHS_S] + [now]
         if code >= 0 or self._ending or not self._restart or len(self._deaths) >= MAX_DEATHS:
             self._code = code if code >= 0 else 128 - code
             return
-        if planned:
+        if self._was_replaced:
             print("The daemon is replaced by the one that is installed; its ranks go on.", file=sys.stderr)
         else:
             self._kills += 1

@@ -42,6 +42,7 @@ class KeeperLink:
         self.boot_id = ""
         self.life = 0
         self.kills = 0
+        self.replaced = False  # the last daemon made room for this one; else it was killed
         self.changes_users = False  # a keeper of an older version would start everything as root
         self.found: list[Found] = []
         self.notes: dict[str, Any] = {}
@@ -196,6 +197,7 @@ class KeeperLink:
             case "begin":
                 self.boot_id, self.life, self.notes = message["boot_id"], message["life"], message["notes"]
                 self.kills = message.get("kills", 0)  # a keeper of a former version does not count them
+                self.replaced = message.get("replaced", False)
                 self.changes_users = message.get("changes_users", False)
                 self._begun.set()
             case "spawned":

@@ -30,7 +30,7 @@ class Wire:
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
         self._end = end
-        self._out: deque[tuple[bytes, list[int]]] = deque()
+        self._out: deque[tuple[bytes, Sequence[int], bool]] = deque()  # the bool: its descriptors are closed when sent
         self._in = bytearray()
         self._batches: deque[list[int]] = deque()  # one for each message with descriptors
 
@@ -42,9 +42,10 @@ class Wire:
         """True if everything was sent."""
         return not self._out
 
-    def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """Copies of ``descriptors``, at most 64, go with it. Raises OSError if the other end is gone; or, with nothing
-        sent, if it has to wait and this process has no room for the copies."""
+    def send(self, message: Message, descriptors: Sequence[int] = (), *, lent: bool = False) -> None:
+        """Copies of ``descriptors``, at most 64, go with it. ``lent``: the caller keeps them open until they are sent.
+        Else they are copied if the message has to wait. Raises OSError if the other end is gone; or, with nothing sent,
+        if this process has no room for those copies."""
         text = json.dumps({**message, "descriptors": len(descriptors)}).encode()
         data = _LENGTH.pack(len(text)) + text
         if not self._out:  # then no copy is needed
@@ -52,7 +53,7 @@ class Wire:
             if sent:
                 data, descriptors = data[sent:], ()
         if data:
-            self._out.append((data, _copies(descriptors)))
+            self._out.append((data, descriptors if lent else _copies(descriptors), not lent))
             self.flush()
 
     def _put(self, data: bytes, descriptors: Sequence[int]) -> int:
@@ -66,16 +67,16 @@ class Wire:
     def flush(self) -> bool:
         """Sends as much as there is room for; True if nothing is left. Raises OSError if the other end is gone."""
         while self._out:
-            data, descriptors = self._out[0]
+            data, descriptors, owned = self._out[0]
             sent = self._put(data, descriptors)
             if not sent:
                 return False
-            for number in descriptors:
-                os.close(number)
+            if owned:
+                _close(descriptors)
             if sent == len(data):
                 self._out.popleft()
             else:
-                self._out[0] = (data[sent:], [])
+                self._out[0] = (data[sent:], (), False)
         return True
 
     def receive(self) -> list[Received]:
@@ -121,8 +122,9 @@ class Wire:
 
     def close(self) -> None:
         """Idempotent."""
-        for _, descriptors in self._out:
-            _close(descriptors)
+        for _, descriptors, owned in self._out:
+            if owned:
+                _close(descriptors)
         self._out.clear()
         while self._batches:
             _close(self._batches.popleft())

@@ -185,11 +185,18 @@ class Beside:
 
 
 def resumed(
-    job: JobState, pids: Mapping[int, int], before: Mapping[int, RankEntry], beside: Beside, leave_by: float
+    job: JobState,
+    pids: Mapping[int, int],
+    before: Mapping[int, RankEntry],
+    beside: Beside,
+    leave_by: float,
+    *,
+    replaced: bool = False,
 ) -> JobState:
-    """``job`` as a daemon finds it that was killed and started again: members with ``pids`` run, or have ended as their
-    keeper is going to say; others ended ``before``. The engine is another one, so its generation is suspended, and
-    newcomers, who knew the last one alone, are given up. ``leave_by``: when those that were dismissed are killed."""
+    """``job`` as a daemon finds it whose last life was killed, or was ``replaced`` by the daemon that is installed now:
+    members with ``pids`` run, or have ended as their keeper is going to say; others ended ``before``. The engine is
+    another one, so its generation is suspended, and newcomers, who knew the last one alone, are given up.
+    ``leave_by``: when those that were dismissed are killed."""
 
     def found(rank: Rank) -> Rank:
         known = before.get(rank.member)
@@ -201,7 +208,7 @@ def resumed(
             return replace(rank, phase=RankPhase.RUNNING, pid=pids[rank.member], newcomer=fresh)
         return _killed(rank)
 
-    words = f"the daemon on node {job.node_id} was killed and started again"
+    how = "replaced by the one that is installed now" if replaced else "killed and started again"
     given_up = [found(rank) for rank in newcomers(tuple(beside.lobby))]
     return replace(
         job,
@@ -211,7 +218,7 @@ def resumed(
             for rank in given_up
         ),
         leaving=tuple(replace(found(Rank(0, member)), ends_by=leave_by) for member in beside.leaving),
-        suspended=words,
+        suspended=f"the daemon on node {job.node_id} was {how}",
         takes_newcomers=beside.takes_newcomers,
     )
 

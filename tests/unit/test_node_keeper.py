@@ -166,6 +166,35 @@ print(list(kept._memory))
     ]
 
 
+def test_a_keeper_without_descriptors_tells_all_that_it_keeps_though_it_must_wait():
+    code = """
+from bagua.daemon.node.keeper import Kept
+kept = Keeper(lambda fd, first: ([], []), restart=True)
+kept._wire = one
+pipes = [os.pipe() for _ in range(8)]
+for pid in range(2000):  # more than a socket takes
+    kept._kept[pid] = Kept("job/x", list(pipes[pid % 8]))
+kept._memory["job"] = pipes[0][0]
+exhaust()
+kept._tell_all()
+assert not one.idle
+restore()
+said = []
+while not said or said[-1][0]["say"] != "begin":
+    one.flush()
+    for message, descriptors in other.receive():
+        said.append((message, len(descriptors)))
+        for number in descriptors:
+            os.close(number)
+print([number for number, (message, _) in enumerate(said[:-2]) if message["pid"] != number])
+print({count for _, count in said[:-2]}, said[-2], said[-1][1], said[-1][0]["replaced"])
+os.fstat(pipes[0][0])
+one.close()
+os.fstat(pipes[7][1])
+"""
+    assert alone(code).splitlines() == ["[]", "{2} ({'say': 'memory', 'job': 'job'}, 1) 0 False"]
+
+
 def test_a_daemon_that_can_not_be_started_is_tried_again(monkeypatch):
     monkeypatch.setattr("bagua.daemon.node.keeper.START_AGAIN_S", 0.0)
     commands = [["/does/not/exist"], ["/does/not/exist"], ["/bin/true"]]

@@ -345,9 +345,12 @@ def test_a_daemon_that_was_started_again_finds_its_ranks():
     assert job.ranks[0].newcomer and job.takes_newcomers and (job.generation, job.entered) == (4, 4)
     job, told = drive(job, ev.EngineReady("h:1"))
     assert told == [ev.SpawnRanks()] and job.phase is Phase.RUNNING, "and nobody waits to be started"
-    assert "was killed and started again" in job.suspended and [rank.pid for rank in job.alive] == [72, 71]
+    assert "was killed and started again" in job.suspended
+    again = s.resumed(fresh, {2: 72, 1: 71}, before, beside, leave_by=60.0, replaced=True)
+    assert "was replaced by the one that is installed now" in again.suspended, "an upgrade, or a reload"
+    assert [rank.pid for rank in job.alive] == [72, 71]
     assert [(rank.member, rank.exit_code, rank.newcomer) for rank in job.lobby] == [(9, -9, True), (10, 1, True)]
-    assert job.lobby[0].error_tail.startswith("Its daemon was killed") and job.lobby[1].error_tail == "ValueError"
+    assert job.lobby[0].error_tail.startswith("Its daemon was started again") and job.lobby[1].error_tail == "ValueError"
     assert job.deadline == 60.0, "who was dismissed has so long to end"
     job, told = drive(job, ev.Regrouped(5, (0,), (2,), ("h:1", "i:2")), ev.Entered(5, (2, 8)))
     assert told == [ev.RegroupEngine()] and not job.suspended and job.entered == 5

@@ -17,7 +17,7 @@ struct Event {
   const char* kind;  // see Engine.events in core.pyi
   int rank;          // member number; -1: none
   std::string text;
-  int host = -1;            // "suspended": the host that was lost
+  int host = -1;            // "suspended": the other host that was lost, or has lost a rank
   uint64_t generation = 0;  // "suspended", "regrouped": the one that it says this of
 };
 

@@ -5,6 +5,18 @@
 
 namespace bagua {
 
+namespace {
+
+// The other host that a loss speaks against; -1: none. Of a host that dies at once its engine may live long enough to
+// tell that a rank is gone, and not long enough to tell the coordinator: then nobody else can say that it is lost.
+int lost_host(const Membership& membership, const Loss& loss) {
+  const int rank = loss.host < 0 && loss.member >= 0 ? membership.rank_of(loss.member) : -1;
+  const int host = rank < 0 ? loss.host : membership.host_of(rank);
+  return host == membership.host_index ? -1 : host;
+}
+
+}  // namespace
+
 GenerationState::GenerationState(JobState* job, Membership membership, const GenerationState* last)
     : job_(job), membership_(std::move(membership)) {
   const std::vector<Port*> ports = job_->ranks().ports(membership_.local_members());
@@ -80,7 +92,7 @@ void GenerationState::lose(const Loss& loss) {
 void GenerationState::suspend(const Loss& loss) {
   if (!stop(State::kSuspended, State::kRunning, loss)) return;
   if (!membership_.lobby) {
-    job_->events().tell("suspended", loss.member, loss.text, loss.host, membership_.generation);
+    job_->events().tell("suspended", loss.member, loss.text, lost_host(membership_, loss), membership_.generation);
   }
   job_->page().ring_doorbell();
 }
