@@ -117,7 +117,8 @@ def test_a_node_is_upgraded_below_its_ranks(idle_service: Service, sandbox: Sand
     assert daemon_pid(keeper.pid) != former
     job = seen(service, job_id, lambda job: job["generation"] == 2 and job["state"] == "running")
     sandbox.wait_until(lambda: all("generation 2" in last_line(rank) for rank in job["ranks"]), SOON_S)
-    assert [rank["pid"] for rank in job["ranks"]] == pids and "was replaced by the one that is installed now" in job["reason"]
+    assert [rank["pid"] for rank in job["ranks"]] == pids
+    assert "was replaced by the one that is installed now" in job["reason"]
     assert [len(Path(rank["log_path"]).read_text().splitlines()) for rank in job["ranks"]] == [2, 2]
 
     assert "There is no node 'node-x'" in service.call("node", "upgrade", "node-x").err

@@ -350,7 +350,8 @@ def test_a_daemon_that_was_started_again_finds_its_ranks():
     assert "was replaced by the one that is installed now" in again.suspended, "an upgrade, or a reload"
     assert [rank.pid for rank in job.alive] == [72, 71]
     assert [(rank.member, rank.exit_code, rank.newcomer) for rank in job.lobby] == [(9, -9, True), (10, 1, True)]
-    assert job.lobby[0].error_tail.startswith("Its daemon was started again") and job.lobby[1].error_tail == "ValueError"
+    assert job.lobby[0].error_tail.startswith("Its daemon was started again")
+    assert job.lobby[1].error_tail == "ValueError"
     assert job.deadline == 60.0, "who was dismissed has so long to end"
     job, told = drive(job, ev.Regrouped(5, (0,), (2,), ("h:1", "i:2")), ev.Entered(5, (2, 8)))
     assert told == [ev.RegroupEngine()] and not job.suspended and job.entered == 5
