@@ -66,5 +66,9 @@ class ConfigError(BaguaError, ValueError):
     """A setting, address, folder or argument that can't be used."""
 
 
+class UsageError(ConfigError):
+    """An argument of a command that can't be used: one line and exit code 2."""
+
+
 class PlatformError(BaguaError, ImportError):
     """This operating system is none that Bagua runs on."""

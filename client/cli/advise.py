@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bagua.base.errors import UsageError
 from bagua.base.text import json_text
 from bagua.cli import options
-from bagua.cli.options import Output, UsageError
+from bagua.cli.options import Output
 from bagua.tuning.advice import Advice, Row, predict
 from bagua.tuning.advice import advise as advise_on
 from bagua.tuning.exchanges import exchange_of

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from typing import NoReturn
+from collections.abc import Callable
 
 import typer
 
@@ -28,6 +26,7 @@ from bagua.cli import (
     trace,
     tune,
 )
+from bagua.cli.programs import PROGRAMS, Program
 
 app = typer.Typer(
     help="Data-parallel training for PyTorch: run scripts, serve a cluster, control jobs.",
@@ -61,40 +60,15 @@ app.add_typer(slurm, name="slurm")
 FOREIGN = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
 
 
-def _execute(module: str, arguments: list[str]) -> NoReturn:
-    """Becomes ``python -m module``: signals, exit code and --help are that program's own."""
-    # -P: a folder named like one of our packages in the working directory must not shadow it.
-    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])
+def _program(program: Program) -> Callable[[typer.Context], None]:
+    def become(context: typer.Context) -> None:
+        program.become(context.args)
+
+    return become
 
 
-@app.command(context_settings=FOREIGN, add_help_option=False)
-def coordinator(context: typer.Context) -> None:
-    """Serves a coordinator: one per cluster."""
-    _execute("bagua.daemon.coordinator", context.args)
-
-
-@app.command(context_settings=FOREIGN, add_help_option=False)
-def daemon(context: typer.Context) -> None:
-    """Serves a node daemon: one per host."""
-    _execute("bagua.daemon.node", context.args)
-
-
-@app.command(context_settings=FOREIGN, add_help_option=False)
-def certs(context: typer.Context) -> None:
-    """Makes certificates for a cluster beyond one machine."""
-    _execute("bagua.daemon.certs", context.args)
-
-
-@app.command(context_settings=FOREIGN, add_help_option=False)
-def operator(context: typer.Context) -> None:
-    """Serves BaguaJobs of a Kubernetes cluster."""
-    _execute("bagua.operator", context.args)
-
-
-@app.command("convert-manifest", context_settings=FOREIGN, add_help_option=False)
-def convert_manifest(context: typer.Context) -> None:
-    """Makes BaguaJobs out of the original's manifests of kind Bagua."""
-    _execute("bagua.operator.convert", context.args)
+for _name, _one in PROGRAMS.items():
+    app.command(_name, help=_one.about, context_settings=FOREIGN, add_help_option=False)(_program(_one))
 
 
 app.command()(dashboard.dashboard)

@@ -12,13 +12,13 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from bagua.base.algorithm_choice import CODECS, check
-from bagua.base.errors import ConfigError
+from bagua.base.errors import ConfigError, UsageError
 from bagua.base.text import json_text
 from bagua.bench import plots, report
 from bagua.bench.emulation import DEVICE, MOST_HOSTS, check_possible
 from bagua.bench.units import choose, parse_sizes
 from bagua.cli import options
-from bagua.cli.options import Output, UsageError
+from bagua.cli.options import Output
 from bagua.tuning.network import Network, parse_network
 
 bench = typer.Typer(help="Measure: all-reduce, codecs, training steps, networks.", no_args_is_help=True)

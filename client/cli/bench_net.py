@@ -7,6 +7,7 @@ import sys
 
 import typer
 
+from bagua.base.errors import UsageError
 from bagua.bench import net, plots, report
 from bagua.bench.emulation import SEARCH_PATH
 from bagua.bench.units import choose, parse_sizes
@@ -23,7 +24,7 @@ from bagua.cli.bench import (
     finish,
     networks_of,
 )
-from bagua.cli.options import Output, UsageError
+from bagua.cli.options import Output
 
 SYSTEMS = ("bagua", "nccl", "single", "polling", "multiple", "iperf3")
 

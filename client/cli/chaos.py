@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bagua.base.errors import UsageError
 from bagua.base.text import json_text
 from bagua.cli import options
-from bagua.cli.options import Output, UsageError
+from bagua.cli.options import Output
 
 if TYPE_CHECKING:
     from bagua.cli.chaos_run import Findings, Wanted

@@ -20,8 +20,9 @@ from typing import Annotated, Any
 
 import typer
 
+from bagua.base.errors import UsageError
 from bagua.base.spelling import hyphens
-from bagua.cli.options import Nodes, UsageError
+from bagua.cli.options import Nodes
 
 MAX_BYTES = 1 << 20
 _NOT_IN_FILES = {"config", "print_config", "context"}

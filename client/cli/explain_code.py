@@ -7,8 +7,9 @@ import textwrap
 
 import typer
 
+from bagua.base.errors import UsageError
 from bagua.cli.job import print_json
-from bagua.cli.options import Output, OutputOption, UsageError
+from bagua.cli.options import Output, OutputOption
 from bagua.error_codes import AREAS, ENTRIES, area_of, codes_in
 from bagua.error_codes.entry import Entry
 

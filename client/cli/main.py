@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from bagua.base.disk import CLOSED, FULL, disk_words
-from bagua.base.errors import BaguaError
+from bagua.base.errors import BaguaError, UsageError
 from bagua.base.platforms import require_linux
 from bagua.base.text import printable
+from bagua.cli.programs import PROGRAMS
 
 
 def main() -> None:
@@ -27,7 +28,9 @@ def guarded(program: Callable[[], None]) -> None:
     signal.signal(signal.SIGINT, _interrupted)
     try:
         require_linux()
-        _run(program)
+        program()
+    except UsageError as error:
+        _fail(str(error), 2)
     except BaguaError as error:
         _fail(str(error), 1)
     except OSError as error:
@@ -37,18 +40,11 @@ def guarded(program: Callable[[], None]) -> None:
 
 
 def _bagua() -> None:
+    if (program := PROGRAMS.get("".join(sys.argv[1:2]))) is not None:
+        program.become(sys.argv[2:])  # at once: a service need not import all other commands first
     from bagua.cli.app import app
 
     app(prog_name="bagua")
-
-
-def _run(program: Callable[[], None]) -> None:
-    from bagua.cli.options import UsageError
-
-    try:
-        program()
-    except UsageError as error:
-        _fail(str(error), 2)
 
 
 def _fail(words: str, code: int) -> NoReturn:

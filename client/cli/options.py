@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bagua.base.errors import ConfigError
+from bagua.base.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from bagua.client import Packed
@@ -283,10 +283,6 @@ def shown(only: list[int] | None, prefix: bool | None, ranks: int, elastic: bool
     return Shown(tuple(only or ()), prefix)
 
 
-class UsageError(ConfigError):
-    """An argument that can't be used: one line and exit code 2."""
-
-
 def parse_env(pairs: list[str] | None) -> dict[str, str]:
     """``["A=1"]`` -> ``{"A": "1"}``. Raises UsageError for what has no name."""
     found = {}
@@ -318,7 +314,6 @@ def read_secrets(pairs: list[str] | None, taken: Collection[str]) -> dict[str, s
     """``["A=file"]`` -> ``{"A": what the file has}``; a line's end behind it is no part of it. Raises UsageError for
     what names no file, or one of the ``taken`` variables; ConfigError for a file that others may read, or that can't
     be."""
-    from bagua.base.errors import ConfigError
     from bagua.base.secrets import read_private
 
     found = {}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bagua.base import checkpoint_folder, launchers
+from bagua.base.errors import UsageError
 from bagua.base.text import json_text
 from bagua.cli import config_file, options
 from bagua.cli.config_file import ConfigOption, PrintConfigOption, reads_config
@@ -273,11 +274,11 @@ def check_script(script: str, workdir: Path) -> None:
     """Refuses, before anything is started, a script that does not exist, or a folder that Python can't run."""
     path = workdir / script
     if not path.exists():
-        raise options.UsageError(
+        raise UsageError(
             f"The script {path} does not exist. A module is run with -m, a program with --no-python. [BG104]"
         )
     if path.is_dir() and not (path / "__main__.py").exists():
-        raise options.UsageError(f"The script {path} is a folder without a __main__.py. [BG104]")
+        raise UsageError(f"The script {path} is a folder without a __main__.py. [BG104]")
 
 
 def count_ranks(text: str) -> int:
@@ -369,25 +370,19 @@ def run(
         from bagua.cli.adopt import run_adopted
 
         if nodes["elastic"]:
-            raise options.UsageError(
-                "--elastic and --adopt exclude each other: torchrun ends all ranks with one. [BG103]"
-            )
+            raise UsageError("--elastic and --adopt exclude each other: torchrun ends all ranks with one. [BG103]")
         if leash < 0:
-            raise options.UsageError("--adopt needs --leash. [BG103]")
+            raise UsageError("--adopt needs --leash. [BG103]")
         raise typer.Exit(run_adopted(leash, nodes["nnodes"], nproc_per_node, master_addr, start_context))
     if max_restarts and nodes["elastic"]:
-        raise options.UsageError(
-            "--max-restarts starts all ranks again; an elastic job replaces some: --respawn. [BG103]"
-        )
+        raise UsageError("--max-restarts starts all ranks again; an elastic job replaces some: --respawn. [BG103]")
     options.check_entry(script, module, no_python)
     if requeue and (way is None or not way.ends_by_signal):
-        raise options.UsageError(
+        raise UsageError(
             "--requeue is for `bagua slurm run`: Slurm starts its job again. Here: --max-restarts. [BG103]"
         )
     if log_dir and way is not None:
-        raise options.UsageError(
-            "--log-dir copies logs of this machine: with several hosts, redirect the output. [BG103]"
-        )
+        raise UsageError("--log-dir copies logs of this machine: with several hosts, redirect the output. [BG103]")
     variables = options.job_env(env, algorithm, enable_bagua_net, checkpoint_dir, autotune)
     if way is not None and way.ends_by_signal:
         variables.setdefault(checkpoint_folder.ON_REQUEST, "1")
@@ -442,15 +437,13 @@ def _way(
     in_slurm = context.parent is not None and context.parent.info_name == "slurm"
     if not (in_slurm or hosts):
         if ssh or address:
-            raise options.UsageError("--ssh and --address go with --hosts. [BG103]")
+            raise UsageError("--ssh and --address go with --hosts. [BG103]")
         if not adopted and (words := launchers.on_one_host(os.environ)):
             print(f"note: {words}.", file=sys.stderr)
         return None, nodes, nproc
     if in_slurm:
         if hosts or ssh:
-            raise options.UsageError(
-                "Slurm names the hosts here: leave --hosts and --ssh out, or call `bagua run`. [BG103]"
-            )
+            raise UsageError("Slurm names the hosts here: leave --hosts and --ssh out, or call `bagua run`. [BG103]")
         from bagua.cli import slurm
 
         source = context.get_parameter_source("nproc_per_node")
@@ -463,5 +456,5 @@ def _way(
 
         way = ssh_way(hosts, ssh, address)
         if nodes is not None and nodes.count != way.hosts:
-            raise options.UsageError(f"--nnodes {nodes}: --hosts names {way.hosts}. [BG110]")
+            raise UsageError(f"--nnodes {nodes}: --hosts names {way.hosts}. [BG110]")
     return way, nodes or options.Nodes(way.hosts), nproc

@@ -19,10 +19,9 @@ from typing import NoReturn
 
 from bagua.base import launchers
 from bagua.base.address import is_loopback
-from bagua.base.errors import ConfigError
+from bagua.base.errors import ConfigError, UsageError
 from bagua.base.paths import make_private_dir, state_dir, write_private
 from bagua.cli.hosts import RemoteService
-from bagua.cli.options import UsageError
 from bagua.hosts.end import ENDING, Order
 
 REQUEUE_DEADLINE_S = 60.0

@@ -15,8 +15,7 @@ from urllib.parse import unquote
 import typer
 
 from bagua.base.disk import disk_words
-from bagua.base.errors import ConfigError
-from bagua.cli import options
+from bagua.base.errors import ConfigError, UsageError
 from bagua.cli.job import connect, print_json
 from bagua.cli.options import CoordinatorOption, Output, OutputOption, TlsOption, TokenFileOption
 
@@ -90,7 +89,7 @@ def _new_file(path: Path) -> Iterator[TextIO]:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError as error:
-        raise options.UsageError(f"--out {path}: there is such a file already. [BG109]") from error
+        raise UsageError(f"--out {path}: there is such a file already. [BG109]") from error
     except OSError as error:
         raise ConfigError(f"--out: {disk_words(error, path)} [BG109]") from error
     try:
@@ -211,7 +210,7 @@ def _seconds(text: str) -> float:
         return 0.0
     found = re.fullmatch(r"(\d{1,6})([hdw])", text)
     if found is None or not int(found[1]):
-        raise options.UsageError(f"--expires {text!r}: write 12h, 30d or 4w. [BG102]")
+        raise UsageError(f"--expires {text!r}: write 12h, 30d or 4w. [BG102]")
     return int(found[1]) * _SECONDS[found[2]]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bagua.cli import options
+from bagua.base.errors import UsageError
 from bagua.cli.job import connect, print_json
 from bagua.cli.options import CoordinatorOption, Output, OutputOption, TlsOption, TokenFileOption
 
@@ -84,7 +84,7 @@ def forget(
 ) -> None:
     """Forgets what was found: the next job begins with the defaults."""
     if bool(id) == all:
-        raise options.UsageError("Give an ID, or --all. [BG103]")
+        raise UsageError("Give an ID, or --all. [BG103]")
     with connect(coordinator, token_file, tls) as client:
         for one in client.forget_tuning(id, all):
             print(f"forgotten: {one}")

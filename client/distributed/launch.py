@@ -12,8 +12,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from bagua.base.errors import UsageError
 from bagua.cli.main import guarded
-from bagua.cli.options import MAX_NODES, MAX_RANKS, UsageError
+from bagua.cli.options import MAX_NODES, MAX_RANKS
 from bagua.cli.run import default_name
 from bagua.distributed import flags
 from bagua.distributed.flags import set_bagua_env

@@ -17,9 +17,10 @@ from typing import Any
 
 import typer
 
+from bagua.base.errors import UsageError
 from bagua.base.spelling import hyphens
 from bagua.cli.main import guarded
-from bagua.cli.options import MAX_NODES, UsageError, parse_nodes
+from bagua.cli.options import MAX_NODES, parse_nodes
 from bagua.cli.run import count_ranks
 from bagua.distributed import flags
 from bagua.distributed.flags import set_bagua_env

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from bagua.base import checkpoint_folder, launchers
-from bagua.base.errors import ConfigError
+from bagua.base.errors import ConfigError, UsageError
 from bagua.cli import hosts, slurm
-from bagua.cli.options import UsageError
 from bagua.hosts.end import Order
 from bagua.hosts.ssh import Host
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bagua.base.errors import ServiceError
+from bagua.base.errors import ServiceError, UsageError
 from bagua.bench.units import RESULT_MARK
 from bagua.cli import bench
 from bagua.cli.bench_run import ResultCatcher, Task
-from bagua.cli.options import UsageError
 from bagua.cli.terminal import Terminal
 
 

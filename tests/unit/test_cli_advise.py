@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from bagua.base.errors import UsageError
 from bagua.cli.advise import measured_network
 from bagua.cli.app import app
-from bagua.cli.options import UsageError
 from bagua.tuning.exchanges import every_text
 from bagua.tuning.network import Network
 from bagua.tuning.profile import BucketCost, Gradient, StepProfile

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from bagua.base.errors import UsageError
 from bagua.cli import config_file, job, run
 from bagua.cli.app import app
-from bagua.cli.options import UsageError
 
 
 def taken(folder: Path, text: str, command: str = "run") -> dict[str, Any]:

@@ -9,9 +9,10 @@ import pytest
 import typer
 from typer.main import get_command
 
+from bagua.base.errors import UsageError
 from bagua.cli import gpu_checks, options
 from bagua.cli.app import app
-from bagua.cli.options import Nodes, UsageError
+from bagua.cli.options import Nodes
 from bagua.cli.run import check_script, count_ranks, default_name
 
 

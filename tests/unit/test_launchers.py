@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import typer
 
+from bagua.base.errors import UsageError
 from bagua.base.spelling import hyphens
 from bagua.cli.app import app
-from bagua.cli.options import UsageError
 from bagua.distributed import flags, launch, local_rank, run
 from bagua.hosts import ssh
 from bagua.script import baguarun
