@@ -12,6 +12,7 @@ from typing import Any
 
 from bagua.base.descriptors import SCARCE
 from bagua.daemon.node.keeper_wire import Message, Wire
+from bagua.daemon.node.proc import read_status
 from bagua.daemon.node.rank_user import SpawnUser
 
 SPAWN_S = 60.0
@@ -51,6 +52,12 @@ class KeeperLink:
         self.on_loss: Callable[[str], None] = lambda words: None  # the keeper could not take what it should keep
         self.acted = 0.0  # the last deadline at which the keeper has ended ranks
         self._loop.add_reader(self._wire.fileno(), self.hear)
+
+    @property
+    def doomed(self) -> bool:
+        """It ends, and this daemon and all ranks with it."""
+        status = read_status(self.pid)
+        return status is None or status.doomed or os.getppid() != self.pid
 
     async def begin(self) -> None:
         """Returns when the keeper has said what it keeps."""

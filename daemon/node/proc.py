@@ -10,6 +10,7 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _EXITING = 4  # PF_EXITING of <linux/sched.h>
+_SIGKILL_WAITS = 1 << (signal.SIGKILL - 1)
 _STOPS = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
@@ -24,6 +25,7 @@ class ProcessStatus:
     session: int
     start_time: int
     death: int = 0  # the signal of which it is dying, or has died; 0: it lives, or ends with an exit code
+    doomed: bool = False  # its end has begun, or SIGKILL waits for it: it does nothing more
 
     @property
     def alive(self) -> bool:
@@ -37,7 +39,8 @@ def read_status(pid: int) -> ProcessStatus | None:
     except OSError:
         return None
     fields = text[text.rindex(")") + 2 :].split()  # the name before may hold blanks and brackets
-    return ProcessStatus(pid, fields[0], int(fields[1]), int(fields[3]), int(fields[19]), _death(fields))
+    doomed = bool(int(fields[6]) & _EXITING or int(fields[28]) & _SIGKILL_WAITS)
+    return ProcessStatus(pid, fields[0], int(fields[1]), int(fields[3]), int(fields[19]), _death(fields), doomed)
 
 
 def _death(fields: Sequence[str]) -> int:

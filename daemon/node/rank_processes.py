@@ -244,9 +244,11 @@ class RankProcesses:
 
     def look_at(self, member: int, pid: int) -> None:
         """Tells of the end of a process that is dying of a signal. Its parent hears of it when the kernel has freed its
-        memory, and tells again."""
+        memory, and tells again. Nothing is told if that dies itself: a host is lost, and not its ranks one by one."""
         status = read_status(pid)
-        if status is not None and status.death and self._leaders.get(pid) == status.start_time:
+        if status is None or not status.death or self._leaders.get(pid) != status.start_time:
+            return
+        if not self._node.keeper.doomed:
             self._exited(member, -status.death)
 
     def _exited(self, member: int, code: int) -> None:

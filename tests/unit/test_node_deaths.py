@@ -26,6 +26,7 @@ def _death_after(act: Callable[[subprocess.Popen[str]], object], until: int) -> 
         status = read_status(process.pid)
         process.kill()
     assert read_status(process.pid) is None and status is not None
+    assert status.doomed == (until == os.WEXITED)
     return status.death
 
 
@@ -50,4 +51,4 @@ def test_a_stop_is_none() -> None:
 
 def test_who_lives_does_not_die() -> None:
     status = read_status(os.getpid())
-    assert status is not None and status.death == 0
+    assert status is not None and status.death == 0 and not status.doomed
