@@ -297,7 +297,10 @@ def load_c10d(cache_dir: Path | None = None) -> Any:
 
 @functools.cache
 def _first_path(cache_dir: Path | None, extension: Extension) -> Path:
-    """The path that this process uses from now on, though sources or environment change later."""
+    """The path that this process uses from now on, though sources or environment change later. The first rank of a host
+    says so where it has to be built: nobody shall take that for a hang."""
+    if os.environ.get("LOCAL_RANK") == "0" and not core_path(cache_dir, extension).is_file():
+        print(f"bagua: compiling the {extension.what} (about a minute, once)", file=sys.stderr, flush=True)
     return build(cache_dir, extension)
 
 

@@ -26,7 +26,9 @@ from bagua.base.memory_kills import MemoryWatch
 from bagua.base.run_folder import StateFolder as StateFolder
 from bagua.cli.signals import uninterrupted
 
-START_DEADLINE_S = 60.0
+# As long as ranks wait for services of their own (torch_api/join/ephemeral.py). An interpreter starts slowly on an
+# overloaded machine, or while the core is compiled beside: 60 s were too short at a load of 44.
+START_DEADLINE_S = 240.0
 STOP_DEADLINE_S = 4.5
 # The environment's settings of a service that runs elsewhere.
 FOREIGN_SETTINGS = (

@@ -27,6 +27,8 @@ DEFAULT_IGNORES = (
     ".pytest_cache/ .ruff_cache/ .ipynb_checkpoints/ .DS_Store"
 ).split()
 """Where git does not say what belongs to the code."""
+ENVIRONMENT = "pyvenv.cfg"
+"""In a folder that is a virtual environment, whatever its name. It is never packed."""
 _NAMED = 5  # files in a message
 _GIT_S = 60.0
 
@@ -57,9 +59,9 @@ class Packed:
 
 def pack(folder: Path) -> Packed:
     """The files of ``folder``, but those that are ignored: in a git checkout what git ignores, elsewhere what
-    .gitignore there says and ``DEFAULT_IGNORES``; and what ``IGNORE_FILE`` says. Modes are kept, owners and times are
-    not. The same files give the same archive. Raises ConfigError with words: too much, a link out of the folder, a
-    file that can't be read."""
+    .gitignore there says and ``DEFAULT_IGNORES``; what ``IGNORE_FILE`` says; and virtual environments. Modes are kept,
+    owners and times are not. The same files give the same archive. Raises ConfigError with words: too much, a link
+    out of the folder, a file that can't be read."""
     folder = folder.expanduser().absolute()
     if not folder.is_dir():
         raise ConfigError(
@@ -117,11 +119,14 @@ def _without_ignored(folder: Path, of_git: list[str] | None) -> Iterable[str]:
     patterns = _patterns(folder / IGNORE_FILE)
     if of_git is not None:
         spec = GitIgnoreSpec.from_lines(patterns)
-        return [name for name in of_git if not spec.match_file(name)]
+        return [name for name in _outside_environments(of_git) if not spec.match_file(name)]
     spec = GitIgnoreSpec.from_lines([*DEFAULT_IGNORES, *_patterns(folder / ".gitignore"), *patterns])
     found = []
     for path, folders, files in os.walk(folder):
         below = os.path.relpath(path, folder)
+        if ENVIRONMENT in files and below != ".":
+            folders.clear()
+            continue
         for name in list(folders):
             inside = os.path.normpath(os.path.join(below, name))
             if os.path.islink(os.path.join(path, name)):
@@ -135,6 +140,13 @@ def _without_ignored(folder: Path, of_git: list[str] | None) -> Iterable[str]:
         if len(found) > 10 * MAX_FILES:  # counted well enough for an error
             break
     return found
+
+
+def _outside_environments(names: Sequence[str]) -> list[str]:
+    """Those that are not in a virtual environment below the root."""
+    folders = (os.path.split(name)[0] for name in names if os.path.basename(name) == ENVIRONMENT)
+    environments = tuple(f"{folder}/" for folder in folders if folder)
+    return [name for name in names if not name.startswith(environments)]
 
 
 def _patterns(path: Path) -> list[str]:

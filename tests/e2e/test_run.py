@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from rig import pages
 from rig.limits import SOON_S
 
 if TYPE_CHECKING:
@@ -243,6 +245,15 @@ def test_a_rank_that_is_killed_fails_the_job_soon(sandbox: Sandbox) -> None:
     sandbox.assert_all_gone(within=SOON_S)
 
 
+def jobs_from_another_terminal(sandbox: Sandbox) -> str:
+    """The jobs of a run that goes on, asked for as docs/profiling.md says."""
+    (block,) = [block for block in pages.of_page("profiling") if "run-*" in block.text]
+    command = f'bagua() {{ {shlex.join(sandbox.command)} "$@"; }}\n{block.text}'
+    listed = sandbox.run("bash", "-c", command)
+    assert listed.code == 0, listed.text
+    return listed.out
+
+
 @pytest.mark.parametrize(
     "program", [SLEEP, pytest.param(WAIT_FOR_RANK_0, marks=pytest.mark.full)], ids=["sleep", "wait"]
 )
@@ -250,6 +261,8 @@ def test_ctrl_c_ends_everything(sandbox: Sandbox, program: str) -> None:
     script = sandbox.script("wait.py", program)
     process = sandbox.start(*sandbox.command, "run", "--nnodes", "2", script)
     pids(sandbox, 2)
+    if program == SLEEP:
+        assert "wait" in jobs_from_another_terminal(sandbox)
     pressed = time.monotonic()
     process.send_signal(signal.SIGINT)
     done = sandbox.finish(process, pressed, deadline=30)

@@ -176,3 +176,21 @@ def test_the_core_leaves_printing_and_files_to_those_who_are_for_it() -> None:
 def test_loading_does_not_import_torch() -> None:
     code = "import sys; from bagua.csrc import load; assert load() is load(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(("local_rank", "says"), [("0", True), ("1", False), (None, False)])
+def test_one_rank_of_a_host_says_that_it_builds(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    local_rank: str | None,
+    says: bool,
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if local_rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+    with pytest.raises(build.BuildError, match="No C\\+\\+ compiler"):
+        build.load(tmp_path)
+    assert ("compiling the native core (about a minute, once)" in capsys.readouterr().err) is says

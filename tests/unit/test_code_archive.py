@@ -8,6 +8,7 @@ import io
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -71,6 +72,22 @@ def test_the_same_files_give_the_same_archive(folder: Path, tmp_path: Path) -> N
     assert pack(other).archive.digest != first
 
 
+def environment(path: Path) -> None:
+    """A virtual environment, whose interpreter is a link out of it."""
+    file(path, "pyvenv.cfg")
+    file(path, "lib/module.py")
+    (path / "bin").mkdir()
+    (path / "bin" / "python").symlink_to(sys.executable)
+
+
+def test_virtual_environments_stay_whatever_their_name(folder: Path) -> None:
+    expected = pack(folder).names
+    environment(folder / "env")
+    assert pack(folder).names == expected
+    (folder / "env" / "bin" / "python").unlink()
+    assert "pyvenv.cfg" in pack(folder / "env").names, "unless one is the folder itself"
+
+
 def test_ignored_files_stay(folder: Path) -> None:
     file(folder, ".gitignore", "*.tmp\n")
     file(folder, ".baguaignore", "data/\n!/train.py\n")
@@ -89,6 +106,7 @@ def test_git_says_what_belongs_to_a_checkout(folder: Path) -> None:
     file(folder, "lib/secret.txt")
     file(folder, "forced.tmp")
     file(folder, "deleted.py")
+    environment(folder / "not ignored")
     git("add", ".")
     git("add", "-f", "forced.tmp")
     (folder / "deleted.py").unlink()

@@ -23,8 +23,9 @@ from torch import distributed
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
+from bagua import csrc
 from bagua.base import launchers
-from bagua.base.errors import BaguaError, ConfigError, ServiceError
+from bagua.base.errors import BaguaError, BuildError, ConfigError, ServiceError
 from bagua.torch_api.join import environment
 from bagua.torch_api.join.daemon import DaemonClient
 from bagua.torch_api.join.meeting import DEADLINE_S, Meeting, Superseded, text_of
@@ -33,7 +34,6 @@ from bagua.torch_api.join.session import Session
 
 LOG = logging.getLogger("bagua")
 
-# The first start on a machine builds the core.
 START_DEADLINE_S = 240.0
 SOCKET_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 INSECURE = "BAGUA_INSECURE_RENDEZVOUS"
@@ -65,7 +65,7 @@ class Place:
 
 
 def join(store: Store | None) -> Session:
-    """Starts missing services and joins. Raises ConfigError, ServiceError, CommunicationError."""
+    """Starts missing services and joins. Raises BuildError, ConfigError, ServiceError, CommunicationError."""
     environment.complete()
     rank, world_size = environment.get_rank(), environment.get_world_size()
     if world_size < 1 or not 0 <= rank < world_size:
@@ -102,7 +102,17 @@ def _join_others(rank: int, world_size: int, store: Store | None) -> Session:
         return session
 
 
+def _build_core() -> None:
+    """Before ranks and services wait for each other, because a build on a busy machine outlasts their patience. Raises
+    BuildError."""
+    try:
+        csrc.load()
+    except csrc.BuildError as error:
+        raise BuildError(str(error)) from error
+
+
 def _join_alone() -> Session:
+    _build_core()
     service = _start_cluster(Place(0, 1, 1), "")
     try:
         info = service.receive(START_DEADLINE_S)
@@ -118,6 +128,7 @@ def _attempt(rank: int, world_size: int, store: Store) -> Session:
     meeting = Meeting(store, rank, world_size)
     with ExitStack() as started:
         try:
+            _build_core()
             place = _locate(rank, world_size, meeting)
             service = _start_service(place, meeting)
             if service is not None:

@@ -154,9 +154,9 @@ class _Rank:
         """How it failed, in words."""
         code = self.process.exitcode or 0
         if self.error:
-            return self.error
+            return self.error.rstrip()
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return f"Its process {how}. The end of its output:\n{self.tail}"
+        return f"Its process {how}. The end of its output:\n{self.tail.rstrip()}"
 
 
 class _Launch:
