@@ -57,6 +57,13 @@ def test_names_follow_the_conventions() -> None:
         assert not OF_SCRAPES & set(family.labels), f"{family.name}: Prometheus itself sets such a label"
 
 
+def test_the_fuller_disk_counts(tmp_path: Path) -> None:
+    """Under systemd logs of ranks may lie on another disk than the state folder."""
+    assert node_metrics.room([tmp_path])[()] > 0
+    assert node_metrics.room([tmp_path, Path("/proc")]) == {(): 0}
+    assert node_metrics.room([tmp_path, tmp_path / "none"]) == {}
+
+
 def test_an_example_of_metrics_has_one_port_everywhere() -> None:
     """That of the systemd settings is the one that Prometheus asks, and the dashboard of the same host has another."""
     asked = {
