@@ -68,7 +68,7 @@ def test_a_service_moves_to_postgresql(tmp_path: Path, server: dict[str, str]) -
         ["sh", "-eu", "-c", text], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=SOON_S
     )
     assert done.returncode == 0, done.stdout
-    assert done.stdout.splitlines()[-1].endswith("1 jobs (1 pending), 1 events"), done.stdout
+    assert done.stdout.splitlines()[-1].endswith("1 jobs (1 PENDING), 1 events"), done.stdout
     assert settings.read_text() == f"BAGUA_COORDINATOR_DATABASE_URL={url}\n"
 
 
