@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
@@ -23,6 +24,18 @@ def cache_dir() -> Path:
     if explicit:
         return Path(explicit)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bagua"
+
+
+def runtime_dir() -> Path:
+    """``$XDG_RUNTIME_DIR/bagua``, else ``/tmp/bagua-UID``: a short path for Unix sockets. The variable counts where its
+    folder is this user's: Slurm carries it from the login node to nodes on which nobody has made the folder, and ``su``
+    to another user."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if base:
+        with contextlib.suppress(OSError):
+            if os.stat(base).st_uid == os.getuid():
+                return Path(base) / "bagua"
+    return Path(f"/tmp/bagua-{os.getuid()}")
 
 
 def make_private_dir(path: Path) -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import structlog
 
+from bagua.base import paths
 from bagua.base.errors import ConfigError
 from bagua.daemon.node import runtime_dir
 from bagua.daemon.node.journal import JobEntry, Journal, RankEntry
@@ -136,9 +137,17 @@ def test_sockets_lie_where_their_paths_are_short(short_path, monkeypatch):
     folder.parent.chmod(0o777)
     runtime_dir.socket_folder(long)
     assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
+    long.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
     with pytest.raises(ConfigError, match="too long"):
         runtime_dir.socket_folder(long)
+
+
+@pytest.mark.parametrize("folder", ["/run/user/4000000000", "/proc/1/nobody", ""])
+def test_a_runtime_folder_that_nobody_made_does_not_count(folder, monkeypatch):
+    """Slurm carries the variable from the login node to the nodes of a job."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+    assert paths.runtime_dir() == Path(f"/tmp/bagua-{os.getuid()}")
 
 
 def test_a_folder_that_is_a_trap(short_path, monkeypatch):
