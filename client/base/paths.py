@@ -9,6 +9,8 @@ from pathlib import Path
 
 from bagua.base.errors import ConfigError
 
+_SCHEDULERS = ("SLURM_JOB_ID", "PBS_JOBID")
+
 
 def state_dir() -> Path:
     """``BAGUA_STATE_DIR``, else ``$XDG_STATE_HOME/bagua``, else ``~/.local/state/bagua``."""
@@ -27,11 +29,13 @@ def cache_dir() -> Path:
 
 
 def runtime_dir() -> Path:
-    """``$XDG_RUNTIME_DIR/bagua``, else ``/tmp/bagua-UID``: a short path for Unix sockets. The variable counts where its
-    folder is this user's: Slurm carries it from the login node to nodes on which nobody has made the folder, and ``su``
-    to another user."""
+    """``$XDG_RUNTIME_DIR/bagua``, else ``/tmp/bagua-UID``: a short path for Unix sockets.
+
+    The variable counts where its folder is this user's: ``su`` carries it to another one. In a job of a scheduler it
+    does not: the folder is that of a login, on another machine or until its user logs out, and the job outlives it.
+    """
     base = os.environ.get("XDG_RUNTIME_DIR")
-    if base:
+    if base and not any(name in os.environ for name in _SCHEDULERS):
         with contextlib.suppress(OSError):
             if os.stat(base).st_uid == os.getuid():
                 return Path(base) / "bagua"

@@ -145,8 +145,16 @@ def test_sockets_lie_where_their_paths_are_short(short_path, monkeypatch):
 
 @pytest.mark.parametrize("folder", ["/run/user/4000000000", "/proc/1/nobody", ""])
 def test_a_runtime_folder_that_nobody_made_does_not_count(folder, monkeypatch):
-    """Slurm carries the variable from the login node to the nodes of a job."""
+    """`su` carries the variable to other users."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+    assert paths.runtime_dir() == Path(f"/tmp/bagua-{os.getuid()}")
+
+
+def test_a_job_of_a_scheduler_does_not_lie_in_the_folder_of_a_login(tmp_path, monkeypatch):
+    """Which Slurm names to nodes that have none, and which goes when its user logs out."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert paths.runtime_dir() == tmp_path / "bagua"
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert paths.runtime_dir() == Path(f"/tmp/bagua-{os.getuid()}")
 
 
