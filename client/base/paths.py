@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
 
 from bagua.base.errors import ConfigError
+
+_SCHEDULERS = ("SLURM_JOB_ID", "PBS_JOBID")
 
 
 def state_dir() -> Path:
@@ -23,6 +26,20 @@ def cache_dir() -> Path:
     if explicit:
         return Path(explicit)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bagua"
+
+
+def runtime_dir() -> Path:
+    """``$XDG_RUNTIME_DIR/bagua``, else ``/tmp/bagua-UID``: a short path for Unix sockets.
+
+    The variable counts where its folder is this user's: ``su`` carries it to another one. In a job of a scheduler it
+    does not: the folder is that of a login, on another machine or until its user logs out, and the job outlives it.
+    """
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if base and not any(name in os.environ for name in _SCHEDULERS):
+        with contextlib.suppress(OSError):
+            if os.stat(base).st_uid == os.getuid():
+                return Path(base) / "bagua"
+    return Path(f"/tmp/bagua-{os.getuid()}")
 
 
 def make_private_dir(path: Path) -> Path:

@@ -11,15 +11,14 @@ import time
 from pathlib import Path
 
 from bagua.base.errors import ConfigError
-from bagua.base.paths import make_private_dir
+from bagua.base.paths import make_private_dir, runtime_dir
 
 KEPT_MARK = "kept"
 
 
 def runtime_root() -> Path:
-    """A short folder of this user (paths of Unix sockets have at most 107 bytes): in ``$XDG_RUNTIME_DIR`` or /tmp."""
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    root = Path(base) / "bagua" if base else Path(f"/tmp/bagua-{os.getuid()}")
+    """A short folder of this user (paths of Unix sockets have at most 107 bytes): see ``paths.runtime_dir``."""
+    root = runtime_dir()
     if root.is_symlink():
         raise ConfigError(f"{root} is a link: somebody else made it. Remove it, or set XDG_RUNTIME_DIR. [BG108]")
     return make_private_dir(root)

@@ -55,6 +55,10 @@ class Way(Protocol):
         """When all has ended."""
         ...
 
+    def failure(self) -> str:
+        """Words on a host whose daemon has ended badly, while the connections last; empty: there is none."""
+        ...
+
     def announce_end(self) -> None:
         """The job is being ended: hosts that hear of it from their scheduler, too, need not do anything."""
         ...
@@ -170,6 +174,8 @@ class HostCluster(EmbeddedCluster):
                 for service in self.services[1:]:
                     if isinstance(service, RemoteService) and service.has_ended():
                         raise ServiceError(f"{service.describe_end()} [BG910]")
+                if words := self._way.failure():
+                    raise ServiceError(f"{words} [BG910]")
                 if time.monotonic() > deadline:
                     raise ServiceError(
                         f"{there} of {count} node daemons came within {NODES_DEADLINE_S:.0f} s. Can the hosts reach "
@@ -220,6 +226,10 @@ class SshWay:
 
     def close(self) -> None:
         """See ``Way``."""
+
+    def failure(self) -> str:
+        """See ``Way``: here the connection ends."""
+        return ""
 
     def announce_end(self) -> None:
         """See ``Way``."""

@@ -22,7 +22,7 @@ from bagua.base.address import is_loopback
 from bagua.base.errors import ConfigError, UsageError
 from bagua.base.paths import make_private_dir, state_dir, write_private
 from bagua.cli.hosts import RemoteService
-from bagua.hosts.end import ENDING, Order
+from bagua.hosts.end import ENDING, FAILED, Order
 
 REQUEUE_DEADLINE_S = 60.0
 FORGOTTEN = (
@@ -43,9 +43,11 @@ class SrunWay:
     srun: str = "srun"
     ends_by_signal: bool = True
     _folder: Path | None = field(default=None, init=False)
+    _log: Path | None = field(default=None, init=False)
 
     def start(self, order: Order, state: Path) -> list[RemoteService]:
         """See ``cli.hosts.Way``. Slurm names the nodes."""
+        self._log = state / "nodes.log"
         self._folder = Path(tempfile.mkdtemp(prefix=f"{self.job}-", dir=make_private_dir(self.shared)))
         path = self._folder / "order"
         write_private(path, f"{order.line()}\n".encode())
@@ -55,12 +57,21 @@ class SrunWay:
             *(sys.executable, "-P", "-m", "bagua.hosts.end", "--order", str(path)),
         ]
         command = ["env", *(f"--unset={name}" for name in FORGOTTEN), *command]
-        return [RemoteService("step of node daemons", command, "", state / "nodes.log", why=" (srun)")]
+        return [RemoteService("step of node daemons", command, "", self._log, why=" (srun)")]
 
     def close(self) -> None:
         """See ``cli.hosts.Way``."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def failure(self) -> str:
+        """See ``cli.hosts.Way``: one step has all nodes, and goes on without one."""
+        found = sorted(self._folder.glob(f"{FAILED}*")) if self._folder is not None else []
+        if not found or self._log is None:
+            return ""
+        lines = [line for line in self._log.read_text(errors="replace").splitlines() if not line.startswith("srun: ")]
+        words = [f"The node daemon of {path.name.removeprefix(FAILED)} failed: {path.read_text()}" for path in found]
+        return " ".join([*words, *(f"Last words of all: {line.strip()}" for line in lines[-1:])])
 
     def announce_end(self) -> None:
         """See ``cli.hosts.Way``."""

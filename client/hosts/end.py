@@ -33,6 +33,8 @@ NOTICE_PATIENCE_S = 5.0
 """For a sign, after a signal of the scheduler, that the whole job is ended in another way."""
 ENDING = "ending"
 """A file beside the order: the job is being ended, and signals that reached its hosts, too, need no answer."""
+FAILED = "failed-"
+"""Begin of the names of files beside the order: the program on the host of that name ended badly, for this reason."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,23 @@ def main() -> int:
         line = read_private(given.order, "The order of this host") if given.order else source.readline()
         if not line.endswith(b"\n"):
             return 1  # the connection broke before the order was there
-        return _run(Order(**json.loads(line)), source, given.order)
+        code, words = _run(Order(**json.loads(line)), source, given.order), ""
     except OSError as error:
-        print(f"error: {given.order} can't be read on this host: {error.strerror}.", file=sys.stderr)
+        code, words = 1, f"{given.order} can't be read on this host: {error.strerror}."
     except BaguaError as error:
-        print(f"error: {error}", file=sys.stderr)
-    return 1
+        code, words = 1, str(error)
+    if words:
+        print(f"error: {words}", file=sys.stderr)
+    if code and given.order:
+        _tell(given.order, words or f"It ended with code {code}.")
+    return code
+
+
+def _tell(order: Path, words: str) -> None:
+    """Whoever gave the order waits for all hosts: a step of srun goes on without one."""
+    if not order.with_name(ENDING).exists():
+        with contextlib.suppress(OSError):  # the job has ended
+            write_private(order.with_name(FAILED + (os.environ.get("SLURMD_NODENAME") or "host")), words.encode())
 
 
 def _run(order: Order, source: IO[bytes], path: Path | None) -> int:

@@ -100,7 +100,8 @@ class Remote:
 
 
 def _copy(label: str, source: IO[bytes], target: Target) -> None:
-    for line in source:
-        with _SCREEN:
-            target.write(label + line.decode(errors="replace"))
-            target.flush()
+    with source:
+        for line in source:
+            with _SCREEN:
+                target.write(label + line.decode(errors="replace"))
+                target.flush()

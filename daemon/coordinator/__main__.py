@@ -18,7 +18,7 @@ import typer
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from bagua.base.disk import disk_words
-from bagua.base.errors import ConfigError, ServiceError
+from bagua.base.errors import ConfigError, ServiceError, UnavailableError
 from bagua.base.notify import Notifier
 from bagua.base.spelling import COMMAND_SETTINGS
 from bagua.daemon.coordinator.event_loop import EventLoop, collect_seldom
@@ -122,7 +122,7 @@ def run(
             raise  # nothing of a user's making
         words = disk_words(error) if isinstance(error, OSError) else str(error)
         _tell(ready_fd, {"error": words})
-        fail(words)
+        fail(words, error)
 
 
 async def serve(settings: Settings, ready_fd: int | None, needs_parent: bool) -> None:
@@ -180,10 +180,11 @@ def end_with_parent(parent: int) -> None:
         raise ConfigError("The process that started this one is gone already. [BG910]")
 
 
-def fail(message: str) -> None:
-    """One line on stderr, exit code 2."""
+def fail(message: str, error: Exception | None = None) -> None:
+    """One line on stderr. Exit code 2, after which systemd makes no other start, or 1 for what may pass: a database
+    that does not answer yet."""
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    raise SystemExit(2)
+    raise SystemExit(1 if isinstance(error, UnavailableError) else 2)
 
 
 def main() -> None:
@@ -201,7 +202,7 @@ def main() -> None:
     except USAGE_ERROR as error:
         fail(error.format_message())
     except (ConfigError, ServiceError) as error:
-        fail(str(error))
+        fail(str(error), error)
     if code:
         raise SystemExit(code)
 

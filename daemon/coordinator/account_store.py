@@ -40,7 +40,8 @@ class AccountQueries(CodeQueries):
         """In order. The commit of PostgreSQL does not wait for the disk: a server that crashes loses the last rows."""
         if self._db.dialect.name == "postgresql":
             self._later(sa.text("SET LOCAL synchronous_commit TO OFF"))
-        self._later(sa.insert(m.audit), [dict(row) for row in rows])
+        # Inline: for one row alone SQLAlchemy asks for its number else, and nobody waits for that answer.
+        self._later(sa.insert(m.audit).inline(), [dict(row) for row in rows])
 
     def audit(
         self, limit: int, before_seq: int = 0, who: str = "", target: str = "", refused: bool = False

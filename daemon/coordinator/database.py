@@ -17,7 +17,7 @@ from sqlalchemy import event
 
 import bagua
 from bagua.base.disk import disk_words
-from bagua.base.errors import ConfigError
+from bagua.base.errors import ConfigError, UnavailableError
 from bagua.daemon.coordinator import models
 from bagua.daemon.coordinator.execution import READ_ONLY
 from bagua.daemon.coordinator.migrations import HEAD, KNOWN
@@ -38,8 +38,8 @@ def read_only_url(path: Path) -> str:
 
 
 def open_engine(url: str) -> sa.Engine:
-    """An engine for ``url``, its schema at head. Raises ConfigError: a bad URL, no answer, a newer schema, a full disk,
-    a damaged file."""
+    """An engine for ``url``, its schema at head. Raises ConfigError: a bad URL, a newer schema, a full disk, a damaged
+    file; UnavailableError: a server that does not answer."""
     engine = connect_engine(url)
     try:
         with config_words(engine.url):
@@ -74,7 +74,8 @@ def connect_engine(url: str) -> sa.Engine:
 
 @contextlib.contextmanager
 def config_words(url: sa.URL) -> Iterator[None]:
-    """Raises ConfigError for an error of the database."""
+    """Raises for an error of the database: UnavailableError if a server does not answer, which may pass; else
+    ConfigError."""
     try:
         yield
     except (sa.exc.DBAPIError, sqlite3.Error) as error:
@@ -82,7 +83,8 @@ def config_words(url: sa.URL) -> Iterator[None]:
         detail = str(error.orig if isinstance(error, sa.exc.DBAPIError) else error).strip()
         found = describe(error, url)
         words = found.words if found else f"The database {shown} can't be used: {' '.join(detail.split())}"
-        raise ConfigError(f"{words} [BG816]") from error
+        passes = found is not None and found.may_pass and url.get_backend_name() == "postgresql"
+        raise (UnavailableError if passes else ConfigError)(f"{words} [BG816]") from error
 
 
 _EXAMPLE = "postgresql://USER@HOST/NAME"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import ssl
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -14,7 +16,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, start_http_se
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from bagua.base.errors import ConfigError
+from bagua.base.errors import ConfigError, ServiceError
 from bagua.base.security import TlsFiles, follow_files
 from bagua.daemon.coordinator.counters import Counters
 from bagua.daemon.coordinator.domain import JobRecord, JobState
@@ -24,13 +26,14 @@ from bagua.daemon.coordinator.watchers import Watchers
 from bagua.daemon.metric_families import BUILD_INFO, Family, build_info
 from bagua.daemon.metrics_server import wait_for_descriptors
 
+COUNT_S = 2.0  # a database that takes longer is left out: Prometheus gives a whole scrape 10 s
 MOST_JOBS = 1_000  # living jobs that have metrics of their own: a scrape stays small
 
 _CONNECTED = Family("bagua_coordinator_nodes_connected", "Node daemons that have a session with this coordinator.")
 _DRAINING = Family("bagua_coordinator_nodes_draining", "Connected nodes on which nothing new begins.")
 _SLOTS = Family("bagua_coordinator_slots", "Slots of connected nodes: ranks that could run at once.")
 _USED = Family("bagua_coordinator_slots_used", "Slots of connected nodes that jobs hold.")
-_JOBS = Family("bagua_coordinator_jobs", "Jobs in the database, by state.", ("state",))
+_JOBS = Family("bagua_coordinator_jobs", "Jobs in the database, by state; absent while it does not answer.", ("state",))
 _OLDEST = Family("bagua_coordinator_oldest_pending_seconds", "Age of the oldest job that waits for its first nodes.")
 _COUNTED = {
     "reconciles": Family("bagua_coordinator_reconciles_total", "Looks at jobs that wait for nodes."),
@@ -80,6 +83,31 @@ FAMILIES = (
 """All that the coordinator shows of its own; ``process_...`` come from the library."""
 
 
+class JobCounts:
+    """Asks the database in a thread of its own: one that does not answer must not keep the other numbers away."""
+
+    def __init__(self, read: Callable[[], Mapping[JobState, int]]) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._asking: threading.Thread | None = None
+        self._found: Mapping[JobState, int] | None = None
+
+    def get(self) -> Mapping[JobState, int] | None:
+        """Jobs by state; None: no answer within ``COUNT_S``."""
+        with self._lock:
+            if self._asking is None or not self._asking.is_alive():
+                self._asking = threading.Thread(target=self._ask, name="job-counts", daemon=True)
+                self._asking.start()
+            asking = self._asking
+        asking.join(COUNT_S)
+        return None if asking.is_alive() else self._found
+
+    def _ask(self) -> None:
+        self._found = None
+        with contextlib.suppress(ServiceError):  # of which the log and other metrics tell
+            self._found = self._read()
+
+
 class CoordinatorCollector(Collector):
     """Reads the numbers when they are asked for; runs in a thread of the HTTP server."""
 
@@ -87,6 +115,7 @@ class CoordinatorCollector(Collector):
         self._counters = counters
         self._sessions = sessions
         self._service = service
+        self._counts_of_jobs = JobCounts(service.count_jobs)
         self._watchers = watchers
 
     def describe(self) -> Iterable[Metric]:
@@ -107,8 +136,9 @@ class CoordinatorCollector(Collector):
         yield _DRAINING.single(sum(node.draining for node in nodes))
         yield _SLOTS.single(sum(node.slots for node in nodes))
         yield _USED.single(sum(node.used for node in nodes))
-        counts = self._service.count_jobs()
-        yield _JOBS.of({(state.name.lower(),): counts.get(state, 0) for state in JobState})
+        counts = self._counts_of_jobs.get()
+        states = JobState if counts is not None else ()
+        yield _JOBS.of({(state.name.lower(),): (counts or {}).get(state, 0) for state in states})
         oldest = min((job.created_at for job in living if job.state is JobState.PENDING), default=None)
         yield _OLDEST.single(0.0 if oldest is None else max(0.0, time.time() - oldest))
 

@@ -204,7 +204,7 @@ class NodeDaemon:
             slots=self._settings.slots,
             life=self._keeper.life,
             kills=self._keeper.kills,
-            state=self._folder.path,
+            folders=(self._folder.path, self._folder.logs),
         )
         server = serve_metrics(self._settings.metrics_port, facts)
         closing.callback(server.server_close)

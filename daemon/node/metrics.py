@@ -28,7 +28,10 @@ _LIVES = Family(
     "bagua_node_daemon_lives", "Daemon processes that the keeper has started: one more after a crash, or a reload."
 )
 _KILLS = Family("bagua_node_daemon_kills_total", "Daemon processes that were killed, and started again by the keeper.")
-_FREE = Family("bagua_node_state_free_bytes", "Room on the disk of the state folder.")
+_FREE = Family(
+    "bagua_node_state_free_bytes",
+    "Room on the disk of the state folder, or on that of the logs of ranks, where that has less.",
+)
 _SUSPENDED = Family("bagua_node_job_suspended", "1 while a job here waits for its next generation.", ("job_id",))
 
 
@@ -63,7 +66,7 @@ class NodeFacts:
     slots: int
     life: int
     kills: int
-    state: Path
+    folders: tuple[Path, ...]
 
 
 class NodeCollector(Collector):
@@ -82,14 +85,15 @@ class NodeCollector(Collector):
         yield _SLOTS.single(facts.slots)
         yield _LIVES.single(facts.life)
         yield _KILLS.single(facts.kills)
-        yield _FREE.of(_room(facts.state))
+        yield _FREE.of(room(facts.folders))
         yield _SUSPENDED.of({(job.job_id,): float(bool(job.state.suspended)) for job in jobs})
         yield from _of_engines(jobs)
 
 
-def _room(folder: Path) -> dict[tuple[str, ...], float]:
+def room(folders: Iterable[Path]) -> dict[tuple[str, ...], float]:
+    """The least of their disks; nothing if one can't be asked."""
     try:
-        return {(): shutil.disk_usage(folder).free}
+        return {(): min(shutil.disk_usage(folder).free for folder in folders)}
     except OSError:
         return {}
 

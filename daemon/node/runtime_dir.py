@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 
 from bagua.base.errors import ConfigError
+from bagua.base.paths import runtime_dir
 
 MAX_SOCKET_PATH = 107
 _LONGEST_NAME = "job-0123456789abcdef.sock"
@@ -21,9 +22,7 @@ def socket_folder(state: Path) -> Path:
     explicit = os.environ.get("BAGUA_RUNTIME_DIR")
     if not explicit and len(os.fsencode(state / _LONGEST_NAME)) <= MAX_SOCKET_PATH:
         return state
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    root = Path(runtime) / "bagua" if runtime else Path(f"/tmp/bagua-{os.getuid()}")
-    root = Path(explicit) if explicit else root
+    root = Path(explicit) if explicit else runtime_dir()
     folder = root / hashlib.sha256(os.fsencode(state.absolute())).hexdigest()[:8]
     if len(os.fsencode(folder / _LONGEST_NAME)) > MAX_SOCKET_PATH:
         raise ConfigError(

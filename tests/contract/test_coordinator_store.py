@@ -278,6 +278,15 @@ def test_old_jobs_are_found_oldest_first_and_go_with_all_that_is_theirs(store: S
 # ---- coordinators
 
 
+def test_entries_of_the_audit_log_are_written_one_by_one_and_together(store: Store):
+    row = {"who": "ann", "role": "admin", "namespace": "n", "target": "t", "outcome": "OK", "detail": "", "peer": "p"}
+    for first, count in ((0, 1), (1, 3), (4, 1)):
+        with store.transaction() as tx:
+            tx.add_audit([{**row, "time": 1e9, "method": str(first + number)} for number in range(count)])
+    with store.read() as tx:
+        assert [entry.method for entry in tx.audit(10)] == ["4", "3", "2", "1", "0"]
+
+
 def test_the_beat_of_a_coordinator_is_seen(store: Store):
     with store.transaction() as tx:
         tx.beat("x", 1.5)

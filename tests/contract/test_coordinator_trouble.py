@@ -160,5 +160,5 @@ def test_words_for_postgresql():
 
 def test_a_postgresql_that_is_not_there():
     pytest.importorskip("psycopg")
-    with pytest.raises(ConfigError, match="does not answer"):
+    with pytest.raises(UnavailableError, match="does not answer"):
         open_engine("postgresql://nobody@127.0.0.1:1/none")

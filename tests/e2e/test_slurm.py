@@ -181,7 +181,8 @@ def test_a_secret_stays_in_memory(sandbox: Sandbox, cluster: Slurm) -> None:
     options = ("--wait", "-N2", "--ntasks-per-node=1", f"--output={log}")
     waits = sandbox.start(*cluster.command("sbatch", *options), script, env=cluster.env)
     sandbox.wait_until(lambda: len(list(sandbox.folder.glob("has-*"))) == 2, 5 * SOON_S)
-    folders = [sandbox.folder, sandbox.runtime, *([cluster.own.folder] if cluster.own else [])]
+    runtime = Path(f"/tmp/bagua-{os.getuid()}")  # see base.paths.runtime_dir
+    folders = [sandbox.folder, runtime, *([cluster.own.folder] if cluster.own else [])]
     leaks.assert_kept(secret, sandbox.folder / "hf.token", *folders)
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in (sandbox.state / "slurm").rglob("order"))
     told = sandbox.run(*cluster.command("scontrol", "show", "job", "--details"), env=cluster.env)

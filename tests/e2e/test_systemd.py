@@ -31,7 +31,7 @@ MADE = {
     "RuntimeDirectory": "/run",
 }
 """Where systemd makes folders."""
-MOST_EXPOSED = {"bagua-coordinator.service": 1.5, "bagua-node.service": 2.5}
+MOST_EXPOSED = {"bagua-backup.service": 1.5, "bagua-coordinator.service": 1.5, "bagua-node.service": 2.5}
 """On the scale of `systemd-analyze security`, from 0 to 10. A node runs programs of its users."""
 
 
@@ -267,7 +267,8 @@ def test_the_page_installs_a_service(tmp_path: Path) -> None:
         status = (root / place).stat()
         assert (status.st_uid, status.st_mode & 0o777) == (number, 0o700), place
     assert {path.name for path in (root / "etc" / "bagua").glob("*.env")} == {"coordinator.env", "node.env"}
-    assert {path.name for path in (root / "usr/lib/systemd/system").iterdir()} == {path.name for path in UNITS}
+    units = {path.name for path in UNITS} | {"bagua-backup.timer"}
+    assert {path.name for path in (root / "usr/lib/systemd/system").iterdir()} == units
 
 
 @pytest.mark.full
@@ -296,6 +297,9 @@ def test_services_below_a_real_systemd(tmp_path: Path) -> None:
         before = host.sh("pgrep -f keeper-fd")
         host.sh("systemctl reload bagua-node; systemctl is-active bagua-node")
         assert host.sh("pgrep -f keeper-fd") != before, "the installed daemon has taken over"
+        host.sh("systemctl enable --now bagua-backup.timer; systemctl start bagua-backup")
+        assert "bagua-backup.timer" in host.sh("systemctl list-timers --no-pager")
+        assert "problem" not in host.sh(f"cd /; {alias} coordinator check $(ls /var/lib/bagua/backup-?.db)")
         file = "/var/lib/bagua/backup.db"
         host.sh(f"cd /; {alias} coordinator backup {file}; systemctl stop bagua-coordinator")
         refused = host.attempt(f"cd /; BAGUA_STATE_DIR=/var/lib/bagua bagua coordinator restore {file} --replace")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import structlog
 
+from bagua.base import paths
 from bagua.base.errors import ConfigError
 from bagua.daemon.node import runtime_dir
 from bagua.daemon.node.journal import JobEntry, Journal, RankEntry
@@ -136,9 +137,25 @@ def test_sockets_lie_where_their_paths_are_short(short_path, monkeypatch):
     folder.parent.chmod(0o777)
     runtime_dir.socket_folder(long)
     assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
+    long.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
     with pytest.raises(ConfigError, match="too long"):
         runtime_dir.socket_folder(long)
+
+
+@pytest.mark.parametrize("folder", ["/run/user/4000000000", "/proc/1/nobody", ""])
+def test_a_runtime_folder_that_nobody_made_does_not_count(folder, monkeypatch):
+    """`su` carries the variable to other users."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+    assert paths.runtime_dir() == Path(f"/tmp/bagua-{os.getuid()}")
+
+
+def test_a_job_of_a_scheduler_does_not_lie_in_the_folder_of_a_login(tmp_path, monkeypatch):
+    """Which Slurm names to nodes that have none, and which goes when its user logs out."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert paths.runtime_dir() == tmp_path / "bagua"
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert paths.runtime_dir() == Path(f"/tmp/bagua-{os.getuid()}")
 
 
 def test_a_folder_that_is_a_trap(short_path, monkeypatch):

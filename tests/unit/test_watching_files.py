@@ -6,14 +6,19 @@ import importlib.util
 import json
 import re
 import sys
+import threading
+import time
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import yaml
+from rig.limits import SOON_S
 from rig.prometheus import promtool
 
+from bagua.base.errors import UnavailableError
 from bagua.daemon.coordinator import metrics as coordinator_metrics
+from bagua.daemon.coordinator.domain import JobState
 from bagua.daemon.metric_families import Family, table
 from bagua.daemon.node import metrics as node_metrics
 from bagua.dashboard.serve import DEFAULT_LISTEN
@@ -55,6 +60,34 @@ def test_names_follow_the_conventions() -> None:
         assert re.fullmatch(r"bagua(_[a-z0-9]+)+", family.name), family
         assert family.help.endswith(".") and "|" not in family.help, family
         assert not OF_SCRAPES & set(family.labels), f"{family.name}: Prometheus itself sets such a label"
+
+
+def test_a_database_that_does_not_answer_keeps_no_other_number_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a coordinator without its database looks like one that is down."""
+    monkeypatch.setattr(coordinator_metrics, "COUNT_S", 0.05)
+    answers = threading.Event()
+
+    def read() -> dict[JobState, int]:
+        if not answers.wait(0.3):
+            raise UnavailableError("The database does not answer.")
+        return {JobState.PENDING: 7}
+
+    counts = coordinator_metrics.JobCounts(read)
+    assert counts.get() is None, "it does not wait for an answer"
+    answers.set()
+    give_up = time.monotonic() + SOON_S
+    while counts.get() != {JobState.PENDING: 7}:
+        assert time.monotonic() < give_up
+    answers.clear()
+    monkeypatch.setattr(coordinator_metrics, "COUNT_S", SOON_S)
+    assert counts.get() is None, "the database has said no"
+
+
+def test_the_fuller_disk_counts(tmp_path: Path) -> None:
+    """Under systemd logs of ranks may lie on another disk than the state folder."""
+    assert node_metrics.room([tmp_path])[()] > 0
+    assert node_metrics.room([tmp_path, Path("/proc")]) == {(): 0}
+    assert node_metrics.room([tmp_path, tmp_path / "none"]) == {}
 
 
 def test_an_example_of_metrics_has_one_port_everywhere() -> None:

@@ -74,6 +74,13 @@ def test_bad_settings_are_named(start, arguments, listen, words):
     assert words in refused(start(*arguments, listen=listen))
 
 
+def test_a_database_that_is_away_is_no_bad_setting(start):
+    """After code 2 systemd makes no other start: a machine that starts before its database would stay without one."""
+    process = start("--database-url", "postgresql://bagua@127.0.0.1:1/bagua")
+    code, errors = process.wait()
+    assert code == 1 and "127.0.0.1:1/bagua does not answer" in process.error, errors
+
+
 def test_settings_from_the_environment_are_checked_too(start):
     process = start(BAGUA_COORDINATOR_LEASE_S="0.1")
     assert "too short" in refused(process)
