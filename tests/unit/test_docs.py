@@ -73,7 +73,7 @@ def test_a_broken_link_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def spoken_commands(program: str) -> set[str]:
     """Commands of a program that pages name in code, such as "job" of ``bagua job list``."""
     code = [part for page in pages() for part in re.findall(r"`([^`\n]+)`|^    (.+)$", page.read_text(), re.MULTILINE)]
-    found = [re.findall(rf"(?:^|[\s/]){program} ([a-z][a-z-]*)", part) for parts in code for part in parts]
+    found = [re.findall(rf"(?:^|\s|bin/){program} ([a-z][a-z-]*)", part) for parts in code for part in parts]
     return {name for names in found for name in names}
 
 
