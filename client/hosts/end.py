@@ -78,7 +78,7 @@ def main() -> int:
 
 
 def _tell(order: Path, words: str) -> None:
-    """Words for the giver of the order, who waits for all hosts: a step of srun goes on without one."""
+    """Tells the giver of the order, who waits for all hosts: a step of srun goes on without one."""
     if not order.with_name(ENDING).exists():
         with contextlib.suppress(OSError):  # the job has ended
             write_private(order.with_name(FAILED + (os.environ.get("SLURMD_NODENAME") or "host")), words.encode())

@@ -187,7 +187,7 @@ def unit(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def test_units_are_understood(unit: Path) -> None:
     assert analyze("verify", "--man=no", unit) == ""
-    unit.write_text(unit.read_text().replace("KillMode=mixed", "KillMode=nobody"))
+    unit.write_text(re.sub("^Type=.*", "Type=nobody", unit.read_text(), flags=re.MULTILINE))
     assert "nobody" in analyze("verify", "--man=no", unit), "mistakes are found"
 
 
