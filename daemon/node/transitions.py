@@ -347,6 +347,7 @@ _BY_PHASE: dict[Phase, dict[type[Event], Handler]] = {
         EngineReady: _prepared,
         PrepareFailed: _prepare_failed,
         PeersKnown: _peers_early,
+        WaitsChanged: _waits,
         Regrouped: membership.renumber,
         StopRequested: _stop_preparing,
     },

@@ -28,7 +28,9 @@ async def test_ends_that_do_not_wait_for_the_compiler(end, slow_compiler, start_
     daemon = await start_daemon()
     for job_id in ("first", "second"):
         await end.run_script(job_id, script(""))
-        await end.job_until(job_id, lambda job: job.phase == node_pb2.LOCAL_PHASE_PREPARING)
+        job = await end.job_until(job_id, lambda job: job.waiting)
+        assert job.phase == node_pb2.LOCAL_PHASE_PREPARING
+        assert job.waiting == "node n compiles the native core (a minute or two, once)"
     pid = int(await asyncio.to_thread(slow_compiler.read_text))
     below = psutil.Process(daemon.pid).children(recursive=True)
     assert pid in [process.pid for process in below]
@@ -50,3 +52,4 @@ async def test_a_core_that_can_not_be_built(end, slow_compiler, start_daemon, sc
     await end.run_script("job", script(""))
     job = await end.stopped("job")
     assert "node n: Building the native core failed" in job.error and "bagua doctor" in job.error
+    assert job.waiting == ""
