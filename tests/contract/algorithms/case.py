@@ -246,6 +246,8 @@ class Case:
         steps: How many are trained and compared.
         tolerance: The largest allowed |parameter - reference| after a step, as a number or a function of (world, step);
             steps count from 0. 0.0: bit-equal.
+        flip: How far a parameter moves if a codec takes the next value, as sums in another order make it do: allowed
+            after a loss of ranks.
         worlds: Names of ``WORLDS`` that it applies to.
         options: More arguments of ``with_bagua``.
         bucket_bytes: Sets BAGUA_DEFAULT_BUCKET_SIZE for this case; None: one bucket.
@@ -267,6 +269,7 @@ class Case:
     loss: Loss = square
     steps: int = 6
     tolerance: float | Callable[[World, int], float] = 0.0
+    flip: float = 0.0
     worlds: Sequence[str] = EVERY_WORLD
     options: dict[str, Any] = field(default_factory=dict)
     bucket_bytes: int | None = None
