@@ -33,6 +33,7 @@ class Controller:
         self._cluster = cluster
         self._settings = settings
         self._address = address
+        self._connections = service.Connections()
 
     def serve(self, namespace: str, name: str) -> float | None:
         """Returns after how many seconds to serve the job again; None: when something has changed."""
@@ -50,6 +51,7 @@ class Controller:
     def _serve(self, namespace: str, name: str) -> float | None:
         body = self._cluster.job(namespace, name)
         if body is None or "deletionTimestamp" in body["metadata"]:
+            self._connections.drop((namespace, name))
             return None  # what the BaguaJob owns goes with it
         hashes, started_with = self._cluster.hashes(namespace, name)
         token = self._cluster.secret(namespace, f"{name}-token")
@@ -63,18 +65,23 @@ class Controller:
             api_groups=self._cluster.api_groups(),
         )
         if token is None or tls is None or seen.status.get("phase") in status.ENDED or not started_with:
+            self._connections.drop((namespace, name))
             return self._act(seen, None)
-        with service.connected(self._address(seen), token, tls) as client:
-            answer = service.look(client, attempt_name(seen, seen.status.get("attempt", 0)))
-            seen = replace(
-                seen,
-                reachable=answer.reachable,
-                trouble=answer.trouble,
-                task=answer.task,
-                former_attempts=answer.others,
-                nodes=answer.nodes,
-            )
+        client = self._connections.client((namespace, name), self._address(seen), token, tls)
+        answer = service.look(client, attempt_name(seen, seen.status.get("attempt", 0)))
+        seen = replace(
+            seen,
+            reachable=answer.reachable,
+            trouble=answer.trouble,
+            task=answer.task,
+            former_attempts=answer.others,
+            nodes=answer.nodes,
+        )
+        try:
             return self._act(seen, client)
+        finally:
+            if not answer.reachable:
+                self._connections.drop((namespace, name))
 
     def _act(self, seen: Seen, client: Client | None) -> float | None:
         """The status is written first: when this process dies in between, the actions follow from the next look, while

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,16 +39,36 @@ def address(seen: Seen) -> str:
     return f"{service_name(seen)}:{PORT}"
 
 
-@contextmanager
-def connected(address: str, token: Manifest, tls: Manifest) -> Iterator[Client]:
-    """A client of the coordinator there, with the job's Secrets."""
+class Connections:
+    """Clients of jobs' coordinators, which last from look to look. One thread at a time may ask for the same job."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str], tuple[tuple[object, ...], Client]] = {}
+
+    def client(self, job: tuple[str, str], address: str, token: Manifest, tls: Manifest) -> Client:
+        """That of a job (namespace and name), with these Secrets."""
+        wanted = address, token["data"], tls["data"]
+        if (kept := self._kept.get(job)) is not None and kept[0] == wanted:
+            return kept[1]
+        self.drop(job)
+        made = connect(address, token, tls)
+        self._kept[job] = wanted, made
+        return made
+
+    def drop(self, job: tuple[str, str]) -> None:
+        """The next look makes a new one: this one's coordinator is away, and its channel would wait ever longer."""
+        if (kept := self._kept.pop(job, None)) is not None:
+            kept[1].close()
+
+
+def connect(address: str, token: Manifest, tls: Manifest) -> Client:
+    """A client of the coordinator there, with the job's Secrets. It reads their files here, and needs none later."""
     with tempfile.TemporaryDirectory(prefix="bagua-operator-") as folder:
         files = TlsFiles.in_folder(Path(folder))
         for path, key in ((files.ca, "ca.crt"), (files.cert, "tls.crt"), (files.key, "tls.key")):
             write_private(path, base64.b64decode(tls["data"][key]))
         secret = base64.b64decode(token["data"]["token"]).decode("ascii").strip()
-        with Client(address, secret, files, timeout_s=CALL_S) as client:
-            yield client
+        return Client(address, secret, files, timeout_s=CALL_S)
 
 
 def look(client: Client, name: str) -> Answer:
