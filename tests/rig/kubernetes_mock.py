@@ -99,10 +99,11 @@ def _as_kubernetes(answer: aiohttp.web.StreamResponse) -> aiohttp.web.StreamResp
 
 class Operator:
     """An operator and its API server on an event loop in a thread. ``coordinator``: where the coordinator of every job
-    listens."""
+    listens; ``poll_s``: see the operator's settings."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, poll_s: float = 0.5) -> None:
         self.coordinator = "127.0.0.1:9"
+        self.poll_s = poll_s
         self._folder = folder
         self._daemons: list[asyncio.Task[None]] = []
         self._begun = threading.Event()
@@ -145,7 +146,7 @@ contexts: [{{name: x, context: {{cluster: c, user: u}}}}]
 current-context: x
 """
             )
-            settings = Settings(poll_s=0.5, secret_delay_s=0)
+            settings = Settings(poll_s=self.poll_s, secret_delay_s=0)
             with closing(Cluster(settings.taints, str(kubeconfig))) as cluster:
                 await asyncio.to_thread(cluster.find_others)
                 registry = make_registry(Controller(cluster, settings, lambda _: self.coordinator), settings)

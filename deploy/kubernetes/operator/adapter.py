@@ -40,6 +40,8 @@ def make_registry(controller: Controller, settings: Settings) -> kopf.OperatorRe
         settings.posting.enabled = False
         settings.scanning.disabled = True
         settings.watching.server_timeout = 120
+        loop = asyncio.get_running_loop()
+        controller.connections.on_change = lambda job: loop.call_soon_threadsafe(queue.wake, job)
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def job_changed(namespace: str | None, name: str | None, **_: Any) -> None:
@@ -61,6 +63,7 @@ def make_registry(controller: Controller, settings: Settings) -> kopf.OperatorRe
     @kopf.on.cleanup(registry=registry)
     async def end(**_: Any) -> None:
         await queue.close()
+        controller.connections.close()
 
     return registry
 

@@ -33,7 +33,7 @@ class Controller:
         self._cluster = cluster
         self._settings = settings
         self._address = address
-        self._connections = service.Connections()
+        self.connections = service.Connections()
 
     def serve(self, namespace: str, name: str) -> float | None:
         """Returns after how many seconds to serve the job again; None: when something has changed."""
@@ -51,7 +51,7 @@ class Controller:
     def _serve(self, namespace: str, name: str) -> float | None:
         body = self._cluster.job(namespace, name)
         if body is None or "deletionTimestamp" in body["metadata"]:
-            self._connections.drop((namespace, name))
+            self.connections.drop((namespace, name))
             return None  # what the BaguaJob owns goes with it
         hashes, started_with = self._cluster.hashes(namespace, name)
         token = self._cluster.secret(namespace, f"{name}-token")
@@ -65,9 +65,9 @@ class Controller:
             api_groups=self._cluster.api_groups(),
         )
         if token is None or tls is None or seen.status.get("phase") in status.ENDED or not started_with:
-            self._connections.drop((namespace, name))
+            self.connections.drop((namespace, name))
             return self._act(seen, None)
-        client = self._connections.client((namespace, name), self._address(seen), token, tls)
+        client = self.connections.client((namespace, name), self._address(seen), token, tls)
         answer = service.look(client, attempt_name(seen, seen.status.get("attempt", 0)))
         seen = replace(
             seen,
@@ -77,11 +77,13 @@ class Controller:
             former_attempts=answer.others,
             nodes=answer.nodes,
         )
+        if answer.task is not None and not answer.task.ended:
+            self.connections.follow((namespace, name), answer.task.job_id)
         try:
             return self._act(seen, client)
         finally:
             if not answer.reachable:
-                self._connections.drop((namespace, name))
+                self.connections.drop((namespace, name))
 
     def _act(self, seen: Seen, client: Client | None) -> float | None:
         """The status is written first: when this process dies in between, the actions follow from the next look, while

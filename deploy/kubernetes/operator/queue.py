@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 Key = tuple[str, str]
+"""Namespace and name of a BaguaJob."""
 Serve = Callable[[Key], Awaitable[float | None]]
+LEAST_S = 0.05
+"""Between two looks at a job: changes that come together are seen together."""
 
 
 class Queue:
@@ -59,7 +62,7 @@ class Queue:
             self._again.discard(key)
             again = 0.0
         if again is not None and not self._closed:
-            self._timers[key] = asyncio.get_running_loop().call_later(max(again, 0.05), self._due, key)
+            self._timers[key] = asyncio.get_running_loop().call_later(max(again, LEAST_S), self._due, key)
 
     def _due(self, key: Key) -> None:
         self._timers.pop(key, None)

@@ -275,7 +275,7 @@ class Round:
             self._phase(status.RUNNING, "Running", task.growth)
         elif task.state == "waiting":
             self._phase(status.PENDING, "TooFewPods", task.reason)
-        else:
+        elif task.state != "stopping":
             self._phase(status.STARTING, "Starting", task.reason)
         wanted = self.spec.wanted
         if self.spec.elastic and task.state in ("running", "waiting") and task.wanted != wanted:

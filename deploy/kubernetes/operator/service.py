@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import tempfile
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bagua.base.errors import ServiceError
+from bagua.base.errors import BaguaError, ServiceError
 from bagua.base.paths import write_private
 from bagua.base.security import TlsFiles
 from bagua.client import Client, job_spec
@@ -15,6 +18,7 @@ from bagua.operator import pods
 from bagua.operator.facts import Manifest, NodeState, Seen, Task
 from bagua.operator.job import Spec
 from bagua.operator.objects import PORT, service_name
+from bagua.operator.queue import Key
 from bagua.proto import common_pb2, job_pb2
 
 CALL_S = 5.0
@@ -40,13 +44,16 @@ def address(seen: Seen) -> str:
 
 
 class Connections:
-    """Clients of jobs' coordinators, which last from look to look. One thread at a time may ask for the same job."""
+    """Clients of jobs' coordinators, which last from look to look. Jobs are told apart by namespace and name; one
+    thread at a time may ask for the same one. ``on_change(job)`` is called from other threads."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, str], tuple[tuple[object, ...], Client]] = {}
+        self.on_change: Callable[[Key], object] = lambda job: None
+        self._kept: dict[Key, tuple[tuple[object, ...], Client]] = {}
+        self._followed: dict[Key, str] = {}
 
-    def client(self, job: tuple[str, str], address: str, token: Manifest, tls: Manifest) -> Client:
-        """That of a job (namespace and name), with these Secrets."""
+    def client(self, job: Key, address: str, token: Manifest, tls: Manifest) -> Client:
+        """That of a job, with these Secrets."""
         wanted = address, token["data"], tls["data"]
         if (kept := self._kept.get(job)) is not None and kept[0] == wanted:
             return kept[1]
@@ -55,10 +62,37 @@ class Connections:
         self._kept[job] = wanted, made
         return made
 
-    def drop(self, job: tuple[str, str]) -> None:
+    def follow(self, job: Key, job_id: str) -> None:
+        """From now on ``on_change`` tells of each change at the coordinator, until the attempt ends, or the client is
+        dropped or loses its connection."""
+        if self._followed.get(job) != job_id:
+            self._followed[job] = job_id
+            arguments = job, job_id, self._kept[job][1]
+            threading.Thread(target=self._follow, args=arguments, name=f"follows {job_id}", daemon=True).start()
+
+    def _follow(self, job: Key, job_id: str, client: Client) -> None:
+        last: Task | None = None
+        with contextlib.suppress(BaguaError, ValueError):  # it is away, or the channel is closed
+            for update in client.watch(job_id, patience_s=0.0):
+                if update.WhichOneof("update") == "job":
+                    task = replace(_task(update.job), step=0)
+                    if task != last and task.state != "stopping":  # of which the end follows at once
+                        self.on_change(job)
+                    last = task
+        if self._followed.get(job) == job_id:
+            self._followed.pop(job, None)
+
+    def drop(self, job: Key) -> None:
         """The next look makes a new one: this one's coordinator is away, and its channel would wait ever longer."""
+        self._followed.pop(job, None)
         if (kept := self._kept.pop(job, None)) is not None:
             kept[1].close()
+
+    def close(self) -> None:
+        """Drops all."""
+        self.on_change = lambda job: None
+        for job in list(self._kept):
+            self.drop(job)
 
 
 def connect(address: str, token: Manifest, tls: Manifest) -> Client:

@@ -21,10 +21,12 @@ SECRETS = "/api/v1/namespaces/n/secrets"
 
 
 @pytest.fixture
-def operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Callable[..., Any]) -> Iterator[Operator]:
-    """Ends before the coordinators that were begun by ``start``."""
+def operator(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Callable[..., Any]
+) -> Iterator[Operator]:
+    """Ends before the coordinators that were begun by ``start``. A parameter is the pause between looks."""
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-    with Operator(tmp_path).running() as made:
+    with Operator(tmp_path, *([request.param] if hasattr(request, "param") else [])).running() as made:
         yield made
 
 
@@ -62,6 +64,18 @@ def coordinator_of(operator: Operator, start: Callable[..., Any], tmp_path: Path
         return process
 
     return start_it
+
+
+@pytest.mark.parametrize("operator", [600.0], indirect=True)
+def test_the_coordinator_tells_of_changes(operator: Operator, coordinator_of: Callable[[str], Any]) -> None:
+    operator.submit("j", **ELASTIC)
+    coordinator = coordinator_of("j")
+    begin(operator, coordinator, "j-0", "j-1")
+    job_id = operator.wait(lambda: (found := operator.status("j")).get("phase") == "Running" and found)["jobId"]
+    with coordinator.client() as client:
+        client.cancel(job_id, "enough")
+    status = operator.wait(lambda: (found := operator.status("j")).get("phase") == "Failed" and found)
+    assert status["message"] == "cancelled: enough"
 
 
 def test_a_job_from_its_creation_to_its_deletion(operator: Operator, coordinator_of: Callable[[str], Any]) -> None:
