@@ -73,7 +73,7 @@ def test_a_full_disk_is_told_in_words_and_nothing_is_lost(disk: Path, sandbox: S
     service.coordinator.send_signal(signal.SIGKILL)
     service.coordinator.wait(30)
     again = sandbox.bagua("coordinator", "--listen", service.address)
-    assert again.code == 2 and "Traceback" not in again.text, again.text
+    assert again.code == 1 and "Traceback" not in again.text, again.text  # it may pass: systemd starts it again
     assert f"The disk of {disk}/state/coordinator is full" in again.err
 
     filler.unlink()
