@@ -20,7 +20,8 @@ def runtime_root() -> Path:
     """A short folder of this user (paths of Unix sockets have at most 107 bytes): see ``paths.runtime_dir``."""
     root = runtime_dir()
     if root.is_symlink():
-        raise ConfigError(f"{root} is a link: somebody else made it. Remove it, or set XDG_RUNTIME_DIR. [BG108]")
+        remedy = "Remove it; outside of Slurm and PBS you can set XDG_RUNTIME_DIR instead"
+        raise ConfigError(f"{root} is a link: somebody else made it. {remedy}. [BG108]")
     return make_private_dir(root)
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from bagua.csrc import core
 
 T = TypeVar("T")
+LOAD_S = 2.0
+"""A core that is built is loaded within this time."""
 
 
 class CoreHost:
@@ -45,9 +47,14 @@ class CoreHost:
             self._loading.add_done_callback(lambda future: future.exception())  # an error is told to whoever asks
         return self._loading
 
-    async def load(self) -> Any:
-        """The module (types: csrc/core.pyi). Raises BuildError."""
-        return await asyncio.shield(self.start_loading())
+    async def load(self, on_build: Callable[[], None] = lambda: None) -> Any:
+        """The module (types: csrc/core.pyi). ``on_build`` is called if that takes so long that it must be a build.
+        Raises BuildError."""
+        loading = self.start_loading()
+        done, _ = await asyncio.wait([loading], timeout=LOAD_S)
+        if not done:
+            on_build()
+        return await asyncio.shield(loading)
 
 
 async def wanted_plugin(spec: JobSpecification, base: Mapping[str, str]) -> Path | None:

@@ -30,8 +30,6 @@ from bagua.daemon.node.spans import NodeSpans
 from bagua.daemon.node.state import Phase, RankPhase
 from bagua.proto import common_pb2, node_pb2
 
-LOAD_S = 2.0
-"""A core that is built is loaded within this time."""
 WAITS_EVERY_S = 5.0
 WAITS_LONGER_THAN_S = 10.0
 
@@ -364,25 +362,14 @@ class Job:
         return await self._make_engine()
 
     async def _make_engine(self) -> str:
-        core = await self._load_core()
+        words = f"node {self._node.node_id} compiles the native core (a minute or two, once)"
+        core = await self._node.core.load(lambda: self.post(events.WaitsChanged(words)))
+        self.post(events.WaitsChanged(""))
         await self._processes.serve()
         user = self._processes.user
         # A generation that was decided meanwhile is followed to once the engine is there. A lobby has none to leave.
         spec = self.engine.present if self.engine.present.members else self.spec
         return await self.engine.make(core, spec, self.tokens, user.uid if user is not None else -1)
-
-    async def _load_core(self) -> Any:
-        """It may have to be compiled first: then the job says for whom it waits."""
-        loading = self._node.core.start_loading()
-        done, _ = await asyncio.wait([loading], timeout=LOAD_S)
-        if not done:
-            self.post(
-                events.WaitsChanged(f"node {self._node.node_id} compiles the native core (a minute or two, once)")
-            )
-        try:
-            return await self._node.core.load()
-        finally:
-            self.post(events.WaitsChanged(""))
 
     def _open_logs(self, members: tuple[int, ...]) -> bool:
         try:

@@ -50,7 +50,7 @@ class Connections:
     def __init__(self) -> None:
         self.on_change: Callable[[Key], object] = lambda job: None
         self._kept: dict[Key, tuple[tuple[object, ...], Client]] = {}
-        self._followed: dict[Key, str] = {}
+        self._followed: dict[Key, tuple[str, Client]] = {}
 
     def client(self, job: Key, address: str, token: Manifest, tls: Manifest) -> Client:
         """That of a job, with these Secrets."""
@@ -65,9 +65,10 @@ class Connections:
     def follow(self, job: Key, job_id: str) -> None:
         """From now on ``on_change`` tells of each change at the coordinator, until the attempt ends, or the client is
         dropped or loses its connection."""
-        if self._followed.get(job) != job_id:
-            self._followed[job] = job_id
-            arguments = job, job_id, self._kept[job][1]
+        wanted = job_id, self._kept[job][1]
+        if self._followed.get(job) != wanted:
+            self._followed[job] = wanted
+            arguments = job, *wanted
             threading.Thread(target=self._follow, args=arguments, name=f"follows {job_id}", daemon=True).start()
 
     def _follow(self, job: Key, job_id: str, client: Client) -> None:
@@ -79,7 +80,7 @@ class Connections:
                     if task != last and task.state != "stopping":  # of which the end follows at once
                         self.on_change(job)
                     last = task
-        if self._followed.get(job) == job_id:
+        if self._followed.get(job) == (job_id, client):
             self._followed.pop(job, None)
 
     def drop(self, job: Key) -> None:
