@@ -115,11 +115,12 @@ def _prepared(state: JobState, event: EngineReady, now: float) -> Step:
 
 
 def _prepare_failed(state: JobState, event: PrepareFailed, now: float) -> Step:
-    return replace(state, phase=Phase.STOPPED, failure=event.text, error=event.text), []
+    return replace(state, phase=Phase.STOPPED, failure=event.text, error=event.text, waiting=""), []
 
 
 def _stop_preparing(state: JobState, event: StopRequested, now: float) -> Step:
-    return replace(state, phase=Phase.STOPPED, failure=event.reason, error=event.error, withdrawn=bool(event.error)), []
+    stopped = replace(state, phase=Phase.STOPPED, failure=event.reason, error=event.error, waiting="")
+    return replace(stopped, withdrawn=bool(event.error)), []
 
 
 def _peers_early(state: JobState, event: PeersKnown, now: float) -> Step:

@@ -212,6 +212,7 @@ def test_whatever_happens(adopt, steps):
             assert isinstance(instructions[-1], ev.Report)
         if job.phase in (Phase.FAILING, Phase.TERMINATING, Phase.KILLING):
             assert job.deadline is not None
+        assert job.phase is not Phase.STOPPED or not job.waiting, "an ended job waits for nothing"
         if adopt:
             assert not any(isinstance(instruction, ev.SignalRanks | ev.SpawnRanks) for instruction in told)
     assert sum(isinstance(instruction, ev.Abort) for instruction in told) <= 1
