@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 DEFAULT_BYTES = 10 << 20
+DEVICE_BYTES = 25 << 20
+"""On a GPU each operation costs launches, so buckets are as large as DDP's."""
 SMALLEST_BUCKET_BYTES = 256 << 10
 FIRST_BUCKET_BYTES = 1 << 20
 PARTS = 6
 
 
-def bucket_bytes(total: int, wanted: int = DEFAULT_BYTES, explicit: bool = False) -> int:
+def bucket_bytes(total: int, wanted: int = DEFAULT_BYTES, explicit: bool = False, on_device: bool = False) -> int:
     """Size of buckets for a model of ``total`` bytes of gradients.
 
     ``wanted`` if the user asked for it. Otherwise a small model gets smaller buckets: with a single one, nothing
-    could be exchanged before backward ends.
+    could be exchanged before backward ends. ``on_device``: a model on a GPU, where the first bucket alone is small.
     """
+    if on_device and not explicit:
+        return DEVICE_BYTES
     return wanted if explicit else min(wanted, max(SMALLEST_BUCKET_BYTES, total // PARTS))
 
 

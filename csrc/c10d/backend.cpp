@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 #include <utility>
@@ -204,7 +205,13 @@ TorchWork BaguaBackend::begin_apart(Call call) {
 TorchWork BaguaBackend::begin_in(const std::shared_ptr<Queue>& queue, Call call, uint64_t sequence) {
   const bool apart = queue != collectives_;
   const bool one = call.plan.requests.size() == 1 || (call.plan.requests.size() == 2 && !call.plan.afters.empty());
-  const bool alone = !call.asynchronous && one && !call.on_device;
+  const bool on_device = call.on_device;
+  const bool alone = !call.asynchronous && one && !on_device;
+  for (const auto& [to, from] : call.plan.copies) {
+    if (to.device().is_cpu()) continue;
+    call.plan.stream = c10::impl::VirtualGuardImpl(to.device().type()).getStream(to.device());
+    break;
+  }
   const int64_t timeout_ms = call.timeout.count() < 0 ? timeout_ms_.load() : call.timeout.count();
   const WorkPtr work =
       c10::make_intrusive<BaguaWork>(queue, host_, seat_.rank, call.type, call.title, call.inputs, std::move(call.plan),
@@ -216,7 +223,8 @@ TorchWork BaguaBackend::begin_in(const std::shared_ptr<Queue>& queue, Call call,
     if (coalescing_) coalesced_.push_back(work);
   }
   queue->add(work, alone);
-  if (call.on_device) work->wait(kNoTimeout);  // the copy back is in the order of the caller's stream
+  // A collective waits here. A receive must not: the send of the other side may come after it in its program.
+  if (on_device && !apart) work->wait(kNoTimeout);
   return work;
 }
 

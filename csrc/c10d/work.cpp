@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue_inl.h>
 #include <ATen/core/jit_type.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -91,7 +92,9 @@ Progress BaguaWork::run_alone(int64_t deadline_ns, Interrupt interrupt) {
 void BaguaWork::copy_out() {
   if (plan_.copies.empty()) return;
   const at::NoGradGuard no_grad;
+  const c10::OptionalStreamGuard guard(plan_.stream);
   for (auto& [to, from] : plan_.copies) to.copy_(from);
+  if (plan_.stream) plan_.stream->synchronize();  // whoever waits may work on another stream
 }
 
 void BaguaWork::complete() {

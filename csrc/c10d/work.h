@@ -12,6 +12,7 @@
 // Thread safety: any thread. Queue::mutex_ guards what is marked so; it is held for no wait and no callback.
 #pragma once
 
+#include <c10/core/Stream.h>
 #include <c10/util/intrusive_ptr.h>
 #include <sys/types.h>
 #include <unistd.h>
@@ -21,6 +22,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
@@ -41,6 +43,7 @@ struct Plan {
   std::vector<std::function<void()>> afters;
   std::vector<at::Tensor> held, outputs;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;
+  std::optional<c10::Stream> stream;  // of the caller, on which results are copied to a device
   int root = -1;  // of a receive: position of the sender, -1: any
 };
 

@@ -73,7 +73,7 @@ def stands_for(device: str) -> tuple[Part, ...]:
     """Of the section ``stands``."""
     if device != "cuda":
         return (Part("flat" if device == "fake" else "", "", (str(SUITE), "-k", "stands and bytegrad and trains")),)
-    return (Part("flat", BAGUA_NET, (str(SUITE), "-k", "stands")), Part("staged", "", (*ELASTIC, "--full")))
+    return (Part("flat", BAGUA_NET, (str(SUITE), "-k", "stands and trains")), Part("staged", "", ELASTIC))
 
 
 GRACE_S = 8.0
@@ -103,7 +103,7 @@ def command(device: str, part: Part) -> list[str]:
     settings, tests = str(TESTS / "gpu" / "pytest.ini"), str(TESTS)
     return [
         *(sys.executable, "-m", "pytest", "-v", "-rfE", "-c", settings, "--rootdir", tests, "--confcutdir", tests),
-        *("-p", "no:cacheprovider", "--device", device, "--route", part.route, *part.tests),
+        *("--full", "-p", "no:cacheprovider", "--device", device, "--route", part.route, *part.tests),
     ]
 
 

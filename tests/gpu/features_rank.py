@@ -11,7 +11,7 @@ from torch import nn
 import bagua.torch_api as bagua
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 from gpu.common import device_of, synchronize
-from gpu.training_rank import Training, model_of, quiet
+from gpu.training_rank import Training, layers_of, model_of, quiet
 
 WIDTH, LAYERS, BATCH = 64, 4, 32
 STEPS, BROKEN = 5, 2  # in one step one rank's gradients are infinite, where they are scaled
@@ -130,7 +130,7 @@ def words(error: BaseException | None) -> str:
 
 
 def _whole_step(device: torch.device) -> dict[str, str]:
-    training = Training(WIDTH, LAYERS, BATCH, device).with_bagua()
+    training = Training(layers_of(WIDTH, LAYERS, BATCH, device)).with_bagua()
     for _ in range(4):
         training.step()
     synchronize(device)

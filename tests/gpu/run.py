@@ -37,6 +37,7 @@ BUILDS = {
     "GPU leg": "import bagua.csrc; print(bagua.csrc.load_device().__file__)",
     "Bagua-Net": "import bagua.csrc; print(bagua.csrc.net_plugin())",
     "kernels": "import bagua.csrc; print(bagua.csrc.kernels_library())",
+    "c10d": "from bagua.c10d import native; print(native.load())",
 }
 STAND_INS = {
     "fakes": "from rig.placing import environment; print(environment('fake'))",

@@ -42,12 +42,13 @@ SECTIONS = (
     ),
     Section("net", "net", "Bagua-Net beside NCCL's own sockets", 60, 30, ("Bagua-Net", "torch with CUDA")),
     Section("allreduce", "allreduce", "All-reduce of the engine, by every route, beside NCCL", 75, 30, RANKS),
-    Section("step", "step", "Step time beside DDP with NCCL", 45, 25, RANKS),
+    Section("step", "step", "Step time beside DDP with NCCL", 90, 30, RANKS),
     Section("waits", "waits", "Waits of the host in a step", 35, 15, RANKS),
     Section("faults", "faults", "A rank is killed in an all-reduce", 80, 40, RANKS),
     Section(
         "algorithms", "algorithms", "All algorithms on CUDA tensors against the CPU's references", 240, 60, RANKS, False
     ),
+    Section("c10d", "c10d", "The backend of torch.distributed on CUDA tensors", 90, 40, (*RANKS, "c10d"), False),
     Section("features", "features", "Mixed precision, CUDA graphs, expandable segments", 60, 25, RANKS, False),
     Section(
         "kernels_random",

@@ -9,7 +9,7 @@ import signal
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import bagua.torch_api as bagua
+from bagua.bench.ranks.models import WORKLOADS, Workload
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.join.session import current
-from gpu.common import device_of, keep
-from gpu.group import agreed, cost_of, in_turns, join, predicted, slowest
+from gpu.common import device_of, keep, median, synchronize
+from gpu.group import agreed, in_turns, join, slowest
 
 WAITS = (
     "cudaStreamSynchronize",
@@ -32,6 +33,7 @@ WAITS = (
     "cuCtxSynchronize",
 )
 STARTED, STEPS = "STARTED", "the steps"
+HOST_ROUNDS = 9
 
 
 def model_of(width: int, layers: int, device: torch.device) -> nn.Module:
@@ -43,14 +45,31 @@ def model_of(width: int, layers: int, device: torch.device) -> nn.Module:
     return nn.Sequential(*parts)
 
 
+def layers_of(width: int, layers: int, batch: int, device: torch.device) -> Workload:
+    """``model_of``, with a batch of the rank's own: of the same batches a mean would be what it was before."""
+    model = model_of(width, layers, device)
+    torch.manual_seed(1 + bagua.get_rank())
+    inputs = torch.randn(batch, width, device=device)
+    return Workload(model, lambda model: model(inputs).square().mean())
+
+
+def workload_of(which: str | Sequence[int], device: torch.device) -> Workload:
+    """``which``: a model of ``bagua bench train``, or (width, layers, batch). Its parameters may be other ones in each
+    rank: wrapping gives all of them rank 0's."""
+    if not isinstance(which, str):
+        width, layers, batch = which
+        return layers_of(width, layers, batch, device)
+    torch.manual_seed(1 + bagua.get_rank())
+    with torch.device(device):
+        return WORKLOADS[which]()
+
+
 class Training:
     """A model, its optimizer, and a batch of the rank's own that lies on the card."""
 
-    def __init__(self, width: int, layers: int, batch: int, device: torch.device) -> None:
-        self.model = model_of(width, layers, device)
+    def __init__(self, workload: Workload) -> None:
+        self.model, self.loss_of = workload.model, workload.loss_of
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4, momentum=0.9)
-        torch.manual_seed(1 + bagua.get_rank())  # of the same batches a mean would be what it was before
-        self.inputs = torch.randn(batch, width, device=device)
 
     def with_bagua(self) -> Training:
         """Wrapped by Bagua."""
@@ -66,7 +85,7 @@ class Training:
     def step(self) -> None:
         """One step, without a wait of its own."""
         self.optimizer.zero_grad(set_to_none=False)
-        self.model(self.inputs).square().mean().backward()
+        self.loss_of(self.model).backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
 
 
@@ -75,38 +94,56 @@ def quiet() -> None:
     warnings.simplefilter("ignore")
 
 
-def step_times(port: int, kind: str, models: list[tuple[int, int, int]], limit_s: float) -> list[dict[str, Any]]:
-    """Of each model (width, layers, batch) for which there is time what ``step_times_of`` returns."""
+def step_times(port: int, kind: str, models: list[Any], limit_s: float) -> list[dict[str, Any]]:
+    """Of each model (see ``workload_of``) for which there is time what ``step_times_of`` returns."""
     quiet()
-    until = time.monotonic() + 0.7 * limit_s
+    until = time.monotonic() + 0.8 * limit_s
     device = device_of(kind)
     join(port, device, limit_s)
     found: list[dict[str, Any]] = []
-    known: dict[str, dict[int, float]] = {}
-    for width, layers, batch in models:
-        work = layers * batch * width**2
-        cost = cost_of(predicted(seconds, work) for seconds in known.values())
-        if not agreed(float(time.monotonic() + cost < until), device):
+    longest = 0.0
+    for which in models:
+        begun = time.monotonic()
+        if not agreed(float(begun + longest < until), device):
             break
-        found.append(step_times_of(width, layers, batch, device))
-        for name, seconds in found[-1]["seconds"].items():
-            known.setdefault(name, {})[work] = seconds
+        found.append({"model": str(which), **step_times_of(workload_of, which, device)})
+        longest = max(longest, time.monotonic() - begun)
         keep(found)
     return found
 
 
-def step_times_of(width: int, layers: int, batch: int, device: torch.device) -> dict[str, Any]:
-    """Seconds of a step with Bagua, with DDP, and alone; and how far the gradients of both replicas are apart."""
-    ours = Training(width, layers, batch, device).with_bagua()
-    ddp = Training(width, layers, batch, device).with_ddp(device)
-    alone = Training(width, layers, batch, device)
+def step_times_of(make: Callable[..., Workload], which: Any, device: torch.device) -> dict[str, Any]:
+    """``seconds`` of a step with Bagua, with DDP, and alone; ``host_s``: those of the host, until the step is launched;
+    how far the gradients of both replicas are apart; buckets; bytes of parameters."""
+    ours = Training(make(which, device)).with_bagua()
+    ddp = Training(make(which, device)).with_ddp(device)
+    alone = Training(make(which, device))
     for one in (ours, ddp):
         one.step()
     apart = gradients_apart(ours.model, ddp.model)
-    found = in_turns({"bagua": ours.step, "ddp": ddp.step, "alone": alone.step}, device)
+    works = {"bagua": ours.step, "ddp": ddp.step, "alone": alone.step}
+    found = in_turns(works, device)
+    host = {name: median([host_seconds(work, device) for _ in range(HOST_ROUNDS)]) for name, work in works.items()}
     nbytes = sum(p.numel() * p.element_size() for p in alone.model.parameters())
+    buckets = len(ours.model.bagua_buckets)  # type: ignore[arg-type]
     ours.model.bagua_ddp.close()  # type: ignore[union-attr, operator]
-    return {"seconds": {name: slowest(value, device) for name, value in found.items()}, "apart": apart, "bytes": nbytes}
+    return {
+        "seconds": {name: slowest(value, device) for name, value in found.items()},
+        "host_s": {name: slowest(value, device) for name, value in host.items()},
+        "apart": apart,
+        "bytes": nbytes,
+        "buckets": buckets,
+    }
+
+
+def host_seconds(work: Callable[[], None], device: torch.device) -> float:
+    """Seconds until the work is launched, on a device that had nothing to do."""
+    synchronize(device)
+    begun = time.perf_counter()
+    work()
+    seconds = time.perf_counter() - begun
+    synchronize(device)
+    return seconds
 
 
 def gradients_apart(mine: nn.Module, theirs: nn.Module) -> float:
@@ -125,7 +162,7 @@ def profiled(port: int, kind: str, width: int, layers: int, batch: int, limit_s:
     quiet()
     device = device_of(kind)
     join(port, device, limit_s)
-    training = Training(width, layers, batch, device).with_bagua()
+    training = Training(layers_of(width, layers, batch, device)).with_bagua()
     for _ in range(20):
         training.step()
     activities = [torch.profiler.ProfilerActivity.CPU]

@@ -56,6 +56,8 @@ def test_small_models_get_small_buckets_unless_told_otherwise() -> None:
     assert bucket_bytes(6 << 20, 10 << 20, explicit=False) == 1 << 20
     assert bucket_bytes(1000, 10 << 20, explicit=False) == 256 << 10
     assert bucket_bytes(6 << 20, 10 << 20, explicit=True) == 10 << 20
+    assert bucket_bytes(6 << 20, 10 << 20, on_device=True) == 25 << 20
+    assert bucket_bytes(6 << 20, 10 << 20, explicit=True, on_device=True) == 10 << 20
 
 
 def model() -> nn.Module:

@@ -228,7 +228,8 @@ class ModelBuckets:
         total = sum(tensor.numel() * tensor.element_size() for tensor in self._tensors)
         size = self._ddp.bucket_bytes or environment.get_default_bucket_size()
         explicit = self._ddp.bucket_bytes is not None or "BAGUA_DEFAULT_BUCKET_SIZE" in os.environ
-        return group_tensors(self._tensors, bucket_bytes(total, size, explicit))
+        limit = bucket_bytes(total, size, explicit, on_device=self._runner.on_device)
+        return group_tensors(self._tensors, limit)
 
     def _layouts(self) -> list[BucketLayout | PlanBucket]:
         groups = self._groups()

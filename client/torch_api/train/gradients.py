@@ -125,6 +125,8 @@ class GradientBucket(PlanBucket):
             region_of(*allocate(self.elements + self.room, self.dtype), self.elements) for _ in range(BUFFERS)
         )
         self.pending = len(self.entries)
+        self._all_there = torch.ones_like(self.buffers[0].tail)  # the tail where no gradient is absent
+        self._all_there[-1] = 0
         self.absent: list[int] = []
         self.again = self.drop_carried = False
         self.copies = True
@@ -176,8 +178,10 @@ class GradientBucket(PlanBucket):
         another rank gives); and the tail.
         """
         self.absent = []
-        views, gradients = [], []
         side = self.side
+        tail = self.buffers[side].tail
+        # A device is given all in one launch. It is not given numbers of Python's: the host would wait for it.
+        views, gradients = [tail], [self._all_there]
         for entry in self.entries:
             gradient = entry.parameter.grad
             view = entry.views[side]
@@ -190,14 +194,11 @@ class GradientBucket(PlanBucket):
                     raise sparse_gradient(entry.name, gradient)
                 views.append(view)
                 gradients.append(gradient.detach() if gradient.requires_grad else gradient)
-        if views:
-            torch._foreach_copy_(views, gradients)
-        tail = self.buffers[side].tail
-        tail.fill_(1)
+        torch._foreach_copy_(views, gradients)
         for index in self.absent:
-            tail[index] = 0
-        if not self.again:
-            tail[-1] = 0
+            tail[index].zero_()
+        if self.again:
+            tail[-1].fill_(1)
         self.execution.start()
 
     def asks_again(self) -> bool:

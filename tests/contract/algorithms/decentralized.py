@@ -108,7 +108,7 @@ def pairs_of_hosts(sim: Simulation, codec: str) -> Iterator[None]:
 
 def everyones(values: Tensor) -> Tensor:
     """[ranks, elements]"""
-    found = torch.zeros(bagua.get_world_size(), values.numel())
+    found = values.new_zeros(bagua.get_world_size(), values.numel())
     bagua.allgather(values.detach().clone().view(-1), found)
     return found
 

@@ -1,0 +1,172 @@
+"""A rank of the section ``c10d``: torch.distributed's backend "bagua" on CUDA tensors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gpu.common import device_of
+from gpu.training_rank import model_of, quiet
+
+COUNT = 1001
+WIDTH, LAYERS, BATCH, STEPS = 64, 4, 16, 4
+
+
+def join(backend: str, store: str) -> tuple[int, int]:
+    """(rank, ranks), once all are there."""
+    import bagua.c10d  # noqa: F401 - before torch 2.5 nothing else would register it
+
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=ranks)
+    return rank, ranks
+
+
+def of(rank: int, device: torch.device, count: int = COUNT) -> torch.Tensor:
+    """A rank's numbers, small integers: sums are exact."""
+    return torch.arange(count, dtype=torch.float32, device=device) % 97 + rank
+
+
+def operations(rank: int, ranks: int, device: torch.device) -> dict[str, Callable[[], bool]]:
+    """By name: calls the operation, and says whether the result is right."""
+    everyone = [of(one, device) for one in range(ranks)]
+    total = torch.stack(everyone).sum(0)
+    left, right = (rank - 1) % ranks, (rank + 1) % ranks
+
+    def all_reduce(data: torch.Tensor, wanted: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> bool:
+        dist.all_reduce(data, op)
+        return torch.equal(data, wanted)
+
+    def later() -> bool:
+        data = of(rank, device)
+        work = dist.all_reduce(data, async_op=True)
+        assert work is not None
+        work.wait()
+        return torch.equal(data * 2, total * 2)  # on the caller's stream, with no other wait
+
+    def strided() -> bool:
+        data = torch.stack([of(rank, device), of(rank, device) + 1], 1)[:, 0]
+        dist.all_reduce(data)
+        return torch.equal(data, total)
+
+    def broadcast() -> bool:
+        data = of(rank, device)
+        dist.broadcast(data, 1)
+        return torch.equal(data, everyone[1])
+
+    def all_gather() -> bool:
+        data = torch.empty(ranks * COUNT, device=device)
+        dist.all_gather_into_tensor(data, of(rank, device))
+        return torch.equal(data, torch.cat(everyone))
+
+    def reduce_scatter() -> bool:
+        mine = torch.empty(COUNT, device=device)
+        dist.reduce_scatter_tensor(mine, torch.cat([of(rank, device)] * ranks))
+        return torch.equal(mine, total)
+
+    def all_to_all() -> bool:
+        found = torch.empty(ranks * COUNT, device=device)
+        dist.all_to_all_single(found, torch.cat([of(rank + 10 * to, device) for to in range(ranks)]))
+        return torch.equal(found, torch.cat([of(one + 10 * rank, device) for one in range(ranks)]))
+
+    def send_and_receive() -> bool:
+        found = torch.empty(COUNT, device=device)
+        calls = [dist.P2POp(dist.isend, of(rank, device), right), dist.P2POp(dist.irecv, found, left)]
+        for work in dist.batch_isend_irecv(calls):
+            work.wait()
+        return torch.equal(found, everyone[left])
+
+    def objects() -> bool:
+        found: list[Any] = [None] * ranks
+        dist.all_gather_object(found, {"rank": rank})
+        return found == [{"rank": one} for one in range(ranks)]
+
+    return {
+        "all_reduce": lambda: all_reduce(of(rank, device), total),
+        "all_reduce AVG": lambda: all_reduce(of(rank, device), total / ranks, dist.ReduceOp.AVG),
+        "all_reduce MAX": lambda: all_reduce(of(rank, device), everyone[-1], dist.ReduceOp.MAX),
+        "all_reduce bfloat16": lambda: all_reduce(
+            torch.ones(7, device=device).bfloat16(), torch.full((7,), ranks, device=device).bfloat16()
+        ),
+        "all_reduce int64": lambda: all_reduce(of(rank, device).long(), total.long()),
+        "all_reduce 64 MiB": lambda: all_reduce(
+            of(rank, device, 1 << 24), sum(of(one, device, 1 << 24) for one in range(ranks))
+        ),  # type: ignore[arg-type]
+        "all_reduce, async": later,
+        "all_reduce, strided": strided,
+        "broadcast": broadcast,
+        "all_gather": all_gather,
+        "reduce_scatter": reduce_scatter,
+        "all_to_all": all_to_all,
+        "send and receive": send_and_receive,
+        "objects": objects,
+    }
+
+
+def gradients(model: nn.Module, wrapped: nn.Module, rank: int, device: torch.device) -> float:
+    """How far the parameters of ``wrapped`` are, after some steps, from those of ``model``, which sees all batches."""
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, wrapped)]
+    ranks = dist.get_world_size()
+    for step in range(STEPS):
+        batches = []
+        for one in range(ranks):
+            generator = torch.Generator().manual_seed(step * ranks + one)
+            batches.append(torch.randn(BATCH, WIDTH, generator=generator).to(device))
+        model(torch.cat(batches)).square().mean().backward()
+        wrapped(batches[rank]).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    off = [
+        (full(mine) - full(its)).norm() / full(its).norm()
+        for its, mine in zip(model.parameters(), wrapped.parameters(), strict=True)
+    ]
+    return float(max(off))
+
+
+def full(parameter: torch.Tensor) -> torch.Tensor:
+    """Also of a sharded one."""
+    found = parameter.detach()
+    return found.full_tensor() if hasattr(found, "full_tensor") else found
+
+
+def check(port: int, kind: str, limit_s: float, backend: str, store: str) -> dict[str, Any]:
+    """``wrong``: words on operations that went wrong; ``apart``: of DDP's and FSDP2's parameters, or the error."""
+    quiet()
+    device = device_of(kind)
+    rank, ranks = join(backend, store)
+    wrong, apart = {}, {}
+    for name, call in operations(rank, ranks, device).items():
+        if "nccl" in backend and "strided" in name:
+            continue  # NCCL takes contiguous tensors alone
+        try:
+            if not call():
+                wrong[name] = "another result"
+        except Exception as error:
+            wrong[name] = f"{type(error).__name__}: {error}"
+    places = [device] if device.type == "cuda" else None
+    for name, wrap in {
+        "DDP": lambda model: DistributedDataParallel(model, device_ids=places),
+        "FSDP2": sharded,
+    }.items():
+        model, copy = model_of(WIDTH, LAYERS, device), model_of(WIDTH, LAYERS, device)
+        try:
+            apart[name] = gradients(model, wrap(copy), rank, device)
+        except Exception as error:
+            apart[name] = f"{type(error).__name__}: {error}"
+    dist.barrier()
+    dist.destroy_process_group()
+    return {"wrong": wrong, "apart": apart}
+
+
+def sharded(model: nn.Module) -> nn.Module:
+    """FSDP2, over all ranks."""
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(model)
+    return model
