@@ -83,16 +83,21 @@ BAGUA_DEVICE void store_quad(const float (&v)[4], const Block& block, int i, flo
 template <bool wide>
 BAGUA_DEVICE void copy_first(const Work& work, const Block& block) {
   const auto* const first = static_cast<const float*>(work.inputs[0]);
+  if (work.raws == 0) {
+    constexpr float kZeros[4] = {};
 #pragma unroll
-  for (int i = 0; i < kQuads; ++i) {
-    if (wide && work.raws > 0) {
-      const float* from = first + (block.begin + 4 * threadIdx.x) + 4 * kThreads * i;
-      start_copy(from, shared().y + place_of_quad(i));
-      continue;
+    for (int i = 0; i < kQuads; ++i) write_shared(kZeros, place_of_quad(i));
+  } else if constexpr (wide) {
+    const float* from = first + (block.begin + 4 * threadIdx.x);
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) start_copy(from + 4 * kThreads * i, shared().y + place_of_quad(i));
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < kQuads; ++i) {
+      float y[4];
+      load_quad<wide>(first, block, i, y);
+      write_shared(y, place_of_quad(i));
     }
-    float y[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    if (work.raws > 0) load_quad<wide>(first, block, i, y);
-    write_shared(y, place_of_quad(i));
   }
 }
 
@@ -146,12 +151,18 @@ BAGUA_DEVICE void add_entry(const Block& block, const Entry& entry) {
   y = __fadd_rn(y, entry.value);
 }
 
-// Adds all messages to the sum in shared memory, one after the other, as their elements can lie anywhere.
-template <bool wide>
-BAGUA_DEVICE void add_messages(const Work& work, const Block& block) {
-  Entry entries[kMessages];  // the thread's first one of each; loaded while the first source is on its way
+// The thread's first element of kMessages messages from input `first` on.
+BAGUA_DEVICE void load_entries(const Work& work, const Block& block, int first, Entry (&entries)[kMessages]) {
 #pragma unroll
-  for (int b = 0; b < kMessages; ++b) entries[b] = load_entry(work, block, work.raws + b, threadIdx.x);
+  for (int b = 0; b < kMessages; ++b) entries[b] = load_entry(work, block, first + b, threadIdx.x);
+}
+
+// Sums all sources in shared memory. Messages are added one after the other, as their elements can lie anywhere.
+template <bool wide>
+BAGUA_DEVICE void gather_with_messages(const Work& work, const Block& block) {
+  Entry entries[kMessages];
+  load_entries(work, block, work.raws, entries);  // the compiler would move the wait for the copies before them
+  copy_first<wide>(work, block);
   wait_for_copies();
   if (work.raws > 1) {
 #pragma unroll 1
@@ -175,8 +186,7 @@ BAGUA_DEVICE void add_messages(const Work& work, const Block& block) {
       }
       __syncthreads();
     }
-#pragma unroll
-    for (int b = 0; b < kMessages; ++b) entries[b] = load_entry(work, block, first + kMessages + b, threadIdx.x);
+    load_entries(work, block, first + kMessages, entries);
   }
 }
 
@@ -198,10 +208,10 @@ BAGUA_DEVICE bool has_messages(const Work& work) {
 // finish_quads().
 template <bool wide>
 BAGUA_DEVICE void gather(const Work& work, const Block& block) {
-  copy_first<wide>(work, block);
   if (has_messages(work)) {
-    add_messages<wide>(work, block);
+    gather_with_messages<wide>(work, block);
   } else {
+    copy_first<wide>(work, block);
     wait_for_copies();
   }
 }
