@@ -190,11 +190,12 @@ BAGUA_DEVICE void transcode_block(const Work& work, const Place& place) {
   const float mean = mean_of_magnitudes(y, place.count);
   store_signs<whole>(work, place, transpose(signs, place.lane));
   if (place.lane == 0) const_cast<float*>(parameters(work, work.message))[place.block] = mean;
-  if (work.decodeds > 0) {
+#pragma unroll 1
+  for (int j = 0; j < work.decodeds; ++j) {
     float v[kOwned];
 #pragma unroll
     for (int i = 0; i < kOwned; ++i) v[i] = decoded(signs, mean, i);
-    for (int j = 0; j < work.decodeds; ++j) store_floats<whole>(v, place, work.decoded[j]);
+    store_floats<whole>(v, place, work.decoded[j]);
   }
   if (work.residual == nullptr) return;
 #pragma unroll
