@@ -5,6 +5,7 @@
 // operation, which the formats forbid.
 #pragma once
 
+#include <cuda_pipeline_primitives.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -115,17 +116,11 @@ BAGUA_DEVICE void store_words(const uint32_t* from, void* to) {
 // Begins to copy 16 bytes to shared memory, on the way through no register. The calling thread finds them there after
 // wait_for_copies(), others after a barrier that follows.
 BAGUA_DEVICE void start_copy(const void* from, void* to) {
-#if defined(__CUDACC__)
-  const auto there = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(there), "l"(from) : "memory");
-#else
-  *static_cast<uint4*>(to) = *static_cast<const uint4*>(from);
-#endif
+  __pipeline_memcpy_async(to, from, 16);
 }
 BAGUA_DEVICE void wait_for_copies() {
-#if defined(__CUDACC__)
-  asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
+  __pipeline_commit();
+  __pipeline_wait_prior(0);
 }
 
 // Loads a word; bytes at or after `end` count as 0. `from` is aligned to 4 bytes.
