@@ -131,7 +131,7 @@ BAGUA_DEVICE void add_raws(const Work& work, const Block& block, int i, float (&
   for (int k = 1; k < work.raws; ++k) add_quads<wide>(static_cast<const float*>(work.inputs[k]), block, i, y);
 }
 
-// An element of a message. Positions come from another host and may be invalid: those outside the block are passed over.
+// An element of a message. Positions come from another host: invalid ones, outside the block, are passed over.
 struct Entry {
   uint32_t position;
   float value;
