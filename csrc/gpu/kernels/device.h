@@ -5,6 +5,7 @@
 // operation, which the formats forbid.
 #pragma once
 
+#include <cuda_pipeline_primitives.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -110,6 +111,16 @@ BAGUA_DEVICE void store_words(const uint32_t* from, void* to) {
   } else {
     store_vector(static_cast<uint4*>(to), make_uint4(from[0], from[1], from[2], from[3]));
   }
+}
+
+// Begins to copy 16 bytes to shared memory, on the way through no register. The calling thread finds them there after
+// wait_for_copies(), others after a barrier that follows.
+BAGUA_DEVICE void start_copy(const void* from, void* to) {
+  __pipeline_memcpy_async(to, from, 16);
+}
+BAGUA_DEVICE void wait_for_copies() {
+  __pipeline_commit();
+  __pipeline_wait_prior(0);
 }
 
 // Loads a word; bytes at or after `end` count as 0. `from` is aligned to 4 bytes.

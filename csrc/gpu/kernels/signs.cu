@@ -16,9 +16,9 @@ namespace {
 
 constexpr uint32_t kBlock = 1024;
 constexpr int kOwned = 32;
-constexpr int kBatch = 4;  // messages that are loaded before the first one is decoded
+constexpr int kBatch = 2;  // messages that are loaded before the first one is decoded
 constexpr int kThreads = 256;
-constexpr int kBlocksPerMultiprocessor = 2;  // at most 128 registers: 32 elements, and 32 of the next source
+constexpr int kBlocksPerMultiprocessor = 3;  // at most 80 registers: 32 elements, and 32 of the next source
 
 // The block that a warp works on.
 struct Place {
@@ -64,29 +64,44 @@ BAGUA_DEVICE float decoded(uint32_t signs, float mean, int i) {
 }
 
 // Loads the lane's word of a block's payload; bytes beyond the end count as 0.
-BAGUA_DEVICE uint32_t load_signs(const uint8_t* message, const Place& place) {
-  const uint8_t* payload = message + place.block * (kBlock / 8);
-  return load_word_before(payload + 4 * place.lane, payload + (place.count + 7) / 8);
+template <bool whole>
+BAGUA_DEVICE uint32_t load_signs(const void* message, const Place& place) {
+  const uint8_t* payload = static_cast<const uint8_t*>(message) + place.block * (kBlock / 8);
+  uint32_t word;
+  if constexpr (whole) {
+    load_words<1>(payload + 4 * place.lane, &word);
+  } else {
+    word = load_word_before(payload + 4 * place.lane, payload + (place.count + 7) / 8);
+  }
+  return word;
 }
 
+template <bool whole>
 BAGUA_DEVICE void store_signs(const Work& work, const Place& place, uint32_t word) {
-  const uint64_t offset = place.block * (kBlock / 8) + 4 * place.lane;
-  const uint64_t end = place.block * (kBlock / 8) + (place.count + 7) / 8;
-  store_word_before(word, work.message + offset, work.message + end);
-  const uint64_t gap = end + place.lane;  // after the last block, zeros up to the parameters
-  if (place.count < kBlock && gap < work.parameters_at) work.message[gap] = 0;
+  uint8_t* payload = work.message + place.block * (kBlock / 8);
+  if constexpr (whole) {
+    store_words<1>(&word, payload + 4 * place.lane);
+  } else {
+    uint8_t* end = payload + (place.count + 7) / 8;
+    store_word_before(word, payload + 4 * place.lane, end);
+    // After the last block, zeros up to the parameters.
+    if (end + place.lane < work.message + work.parameters_at) end[place.lane] = 0;
+  }
 }
 
 BAGUA_DEVICE const float* parameters(const Work& work, const void* message) {
   return reinterpret_cast<const float*>(static_cast<const uint8_t*>(message) + work.parameters_at);
 }
 
-// The sum in the order of the format: each lane adds its own elements, then halves are folded. `scale` multiplies every
-// magnitude.
-BAGUA_DEVICE float sum_of_magnitudes(const float (&y)[kOwned], float scale) {
+// The sum in the order of the format: each lane adds its own elements, then halves are folded. `smaller`: of magnitudes
+// that are multiplied by 1 / kBlock.
+template <bool smaller>
+BAGUA_DEVICE float sum_of_magnitudes(const float (&y)[kOwned]) {
   float sum = 0;
 #pragma unroll
-  for (int i = 0; i < kOwned; ++i) sum = __fadd_rn(sum, __fmul_rn(float_of(magnitude_of(y[i])), scale));
+  for (int i = 0; i < kOwned; ++i) {
+    sum = __fadd_rn(sum, smaller ? __fmul_rn(fabsf(y[i]), 1.0f / kBlock) : fabsf(y[i]));
+  }
 #pragma unroll
   for (unsigned half = 16; half > 0; half /= 2) sum = __fadd_rn(sum, __shfl_down_sync(kAllLanes, sum, half));
   return __shfl_sync(kAllLanes, sum, 0);
@@ -94,14 +109,14 @@ BAGUA_DEVICE float sum_of_magnitudes(const float (&y)[kOwned], float scale) {
 
 BAGUA_DEVICE float mean_of_magnitudes(const float (&y)[kOwned], uint32_t count) {
   const float n = static_cast<float>(count);
-  const float mean = __fdiv_rn(sum_of_magnitudes(y, 1.0f), n);
+  const float mean = __fdiv_rn(sum_of_magnitudes<false>(y), n);
   if (finite(mean)) return mean;
   uint32_t own = 0;
 #pragma unroll
   for (int i = 0; i < kOwned; ++i) own = max(own, magnitude_of(y[i]));
   const uint32_t most = __reduce_max_sync(kAllLanes, own);
   if (most >= kInfinity) return float_of(kQuietNaN);
-  const float smaller = __fmul_rn(__fdiv_rn(sum_of_magnitudes(y, 1.0f / kBlock), n), static_cast<float>(kBlock));
+  const float smaller = __fmul_rn(__fdiv_rn(sum_of_magnitudes<true>(y), n), static_cast<float>(kBlock));
   return smaller < float_of(most) ? smaller : float_of(most);
 }
 
@@ -128,7 +143,7 @@ BAGUA_DEVICE void sum_inputs(const Work& work, const Place& place, float (&y)[kO
     for (int b = 0; b < kBatch; ++b) {
       if (first + b >= work.input_count) continue;
       const void* message = work.inputs[first + b];
-      words[b] = load_signs(static_cast<const uint8_t*>(message), place);
+      words[b] = load_signs<whole>(message, place);
       means[b] = __ldcs(parameters(work, message) + place.block);
     }
 #pragma unroll
@@ -173,13 +188,14 @@ BAGUA_DEVICE void transcode_block(const Work& work, const Place& place) {
     signs = __funnelshift_l(bits_of(y[i]), signs, 1);
   }
   const float mean = mean_of_magnitudes(y, place.count);
-  store_signs(work, place, transpose(signs, place.lane));
+  store_signs<whole>(work, place, transpose(signs, place.lane));
   if (place.lane == 0) const_cast<float*>(parameters(work, work.message))[place.block] = mean;
-  if (work.decodeds > 0) {
+#pragma unroll 1
+  for (int j = 0; j < work.decodeds; ++j) {
     float v[kOwned];
 #pragma unroll
     for (int i = 0; i < kOwned; ++i) v[i] = decoded(signs, mean, i);
-    for (int j = 0; j < work.decodeds; ++j) store_floats<whole>(v, place, work.decoded[j]);
+    store_floats<whole>(v, place, work.decoded[j]);
   }
   if (work.residual == nullptr) return;
 #pragma unroll

@@ -20,9 +20,12 @@ namespace {
 using namespace top_k;
 
 constexpr int kQuads = kBlock / 4 / kThreads;  // per thread: elements 4 * (thread + kThreads * i) to + 3
-constexpr int kBatch = 2;                      // quads whose loads are in flight at once
+constexpr int kBatch = 2;                      // quads of a further source whose loads are in flight at once
+constexpr int kMessages = 2;                   // messages whose first elements are loaded before one is added
 constexpr int kBlocksPerMultiprocessor = 3;    // limit by registers; shared memory may allow fewer
 static_assert(kQuads % kBatch == 0, "no quad is left over");
+
+constexpr uint32_t kNowhere = kAllLanes;  // not a position in a block
 
 // Blocks [first, end) of a call.
 struct Range {
@@ -75,37 +78,115 @@ BAGUA_DEVICE void store_quad(const float (&v)[4], const Block& block, int i, flo
   }
 }
 
-// Adds a block of a message to the sum. Checks positions: they come from another host and may be invalid.
-BAGUA_DEVICE void add_message(const Work& work, const Block& block, const void* message) {
-  const auto* bytes = static_cast<const uint8_t*>(message);
-  const auto* values = reinterpret_cast<const float*>(bytes) + block.kept_before;
-  const auto* positions = reinterpret_cast<const uint16_t*>(bytes + work.parameters_at) + block.kept_before;
-  for (uint32_t k = threadIdx.x; k < block.kept; k += kThreads) {
-    const uint32_t position = __ldcs(positions + k);
-    if (position >= block.count) continue;
-    float& y = shared().y[place_of(position)];
-    y = __fadd_rn(y, __ldcs(values + k));
+// Begins to put the first source, or zeros, into shared memory. Each thread puts its own quads there; they are complete
+// for it after wait_for_copies(). All quads are in flight at once, which registers have no room for.
+template <bool wide>
+BAGUA_DEVICE void copy_first(const Work& work, const Block& block) {
+  const auto* const first = static_cast<const float*>(work.inputs[0]);
+  if (work.raws == 0) {
+    constexpr float kZeros[4] = {};
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) write_shared(kZeros, place_of_quad(i));
+  } else if constexpr (wide) {
+    const float* from = first + (block.begin + 4 * threadIdx.x);
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) start_copy(from + 4 * kThreads * i, shared().y + place_of_quad(i));
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < kQuads; ++i) {
+      float y[4];
+      load_quad<wide>(first, block, i, y);
+      write_shared(y, place_of_quad(i));
+    }
   }
 }
 
-// Sums kBatch quads from quad `i` on.
+BAGUA_DEVICE void read_quads(int i, float (&y)[kBatch][4]) {
+#pragma unroll
+  for (int b = 0; b < kBatch; ++b) read_shared(place_of_quad(i + b), y[b]);
+}
+
+BAGUA_DEVICE void write_quads(const float (&y)[kBatch][4], int i) {
+#pragma unroll
+  for (int b = 0; b < kBatch; ++b) write_shared(y[b], place_of_quad(i + b));
+}
+
+// Adds kBatch quads of a vector from quad `i` on.
 template <bool wide>
-BAGUA_DEVICE void sum_raws(const Work& work, const Block& block, int i, float (&y)[kBatch][4]) {
+BAGUA_DEVICE void add_quads(const float* vector, const Block& block, int i, float (&y)[kBatch][4]) {
+  float more[kBatch][4];
+#pragma unroll
+  for (int b = 0; b < kBatch; ++b) load_quad<wide>(vector, block, i + b, more[b]);
 #pragma unroll
   for (int b = 0; b < kBatch; ++b) {
 #pragma unroll
-    for (int c = 0; c < 4; ++c) y[b][c] = 0.0f;
-    if (work.raws > 0) load_quad<wide>(static_cast<const float*>(work.inputs[0]), block, i + b, y[b]);
+    for (int c = 0; c < 4; ++c) y[b][c] = __fadd_rn(y[b][c], more[b][c]);
   }
+}
+
+// Adds all raw sources after the first.
+template <bool wide>
+BAGUA_DEVICE void add_raws(const Work& work, const Block& block, int i, float (&y)[kBatch][4]) {
 #pragma unroll 1
-  for (int k = 1; k < work.raws; ++k) {
+  for (int k = 1; k < work.raws; ++k) add_quads<wide>(static_cast<const float*>(work.inputs[k]), block, i, y);
+}
+
+// An element of a message. Positions come from another host: invalid ones, outside the block, are passed over.
+struct Entry {
+  uint32_t position;
+  float value;
+};
+
+BAGUA_DEVICE Entry load_entry(const Work& work, const Block& block, int input, uint32_t k) {
+  if (input >= work.input_count || k >= block.kept) return {kNowhere, 0.0f};
+  const auto* bytes = static_cast<const uint8_t*>(work.inputs[input]);
+  const auto* values = reinterpret_cast<const float*>(bytes) + block.kept_before;
+  const auto* positions = reinterpret_cast<const uint16_t*>(bytes + work.parameters_at) + block.kept_before;
+  return {__ldcs(positions + k), __ldcs(values + k)};
+}
+
+BAGUA_DEVICE void add_entry(const Block& block, const Entry& entry) {
+  if (entry.position >= block.count) return;
+  float& y = shared().y[place_of(entry.position)];
+  y = __fadd_rn(y, entry.value);
+}
+
+// The thread's first element of kMessages messages from input `first` on.
+BAGUA_DEVICE void load_entries(const Work& work, const Block& block, int first, Entry (&entries)[kMessages]) {
 #pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      float next[4];
-      load_quad<wide>(static_cast<const float*>(work.inputs[k]), block, i + b, next);
-#pragma unroll
-      for (int c = 0; c < 4; ++c) y[b][c] = __fadd_rn(y[b][c], next[c]);
+  for (int b = 0; b < kMessages; ++b) entries[b] = load_entry(work, block, first + b, threadIdx.x);
+}
+
+// Sums all sources in shared memory. Messages are added one after the other, as their elements can lie anywhere.
+template <bool wide>
+BAGUA_DEVICE void gather_with_messages(const Work& work, const Block& block) {
+  Entry entries[kMessages];
+  load_entries(work, block, work.raws, entries);  // the compiler would move the wait for the copies before them
+  copy_first<wide>(work, block);
+  wait_for_copies();
+  if (work.raws > 1) {
+#pragma unroll 1
+    for (int i = 0; i < kQuads; i += kBatch) {
+      float y[kBatch][4];
+      read_quads(i, y);
+      add_raws<wide>(work, block, i, y);
+      write_quads(y, i);
     }
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int first = work.raws; first < work.input_count; first += kMessages) {
+#pragma unroll
+    for (int b = 0; b < kMessages; ++b) {
+      if (first + b >= work.input_count) break;
+      add_entry(block, entries[b]);
+#pragma unroll 1
+      for (uint32_t k = threadIdx.x + kThreads; k < block.kept; k += kThreads) {
+        add_entry(block, load_entry(work, block, first + b, k));
+      }
+      __syncthreads();
+    }
+    load_entries(work, block, first + kMessages, entries);
   }
 }
 
@@ -116,14 +197,31 @@ BAGUA_DEVICE void scale(const Work& work, const Block& block, int i, float (&y)[
 #pragma unroll
     for (int c = 0; c < 4; ++c) y[b][c] = __fmul_rn(y[b][c], work.scale);
   }
-  if (work.residual == nullptr) return;
-#pragma unroll
-  for (int b = 0; b < kBatch; ++b) {
-    float residual[4];
-    load_quad<wide>(work.residual, block, i + b, residual);
-#pragma unroll
-    for (int c = 0; c < 4; ++c) y[b][c] = __fadd_rn(y[b][c], residual[c]);
+  if (work.residual != nullptr) add_quads<wide>(work.residual, block, i, y);
+}
+
+BAGUA_DEVICE bool has_messages(const Work& work) {
+  return work.raws != work.input_count;
+}
+
+// Puts the sum of all sources into shared memory, but without further raw ones if there are no messages: these wait for
+// finish_quads().
+template <bool wide>
+BAGUA_DEVICE void gather(const Work& work, const Block& block) {
+  if (has_messages(work)) {
+    gather_with_messages<wide>(work, block);
+  } else {
+    copy_first<wide>(work, block);
+    wait_for_copies();
   }
+}
+
+// The final y of the thread's kBatch quads from quad `i` on.
+template <bool wide>
+BAGUA_DEVICE void finish_quads(const Work& work, const Block& block, int i, float (&y)[kBatch][4]) {
+  read_quads(i, y);
+  if (!has_messages(work)) add_raws<wide>(work, block, i, y);
+  if (work.scaled) scale<wide>(work, block, i, y);
 }
 
 // Counts a group by its largest magnitude. NaN counts as infinity, so that the bin found is not too high.
@@ -131,44 +229,22 @@ BAGUA_DEVICE void count_group(float most) {
   atomicAdd(&shared().bins[min(bits_of(most), kInfinity) >> kGroupShift], 1u);
 }
 
-// Writes the final y to shared memory, and counts groups by the first digit of their largest element.
-BAGUA_DEVICE void write_final(const float (&y)[kBatch][4], int i, Groups groups, float& most) {
-#pragma unroll
-  for (int b = 0; b < kBatch; ++b) {
-    write_shared(y[b], place_of_quad(i + b));
-    const float of_quad =
-        max_or_nan(max_or_nan(fabsf(y[b][0]), fabsf(y[b][1])), max_or_nan(fabsf(y[b][2]), fabsf(y[b][3])));
-    if (groups == Groups::kOfQuads) count_group(of_quad);
-    most = max_or_nan(most, of_quad);
-  }
-}
-
-// Computes y of the block in shared memory. Each thread writes its own quads; elements of messages can lie anywhere.
+// Leaves the final y in shared memory, and counts groups by the first digit of their largest element.
 template <bool wide>
-BAGUA_DEVICE void gather(const Work& work, const Block& block, Groups groups) {
-  const bool messages = work.raws != work.input_count;
+BAGUA_DEVICE void finish(const Work& work, const Block& block, Groups groups) {
+  const bool changed = work.scaled || (work.raws > 1 && !has_messages(work));
   float most = 0;
 #pragma unroll 1
   for (int i = 0; i < kQuads; i += kBatch) {
     float y[kBatch][4];
-    sum_raws<wide>(work, block, i, y);
-    if (work.scaled && !messages) scale<wide>(work, block, i, y);
-    write_final(y, i, messages ? Groups::kNone : groups, most);
-  }
-  if (messages) {
-    for (int k = work.raws; k < work.input_count; ++k) {
-      __syncthreads();
-      add_message(work, block, work.inputs[k]);
-    }
-    __syncthreads();
-    most = 0;
-#pragma unroll 1
-    for (int i = 0; i < kQuads; i += kBatch) {
-      float y[kBatch][4];
+    finish_quads<wide>(work, block, i, y);
+    if (changed) write_quads(y, i);
 #pragma unroll
-      for (int b = 0; b < kBatch; ++b) read_shared(place_of_quad(i + b), y[b]);
-      if (work.scaled) scale<wide>(work, block, i, y);
-      write_final(y, i, groups, most);
+    for (int b = 0; b < kBatch; ++b) {
+      const float of_quad =
+          max_or_nan(max_or_nan(fabsf(y[b][0]), fabsf(y[b][1])), max_or_nan(fabsf(y[b][2]), fabsf(y[b][3])));
+      if (groups == Groups::kOfQuads) count_group(of_quad);
+      most = max_or_nan(most, of_quad);
     }
   }
   if (groups == Groups::kOfThreads) count_group(most);
@@ -213,22 +289,41 @@ BAGUA_DEVICE void write_decoded(const Work& work, const Block& block) {
 
 template <bool wide>
 BAGUA_DEVICE void write_sum(const Work& work, const Block& block) {
-#pragma unroll 2
-  for (int i = 0; i < kQuads; ++i) {
-    float y[4];
-    read_shared(place_of_quad(i), y);
-    for (int j = 0; j < work.decodeds; ++j) store_quad<wide>(y, block, i, work.decoded[j]);
+#pragma unroll 1
+  for (int i = 0; i < kQuads; i += kBatch) {
+    float y[kBatch][4];
+    finish_quads<wide>(work, block, i, y);
+    for (int j = 0; j < work.decodeds; ++j) {
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) store_quad<wide>(y[b], block, i + b, work.decoded[j]);
+    }
   }
 }
 
+#ifdef BAGUA_TOP_K_AHEAD
+// To be measured: brings the first source of the thread block's next block into the second-level cache.
+BAGUA_DEVICE void fetch_next(const Work& work, const Block& block) {
+  const uint64_t next = block.begin + uint64_t{gridDim.x} * kBlock;
+  if (threadIdx.x != 0 || work.raws == 0 || next + kBlock > work.count) return;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  const auto* const from = static_cast<const float*>(work.inputs[0]) + next;
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(kBlock * 4) : "memory");
+#endif
+}
+#endif
+
 template <bool wide>
 BAGUA_DEVICE void transcode_block(const Work& work, const Block& block) {
-  const Groups groups = work.message == nullptr ? Groups::kNone : groups_for(block.kept);
-  gather<wide>(work, block, groups);
+  gather<wide>(work, block);
+#ifdef BAGUA_TOP_K_AHEAD
+  if constexpr (wide) fetch_next(work, block);
+#endif
   if (work.message == nullptr) {
     write_sum<wide>(work, block);
     return;
   }
+  const Groups groups = groups_for(block.kept);
+  finish<wide>(work, block, groups);
   const Kept kept = select(block, groups);
   write_message(work, block, kept);
   if (work.residual == nullptr && work.decodeds == 0) return;

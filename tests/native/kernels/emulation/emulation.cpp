@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "cuda_pipeline_primitives.h"
 #include "cuda_runtime.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -89,12 +90,19 @@ void prepare(Context& context, char* stack, void (*entry)()) {
 }
 #endif
 
+struct Copy {
+  void* to;
+  const void* from;
+  size_t bytes;
+};
+
 struct Fiber {
   Context context;
   char* stack = nullptr;
   Meeting waits_for = Meeting::kNone;
   unsigned meetings_of_warp = 0;
   bool ended = false;
+  std::vector<Copy> copies;  // begun, not waited for
 };
 
 struct Warp {
@@ -148,6 +156,7 @@ __attribute__((no_sanitize_address)) void fiber_main() {
   __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_stack_bytes);
 #endif
   block.body(block.body_context);
+  if (!current().copies.empty()) fail("ends before its copies to shared memory have arrived");
   current().ended = true;
   ++block.ended;
   leave(true);
@@ -220,6 +229,15 @@ const uint32_t* exchange(Meeting meeting, uint32_t value) {
     for (unsigned l = 0; l < 32; ++l) block.fibers[warp_number * 32 + l].waits_for = Meeting::kNone;
   }
   return warp.values[side];
+}
+
+void begin_copy(void* to, const void* from, size_t bytes) {
+  current().copies.push_back({to, from, bytes});
+}
+
+void finish_copies() {
+  for (const Copy& copy : current().copies) std::memcpy(copy.to, copy.from, copy.bytes);
+  current().copies.clear();
 }
 
 void meet_block() {
