@@ -1,8 +1,8 @@
 """Makes twins for a device (``Members.twin``) of communicators that ranks use at moments of their own.
 
-Members wait for each other as a twin is made, and NCCL waits in ``submit`` while it connects them, for the first
-operation of a kind and size. A rank that began an exchange alone, in a forward pass, would wait there for one that is in
-a barrier, or trains more slowly. So both is done at a moment to which all ranks of the model come together.
+Members wait for each other as a twin is made. NCCL waits in ``submit`` while it connects them, for the first operation
+of a kind and size. A rank that began an exchange alone, in a forward pass, would wait there for one that is in a
+barrier. So both are done at a moment to which all ranks of the model come together.
 """
 
 from __future__ import annotations
