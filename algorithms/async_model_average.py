@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from bagua.algorithms.base import (
     AlgorithmImpl,
     Bucket,
     BucketLayout,
+    Communicator,
     DataParallel,
     ProcessGroup,
 )
@@ -65,6 +66,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         self.averaging = True
         self._under_way = False
         self._next_start = 0.0  # by time.monotonic()
+        self._pairs: dict[str, Pairs] = {}  # by bucket
         if self.peer_selection_mode == "shift_one":
             Pairs(process_group, hierarchical=False)  # raises if ranks can't be paired
 
@@ -95,12 +97,17 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         own = bagua_ddp.own_communicator()
         if self.peer_selection_mode == "shift_one":
             # One step that communicates, never two: the second one would be waited for.
-            pairs = Pairs(self.process_group, hierarchical=False, private=True, rests=True)
+            pairs = self._pairs[bucket.name] = Pairs(self.process_group, hierarchical=False, private=True, rests=True)
             steps = mean_of_pair(bucket, pairs, self.codec, everywhere=True, keep_snapshot=True)
         else:
             steps = mean_of_all(bucket, self.codec, self.everywhere, lambda: own, keep_snapshot=True)
         apply = Local(_apply, "add the mean's difference", reads=(PEER, SNAPSHOT, WEIGHT), writes=(WEIGHT,))
         bucket.set_plan(Plan((*steps, apply)))
+
+    def communicators(self) -> Iterator[Communicator]:
+        """Those of pairs."""
+        for pairs in self._pairs.values():
+            yield from pairs.of_all_rounds()
 
     def tell_newcomers(self) -> dict[str, Any]:
         """Whether anything is encoded, too, which was settled when the model was wrapped, and when the next average

@@ -9,7 +9,7 @@ of a training step (``init_*_hook``).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -264,6 +264,13 @@ class AlgorithmImpl:
     def init_post_optimizer_step_hook(self, bagua_ddp: DataParallel) -> Callable[[torch.optim.Optimizer], None]:
         """The returned function gets the optimizer after each of its steps."""
         return _nothing
+
+    def communicators(self) -> Iterable[Communicator]:
+        """Those of some of the ranks that plans will use at moments of each rank's own (those of
+        ``own_communicator`` are known). All ranks are asked together, when buckets have their plans: on a GPU the
+        members of each meet then, one communicator after the other, and never have to wait for each other later. So
+        the order must be one in which they don't wait in a circle."""
+        return ()
 
     def follow_members(self, bagua_ddp: DataParallel) -> bool:
         """In an elastic job members were lost: called on every rank that is left, before the exchange that this cut off

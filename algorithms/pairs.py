@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from bagua.algorithms.base import Communicator, ProcessGroup
@@ -87,6 +89,14 @@ class Pairs:
             return None
         return self._communicator((self.units[self.position][0], self.units[self.peer][0]))
 
+    def of_all_rounds(self) -> Iterator[Communicator]:
+        """``everybody`` of each round, without beginning any; ``private``, with ranks as units. No two ranks wait for
+        each other in a circle where members meet at each of them: all go through the rounds in the same order."""
+        for number in range(self.n // 2):
+            peer = peer_of(self.position, self.n, number)
+            if not self.is_none(peer):
+                yield self._own((*self.units[self.position], *self.units[peer]))
+
     def _rests(self) -> bool:
         """Whether this unit has no peer in this round, which then begins."""
         if self.n > 1 and not self.is_none(self.peer):
@@ -98,8 +108,9 @@ class Pairs:
     def _communicator(self, ranks: tuple[int, ...]) -> Communicator:
         self.met = self.peer
         self.round += self._private
-        if not self._private:
-            return self._group.communicator(sorted(ranks))
+        return self._own(ranks) if self._private else self._group.communicator(sorted(ranks))
+
+    def _own(self, ranks: tuple[int, ...]) -> Communicator:
         key = tuple(sorted(ranks))
         if key not in self._kept:
             self._kept[key] = self._group.new_communicator(key, of_generation=True)

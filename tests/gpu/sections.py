@@ -45,6 +45,7 @@ SECTIONS = (
     Section("step", "step", "Step time beside DDP with NCCL", 90, 30, RANKS),
     Section("waits", "waits", "Waits of the host in a step", 35, 15, RANKS),
     Section("faults", "faults", "A rank is killed in an all-reduce", 80, 40, RANKS),
+    Section("regroup", "regroup", "An elastic job loses a rank in a step", 80, 40, RANKS),
     Section(
         "algorithms", "algorithms", "All algorithms on CUDA tensors against the CPU's references", 240, 60, RANKS, False
     ),

@@ -127,3 +127,18 @@ def test_pairs_are_formed_anew_when_members_are_lost() -> None:
 def test_an_odd_number_is_refused_at_the_start() -> None:
     with pytest.raises(ValueError, match="there are 3: an odd number"):
         Pairs(Group(3, 0), hierarchical=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("n", range(1, 8))
+def test_members_of_all_pairs_meet_without_a_circle(n: int) -> None:
+    """Each rank waits in each of its communicators for the other member, one after the other: all come to the end."""
+    pairs = [Pairs(Group(n, rank), hierarchical=False, private=True, rests=True) for rank in range(n)]  # type: ignore[arg-type]
+    left = [[one.ranks for one in pair.of_all_rounds()] for pair in pairs]
+    assert {ranks for one in left for ranks in one} == {
+        (a, b) for a in range((n + 1) // 2) for b in range(n) if b >= (n + 1) // 2
+    }
+    while any(left):
+        both = next(one[0] for one in left if one and all(left[rank][:1] == one[:1] for rank in one[0]))
+        for rank in both:
+            left[rank].pop(0)
+    assert [pair.round for pair in pairs] == [0] * n

@@ -93,27 +93,37 @@ def test_steps_whose_tickets_were_released(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("elastic", "leg_failed", "over_after", "told"),
+    ("elastic", "leg_failed", "entered", "over_after", "told", "looks"),
     [
-        (True, True, 2, Regrouped),  # the engines hear of the loss later than NCCL
-        (True, True, 99, CommunicationError),
-        (True, False, 2, CommunicationError),  # a call that can't be: no member is lost
-        (False, True, 2, CommunicationError),
+        (True, True, 1, 2, Regrouped, 2),  # the engines hear of the loss later than NCCL
+        (True, True, 1, 99, CommunicationError, connection.VERDICT_S),
+        (True, False, 1, 2, CommunicationError, 0),  # a call that can't be: no member is lost
+        (False, True, 1, 2, CommunicationError, 0),
+        (True, True, 2, 99, Regrouped, 0),  # what was under way is given up in the next generation, which is well
     ],
 )
 def test_who_failed_is_decided_by_the_engines(
-    monkeypatch: pytest.MonkeyPatch, elastic: bool, leg_failed: bool, over_after: int, told: type[Exception]
+    monkeypatch: pytest.MonkeyPatch,
+    elastic: bool,
+    leg_failed: bool,
+    entered: int,
+    over_after: int,
+    told: type[Exception],
+    looks: float,
 ) -> None:
     asked: list[float] = []
     monkeypatch.setattr(connection.time, "monotonic", lambda: float(len(asked)))
     monkeypatch.setattr(connection.time, "sleep", asked.append)
     device: Any = connection.CudaConnection.__new__(connection.CudaConnection)
     device._leg = SimpleNamespace(error=lambda: "NCCL: its connection broke" if leg_failed else "")
+    device.membership = SimpleNamespace(generation=1)
     device.connection = SimpleNamespace(
-        elastic=elastic, generation_is_over=lambda: elastic and len(asked) >= over_after
+        elastic=elastic,
+        generation_is_over=lambda: elastic and len(asked) >= over_after,
+        membership=SimpleNamespace(generation=entered),
     )
     assert type(device._translate(RuntimeError("words"))) is told
-    assert len(asked) <= connection.VERDICT_S
+    assert len(asked) == looks
 
 
 class FakeEvent:

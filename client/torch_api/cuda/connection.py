@@ -95,11 +95,17 @@ class CudaConnection:
     def _translate(self, error: Exception) -> CommunicationError:
         """NCCL, or the device, may have failed before the engines know that a member is lost: they get some time."""
         deadline = time.monotonic() + VERDICT_S
-        while not (over := self.connection.generation_is_over()):
+        while not (over := self._is_over()):
             if not self.connection.elastic or not self._leg.error() or time.monotonic() >= deadline:
                 break
             time.sleep(LOOK_S)
         return (Regrouped if over else CommunicationError)(str(error))
+
+    def _is_over(self) -> bool:
+        """Whether the generation of this leg has ended. The next one may have been entered already: what is under way
+        is given up then, before there is another leg."""
+        entered = self.connection.membership.generation
+        return entered != self.membership.generation or self.connection.generation_is_over()
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

@@ -182,8 +182,9 @@ class DistributedModel(ShadowedModel):
             self._tuner = self._new_tuner(self, self._layout, self._runner, self._session)
         self._reset_algorithm()
 
-    def _reset_algorithm(self) -> None:
-        """Tensors, buckets, plans and hooks, all made anew by the algorithm."""
+    def _reset_algorithm(self, alone: bool = False) -> None:
+        """Tensors, buckets, plans and hooks, all made anew by the algorithm. ``alone``: on a newcomer, while the others
+        wait for it."""
         self._remove_hooks()
         self._layout.make()
         self.exchanged = self.bagua_algorithm.exchanged
@@ -215,6 +216,8 @@ class DistributedModel(ShadowedModel):
         self._adding = adding
         self.use_uneven(self.uneven)
         self._install_hooks(adding)
+        if not alone:
+            self._runner.make_twins(self.bagua_algorithm.communicators(), self.bagua_buckets)
 
     @property
     def _record(self) -> Callable[[Sequence[Times], Any, Any], None]:
@@ -372,7 +375,7 @@ class DistributedModel(ShadowedModel):
         with self._session.memory.reusing():  # the others wait
             self._layout.release()
             self._layout.follow_alone(told["arrival"], told["cuts"])
-            self._reset_algorithm()
+            self._reset_algorithm(alone=True)
         self._renewal.follow_as_newcomer(told)
         self.bagua_train_step_counter = told["steps"]
 

@@ -6,7 +6,7 @@ import functools
 import itertools
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +25,7 @@ from bagua.torch_api.join.connection import Connection, Regrouped, Times
 from bagua.torch_api.join.session import Session
 from bagua.torch_api.train.bucket import Allocate, PlanBucket
 from bagua.torch_api.train.dataflow import tail_path
+from bagua.torch_api.train.device_twins import make_twins
 from bagua.torch_api.train.execution import Action, Execution, Phase, Residual, Tickets, Work, join_all
 from bagua.torch_api.train.held import HeldExecution, Undo
 from bagua.torch_api.train.steps import (
@@ -148,6 +149,12 @@ class Runner:
     def give_own_again(self) -> None:
         """The next calls of ``own_communicator`` return those that there are."""
         self._own_given = 0
+
+    def make_twins(self, more: Iterable[Members], buckets: Sequence[PlanBucket]) -> None:
+        """All ranks of the model call it together, when buckets have their plans: communicators of its own, and
+        ``more``, are ready for a device. Nothing where buckets lie in ordinary memory."""
+        if self._device is not None:
+            make_twins(self._device, self.allocate, itertools.chain(self._own[: self._own_given], more), buckets)
 
     def new_residual(self, communicator: Members) -> int:
         """See ``Surroundings``."""

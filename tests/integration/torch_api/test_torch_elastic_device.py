@@ -18,6 +18,7 @@ from rig.faults import VARIABLE, kill_self
 sys.path.insert(0, str(Path(__file__).parent))
 
 import test_torch_elastic as losses
+import test_torch_elastic_async as averages
 import test_torch_joins as joins
 from training_scenarios.support import seeded, sgd, wide_mlp, wide_square, wrap
 
@@ -161,3 +162,31 @@ def test_averages_in_the_background_are_awaited(ranks: Ranks) -> None:
     ranks.start(rank_averages, nprocs=2, elastic=True, environment=placing.environment("fake", "staged"))
     ranks.wait(60.0)
     assert [one.result() for one in ranks.started] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("route", "options"),
+    [
+        ("staged", {}),
+        pytest.param("flat", {"codec": "int4"}, marks=pytest.mark.full),
+        pytest.param("staged", {"peer_selection_mode": "shift_one"}, marks=pytest.mark.full),
+        pytest.param("flat", {"peer_selection_mode": "shift_one"}, marks=pytest.mark.full),
+    ],
+    ids=str,
+)
+def test_one_is_lost_while_another_waits(ranks: Ranks, tmp_path: Path, route: str, options: dict[str, Any]) -> None:
+    """As on the CPU. Members of a device's communicator wait for each other when it is made: not in a forward pass."""
+    start, arguments = ranks.start, {"folder": str(tmp_path), "becomes": 3, "gone": 2, **options}
+    environment = placing.environment("fake", route)
+    start(averages.rank_one_waits, hosts=[[0, 1], [2, 3]], elastic=True, environment=environment, **arguments)
+    ranks.wait(averages.DEADLINE_S)
+    assert [ranks.started[member].result() for member in (0, 1, 3)] == [3] * 3
+
+
+@pytest.mark.parametrize("route", [pytest.param("staged"), pytest.param("flat", marks=pytest.mark.full)])
+def test_one_joins_while_another_waits(ranks: Ranks, tmp_path: Path, route: str) -> None:
+    arguments = {"folder": str(tmp_path), "becomes": 4, "environment": placing.environment("fake", route)}
+    ranks.start(averages.rank_one_waits, hosts=[[0], [1]], elastic=True, **arguments)
+    ranks.join(averages.rank_one_waits, [2, 3], 2, **arguments)  # each rank has a GPU of its own
+    ranks.wait(averages.DEADLINE_S)
+    assert [one.result() for one in ranks.started] == [4] * 4

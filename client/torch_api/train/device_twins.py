@@ -1,0 +1,56 @@
+"""Makes twins for a device (``Members.twin``) of communicators that ranks use at moments of their own.
+
+Members wait for each other as a twin is made. NCCL waits in ``submit`` while it connects them, for the first operation
+of a kind and size. A rank that began an exchange alone, in a forward pass, would wait there for one that is in a
+barrier. So both are done at a moment to which all ranks of the model come together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from bagua.algorithms import AllReduce
+from bagua.torch_api.comm.members import Members
+from bagua.torch_api.comm.transfer import DTYPES, ReduceOp
+from bagua.torch_api.cuda.connection import CudaConnection
+from bagua.torch_api.join.connection import AS_IT_IS, Encoding, request
+from bagua.torch_api.train.bucket import Allocate, PlanBucket
+
+STAGED = "staged"  # the route on which nothing is connected in ``submit``
+
+
+def make_twins(
+    device: CudaConnection, allocate: Allocate, communicators: Iterable[Members], buckets: Sequence[PlanBucket]
+) -> None:
+    """All ranks call it together, each for its communicators, in an order in which none wait for each other in a
+    circle. ``allocate``: makes memory of the device. Raises Regrouped, or CommunicationError."""
+    for one in communicators:
+        twin = one.twin(device)
+        if device.route(twin.id) != STAGED:
+            for bucket in buckets:
+                _connect(device, allocate, twin, bucket)
+
+
+def _connect(device: CudaConnection, allocate: Allocate, twin: Members, bucket: PlanBucket) -> None:
+    """All-reduces zeros as the bucket's plan all-reduces."""
+    steps = bucket.plan.steps if bucket.plan is not None else ()
+    for step in steps:
+        if not isinstance(step, AllReduce):
+            continue
+        count = bucket.region(step.dst, bucket.side).flat.numel()
+        _, place = allocate(count, bucket.dtype)
+        codec = step.codec if bucket.dtype is torch.float32 else None
+        zeros = request(
+            device.kinds["allreduce"],
+            comm=twin.id,
+            dtype=device.dtypes[DTYPES[bucket.dtype]],
+            count=count,
+            op=ReduceOp[step.op],
+            src=place,
+            dst=place,
+            label=bucket.label,
+            encoding=AS_IT_IS if codec is None else Encoding(device.codecs[codec.name], codec.density_units),
+        )
+        device.wait(device.submit(zeros))
