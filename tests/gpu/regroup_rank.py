@@ -17,7 +17,7 @@ from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.join.session import current
 from gpu.common import device_of, synchronize
-from gpu.training_rank import Training, quiet
+from gpu.training_rank import Training, layers_of, quiet
 
 RATE = 0.1  # parameters move so far that a lost gradient is seen beside rounding
 KILLED = "KILLED"
@@ -42,10 +42,8 @@ class Job:
 
     def plain(self, member: int) -> Training:
         """A model that is not wrapped, and the batch of a member."""
-        made = Training(*self.size, self.device)
+        made = Training(layers_of(*self.size, self.device, batches_of=member))
         made.optimizer.param_groups[0]["lr"] = RATE
-        torch.manual_seed(1 + member)
-        made.inputs = torch.randn_like(made.inputs)
         return made
 
     def step(self) -> float:
@@ -100,12 +98,12 @@ def note_calls(*names: str) -> dict[str, list[tuple[float, float]]]:
 
 def reference(job: Job, members_of: list[list[int]]) -> torch.Tensor:
     """Parameters of one process that has the batches of these members in each step."""
-    batches = {member: job.plain(member).inputs for member in members_of[0]}
+    losses = {member: job.plain(member).loss_of for member in members_of[0]}
     one = job.plain(0)
     for members in members_of:
         one.optimizer.zero_grad()
         for member in members:
-            (one.model(batches[member]).square().mean() / len(members)).backward()
+            (losses[member](one.model) / len(members)).backward()  # type: ignore[no-untyped-call]
         one.optimizer.step()
     return flat(one.model)
 

@@ -45,10 +45,11 @@ def model_of(width: int, layers: int, device: torch.device) -> nn.Module:
     return nn.Sequential(*parts)
 
 
-def layers_of(width: int, layers: int, batch: int, device: torch.device) -> Workload:
-    """``model_of``, with a batch of the rank's own: of the same batches a mean would be what it was before."""
+def layers_of(width: int, layers: int, batch: int, device: torch.device, batches_of: int | None = None) -> Workload:
+    """``model_of``, with a batch of the rank's own, or ``batches_of`` another one: of the same batches a mean would be
+    what it was before."""
     model = model_of(width, layers, device)
-    torch.manual_seed(1 + bagua.get_rank())
+    torch.manual_seed(1 + (bagua.get_rank() if batches_of is None else batches_of))
     inputs = torch.randn(batch, width, device=device)
     return Workload(model, lambda model: model(inputs).square().mean())
 
