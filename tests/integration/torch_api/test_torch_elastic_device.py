@@ -32,6 +32,7 @@ pytestmark = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler for the fakes"
 )
 STEPS = 5
+CONNECTS = {"FAKE_NCCL_CONNECTS": "1"}
 
 
 ROUTES: list[tuple[str, list[list[int]], list[losses.Kill]]] = [
@@ -175,9 +176,10 @@ def test_averages_in_the_background_are_awaited(ranks: Ranks) -> None:
     ids=str,
 )
 def test_one_is_lost_while_another_waits(ranks: Ranks, tmp_path: Path, route: str, options: dict[str, Any]) -> None:
-    """As on the CPU. Members of a device's communicator wait for each other when it is made: not in a forward pass."""
+    """As on the CPU. Members of a device's communicator wait for each other when it is made, and NCCL in its first
+    operation: not in a forward pass."""
     start, arguments = ranks.start, {"folder": str(tmp_path), "becomes": 3, "gone": 2, **options}
-    environment = placing.environment("fake", route)
+    environment = placing.environment("fake", route) | CONNECTS
     start(averages.rank_one_waits, hosts=[[0, 1], [2, 3]], elastic=True, environment=environment, **arguments)
     ranks.wait(averages.DEADLINE_S)
     assert [ranks.started[member].result() for member in (0, 1, 3)] == [3] * 3
@@ -185,7 +187,7 @@ def test_one_is_lost_while_another_waits(ranks: Ranks, tmp_path: Path, route: st
 
 @pytest.mark.parametrize("route", [pytest.param("staged"), pytest.param("flat", marks=pytest.mark.full)])
 def test_one_joins_while_another_waits(ranks: Ranks, tmp_path: Path, route: str) -> None:
-    arguments = {"folder": str(tmp_path), "becomes": 4, "environment": placing.environment("fake", route)}
+    arguments = {"folder": str(tmp_path), "becomes": 4, "environment": placing.environment("fake", route) | CONNECTS}
     ranks.start(averages.rank_one_waits, hosts=[[0], [1]], elastic=True, **arguments)
     ranks.join(averages.rank_one_waits, [2, 3], 2, **arguments)  # each rank has a GPU of its own
     ranks.wait(averages.DEADLINE_S)
