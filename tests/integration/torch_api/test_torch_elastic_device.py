@@ -74,6 +74,22 @@ def test_newcomers_join(ranks: Ranks, tmp_path: Path) -> None:
     assert [sorted(members) for members in members_of[:6]] == [[0, 1]] * 4 + [[0, 1, 2, 3]] * 2
 
 
+@pytest.mark.parametrize("route", ["staged", pytest.param("flat", marks=pytest.mark.full)])
+def test_newcomers_rest_while_a_step_is_repeated(ranks: Ranks, tmp_path: Path, route: str) -> None:
+    """They come with a loss in the middle of a step: communicators are made for the step without them, and again, in
+    the same generation, with them."""
+    environment = placing.environment("fake", route)
+    joins.start(
+        ranks, tmp_path, [[0, 1, 2]], {"3": "ready"}, environment=environment | {VARIABLE: "2:4:0:submitted"}
+    )
+    assert ranks.regrouper is not None
+    ranks.regrouper.plans, ranks.regrouper.on_ready = False, (tmp_path / "ready").touch
+    joins.join(ranks, tmp_path, [3, 4], 2, 1, environment=environment)  # each rank has a GPU of its own
+    results = joins.results_of(ranks, (2,))
+    joins.check_equal(results)
+    assert [[step for step, *_ in result["steps"]][:2] for result in results] == [[1, 2]] * 2 + [[5, 6]] * 2
+
+
 def rank_counts_waits() -> tuple[int, int, str]:
     """Waits of the host in some steps, NCCL's aborts when a rank was lost, and what CUDA does not allow."""
     bagua.init_process_group()
