@@ -26,6 +26,7 @@ TARGET_S = 1.0
 """From the kill to the end of the step that it cut off, which the others have repeated."""
 APART = 1e-3
 SIZE, REHEARSED = (1448, 12, 128), (32, 4, 8)  # width, layers, batch; 96 MiB of parameters
+SEVERAL_BUCKETS = {"BAGUA_DEFAULT_BUCKET_SIZE": "5000"}  # where the model is small
 AFTER_S = 10.0
 """More than the others need to come to their end: a hang costs no more than this."""
 ROUTES = ("flat", "staged")
@@ -33,15 +34,15 @@ ROUTES = ("flat", "staged")
 
 def run(findings: Findings, name: str, given: Any, route: str, limit_s: float, function: Any, **more: Any) -> Any:
     """When the victim was killed, and what the others returned."""
-    size = SIZE if given.device == "cuda" else REHEARSED
+    real = given.device == "cuda"
     with tempfile.TemporaryDirectory() as folder, make_ranks(Path(folder)) as ranks:
         ranks.start(
             function,
             hosts=HOSTS,
             elastic=True,
-            environment=environment(given.device, route),
+            environment=environment(given.device, route) | ({} if real else SEVERAL_BUCKETS),
             kind=given.device,
-            size=size,
+            size=SIZE if real else REHEARSED,
             victim=VICTIM,
             **more,
         )

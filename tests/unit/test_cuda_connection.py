@@ -116,7 +116,7 @@ def test_who_failed_is_decided_by_the_engines(
     monkeypatch.setattr(connection.time, "sleep", asked.append)
     device: Any = connection.CudaConnection.__new__(connection.CudaConnection)
     device._leg = SimpleNamespace(error=lambda: "NCCL: its connection broke" if leg_failed else "")
-    device.membership = SimpleNamespace(generation=1)
+    device.membership, device._parted = SimpleNamespace(generation=1), False
     device.connection = SimpleNamespace(
         elastic=elastic,
         generation_is_over=lambda: elastic and len(asked) >= over_after,

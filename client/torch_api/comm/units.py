@@ -344,6 +344,7 @@ class Units:
         """Newcomers get the state. All others are between the same two steps."""
         session, generation = self._session, self._session.membership.generation
         if not (first or session.newcomer):
+            self._devices.part()
             self.part()
         ranks = [rank for rank, member in enumerate(session.membership.members) if member in whole]
         extra = {"told": self.changes.world_size, "marks": self._marks}

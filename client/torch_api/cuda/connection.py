@@ -82,15 +82,29 @@ class CudaConnection:
             raise BaguaError(f"CUDA tensors can't be communicated: {error} [BG510]") from None
         self._waited: deque[int] = deque()
         self._in_use: dict[int, tuple[Place, Place]] = {}  # by ticket, until a stream waits for it
+        self._comms: set[int] = set()
+        self._parted = False
         first_s = self.connection.first_warning_s
         self._watchdog = WaitWatchdog(first_s, self._leg.waiting, self._go_on, self._leg.abort)
 
     def renew(self) -> None:
         """In a new generation: another leg. Tickets of the old one mean nothing any more."""
-        self._leg.abort("Members have changed: the communicators of the generation that has ended are aborted.")
-        self.close()
+        self._give_up()
         self.steps.forget()
         self._open()
+
+    def part(self) -> None:
+        """Newcomers are about to be let into the present generation, which goes on with another leg (``renew``). All
+        members call it before any makes a communicator with them: numbers of communicators are free for that."""
+        self._give_up()
+        while self._comms:
+            self.connection.destroy_comm(self._comms.pop())
+
+    def _give_up(self) -> None:
+        """What is under way fails."""
+        self._parted = True
+        self._leg.abort("Members have changed: communicators of those that were there before are aborted.")
+        self.close()
 
     def _translate(self, error: Exception) -> CommunicationError:
         """NCCL, or the device, may have failed before the engines know that a member is lost: they get some time."""
@@ -102,10 +116,10 @@ class CudaConnection:
         return (Regrouped if over else CommunicationError)(str(error))
 
     def _is_over(self) -> bool:
-        """Whether the generation of this leg has ended. The next one may have been entered already: what is under way
-        is given up then, before there is another leg."""
+        """Whether this leg was given up, or its generation has ended. The next one may have been entered already: what
+        is under way is abandoned then, before there is another leg."""
         entered = self.connection.membership.generation
-        return entered != self.membership.generation or self.connection.generation_is_over()
+        return self._parted or entered != self.membership.generation or self.connection.generation_is_over()
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -132,12 +146,14 @@ class CudaConnection:
         """See ``Connection``; waits for the other members, the first of which logs the route."""
         with self._translated():
             self._leg.create_comm(comm, ranks)
+            self._comms.add(comm)
             if self.membership.rank == min(ranks):
                 _log_route(ranks, **self._leg.report(comm))
 
     def destroy_comm(self, comm: int) -> None:
         """See ``Connection``; waits for this rank's operations on it."""
         with self._translated():
+            self._comms.discard(comm)
             self._leg.destroy_comm(comm)
 
     # Memory

@@ -39,6 +39,11 @@ class Devices:
             for device in self._open.values():
                 device.await_results()
 
+    def part(self) -> None:
+        """See ``CudaConnection.part``."""
+        for device in self._open.values():
+            device.part()
+
     def settle(self) -> None:
         """Counts all steps in the statistics, once they are over."""
         for device in self._open.values():

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler for the fakes"
 )
 STEPS = 5
+CONNECTS = {"FAKE_NCCL_CONNECTS": "1"}
 
 
 ROUTES: list[tuple[str, list[list[int]], list[losses.Kill]]] = [
@@ -71,6 +72,22 @@ def test_newcomers_join(ranks: Ranks, tmp_path: Path) -> None:
     joins.join(ranks, tmp_path, [3], 4, 1, environment=environment)
     members_of = joins.check(joins.results_of(ranks))
     assert [sorted(members) for members in members_of[:6]] == [[0, 1]] * 4 + [[0, 1, 2, 3]] * 2
+
+
+@pytest.mark.parametrize("route", ["staged", pytest.param("flat", marks=pytest.mark.full)])
+def test_newcomers_rest_while_a_step_is_repeated(ranks: Ranks, tmp_path: Path, route: str) -> None:
+    """They come with a loss in the middle of a step: communicators are made for the step without them, and again, in
+    the same generation, with them."""
+    environment = placing.environment("fake", route)
+    joins.start(
+        ranks, tmp_path, [[0, 1, 2]], {"3": "ready"}, environment=environment | {VARIABLE: "2:4:0:submitted"}
+    )
+    assert ranks.regrouper is not None
+    ranks.regrouper.plans, ranks.regrouper.on_ready = False, (tmp_path / "ready").touch
+    joins.join(ranks, tmp_path, [3, 4], 2, 1, environment=environment)  # each rank has a GPU of its own
+    results = joins.results_of(ranks, (2,))
+    joins.check_equal(results)
+    assert [[step for step, *_ in result["steps"]][:2] for result in results] == [[1, 2]] * 2 + [[5, 6]] * 2
 
 
 def rank_counts_waits() -> tuple[int, int, str]:
@@ -175,9 +192,10 @@ def test_averages_in_the_background_are_awaited(ranks: Ranks) -> None:
     ids=str,
 )
 def test_one_is_lost_while_another_waits(ranks: Ranks, tmp_path: Path, route: str, options: dict[str, Any]) -> None:
-    """As on the CPU. Members of a device's communicator wait for each other when it is made: not in a forward pass."""
+    """As on the CPU. Members of a device's communicator wait for each other when it is made, and NCCL in its first
+    operation: not in a forward pass."""
     start, arguments = ranks.start, {"folder": str(tmp_path), "becomes": 3, "gone": 2, **options}
-    environment = placing.environment("fake", route)
+    environment = placing.environment("fake", route) | CONNECTS
     start(averages.rank_one_waits, hosts=[[0, 1], [2, 3]], elastic=True, environment=environment, **arguments)
     ranks.wait(averages.DEADLINE_S)
     assert [ranks.started[member].result() for member in (0, 1, 3)] == [3] * 3
@@ -185,7 +203,7 @@ def test_one_is_lost_while_another_waits(ranks: Ranks, tmp_path: Path, route: st
 
 @pytest.mark.parametrize("route", [pytest.param("staged"), pytest.param("flat", marks=pytest.mark.full)])
 def test_one_joins_while_another_waits(ranks: Ranks, tmp_path: Path, route: str) -> None:
-    arguments = {"folder": str(tmp_path), "becomes": 4, "environment": placing.environment("fake", route)}
+    arguments = {"folder": str(tmp_path), "becomes": 4, "environment": placing.environment("fake", route) | CONNECTS}
     ranks.start(averages.rank_one_waits, hosts=[[0], [1]], elastic=True, **arguments)
     ranks.join(averages.rank_one_waits, [2, 3], 2, **arguments)  # each rank has a GPU of its own
     ranks.wait(averages.DEADLINE_S)

@@ -13,6 +13,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "fake_cuda.h"
@@ -24,7 +25,7 @@ namespace {
 using bagua::DType;
 using bagua::ReduceOp;
 
-enum What : uint32_t { kAllReduce = 1, kReduce, kBroadcast, kAllGather, kReduceScatter, kSend, kRecv, kPairs };
+enum What : uint32_t { kAllReduce = 1, kReduce, kBroadcast, kAllGather, kReduceScatter, kSend, kRecv, kPairs, kConnect };
 constexpr int kOk = 0, kSystem = 2, kInvalidArgument = 4, kInvalidUsage = 5, kRemote = 6, kInProgress = 7;
 constexpr std::chrono::milliseconds kConnecting{20};  // what takes time where a real NCCL makes connections
 
@@ -220,18 +221,32 @@ int enqueue(Comm* comm, void* stream, std::vector<Call> calls) {
   return kOk;
 }
 
+// As a real NCCL, with FAKE_NCCL_CONNECTS=1: connections need all members of the collective.
+int connect(Comm* comm, const std::vector<Call>& calls) {
+  static const bool wanted = getenv("FAKE_NCCL_CONNECTS") != nullptr;
+  if (!wanted || calls.front().what == kSend || calls.front().what == kRecv) return kOk;
+  std::vector<fake::Piece> pieces;
+  for (int peer = 0; peer < comm->ranks; ++peer) {
+    if (peer != comm->rank) pieces.push_back({peer, nullptr, 0, nullptr, 0, {UINT64_MAX, kConnect, 0, 0, 0, 0, 0}});
+  }
+  std::string why;
+  return comm->links.exchange(&pieces, comm->aborted, &why) == fake::Result::kOk ? kOk : kRemote;
+}
+
 // The first group of a communicator makes connections: in the background, and what it enqueues is not there before.
 int launch(Comm* comm, void* stream, std::vector<Call> calls) {
   const std::chrono::microseconds takes = comm->connected ? std::chrono::microseconds(world().group_us) : kConnecting;
   if (takes.count() == 0) return enqueue(comm, stream, std::move(calls));
   if (comm->connected) comm->half = std::chrono::steady_clock::now() + takes / 2;
   comm->looks = 0;
-  comm->connected = true;
+  const bool connects = !std::exchange(comm->connected, true);
   comm->busy = true;
   comm->pending.fetch_add(1);
-  std::thread([comm, stream, takes, calls = std::move(calls)] {
+  std::thread([comm, stream, takes, connects, calls = std::move(calls)] {
     std::this_thread::sleep_for(takes);
-    if (!comm->aborted) enqueue(comm, stream, calls);
+    const int code = connects ? connect(comm, calls) : kOk;
+    if (code != kOk && !comm->aborted) comm->error = code;
+    if (code == kOk && !comm->aborted) enqueue(comm, stream, calls);
     comm->busy = false;
     comm->pending.fetch_sub(1);
   }).detach();
