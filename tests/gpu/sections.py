@@ -42,8 +42,8 @@ SECTIONS = (
     ),
     Section("net", "net", "Bagua-Net beside NCCL's own sockets", 60, 30, ("Bagua-Net", "torch with CUDA")),
     Section("allreduce", "allreduce", "All-reduce of the engine, by every route, beside NCCL", 75, 30, RANKS),
-    Section("step", "step", "Step time beside DDP with NCCL", 90, 30, RANKS),
-    Section("waits", "waits", "Waits of the host in a step", 35, 15, RANKS),
+    Section("step", "step", "Step time beside DDP with NCCL", 66, 40, RANKS),
+    Section("waits", "waits", "Waits of the host in a step", 35, 25, RANKS),
     Section("faults", "faults", "A rank is killed in an all-reduce", 80, 40, RANKS),
     Section("regroup", "regroup", "An elastic job loses a rank in a step", 80, 40, RANKS),
     Section(

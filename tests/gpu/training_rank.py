@@ -20,8 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 import bagua.torch_api as bagua
 from bagua.bench.ranks.models import WORKLOADS, Workload
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
+from bagua.torch_api.cuda.connection import CudaConnection
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.join.session import current
+from bagua.torch_api.train.gradients import GradientReducer
 from gpu.common import device_of, keep, median, synchronize
 from gpu.group import agreed, in_turns, join, slowest
 
@@ -114,37 +116,71 @@ def step_times(port: int, kind: str, models: list[Any], limit_s: float) -> list[
 
 
 def step_times_of(make: Callable[..., Workload], which: Any, device: torch.device) -> dict[str, Any]:
-    """``seconds`` of a step with Bagua, with DDP, and alone; ``host_s``: those of the host, until the step is launched;
-    how far the gradients of both replicas are apart; buckets; bytes of parameters."""
-    ours = Training(make(which, device)).with_bagua()
-    ddp = Training(make(which, device)).with_ddp(device)
-    alone = Training(make(which, device))
-    for one in (ours, ddp):
-        one.step()
-    apart = gradients_apart(ours.model, ddp.model)
-    works = {"bagua": ours.step, "ddp": ddp.step, "alone": alone.step}
-    found = in_turns(works, device)
-    host = {name: median([host_seconds(work, device) for _ in range(HOST_ROUNDS)]) for name, work in works.items()}
+    """``seconds`` of a step with Bagua, with DDP, and alone; ``host_s``: those that the host spends in Bagua's calls in
+    a step; how far the gradients of both replicas are apart; buckets; bytes of parameters."""
+    with HostTime() as host:
+        ours = Training(make(which, device)).with_bagua()
+        ddp = Training(make(which, device)).with_ddp(device)
+        alone = Training(make(which, device))
+        for one in (ours, ddp):
+            one.step()
+        apart = gradients_apart(ours.model, ddp.model)
+        found = in_turns({"bagua": ours.step, "ddp": ddp.step, "alone": alone.step}, device)
+        turns = [host.of(ours.step, device) for _ in range(HOST_ROUNDS)]
     nbytes = sum(p.numel() * p.element_size() for p in alone.model.parameters())
     buckets = len(ours.model.bagua_buckets)  # type: ignore[arg-type]
     ours.model.bagua_ddp.close()  # type: ignore[union-attr, operator]
     return {
         "seconds": {name: slowest(value, device) for name, value in found.items()},
-        "host_s": {name: slowest(value, device) for name, value in host.items()},
+        "host_s": {name: slowest(median([one[name] for one in turns]), device) for name in turns[0]},
         "apart": apart,
         "bytes": nbytes,
         "buckets": buckets,
     }
 
 
-def host_seconds(work: Callable[[], None], device: torch.device) -> float:
-    """Seconds until the work is launched, on a device that had nothing to do."""
-    synchronize(device)
-    begun = time.perf_counter()
-    work()
-    seconds = time.perf_counter() - begun
-    synchronize(device)
-    return seconds
+class HostTime:
+    """Seconds of the host in calls, by label: of the reducer, for each gradient and at the end of backward, and in them
+    of the connection. The time of a whole step says nothing where ranks share a card, on which they take turns."""
+
+    CALLS: tuple[tuple[type, str, str], ...] = (
+        (GradientReducer, "mark_ready", "all"),
+        (GradientReducer, "finish", "all"),
+        (CudaConnection, "submit", "submit"),
+        (CudaConnection, "wait", "wait"),
+    )
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._before = [getattr(owner, name) for owner, name, _ in self.CALLS]
+
+    def __enter__(self) -> HostTime:
+        for (owner, name, label), call in zip(self.CALLS, self._before, strict=True):
+            setattr(owner, name, self._counted(call, label))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for (owner, name, _), call in zip(self.CALLS, self._before, strict=True):  # type: ignore[assignment]
+            setattr(owner, name, call)
+
+    def _counted(self, call: Callable[..., Any], label: str) -> Callable[..., Any]:
+        def counted(*arguments: Any) -> Any:
+            begun = time.perf_counter()
+            try:
+                return call(*arguments)
+            finally:
+                self._seconds[label] = self._seconds.get(label, 0.0) + time.perf_counter() - begun
+
+        return counted
+
+    def of(self, work: Callable[[], None], device: torch.device) -> dict[str, float]:
+        """Of one ``work`` on a device that had nothing to do."""
+        synchronize(device)
+        self._seconds = {}
+        work()
+        found = self._seconds
+        synchronize(device)
+        return found
 
 
 def gradients_apart(mine: nn.Module, theirs: nn.Module) -> float:
