@@ -42,7 +42,7 @@ TEST(cgroup_version_2_counts_ancestors_and_droppable_cache) {
   mount.folder("/pod/job");
   mount.write("/pod/memory.max", "1000\n");
   mount.write("/pod/memory.current", "700\n");
-  mount.write("/pod/memory.stat", "anon 500\nfile 200\ninactive_file 150\n");
+  mount.write("/pod/memory.stat", "anon 500\nfile 200\ninactive_file 100\nactive_file 50\n");
   mount.write("/pod/job/memory.max", "max\n");
   mount.write("/pod/job/memory.current", "10\n");
   CHECK_EQ(cgroup_headroom("0::/pod/job\n", mount.path()).bytes, uint64_t{450});
@@ -56,6 +56,9 @@ TEST(cgroup_version_1_and_a_container_that_sees_only_its_own) {
   mount.folder("/memory");
   mount.write("/memory/memory.limit_in_bytes", "5000");
   mount.write("/memory/memory.usage_in_bytes", "6000");
+  // The kernel would not let a group have more than a limit that it enforces.
+  CHECK_EQ(cgroup_headroom("9:cpu,cpuacct:/x\n4:memory:/docker/abc\n", mount.path()).bytes, UINT64_MAX);
+  mount.write("/memory/memory.usage_in_bytes", "5000");
   CHECK_EQ(cgroup_headroom("9:cpu,cpuacct:/x\n4:memory:/docker/abc\n", mount.path()).bytes, uint64_t{0});
   mount.write("/memory/memory.usage_in_bytes", "1000");
   const Headroom room = cgroup_headroom("4:memory:/docker/abc\n0::/\n", mount.path());

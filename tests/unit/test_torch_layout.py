@@ -51,6 +51,12 @@ def test_groups(sizes: list[tuple[int, torch.dtype]], limit: int, first: int) ->
         assert sum(held + one <= limit for held, one in zip(sums, firsts[1:], strict=False)) <= 1  # the first bucket
 
 
+def test_a_bias_travels_with_a_matrix_on_a_device() -> None:
+    tensors = [torch.empty(size, device="meta") for size in (10, 5000, 10, 5000)]
+    assert [len(one) for one in group_tensors(tensors, 8000, 4000)] == [1, 1, 1, 1]
+    assert [len(one) for one in group_tensors(tensors, 8000, 4000, least=400)] == [2, 2]
+
+
 def test_small_models_get_small_buckets_unless_told_otherwise() -> None:
     assert bucket_bytes(100 << 20, 10 << 20, explicit=False) == 10 << 20
     assert bucket_bytes(6 << 20, 10 << 20, explicit=False) == 1 << 20

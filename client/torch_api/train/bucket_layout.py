@@ -23,7 +23,7 @@ from bagua.torch_api.train.gradients import BUFFERS, GradientBucket, elements_ne
 from bagua.torch_api.train.grouping import group_tensors
 from bagua.torch_api.train.guest import Guest
 from bagua.torch_api.train.runner import Runner
-from bagua.tuning.grouping import bucket_bytes
+from bagua.tuning.grouping import DEVICE_LEAST_BYTES, bucket_bytes
 
 
 class Wrapped(DataParallel, Protocol):
@@ -228,8 +228,9 @@ class ModelBuckets:
         total = sum(tensor.numel() * tensor.element_size() for tensor in self._tensors)
         size = self._ddp.bucket_bytes or environment.get_default_bucket_size()
         explicit = self._ddp.bucket_bytes is not None or "BAGUA_DEFAULT_BUCKET_SIZE" in os.environ
-        limit = bucket_bytes(total, size, explicit, on_device=self._runner.on_device)
-        return group_tensors(self._tensors, limit)
+        on_device = self._runner.on_device
+        limit = bucket_bytes(total, size, explicit, on_device)
+        return group_tensors(self._tensors, limit, least=DEVICE_LEAST_BYTES if on_device and not explicit else 0)
 
     def _layouts(self) -> list[BucketLayout | PlanBucket]:
         groups = self._groups()

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -18,10 +19,11 @@ namespace {
 struct Files {
   const char* limit;
   const char* usage;
-  const char* droppable;  // line of memory.stat
+  const char* droppable[2];  // lines of memory.stat: page cache, without shared memory
 };
-constexpr Files kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"};
-constexpr Files kVersion2 = {"memory.max", "memory.current", "inactive_file"};
+constexpr Files kVersion1 = {
+    "memory.limit_in_bytes", "memory.usage_in_bytes", {"total_inactive_file", "total_active_file"}};
+constexpr Files kVersion2 = {"memory.max", "memory.current", {"inactive_file", "active_file"}};
 
 void tighten(Headroom* room, uint64_t bytes, const std::string& bound) {
   if (bytes >= room->bytes) return;
@@ -48,9 +50,9 @@ uint64_t stat_line(const std::string& path, const std::string& wanted) {
 void look_at(const std::string& folder, const Files& files, Headroom* room) {
   uint64_t limit = 0, usage = 0;
   if (!number_in(folder + "/" + files.limit, &limit) || !number_in(folder + "/" + files.usage, &usage)) return;
-  const uint64_t droppable = stat_line(folder + "/memory.stat", files.droppable);
-  usage -= droppable < usage ? droppable : usage;
-  tighten(room, limit > usage ? limit - usage : 0, "the memory limit of its control group");
+  if (usage > limit) return;  // the kernel lets no group exceed a limit: it does not enforce this one
+  for (const char* line : files.droppable) usage -= std::min(usage, stat_line(folder + "/memory.stat", line));
+  tighten(room, limit - usage, "the memory limit of its control group");
 }
 
 bool exists(const std::string& path) {
