@@ -16,7 +16,7 @@ import bagua.torch_api as bagua
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.join.session import current
-from gpu.common import device_of, synchronize
+from gpu.common import device_of
 from gpu.training_rank import Training, layers_of, quiet
 
 RATE = 0.1  # parameters move so far that a lost gradient is seen beside rounding
@@ -47,9 +47,11 @@ class Job:
         return made
 
     def step(self) -> float:
-        """One step; returns when the card was done with it."""
+        """One step; returns when the card was done with it. It waits for this stream alone: on another one an average
+        may be under way, which waits for a rank that is in a barrier."""
         self.training.step()
-        synchronize(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
         return time.monotonic()
 
 

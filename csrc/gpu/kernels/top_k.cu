@@ -300,24 +300,10 @@ BAGUA_DEVICE void write_sum(const Work& work, const Block& block) {
   }
 }
 
-#ifdef BAGUA_TOP_K_AHEAD
-// To be measured: brings the first source of the thread block's next block into the second-level cache.
-BAGUA_DEVICE void fetch_next(const Work& work, const Block& block) {
-  const uint64_t next = block.begin + uint64_t{gridDim.x} * kBlock;
-  if (threadIdx.x != 0 || work.raws == 0 || next + kBlock > work.count) return;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  const auto* const from = static_cast<const float*>(work.inputs[0]) + next;
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(kBlock * 4) : "memory");
-#endif
-}
-#endif
 
 template <bool wide>
 BAGUA_DEVICE void transcode_block(const Work& work, const Block& block) {
   gather<wide>(work, block);
-#ifdef BAGUA_TOP_K_AHEAD
-  if constexpr (wide) fetch_next(work, block);
-#endif
   if (work.message == nullptr) {
     write_sum<wide>(work, block);
     return;
