@@ -44,7 +44,7 @@ struct Plan {
   std::vector<at::Tensor> held, outputs;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;
   std::optional<c10::Stream> stream;  // of the caller, on which results are copied to a device
-  int root = -1;  // of a receive: position of the sender, -1: any
+  int root = -1;                      // of a receive: position of the sender, -1: any
 };
 
 class BaguaWork : public ::c10d::Work {

@@ -52,7 +52,7 @@ def run(findings: Findings, name: str, given: Any, route: str, limit_s: float, f
 
 
 def survivors(ranks: Ranks) -> list[Any]:
-    """What they returned."""
+    """The results of the others."""
     return [one.result() for one in ranks.started if one.rank != VICTIM]
 
 

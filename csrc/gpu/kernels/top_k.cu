@@ -300,7 +300,6 @@ BAGUA_DEVICE void write_sum(const Work& work, const Block& block) {
   }
 }
 
-
 template <bool wide>
 BAGUA_DEVICE void transcode_block(const Work& work, const Block& block) {
   gather<wide>(work, block);
