@@ -79,9 +79,7 @@ def test_newcomers_rest_while_a_step_is_repeated(ranks: Ranks, tmp_path: Path, r
     """They come with a loss in the middle of a step: communicators are made for the step without them, and again, in
     the same generation, with them."""
     environment = placing.environment("fake", route)
-    joins.start(
-        ranks, tmp_path, [[0, 1, 2]], {"3": "ready"}, environment=environment | {VARIABLE: "2:4:0:submitted"}
-    )
+    joins.start(ranks, tmp_path, [[0, 1, 2]], {"3": "ready"}, environment=environment | {VARIABLE: "2:4:0:submitted"})
     assert ranks.regrouper is not None
     ranks.regrouper.plans, ranks.regrouper.on_ready = False, (tmp_path / "ready").touch
     joins.join(ranks, tmp_path, [3, 4], 2, 1, environment=environment)  # each rank has a GPU of its own
