@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rig.engine_hosts import Ranks, make_ranks
+from rig.engine_hosts import make_ranks
 from rig.placing import environment
 
 from gpu import regroup_rank
@@ -33,7 +33,7 @@ ROUTES = ("flat", "staged")
 
 
 def run(findings: Findings, name: str, given: Any, route: str, limit_s: float, function: Any, **more: Any) -> Any:
-    """When the victim was killed, and what the others returned."""
+    """Returns when the victim was killed, and the results of the others."""
     real = given.device == "cuda"
     with tempfile.TemporaryDirectory() as folder, make_ranks(Path(folder)) as ranks:
         ranks.start(
@@ -48,12 +48,7 @@ def run(findings: Findings, name: str, given: Any, route: str, limit_s: float, f
         )
         killed = killed_at(ranks, limit_s - AFTER_S)
         ranks.wait(AFTER_S + limit_s / 4)
-        return killed, survivors(ranks)
-
-
-def survivors(ranks: Ranks) -> list[Any]:
-    """The results of the others."""
-    return [one.result() for one in ranks.started if one.rank != VICTIM]
+        return killed, [one.result() for one in ranks.started if one.rank != VICTIM]
 
 
 def step_is_repeated(findings: Findings, given: Any, route: str, limit_s: float) -> None:

@@ -101,7 +101,7 @@ class CudaConnection:
             self.connection.destroy_comm(self._comms.pop())
 
     def _give_up(self) -> None:
-        """Operations that are under way fail."""
+        """Closes the leg; operations under way fail."""
         self._parted = True
         self._leg.abort("Members have changed: communicators of those that were there before are aborted.")
         self.close()

@@ -19,6 +19,7 @@ from bagua.torch_api.join.connection import AS_IT_IS, Encoding, request
 from bagua.torch_api.train.bucket import Allocate, PlanBucket
 
 STAGED = "staged"  # the route on which nothing is connected in ``submit``
+MOST_BYTES = 1 << 28  # from so many on NCCL does the same, whatever the size
 
 
 def make_twins(
@@ -39,7 +40,7 @@ def _connect(device: CudaConnection, allocate: Allocate, twin: Members, bucket: 
     for step in steps:
         if not isinstance(step, AllReduce):
             continue
-        count = bucket.region(step.dst, bucket.side).flat.numel()
+        count = min(bucket.region(step.dst, bucket.side).flat.numel(), MOST_BYTES // bucket.dtype.itemsize)
         _, place = allocate(count, bucket.dtype)
         codec = step.codec if bucket.dtype is torch.float32 else None
         zeros = request(

@@ -150,7 +150,7 @@ class Runner:
         """The next calls of ``own_communicator`` return those that there are."""
         self._own_given = 0
 
-    def make_twins(self, more: Iterable[Members], buckets: Sequence[PlanBucket]) -> None:
+    def make_twins(self, more: Iterable[Any], buckets: Sequence[PlanBucket]) -> None:
         """All ranks of the model call it together, when buckets have their plans: communicators of its own, and
         ``more``, are ready for a device. Nothing where buckets lie in ordinary memory."""
         if self._device is not None:

@@ -25,17 +25,8 @@ namespace {
 using bagua::DType;
 using bagua::ReduceOp;
 
-enum What : uint32_t {
-  kAllReduce = 1,
-  kReduce,
-  kBroadcast,
-  kAllGather,
-  kReduceScatter,
-  kSend,
-  kRecv,
-  kPairs,
-  kConnect
-};
+enum What : uint32_t { kAllReduce = 1, kReduce, kBroadcast, kAllGather, kReduceScatter, kSend, kRecv, kPairs };
+constexpr uint32_t kConnect = 100;  // no operation
 constexpr int kOk = 0, kSystem = 2, kInvalidArgument = 4, kInvalidUsage = 5, kRemote = 6, kInProgress = 7;
 constexpr std::chrono::milliseconds kConnecting{20};  // what takes time where a real NCCL makes connections
 
