@@ -32,6 +32,8 @@ from rig import forking
 from rig.engines import open_engine, open_lobby
 from rig.regrouping import Regrouper
 
+STACKS_S = 1.0
+"""For ranks to write down their stacks."""
 HANG_S = 240.0
 """After which ranks hang. The first of a file may wait a minute for the import of torch on a machine with much else."""
 Answer = Callable[[common_pb2.TuneRequest], common_pb2.TuneReply]
@@ -263,9 +265,18 @@ class Ranks:
             try:
                 rank.process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
+                self._ask_where_they_are()
                 waits = "\n".join(host.engine.waiting(0.0) for host in self.hosts)
                 outputs = "\n".join(f"rank {one.rank}: {one.output}" for one in self.started)
                 pytest.fail(f"rank {rank.rank} did not end in {deadline_s} s\nwaiting: {waits}\n{outputs}")
+
+    def _ask_where_they_are(self) -> None:
+        """The stacks of all threads of ranks that have not ended come into their outputs."""
+        for rank in self.started:
+            if rank.process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    rank.process.send_signal(signal.SIGUSR2)
+        time.sleep(STACKS_S)
 
     def run(self, function: Callable[..., Any], nprocs: int | None = None, **options: Any) -> list[Any]:
         """Starts the ranks and returns what their functions returned, in the order of ranks."""

@@ -5,8 +5,10 @@ What the function returns is written to RESULT_FILE with torch.save.
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.util
 import json
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -25,6 +27,7 @@ warnings.filterwarnings("ignore", "Protobuf gencode version")  # protobuf 6 does
 def main() -> None:
     file, function, result_file, arguments = sys.argv[1:]
     torch.set_num_threads(1)
+    faulthandler.register(signal.SIGUSR2)  # asked by ``Ranks.wait`` where a rank hangs
     placing.prepare()
     specification = importlib.util.spec_from_file_location("programs", file)
     assert specification is not None and specification.loader is not None
