@@ -15,8 +15,10 @@ from bagua.client import Client
 from bagua.enroll.certificates import Authority
 from bagua.operator import credentials, facts, service, status
 from bagua.operator.cluster import CONFLICT, Cluster
-from bagua.operator.facts import Action, Manifest, Seen
+from bagua.operator.facts import Action, Manifest, Seen, Task
 from bagua.operator.job import parse
+from bagua.operator.memory import Memory, Objects
+from bagua.operator.queue import Key
 from bagua.operator.reconcile import attempt_name, reconcile
 from bagua.operator.settings import Settings
 
@@ -27,13 +29,15 @@ RETRY_S = 1.0
 
 class Controller:
     """Serves jobs by their names; several threads may do so for different jobs. ``address``: where a job's coordinator
-    listens, as HOST:PORT."""
+    listens, as HOST:PORT. ``wake`` is called from other threads: a job's coordinator has told of a change."""
 
     def __init__(self, cluster: Cluster, settings: Settings, address: Callable[[Seen], str] = service.address) -> None:
         self._cluster = cluster
         self._settings = settings
         self._address = address
-        self.connections = service.Connections()
+        self._memories: dict[Key, Memory] = {}
+        self.wake: Callable[[Key], object] = lambda job: None
+        self.connections = service.Connections(self._heard)
 
     def serve(self, namespace: str, name: str) -> float | None:
         """Returns after how many seconds to serve the job again; None: when something has changed."""
@@ -48,27 +52,37 @@ class Controller:
             log.warning("%s/%s: the Kubernetes API does not answer: %s", namespace, name, first)
             return RETRY_S
 
+    def objects_change(self, job: Key) -> None:
+        """An object of the job that the operator wrote may have changed; from any thread."""
+        self._memory(job).objects_change()
+
+    def _memory(self, job: Key) -> Memory:
+        return self._memories.setdefault(job, Memory())
+
     def _serve(self, namespace: str, name: str) -> float | None:
+        job = namespace, name
         body = self._cluster.job(namespace, name)
         if body is None or "deletionTimestamp" in body["metadata"]:
-            self.connections.drop((namespace, name))
+            self.connections.drop(job)
+            self._memories.pop(job, None)
             return None  # what the BaguaJob owns goes with it
-        hashes, started_with = self._cluster.hashes(namespace, name)
-        token = self._cluster.secret(namespace, f"{name}-token")
-        tls = self._cluster.secret(namespace, f"{name}-tls")
+        memory = self._memory(job)
+        kept = memory.objects(lambda: self._read_objects(job), time.monotonic(), self._settings.poll_s)
         seen = Seen(
             body=body,
             pods=self._cluster.pods(namespace, name),
-            hashes=hashes,
-            secrets=credentials.secrets_seen(token, tls),
-            coordinator_credentials=started_with,
+            hashes=kept.hashes,
+            secrets=credentials.secrets_seen(kept.token, kept.tls),
+            coordinator_credentials=kept.started_with,
             api_groups=self._cluster.api_groups(),
         )
-        if token is None or tls is None or seen.status.get("phase") in status.ENDED or not started_with:
-            self.connections.drop((namespace, name))
+        if kept.access is None or seen.status.get("phase") in status.ENDED:
+            memory.running = None
+            self.connections.drop(job)
             return self._act(seen, None)
-        client = self.connections.client((namespace, name), self._address(seen), token, tls)
-        answer = service.look(client, attempt_name(seen, seen.status.get("attempt", 0)))
+        client = self.connections.client(job, self._address(seen), *kept.access)
+        attempt = attempt_name(seen, seen.status.get("attempt", 0))
+        answer = service.look(client, attempt, seen.status.get("jobId", ""))
         seen = replace(
             seen,
             reachable=answer.reachable,
@@ -78,21 +92,52 @@ class Controller:
             nodes=answer.nodes,
         )
         if answer.task is not None and not answer.task.ended:
-            self.connections.follow((namespace, name), answer.task.job_id)
+            self._follow(seen, answer.task)
+        else:
+            memory.running = None
         try:
             return self._act(seen, client)
         finally:
             if not answer.reachable:
-                self.connections.drop((namespace, name))
+                self.connections.drop(job)
+
+    def _read_objects(self, job: Key) -> Objects:
+        hashes, started_with = self._cluster.hashes(*job)
+        token, tls = (self._cluster.secret(job[0], f"{job[1]}-{kind}") for kind in ("token", "tls"))
+        return Objects(hashes, started_with, token, tls)
+
+    def _follow(self, seen: Seen, task: Task) -> None:
+        self._memory(seen.key).running = replace(seen, task=task)
+        self.connections.follow(seen.key, task.job_id)
+
+    def _heard(self, job: Key, task: Task) -> None:
+        """News of the coordinator, in a thread of its own. The end of a job is written at once, while a look may take a
+        while; what else follows from the news is decided by the next look."""
+        try:
+            self._write_end(job, task)
+        except (ApiError, httpx2.HTTPError) as error:
+            log.debug("%s/%s: the end is written at the next look: %s", *job, error)
+        finally:
+            self.wake(job)
+
+    def _write_end(self, job: Key, task: Task) -> None:
+        """By the last look, though it may be old: an attempt that has ended stays so, and the API server refuses the
+        status if the BaguaJob has changed since. Actions are left to the next look, as if this process had died in
+        between."""
+        memory, now = self._memory(job), time.time()
+        with memory.writing:
+            seen = memory.running
+            if task.ended and seen is not None and seen.task is not None and seen.task.job_id == task.job_id:
+                new = reconcile(replace(seen, task=task), self._settings, now).status
+                if new.get("phase") in status.ENDED:
+                    self._write(seen, new, now)
 
     def _act(self, seen: Seen, client: Client | None) -> float | None:
         """The status is written first: when this process dies in between, the actions follow from the next look, while
         a counter that was lost would be counted twice."""
         now = time.time()
         plan = reconcile(seen, self._settings, now)
-        if plan.status != seen.status:
-            self._cluster.write_status(seen.body, plan.status)
-            self._tell(seen, plan.status, now)
+        seen = self._write(seen, plan.status, now)
         for action in plan.actions:
             try:
                 self._perform(seen, action, client)
@@ -103,6 +148,17 @@ class Controller:
                 return RETRY_S
         return plan.again_s
 
+    def _write(self, seen: Seen, new: Manifest, now: float) -> Seen:
+        """What was seen, with the new status. Raises ApiError if the BaguaJob has changed meanwhile."""
+        if new == seen.status:
+            return seen
+        memory = self._memory(seen.key)
+        with memory.writing:
+            body = self._cluster.write_status(seen.body, new)
+            memory.written(body)
+        self._tell(seen, new, now)
+        return replace(seen, body=body)
+
     def _tell(self, seen: Seen, new: Manifest, now: float) -> None:
         if new.get("phase") != seen.status.get("phase"):
             log.info("%s/%s: %s. %s", seen.namespace, seen.name, new["phase"], new.get("message", ""))
@@ -111,12 +167,14 @@ class Controller:
     def _perform(self, seen: Seen, action: Action, client: Client | None) -> None:
         match action:
             case facts.Apply(manifest):
+                self.objects_change(seen.key)
                 self._cluster.apply(manifest)
             case facts.Create(manifest):
                 self._cluster.create(manifest)
             case facts.Delete(kind, name):
                 self._cluster.delete(kind, seen.namespace, name)
             case facts.MakeCredentials():
+                self.objects_change(seen.key)
                 self._make_credentials(seen, action)
             case _:
                 if client is not None:
@@ -126,7 +184,8 @@ class Controller:
         log.info("%s/%s: %s", seen.namespace, seen.name, action)
         match action:
             case facts.Submit(key, name):
-                client.submit(service.specification(parse(seen.body["spec"]), name), idempotency_key=key)
+                spec = service.specification(parse(seen.body["spec"]), name)
+                self._follow(seen, service.task_of(client.submit(spec, idempotency_key=key)))
             case facts.Cancel(job_id, reason):
                 client.cancel(job_id, reason)
             case facts.Scale(job_id, nodes):
