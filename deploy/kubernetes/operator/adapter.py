@@ -44,8 +44,10 @@ def make_registry(controller: Controller, settings: Settings) -> kopf.OperatorRe
         controller.wake = lambda job: loop.call_soon_threadsafe(queue.wake, job)
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
-    async def job_changed(namespace: str | None, name: str | None, **_: Any) -> None:
-        queue.wake((str(namespace), str(name)))
+    async def job_changed(namespace: str | None, name: str | None, event: kopf.RawEvent, **_: Any) -> None:
+        job = str(namespace), str(name)
+        if event["type"] == "DELETED" or not controller.has_written(job, event["object"]):
+            queue.wake(job)
 
     @kopf.on.event("", "v1", "pods", labels={JOB_LABEL: kopf.PRESENT}, registry=registry)
     async def pod_changed(namespace: str | None, labels: kopf.Labels, **_: Any) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import httpx2
 from lightkube import ApiError
@@ -55,6 +56,10 @@ class Controller:
     def objects_change(self, job: Key) -> None:
         """An object of the job that the operator wrote may have changed; from any thread."""
         self._memory(job).objects_change()
+
+    def has_written(self, job: Key, body: Mapping[str, Any]) -> bool:
+        """This process has written this version of the BaguaJob, and looked at all that is in it; from any thread."""
+        return self._memory(job).has_written(body)
 
     def _memory(self, job: Key) -> Memory:
         return self._memories.setdefault(job, Memory())
@@ -111,26 +116,32 @@ class Controller:
         self.connections.follow(seen.key, task.job_id)
 
     def _heard(self, job: Key, task: Task) -> None:
-        """News of the coordinator, in a thread of its own. The end of a job is written at once, while a look may take a
-        while; what else follows from the news is decided by the next look."""
+        """News of the coordinator, in a thread of its own: a look, which takes a while, may be under way."""
+        look = True
         try:
-            self._write_end(job, task)
+            look = self._write_news(job, task)
         except (ApiError, httpx2.HTTPError) as error:
-            log.debug("%s/%s: the end is written at the next look: %s", *job, error)
+            log.debug("%s/%s: the next look writes the status: %s", *job, error)
         finally:
-            self.wake(job)
+            if look:
+                self.wake(job)
 
-    def _write_end(self, job: Key, task: Task) -> None:
-        """By the last look, though it may be old: an attempt that has ended stays so, and the API server refuses the
-        status if the BaguaJob has changed since. Actions are left to the next look, as if this process had died in
-        between."""
+    def _write_news(self, job: Key, task: Task) -> bool:
+        """Writes the status that the news alone change, by the last look, though that may be old: an attempt that has
+        ended stays so, words about one that runs are put right by the next look, and the API server refuses a status if
+        the BaguaJob has changed since. Actions are left to a look, as if this process had died after the status.
+        Returns whether one is needed."""
         memory, now = self._memory(job), time.time()
         with memory.writing:
             seen = memory.running
-            if task.ended and seen is not None and seen.task is not None and seen.task.job_id == task.job_id:
-                new = reconcile(replace(seen, task=task), self._settings, now).status
-                if new.get("phase") in status.ENDED:
-                    self._write(seen, new, now)
+            if seen is None or seen.task is None or seen.task.job_id != task.job_id:
+                return True
+            plan = reconcile(replace(seen, task=task), self._settings, now)
+            if task.ended and plan.status.get("phase") not in status.ENDED:
+                return True  # another attempt follows: it needs all facts
+            memory.running = None if task.ended else replace(seen, task=task)
+            self._write(seen, plan.status, now)
+        return task.ended or bool(plan.actions) or not seen.task.same_but_for_words(task)
 
     def _act(self, seen: Seen, client: Client | None) -> float | None:
         """The status is written first: when this process dies in between, the actions follow from the next look, while

@@ -4,10 +4,15 @@ by what was just read."""
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from bagua.operator.facts import Manifest, Seen
+
+VERSIONS = 8
+"""The API server tells of as many writes, at most, after later ones."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class Memory:
         """Is held while a status is written."""
         self.running: Seen | None = None
         """The last look at an attempt that had not ended, with the BaguaJob as this process wrote it last."""
+        self._versions: deque[str] = deque(maxlen=VERSIONS)
         self._objects: Objects | None = None
         self._read_at = 0.0
         self._changes = self._changes_read = 0
@@ -54,6 +60,16 @@ class Memory:
 
     def written(self, body: Manifest) -> None:
         """The BaguaJob as it was written. Another attempt follows: nothing is known of that."""
+        self._versions.append(_version(body))
         attempt = body["status"].get("attempt", 0)
         same = self.running is not None and self.running.status.get("attempt", 0) == attempt
         self.running = replace(self.running, body=body) if self.running is not None and same else None
+
+    def has_written(self, body: Mapping[str, Any]) -> bool:
+        """``written`` was called with this version."""
+        version = _version(body)
+        return bool(version) and version in self._versions
+
+
+def _version(body: Mapping[str, Any]) -> str:
+    return str(body["metadata"].get("resourceVersion", ""))
