@@ -25,7 +25,7 @@ from bagua.operator.settings import Settings
 
 log = logging.getLogger("bagua.operator")
 RETRY_S = 1.0
-"""After a change that came in between, or an API that did not answer."""
+"""After an API that refused, or did not answer."""
 
 
 class Controller:
@@ -45,8 +45,9 @@ class Controller:
         try:
             return self._serve(namespace, name)
         except ApiError as error:
-            if error.status.code != CONFLICT:
-                log.warning("%s/%s: the Kubernetes API refuses: %s", namespace, name, error)
+            if error.status.code == CONFLICT:
+                return 0.0
+            log.warning("%s/%s: the Kubernetes API refuses: %s", namespace, name, error)
             return RETRY_S
         except httpx2.HTTPError as error:
             first = str(error).partition("\n")[0]  # more lines are of no use here
@@ -141,7 +142,7 @@ class Controller:
                 return True  # another attempt follows: it needs all facts
             memory.running = None if task.ended else replace(seen, task=task)
             self._write(seen, plan.status, now)
-        return task.ended or bool(plan.actions) or not seen.task.same_but_for_words(task)
+        return task.ended or bool(plan.actions) or status.holds(plan.status, "Changing")
 
     def _act(self, seen: Seen, client: Client | None) -> float | None:
         """The status is written first: when this process dies in between, the actions follow from the next look, while

@@ -39,13 +39,6 @@ class Task:
     def ended(self) -> bool:
         return self.state in ("succeeded", "failed", "cancelled")
 
-    def same_but_for_words(self, other: Task) -> bool:
-        """Nothing that pods follow from is different."""
-        mine, others = (
-            (one.job_id, one.nodes, one.members, one.wanted, one.paused, one.ended) for one in (self, other)
-        )
-        return mine == others
-
 
 @dataclass(frozen=True)
 class NodeState:
