@@ -130,16 +130,18 @@ class Controller:
     def _write_news(self, job: Key, task: Task) -> bool:
         """Writes the status that the news alone change, by the last look, though that may be old: an attempt that has
         ended stays so, words about one that runs are put right by the next look, and the API server refuses a status if
-        the BaguaJob has changed since. Actions are left to a look, as if this process had died after the status.
-        Returns whether one is needed."""
+        the BaguaJob has changed since. Actions are left to a look, as if this process had died after the status; so are
+        all phases but Running and those at the end, for a look that knows more may have been quicker than the news.
+        Returns whether a look is needed."""
         memory, now = self._memory(job), time.time()
         with memory.writing:
             seen = memory.running
             if seen is None or seen.task is None or seen.task.job_id != task.job_id:
                 return True
             plan = reconcile(replace(seen, task=task), self._settings, now)
-            if task.ended and plan.status.get("phase") not in status.ENDED:
-                return True  # another attempt follows: it needs all facts
+            expected = status.ENDED if task.ended else (status.RUNNING, seen.status.get("phase"))
+            if plan.status.get("phase") not in expected:
+                return True
             memory.running = None if task.ended else replace(seen, task=task)
             self._write(seen, plan.status, now)
         return task.ended or bool(plan.actions) or status.holds(plan.status, "Changing")
