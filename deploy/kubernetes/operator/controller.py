@@ -26,6 +26,8 @@ from bagua.operator.settings import Settings
 log = logging.getLogger("bagua.operator")
 RETRY_S = 1.0
 """After an API that refused, or did not answer."""
+SOON_S = 0.2
+"""After a change that came in between."""
 
 
 class Controller:
@@ -46,7 +48,7 @@ class Controller:
             return self._serve(namespace, name)
         except ApiError as error:
             if error.status.code == CONFLICT:
-                return 0.0
+                return SOON_S
             log.warning("%s/%s: the Kubernetes API refuses: %s", namespace, name, error)
             return RETRY_S
         except httpx2.HTTPError as error:
@@ -73,6 +75,8 @@ class Controller:
             self._memories.pop(job, None)
             return None  # what the BaguaJob owns goes with it
         memory = self._memory(job)
+        if memory.uid != body["metadata"]["uid"]:  # another one of the same name
+            memory = self._memories[job] = Memory(body["metadata"]["uid"])
         kept = memory.objects(lambda: self._read_objects(job), time.monotonic(), self._settings.poll_s)
         seen = Seen(
             body=body,

@@ -32,9 +32,10 @@ class Objects:
 
 
 class Memory:
-    """Of one job."""
+    """Of one job. ``uid``: of the BaguaJob; empty: no look has found it yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, uid: str = "") -> None:
+        self.uid = uid
         self.writing = threading.RLock()
         """Is held while a status is written."""
         self.running: Seen | None = None
