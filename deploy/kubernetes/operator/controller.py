@@ -167,7 +167,7 @@ class Controller:
         return plan.again_s
 
     def _write(self, seen: Seen, new: Manifest, now: float) -> Seen:
-        """Returns the same facts with the status as it was written. Raises ApiError if the BaguaJob has changed meanwhile."""
+        """Returns the same facts, with the new status. Raises ApiError if the BaguaJob has changed meanwhile."""
         if new == seen.status:
             return seen
         memory = self._memory(seen.key)
