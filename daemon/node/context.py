@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bagua.base.keep import Keep
 from bagua.daemon.node.code import CodeCache
-from bagua.daemon.node.engine_host import CoreHost
+from bagua.daemon.node.engine_host import CoreHost, RefusedFrames
 from bagua.daemon.node.journal import Journal
 from bagua.daemon.node.keeper_link import KeeperLink
 from bagua.daemon.node.log_file import LogLimits
@@ -41,6 +41,7 @@ class NodeContext:
     code: CodeCache
     ask_secrets: Callable[[str], Awaitable[dict[str, str]]]
     core: CoreHost
+    refused_frames: RefusedFrames
     keeper: KeeperLink
     lease_over: Callable[[], bool]
     log: FilteringBoundLogger

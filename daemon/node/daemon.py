@@ -21,7 +21,7 @@ from bagua.base.trace_context import EVERY_STEPS, STEPS_VARIABLE
 from bagua.daemon.node import rank_service
 from bagua.daemon.node.code import CodeCache
 from bagua.daemon.node.context import NodeContext
-from bagua.daemon.node.engine_host import CoreHost
+from bagua.daemon.node.engine_host import CoreHost, RefusedFrames
 from bagua.daemon.node.environment import passed_on
 from bagua.daemon.node.fence import Fence
 from bagua.daemon.node.idle import IdleWatch
@@ -87,6 +87,7 @@ class NodeDaemon:
         self._rank_socket = own.rank_socket
         run_as = settings.run_as
         self._core = CoreHost()
+        self._refused_frames = RefusedFrames()
         self._fence = Fence(keeper, lambda: bool(self._jobs.running()), self._end_ranks, log)
         node = NodeContext(
             node_id=folder.node_id,
@@ -102,6 +103,7 @@ class NodeDaemon:
             ask_secrets=lambda job: self._session.questions.ask_secrets(job),
             code=CodeCache(folder.code, lambda job, piece: self._session.questions.ask_code(job, piece)),
             core=self._core,
+            refused_frames=self._refused_frames,
             keeper=keeper,
             lease_over=self._fence.over,
             log=log,
@@ -204,6 +206,7 @@ class NodeDaemon:
             slots=self._settings.slots,
             life=self._keeper.life,
             kills=self._keeper.kills,
+            refused_frames=self._refused_frames.total,
             folders=(self._folder.path, self._folder.logs),
         )
         server = serve_metrics(self._settings.metrics_port, facts)

@@ -57,6 +57,32 @@ class CoreHost:
         return await asyncio.shield(loading)
 
 
+class RefusedFrames:
+    """Counts frames of all engines that were damaged or not authentic. The first one may end its job, so the count
+    outlasts the engines. From any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._engines: list[core.Engine] = []
+        self._of_ended = 0
+
+    def begin(self, engine: core.Engine) -> None:
+        """Counts those of this engine, too."""
+        with self._lock:
+            self._engines.append(engine)
+
+    def end(self, engine: core.Engine) -> None:
+        """The engine is about to be closed."""
+        with self._lock:
+            self._engines.remove(engine)
+            self._of_ended += engine.stats()["frames_refused"]
+
+    def total(self) -> int:
+        """Since the daemon started."""
+        with self._lock:
+            return self._of_ended + sum(engine.stats()["frames_refused"] for engine in self._engines)
+
+
 async def wanted_plugin(spec: JobSpecification, base: Mapping[str, str]) -> Path | None:
     """NCCL's network plugin, built if need be, where the job or this daemon (``base``) asks for it. Raises ConfigError
     and BuildError."""

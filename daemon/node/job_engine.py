@@ -64,6 +64,7 @@ class JobEngine:
             )
         finally:
             os.close(memory)
+        self._node.refused_frames.begin(self._engine)
         asyncio.get_running_loop().add_reader(self._engine.event_fd(), self.take_events)
         return self._engine.address()
 
@@ -152,6 +153,7 @@ class JobEngine:
             engine, self._engine = self._engine, None
         if engine is not None:
             asyncio.get_running_loop().remove_reader(engine.event_fd())
+            self._node.refused_frames.end(engine)
             await in_thread(engine.close)
             remove_sockets(self.data_socket.parent, self.data_socket.stem)
 

@@ -28,6 +28,10 @@ _LIVES = Family(
     "bagua_node_daemon_lives", "Daemon processes that the keeper has started: one more after a crash, or a reload."
 )
 _KILLS = Family("bagua_node_daemon_kills_total", "Daemon processes that were killed, and started again by the keeper.")
+_REFUSED = Family(
+    "bagua_node_refused_frames_total",
+    "Frames that were damaged or not authentic, of all jobs here, those that have ended included.",
+)
 _FREE = Family(
     "bagua_node_state_free_bytes",
     "Room on the disk of the state folder, or on that of the logs of ranks, where that has less.",
@@ -53,7 +57,19 @@ _ENGINE = {  # what the engine calls it -> the metric
     "frames_refused": _engine("refused_frames_total", "Frames that were damaged or not authentic."),
     "comm_ns": _engine("communication_seconds_total", "Time during which at least one operation ran."),
 }
-FAMILIES = (BUILD_INFO, _CONNECTED, _JOBS, _RANKS, _SLOTS, _LIVES, _KILLS, _FREE, _SUSPENDED, *_ENGINE.values())
+FAMILIES = (
+    BUILD_INFO,
+    _CONNECTED,
+    _JOBS,
+    _RANKS,
+    _SLOTS,
+    _LIVES,
+    _KILLS,
+    _REFUSED,
+    _FREE,
+    _SUSPENDED,
+    *_ENGINE.values(),
+)
 """All that a daemon shows of its own; ``process_...`` come from the library."""
 
 
@@ -66,6 +82,7 @@ class NodeFacts:
     slots: int
     life: int
     kills: int
+    refused_frames: Callable[[], int]
     folders: tuple[Path, ...]
 
 
@@ -85,6 +102,7 @@ class NodeCollector(Collector):
         yield _SLOTS.single(facts.slots)
         yield _LIVES.single(facts.life)
         yield _KILLS.single(facts.kills)
+        yield _REFUSED.single(facts.refused_frames())
         yield _FREE.of(room(facts.folders))
         yield _SUSPENDED.of({(job.job_id,): float(bool(job.state.suspended)) for job in jobs})
         yield from _of_engines(jobs)

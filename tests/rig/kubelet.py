@@ -25,6 +25,8 @@ from typing import Any
 import httpx
 
 TICK_S = 0.1
+SECRETS_S = 1.0
+"""Between two looks at the Secrets of pods that run. Real kubelets take a minute or more."""
 MOUNTS = "/var/lib"
 SCRIPT = """
 set -e
@@ -102,6 +104,7 @@ class Kubelet(threading.Thread):
         self._over = threading.Event()
         self._net = secrets.randbelow(90) + 30
         self._next = 1
+        self._secrets_at = 0.0
         folder.mkdir(parents=True, exist_ok=True)
         self.hosts.write_text("127.0.0.1 localhost\n")
         for name in self.machines:
@@ -149,11 +152,14 @@ class Kubelet(threading.Thread):
         present = {pod["metadata"]["uid"] for pod in pods}
         for uid in [uid for uid in self.running if uid not in present]:
             _kill(self.running.pop(uid).process)
+        secrets_too = time.monotonic() >= self._secrets_at
+        if secrets_too:
+            self._secrets_at = time.monotonic() + SECRETS_S
         for pod in pods:
-            self._serve(pod)
+            self._serve(pod, secrets_too)
         self._write_hosts(pods)
 
-    def _serve(self, pod: dict[str, Any]) -> None:
+    def _serve(self, pod: dict[str, Any], secrets_too: bool) -> None:
         metadata, uid = pod["metadata"], pod["metadata"]["uid"]
         one = self.running.get(uid)
         if one is None:
@@ -162,7 +168,7 @@ class Kubelet(threading.Thread):
             elif pod["status"].get("phase") == "Pending":
                 self._place_or_start(pod)
             return
-        for name, folder in one.secrets.items():
+        for name, folder in one.secrets.items() if secrets_too else ():
             self._write_secret(metadata["namespace"], name, folder, pod)
         code = one.process.poll()
         if "deletionTimestamp" in metadata:

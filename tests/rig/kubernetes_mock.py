@@ -12,6 +12,7 @@ import json
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -48,11 +49,13 @@ def plural(kind: str) -> str:
 
 
 class Api(kmock.KubernetesEmulator):
-    """``refuse``: answers the next request of this method and path with a code, and changes nothing."""
+    """``refuse``: answers the next request of this method and path with a code, and changes nothing. ``asked``: how
+    often, by method and path."""
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         self.refusals: dict[tuple[str, str], tuple[int, str]] = {}
+        self.asked: Counter[tuple[str, str]] = Counter()
         for version, kinds in KINDS.items():
             for kind in kinds:
                 self.resources[f"{version}/{plural(kind)}"] = {
@@ -66,6 +69,7 @@ class Api(kmock.KubernetesEmulator):
         self.refusals[method, path] = (code, message)
 
     async def __call__(self, request: aiohttp.web.BaseRequest) -> aiohttp.web.StreamResponse:
+        self.asked[request.method, request.path] += 1
         refusal = self.refusals.pop((request.method, request.path), None)
         if refusal is not None:
             body = {"kind": "Status", "status": "Failure", "code": refusal[0], "message": refusal[1], "reason": ""}

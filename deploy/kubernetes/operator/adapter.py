@@ -41,17 +41,23 @@ def make_registry(controller: Controller, settings: Settings) -> kopf.OperatorRe
         settings.scanning.disabled = True
         settings.watching.server_timeout = 120
         loop = asyncio.get_running_loop()
-        controller.connections.on_change = lambda job: loop.call_soon_threadsafe(queue.wake, job)
+        controller.wake = lambda job: loop.call_soon_threadsafe(queue.wake, job)
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
-    async def job_changed(namespace: str | None, name: str | None, **_: Any) -> None:
-        queue.wake((str(namespace), str(name)))
+    async def job_changed(namespace: str | None, name: str | None, event: kopf.RawEvent, **_: Any) -> None:
+        job = str(namespace), str(name)
+        if event["type"] == "DELETED" or not controller.has_written(job, event["object"]):
+            queue.wake(job)
 
-    def wake_owner(namespace: str | None, labels: kopf.Labels, **_: Any) -> None:
+    @kopf.on.event("", "v1", "pods", labels={JOB_LABEL: kopf.PRESENT}, registry=registry)
+    async def pod_changed(namespace: str | None, labels: kopf.Labels, **_: Any) -> None:
         queue.wake((str(namespace), str(labels[JOB_LABEL])))
 
-    for resource in (("", "v1", "pods"), ("apps", "v1", "statefulsets")):
-        kopf.on.event(*resource, labels={JOB_LABEL: kopf.PRESENT}, registry=registry)(_in_loop(wake_owner))
+    @kopf.on.event("apps", "v1", "statefulsets", labels={JOB_LABEL: kopf.PRESENT}, registry=registry)
+    async def coordinator_changed(namespace: str | None, labels: kopf.Labels, **_: Any) -> None:
+        job = str(namespace), str(labels[JOB_LABEL])
+        controller.objects_change(job)
+        queue.wake(job)
 
     if not settings.namespaces:  # else the operator may not look at machines
 
@@ -66,12 +72,3 @@ def make_registry(controller: Controller, settings: Settings) -> kopf.OperatorRe
         controller.connections.close()
 
     return registry
-
-
-def _in_loop(function: Any) -> Any:
-    """A handler without ``async`` runs in a thread; the queue belongs to the loop."""
-
-    async def handler(**arguments: Any) -> None:
-        function(**arguments)
-
-    return handler

@@ -156,11 +156,11 @@ class Cluster:
             if error.status.code != NOT_FOUND:
                 raise
 
-    def write_status(self, body: Manifest, status: Manifest) -> None:
-        """The new status of a BaguaJob, unless it has changed meanwhile (then this decision is void)."""
+    def write_status(self, body: Manifest, status: Manifest) -> Manifest:
+        """The BaguaJob with the new status, unless it has changed meanwhile (then this decision is void)."""
         metadata = body["metadata"]
         whole = {**body, "status": status}
-        self._client.replace(JOB_STATUS(whole), metadata["name"], namespace=metadata["namespace"])
+        return dict(self._client.replace(JOB_STATUS(whole), metadata["name"], namespace=metadata["namespace"]))
 
     def tell(self, body: Manifest, reason: str, message: str, now: str) -> None:
         """An Event about a BaguaJob."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import httpx2
 from lightkube import ApiError
@@ -15,60 +16,83 @@ from bagua.client import Client
 from bagua.enroll.certificates import Authority
 from bagua.operator import credentials, facts, service, status
 from bagua.operator.cluster import CONFLICT, Cluster
-from bagua.operator.facts import Action, Manifest, Seen
+from bagua.operator.facts import Action, Manifest, Seen, Task
 from bagua.operator.job import parse
+from bagua.operator.memory import Memory, Objects
+from bagua.operator.queue import Key
 from bagua.operator.reconcile import attempt_name, reconcile
 from bagua.operator.settings import Settings
 
 log = logging.getLogger("bagua.operator")
 RETRY_S = 1.0
-"""After a change that came in between, or an API that did not answer."""
+"""After an API that refused, or did not answer."""
+SOON_S = 0.2
+"""After a change that came in between."""
 
 
 class Controller:
     """Serves jobs by their names; several threads may do so for different jobs. ``address``: where a job's coordinator
-    listens, as HOST:PORT."""
+    listens, as HOST:PORT. ``wake`` is called from other threads: a job's coordinator has told of a change."""
 
     def __init__(self, cluster: Cluster, settings: Settings, address: Callable[[Seen], str] = service.address) -> None:
         self._cluster = cluster
         self._settings = settings
         self._address = address
-        self.connections = service.Connections()
+        self._memories: dict[Key, Memory] = {}
+        self.wake: Callable[[Key], object] = lambda job: None
+        self.connections = service.Connections(self._heard)
 
     def serve(self, namespace: str, name: str) -> float | None:
         """Returns after how many seconds to serve the job again; None: when something has changed."""
         try:
             return self._serve(namespace, name)
         except ApiError as error:
-            if error.status.code != CONFLICT:
-                log.warning("%s/%s: the Kubernetes API refuses: %s", namespace, name, error)
+            if error.status.code == CONFLICT:
+                return SOON_S
+            log.warning("%s/%s: the Kubernetes API refuses: %s", namespace, name, error)
             return RETRY_S
         except httpx2.HTTPError as error:
             first = str(error).partition("\n")[0]  # more lines are of no use here
             log.warning("%s/%s: the Kubernetes API does not answer: %s", namespace, name, first)
             return RETRY_S
 
+    def objects_change(self, job: Key) -> None:
+        """An object of the job that the operator wrote may have changed; from any thread."""
+        self._memory(job).objects_change()
+
+    def has_written(self, job: Key, body: Mapping[str, Any]) -> bool:
+        """This process has written this version of the BaguaJob, and looked at all that is in it; from any thread."""
+        return self._memory(job).has_written(body)
+
+    def _memory(self, job: Key) -> Memory:
+        return self._memories.setdefault(job, Memory())
+
     def _serve(self, namespace: str, name: str) -> float | None:
+        job = namespace, name
         body = self._cluster.job(namespace, name)
         if body is None or "deletionTimestamp" in body["metadata"]:
-            self.connections.drop((namespace, name))
+            self.connections.drop(job)
+            self._memories.pop(job, None)
             return None  # what the BaguaJob owns goes with it
-        hashes, started_with = self._cluster.hashes(namespace, name)
-        token = self._cluster.secret(namespace, f"{name}-token")
-        tls = self._cluster.secret(namespace, f"{name}-tls")
+        memory = self._memory(job)
+        if memory.uid != body["metadata"]["uid"]:  # another one of the same name
+            memory = self._memories[job] = Memory(body["metadata"]["uid"])
+        kept = memory.objects(lambda: self._read_objects(job), time.monotonic(), self._settings.poll_s)
         seen = Seen(
             body=body,
             pods=self._cluster.pods(namespace, name),
-            hashes=hashes,
-            secrets=credentials.secrets_seen(token, tls),
-            coordinator_credentials=started_with,
+            hashes=kept.hashes,
+            secrets=credentials.secrets_seen(kept.token, kept.tls),
+            coordinator_credentials=kept.started_with,
             api_groups=self._cluster.api_groups(),
         )
-        if token is None or tls is None or seen.status.get("phase") in status.ENDED or not started_with:
-            self.connections.drop((namespace, name))
+        if kept.access is None or seen.status.get("phase") in status.ENDED:
+            memory.running = None
+            self.connections.drop(job)
             return self._act(seen, None)
-        client = self.connections.client((namespace, name), self._address(seen), token, tls)
-        answer = service.look(client, attempt_name(seen, seen.status.get("attempt", 0)))
+        client = self.connections.client(job, self._address(seen), *kept.access)
+        attempt = attempt_name(seen, seen.status.get("attempt", 0))
+        answer = service.look(client, attempt, seen.status.get("jobId", ""))
         seen = replace(
             seen,
             reachable=answer.reachable,
@@ -78,21 +102,60 @@ class Controller:
             nodes=answer.nodes,
         )
         if answer.task is not None and not answer.task.ended:
-            self.connections.follow((namespace, name), answer.task.job_id)
+            self._follow(seen, answer.task)
+        else:
+            memory.running = None
         try:
             return self._act(seen, client)
         finally:
             if not answer.reachable:
-                self.connections.drop((namespace, name))
+                self.connections.drop(job)
+
+    def _read_objects(self, job: Key) -> Objects:
+        hashes, started_with = self._cluster.hashes(*job)
+        token, tls = (self._cluster.secret(job[0], f"{job[1]}-{kind}") for kind in ("token", "tls"))
+        return Objects(hashes, started_with, token, tls)
+
+    def _follow(self, seen: Seen, task: Task) -> None:
+        self._memory(seen.key).running = replace(seen, task=task)
+        self.connections.follow(seen.key, task.job_id)
+
+    def _heard(self, job: Key, task: Task) -> None:
+        """News of the coordinator, in a thread of its own: a look, which takes a while, may be under way."""
+        look = True
+        try:
+            look = self._write_news(job, task)
+        except (ApiError, httpx2.HTTPError) as error:
+            log.debug("%s/%s: the next look writes the status: %s", *job, error)
+        finally:
+            if look:
+                self.wake(job)
+
+    def _write_news(self, job: Key, task: Task) -> bool:
+        """Writes the status that the news alone change, by the last look, though that may be old: an attempt that has
+        ended stays so, words about one that runs are put right by the next look, and the API server refuses a status if
+        the BaguaJob has changed since. Actions are left to a look, as if this process had died after the status; so are
+        all phases but Running and those at the end, for a look that knows more may have been quicker than the news.
+        Returns whether a look is needed."""
+        memory, now = self._memory(job), time.time()
+        with memory.writing:
+            seen = memory.running
+            if seen is None or seen.task is None or seen.task.job_id != task.job_id:
+                return True
+            plan = reconcile(replace(seen, task=task), self._settings, now)
+            expected = status.ENDED if task.ended else (status.RUNNING, seen.status.get("phase"))
+            if plan.status.get("phase") not in expected:
+                return True
+            memory.running = None if task.ended else replace(seen, task=task)
+            self._write(seen, plan.status, now)
+        return task.ended or bool(plan.actions) or status.holds(plan.status, "Changing")
 
     def _act(self, seen: Seen, client: Client | None) -> float | None:
         """The status is written first: when this process dies in between, the actions follow from the next look, while
         a counter that was lost would be counted twice."""
         now = time.time()
         plan = reconcile(seen, self._settings, now)
-        if plan.status != seen.status:
-            self._cluster.write_status(seen.body, plan.status)
-            self._tell(seen, plan.status, now)
+        seen = self._write(seen, plan.status, now)
         for action in plan.actions:
             try:
                 self._perform(seen, action, client)
@@ -103,6 +166,17 @@ class Controller:
                 return RETRY_S
         return plan.again_s
 
+    def _write(self, seen: Seen, new: Manifest, now: float) -> Seen:
+        """Returns the same facts, with the new status. Raises ApiError if the BaguaJob has changed meanwhile."""
+        if new == seen.status:
+            return seen
+        memory = self._memory(seen.key)
+        with memory.writing:
+            body = self._cluster.write_status(seen.body, new)
+            memory.written(body)
+        self._tell(seen, new, now)
+        return replace(seen, body=body)
+
     def _tell(self, seen: Seen, new: Manifest, now: float) -> None:
         if new.get("phase") != seen.status.get("phase"):
             log.info("%s/%s: %s. %s", seen.namespace, seen.name, new["phase"], new.get("message", ""))
@@ -111,12 +185,14 @@ class Controller:
     def _perform(self, seen: Seen, action: Action, client: Client | None) -> None:
         match action:
             case facts.Apply(manifest):
+                self.objects_change(seen.key)
                 self._cluster.apply(manifest)
             case facts.Create(manifest):
                 self._cluster.create(manifest)
             case facts.Delete(kind, name):
                 self._cluster.delete(kind, seen.namespace, name)
             case facts.MakeCredentials():
+                self.objects_change(seen.key)
                 self._make_credentials(seen, action)
             case _:
                 if client is not None:
@@ -126,7 +202,8 @@ class Controller:
         log.info("%s/%s: %s", seen.namespace, seen.name, action)
         match action:
             case facts.Submit(key, name):
-                client.submit(service.specification(parse(seen.body["spec"]), name), idempotency_key=key)
+                spec = service.specification(parse(seen.body["spec"]), name)
+                self._follow(seen, service.task_of(client.submit(spec, idempotency_key=key)))
             case facts.Cancel(job_id, reason):
                 client.cancel(job_id, reason)
             case facts.Scale(job_id, nodes):

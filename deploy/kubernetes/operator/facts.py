@@ -107,6 +107,11 @@ class Seen:
         return str(self.body["metadata"]["namespace"])
 
     @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name."""
+        return self.namespace, self.name
+
+    @property
     def uid(self) -> str:
         return str(self.body["metadata"]["uid"])
 

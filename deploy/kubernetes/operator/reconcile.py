@@ -138,6 +138,8 @@ class Round:
             self._runs(self.task)
         else:
             self._begins()
+        if self.status.get("phase") in status.ENDED:
+            self.again_s = 0.0  # to clean up
         return Plan(tuple(self.actions), self.status, self.again_s)
 
     # ---- parts

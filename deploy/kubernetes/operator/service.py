@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bagua.base.errors import BaguaError, ServiceError
+from bagua.base.errors import BaguaError, NotFoundError, ServiceError
 from bagua.base.paths import write_private
 from bagua.base.security import TlsFiles
 from bagua.client import Client, job_spec
@@ -45,10 +45,10 @@ def address(seen: Seen) -> str:
 
 class Connections:
     """Clients of jobs' coordinators, which last from look to look. Jobs are told apart by namespace and name; one
-    thread at a time may ask for the same one. ``on_change(job)`` is called from other threads."""
+    thread at a time may ask for the same one. ``on_change(job, task)`` is called from other threads."""
 
-    def __init__(self) -> None:
-        self.on_change: Callable[[Key], object] = lambda job: None
+    def __init__(self, on_change: Callable[[Key, Task], object]) -> None:
+        self._on_change = on_change
         self._kept: dict[Key, tuple[tuple[object, ...], Client]] = {}
         self._followed: dict[Key, tuple[str, Client]] = {}
 
@@ -63,7 +63,7 @@ class Connections:
         return made
 
     def follow(self, job: Key, job_id: str) -> None:
-        """From now on ``on_change`` tells of each change at the coordinator, until the attempt ends, or the client is
+        """From now on ``on_change`` is told of each change at the coordinator, until the attempt ends, or the client is
         dropped or loses its connection."""
         wanted = job_id, self._kept[job][1]
         if self._followed.get(job) != wanted:
@@ -73,15 +73,19 @@ class Connections:
 
     def _follow(self, job: Key, job_id: str, client: Client) -> None:
         last: Task | None = None
-        with contextlib.suppress(BaguaError, ValueError):  # it is away, or the channel is closed
+        try:
             for update in client.watch(job_id, patience_s=0.0):
                 if update.WhichOneof("update") == "job":
-                    task = replace(_task(update.job), step=0)
-                    if task != last and task.state != "stopping":  # of which the end follows at once
-                        self.on_change(job)
+                    task = task_of(update.job)
+                    change = last is None or replace(task, step=last.step) != last
+                    if change and task.state != "stopping":  # of which the end follows at once
+                        self._on_change(job, task)
                     last = task
-        if self._followed.get(job) == (job_id, client):
-            self._followed.pop(job, None)
+        except (BaguaError, ValueError):  # it is away, or the channel is closed
+            pass
+        finally:
+            if self._followed.get(job) == (job_id, client):
+                self._followed.pop(job, None)
 
     def drop(self, job: Key) -> None:
         """The next look makes a new one: this one's coordinator is away, and its channel would wait ever longer."""
@@ -91,7 +95,7 @@ class Connections:
 
     def close(self) -> None:
         """Drops all."""
-        self.on_change = lambda job: None
+        self._on_change = lambda job, task: None
         for job in list(self._kept):
             self.drop(job)
 
@@ -106,14 +110,19 @@ def connect(address: str, token: Manifest, tls: Manifest) -> Client:
         return Client(address, secret, files, timeout_s=CALL_S)
 
 
-def look(client: Client, name: str) -> Answer:
-    """The coordinator's answer about the attempt ``name`` and its nodes."""
+def look(client: Client, name: str, job_id: str = "") -> Answer:
+    """The coordinator's answer about the attempt ``name`` and its nodes. ``job_id``: of the attempt, if it is known;
+    then others are not looked for."""
     try:
         nodes = {node.node_id: NodeState(node.connected, node.draining) for node in client.nodes()}
+        if job_id:
+            with contextlib.suppress(NotFoundError):
+                if (known := client.get(job_id)).spec.name == name:
+                    return Answer(True, "", task_of(known), (), nodes)
         jobs = client.list(limit=RECENT)
         found = next((job for job in jobs if job.spec.name == name), None)
         others = tuple(job.job_id for job in jobs if job.spec.name != name and job.state not in _ENDED)
-        task = None if found is None else _task(client.get(found.job_id))
+        task = None if found is None else task_of(client.get(found.job_id))
     except ServiceError as error:
         return Answer(trouble=str(error))
     return Answer(True, "", task, others, nodes)
@@ -145,7 +154,8 @@ def specification(spec: Spec, name: str) -> common_pb2.JobSpec:
     )
 
 
-def _task(job: job_pb2.Job) -> Task:
+def task_of(job: job_pb2.Job) -> Task:
+    """The attempt, as the operator sees it."""
     ranks = [*job.ranks, *job.joining]
     # A member that is gone from its generation may still be on its way out.
     leaving = [rank for rank in job.gone if rank.state == common_pb2.RANK_STATE_RUNNING]

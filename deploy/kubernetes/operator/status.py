@@ -40,6 +40,11 @@ def with_condition(status: Manifest, kind: str, holds: bool, reason: str, messag
     return {**status, "conditions": [one for one in conditions if one["type"] != kind] + [made]}
 
 
+def holds(status: Manifest, kind: str) -> bool:
+    """The condition is true."""
+    return any(one["type"] == kind and one["status"] == "True" for one in status.get("conditions", []))
+
+
 def with_phase(status: Manifest, phase: str, reason: str, message: str, now: float) -> Manifest:
     """The status in this phase: the conditions of the phases follow. ``reason`` is one word, ``message`` a sentence."""
     found = {

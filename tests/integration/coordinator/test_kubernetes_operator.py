@@ -72,10 +72,14 @@ def test_the_coordinator_tells_of_changes(operator: Operator, coordinator_of: Ca
     coordinator = coordinator_of("j")
     begin(operator, coordinator, "j-0", "j-1")
     job_id = operator.wait(lambda: (found := operator.status("j")).get("phase") == "Running" and found)["jobId"]
+    services = operator.api.asked["GET", "/api/v1/namespaces/n/services"]
+    operator.api.refuse("PUT", f"{JOBS}/j/status", 409, "the object has been modified")  # then a look writes the end
     with coordinator.client() as client:
         client.cancel(job_id, "enough")
     status = operator.wait(lambda: (found := operator.status("j")).get("phase") == "Failed" and found)
     assert status["message"] == "cancelled: enough"
+    assert not operator.api.refusals
+    assert operator.api.asked["GET", "/api/v1/namespaces/n/services"] == services, "they are not read at each look"
 
 
 def test_a_job_from_its_creation_to_its_deletion(operator: Operator, coordinator_of: Callable[[str], Any]) -> None:

@@ -9,6 +9,8 @@ import pytest
 import python_host
 from python_host import ACCEPTED, ENCRYPTED, PING, PLAIN_BY_CHOICE, PLAIN_ON_LOOPBACK, PONG
 
+from bagua.daemon.node.engine_host import RefusedFrames
+
 HOSTS = [[0], [1]]
 STREAMS = 4
 LANE = STREAMS
@@ -53,8 +55,10 @@ def broken(world: Any, wait_for: Callable[..., None]) -> str:
 def test_frames_out_of_place(
     make_world: Callable[..., Any], wait_for: Callable[..., None], call: Call, attack: str
 ) -> None:
-    """Each ends the job with the name of the host; none is answered."""
+    """Each ends the job with the name of the host; none is answered. The node's count outlasts the job's engine."""
     world = make_world(HOSTS, encryption="always")
+    frames = RefusedFrames()
+    frames.begin(world.engines[1])
     host = call(world)
     first = host.send(PING, 0)
     assert host.receive()[2] == PONG
@@ -77,6 +81,10 @@ def test_frames_out_of_place(
         case "plain":
             host.socket.sendall(2 * python_host.plain_header(PING, 1))
     assert f"host 0 (rank 0), {words}" in broken(world, wait_for)
+    wait_for(lambda: frames.total() == 1)
+    frames.end(world.engines[1])
+    world.engines[1].close()
+    assert frames.total() == 1
 
 
 @pytest.mark.parametrize("protection", [PLAIN_ON_LOOPBACK, PLAIN_BY_CHOICE])

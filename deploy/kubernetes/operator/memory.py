@@ -1,0 +1,76 @@
+"""Facts about a job that last from look to look. They save time alone: pods are made and deleted, and jobs submitted,
+by what was just read."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bagua.operator.facts import Manifest, Seen
+
+VERSIONS = 8
+"""The API server tells of as many writes, at most, after later ones."""
+
+
+@dataclass(frozen=True)
+class Objects:
+    """Objects of a job that the operator alone should write, and its Secrets. ``hashes``: by kind and name.
+    ``started_with``: the credentials that the coordinator was started with."""
+
+    hashes: Mapping[tuple[str, str], str]
+    started_with: str
+    token: Manifest | None
+    tls: Manifest | None
+
+    @property
+    def access(self) -> tuple[Manifest, Manifest] | None:
+        """The Secrets with the token and the certificate for calls of the coordinator; None: it was not started yet."""
+        return (self.token, self.tls) if self.started_with and self.token and self.tls else None
+
+
+class Memory:
+    """Of one job. ``uid``: of the BaguaJob; empty: no look has found it yet."""
+
+    def __init__(self, uid: str = "") -> None:
+        self.uid = uid
+        self.writing = threading.RLock()
+        """Is held while a status is written."""
+        self.running: Seen | None = None
+        """The last look at an attempt that had not ended, with the BaguaJob as this process wrote it last."""
+        self._versions: deque[str] = deque(maxlen=VERSIONS)
+        self._objects: Objects | None = None
+        self._read_at = 0.0
+        self._changes = self._changes_read = 0
+
+    def objects(self, read: Callable[[], Objects], now: float, lasts_s: float) -> Objects:
+        """Those that were read less than ``lasts_s`` ago, if none was missing or may have changed; else ``read`` is
+        called. Old ones do no harm: an object is written once more, or a little later."""
+        changes, kept = self._changes, self._objects
+        fresh = changes == self._changes_read and now - self._read_at < lasts_s
+        if kept is not None and kept.access and fresh:
+            return kept
+        self._objects, self._read_at, self._changes_read = read(), now, changes
+        return self._objects
+
+    def objects_change(self) -> None:
+        """The next look reads them; from any thread."""
+        self._changes += 1
+
+    def written(self, body: Manifest) -> None:
+        """The BaguaJob as it was written. Another attempt follows: nothing is known of that."""
+        self._versions.append(_version(body))
+        attempt = body["status"].get("attempt", 0)
+        same = self.running is not None and self.running.status.get("attempt", 0) == attempt
+        self.running = replace(self.running, body=body) if self.running is not None and same else None
+
+    def has_written(self, body: Mapping[str, Any]) -> bool:
+        """``written`` was called with this version."""
+        version = _version(body)
+        return bool(version) and version in self._versions
+
+
+def _version(body: Mapping[str, Any]) -> str:
+    return str(body["metadata"].get("resourceVersion", ""))
