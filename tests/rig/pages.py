@@ -165,6 +165,17 @@ def of_page(name: str) -> list[Block]:
     return [block for block in of_path(DOCS / f"{name}.md") if block.is_commands or block.file]
 
 
+def run_by(test: str, *names: str) -> list[str]:
+    """Commands of all blocks of these pages (paths of the repository) that are marked as run by the test of this name.
+    Raises AssertionError for a page without one."""
+    found = []
+    for name in names:
+        marked = [block for block in of_path(ROOT / name) if block.mark == "run by" and block.reason.endswith(f"::{test}")]
+        assert marked, f"{name} has no block that is run by {test}"
+        found += [command for block in marked for _, command in block.commands]
+    return found
+
+
 def is_shown_on_readme(block: Block) -> bool:
     """Whether it is one of ``README``."""
     return block.page == "README.md" and any(block.text.startswith(begin) for begin in README)
