@@ -23,17 +23,20 @@ README = {
     " bagua (command line) ──gRPC──► coordinator": "a picture",
 }
 """Begins of blocks of the first page, which has no room for marks, and where they are shown. Its others are run."""
-PLAYED = ("operations", "security", "service", "observability", "metrics")
+PLAYED = ("operations", "security", "service", "observability", "metrics", "dashboard")
 """Pages for operators whose blocks are run."""
 TRAINED = (
     "../README",
+    "../algorithms/README",
     "advise",
     "checkpoints",
     "concepts/job",
     "elastic",
     "jobs",
+    "performance",
     "profiling",
     "running",
+    "study",
     "torch-distributed-programs",
 )
 """Pages whose commands are run with a script that trains (``page_scripts.py``)."""
