@@ -158,7 +158,9 @@ def test_bare_srun_is_one_job(sandbox: Sandbox, cluster: Slurm) -> None:
     [command] = {*pages.run_by("test_bare_srun_is_one_job", PAGE, TUTORIAL)}
     sandbox.script("train.py", SUM)
     done = typed(sandbox, cluster, command)
-    assert sorted(done.out.splitlines()) == [f"rank {rank} on node {rank // 2} has 10.0" for rank in range(4)], done.text
+    assert sorted(done.out.splitlines()) == [f"rank {rank} on node {rank // 2} has 10.0" for rank in range(4)], (
+        done.text
+    )
     sandbox.assert_all_gone(within=SOON_S)
 
 

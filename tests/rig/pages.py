@@ -173,7 +173,9 @@ def run_by(test: str, *names: str) -> list[str]:
     Raises AssertionError for a page without one."""
     found = []
     for name in names:
-        marked = [block for block in of_path(ROOT / name) if block.mark == "run by" and block.reason.endswith(f"::{test}")]
+        marked = [
+            block for block in of_path(ROOT / name) if block.mark == "run by" and block.reason.endswith(f"::{test}")
+        ]
         assert marked, f"{name} has no block that is run by {test}"
         found += [command for block in marked for _, command in block.commands]
     return found
