@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -62,7 +62,7 @@ SHORTER = {
     "bench network --coordinator HOST:PORT": f"bench network --size 64K {TINY} --coordinator 127.0.0.1:7670",
     "tests/bench/startup.py": "tests/bench/startup.py --rounds 1 --no-cold",
 }
-"""What trains or measures for minutes: the same options, with less work."""
+"""Commands that train or measure for minutes, and the same with less work."""
 FOLLOWED_S = 10 * SOON_S
 """A command of a tutorial trains a small model, beside other tests."""
 
