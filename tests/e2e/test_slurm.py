@@ -252,10 +252,11 @@ def own(cluster: Slurm) -> Iterator[Slurm]:
 
 
 def start_now(sandbox: Sandbox, cluster: Slurm, job: str, log: Path) -> None:
-    """A job that is queued again: Slurm would wait for two minutes."""
+    """A job that is queued again: Slurm would wait for two minutes. Started in the second in which it was cancelled, it
+    may fail (slurmctld: "non-startable batch job: Job credential revoked")."""
     state = (*cluster.command("squeue", "-h", "-j", job, "-o", "%r"),)
     sandbox.wait_until(lambda: "BeginTime" in sandbox.run(*state, env=cluster.env).out, 2 * SOON_S, log.read_text)
-    now = cluster.command("scontrol", "update", f"JobId={job}", "StartTime=now")
+    now = cluster.command("scontrol", "update", f"JobId={job}", "StartTime=now+5")
     assert sandbox.run(*now, env=cluster.env).code == 0
 
 
