@@ -42,8 +42,8 @@ PROGRAMS = {
     "python": f'exec {sys.executable} "$@"',
     "sudo": 'exec "$@"',
 }
-CHECKOUT = ("deploy", "docs", "tests")
-"""Folders of the checkout in which the reader is."""
+CHECKOUT = re.compile(r"(?<![\w./-])(?=(?:deploy|docs|tests)/)")
+"""Before a path of the clone, in which the reader of such a command is."""
 SCRIPTS: dict[str, Callable[[], str | dict[str, str]]] = {
     "checkpoints": page_scripts.of_checkpoints,
     "jobs": page_scripts.of_jobs,
@@ -104,8 +104,6 @@ class Reader:
         self.sandbox.env["PATH"] = f"{programs}:{self.sandbox.env['PATH']}"
         for name in [name for name in self.sandbox.env if name.startswith("BAGUA_STATE") or name == "XDG_STATE_HOME"]:
             del self.sandbox.env[name]
-        for name in CHECKOUT:
-            (self.sandbox.folder / name).symlink_to(pages.ROOT / name)
         for name, text in FILES.items():
             (self.sandbox.folder / name).write_text(text)
             (self.sandbox.folder / name).chmod(0o600)
@@ -126,6 +124,7 @@ class Reader:
         for word, meaning in (("ID", self.newest_job), ("NODE", self.last_node), ("/shared", self.shared)):
             if re.search(rf"(?<!\w){word}\b", command):
                 command = re.sub(rf"(?<!\w){word}\b", meaning(), command)
+        command = CHECKOUT.sub(f"{pages.ROOT}/", command)
         for words, fewer in SHORTER.items():
             command = command.replace(words, fewer)
         if command.startswith("export "):
