@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -134,6 +135,8 @@ def run_embedded(options: RunOptions, restarts_left: int) -> Ended:
                 if build.running:
                     terminal.status("building the native core (about a minute, once)")
                 build.wait()
+                if options.way is not None:
+                    terminal.note(_reach(state.path))
                 job = follow_job(
                     options.spec(), cluster, interrupts, terminal, options.shown, options.packed, options.secrets
                 )
@@ -170,6 +173,12 @@ def _cluster(options: RunOptions, state: StateFolder) -> EmbeddedCluster:
     from bagua.cli.hosts import HostCluster
 
     return HostCluster(state.path, options.way)
+
+
+def _reach(state: Path) -> str:
+    """How other commands find the coordinator of a job on several hosts, whose output may be in a file elsewhere."""
+    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    return f"Other commands for this job, on {host}: export BAGUA_STATE_DIR={state}"
 
 
 def _announcements(options: RunOptions, interrupts: Interrupts, terminal: Terminal) -> Announcements | None:

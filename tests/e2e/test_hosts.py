@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import shlex
 import signal
 import threading
 import time
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from rig import leaks
+from rig import leaks, pages
 from rig.limits import SOON_S
 from rig.sshd import Sshd
 
@@ -49,8 +50,12 @@ def words(sshd: Sshd, hosts: int, *arguments: str) -> list[str]:
 
 
 def test_two_hosts_are_one_job(sandbox: Sandbox, sshd: Sshd) -> None:
-    sandbox.script("tell.py", TELL)
-    done = sandbox.bagua(*words(sshd, 2, "--nproc-per-node", "2", "--env", "COLOUR=dark", "tell.py", "a b"))
+    """The command of the page, with this machine for both hosts."""
+    sandbox.script("train.py", TELL)
+    [command] = pages.run_by("test_two_hosts_are_one_job", "docs/slurm.md")
+    own = words(sshd, 2, "--env", "COLOUR=dark")
+    typed = command.replace("bagua run --hosts h1,alice@h2:2222", shlex.join(own))
+    done = sandbox.bagua(*shlex.split(typed), "a b")
     assert done.code == 0, done.text
     lines = sorted(line for line in done.out.splitlines() if line.startswith("[rank"))
     assert lines == [f"[rank {r}] rank {r} of 4 dark ['a b']" for r in range(4)]

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from rig import pages
 from rig.limits import SOON_S
 
 if TYPE_CHECKING:
@@ -43,8 +44,12 @@ SUM = """
 
 def test_launch_on_one_host(sandbox: Sandbox) -> None:
     sandbox.script("main.py", TELL)
-    options = ("--nproc_per_node=2", "--set_additional_flag", "--autotune_max_samples=7", "--logdir", "logs")
-    done = sandbox.run(*LAUNCH, *options, "main.py", "--algorithm", "gradient_allreduce")
+    [command] = pages.run_by("test_launch_on_one_host", "docs/launchers.md")
+    python, *words = command.replace("--nproc_per_node=8", "--nproc_per_node=2").split()
+    at = words.index("main.py")
+    options = ("--set_additional_flag", "--autotune_max_samples=7", "--logdir", "logs")
+    done = sandbox.run(sys.executable, *words[:at], *options, *words[at:])
+    assert python == "python"
     assert done.code == 0, done.text
     told = [f"{rank} 2 7 ['--local_rank={rank}', '--algorithm', 'gradient_allreduce']" for rank in (0, 1)]
     assert sorted(done.out.splitlines()) == [f"[rank {rank}] {line}" for rank, line in enumerate(told)]

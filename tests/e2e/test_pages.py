@@ -40,7 +40,10 @@ PROGRAMS = {
     "torchrun": f'exec {sys.executable} -m torch.distributed.run "$@"',
     "python3": f'exec {sys.executable} "$@"',
     "python": f'exec {sys.executable} "$@"',
+    "sudo": 'exec "$@"',
 }
+CHECKOUT = re.compile(r"(?<![\w./-])(?=(?:deploy|docs|tests)/)")
+"""Before a path of the clone, in which the reader of such a command is."""
 SCRIPTS: dict[str, Callable[[], str | dict[str, str]]] = {
     "checkpoints": page_scripts.of_checkpoints,
     "jobs": page_scripts.of_jobs,
@@ -48,8 +51,18 @@ SCRIPTS: dict[str, Callable[[], str | dict[str, str]]] = {
     "torch-distributed-programs": page_scripts.of_ddp,
 }
 """Pages that take another script than that of the first page."""
-SHORTER = {"-m bagua.examples.charlm --steps 200": "-m bagua.examples.charlm --steps 5"}
-"""An example that trains for a minute of two cores."""
+TINY = "--seconds 0 --rounds 1 --quiet"
+SHORTER = {
+    "-m bagua.examples.charlm --steps 200": "-m bagua.examples.charlm --steps 5",
+    "bench allreduce --nproc-per-node 4": f"bench allreduce --nproc-per-node 2 --sizes 4K {TINY}",
+    "bench codec": f"bench codec --sizes 64K {TINY}",
+    "bench train --models mlp,resnet": f"bench train --nproc-per-node 1 --models tiny {TINY}",
+    "bench train --emulate": f"bench train --models tiny --nproc-per-node 1 {TINY} --emulate",
+    "bench train --models resnet": f"bench train --models tiny --nproc-per-node 1 {TINY}",
+    "bench network --coordinator HOST:PORT": f"bench network --size 64K {TINY} --coordinator 127.0.0.1:7670",
+    "tests/bench/startup.py": "tests/bench/startup.py --rounds 1 --no-cold",
+}
+"""Commands that train or measure for minutes, and the same with less work."""
 FOLLOWED_S = 10 * SOON_S
 """A command of a tutorial trains a small model, beside other tests."""
 
@@ -111,6 +124,7 @@ class Reader:
         for word, meaning in (("ID", self.newest_job), ("NODE", self.last_node), ("/shared", self.shared)):
             if re.search(rf"(?<!\w){word}\b", command):
                 command = re.sub(rf"(?<!\w){word}\b", meaning(), command)
+        command = CHECKOUT.sub(f"{pages.ROOT}/", command)
         for words, fewer in SHORTER.items():
             command = command.replace(words, fewer)
         if command.startswith("export "):

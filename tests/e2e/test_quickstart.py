@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from e2e.conftest import PATIENT_S
+from rig import pages
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Sandbox
@@ -51,6 +52,15 @@ def test_lines_are_changed_as_tutorials_write_them(tmp_path: Path) -> None:
     script.write_text(USUAL)
     change(tmp_path)
     assert script.read_text() == CHANGED
+
+
+@pytest.mark.full
+def test_a_fresh_environment(tmp_path: Path) -> None:
+    """As the page makes it, it has a pip of its own."""
+    [command] = pages.run_by("test_a_fresh_environment", "docs/quickstart.md")
+    ask = f"{command} && command -v pip && python -c 'import sys; print(sys.prefix)'"
+    done = subprocess.run(ask, shell=True, check=True, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert done.stdout.split() == [str(tmp_path / "env" / "bin" / "pip"), str(tmp_path / "env")]
 
 
 @pytest.mark.full

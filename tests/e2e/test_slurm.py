@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
+import shlex
 import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from rig import leaks
+from rig import leaks, pages
 from rig.elastic import PROGRAM
 from rig.limits import SOON_S
 from rig.slurm import NODES, Slurm, slurm
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from tests.e2e.conftest import Finished, Sandbox
 
 BATCH = Path(__file__).resolve().parents[2] / "deploy" / "slurm"
+PAGE, TUTORIAL = "docs/slurm.md", "docs/tutorials/slurm.md"
 
 # Without torch, whose import costs two seconds of a core.
 PLACE = """
@@ -118,6 +122,16 @@ def slurm_run(cluster: Slurm, *words: str) -> str:
     return " ".join(["exec", sys.executable, "-P", "-m", "bagua.cli.main", "slurm", "run", *address, *words])
 
 
+def typed(sandbox: Sandbox, cluster: Slurm, command: str) -> Finished:
+    """A line of a page, typed in the environment of the tests; templates are those of this checkout."""
+    line = command.replace("deploy/slurm/", f"{BATCH}/")
+    path = f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
+    words = cluster.command("env", path, "sh", "-c", shlex.quote(line) if cluster.prefix else line)
+    done = sandbox.run(*words, env=cluster.env)
+    assert done.code == 0, f"{command}: {done.text}"
+    return done
+
+
 def test_ranks_of_srun_know_their_places(sandbox: Sandbox, cluster: Slurm) -> None:
     script = sandbox.script("place.py", PLACE)
     done = srun(sandbox, cluster, "-N2", "--ntasks-per-node=2", sys.executable, script)
@@ -140,10 +154,28 @@ def test_python_without_srun_is_told_of_the_allocation(sandbox: Sandbox, cluster
 
 @pytest.mark.full  # the next one starts ranks with srun, too
 def test_bare_srun_is_one_job(sandbox: Sandbox, cluster: Slurm) -> None:
-    script = sandbox.script("sum.py", SUM)
-    done = srun(sandbox, cluster, "-N2", "--ntasks-per-node=1", sys.executable, script)
-    assert done.code == 0, done.text
-    assert sorted(done.out.splitlines()) == [f"rank {rank} on node {rank} has 3.0" for rank in (0, 1)], done.text
+    """As both pages say it, and in the same words."""
+    [command] = {*pages.run_by("test_bare_srun_is_one_job", PAGE, TUTORIAL)}
+    sandbox.script("train.py", SUM)
+    done = typed(sandbox, cluster, command)
+    assert sorted(done.out.splitlines()) == [f"rank {rank} on node {rank // 2} has 10.0" for rank in range(4)], (
+        done.text
+    )
+    sandbox.assert_all_gone(within=SOON_S)
+
+
+@pytest.mark.full  # others call the same with their own scripts
+def test_commands_of_the_page(sandbox: Sandbox, cluster: Slurm) -> None:
+    """The template asks for four nodes: options before the file say otherwise, as the page has it."""
+    sandbox.script("train.py", TELL)
+    for command in pages.run_by("test_commands_of_the_page", PAGE):
+        log = sandbox.folder / "job.log"
+        log.unlink(missing_ok=True)
+        if "train.sbatch" in command:
+            command = command.replace("sbatch ", "sbatch -N 2 --ntasks-per-node 2 --time 0:10:00 ", 1)
+        done = typed(sandbox, cluster, command.replace("sbatch ", f"sbatch --wait --output={log} ", 1))
+        text = done.out + (log.read_text() if log.exists() else "")
+        assert sorted(re.findall(r"^\[rank \d\] rank (\d) of 4", text, re.M)) == list("0123"), text
     sandbox.assert_all_gone(within=SOON_S)
 
 
@@ -219,6 +251,15 @@ def own(cluster: Slurm) -> Iterator[Slurm]:
     cluster.own.recover()
 
 
+def start_now(sandbox: Sandbox, cluster: Slurm, job: str, log: Path) -> None:
+    """A job that is queued again: Slurm would wait for two minutes. Started in the second in which it was cancelled, it
+    may fail (slurmctld: "non-startable batch job: Job credential revoked")."""
+    state = (*cluster.command("squeue", "-h", "-j", job, "-o", "%r"),)
+    sandbox.wait_until(lambda: "BeginTime" in sandbox.run(*state, env=cluster.env).out, 2 * SOON_S, log.read_text)
+    now = cluster.command("scontrol", "update", f"JobId={job}", "StartTime=now+5")
+    assert sandbox.run(*now, env=cluster.env).code == 0
+
+
 def interrupted(sandbox: Sandbox, cluster: Slurm, interrupt: Callable[[str], object]) -> str:
     """The output of a job of train.sbatch that trains, is interrupted, and goes on when Slurm starts it again."""
     sandbox.script("train.py", TRAIN)
@@ -231,23 +272,29 @@ def interrupted(sandbox: Sandbox, cluster: Slurm, interrupt: Callable[[str], obj
     job = submitted.out.strip()
     sandbox.wait_until((sandbox.folder / "started").exists, 5 * SOON_S, log.read_text)
     interrupt(job)
-    state = (*cluster.command("squeue", "-h", "-j", job, "-o", "%r"),)
-    sandbox.wait_until(lambda: "BeginTime" in sandbox.run(*state, env=cluster.env).out, 2 * SOON_S, log.read_text)
-    now = cluster.command("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm waits for two minutes
-    assert sandbox.run(*now, env=cluster.env).code == 0
+    start_now(sandbox, cluster, job, log)
     sandbox.wait_until(lambda: "goes on from" in log.read_text(), 5 * SOON_S, log.read_text)
     sandbox.assert_all_gone(within=2 * SOON_S)
     return log.read_text()
 
 
-@pytest.mark.full  # two starts of two ranks with torch
-def test_a_time_limit_becomes_a_checkpoint_and_a_new_start(sandbox: Sandbox, cluster: Slurm) -> None:
-    def announce(job: str) -> None:
-        told = sandbox.run(*cluster.command("scancel", "--batch", "--signal=USR1", job), env=cluster.env)
-        assert told.code == 0, told.text
-
-    text = interrupted(sandbox, cluster, announce)
-    assert "is written." in text and "goes on from True" in text, text
+@pytest.mark.full  # two starts of four ranks with torch
+def test_a_time_limit_becomes_a_checkpoint_and_a_new_start(sandbox: Sandbox, own: Slurm) -> None:
+    """With the files of the tutorial. The signal comes before its time."""
+    for block in pages.of_page("tutorials/slurm"):
+        if block.file:
+            (sandbox.folder / block.file).write_text(block.text)
+    submit, look = pages.run_by("test_a_time_limit_becomes_a_checkpoint_and_a_new_start", TUTORIAL)
+    job = typed(sandbox, own, submit).out.split()[-1]
+    assert job in typed(sandbox, own, look).out
+    log = sandbox.folder / f"job-{job}.log"
+    sandbox.wait_until(lambda: log.exists() and "begins at step 0" in log.read_text(), 5 * SOON_S, log.read_text)
+    typed(sandbox, own, f"scancel --batch --signal=USR1 {job}")
+    start_now(sandbox, own, job, log)
+    sandbox.wait_until(lambda: re.search("begins at step [1-9]", log.read_text()), 5 * SOON_S, log.read_text)
+    assert "is written." in log.read_text()
+    typed(sandbox, own, f"scancel {job}")
+    sandbox.assert_all_gone(within=2 * SOON_S)
 
 
 @pytest.mark.full  # the same
@@ -262,14 +309,16 @@ def test_a_job_that_is_preempted_goes_on_from_its_checkpoint(sandbox: Sandbox, o
 
 
 class Elastic:
-    """An elastic job with a rank on each of two nodes."""
+    """An elastic job with a rank on each of two nodes, started as the tutorial says."""
 
     def __init__(self, sandbox: Sandbox, cluster: Slurm) -> None:
-        self.sandbox, self.log = sandbox, sandbox.folder / "job.log"
-        sandbox.script("goes_on.py", PROGRAM)
-        script = sandbox.script("job.sh", f"#!/bin/bash\n{slurm_run(cluster, '--elastic', 'goes_on.py')}\n")
-        words = cluster.command("sbatch", "--wait", "--no-kill", "-N2", "--ntasks-per-node=1", f"--output={self.log}")
-        self.waits = sandbox.start(*words, script, env=cluster.env)
+        self.sandbox, self.cluster, self.log = sandbox, cluster, sandbox.folder / "job.log"
+        sandbox.script("train.py", PROGRAM)
+        [command] = pages.run_by("test_an_elastic_job_goes_on_without_a_node_that_is_lost", TUTORIAL)
+        options = f"--wait --ntasks-per-node=1 --time=0:30:00 --output={self.log}"
+        words = command.replace("sbatch ", f"sbatch {options} ", 1).replace("deploy/slurm/", f"{BATCH}/").split()
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self.waits = sandbox.start(*cluster.command(*words), env={**cluster.env, "PATH": path})
         self.wait_for("of 2 sum 1")
 
     def wait_for(self, words: str) -> None:
@@ -315,15 +364,39 @@ def test_an_elastic_job_leaves_a_node_that_is_drained(sandbox: Sandbox, own: Slu
     job.ends_well()
 
 
-@pytest.mark.parametrize("mpirun", ["mpirun.openmpi", "mpiexec.hydra"])
-def test_ranks_of_mpirun_know_their_places(sandbox: Sandbox, mpirun: str) -> None:
+@pytest.mark.full  # e2e/test_elastic_changes.py scales jobs
+def test_an_elastic_job_is_scaled_while_it_runs(sandbox: Sandbox, own: Slurm) -> None:
+    """On the first node, with the variable that the job's output names."""
+    job = Elastic(sandbox, own)
+    told = re.search(rf"Other commands for this job, on {re.escape(NODES[0])}: export (\S+)", job.log.read_text())
+    assert told, job.log.read_text()
+    ids: list[str] = []
+    for command in (*pages.run_by("test_an_elastic_job_is_scaled_while_it_runs", PAGE), "bagua job scale ID 2"):
+        if ids and "scale" in command and command.endswith("2"):
+            job.wait_for("rank 0 of 1 sum 0")
+        found = typed(sandbox, own, f"export {told[1]}; " + command.replace("ID", ids[0] if ids else "ID"))
+        ids = ids or re.findall(r"job-[0-9a-f]+", found.out)
+    job.wait_for("rank 1 of 2 sum 2")  # a newcomer, the third member
+    job.ends_well()
+
+
+@pytest.mark.parametrize("number, mpirun", [(0, "mpirun.openmpi"), (1, "mpiexec.hydra")])
+def test_ranks_of_mpirun_know_their_places(sandbox: Sandbox, number: int, mpirun: str) -> None:
     program = shutil.which(mpirun)
     if program is None:
         pytest.skip(f"no {mpirun}: Debian's openmpi-bin and mpich have them")
-    allowed = ["--allow-run-as-root", "--oversubscribe"] if "openmpi" in mpirun else []
-    script = sandbox.script("place.py", PLACE)
+    command = pages.run_by("test_ranks_of_mpirun_know_their_places", PAGE)[number]
+    programs = sandbox.folder / "bin"
+    programs.mkdir()
+    for name, path in ((command.split()[0], program), ("python", sys.executable)):
+        (programs / name).write_text(f'#!/bin/sh\nexec {path} "$@"\n')
+        (programs / name).chmod(0o755)
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    allowed |= {"OMPI_MCA_rmaps_base_oversubscribe": "1", "PATH": f"{programs}:{os.environ['PATH']}"}
     # Files: mpirun mixes the lines of ranks.
-    done = sandbox.run(program, *allowed, "-n", "2", "sh", "-c", f"exec {sys.executable} {script} >$$.place")
+    to_file = "import os, sys; sys.stdout = open(f'{os.getpid()}.place', 'w')\n"
+    (sandbox.folder / "train.py").write_text(to_file + textwrap.dedent(PLACE))
+    done = sandbox.run("sh", "-c", command, env=allowed)
     assert done.code == 0, done.text
     places = sorted(path.read_text().split()[:2] for path in sandbox.folder.glob("*.place"))
-    assert places == [["0", "2"], ["1", "2"]], done.text
+    assert places == [[str(rank), "4"] for rank in range(4)], done.text

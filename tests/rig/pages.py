@@ -23,17 +23,20 @@ README = {
     " bagua (command line) ──gRPC──► coordinator": "a picture",
 }
 """Begins of blocks of the first page, which has no room for marks, and where they are shown. Its others are run."""
-PLAYED = ("operations", "security", "service", "observability", "metrics")
+PLAYED = ("operations", "security", "service", "observability", "metrics", "dashboard")
 """Pages for operators whose blocks are run."""
 TRAINED = (
     "../README",
+    "../algorithms/README",
     "advise",
     "checkpoints",
     "concepts/job",
     "elastic",
     "jobs",
+    "performance",
     "profiling",
     "running",
+    "study",
     "torch-distributed-programs",
 )
 """Pages whose commands are run with a script that trains (``page_scripts.py``)."""
@@ -163,6 +166,19 @@ def of_path(path: Path) -> list[Block]:
 def of_page(name: str) -> list[Block]:
     """Commands and files of a page, by its path from docs/: all that its reader types."""
     return [block for block in of_path(DOCS / f"{name}.md") if block.is_commands or block.file]
+
+
+def run_by(test: str, *names: str) -> list[str]:
+    """Commands of all blocks of these pages (paths of the repository) that are marked as run by the test of this name.
+    Raises AssertionError for a page without one."""
+    found = []
+    for name in names:
+        marked = [
+            block for block in of_path(ROOT / name) if block.mark == "run by" and block.reason.endswith(f"::{test}")
+        ]
+        assert marked, f"{name} has no block that is run by {test}"
+        found += [command for block in marked for _, command in block.commands]
+    return found
 
 
 def is_shown_on_readme(block: Block) -> bool:

@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 import yaml
+from rig import pages
 from rig.limits import SOON_S
 from rig.prometheus import promtool
 
@@ -148,4 +149,6 @@ def test_promtool_takes_all_expressions(tmp_path: Path) -> None:
 
 
 def test_each_alert_fires_and_none_does_without_need() -> None:
-    assert "SUCCESS" in promtool("test", "rules", "alerts_test.yml", cwd=PROMETHEUS)
+    """By the commands of the page."""
+    for command in pages.run_by("test_each_alert_fires_and_none_does_without_need", "docs/observability.md"):
+        assert "SUCCESS" in promtool(*command.split()[1:], cwd=ROOT)
