@@ -61,7 +61,6 @@ def changed_job(change: Change) -> dict[str, Any]:
     return {
         **job_row(change.job),
         "p_job_id": change.job.job_id,
-        "p_revision": change.old.revision,
         "lease_owner": change.owner,
         "last_event": change.stored.last_event,
         "revision": change.stored.revision,
@@ -175,7 +174,7 @@ def host_record(row: Mapping[Any, Any]) -> HostRecord:
 
 UPDATE_JOB = (
     sa.update(m.jobs)
-    .where(m.jobs.c.job_id == sa.bindparam("p_job_id"), m.jobs.c.revision == sa.bindparam("p_revision"))
+    .where(m.jobs.c.job_id == sa.bindparam("p_job_id"))
     .values(
         {
             name: sa.bindparam(name)

@@ -193,25 +193,34 @@ class Transaction(NodeQueries):
     def save(self, changes: Sequence[Change], nodes: Mapping[str, NodeRecord] | None = None) -> set[str]:
         """Writes what differs, and the events, of each change whose job nobody has changed meanwhile; returns the
         others' ids. ``nodes``: other coordinators place jobs too, and these are the nodes, locked; a placement that
-        does not fit beside theirs counts as stale."""
-        stale: set[str] = set()
-        if nodes is not None:
-            stale = self._oversubscribed([change for change in changes if change.placed], nodes)
-        stale |= self._update_jobs([change for change in changes if change.job.job_id not in stale])
-        fresh = [change for change in changes if change.job.job_id not in stale]
-        regrouped = [change for change in fresh if change.regroups]
+        does not fit beside theirs counts as stale. Placements may take slots that other changes give back."""
+        rows = self._among(_LOCKED_JOBS, [change.job.job_id for change in changes])  # until the transaction ends
+        revisions = {row.job_id: row.revision for row in rows}
+        fresh = [change for change in changes if revisions.get(change.job.job_id) == change.old.revision]
+        stale = {change.job.job_id for change in changes} - {change.job.job_id for change in fresh}
+        placing = [] if nodes is None else [change for change in fresh if change.placed]
+        if nodes is not None and placing:
+            self._write([change for change in fresh if not change.placed])
+            refused = self._oversubscribed(placing, nodes)
+            fresh = [change for change in placing if change.job.job_id not in refused]
+            stale |= refused
+        self._write(fresh)
+        return stale
+
+    def _write(self, changes: Sequence[Change]) -> None:
+        self._later(UPDATE_JOB, [changed_job(change) for change in changes])
+        regrouped = [change for change in changes if change.regroups]
         self._later(DELETE_HOSTS, [{"p_job_id": change.job.job_id} for change in regrouped])
         self._later(
             INSERT_HOST, [host_row(change.job.job_id, host) for change in regrouped for host in change.job.parts]
         )
-        self._later(UPDATE_HOST, [row for change in fresh if not change.regroups for row in changed_hosts(change)])
+        self._later(UPDATE_HOST, [row for change in changes if not change.regroups for row in changed_hosts(change)])
         numbered = (
             (change.job.job_id, seq, event)
-            for change in fresh
+            for change in changes
             for seq, event in enumerate(change.events, change.old.last_event + 1)
         )
         self._later(INSERT_EVENT, [event_row(*one) for one in numbered])
-        return stale
 
     def events(self, job_id: str, after_seq: int, limit: int) -> list[Event]:
         """Events with ``seq > after_seq``, in order."""
@@ -265,8 +274,6 @@ class Transaction(NodeQueries):
 
     def _oversubscribed(self, placements: Sequence[Change], nodes: Mapping[str, NodeRecord]) -> set[str]:
         """Jobs whose placement does not fit beside what the database knows."""
-        if not placements:
-            return set()
         wanted = {host.node_id for change in placements for host in change.placed}
         used = self.used_slots(wanted)
         free = {node_id: nodes[node_id].slots - used.get(node_id, 0) for node_id in wanted & nodes.keys()}
@@ -283,21 +290,6 @@ class Transaction(NodeQueries):
             for node_id in takes:
                 free[node_id] -= takes[node_id]
         return refused
-
-    def _update_jobs(self, changes: Sequence[Change]) -> set[str]:
-        """Writes the jobs' own rows, each unless somebody has changed it meanwhile; returns the ids of those. A server
-        is asked once for all of them: there an answer takes longer than the work."""
-        if len(changes) < 2 or self._db.dialect.name == "sqlite":
-            return {
-                change.job.job_id
-                for change in changes
-                if self._db.execute(UPDATE_JOB, changed_job(change)).rowcount != 1
-            }
-        rows = self._among(_LOCKED_JOBS, [change.job.job_id for change in changes])  # until the transaction ends
-        known = {row.job_id: row.revision for row in rows}
-        fresh = [change for change in changes if known.get(change.job.job_id) == change.old.revision]
-        self._later(UPDATE_JOB, [changed_job(change) for change in fresh])
-        return {change.job.job_id for change in changes} - {change.job.job_id for change in fresh}
 
     def _hosts(self, ids: Sequence[str]) -> dict[str, list[HostRecord]]:
         found: dict[str, list[HostRecord]] = {}

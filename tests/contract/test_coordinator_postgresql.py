@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
@@ -11,7 +12,7 @@ import sqlalchemy as sa
 from bagua.base.errors import UnavailableError
 from bagua.daemon.coordinator.batch import Batch
 from bagua.daemon.coordinator.database import open_engine
-from bagua.daemon.coordinator.domain import Change, Event, JobRecord, NodeRecord
+from bagua.daemon.coordinator.domain import Change, Event, HostRecord, JobRecord, JobState, NodeRecord
 from bagua.daemon.coordinator.store import Store, Transaction
 from bagua.daemon.coordinator.translate import checked_spec
 from bagua.proto import common_pb2
@@ -76,6 +77,15 @@ def test_a_round_waits_for_few_answers(store: Store, answers: list[str]):
         known = tx.stored(names)
     changes = [Change(old, old.job, (Event("a", "b", 0, 1.0),) * 3, "me") for old in known]
     assert waits(changes=changes) == 2  # and the newest revisions
+    with store.read() as tx:
+        known = tx.stored(names)
+    ended = [Change(old, replace(old.job, state=JobState.CANCELLED), (), "me") for old in known[:10]]
+    there = [(HostRecord(0, old.job.job_id, "host", "127.0.0.1", "boot", 0, 1),) for old in known]
+    taken = [
+        Change(old, replace(old.job, state=JobState.STARTING, generation=1, hosts=hosts), (), "me")
+        for old, hosts in zip(known[10:], there[10:], strict=True)
+    ]
+    assert waits(changes=[*ended, *taken]) == 4  # and the locks of the nodes, and what is free on them
     with store.read() as tx:
         assert [event.seq for event in tx.events("job-7", 0, 10)] == [1, 2, 3, 4]
         assert len(tx.nodes()) == 20
