@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import psycopg
@@ -22,7 +22,7 @@ from sqlalchemy import event
 from sqlalchemy.dialects import registry
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
-from bagua.daemon.coordinator.execution import LATER, READ_ONLY
+from bagua.daemon.coordinator.execution import LATER, PLAN_ANEW, READ_ONLY
 
 _CONNECT_S = 10
 _CONNECTIONS = 5
@@ -41,7 +41,8 @@ class PipelineDialect(PGDialect_psycopg):
 
     def do_execute(self, cursor: Any, statement: Any, parameters: Any, context: Any = None) -> None:
         """One statement."""
-        self._ask(cursor.connection, context, lambda: cursor.execute(statement, parameters))
+        prepare = False if _options(context).get(PLAN_ANEW) else None  # None: as often as psycopg finds right
+        self._ask(cursor.connection, context, lambda: cursor.execute(statement, parameters, prepare=prepare))
 
     def do_execute_no_params(self, cursor: Any, statement: Any, context: Any = None) -> None:
         """The same without parameters."""
@@ -52,7 +53,7 @@ class PipelineDialect(PGDialect_psycopg):
         self._ask(cursor.connection, context, lambda: cursor.executemany(statement, parameters))
 
     def _ask(self, driver: psycopg.Connection[Any], context: Any, send: Callable[[], object]) -> None:
-        options = {} if context is None else context.execution_options
+        options = _options(context)
         if not driver.autocommit or options.get(READ_ONLY):
             send()
             return
@@ -89,6 +90,11 @@ class PipelineDialect(PGDialect_psycopg):
         if stack is not None:
             with contextlib.suppress(psycopg.Error):  # of a statement that is undone, or that the connection is lost
                 stack.close()
+
+
+def _options(context: Any) -> Mapping[str, Any]:
+    """Of a statement: none of those that SQLAlchemy runs for itself."""
+    return {} if context is None else context.execution_options  # type: ignore[no-any-return]
 
 
 _DRIVER = "psycopg_pipeline"

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 
 from bagua.daemon.coordinator import models as m
-from bagua.daemon.coordinator.execution import LATER
+from bagua.daemon.coordinator.execution import LATER, PLAN_ANEW
 
 if TYPE_CHECKING:
     from sqlalchemy.dialects import postgresql
@@ -18,12 +18,14 @@ _CHUNK = 500  # bound values in one IN (...)
 
 
 class Among:
-    """``query`` of the rows in which ``column`` is one of some values. Made once for many uses. A server knows the text
-    of the query, however many values there are."""
+    """``query`` of the rows in which ``column`` is one of some values. Made once for many uses. A server gets one text,
+    however many values there are. It plans that anew each time: a plan that it had kept since the table was empty would
+    read the whole table, for as long as nothing analyses it."""
 
     def __init__(self, query: sa.Select[Any], column: sa.Column[Any]) -> None:
         self.of_list = query.where(column.in_(sa.bindparam("wanted", expanding=True)))
-        self.of_array = query.where(column == sa.func.any(sa.bindparam("wanted", type_=sa.ARRAY(sa.String))))
+        array = sa.bindparam("wanted", type_=sa.ARRAY(sa.String))
+        self.of_array = query.where(column == sa.func.any(array)).execution_options(**{PLAN_ANEW: True})
 
 
 def insert_into(table: sa.Table, dialect: str) -> sqlite.Insert | postgresql.Insert:

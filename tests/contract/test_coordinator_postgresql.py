@@ -91,6 +91,20 @@ def test_a_round_waits_for_few_answers(store: Store, answers: list[str]):
         assert len(tx.nodes()) == 20
 
 
+def test_few_jobs_are_found_without_reading_all(store: Store):
+    """Also on a connection that has asked the same since there was none: its plan would still be one of that time."""
+    names = [f"job-{number:04}" for number in range(2000)]
+    for _ in range(20):
+        with store.transaction() as tx:
+            assert tx.stored(names[:5]) == []
+    assert not Batch("me", 1.0, 1.0, submissions=[(job(name), "") for name in names]).write(store).failed
+    with store.transaction() as tx:
+        for _ in range(20):
+            assert len(tx.stored(names[:5])) == 5
+        count = "SELECT seq_tup_read FROM pg_stat_xact_user_tables WHERE relname = 'jobs'"
+        assert tx._db.exec_driver_sql(count).scalar_one() == 0
+
+
 @pytest.mark.parametrize("also", [True, False], ids=["before another answer", "at the commit"])
 def test_an_error_of_which_nobody_waits_undoes_the_transaction(store: Store, also: bool):
     with store.transaction() as tx:
