@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--operator", action="store_true", help="for `start`: a BaguaJob (KUBEBUILDER_ASSETS, etcd)")
     parser.add_argument("--compare", action="store_true", help="first without these four, then with, and the ratio")
     parser.add_argument("--waiting", type=int, default=10_000, help="jobs in the queue")
-    parser.add_argument("--trivial", type=int, default=500, help="jobs that are timed")
+    parser.add_argument("--trivial", type=int, default=2_000, help="jobs that are timed")
     parser.add_argument("--hosts", type=int, default=1_000)
     parser.add_argument("--times", type=int, default=5, help="how often the wide job is run, and one from nothing")
     parser.add_argument("--losses", type=int, default=20, help="ranks of the elastic job that are killed")
