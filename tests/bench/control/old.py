@@ -19,6 +19,7 @@ from .way import Coordinator
 
 LOOK_S = 60.0  # so long old jobs are watched while they expire: all 200,000 take ten minutes
 
+
 def old(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
     """Submitting where many jobs have ended: where they are kept, and as it is usually. On SQLite always: the jobs are
     written straight into its file."""
