@@ -19,6 +19,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -46,6 +47,7 @@ CONNECT = timedelta(seconds=30)
 """Rank 0 listens before the others are told where: who can't connect by then never will (a firewall, say)."""
 CONNECT_AGAIN = timedelta(seconds=5)
 """In a later generation: that host was reached before, and may have been lost since."""
+FREED_S = 5.0  # the interpreter's end waits so long for threads that free a group of a former generation
 ADDRESS_BYTES = 256
 _FILE, _FAILED = "file:", "!"
 MIN = 2  # number of the reduction
@@ -68,6 +70,7 @@ class TorchGroup:
         self._down = False  # between two generations
         self._offered: Store | None = None
         self._interface: str | None = None
+        self._freeing: list[threading.Thread] = []
         type(self)._uses += 1
         if session.membership.later:  # ``renew`` follows
             self._down = wanted
@@ -154,9 +157,11 @@ class TorchGroup:
             last = [self._mine]
             with suppress(RuntimeError, AttributeError):  # older torch has no abort, and Gloo's does nothing yet
                 self._mine.abort()
-            self.close()
+            self._take_down()
             # Gloo's threads take 10 ms to end: nobody waits for that here.
-            threading.Thread(target=last.clear, name="bagua-torch-leave", daemon=True).start()
+            freeing = threading.Thread(target=last.clear, name="bagua-torch-leave", daemon=True)
+            freeing.start()
+            self._freeing = [*(one for one in self._freeing if one.is_alive()), freeing]
 
     def _is_up(self) -> bool:
         """Whether it is there, and ours: the program may have put its own in its place."""
@@ -184,7 +189,7 @@ class TorchGroup:
         offered, self._offered = self._offered, None
         if not self._down:
             return
-        self.close()
+        self._take_down()
         try:
             if not connects_lazily():
                 raise RuntimeError(f"torch {torch.__version__} can't do it again: 2.8 or newer can. [BG910]")
@@ -203,6 +208,10 @@ class TorchGroup:
 
     def close(self) -> None:
         """Takes it down, if it is still there and ours. Waits for pending calls of the user's own."""
+        self._wait_until_freed()
+        self._take_down()
+
+    def _take_down(self) -> None:
         if self._mine is None or self._pid != os.getpid():
             return
         mine, self._mine = self._mine, None
@@ -216,6 +225,15 @@ class TorchGroup:
         """The process ends by an error: others may be gone, and nothing is to be waited for."""
         if self._mine is not None:
             _never_free()
+        self._wait_until_freed()
+
+    def _wait_until_freed(self) -> None:
+        """A thread that is inside a destructor of C++ when the interpreter ends would abort the process."""
+        freeing, self._freeing = self._freeing, []
+        if self._pid == os.getpid():
+            deadline = time.monotonic() + FREED_S
+            for one in freeing:
+                one.join(max(0.0, deadline - time.monotonic()))
 
 
 def wanted() -> bool:

@@ -155,3 +155,16 @@ def test_bagua_run(sandbox: Sandbox) -> None:
     output = sandbox.run(*run, str(sandbox.script), "here", "")
     for rank in range(4):
         assert f"trained {rank}/4 {rank % 2}/2 node {rank // 2}" in output
+
+
+def test_a_rank_that_leaves_its_job_ends_well(sandbox: Sandbox, tmp_path: Path) -> None:
+    """Also while a thread still frees Gloo's group: the end of the interpreter would abort the process in it."""
+    script = tmp_path / "leaves.py"
+    script.write_text(
+        "import bagua.torch_api as bagua\n"
+        "from bagua.torch_api.join.session import current\n"
+        "bagua.init_process_group()\n"
+        "current().companion.leave()  # as by a planned change\n"
+        "current().dismissed = True\n"
+    )
+    sandbox.run("-m", "bagua.cli.main", "run", "--elastic", "--nproc-per-node", "1", str(script))
