@@ -806,13 +806,17 @@ class DrainNodeRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODE_ID_FIELD_NUMBER: builtins.int
+    THIS_RUN_FIELD_NUMBER: builtins.int
     node_id: builtins.str
+    this_run: builtins.bool
+    """while the daemon that is there now runs; the next one with this id takes jobs. Else until UndrainNode"""
     def __init__(
         self,
         *,
         node_id: builtins.str = ...,
+        this_run: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["node_id", b"node_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node_id", b"node_id", "this_run", b"this_run"]) -> None: ...
 
 global___DrainNodeRequest = DrainNodeRequest
 

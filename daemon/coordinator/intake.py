@@ -95,10 +95,11 @@ class Intake:
         self._wake.set()
         return await call.done
 
-    async def drain(self, node_id: str, draining: bool) -> None:
-        """Returns once it is written that the node drains, or not."""
+    async def drain(self, node_id: str, draining: bool, this_run: bool = False) -> None:
+        """Returns once it is written that the node drains, or not; ``this_run``: as its daemon would say it."""
         done: asyncio.Future[bool] = self._future()
-        self.inbox.marks.append(Mark(node_id, draining, None, done))
+        mark = Mark(node_id, None, draining, done) if this_run else Mark(node_id, draining, None, done)
+        self.inbox.marks.append(mark)
         self._wake.set()
         await done
 

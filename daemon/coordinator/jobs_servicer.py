@@ -215,7 +215,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
 
     async def DrainNode(self, request: job_pb2.DrainNodeRequest, context: Context) -> job_pb2.DrainNodeReply:
         """Returns before it is empty."""
-        view, jobs = await self._service.drain(request.node_id, True)
+        view, jobs = await self._service.drain(request.node_id, True, request.this_run)
         return job_pb2.DrainNodeReply(node=node_message(view), jobs=jobs)
 
     async def UndrainNode(self, request: job_pb2.UndrainNodeRequest, context: Context) -> job_pb2.Node:

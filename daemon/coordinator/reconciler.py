@@ -363,7 +363,8 @@ class Reconciler:
             return
         view = self._board.views.get(node_id)
         restarted = view is not None and view.boot_id != came.session.boot_id
-        if self._board.put_node(came.node, connected=True, heard_clock=came.session.heard_clock):
+        node = came.node if view is None else replace(came.node, draining=view.asked_to_drain)  # as in the database
+        if self._board.put_node(node, connected=True, heard_clock=came.session.heard_clock):
             self._intake.inbox.room = True
         for job_id in self._board.on_node(node_id):
             job = self._board.job(job_id)
@@ -406,8 +407,10 @@ class Reconciler:
         if not alone:
             nodes, live = await self._worker.read(self._store.look, lambda tx: (tx.nodes(), tx.live()))
             for node in nodes:
-                if self._sessions.get(node.node_id) is None:  # of those here the session itself tells
+                if self._sessions.get(node.node_id) is None:
                     self._take_in_node(neighbours, node)
+                else:  # the session itself tells, but for what users ask of another coordinator
+                    self._take_in_wish(node)
             await self._compare(live)
         self._orphans = set(neighbours.orphans(self._board.jobs.values()))
 
@@ -431,6 +434,13 @@ class Reconciler:
         if self._board.put_node(node, connected, heard):
             self._intake.inbox.room = True
         self._intake.look(self._board.on_node(node.node_id))
+
+    def _take_in_wish(self, node: NodeRecord) -> None:
+        view = self._board.views.get(node.node_id)
+        if view is not None and view.asked_to_drain is not node.draining:
+            if self._board.mark_node(node.node_id, node.draining, None):
+                self._intake.inbox.room = True
+            self._intake.look(self._board.on_node(node.node_id))
 
     async def _reload(self, job_ids: set[str]) -> None:
         """Takes in jobs as the database has them."""

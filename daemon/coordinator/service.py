@@ -114,15 +114,16 @@ class Service:
             ended = await self._worker.read(self._ended, job_id)
             raise ConflictError(f"Job {job_id} has ended: it is {ended.state.name.lower()}. [BG813]") from None
 
-    async def drain(self, node_id: str, draining: bool) -> tuple[NodeView, list[str]]:
-        """The node once it is written that it drains, or not, and the jobs that have a part there. Raises
-        NotFoundError, and ConflictError if it is the last node of an elastic job."""
+    async def drain(self, node_id: str, draining: bool, this_run: bool = False) -> tuple[NodeView, list[str]]:
+        """The node once it is written that it drains, or not, and the jobs that have a part there. ``this_run``: as
+        if its daemon had said that it will end. Raises NotFoundError, and ConflictError if it is the last node of an
+        elastic job."""
         self.node(node_id)
         there = self._board.on_node(node_id)
         if draining:
             jobs = (self._board.job(job_id) for job_id in there)
             last_of(node_id, [job for job in jobs if job is not None])
-        await self._intake.drain(node_id, draining)
+        await self._intake.drain(node_id, draining, this_run)
         return self._board.views[node_id], there
 
     def growth(self, job: JobRecord) -> str:

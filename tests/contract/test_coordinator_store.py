@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from rig.desk import Desk, at_work
+from rig.desk import Desk, Time, at_work
 
 from bagua.base.errors import ConflictError, NotFoundError
 from bagua.daemon.coordinator.decide import apply, decide
@@ -27,6 +27,7 @@ from bagua.daemon.coordinator.domain import (
     RankState,
     Stored,
 )
+from bagua.daemon.coordinator.neighbours import RESYNC_S
 from bagua.daemon.coordinator.observe import observe
 from bagua.daemon.coordinator.options import Options
 from bagua.daemon.coordinator.store import Store, Transaction
@@ -402,6 +403,41 @@ def test_slots_that_a_job_gives_back_another_takes_in_the_same_round(store: Stor
 
 
 # ---- use cases
+
+
+async def test_a_node_drains_until_somebody_says_otherwise(open_database: Callable[[], sa.Engine]):
+    """Also when its daemon connects again, or is started again, and when the coordinator is."""
+    engine = open_database()
+    for _ in range(2):
+        async with at_work(Desk(engine)) as desk:
+            for boot_id in ("boot", "boot", "later"):
+                desk.leave(await desk.connect("a", boot_id=boot_id))
+                await desk.service.drain("a", True)
+            await desk.connect("a", boot_id="latest")
+            assert desk.board.views["a"].asked_to_drain
+    async with at_work(Desk(engine)) as desk:
+        session = await desk.connect("a", boot_id="latest")
+        assert desk.board.views["a"].draining
+        await desk.service.drain("a", False)
+        assert not desk.board.views["a"].draining
+        await desk.service.drain("a", True, this_run=True)
+        assert desk.board.views["a"].draining
+        desk.leave(session)
+        await desk.connect("a", boot_id="new")
+        assert not desk.board.views["a"].draining
+
+
+async def test_a_drain_that_another_coordinator_was_asked_for(open_database: Callable[[], sa.Engine]):
+    time = Time()
+    desks = [Desk(open_database(), name, time=time, shared=True) for name in ("one", "two")]
+    async with at_work(desks[0]), at_work(desks[1]):
+        await desks[0].connect("a")
+        await desks[1].until(lambda: "a" in desks[1].board.views or desks[1].pass_time(RESYNC_S))
+        await desks[1].service.drain("a", True)
+        await desks[0].until(lambda: desks[0].board.views["a"].draining or desks[0].pass_time(RESYNC_S))
+        await desks[1].service.drain("a", False)
+        await desks[0].until(lambda: not desks[0].board.views["a"].draining or desks[0].pass_time(RESYNC_S))
+
 
 
 async def test_a_job_through_the_service(open_database: Callable[[], sa.Engine]):

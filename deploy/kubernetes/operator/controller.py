@@ -213,7 +213,7 @@ class Controller:
             case facts.Resume(job_id):
                 client.resume(job_id)
             case facts.Drain(node_id, _):
-                client.drain(node_id)
+                client.drain(node_id, this_run=True)  # a later pod may have the same name
 
     def _make_credentials(self, seen: Seen, wanted: facts.MakeCredentials) -> None:
         now = time.time()
