@@ -41,8 +41,8 @@ class PipelineDialect(PGDialect_psycopg):
 
     def do_execute(self, cursor: Any, statement: Any, parameters: Any, context: Any = None) -> None:
         """One statement."""
-        prepare = False if _options(context).get(PLAN_ANEW) else None  # None: as often as psycopg finds right
-        self._ask(cursor.connection, context, lambda: cursor.execute(statement, parameters, prepare=prepare))
+        planned = {"prepare": False} if _options(context).get(PLAN_ANEW) else {}  # else as often as psycopg finds right
+        self._ask(cursor.connection, context, lambda: cursor.execute(statement, parameters, **planned))
 
     def do_execute_no_params(self, cursor: Any, statement: Any, context: Any = None) -> None:
         """The same without parameters."""

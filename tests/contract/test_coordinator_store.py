@@ -439,7 +439,6 @@ async def test_a_drain_that_another_coordinator_was_asked_for(open_database: Cal
         await desks[0].until(lambda: not desks[0].board.views["a"].draining or desks[0].pass_time(RESYNC_S))
 
 
-
 async def test_a_job_through_the_service(open_database: Callable[[], sa.Engine]):
     async with at_work(Desk(open_database())) as desk:
         sessions = {name: await desk.connect(name) for name in ("a", "b")}
