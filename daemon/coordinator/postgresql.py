@@ -94,7 +94,7 @@ class PipelineDialect(PGDialect_psycopg):
 
 def _options(context: Any) -> Mapping[str, Any]:
     """Of a statement: none of those that SQLAlchemy runs for itself."""
-    return {} if context is None else context.execution_options  # type: ignore[no-any-return]
+    return {} if context is None else context.execution_options
 
 
 _DRIVER = "psycopg_pipeline"
