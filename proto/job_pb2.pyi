@@ -809,7 +809,7 @@ class DrainNodeRequest(google.protobuf.message.Message):
     THIS_RUN_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     this_run: builtins.bool
-    """while the daemon that is there now runs; the next one with this id takes jobs. Else until UndrainNode"""
+    """while this run of its daemon lives; the next one takes jobs. Else until UndrainNode"""
     def __init__(
         self,
         *,

@@ -270,7 +270,7 @@ class Reconciler:
             clock=self._clock.now(),
             wall=self._clock.wall(),
             submissions=[(call.job, call.idempotency_key) for call in taken.submissions],
-            introductions=[came.node for came in taken.introductions.values() if self._lives(came.session)],
+            introductions=[self._as_known(came.node) for came in taken.introductions.values() if self._lives(came.session)],
             gone=list(taken.gone),
             marks=[(mark.node_id, mark.draining, mark.leaving) for mark in taken.marks],
             changes=stage.changes(),
@@ -363,8 +363,7 @@ class Reconciler:
             return
         view = self._board.views.get(node_id)
         restarted = view is not None and view.boot_id != came.session.boot_id
-        node = came.node if view is None else replace(came.node, draining=view.asked_to_drain)  # as in the database
-        if self._board.put_node(node, connected=True, heard_clock=came.session.heard_clock):
+        if self._board.put_node(self._as_known(came.node), connected=True, heard_clock=came.session.heard_clock):
             self._intake.inbox.room = True
         for job_id in self._board.on_node(node_id):
             job = self._board.job(job_id)
@@ -374,6 +373,15 @@ class Reconciler:
                     self._sessions.tell(job_id, of_node, self._sessions.order(job))
         self._intake.look(self._board.on_node(node_id))
         settle(came.done, restarted)
+
+    def _as_known(self, node: NodeRecord) -> NodeRecord:
+        """Wishes stay when a node introduces itself again: until somebody says otherwise, or for this run of its daemon
+        alone."""
+        view = self._board.views.get(node.node_id)
+        if view is None:
+            return node
+        leaving = node.leaving or (view.leaving and view.boot_id == node.boot_id)
+        return replace(node, draining=view.asked_to_drain, leaving=leaving)
 
     def _answer_submissions(self, calls: list[Submission], outcome: Outcome) -> None:
         for call in calls:

@@ -421,8 +421,12 @@ async def test_a_node_drains_until_somebody_says_otherwise(open_database: Callab
         await desk.service.drain("a", False)
         assert not desk.board.views["a"].draining
         await desk.service.drain("a", True, this_run=True)
-        assert desk.board.views["a"].draining
         desk.leave(session)
+        await desk.connect("a", boot_id="latest")
+        assert desk.board.views["a"].draining
+    async with at_work(Desk(engine)) as desk:
+        desk.leave(await desk.connect("a", boot_id="latest"))
+        assert desk.board.views["a"].draining
         await desk.connect("a", boot_id="new")
         assert not desk.board.views["a"].draining
 
