@@ -265,12 +265,13 @@ class Reconciler:
         self._counters.add("reconciles", number=len(waiting))
 
     def _batch(self, taken: Inbox, stage: Stage) -> Batch:
+        came = [one.node for one in taken.introductions.values() if self._lives(one.session)]
         return Batch(
             owner=self._owner,
             clock=self._clock.now(),
             wall=self._clock.wall(),
             submissions=[(call.job, call.idempotency_key) for call in taken.submissions],
-            introductions=[self._as_known(came.node) for came in taken.introductions.values() if self._lives(came.session)],
+            introductions=[self._as_known(node) for node in came],
             gone=list(taken.gone),
             marks=[(mark.node_id, mark.draining, mark.leaving) for mark in taken.marks],
             changes=stage.changes(),
