@@ -23,7 +23,7 @@ from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgor
 from bagua.torch_api.cuda.connection import CudaConnection
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.join.session import current
-from bagua.torch_api.train.gradients import GradientReducer
+from bagua.torch_api.train.gradients import GradientBucket, GradientReducer
 from gpu.common import device_of, keep, median, synchronize
 from gpu.group import agreed, in_turns, join, slowest
 
@@ -141,11 +141,14 @@ def step_times_of(make: Callable[..., Workload], which: Any, device: torch.devic
 
 class HostTime:
     """Seconds of the host in calls, by label: of the reducer, for each gradient and at the end of backward, and in them
-    of the connection. The time of a whole step says nothing where ranks share a card, on which they take turns."""
+    of buckets (which start with their copies, and show results) and of the connection. The time of a whole step says
+    nothing where ranks share a card, on which they take turns."""
 
     CALLS: tuple[tuple[type, str, str], ...] = (
         (GradientReducer, "mark_ready", "all"),
         (GradientReducer, "finish", "all"),
+        (GradientBucket, "start", "start"),
+        (GradientBucket, "show_results", "results"),
         (CudaConnection, "submit", "submit"),
         (CudaConnection, "wait", "wait"),
     )

@@ -16,7 +16,9 @@ namespace {
 constexpr int64_t kEagerNs = 500'000, kSoonNs = 20 * kNsPerMs;  // how long NCCL's state is polled fast
 constexpr std::chrono::microseconds kSoon{50}, kLate{1000};     // between later polls
 constexpr int64_t kFinalizeNs = 10 * kNsPerS;
-constexpr std::chrono::seconds kLeaveNccl{1}, kAbort{10}, kDestroy{12};
+constexpr std::chrono::milliseconds kLeaveNccl{1000};
+constexpr std::chrono::milliseconds kLeaveBlocking{100};  // a caller that is longer in NCCL waits for the abort
+constexpr std::chrono::seconds kAbort{10}, kDestroy{12};
 
 // Waits before the next poll: NCCL's state can only be polled. A group takes some 100 us on NCCL's own thread, but
 // longer if it has to make connections.
@@ -149,7 +151,7 @@ void NcclHandle::abort() {
   NcclComm comm = nullptr;
   {
     Lock lock(mutex_);
-    idle_.wait_for(lock, kLeaveNccl, [this]() REQUIRES(mutex_) { return !in_use_; });
+    idle_.wait_for(lock, blocks_ ? kLeaveBlocking : kLeaveNccl, [this]() REQUIRES(mutex_) { return !in_use_; });
     std::swap(comm, comm_);
     idle_.notify_all();
   }

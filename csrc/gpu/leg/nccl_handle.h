@@ -59,7 +59,7 @@ class NcclHandle {
   // Returns errors that NCCL found after a call had returned, such as a broken connection. Ok while another thread
   // calls.
   Status async_error();
-  // Releases threads and device work that hang in NCCL. Gives callers a second to return by themselves first.
+  // Releases threads and device work that hang in NCCL. Gives callers some time to return by themselves first.
   void abort();
   // Orderly end: no operation may be pending. Waits for the other members for at most 10 s, then aborts.
   void destroy();

@@ -44,8 +44,8 @@ def lost(test: Member, route: str, hang: bool) -> dict[str, Any]:
     return {"said": said, "later": later, "took": took, "done": done, "aborts": aborts, "left": test.fakes.left()}
 
 
-def lost_in_a_call(test: Member, route: str) -> dict[str, Any]:
-    """A thread is inside NCCL, which connects with a rank that will be killed."""
+def ended_in_a_call(test: Member, route: str) -> dict[str, Any]:
+    """A thread is inside NCCL, which connects with a rank that does not come, when the test ends the job."""
     test.open(route)
     data = np.ones(1000, np.float32)
     said: list[str] = []
@@ -64,9 +64,10 @@ def lost_in_a_call(test: Member, route: str) -> dict[str, Any]:
             what = test.leg.waiting()[1]
             time.sleep(0.001)
     pause()
-    caller.join()
-    aborts = test.leg.counters()["aborts"]
+    if what:
+        caller.join()
     test.close()
+    aborts = test.leg.counters()["aborts"]
     return {"said": "".join(said), "what": what, "aborts": aborts, "left": test.fakes.left()}
 
 
