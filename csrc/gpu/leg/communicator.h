@@ -45,7 +45,7 @@ struct Facts {
   uint8_t kernels = 0, staged = 0, named_host = 0;
   uint8_t forced = 0;   // 1 + Route; 0: choose by measurement
   uint8_t divides = 0;  // NCCL's communicators can have children, and are to have some that block
-  char bus[32] = {};   // PCI bus id of the GPU
+  char bus[32] = {};    // PCI bus id of the GPU
   char no_nccl[192] = {}, no_staged[192] = {};
 };
 

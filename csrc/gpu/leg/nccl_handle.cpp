@@ -71,6 +71,7 @@ Status NcclHandle::divide() {
   config.blocking = 1;
   const NcclComm comm = begin();
   if (comm == nullptr) return aborted();
+  divided_ = true;
   const NcclResult code = runtime_->libraries.nccl.split(comm, 0, rank_, &child_, &config);
   end();
   return runtime_->nccl(code, "dividing a communicator");
@@ -83,7 +84,8 @@ Status NcclHandle::ready(bool* over) {
   const NcclResult state = state_of(*runtime_, comm);
   end();
   *over = state != kNcclInProgress;
-  return runtime_->nccl(state, "making a communicator");
+  if (state == kNcclOk && divided_ && child_ == nullptr) return {Code::kUnavailable, "NCCL: it has made no child"};
+  return runtime_->nccl(state, divided_ ? "dividing a communicator" : "making a communicator");
 }
 
 void NcclHandle::drop_parent() {

@@ -81,6 +81,7 @@ class NcclHandle {
   const int ranks_, rank_;
 
   NcclComm child_ = nullptr;  // NCCL writes it while divide() is under way
+  bool divided_ = false;      // divide() has begun
   bool blocks_ = false;       // constant after drop_parent()
 
   Mutex mutex_;

@@ -67,9 +67,7 @@ def test_the_others_go_on_where_nccl_blocks(ranks: Ranks) -> None:
     lose_some(ranks, *ROUTES[2], {**CONNECTS, "BAGUA_NCCL_BLOCKING": "1"})
 
 
-def lose_some(
-    ranks: Ranks, route: str, hosts: list[list[int]], kills: list[losses.Kill], more: dict[str, str]
-) -> None:
+def lose_some(ranks: Ranks, route: str, hosts: list[list[int]], kills: list[losses.Kill], more: dict[str, str]) -> None:
     """Trains while ranks are killed, with ``more`` variables."""
     told = " ".join(f"{kill.member}:{kill.step}:{kill.bucket}:{kill.phase}" for kill in kills)
     environment = placing.environment("fake", route) | {VARIABLE: told, "BAGUA_DEFAULT_BUCKET_SIZE": "3000"}

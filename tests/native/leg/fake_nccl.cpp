@@ -27,7 +27,8 @@ using bagua::ReduceOp;
 
 enum What : uint32_t { kAllReduce = 1, kReduce, kBroadcast, kAllGather, kReduceScatter, kSend, kRecv, kPairs };
 constexpr uint32_t kConnect = 100;  // no operation
-constexpr int kOk = 0, kSystem = 2, kInvalidArgument = 4, kInvalidUsage = 5, kRemote = 6, kInProgress = 7;
+constexpr int kOk = 0, kSystem = 2, kInternal = 3, kInvalidArgument = 4, kInvalidUsage = 5, kRemote = 6,
+              kInProgress = 7;
 constexpr std::chrono::milliseconds kConnecting{20};  // what takes time where a real NCCL makes connections
 
 // `busy`: a thread still does what was asked. `id`: the name under which its members have met. `child`: it is being
@@ -262,7 +263,7 @@ int launch(Comm* comm, void* stream, std::vector<Call> calls) {
 int when_done(Comm* comm, int code) {
   if (code != kInProgress || !comm->blocks) return code;
   while (comm->busy && !comm->aborted) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  return comm->error;
+  return comm->aborted ? kInternal : comm->error.load();
 }
 
 bool usable(Comm* comm, const char* what) {
@@ -381,12 +382,13 @@ FAKE int ncclCommInitRank(void** out, int ranks, Id id, int rank) {
   Config config{24, 0xcafebeef, 21400, 1, INT_MIN};
   return ncclCommInitRankConfig(out, ranks, id, rank, &config);
 }
-// The child is there when the parent is ready again. FAKE_NCCL_NO_SPLIT: "1" fails at once, "late" after a while. Others
-// wait for this member until they abort the parent.
+// The child is there when the parent is ready again. FAKE_NCCL_NO_SPLIT: "1" fails at once, "late" after a while.
+// Others wait for this member until they abort the parent.
 FAKE int ncclCommSplit(void* handle, int color, int key, void** out, Config* config) {
   Comm* const parent = static_cast<Comm*>(handle);
   if (!usable(parent, "ncclCommSplit")) return kInvalidArgument;
-  if (config == nullptr || config->magic != 0xcafebeef || config->version < 21400) return misuse("a wrong ncclConfig_t");
+  if (config == nullptr || config->magic != 0xcafebeef || config->version < 21400)
+    return misuse("a wrong ncclConfig_t");
   if (color != 0 || key != parent->rank) return misuse("a child of other members or in another order");
   const char* const fails = getenv("FAKE_NCCL_NO_SPLIT");
   if (fails != nullptr && strcmp(fails, "late") != 0) return kSystem;
