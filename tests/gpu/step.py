@@ -65,6 +65,8 @@ def tell_one(findings: Findings, route: str, one: dict[str, Any], apart: float) 
             "us": us["all"],
             "in submit": us["submit"],
             "in wait": us["wait"],
+            "in start, with submit": us["start"],
+            "in results": us["results"],
             "us a bucket": us["all"] / one["buckets"],
         },
         target="met" if us["all"] / one["buckets"] < HOST_US else "missed",

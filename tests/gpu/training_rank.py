@@ -23,7 +23,7 @@ from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgor
 from bagua.torch_api.cuda.connection import CudaConnection
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.join.session import current
-from bagua.torch_api.train.gradients import GradientReducer
+from bagua.torch_api.train.gradients import GradientBucket, GradientReducer
 from gpu.common import device_of, keep, median, synchronize
 from gpu.group import agreed, in_turns, join, slowest
 
@@ -141,11 +141,14 @@ def step_times_of(make: Callable[..., Workload], which: Any, device: torch.devic
 
 class HostTime:
     """Seconds of the host in calls, by label: of the reducer, for each gradient and at the end of backward, and in them
-    of the connection. The time of a whole step says nothing where ranks share a card, on which they take turns."""
+    of buckets (which start with their copies, and show results) and of the connection. The time of a whole step says
+    nothing where ranks share a card, on which they take turns."""
 
     CALLS: tuple[tuple[type, str, str], ...] = (
         (GradientReducer, "mark_ready", "all"),
         (GradientReducer, "finish", "all"),
+        (GradientBucket, "start", "start"),
+        (GradientBucket, "show_results", "results"),
         (CudaConnection, "submit", "submit"),
         (CudaConnection, "wait", "wait"),
     )
@@ -220,9 +223,16 @@ def profiled(port: int, kind: str, width: int, layers: int, batch: int, limit_s:
                 time.sleep(0.001)
     with tempfile.TemporaryDirectory() as folder:
         profile.export_chrome_trace(f"{folder}/trace.json")
-        calls = runtime_calls(json.loads(Path(folder, "trace.json").read_text())["traceEvents"])
+        trace = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
+    calls = runtime_calls(trace)
     waits = {name: calls.count(name) for name in WAITS if name in calls}
-    return {"waits": waits, "runtime_calls": len(calls), "leg": leg_waits() - before, "agreed": agreed(1.0, device)}
+    return {
+        "waits": waits,
+        "runtime_calls": len(calls),
+        "leg": leg_waits() - before,
+        "submit": calls_in_submit(trace),
+        "agreed": agreed(1.0, device),
+    }
 
 
 def runtime_calls(trace: list[dict[str, Any]]) -> list[str]:
@@ -233,6 +243,21 @@ def runtime_calls(trace: list[dict[str, Any]]) -> list[str]:
     calls = [event for event in trace if event.get("cat") in ("cuda_runtime", "cuda_driver")]
     inside = [call for call in calls if steps["ts"] <= call["ts"] <= steps["ts"] + steps["dur"]]
     return [call["name"] for call in inside if call["tid"] in workers]
+
+
+def calls_in_submit(trace: list[dict[str, Any]]) -> dict[str, tuple[float, float]]:
+    """Calls of CUDA by the thread that hands a bucket over, while it does: how many for a bucket, and their
+    microseconds together. "" are those of all that it does there."""
+    spans = [event for event in trace if str(event.get("name")).startswith("bagua:submit") and "dur" in event]
+    spans = [span for span in spans if span.get("cat") == "user_annotation"]
+    calls = [event for event in trace if event.get("cat") in ("cuda_runtime", "cuda_driver")]
+    found = {"": [span["dur"] for span in spans]}
+    for span in spans:
+        end = span["ts"] + span["dur"]
+        for call in calls:
+            if call["tid"] == span["tid"] and span["ts"] <= call["ts"] <= end:
+                found.setdefault(call["name"], []).append(call["dur"])
+    return {name: (len(us) / max(1, len(spans)), sum(us) / max(1, len(spans))) for name, us in found.items()}
 
 
 def leg_waits() -> int:

@@ -1,5 +1,6 @@
 """Section: does the host wait for the card in a training step? Counted three ways: calls of the CUDA runtime in a
-profile, torch's own debug mode (which raises where torch waits), and the GPU leg's counter."""
+profile, torch's own debug mode (which raises where torch waits), and the GPU leg's counter. The profile also tells in
+which calls of CUDA the time goes that the host needs to hand over a bucket."""
 
 from __future__ import annotations
 
@@ -31,6 +32,9 @@ def work(findings: Findings, given: Any) -> None:
                 batch=batch,
                 steps=STEPS,
             )
+            for name, (count, us) in sorted(found[0]["submit"].items(), key=lambda item: -item[1][1]):
+                what = name or "all, CUDA and others"
+                findings.row("to hand over a bucket, in a profile", route=route, what=what, calls=count, us=us)
             for rank, one in enumerate(found):
                 findings.row(
                     f"waits in {STEPS} steps", route=route, rank=rank, waits=sum(one["waits"].values()), leg=one["leg"]

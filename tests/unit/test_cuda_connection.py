@@ -83,13 +83,14 @@ def test_steps_whose_tickets_were_released(monkeypatch: pytest.MonkeyPatch) -> N
     device._cuda = type("NoCuda", (), {"stream": lambda self, index: 0})()
     device._waited, device._in_use = deque(), {}
     recorder: Any = Recorder()
-    steps = CudaSteps(recorder, device._times)
+    steps = CudaSteps(recorder, device._last_times)
     operations = [device.wait(ticket) for ticket in (1, 2)]
     for ticket in range(3, 6):
         device.wait(ticket)
     steps.add(operations, PassedMoment(), PassedMoment())
     steps.add([device.wait(6)], PassedMoment(), PassedMoment())
     assert counted == [[], [(6, 7, 10)]]
+    assert 6 in device._leg.released  # nobody asks again: the next operation has its events
 
 
 @pytest.mark.parametrize(
@@ -163,13 +164,18 @@ def test_moments_stay_exact() -> None:
 def test_routes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     """A warning where one could not be set up."""
     with caplog.at_level(logging.INFO, "bagua"):
-        connection._log_route([0, 1], "flat", {"hierarchical": "one host"}, {})
-        connection._log_route([0, 1], "staged", {}, {"flat": "rank 1: NCCL: no network"})
+        connection._log_route([0, 1], "flat", {"hierarchical": "one host"}, {}, "")
+        connection._log_route([0, 1], "staged", {}, {"flat": "rank 1: NCCL: no network"}, "")
+        connection._log_route([0, 1], "flat", {}, {}, "rank 1: NCCL: no child")
     said = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert said == [
         ("INFO", "CUDA tensors of ranks [0, 1] take route flat; hierarchical is not possible: one host"),
         (
             "WARNING",
             "CUDA tensors of ranks [0, 1] take route staged; flat could not be set up: rank 1: NCCL: no network",
+        ),
+        (
+            "WARNING",
+            "CUDA tensors of ranks [0, 1] take route flat; BAGUA_NCCL_BLOCKING=1 has no effect: rank 1: NCCL: no child",
         ),
     ]

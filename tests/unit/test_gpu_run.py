@@ -52,6 +52,17 @@ def test_sections_by_name() -> None:
         sections.by_name(["nett"])
 
 
+def test_commands_for_a_short_lease() -> None:
+    """Those of the README are read, and their sections fit into the time that they are given."""
+    readme = (TESTS / "gpu" / "README.md").read_text()
+    lines = [line.split() for line in readme.splitlines() if "tests/gpu/run.py --out" in line and "--only" in line]
+    commands = [line for line in lines if "--seconds" in line]
+    assert len(commands) == 4
+    for words in commands:
+        options = run.arguments(words[words.index("tests/gpu/run.py") + 1 :])
+        assert sum(section.limit_s for section in sections.by_name(options.sections)) < options.seconds
+
+
 def test_every_section_is_a_program() -> None:
     """It is imported, and its command line is read: without a file for the result it ends with exit code 2."""
     code = f"import runpy, sys; sys.path.insert(0, {str(TESTS)!r}); sys.argv[1:] = ['--seconds', '5']\n"

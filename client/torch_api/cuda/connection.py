@@ -70,7 +70,7 @@ class CudaConnection:
         self._open()
         self._say_what_is_missing()
         self.clock = self._cuda.clock(index)
-        self.steps = CudaSteps(recorder, self._times)
+        self.steps = CudaSteps(recorder, self._last_times)
 
     def _open(self) -> None:
         self.membership = self.connection.membership
@@ -204,9 +204,12 @@ class CudaConnection:
         with self._translated():
             return self._leg.done(ticket)
 
-    def _times(self, ticket: int) -> Times:
+    def _last_times(self, ticket: int) -> Times:
+        """Of an operation that is over; nobody will ask again, so that the next one gets its events."""
         with self._translated():
-            return self._leg.times(ticket)
+            times = self._leg.times(ticket)
+        self._leg.release(ticket)
+        return times
 
     def wait(self, ticket: int, deadline_s: float = math.inf) -> Times:
         """Makes the current stream wait for the operation. Returns (ticket, 0, 0): ``CudaSteps`` learns the times
@@ -257,10 +260,14 @@ class CudaPlace(tuple[int, int]):
         return place
 
 
-def _log_route(ranks: Sequence[int], route: str, impossible: Mapping[str, str], failed: Mapping[str, str]) -> None:
+def _log_route(
+    ranks: Sequence[int], route: str, impossible: Mapping[str, str], failed: Mapping[str, str], undivided: str
+) -> None:
     reasons = "".join(f"; {name} is not possible: {why}" for name, why in impossible.items())
     reasons += "".join(f"; {name} could not be set up: {why}" for name, why in failed.items())
-    level = logging.WARNING if failed else logging.INFO
+    if undivided:
+        reasons += f"; BAGUA_NCCL_BLOCKING=1 has no effect: {undivided}"
+    level = logging.WARNING if failed or undivided else logging.INFO
     LOG.log(level, "CUDA tensors of ranks %s take route %s%s", list(ranks), route, reasons)
 
 

@@ -53,7 +53,8 @@ class Leg:
     def report(self, comm: int) -> dict[str, Any]:
         """The same at all members: "route", and why the others were not taken, as route -> reason: "impossible", by
         what the members are and have; "failed", when it was set up (which rank, and what NCCL said). Routes that are in
-        neither were measured and slower, or are behind the chosen one inside a host."""
+        neither were measured and slower, or are behind the chosen one inside a host. "undivided": why NCCL's
+        communicators don't block, where that was wanted; else empty."""
     def submit(
         self,
         *,
@@ -125,11 +126,12 @@ class Leg:
         """The first error of the leg or its engine; empty while there is none."""
     def capabilities(self) -> dict[str, Any]:
         """Libraries and features that were found: cudart, driver, nccl, kernels (paths or ""), nccl_version (int, 0:
-        none), stream_wait_value, comm_shrink, comm_grow, comm_revoke (bool), why_not (dict of name to reason, for what
-        is missing)."""
+        none), stream_wait_value, comm_split, comm_shrink, comm_grow, comm_revoke (bool), why_not (dict of name to
+        reason, for what is missing)."""
     def counters(self) -> dict[str, int]:
         """ops, ops_staged, ops_flat, ops_hierarchical, bytes (inputs), pinned_bytes, scratch_bytes, residual_bytes,
-        in_flight, aborts, host_waits (waits of the caller inside submit or wait: larger memory had to be made)."""
+        in_flight, aborts, host_waits (waits of the caller inside submit or wait: larger memory had to be made),
+        blocking_groups (of NCCL, on communicators that block)."""
     def close(self) -> None:
         """Waits for nothing but threads: pending operations fail. Gives back memory, communicators, streams.
         Idempotent. Call it before ``Rank.close``."""

@@ -40,11 +40,12 @@ struct Members {
 
 // Capabilities of a rank. Members exchange them, byte for byte, before they choose routes.
 struct Facts {
-  uint32_t version = 2;
+  uint32_t version = 3;
   int32_t nccl_version = 0;  // 0: none
   uint8_t kernels = 0, staged = 0, named_host = 0;
-  uint8_t forced = 0;  // 1 + Route; 0: choose by measurement
-  char bus[32] = {};   // PCI bus id of the GPU
+  uint8_t forced = 0;   // 1 + Route; 0: choose by measurement
+  uint8_t divides = 0;  // NCCL's communicators can have children, and are to have some that block
+  char bus[32] = {};    // PCI bus id of the GPU
   char no_nccl[192] = {}, no_staged[192] = {};
 };
 
@@ -52,6 +53,7 @@ struct Facts {
 struct Excluded {
   std::map<Route, std::string> impossible;  // because of the members and their capabilities
   std::map<Route, std::string> failed;      // because their set-up failed
+  std::string undivided;                    // why communicators of NCCL have no children that block, which they should
 };
 
 class Communicator {
@@ -88,7 +90,9 @@ class Communicator {
   Status set_up(HostCollectives* daemon, Route route);
   Status make_ids(HostCollectives* daemon, bool maker, int leader, size_t count, std::vector<NcclId>* ids,
                   std::string* why);
-  Status join(HostCollectives* daemon, const Handles& handles, const std::vector<NcclId>& ids, std::string* why);
+  Status connect(HostCollectives* daemon, bool flat, Handles* made, std::string* why);
+  Status divide(HostCollectives* daemon, const Handles& handles, std::string* why);
+  Status await(HostCollectives* daemon, const Handles& handles, Status mine, std::string* why);
   Status agree(HostCollectives* daemon, const Status& mine, std::string* why);
   Status finish_flat(const Handles& handles);
   Status finish_hierarchical(const Handles& handles);
@@ -111,6 +115,7 @@ class Communicator {
   Route route_ = Route::kStaged;
   Excluded excluded_;
   bool kernels_ = true;  // all members have the kernels
+  bool divides_ = true;  // all members make children of NCCL's communicators
   uint32_t across_ = 0;  // the daemon's communicator of the hierarchical route; 0: none
 
   OperationsInFlight in_flight_;

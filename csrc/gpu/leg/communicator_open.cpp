@@ -26,6 +26,12 @@ bool contains(const std::vector<Route>& routes, Route route) {
   return std::find(routes.begin(), routes.end(), route) != routes.end();
 }
 
+// Whether NCCL's operations are to be enqueued by the thread that calls them.
+bool wants_children() {
+  const char* const set = getenv("BAGUA_NCCL_BLOCKING");
+  return set != nullptr && strcmp(set, "1") == 0;
+}
+
 template <size_t kBytes>
 void put(char (&out)[kBytes], const std::string& text) {
   strncpy(out, text.c_str(), kBytes - 1);
@@ -41,6 +47,7 @@ Status Communicator::gather_facts(HostCollectives* daemon, uint8_t forced, std::
   mine.staged = runtime_->no_wait_value().empty();
   mine.named_host = getenv("NCCL_HOSTID") != nullptr;
   mine.forced = forced;
+  mine.divides = wants_children() && libraries.nccl.split != nullptr;
   if (!libraries.has_nccl()) put(mine.no_nccl, libraries.why_not.at("nccl"));
   put(mine.no_staged, runtime_->no_wait_value());
   Status status = runtime_->cuda(libraries.cuda.pci_bus_id(mine.bus, sizeof(mine.bus) - 1, runtime_->device),
@@ -69,6 +76,7 @@ void Communicator::look_at(const std::vector<Facts>& all) {
   std::string nccl, staged, shared;
   for (size_t i = 0; i < all.size(); ++i) {
     kernels_ = kernels_ && all[i].kernels != 0;
+    divides_ = divides_ && all[i].divides != 0;
     if (staged.empty() && all[i].staged == 0) staged = name(i) + ": no waits on memory: " + all[i].no_staged;
     if (nccl.empty() && all[i].nccl_version == 0) nccl = name(i) + ": no NCCL: " + all[i].no_nccl;
     if (nccl.empty() && all[i].nccl_version != all[0].nccl_version) {
@@ -159,17 +167,19 @@ Status Communicator::open(uint8_t forced) {
 // has the route. An error means that the job has failed.
 Status Communicator::set_up(HostCollectives* daemon, Route route) {
   const bool flat = route == Route::kFlat;
-  const std::vector<int> near = members_.neighbours();
-  const int leader = flat ? 0 : near.front(), ranks = flat ? members_.size() : static_cast<int>(near.size());
-  const auto place = std::find(near.begin(), near.end(), members_.index) - near.begin();
   Handles made;
-  for (size_t i = 0; i < (flat ? 1 : 2); ++i) {
-    made.push_back(std::make_shared<NcclHandle>(runtime_, ranks, flat ? members_.index : static_cast<int>(place)));
-  }
-  std::vector<NcclId> ids;
   std::string why;
-  Status status = make_ids(daemon, members_.index == leader, leader, made.size(), &ids, &why);
-  if (status && why.empty()) status = join(daemon, made, ids, &why);
+  Status status = connect(daemon, flat, &made, &why);
+  if (status && why.empty() && divides_) {
+    std::string undivided;
+    status = divide(daemon, made, &undivided);
+    if (status && !undivided.empty()) {  // at all members
+      divides_ = false;
+      excluded_.undivided = undivided;
+      abort_together(runtime_, made);
+      status = connect(daemon, flat, &made, &why);
+    }
+  }
   if (status && why.empty()) status = agree(daemon, flat ? finish_flat(made) : finish_hierarchical(made), &why);
   if (!status || !why.empty()) {
     if (flat) flat_.reset();
@@ -180,6 +190,32 @@ Status Communicator::set_up(HostCollectives* daemon, Route route) {
   }
   handles_[route] = made;
   for (const auto& handle : made) watcher_->add(handle);
+  return Status::ok();
+}
+
+// Makes NCCL's communicators of a route.
+Status Communicator::connect(HostCollectives* daemon, bool flat, Handles* made, std::string* why) {
+  const std::vector<int> near = members_.neighbours();
+  const int leader = flat ? 0 : near.front(), ranks = flat ? members_.size() : static_cast<int>(near.size());
+  const auto place = std::find(near.begin(), near.end(), members_.index) - near.begin();
+  made->clear();
+  for (size_t i = 0; i < (flat ? 1 : 2); ++i) {
+    made->push_back(std::make_shared<NcclHandle>(runtime_, ranks, flat ? members_.index : static_cast<int>(place)));
+  }
+  std::vector<NcclId> ids;
+  Status status = make_ids(daemon, members_.index == leader, leader, made->size(), &ids, why);
+  if (!status || !why->empty()) return status;
+  for (size_t i = 0; i < made->size() && status; ++i) status = (*made)[i]->create(ids[i]);
+  return await(daemon, *made, status, why);
+}
+
+// Puts children that block in the place of the communicators.
+Status Communicator::divide(HostCollectives* daemon, const Handles& handles, std::string* why) {
+  Status mine;
+  for (size_t i = 0; i < handles.size() && mine; ++i) mine = handles[i]->divide();
+  const Status status = await(daemon, handles, mine, why);
+  if (!status || !why->empty()) return status;
+  for (const auto& handle : handles) handle->drop_parent();
   return Status::ok();
 }
 
@@ -218,11 +254,9 @@ Status Communicator::make_ids(HostCollectives* daemon, bool maker, int leader, s
   return Status::ok();
 }
 
-// Joins NCCL's communicators. NCCL would wait for ever for a failed member, so members exchange their state regularly.
-Status Communicator::join(HostCollectives* daemon, const Handles& handles, const std::vector<NcclId>& ids,
-                          std::string* why) {
-  Status mine;
-  for (size_t i = 0; i < handles.size() && mine; ++i) mine = handles[i]->create(ids[i]);
+// Waits until all members have done what they began (`mine`: how this one began it). NCCL would wait for ever for a
+// failed member, so members exchange their state regularly.
+Status Communicator::await(HostCollectives* daemon, const Handles& handles, Status mine, std::string* why) {
   for (int pause_ms = 1;; pause_ms = std::min(2 * pause_ms, kLongestPauseMs)) {
     bool busy = mine.is_ok();
     for (int waited_ms = 0; busy && waited_ms < pause_ms; ++waited_ms) {
@@ -230,7 +264,7 @@ Status Communicator::join(HostCollectives* daemon, const Handles& handles, const
       busy = false;
       for (size_t i = 0; i < handles.size() && mine; ++i) {
         bool over = true;
-        mine = handles[i]->created(&over);
+        mine = handles[i]->ready(&over);
         busy = busy || !over;
       }
       busy = busy && mine.is_ok();

@@ -52,6 +52,7 @@ py::dict describe(const Libraries& libraries) {
   }
   found["nccl_version"] = libraries.has_nccl() ? libraries.nccl_version : 0;
   found["stream_wait_value"] = libraries.has_wait_value();
+  found["comm_split"] = libraries.nccl.split != nullptr;
   found["comm_shrink"] = libraries.nccl.shrink != nullptr;
   found["comm_grow"] = libraries.nccl.grow != nullptr;
   found["comm_revoke"] = libraries.nccl.revoke != nullptr;
@@ -194,6 +195,7 @@ class PyLeg {
     values["residual_bytes"] = c.residual_bytes.load();
     values["in_flight"] = c.in_flight.load();
     values["aborts"] = c.aborts.load();
+    values["blocking_groups"] = c.blocking_groups.load();
     values["host_waits"] = c.host_waits.load();
     return values;
   }
@@ -240,6 +242,7 @@ void bind_leg(py::module_* module) {
             found["route"] = route_name(route);
             found["impossible"] = reasons(excluded.impossible);
             found["failed"] = reasons(excluded.failed);
+            found["undivided"] = text(excluded.undivided);
             return found;
           },
           py::arg("comm"))

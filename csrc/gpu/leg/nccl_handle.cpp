@@ -3,7 +3,9 @@
 #include <sched.h>
 
 #include <chrono>
+#include <future>
 #include <thread>
+#include <utility>
 
 #include "base/clock.h"
 
@@ -14,7 +16,9 @@ namespace {
 constexpr int64_t kEagerNs = 500'000, kSoonNs = 20 * kNsPerMs;  // how long NCCL's state is polled fast
 constexpr std::chrono::microseconds kSoon{50}, kLate{1000};     // between later polls
 constexpr int64_t kFinalizeNs = 10 * kNsPerS;
-constexpr std::chrono::seconds kLeaveNccl{1}, kAbort{10};
+constexpr std::chrono::milliseconds kLeaveNccl{1000};
+constexpr std::chrono::milliseconds kLeaveBlocking{100};  // a caller that is longer in NCCL waits for the abort
+constexpr std::chrono::seconds kAbort{10}, kDestroy{12};
 
 // Waits before the next poll: NCCL's state can only be polled. A group takes some 100 us on NCCL's own thread, but
 // longer if it has to make connections.
@@ -25,6 +29,30 @@ void pause(int64_t since_ns) {
   } else {
     std::this_thread::sleep_for(waited < kSoonNs ? kSoon : kLate);
   }
+}
+
+NcclResult state_of(const Runtime& runtime, NcclComm comm) {
+  NcclResult state = kNcclOk;
+  const NcclResult code = runtime.libraries.nccl.async_error(comm, &state);
+  return code == kNcclOk ? state : code;
+}
+
+// Ends a communicator in good order, or aborts it after 10 s. The call waits as long as NCCL does if the communicator
+// blocks.
+void give_back(Runtime* runtime, NcclComm comm) {
+  const Nccl& nccl = runtime->libraries.nccl;
+  const int64_t begin = now_ns(), deadline = begin + kFinalizeNs;
+  NcclResult code = nccl.finalize(comm);
+  while (code == kNcclInProgress && now_ns() < deadline && !runtime->failure.failed()) {
+    pause(begin);
+    code = state_of(*runtime, comm);
+  }
+  if (code == kNcclOk) {
+    nccl.destroy(comm);
+    return;
+  }
+  runtime->counters.aborts.fetch_add(1);
+  nccl.abort(comm);
 }
 
 }  // namespace
@@ -38,14 +66,37 @@ Status NcclHandle::create(const NcclId& id) {
   return runtime_->nccl(code, "making a communicator");
 }
 
-Status NcclHandle::created(bool* over) {
+Status NcclHandle::divide() {
+  NcclConfig config;
+  config.blocking = 1;
+  const NcclComm comm = begin();
+  if (comm == nullptr) return aborted();
+  divided_ = true;
+  const NcclResult code = runtime_->libraries.nccl.split(comm, 0, rank_, &child_, &config);
+  end();
+  return runtime_->nccl(code, "dividing a communicator");
+}
+
+Status NcclHandle::ready(bool* over) {
   const NcclComm comm = begin();
   *over = true;
   if (comm == nullptr) return aborted();
-  const NcclResult state = state_of(comm);
+  const NcclResult state = state_of(*runtime_, comm);
   end();
   *over = state != kNcclInProgress;
-  return runtime_->nccl(state, "making a communicator");
+  if (state == kNcclOk && divided_ && child_ == nullptr) return {Code::kUnavailable, "NCCL: it has made no child"};
+  return runtime_->nccl(state, divided_ ? "dividing a communicator" : "making a communicator");
+}
+
+void NcclHandle::drop_parent() {
+  NcclComm parent = nullptr;
+  {
+    const Lock lock(mutex_);
+    parent = std::exchange(comm_, child_);
+  }
+  child_ = nullptr;
+  blocks_ = true;
+  give_back(runtime_, parent);
 }
 
 NcclComm NcclHandle::begin() {
@@ -67,23 +118,22 @@ void NcclHandle::end() {
   idle_.notify_all();
 }
 
-NcclResult NcclHandle::state_of(NcclComm comm) {
-  NcclResult state = kNcclOk;
-  const NcclResult code = runtime_->libraries.nccl.async_error(comm, &state);
-  return code == kNcclOk ? state : code;
-}
-
 Status NcclHandle::settle(NcclComm comm, NcclResult code, const char* what) {
+  // The error of a call that an abort has ended is no reason.
+  if (!goes_on(code) && runtime_->failure.failed()) return runtime_->failure.status();
   if (code != kNcclInProgress) return runtime_->nccl(code, what);
-  const WaitClock::Scope waiting(&runtime_->wait_clock,
-                                 std::string("NCCL connects with other ranks, for ") + what + ".");
+  const WaitClock::Scope waiting(&runtime_->wait_clock, connects(what));
   const int64_t begin = now_ns();
   while (code == kNcclInProgress) {
     if (runtime_->failure.failed()) return runtime_->failure.status();
     pause(begin);
-    code = state_of(comm);
+    code = state_of(*runtime_, comm);
   }
   return runtime_->nccl(code, what);
+}
+
+std::string NcclHandle::connects(const char* what) {
+  return std::string("NCCL connects with other ranks, for ") + what + ".";
 }
 
 Status NcclHandle::async_error() {
@@ -94,7 +144,7 @@ Status NcclHandle::async_error() {
     in_use_ = true;
     comm = comm_;
   }
-  const NcclResult state = state_of(comm);
+  const NcclResult state = state_of(*runtime_, comm);
   end();
   return runtime_->nccl(state, "communication");
 }
@@ -103,13 +153,15 @@ void NcclHandle::abort() {
   NcclComm comm = nullptr;
   {
     Lock lock(mutex_);
-    idle_.wait_for(lock, kLeaveNccl, [this]() REQUIRES(mutex_) { return !in_use_; });
+    idle_.wait_for(lock, blocks_ ? kLeaveBlocking : kLeaveNccl, [this]() REQUIRES(mutex_) { return !in_use_; });
     std::swap(comm, comm_);
     idle_.notify_all();
   }
   if (comm == nullptr) return;
   runtime_->counters.aborts.fetch_add(1);
   runtime_->libraries.nccl.abort(comm);
+  // A child that nobody has used: its members did not all come to be ready.
+  if (NcclComm child = std::exchange(child_, nullptr); child != nullptr) runtime_->libraries.nccl.abort(child);
 }
 
 void NcclHandle::destroy() {
@@ -120,19 +172,16 @@ void NcclHandle::destroy() {
     std::swap(comm, comm_);
   }
   if (comm == nullptr) return;
-  const Nccl& nccl = runtime_->libraries.nccl;
-  const int64_t begin = now_ns(), deadline = begin + kFinalizeNs;
-  NcclResult code = nccl.finalize(comm);
-  while (code == kNcclInProgress && now_ns() < deadline && !runtime_->failure.failed()) {
-    pause(begin);
-    code = state_of(comm);
-  }
-  if (code == kNcclOk) {
-    nccl.destroy(comm);
-    return;
-  }
-  runtime_->counters.aborts.fetch_add(1);
-  nccl.abort(comm);
+  if (!blocks_) return give_back(runtime_, comm);
+  const auto over = std::make_shared<std::promise<void>>();
+  std::thread([runtime = runtime_, comm, over] {
+    {
+      OnDevice here(*runtime);
+      give_back(runtime, comm);
+    }
+    over->set_value();
+  }).detach();
+  if (over->get_future().wait_for(kDestroy) != std::future_status::ready) runtime_->stuck.store(true);
 }
 
 namespace {

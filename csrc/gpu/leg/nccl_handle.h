@@ -1,13 +1,16 @@
 // One communicator of NCCL, which different threads can use, abort and destroy.
 //
 // One thread at a time calls NCCL. The communicator is non-blocking: while NCCL waits for other ranks it answers "in
-// progress" and is polled, so every wait ends when the leg fails.
+// progress" and is polled, so every wait ends when the leg fails. NCCL starts a thread for each group of such a
+// communicator, which costs the caller a quarter of a millisecond. divide() puts a child that blocks in its place: then
+// the caller's thread enqueues, and where it waits for other ranks in NCCL, only abort() ends that.
 //
-// Thread safety: one thread calls create() and created(); any thread calls the rest. No lock is held while calling
-// NCCL.
+// Thread safety: one thread calls create(), divide(), ready() and drop_parent(); any thread calls the rest. No lock is
+// held while calling NCCL.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/mutex.h"
@@ -23,8 +26,12 @@ class NcclHandle {
 
   // Begins to join the other members. Call abort() even after an error.
   Status create(const NcclId& id);
-  // Sets `over` when all members have joined or an error has occurred.
-  Status created(bool* over);
+  // Begins to make a child of a communicator that is ready; all members do. Call abort() even after an error.
+  Status divide();
+  // Sets `over` when all members have done what was begun, or an error has occurred.
+  Status ready(bool* over);
+  // The child takes the place of its parent, which is destroyed. Call it when all members are ready().
+  void drop_parent();
 
   // Runs `calls(comm)`, which returns its first error, as one group of NCCL. Returns when the group is enqueued. It
   // waits for other ranks if NCCL has to make connections.
@@ -33,6 +40,11 @@ class NcclHandle {
     const NcclComm comm = begin();
     if (comm == nullptr) return aborted();
     const Nccl& nccl = runtime_->libraries.nccl;
+    std::optional<WaitClock::Scope> waiting;
+    if (blocks_) {
+      waiting.emplace(&runtime_->wait_clock, connects(what));
+      runtime_->counters.blocking_groups.fetch_add(1, std::memory_order_relaxed);
+    }
     NcclResult code = nccl.group_start();
     if (code == kNcclOk) {
       code = calls(comm);
@@ -47,7 +59,7 @@ class NcclHandle {
   // Returns errors that NCCL found after a call had returned, such as a broken connection. Ok while another thread
   // calls.
   Status async_error();
-  // Releases threads and device work that hang in NCCL. Gives callers a second to return by themselves first.
+  // Releases threads and device work that hang in NCCL. Gives callers some time to return by themselves first.
   void abort();
   // Orderly end: no operation may be pending. Waits for the other members for at most 10 s, then aborts.
   void destroy();
@@ -62,10 +74,15 @@ class NcclHandle {
   // With the reason why the leg has failed, if it has.
   Status aborted() const;
   Status settle(NcclComm comm, NcclResult code, const char* what);
-  NcclResult state_of(NcclComm comm);
+  // For people, while a call waits.
+  static std::string connects(const char* what);
 
   Runtime* const runtime_;
   const int ranks_, rank_;
+
+  NcclComm child_ = nullptr;  // NCCL writes it while divide() is under way
+  bool divided_ = false;      // divide() has begun
+  bool blocks_ = false;       // constant after drop_parent()
 
   Mutex mutex_;
   Condition idle_;

@@ -55,7 +55,7 @@ class Failure {
 struct LegCounters {
   std::atomic<uint64_t> ops{0}, ops_staged{0}, ops_flat{0}, ops_hierarchical{0}, bytes{0};
   std::atomic<uint64_t> pinned_bytes{0}, scratch_bytes{0}, residual_bytes{0};
-  std::atomic<uint64_t> in_flight{0}, aborts{0}, host_waits{0};
+  std::atomic<uint64_t> in_flight{0}, aborts{0}, host_waits{0}, blocking_groups{0};
 };
 
 // Pinned memory shared with the daemon; the GPU copies from it and to it.

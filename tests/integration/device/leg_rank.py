@@ -39,7 +39,7 @@ class Fakes:
             getattr(self.cuda, f"fake_cuda_{name}").restype = ctypes.c_uint64
         self.cuda.fake_cuda_first_misuse.restype = ctypes.c_char_p
         if self.nccl is not None:
-            for name in ("communicators", "aborted", "operations", "misuses"):
+            for name in ("communicators", "aborted", "operations", "blocking", "misuses"):
                 getattr(self.nccl, f"fake_nccl_{name}").restype = ctypes.c_uint64
             self.nccl.fake_nccl_first_misuse.restype = ctypes.c_char_p
 
@@ -60,6 +60,12 @@ class Fakes:
         found["communicators"] = self.nccl.fake_nccl_communicators() if self.nccl else 0
         found["threads"] = len(os.listdir("/proc/self/task"))
         return found
+
+    def of_nccl(self) -> dict[str, int]:
+        """Operations so far, and those of communicators that block."""
+        if self.nccl is None:
+            return {}
+        return {f"nccl_{name}": getattr(self.nccl, f"fake_nccl_{name}")() for name in ("operations", "blocking")}
 
     def misuse(self) -> list[str]:
         found = []

@@ -80,6 +80,14 @@ def test_steps_make_nothing_new(make_job: Callable[..., Any], route: str, hosts:
         assert result["result"]["made"][-1][0] <= 2 * 4 + 2, result["result"]["made"]
 
 
+@pytest.mark.parametrize(("route", "most"), [("flat", 17), ("staged", 22)])
+def test_few_calls_for_a_bucket(make_job: Callable[..., Any], route: str, most: int) -> None:
+    """CUDA takes most of the host's time for a bucket: a call more is noticed here. (NCCL's own are not seen.)"""
+    for result in make_job([[0, 1]]).run("streams.calls", route=route).values():
+        assert 0 < result["result"]["calls"] <= most
+        assert result["result"]["events"] == 0
+
+
 def test_groups_that_take_a_moment(make_job: Callable[..., Any]) -> None:
     """A submitting thread waits hardly longer than NCCL takes to enqueue a group on a thread of its own: it polls more
     often than every millisecond."""

@@ -58,9 +58,20 @@ def test_the_others_go_on_when_ranks_are_killed(
     ranks: Ranks, route: str, hosts: list[list[int]], kills: list[losses.Kill]
 ) -> None:
     """As on the CPU: a step counts with all members, or again with those that are left."""
+    lose_some(ranks, route, hosts, kills, {})
+
+
+@pytest.mark.full
+def test_the_others_go_on_where_nccl_blocks(ranks: Ranks) -> None:
+    """Survivors are inside NCCL, which makes connections with the lost one, or in operations that wait for it."""
+    lose_some(ranks, *ROUTES[2], {**CONNECTS, "BAGUA_NCCL_BLOCKING": "1"})
+
+
+def lose_some(ranks: Ranks, route: str, hosts: list[list[int]], kills: list[losses.Kill], more: dict[str, str]) -> None:
+    """Trains while ranks are killed, with ``more`` variables."""
     told = " ".join(f"{kill.member}:{kill.step}:{kill.bucket}:{kill.phase}" for kill in kills)
     environment = placing.environment("fake", route) | {VARIABLE: told, "BAGUA_DEFAULT_BUCKET_SIZE": "3000"}
-    ranks.start(losses.rank_train, hosts=hosts, elastic=True, environment=environment)
+    ranks.start(losses.rank_train, hosts=hosts, elastic=True, environment=environment | more)
     ranks.wait(120.0)
     losses.check_survivors(ranks, kills)
 

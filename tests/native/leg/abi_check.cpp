@@ -89,6 +89,9 @@ SAME(Nccl, last_error, ncclGetLastError);
 SAME(Nccl, destroy, ncclCommDestroy);
 SAME(Nccl, abort, ncclCommAbort);
 SAME(Nccl, async_error, ncclCommGetAsyncError);
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 0)
+SAME(Nccl, split, ncclCommSplit);
+#endif
 SAME(Nccl, error_text, ncclGetErrorString);
 SAME(Nccl, group_start, ncclGroupStart);
 SAME(Nccl, group_end, ncclGroupEnd);

@@ -33,6 +33,8 @@ void fake_cuda_watch_this_thread(void);
 /* Before the end, where waiting is allowed. */
 void fake_cuda_unwatch_this_thread(void);
 uint64_t fake_cuda_host_synchronisations(void);
+/* How often this thread has called CUDA. */
+uint64_t fake_cuda_calls(void);
 /* Uses after destruction, copies from memory that is not pinned, calls in host functions, ... */
 uint64_t fake_cuda_misuses(void);
 void fake_cuda_note_misuse(const char* what);

@@ -69,6 +69,9 @@ FAKE uint64_t fake_cuda_host_synchronisations(void) {
   std::lock_guard<std::mutex> lock(world().mutex);
   return world().synchronisations;
 }
+FAKE uint64_t fake_cuda_calls(void) {
+  return this_thread().calls;
+}
 FAKE void fake_cuda_note_misuse(const char* what) {
   misuse(what);
 }

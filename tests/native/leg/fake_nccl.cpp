@@ -27,10 +27,12 @@ using bagua::ReduceOp;
 
 enum What : uint32_t { kAllReduce = 1, kReduce, kBroadcast, kAllGather, kReduceScatter, kSend, kRecv, kPairs };
 constexpr uint32_t kConnect = 100;  // no operation
-constexpr int kOk = 0, kSystem = 2, kInvalidArgument = 4, kInvalidUsage = 5, kRemote = 6, kInProgress = 7;
+constexpr int kOk = 0, kSystem = 2, kInternal = 3, kInvalidArgument = 4, kInvalidUsage = 5, kRemote = 6,
+              kInProgress = 7;
 constexpr std::chrono::milliseconds kConnecting{20};  // what takes time where a real NCCL makes connections
 
-// All are without blocking. `busy`: a thread still does what was asked.
+// `busy`: a thread still does what was asked. `id`: the name under which its members have met. `child`: it is being
+// made.
 struct Comm {
   int ranks = 0, rank = 0, device = 0;
   char about[64] = {};
@@ -39,7 +41,9 @@ struct Comm {
   bool connected = false, finalized = false, blocks = false;
   std::chrono::steady_clock::time_point half;  // of the time that a group takes
   uint64_t looks = 0;                          // since then
-  uint64_t sequence = 0;
+  uint64_t sequence = 0, children = 0;
+  std::string id;
+  std::atomic<Comm*> child{nullptr};
   fake::Links links;
 };
 struct Config {
@@ -66,7 +70,7 @@ struct World {
   std::mutex mutex;
   std::set<Comm*> live;
   std::vector<Comm*> made;
-  uint64_t aborted = 0, misuses = 0, operations = 0;
+  uint64_t aborted = 0, misuses = 0, operations = 0, blocking = 0;
   std::string first_misuse;
   std::atomic<bool> hang{false};
   std::atomic<uint32_t> group_us{0};
@@ -217,6 +221,7 @@ int enqueue(Comm* comm, void* stream, std::vector<Call> calls) {
   {
     std::lock_guard<std::mutex> lock(world().mutex);
     world().operations += calls.size();
+    if (comm->blocks) world().blocking += calls.size();
   }
   fake_cuda_enqueue(stream, &run_launch, new Launch{comm, comm->sequence++, std::move(calls)});
   return kOk;
@@ -258,7 +263,7 @@ int launch(Comm* comm, void* stream, std::vector<Call> calls) {
 int when_done(Comm* comm, int code) {
   if (code != kInProgress || !comm->blocks) return code;
   while (comm->busy && !comm->aborted) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  return comm->error;
+  return comm->aborted ? kInternal : comm->error.load();
 }
 
 bool usable(Comm* comm, const char* what) {
@@ -299,10 +304,10 @@ bool duplicates(const std::vector<char>& all, int ranks) {
   return false;
 }
 
-void meet(Comm* comm, const std::string& id) {
+void meet(Comm* comm) {
   std::vector<char> all;
   int error = kOk;
-  if (comm->links.connect(id, comm->ranks, comm->rank, comm->aborted, comm->about, &all) != fake::Result::kOk) {
+  if (comm->links.connect(comm->id, comm->ranks, comm->rank, comm->aborted, comm->about, &all) != fake::Result::kOk) {
     error = kRemote;
   } else if (duplicates(all, comm->ranks)) {
     error = kInvalidUsage;
@@ -355,6 +360,7 @@ FAKE int ncclCommInitRankConfig(void** out, int ranks, Id id, int rank, Config* 
   fake_cuda_here(&comm->device, comm->about, 32);
   strncpy(comm->about + 32, host_name().c_str(), 31);
   comm->blocks = config->blocking != 0;
+  comm->id = id.bytes;
   comm->busy = true;
   comm->pending.fetch_add(1);
   {
@@ -362,8 +368,8 @@ FAKE int ncclCommInitRankConfig(void** out, int ranks, Id id, int rank, Config* 
     world().live.insert(comm);
     world().made.push_back(comm);
   }
-  std::thread([comm, fails, name = std::string(id.bytes)] {
-    if (fails == nullptr) return meet(comm, name);
+  std::thread([comm, fails] {
+    if (fails == nullptr) return meet(comm);
     std::this_thread::sleep_for(kConnecting);
     comm->error = kSystem;
     comm->busy = false;
@@ -375,6 +381,50 @@ FAKE int ncclCommInitRankConfig(void** out, int ranks, Id id, int rank, Config* 
 FAKE int ncclCommInitRank(void** out, int ranks, Id id, int rank) {
   Config config{24, 0xcafebeef, 21400, 1, INT_MIN};
   return ncclCommInitRankConfig(out, ranks, id, rank, &config);
+}
+// The child is there when the parent is ready again. FAKE_NCCL_NO_SPLIT: "1" fails at once, "late" after a while.
+// Others wait for this member until they abort the parent.
+FAKE int ncclCommSplit(void* handle, int color, int key, void** out, Config* config) {
+  Comm* const parent = static_cast<Comm*>(handle);
+  if (!usable(parent, "ncclCommSplit")) return kInvalidArgument;
+  if (config == nullptr || config->magic != 0xcafebeef || config->version < 21400)
+    return misuse("a wrong ncclConfig_t");
+  if (color != 0 || key != parent->rank) return misuse("a child of other members or in another order");
+  const char* const fails = getenv("FAKE_NCCL_NO_SPLIT");
+  if (fails != nullptr && strcmp(fails, "late") != 0) return kSystem;
+  Comm* const child = new Comm;
+  child->ranks = parent->ranks;
+  child->rank = parent->rank;
+  child->device = parent->device;
+  memcpy(child->about, parent->about, sizeof(child->about));
+  child->blocks = config->blocking != 0;
+  child->id = parent->id + "-" + std::to_string(++parent->children);
+  child->busy = true;
+  *out = nullptr;
+  parent->child = child;
+  parent->busy = true;
+  parent->pending.fetch_add(1);
+  std::thread([parent, child, fails, out] {
+    child->pending.fetch_add(1);
+    if (fails == nullptr) {
+      meet(child);
+    } else {
+      std::this_thread::sleep_for(kConnecting);
+      child->error = kSystem;
+    }
+    if (child->error == kOk) {
+      std::lock_guard<std::mutex> lock(world().mutex);
+      world().live.insert(child);
+      world().made.push_back(child);
+      *out = child;
+    } else {
+      parent->error = child->error.load();
+    }
+    parent->child = nullptr;
+    parent->busy = false;
+    parent->pending.fetch_sub(1);
+  }).detach();
+  return when_done(parent, kInProgress);
 }
 // It frees memory of the device, which waits for all that the device does: for kernels of other communicators, too.
 FAKE int ncclCommAbort(void* handle) {
@@ -390,6 +440,7 @@ FAKE int ncclCommAbort(void* handle) {
     made = world().made;
   }
   comm->aborted = true;  // leaked: whatever runs on a stream may look at it
+  if (Comm* const child = comm->child; child != nullptr) child->aborted = true;
   for (Comm* const one : made) {
     while (one->device == comm->device && one->pending != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -453,10 +504,12 @@ FAKE int ncclGroupEnd() {
     std::vector<Grouped> rest;
     for (const Grouped& one : taken) {
       if (one.comm == first.comm && one.stream != first.stream) misuse("a group on two streams of one communicator");
+      if (one.comm->blocks != first.comm->blocks) misuse("a group of communicators that block and others that don't");
       if (one.comm == first.comm) calls.push_back(one.call);
       if (one.comm != first.comm) rest.push_back(one);
     }
-    if (launch(first.comm, first.stream, calls) == kInProgress) code = kInProgress;
+    const int one = when_done(first.comm, launch(first.comm, first.stream, calls));
+    if (one != kOk) code = one;
     taken.swap(rest);
   }
   return code;
@@ -494,6 +547,10 @@ FAKE uint64_t fake_nccl_aborted(void) {
 FAKE uint64_t fake_nccl_operations(void) {
   std::lock_guard<std::mutex> lock(world().mutex);
   return world().operations;
+}
+FAKE uint64_t fake_nccl_blocking(void) {
+  std::lock_guard<std::mutex> lock(world().mutex);
+  return world().blocking;
 }
 FAKE uint64_t fake_nccl_misuses(void) {
   std::lock_guard<std::mutex> lock(world().mutex);

@@ -13,6 +13,8 @@ extern "C" {
 uint64_t fake_nccl_communicators(void);
 uint64_t fake_nccl_aborted(void);
 uint64_t fake_nccl_operations(void);
+/* Of them those of communicators that block. */
+uint64_t fake_nccl_blocking(void);
 uint64_t fake_nccl_misuses(void);
 const char* fake_nccl_first_misuse(void);
 /* From now on operations stand still on their streams until their communicator is aborted. */

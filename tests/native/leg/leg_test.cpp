@@ -145,6 +145,22 @@ TEST(hierarchical) {
   on_route("hierarchical", kTwoHosts);
 }
 
+// NCCL's communicators block while it lives.
+class Blocking {
+ public:
+  Blocking() { setenv("BAGUA_NCCL_BLOCKING", "1", 1); }
+  ~Blocking() { unsetenv("BAGUA_NCCL_BLOCKING"); }
+};
+
+TEST(flat_blocking) {
+  const Blocking blocking;
+  on_route("flat", kOneHost);
+}
+TEST(hierarchical_blocking) {
+  const Blocking blocking;
+  on_route("hierarchical", kTwoHosts);
+}
+
 TEST(encoded) {
   const std::vector<std::vector<int>> hosts = {{0}, {1}, {2}};
   Job job(hosts);
@@ -256,6 +272,14 @@ TEST(aborted_flat) {
 }
 TEST(aborted_hierarchical) {
   end_by_abort("hierarchical", kTwoHosts, false);
+}
+TEST(aborted_flat_blocking) {
+  const Blocking blocking;
+  end_by_abort("flat", kOneHost, false);
+}
+TEST(aborted_blocking_while_nccl_hangs) {
+  const Blocking blocking;
+  end_by_abort("flat", kOneHost, true);
 }
 TEST(aborted_while_nccl_hangs) {
   end_by_abort("flat", kOneHost, true);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from typing import Any
 
@@ -41,6 +42,33 @@ def lost(test: Member, route: str, hang: bool) -> dict[str, Any]:
     test.close()
     took = time.monotonic() - begin
     return {"said": said, "later": later, "took": took, "done": done, "aborts": aborts, "left": test.fakes.left()}
+
+
+def ended_in_a_call(test: Member, route: str) -> dict[str, Any]:
+    """A thread is inside NCCL, which connects with a rank that does not come, when the test ends the job."""
+    test.open(route)
+    data = np.ones(1000, np.float32)
+    said: list[str] = []
+
+    def call() -> None:
+        try:
+            test.submit("allreduce", data, data, data.size)
+        except test.device.DeviceError as error:
+            said.append(str(error))
+
+    caller = threading.Thread(target=call)
+    what = ""
+    if test.me != test.world - 1:
+        caller.start()
+        while not what:
+            what = test.leg.waiting()[1]
+            time.sleep(0.001)
+    pause()
+    if what:
+        caller.join()
+    test.close()
+    aborts = test.leg.counters()["aborts"]
+    return {"said": "".join(said), "what": what, "aborts": aborts, "left": test.fakes.left()}
 
 
 def broken_device(test: Member, route: str) -> dict[str, Any]:

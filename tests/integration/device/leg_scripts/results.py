@@ -105,7 +105,8 @@ def kinds(test: Member, route: str, counts: list[int]) -> dict[str, Any]:
         for dtype in ("float32", "float64", "int8"):
             check_moves(test, count, dtype)
     found = test.leg.route(0)
-    return {"route": found, **test.close(), "left": test.fakes.left()}
+    counters = test.close()
+    return {"route": found, **counters, **test.fakes.of_nccl(), "left": test.fakes.left()}
 
 
 def bf16_sum(test: Member, route: str) -> bool:

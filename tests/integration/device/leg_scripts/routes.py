@@ -60,7 +60,7 @@ def report(test: Member, route: str = "", members: list[int] | None = None) -> d
     found: dict[str, Any] = leg.report(comm)
     assert found["route"] == leg.route(comm)
     test.close()
-    return found | {"left": test.fakes.left()}
+    return found | {**test.fakes.of_nccl(), "left": test.fakes.left()}
 
 
 def no_way(test: Member, route: str) -> str:

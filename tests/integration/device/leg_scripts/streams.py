@@ -58,6 +58,23 @@ def many(test: Member, route: str, steps: int, buckets: int) -> dict[str, Any]:
     return {"right": right, "made": made, **test.close()}
 
 
+def calls(test: Member, route: str) -> dict[str, Any]:
+    """Calls of CUDA for one all-reduce, which the stream waits for, at the most, and whether it makes events."""
+    test.open(route)
+    count_calls = test.fakes.cuda.fake_cuda_calls
+    count_calls.restype = ctypes.c_uint64
+    data, made = np.ones(1000, np.float32), []
+    for _ in range(20):
+        before, events = count_calls(), test.fakes.left()["events"]
+        ticket = test.submit("allreduce", data, data, data.size, op="AVG")
+        test.leg.wait(ticket, test.stream)
+        made.append((count_calls() - before, test.fakes.left()["events"] - events))
+        test.leg.release(ticket)
+        test.fakes.drain(test.stream)
+    test.close()
+    return {"calls": max(one[0] for one in made[10:]), "events": max(one[1] for one in made[10:])}
+
+
 def quick_groups(test: Member) -> int:
     """How often the leg looks in 8 ms whether NCCL has enqueued a group, which takes 16 ms, at the most."""
     test.open("flat")
