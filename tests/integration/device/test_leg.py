@@ -92,7 +92,7 @@ def test_groups_that_take_a_moment(make_job: Callable[..., Any]) -> None:
     """A submitting thread waits hardly longer than NCCL takes to enqueue a group on a thread of its own: it polls more
     often than every millisecond."""
     for result in make_job([[0, 1]]).run("streams.quick_groups").values():
-        assert result["result"] > 12
+        assert result["result"] > 10
 
 
 @pytest.mark.parametrize(("route", "hosts"), [LAYOUTS[0], LAYOUTS[2], LAYOUTS[3]])

@@ -81,7 +81,7 @@ def quick_groups(test: Member) -> int:
     data = np.ones(10, np.float32)
     test.call("allreduce", data, data, 10)
     test.fakes.nccl.fake_nccl_take_time(16_000)
-    for _ in range(20):
+    for _ in range(40):
         test.call("allreduce", data, data, 10, op="AVG")
     test.close()
     looks: int = test.fakes.nccl.fake_nccl_most_looks()
