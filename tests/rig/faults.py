@@ -57,7 +57,7 @@ class Fault:
     def _install(self) -> None:
         start, join_all, flags = gradients.GradientBucket.start, gradients.join_all, Flags.exchange
         send, send_early = Flags._submit, Flags.send_early
-        await_flags = Flags._await
+        await_flags = Flags.await_sent
         start_execution, copy, follow = HeldExecution.start, StateCopy.run, Followers.hear
 
         def start_bucket(bucket: Any) -> None:
@@ -125,6 +125,6 @@ class Fault:
         HeldExecution.start = start_any  # type: ignore[method-assign]
         gradients.join_all = runner.join_all = wait
         Flags.exchange = exchange_flags  # type: ignore[method-assign]
-        Flags._await = hear_flags  # type: ignore[method-assign]
+        Flags.await_sent = hear_flags  # type: ignore[method-assign]
         Flags._submit = submit_flags  # type: ignore[method-assign]
         Flags.send_early = early_flags  # type: ignore[method-assign]

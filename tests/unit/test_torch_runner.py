@@ -147,6 +147,17 @@ def test_a_phase_begins_before_the_next_bucket_is_waited_for() -> None:
     assert order[2:6] == ["wait 0", "submit bucket 1", "wait 1", "submit bucket 2"]
 
 
+def test_what_follows_the_operations_is_waited_for_before_the_last_of_them() -> None:
+    """Others are over by then as a rule: all that is done for them is done while the daemon still works."""
+    rig = Rig()
+    buckets = [rig.weights(Plan((MEAN,)), name) for name in "123"]
+    seen: list[tuple[int, list[int]]] = []
+    for bucket in buckets:
+        bucket.start()
+    join_all(buckets, lambda running: lambda: seen.append((len(running), list(rig.connection.waited))))
+    assert seen == [(3, [0, 1])] and rig.connection.waited == [0, 1, 2]
+
+
 def test_local_steps_run_at_their_places() -> None:
     rig = Rig()
     seen: list[str] = []

@@ -117,11 +117,11 @@ class Communicators:
     def taken(self) -> None:
         """Nothing is left to be done."""
 
-    def mark(self) -> tuple[int, Counter[str]]:
+    def mark(self) -> tuple[int, dict[str, int]]:
         """State of the numbering, for ``rewind``."""
-        return self._world_ids, Counter(self._counts)
+        return self._world_ids, dict(self._counts)
 
-    def rewind(self, mark: tuple[int, Counter[str]]) -> None:
+    def rewind(self, mark: tuple[int, dict[str, int]]) -> None:
         """Numbers given since ``mark`` are given again: all ranks do again what took them, and some had got
         further."""
         self._world_ids, self._counts = mark[0], Counter(mark[1])

@@ -54,18 +54,18 @@ class Flags(threading.local):
         """All that a unit communicates has been submitted, on this communicator. Called again where the unit goes on
         after all.
 
-        Waits for their end at once, which comes after that of all operations before them: this rank sleeps once, and
-        the daemon wakes it once. Errors are told by ``hear``, when those of the operations have been.
+        Their end comes after that of all operations before them. A rank that has ``await_sent`` before it waits for the
+        last of these sleeps once, and the daemon wakes it once.
         """
         if self._comm != members.id or members.nranks() < 2:
             return
-        self.hear()
+        if self.early:
+            self.hear()
         # A thread that entered the next generation meanwhile would tell the others that this unit is not ready here,
         # while one of them has committed it. Where such a thread is at work, flags are sent late.
         if self._under_way.take_if_free():
             self.early = True
             self._submit(members)
-            self._await()
 
     def exchange(self, members: Members, queued: bool = False) -> None:
         """Sends them now, and waits. ``queued``: other members may have sent theirs early."""
@@ -101,8 +101,9 @@ class Flags(threading.local):
         self._requests[comm] = made
         return made
 
-    def _await(self) -> None:
-        """Waits until they are over, well or not."""
+    def await_sent(self) -> None:
+        """Waits until those that have been sent are over, well or not: ``hear`` tells errors, when those of the
+        operations before them have been."""
         if self._ticket is None:
             return
         try:
@@ -113,14 +114,17 @@ class Flags(threading.local):
 
     def hear(self) -> None:
         """Waits for those that have been sent. Raises CommunicationError."""
-        self._await()
+        if self._ticket is not None:
+            self.await_sent()
         failure, self._failure = self._failure, None
         self._release()
         if failure is not None:
             raise failure
 
     def drop(self) -> None:
-        """The unit has ended by an exception, which may be that of Ctrl-C: waits for nothing."""
+        """The unit has ended. If flags are left, that was by an exception, as that of Ctrl-C: waits for nothing."""
+        if self._ticket is None and self._failure is None and not self.early:
+            return
         if self._ticket is None or self._session.connection.done(self._ticket):
             with suppress(CommunicationError):
                 self.hear()

@@ -40,7 +40,7 @@ class PatientLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.give_back()
+        self._lock.release()
 
     def take_if_free(self) -> bool:
         """Takes it without waiting. False: another thread holds it."""

@@ -103,13 +103,14 @@ class Units:
         ``members``: who takes part, asked when ``attempt`` is over. ``ends_early``: ``attempt`` may call ``all_in``;
         the same on all members.
         """
-        if self.inside:
+        thread = threading.get_ident()
+        if thread in self._inside:
             outer = self._flags.may_be_early(None)
             found = attempt()
             self._flags.may_be_early(outer)
             commit()
             return found
-        self._inside.add(threading.get_ident())
+        self._inside.add(thread)
         try:
             self._stand_by()
             while True:
@@ -145,7 +146,7 @@ class Units:
         finally:
             self._flags.may_be_early(None)
             self._flags.drop()
-            self._inside.discard(threading.get_ident())
+            self._inside.discard(thread)
         self._catch_up()
         if self.changes.told_in != self._session.membership.generation and not self._catches_up:
             self.changes.tell()
@@ -164,9 +165,11 @@ class Units:
         """Ranks leave together: one that has seen the end of the last unit, and is gone, could not tell the others."""
         self.run(0, lambda: active_members(self._session.membership), nothing)
 
-    def all_in(self, members: Members) -> None:
-        """The unit under way has submitted all that it communicates, on the communicator of these."""
+    def all_in(self, members: Members) -> Callable[[], None]:
+        """The unit under way has submitted all that it communicates, on the communicator of these. Returns a function
+        that waits for the flags, to be called before the unit waits for the last of its operations."""
         self._flags.send_early(members)
+        return self._flags.await_sent
 
     def step_committed(self) -> None:
         """A training step was committed. Raises BaguaError, on all members, if they took different numbers of batches
@@ -204,6 +207,8 @@ class Units:
     def _catch_up(self) -> None:
         """Models that ranks exchange at moments of their own begin anew, in the same order on all members. That is done
         here, where all members come in each generation, because it waits for all of them."""
+        if not self._renewed:
+            return
         with self.calm:
             if self._catches_up or not self._renewed or self._session.newcomer:
                 return

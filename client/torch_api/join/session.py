@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -89,10 +89,10 @@ class Session:
         """The object that ``make(session)`` returned when it was first asked for. Layers above this one keep objects
         here that live as long as the session."""
         try:
-            return cast(T, self._kept[make])
+            found: T = self._kept[make]
         except KeyError:
             found = self._kept[make] = make(self)
-            return found
+        return found
 
     def renew_with(self, one: Renewable) -> None:
         """``one.renew()`` is called in each new generation, as long as somebody else holds it. Those that were

@@ -13,6 +13,7 @@ import torch
 
 from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.comm.members import Members
+from bagua.torch_api.comm.units import nothing
 from bagua.torch_api.join.connection import Connection, Request, Times
 from bagua.torch_api.train.phases import NOTHING, PLAN, PROFILER, SUBMIT, WAIT, WATCH, phase
 
@@ -167,8 +168,13 @@ class Execution:
 
     def is_all_in(self, comm: int) -> bool:
         """Whether all of this run has been submitted, and what is not over is on this communicator, in order."""
-        left = [action for _, action in self._phases[self._number :] if action is not None]  # the first has begun
-        return not self.lost and len(left) < 2 and all(action.comm == comm for action in left)
+        left = 0  # the first has begun
+        for _, action in self._phases[self._number :]:
+            if action is not None:
+                left += 1
+                if action.comm != comm:
+                    return False
+        return left < 2 and not self.lost
 
     @property
     def actions(self) -> list[Action]:
@@ -361,22 +367,29 @@ class Sided(Protocol):
     side: int
 
 
-def nothing_follows(_: Sequence[Execution]) -> None:
+AllIn = Callable[[Sequence[Execution]], Work]
+"""See ``join_all``."""
+
+
+def nothing_follows(_: Sequence[Execution]) -> Work:
     """Nothing follows."""
+    return nothing
 
 
-def join_all(
-    buckets: Iterable[Executes], all_in: Callable[[Sequence[Execution]], None] = nothing_follows
-) -> list[Times]:
+def join_all(buckets: Iterable[Executes], all_in: AllIn = nothing_follows) -> list[Times]:
     """Waits for all buckets that have been started, and runs the rest of their plans, one phase of all after the
     other: the order of operations is the same on all ranks, and phases of different buckets overlap. ``all_in``: called
-    with those that are under way before each phase is waited for.
+    with those that are under way before each phase is waited for; it returns what is called before the last of them is.
 
     Returns the times of the operations. Raises CommunicationError, and errors of ``Local`` steps.
     """
     times: list[Times] = []
     running: list[Execution] = [bucket.execution for bucket in buckets if bucket.execution.started]  # type: ignore[misc]
     while running:
-        all_in(running)
-        running = [run for run in running if run.advance(times)]
+        before_last = all_in(running)
+        *others, last = running
+        running = [run for run in others if run.advance(times)]
+        before_last()
+        if last.advance(times):
+            running.append(last)
     return times

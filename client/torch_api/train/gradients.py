@@ -33,7 +33,7 @@ from bagua.base.errors import BaguaError
 from bagua.torch_api.join.connection import Times
 from bagua.torch_api.train.bucket import Allocate, PlanBucket, Region, region_of, views_like
 from bagua.torch_api.train.dataflow import repeatable, tail_path, tail_reaches_all
-from bagua.torch_api.train.execution import Execution, StartOrder, Work, join_all, nothing_follows
+from bagua.torch_api.train.execution import AllIn, StartOrder, Work, join_all, nothing_follows
 from bagua.torch_api.train.phases import RESULTS, WAIT, WATCH, phase
 
 BUFFERS = 2  # contributions and results
@@ -275,7 +275,7 @@ class GradientReducer:
         self.factor = 1.0
         self._repeatable = all(bucket.repeatable for bucket in self.buckets)
         self._aside: list[Entry] = []
-        self._all_in: Callable[[Sequence[Execution]], None] = nothing_follows  # see join_all
+        self._all_in: AllIn = nothing_follows  # see join_all
 
     def use(self, buckets: Sequence[GradientBucket]) -> None:
         """From the next pass on, or from the end of the one that is recorded, these are exchanged."""

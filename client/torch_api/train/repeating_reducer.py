@@ -94,7 +94,7 @@ class RepeatingReducer(GradientReducer):
                 for entry in bucket.entries
             )
             self._follow_rank()
-        if any(bucket.execution.lost for bucket in self.buckets):
+        if any([bucket.execution.lost for bucket in self.buckets]):
             self._start_over()
         self._runner.may_repeat()  # algorithm and slots follow; gradients are exchanged in any case
         return super()._exchange()

@@ -189,12 +189,14 @@ class Runner:
         )
         return found
 
-    def all_in(self, running: Sequence[Execution]) -> None:
+    def all_in(self, running: Sequence[Execution]) -> Work:
         """In a unit: before these are waited for. If all is submitted, and the flags go in the same order, they go
-        along: that saves a way to the daemon and back."""
+        along: that saves a way to the daemon and back. Returns what waits for flags that have gone."""
         everyone = self.everyone
-        if all(execution.is_all_in(everyone.id) for execution in running):
-            units(self.session).all_in(everyone)
+        for execution in running:
+            if not execution.is_all_in(everyone.id):
+                return nothing
+        return units(self.session).all_in(everyone)
 
     def step_committed(self) -> None:
         """In an elastic job: this training step was committed on all ranks of the model."""
