@@ -67,6 +67,11 @@ class Administrator:
 
         self.cluster.wait(look)
 
+    def nothing_is_left(self) -> None:
+        """Waits until all objects of the job are gone."""
+        kinds = "pods,persistentvolumeclaims,secrets,services,statefulsets"
+        self.cluster.wait(lambda: "digits" not in self.type(f"kubectl get {kinds} --output name"))
+
 
 @pytest.fixture(scope="module")
 def administrator(core: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Administrator]:
@@ -93,7 +98,7 @@ def test_the_commands_of_the_page(administrator: Administrator) -> None:
     administrator.trains(2)
     assert "digits" in administrator.type(look)
     administrator.cluster.delete("digits")
-    administrator.cluster.wait(lambda: not administrator.cluster.pods("digits"))
+    administrator.nothing_is_left()
 
 
 def test_the_tutorial(administrator: Administrator) -> None:
@@ -122,4 +127,4 @@ def test_the_tutorial(administrator: Administrator) -> None:
     assert "running" in administrator.type(execute)
     assert "Phase:" in administrator.type(describe)
     administrator.type(delete)
-    administrator.cluster.wait(lambda: not administrator.cluster.pods("digits"))
+    administrator.nothing_is_left()

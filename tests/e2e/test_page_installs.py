@@ -67,6 +67,30 @@ mlflow.set_tracking_uri("sqlite:///runs.db")
 [run] = mlflow.MlflowClient().search_runs(["0"])
 print("loss", run.data.metrics["loss"])
 """
+TRAIN = """
+from pathlib import Path
+
+FOLDER = Path.cwd()
+
+
+def train():
+    import torch
+    from ray.train.torch import prepare_model
+    from torch import distributed
+
+    assert distributed.get_backend() == "bagua"
+    rank = distributed.get_rank()
+    torch.manual_seed(rank)
+    model = prepare_model(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(5):
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    (FOLDER / f"rank-{rank}").write_text(str([one.tolist() for one in model.parameters()]))
+
+
+"""
 BY_CRON = """
 cd /
 runuser -u bagua -- env BAGUA_STATE_DIR=/var/lib/bagua bagua coordinator --listen 127.0.0.1:0 &
@@ -156,10 +180,13 @@ def test_a_clone_and_its_extras(environment: Environment) -> None:
     assert "No broken requirements" in environment.type("pip check")
 
 
-@pytest.mark.parametrize("page", ["accuracy", "dashboard", "frameworks", "kubernetes", "observability", "study"])
+EXTRAS = ("accuracy", "dashboard", "frameworks", "kubernetes", "observability", "study", "tutorials/algorithm")
+
+
+@pytest.mark.parametrize("page", [*(f"docs/{name}.md" for name in EXTRAS), "algorithms/README.md"])
 def test_extras_are_added(environment: Environment, page: str) -> None:
     before = environment.type("bagua --version")
-    for command in pages.run_by("test_extras_are_added", f"docs/{page}.md"):
+    for command in pages.run_by("test_extras_are_added", page):
         environment.type(command)
         assert environment.added(command) in before
 
@@ -207,6 +234,27 @@ def test_a_script_of_deepspeed(environment: Environment) -> None:
     commands = (before, before.replace("before.py", "after.py"), "bagua run --nproc-per-node 2 after.py")
     losses = [re.findall(r"loss \d+\.\d+", environment.type(command)) for command in commands]
     assert losses == [losses[0]] * 3 and len(losses[0]) == 1, losses
+
+
+def test_ray(environment: Environment) -> None:
+    """Two workers train over the backend."""
+    environment.type('pip install "ray[train]"')
+    lines = pages.part_by("test_ray", "docs/frameworks.md")
+    environment.type(f"python {environment.sandbox.script('with_ray.py', TRAIN + lines)}")
+    ranks = sorted(path.name for path in environment.sandbox.folder.glob("rank-*"))
+    assert ranks == ["rank-0", "rank-1"]
+    weights = [(environment.sandbox.folder / name).read_text() for name in ranks]
+    assert weights[0] == weights[1], weights
+
+
+def test_nvcc_of_pip(environment: Environment) -> None:
+    """On a machine without another one, it is the one that builds kernels."""
+    for command in pages.run_by("test_nvcc_of_pip", "docs/gpu.md"):
+        environment.type(command)
+    [nvcc] = environment.folder.glob("lib/*/site-packages/nvidia/cu*/bin/nvcc")
+    assert "release 13.0" in environment.type(f"{nvcc} --version")
+    found = environment.type("python -c 'from bagua.csrc import build_cuda; print(build_cuda.find_nvcc().path)'")
+    assert shutil.which("nvcc") or "CUDA_HOME" in os.environ or found.strip() == str(nvcc)
 
 
 @pytest.mark.root

@@ -470,15 +470,23 @@ def test_a_page_is_followed(reader: Reader, name: str) -> None:
 
 
 @pytest.mark.full
-def test_the_contract_of_the_algorithm_of_the_tutorial(sandbox: Sandbox) -> None:
-    """The algorithm that a reader has written holds what ours hold."""
-    for block in played("tutorials/algorithm"):
+@pytest.mark.parametrize("page", ["docs/tutorials/algorithm.md", "algorithms/README.md"])
+def test_an_algorithm_is_checked_as_ours_are(sandbox: Sandbox, page: str) -> None:
+    """That which a reader has written, and an example. Of the whole suite the file that is about algorithms."""
+    for block in pages.of_path(pages.ROOT / page):
         if block.file == "signs.py":
             sandbox.script(block.file, block.text)
-    suite = Path(__file__).parents[1] / "contract" / "test_algorithms.py"
-    words = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", suite, "--algorithm", "signs:Signs")
-    done = sandbox.run(sys.executable, *words, env={"PYTHONPATH": str(sandbox.folder)}, deadline=FOLLOWED_S)
-    assert done.code == 0 and " passed" in done.out, done.text
+    for folder in ("bin", "my"):
+        (sandbox.folder / folder).mkdir()
+    sandbox.script("my/module.py", "from bagua.examples.own_algorithm import NormalisedMean as MyAlgorithm\n")
+    sandbox.script("bin/pytest", f'#!/bin/sh\nexec {sys.executable} -m pytest "$@"\n').chmod(0o755)
+    sandbox.env |= {"PYTEST_ADDOPTS": "-q -n 0 -p no:cacheprovider"}
+    sandbox.env["PATH"] = f"{sandbox.folder / 'bin'}:{sandbox.env['PATH']}"
+    suite = f"{pages.ROOT}/tests/contract/test_algorithms.py"
+    for command in pages.run_by("test_an_algorithm_is_checked_as_ours_are", page):
+        typed = command.replace("PATH_OF_THE_CLONE/tests/contract/test_algorithms.py", suite)
+        done = sandbox.run("sh", "-c", typed.replace("tests/contract ", f"{suite} "), deadline=FOLLOWED_S)
+        assert done.code == 0 and " passed" in done.out, done.text
 
 
 @pytest.mark.full
@@ -497,6 +505,11 @@ def test_the_cells_of_the_notebook(sandbox: Sandbox) -> None:
     executed = nbformat.read(target, as_version=4)
     assert "rank 1 does not like this" in executed.cells[-1].outputs[-1].text
     sandbox.assert_all_gone(10.0)
+
+
+def test_shorter_commands_are_those_of_pages() -> None:
+    text = "".join(path.read_text() for path in pages.all_pages())
+    assert [words for words in SHORTER if words not in text] == []
 
 
 def test_a_command_that_fails_is_named(reader: Reader) -> None:

@@ -268,13 +268,13 @@ class Kubelet(threading.Thread):
 
     def _volumes(self, pod: dict[str, Any], folder: Path) -> tuple[dict[str, Path], dict[str, Path]]:
         """(folders by the names of volumes, folders of Secrets by their names). A claim's folder outlives pods. Raises
-        LookupError for a Secret that there is not."""
+        LookupError for a Secret or a claim that there is not."""
         volumes: dict[str, Path] = {}
         written: dict[str, Path] = {}
         for volume in pod["spec"].get("volumes", []):
             place = folder / volume["name"]
             if "persistentVolumeClaim" in volume:
-                place = self.folder / f"claim.{volume['persistentVolumeClaim']['claimName']}"
+                place = self._claim(pod["metadata"]["namespace"], volume["persistentVolumeClaim"]["claimName"])
             place.mkdir(exist_ok=True)
             volumes[volume["name"]] = place
             if "secret" in volume:
@@ -282,6 +282,13 @@ class Kubelet(threading.Thread):
                 if not self._write_secret(pod["metadata"]["namespace"], volume["secret"]["secretName"], place, pod):
                     raise LookupError(volume["secret"]["secretName"])
         return volumes, written
+
+    def _claim(self, namespace: str, name: str) -> Path:
+        """One that was made again has another volume."""
+        answer = self.api.get(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}")
+        if answer.status_code != 200:
+            raise LookupError(name)
+        return self.folder / f"claim.{name}.{answer.json()['metadata']['uid'][:8]}"
 
     def _write_secret(self, namespace: str, name: str, folder: Path, pod: dict[str, Any]) -> bool:
         answer = self.api.get(f"/api/v1/namespaces/{namespace}/secrets/{name}")
@@ -317,7 +324,8 @@ class Kubelet(threading.Thread):
         metadata, name = pod["metadata"], pod["spec"]["containers"][0]["name"]
         if pod["spec"]["restartPolicy"] == "Always":
             self.running.pop(metadata["uid"])
-            self._start(pod)
+            with contextlib.suppress(LookupError):  # all of the job goes
+                self._start(pod)
             return
         state = {"terminated": {"exitCode": code % 256}}
         container = {"name": name, "state": state, "ready": False, "restartCount": 0, "image": "", "imageID": ""}
