@@ -301,9 +301,10 @@ def test_services_below_a_real_systemd(tmp_path: Path) -> None:
         host.sh(f"set +e; ({first}) || {tell}")
         nodes = f"cd /; {alias} node list --output json"
         assert '"connected"' in host.sh(nodes)
-        before = host.sh("pgrep -f keeper-fd")
+        daemon = "pgrep -f '[k]eeper-fd'"  # not this command itself
+        before = host.sh(daemon)
         host.sh("systemctl reload bagua-node; systemctl is-active bagua-node")
-        assert host.sh("pgrep -f keeper-fd") != before, "the installed daemon has taken over"
+        assert host.sh(daemon) != before, "the installed daemon has taken over"
         assert "of 2 (local" in host.sh(administer)
         *begin, look = nightly.splitlines()
         host.sh("\n".join(begin))
@@ -316,12 +317,8 @@ def test_services_below_a_real_systemd(tmp_path: Path) -> None:
         host.sh(f"cd /; {alias} coordinator restore {file} --replace; systemctl start bagua-coordinator")
         assert "runuser" in refused.stdout, "root's file could not be read by the service"
         host.sh(f"({submitters.replace('/opt/bagua/share/bagua/systemd', str(UNITS[0].parent))}) || {tell}")
-        assert host.sh(
-            "stat -c %U /proc/$(systemctl show -P MainPID bagua-node) /var/lib/bagua-node/token"
-        ).split() == [
-            "root",
-            "root",
-        ]
+        owners = host.sh("stat -c %U /proc/$(systemctl show -P MainPID bagua-node) /var/lib/bagua-node/token").split()
+        assert owners == ["root", "root"]
         host.sh("systemctl stop bagua-node bagua-coordinator")
         assert host.sh("systemctl show -P Result bagua-node bagua-coordinator").split() == ["success"] * 2
 
