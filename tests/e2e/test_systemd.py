@@ -20,6 +20,7 @@ from rig import booted, pages, service_filter
 from rig.sshd import find_sshd
 
 from bagua.base.daemon_process import daemon_pid
+from bagua.base.paths import cache_dir
 
 WAIT_S = 120.0
 PROGRAM = [sys.executable, "-P", "-m", "bagua.cli.main"]
@@ -272,13 +273,14 @@ def test_the_page_installs_a_service(tmp_path: Path) -> None:
 
 
 def install(host: booted.Booted) -> None:
-    """As the page says, with the program of this environment."""
+    """As the page says, with the program of this environment, and with the core that was compiled for it."""
     [commands] = pages.texts_run_by("test_the_page_installs_a_service", "docs/install.md")
     commands = commands.replace("/opt/bagua/share/bagua/systemd", str(UNITS[0].parent))
     here = "[Service]\\nProtectHome=no\\n"  # this Python may lie in a home
     program = " ".join(PROGRAM)
     host.sh(f"printf '#!/bin/sh\nexec {program} \"$@\"\n' > /usr/bin/bagua; chmod 755 /usr/bin/bagua")
     host.sh(f"DESTDIR=; {commands}")
+    host.sh(f"cp -r {cache_dir()}/. /var/cache/bagua/ && chown -R bagua: /var/cache/bagua || true")
     for unit in UNITS:
         folder = f"/etc/systemd/system/{unit.name}.d"
         host.sh(f"mkdir {folder}; printf '{here}' > {folder}/here.conf")
@@ -287,7 +289,7 @@ def install(host: booted.Booted) -> None:
 @pytest.mark.full
 @pytest.mark.root
 @pytest.mark.timeout(900)  # a system starts, on a busy machine
-def test_services_below_a_real_systemd(tmp_path: Path) -> None:
+def test_services_below_a_real_systemd(core: None, tmp_path: Path) -> None:
     """The page's way, from the files to a backup and back."""
     if reason := booted.reason_to_skip():
         pytest.skip(reason)
@@ -342,7 +344,7 @@ def connect(first: booted.Booted, second: booted.Booted) -> None:
 @pytest.mark.full
 @pytest.mark.root
 @pytest.mark.timeout(900)  # two systems start, on a busy machine
-def test_two_hosts_below_a_real_systemd(tmp_path: Path) -> None:
+def test_two_hosts_below_a_real_systemd(core: None, tmp_path: Path) -> None:
     """The page's way, with its addresses. A job runs on both, as its node alone has no room for it."""
     if reason := booted.reason_to_skip():
         pytest.skip(reason)
