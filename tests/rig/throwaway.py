@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 _ENTER = r"""
@@ -54,6 +55,7 @@ def reason_to_skip(folder: Path) -> str:
         return "needs root: an overlay over the root file system"
     if not all(map(shutil.which, ("unshare", "chroot", "apt-get", "runuser"))):
         return "no unshare, chroot, runuser or apt-get: this is written for Debian and Ubuntu"
-    if os.stat(folder).st_dev != os.stat("/").st_dev:
-        return f"{folder} lies on another file system than the root"
+    for place in (folder, sys.prefix, sys.base_prefix):
+        if os.stat(place).st_dev != os.stat("/").st_dev:
+            return f"{place} lies on another file system than the root"
     return ""
