@@ -13,7 +13,6 @@ import importlib.util
 import os
 import pwd
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
@@ -28,6 +27,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # tests/rig, and helpers of one folder that ranks import too
 
 from rig import shares
+from rig.postgres import as_postgres, binaries
 
 # For all that tests start: on a machine with more busy processes than cores, threads of OpenMP that wait for each other
 # cost more than they bring. The daemon's own setting has a test of its own (unit/test_node_launch.py).
@@ -101,26 +101,6 @@ def short_folder() -> Iterator[Path]:
     """A folder with a short path, for Unix sockets: Linux takes paths of at most 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="bg-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
-
-
-def binaries() -> Path | None:
-    """The newest PostgreSQL of the system."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: float(path.parts[-3]))
-    if found:
-        return found[-1].parent
-    initdb = shutil.which("initdb")
-    return Path(initdb).parent if initdb else None
-
-
-def as_postgres() -> list[str] | None:
-    """How to run a command as a user that PostgreSQL accepts: it refuses root. None: there is no such user."""
-    if os.geteuid() != 0:
-        return []
-    try:
-        pwd.getpwnam("postgres")
-    except KeyError:
-        return None
-    return ["runuser", "-u", "postgres", "--"] if shutil.which("runuser") else None
 
 
 def free_port() -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 LATE = "It was stopped (SIGSTOP)"
+OVERDUE = "It had not ended by itself"
+SPENT = "It was let into the job, but has to wait for another newcomer and can't: its daemon has ended it."
 ORPHANED = "Its daemon was started again"
 ORPHANED_NEWCOMER = f"{ORPHANED} while it prepared to join: others are started."
 
@@ -10,3 +12,8 @@ ORPHANED_NEWCOMER = f"{ORPHANED} while it prepared to join: others are started."
 def late_words(seconds: float) -> str:
     """For how long it was seen so, as a line."""
     return f"{LATE} for {seconds:.0f} s while others waited, so its daemon has ended it."
+
+
+def overdue_words(seconds: float, since: str) -> str:
+    """How long it had to end by itself, and since when, as a line."""
+    return f"{OVERDUE} {seconds:.0f} s after {since}, so its daemon has ended it."

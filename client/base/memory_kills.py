@@ -7,6 +7,8 @@ from pathlib import Path
 KILLER = "The kernel's out-of-memory killer"
 """How each explanation begins."""
 
+OTHERS = "Or another process sent the signal; which one is not known."
+
 GIB = 1 << 30
 UNLIMITED = 1 << 60
 
@@ -27,10 +29,10 @@ class MemoryWatch:
     def explain(self) -> str:
         """One line for a process of the cgroup that has just died of a SIGKILL which nobody here sent."""
         if self._before is None:
-            return f"{KILLER} may have ended it: `dmesg` on that host tells. Or somebody sent the signal."
+            return f"{KILLER} may have ended it: `dmesg` on that host tells. {OTHERS}"
         if self.killed:
             return f"{KILLER} ended a process of its cgroup meanwhile{self._limit()}. Give it more memory, or use less."
-        return f"{KILLER} may have ended it, but its cgroup counts none{self._limit()}: somebody may have sent it."
+        return f"{KILLER} may have ended it, but its cgroup counts none{self._limit()}. {OTHERS}"
 
     def _kills(self) -> int | None:
         """Number of processes of the cgroup that the kernel killed for memory."""

@@ -7,12 +7,14 @@ import signal as signals
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from bagua.base.late import LATE, ORPHANED
+from bagua.base.late import LATE, ORPHANED, OVERDUE, SPENT
 from bagua.base.memory_kills import KILLER
 from bagua.daemon.coordinator.domain import HostRecord, JobRecord, JobState, NodeView, Phase, RankRecord, RankState
 from bagua.daemon.coordinator.options import Options
 
 Nodes = Mapping[str, NodeView]
+KNOWN = (KILLER, LATE, ORPHANED, OVERDUE, SPENT)
+"""Begins of what a node says of a signal."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,8 @@ def describe_exit(rank: RankRecord) -> str:
             name = signals.Signals(rank.signal).name
         except ValueError:
             name = f"signal {rank.signal}"
-        return f"{where} was killed by {name}{f'. {last}' if last.startswith((KILLER, LATE, ORPHANED)) else ''}"
+        why = f". {last}" if last.startswith(KNOWN) else ""
+        return f"{where} was killed by {name}{why}"
     detail = f": {last}" if last and rank.exit_code else ""
     return f"{where} exited with code {rank.exit_code}{detail}"
 

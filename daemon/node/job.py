@@ -23,7 +23,7 @@ from bagua.daemon.node.job_record import JobRecord, journal_entry, local_job
 from bagua.daemon.node.job_specification import JobSpecification
 from bagua.daemon.node.journal import JobEntry, RankEntry
 from bagua.daemon.node.log_file import LogFile, log_path
-from bagua.daemon.node.membership import LEAVE_S
+from bagua.daemon.node.membership import LEAVE_S, ended_here
 from bagua.daemon.node.process import signal_group
 from bagua.daemon.node.rank_processes import RankProcesses
 from bagua.daemon.node.spans import NodeSpans
@@ -425,8 +425,8 @@ class Job:
             return  # it was told already
         self._node.lease_over()  # the keeper may have ended the rank: then that is told, not its SIGKILL
         tail = self._processes.error_tail(member) if code else ""
-        if code == -signal.SIGKILL and self.state.phase is Phase.RUNNING:  # not ours
-            why = self._late.get(member) or self._processes.explain_kill(member)
+        if code == -signal.SIGKILL and self.state.phase is Phase.RUNNING:
+            why = self._late.get(member) or ended_here(self.state, member) or self._processes.explain_kill(member)
             tail = "\n".join(filter(None, (tail, why)))
         self._log.info("rank exited", rank=member, exit_code=code)
         self.post(events.RankExited(member, code, max(0, -code), tail, time.time()))

@@ -11,6 +11,7 @@ import math
 import signal
 from dataclasses import replace
 
+from bagua.base.late import SPENT, overdue_words
 from bagua.daemon.node.events import (
     Entered,
     Instruction,
@@ -149,6 +150,16 @@ def overdue(state: JobState, event: TimerFired, now: float) -> Step:
         state = state.update(rank.member, ends_by=math.inf)
     pids = tuple(rank.pid for rank in late)
     return armed(state), [SignalRanks(pids, signal.SIGKILL)] if pids else []
+
+
+def ended_here(state: JobState, member: int) -> str:
+    """Why this node has killed it, in words; empty if it has not."""
+    rank = state.find(member)
+    if rank is None or rank.ends_by != math.inf:
+        return SPENT if rank in _spent(state) else ""
+    if rank in state.leaving:
+        return overdue_words(LEAVE_S, "a planned change had dismissed it")
+    return overdue_words(LOST_S, "the others had lost it")
 
 
 def armed(state: JobState) -> JobState:

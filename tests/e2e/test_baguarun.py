@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from rig import pages
 from rig.limits import SOON_S
 from rig.sshd import Sshd, free_port
 
@@ -86,9 +87,13 @@ def test_a_host_that_lets_nobody_in(sandbox: Sandbox, sshd: Sshd) -> None:
 
 @pytest.mark.full  # four processes import torch
 def test_two_hosts_are_one_job(sandbox: Sandbox, sshd: Sshd) -> None:
-    sandbox.script("sum.py", SUM)
-    port = f"--master_port={free_port()}"
-    done = sandbox.run(*words(sandbox, sshd, 2, "--nproc_per_node=1", port, "sum.py"))
+    """By the command of the page, with this machine for both hosts."""
+    sandbox.script("main.py", SUM)
+    [command] = pages.run_by("test_two_hosts_are_one_job", "docs/launchers.md")
+    program, list_option, hosts, *rest = command.split()
+    assert (program, list_option, hosts) == ("baguarun", "--host_list", "h1,h2:2222")
+    smaller = {"--nproc_per_node=8": "--nproc_per_node=1", "--master_port=1234": f"--master_port={free_port()}"}
+    done = sandbox.run(*words(sandbox, sshd, 2, *(smaller.get(word, word) for word in rest)))
     assert done.code == 0, done.text
     assert all(f"rank {rank} on node {rank} has 3.0" in done.out for rank in (0, 1)), done.text
     sandbox.assert_all_gone(within=SOON_S)

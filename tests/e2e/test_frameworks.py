@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.conftest import PATIENT_S, Sandbox
+from e2e.conftest import PATIENT_S, Finished, Sandbox
+from rig import pages
 from rig.limits import SOON_S
 
 LIGHTNING = "bagua.examples.lightning_digits"
@@ -19,13 +20,37 @@ STEPS = ("--steps", "3", "--pieces", "64", "--float64")
 RUN = ("run", "--nproc-per-node", "2")
 ENVIRONMENT = {"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
-ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "-m")
+PAGE = "docs/frameworks.md"
 pytestmark = pytest.mark.timeout(1800)  # a test starts up to nine processes that import a framework
 
 
 @pytest.fixture(autouse=True)
 def patience(sandbox: Sandbox) -> None:
     sandbox.deadline_s = PATIENT_S
+
+
+def typed(sandbox: Sandbox, command: str) -> Finished:
+    """A line of the page."""
+    programs = sandbox.folder / "bin"
+    programs.mkdir(exist_ok=True)
+    for name, words in (("bagua", "-P -m bagua.cli.main"), ("accelerate", "-m accelerate.commands.accelerate_cli")):
+        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        (programs / name).chmod(0o755)
+    path = f"{programs}:{sandbox.env['PATH']}"
+    return sandbox.run("sh", "-c", command, env={**ENVIRONMENT, "PATH": path})
+
+
+def example_as_script(sandbox: Sandbox, module: str, *arguments: str) -> None:
+    """The folder has a ``train.py``."""
+    sandbox.script(
+        "train.py",
+        f"""
+        import runpy, sys
+        if __name__ == "__main__":
+            sys.argv = [sys.argv[0], *{arguments!r}]
+            runpy.run_module({module!r}, run_name="__main__")
+        """,
+    )
 
 
 def losses(text: str) -> set[str]:
@@ -39,12 +64,25 @@ def test_lightning_with_every_launcher(sandbox: Sandbox) -> None:
     by_itself = (sys.executable, "-m", LIGHTNING, *SMALL)
     expected = losses(sandbox.run(*by_itself, "--strategy", "ddp").text)
     assert len(expected) == 1
+    example_as_script(sandbox, LIGHTNING, *SMALL)
+    [command] = pages.run_by("test_lightning_with_every_launcher", PAGE)
     for started in (
-        sandbox.bagua(*RUN, "-m", LIGHTNING, *SMALL),
+        typed(sandbox, command),
         sandbox.run(*by_itself),
         sandbox.run(*by_itself, "--strategy", "bagua_fork"),
     ):
         assert started.code == 0 and losses(started.text) == expected, started.text
+    sandbox.assert_all_gone(SOON_S)
+
+
+@pytest.mark.full
+def test_lightning_in_elastic_jobs(sandbox: Sandbox) -> None:
+    """``integration/frameworks/test_lightning_elastic.py`` has losses and newcomers."""
+    pytest.importorskip("lightning", reason="Lightning is not installed")
+    example_as_script(sandbox, LIGHTNING, "--epochs", "1", "--global-batch", "64")
+    for command in pages.run_by("test_lightning_in_elastic_jobs", PAGE):
+        started = typed(sandbox, command)
+        assert started.code == 0 and losses(started.text), started.text
     sandbox.assert_all_gone(SOON_S)
 
 
@@ -66,10 +104,9 @@ def test_hugging_face_with_every_launcher(sandbox: Sandbox, loop: str) -> None:
     plain = sandbox.run(*TORCHRUN, *program, env=ENVIRONMENT)
     assert plain.code == 0 and "backend gloo" in plain.text, plain.text
     expected = losses(plain.text)
-    for started in (
-        sandbox.bagua(*RUN, "-m", "bagua.accelerate", "-m", *program, env=ENVIRONMENT),
-        sandbox.run(*ACCELERATE, "bagua.accelerate", "-m", *program, env=ENVIRONMENT),
-    ):
+    example_as_script(sandbox, *program)
+    for command in pages.run_by("test_hugging_face_with_every_launcher", PAGE):
+        started = typed(sandbox, command)
         assert started.code == 0 and "backend bagua" in started.text, started.text
         assert losses(started.text) == expected
     sandbox.assert_all_gone(SOON_S)

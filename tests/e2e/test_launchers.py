@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from rig import pages
@@ -71,15 +71,22 @@ def test_run_starts_a_failed_job_again(sandbox: Sandbox) -> None:
     "words",
     [
         (LAUNCH, "--nnodes=2", "--node_rank={}", "--master_addr=127.0.0.1", "--master_port={port}"),
-        (RUN, "--nnodes=1:2", "--rdzv_id=JOB", "--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:{port}"),
+        "docs/launchers.md",
     ],
 )
-def test_two_nodes(sandbox: Sandbox, words: tuple[tuple[str, ...], ...]) -> None:
-    """As on two machines: the same command on each. Both have one network address here."""
+def test_two_nodes(sandbox: Sandbox, words: tuple[Any, ...] | str) -> None:
+    """As on two machines: the same command on each, that of the page, too. Both have one network address here, and one
+    rank each."""
     sandbox.script("main.py", SUM)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    if isinstance(words, str):
+        [typed] = pages.run_by("test_two_nodes", words)
+        typed = typed.replace("h1:29400", "127.0.0.1:{port}").replace("=1:4", "=1:2").removesuffix(" main.py")
+        python, *options = typed.replace("--nproc_per_node=8", "--nproc_per_node=1").split()
+        assert python == "python"
+        words = ((sys.executable,), *options)
     command, *options = (*words, "--nproc_per_node=1")
     nodes = [
         sandbox.start(*command, *(one.format(node, port=port) for one in options), "main.py", "-a") for node in (0, 1)

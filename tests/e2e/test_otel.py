@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
+from rig import pages
 from rig.elastic import PROGRAM
 
 from bagua.base.trace_context import parse
@@ -74,15 +75,17 @@ def receiver() -> Iterator[Receiver]:
 
 def test_one_trace_from_submission_to_step(idle_service: Service, sandbox: Sandbox, receiver: Receiver) -> None:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc.trace_exporter")
-    sandbox.env.update(OTEL_EXPORTER_OTLP_ENDPOINT=receiver.address, OTEL_EXPORTER_OTLP_INSECURE="true")
-    sandbox.env["BAGUA_TRACE_STEPS"] = "500"
+    export, submit = pages.run_by("test_one_trace_from_submission_to_step", "docs/observability.md")
+    name, _, address = export.removeprefix("export ").partition("=")
+    assert (address, submit) == ("http://127.0.0.1:4317", "bagua job submit train.py")
+    sandbox.env |= {name: receiver.address, "BAGUA_TRACE_STEPS": "500"}
     service = idle_service
     service.start_coordinator()
     service.start_node("node-a", 1)
     service.start_node("node-b", 1)
     head, tail = PROGRAM.split("def main():", 1)
-    script = sandbox.script("train.py", f"{head}{STEP}\ndef main():{tail}")
-    job_id = service.submit("--elastic", "--nnodes", "2", script)
+    sandbox.script("train.py", f"{head}{STEP}\ndef main():{tail}")
+    job_id = service.submit("--elastic", "--nnodes", "2", *submit.split()[3:])
     job = service.wait_for_state(job_id, ["running"], within=SOON_S)
     victim = next(rank for rank in job["ranks"] if rank["rank"] == 1)
     sandbox.wait_until(lambda: len(receiver.named("bagua.step")) == 2, SOON_S, lambda: str(receiver.all()))

@@ -14,14 +14,17 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from rig import page_scripts, pages
+from rig import kubelet, kubernetes, other_users, page_scripts, pages
 from rig.limits import SOON_S
+from rig.postgres import as_postgres, binaries
+from rig.sshd import Sshd
 
 from bagua.base.paths import cache_dir
 
@@ -32,6 +35,8 @@ pytestmark = pytest.mark.root
 
 SERVICE = re.compile(r"bagua (coordinator|daemon|dashboard)(?= -|$)")
 UNIT = re.compile(r"systemctl (start|stop) bagua-coordinator$")
+ANN = 54321
+"""The number of a user of docs/security.md."""
 ADDRESSES = ("10.0.0.1/24", "10.0.0.2/24")
 FILES = {"train.py": "print('trained')\n", "hf.token": "a secret\n", "coordinator.log": "serving\n"}
 """The pages take these for granted in the folder of their reader."""
@@ -45,15 +50,39 @@ PROGRAMS = {
 CHECKOUT = re.compile(r"(?<![\w./-])(?=(?:deploy|docs|tests)/)")
 """Before a path of the clone, in which the reader of such a command is."""
 SCRIPTS: dict[str, Callable[[], str | dict[str, str]]] = {
+    "autotuning": page_scripts.of_autotuning,
     "checkpoints": page_scripts.of_checkpoints,
+    "from-bagua": lambda: "",
     "jobs": page_scripts.of_jobs,
     "profiling": lambda: page_scripts.of_readme(for_ever=True),
     "torch-distributed-programs": page_scripts.of_ddp,
 }
 """Pages that take another script than that of the first page."""
 TINY = "--seconds 0 --rounds 1 --quiet"
+FEW = "--num-warmup-batches 1 --num-batches-per-iter 1 --num-iters 2 --batch-size 2"
+ONE_TASK = "--tasks digits --share 0.04 --nproc-per-node 1 --quiet"
+FEWER = "--waiting 20 --trivial 8 --hosts 8 --times 1 --losses 1 --changes 1 --old 20 --beat-s 2 --settle-s 0"
 SHORTER = {
     "-m bagua.examples.charlm --steps 200": "-m bagua.examples.charlm --steps 5",
+    "-m bagua.examples.mnist": "-m bagua.examples.mnist --epochs 1 --max-batches 4",
+    "--model resnet18 --image-size 64": f"--model resnet18 --image-size 32 {FEW}",
+    "-m bagua.examples.moe": "-m bagua.examples.moe --epochs 12",
+    "--synthetic 8 --arch resnet18 --epochs 2": "--synthetic 4 --arch resnet_tiny --image-size 32 -b 4 --epochs 1",
+    "bench accuracy --output": f"bench accuracy --only local_sgd {ONE_TASK} --seeds 1 --output",
+    "bench accuracy --only bytegrad,top_k": f"bench accuracy --only bytegrad,top_k {ONE_TASK} --seeds 1",
+    "bench accuracy --only bytegrad --tasks digits": f"bench accuracy --only bytegrad {ONE_TASK}",
+    "bench allreduce --nnodes 4": f"bench allreduce --nnodes 3 {TINY}",
+    "--sizes 16K,128K,512K --codec none,fp16,minmax8": "--sizes 16K --codec none,fp16,minmax8",
+    "study.py --out build/study --record": "study.py --out build/study --models tiny --small --record",
+    "study.py --measure": "study.py --models tiny --small --cases tiny@1gbit --seconds 1 --measure",
+    "--cases tiny@2mbit,100ms@4 --seconds 30 --rounds 3": "--cases tiny@2mbit,100ms@4 --seconds 1 --rounds 1",
+    "chaos --minutes 5 --seed 1": "chaos --minutes 5 --seed 1 --faults 2 --nnodes 2 --nproc-per-node 1",
+    "for seed in 1 2 3 5 6 7": "for seed in 1",
+    "for seed in 10 11 12": "for seed in 10",
+    "--faults 25 --minutes 15 --nnodes 3": "--faults 1 --minutes 5 --nnodes 2",
+    "bench/control_plane.py": f"bench/control_plane.py {FEWER}",
+    "--compare --accounts": "--rows queue wide start --compare --accounts",
+    "soak/service.py --minutes 60": "soak/service.py --minutes 0.2 --pause 1.5",
     "bench allreduce --nproc-per-node 4": f"bench allreduce --nproc-per-node 2 --sizes 4K {TINY}",
     "bench codec": f"bench codec --sizes 64K {TINY}",
     "bench train --models mlp,resnet": f"bench train --nproc-per-node 1 --models tiny {TINY}",
@@ -63,6 +92,11 @@ SHORTER = {
     "tests/bench/startup.py": "tests/bench/startup.py --rounds 1 --no-cold",
 }
 """Commands that train or measure for minutes, and the same with less work."""
+LOOK = (
+    "(until grep -qs slots top.log; do sleep 0.2; done; while printf q; do sleep 1; done) 2>/dev/null | "
+    "TERM=xterm script -qefc 'stty cols 120 rows 50; bagua top' top.log >/dev/null"
+)
+"""``bagua top`` in a terminal, until it shows the slots of the service; then somebody presses q."""
 FOLLOWED_S = 10 * SOON_S
 """A command of a tutorial trains a small model, beside other tests."""
 
@@ -93,8 +127,15 @@ class Reader:
 
     def __init__(self, service: Service, host: str) -> None:
         self.service, self.sandbox = service, service.sandbox
-        self.prefix = ("ip", "netns", "exec", host)
+        self.prefix: tuple[str, ...] = ("ip", "netns", "exec", host)
         self.running: dict[str, subprocess.Popen[str]] = {}
+        self.meanings: dict[str, Callable[[], str]] = {
+            "ID": self.newest_job,
+            "NODE": self.last_node,
+            "/shared": self.shared,
+            "FOLDER": self.reports,
+            "74e0": self.newest_tuning,
+        }
         home, programs = self.sandbox.runtime, self.sandbox.folder / "bin"
         programs.mkdir()
         for name, text in PROGRAMS.items():
@@ -121,12 +162,14 @@ class Reader:
 
     def type(self, command: str) -> str:
         """One line; returns what was printed."""
-        for word, meaning in (("ID", self.newest_job), ("NODE", self.last_node), ("/shared", self.shared)):
+        for word, meaning in self.meanings.items():
             if re.search(rf"(?<!\w){word}\b", command):
                 command = re.sub(rf"(?<!\w){word}\b", meaning(), command)
         command = CHECKOUT.sub(f"{pages.ROOT}/", command)
         for words, fewer in SHORTER.items():
             command = command.replace(words, fewer)
+        if command == "bagua top":
+            command = LOOK
         if command.startswith("export "):
             self.sandbox.env |= dict(word.split("=", 1) for word in shlex.split(command)[1:])
             return ""
@@ -169,6 +212,21 @@ class Reader:
 
     def last_node(self) -> str:
         return str(json.loads(self.type("bagua node list --output json"))["nodes"][-1]["node_id"])
+
+    def newest_tuning(self) -> str:
+        """The id of that of a job, once it has been found."""
+
+        def found() -> Any:
+            return json.loads(self.type("bagua tune list --output json"))["tunings"]
+
+        return str(self.sandbox.wait_until(found, FOLLOWED_S)[0]["id"])
+
+    def reports(self) -> str:
+        """A folder with the reports of measurements that were made before."""
+        folder = self.sandbox.folder / "reports"
+        folder.mkdir()
+        shutil.copy(self.sandbox.folder / "4.json", folder)
+        return str(folder)
 
     def shared(self) -> str:
         """A folder that all nodes see."""
@@ -242,6 +300,168 @@ def test_the_page_with_a_script_that_trains(reader: Reader, name: str) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_the_programs_of_operators(reader: Reader, postgres_url: str) -> None:
+    """Those of a checkout, on this machine itself, with less work."""
+    reader.prefix = ()
+    plain, compared, operator, soak = pages.run_by("test_the_programs_of_operators", "docs/operations.md")
+    for command in (plain, compared, soak):
+        reader.type(command.replace("postgresql://postgres@127.0.0.1/bench", postgres_url))
+    if reason := kubernetes.missing() or kubelet.missing():
+        pytest.skip(f"all but {operator!r} ran: {reason}")
+    folder = Path(str(kubernetes.program("kube-apiserver"))).parent
+    reader.type(operator.replace("/opt/kubernetes/bin", str(folder)))
+
+
+@pytest.mark.full
+def test_files_reach_the_second_host(reader: Reader) -> None:
+    """Over an sshd at the second host's address, whose sessions begin in a folder of the test."""
+    [command] = pages.run_by("test_files_reach_the_second_host", "docs/tutorials/two-hosts.md")
+    folder = reader.sandbox.folder
+    second, made = folder / "second", folder / "sshd"
+    second.mkdir()
+    made.mkdir()
+    files = {"Subsystem": "sftp internal-sftp", "ForceCommand": f"internal-sftp -d {second}"}
+    server = Sshd(made, ADDRESSES[1].split("/")[0], 22, reader.prefix, **files)
+    try:
+        reader.sandbox.script("bin/scp", f'#!/bin/sh\nexec {shutil.which("scp")} -F {made / "ssh"} "$@"\n').chmod(0o755)
+        (folder / "token").write_text("secret")
+        reader.type("bagua certs certs/ --host 10.0.0.1")
+        reader.type(command)
+    finally:
+        server.close()
+    copied = {str(path.relative_to(second)) for path in second.rglob("*")}
+    assert copied == {
+        "token",
+        *(str(path.relative_to(folder)) for path in [folder / "certs", *(folder / "certs").rglob("*")]),
+    }
+    assert (second / "token").read_text() == "secret"
+
+
+@pytest.mark.full
+def test_a_coordinator_with_a_provider(reader: Reader) -> None:
+    """It starts, and asks the provider when a token of it comes: ``integration/coordinator/test_coordinator_oidc.py``
+    has one that answers."""
+    [command] = pages.run_by("test_a_coordinator_with_a_provider", "docs/security.md")
+    reader.start(command)
+    assert reader.jobs() == [], "the account of the state folder is as good as ever"
+    refused = reader.sandbox.run(*reader.prefix, "sh", "-c", "BAGUA_TOKEN=a.b.c bagua job list", deadline=FOLLOWED_S)
+    assert refused.code and "token" in refused.err, refused.text
+
+
+@pytest.fixture
+def reader_in_the_open(core: None, host: str) -> Iterator[Reader]:
+    """One whose folder other users may enter, on a host that has the user ann."""
+    if reason := other_users.reason_to_skip():
+        pytest.skip(reason)
+    from tests.e2e.conftest import Sandbox, Service
+
+    files = Path("/etc/netns") / host  # `ip netns exec` shows them below /etc
+    files.mkdir(parents=True)
+    for name, line in {"passwd": f"ann:x:{ANN}:{ANN}::/:/bin/sh", "group": f"ann:x:{ANN}:"}.items():
+        (files / name).write_text(f"{Path('/etc', name).read_text()}{line}\n")
+    folder = Path(tempfile.mkdtemp(prefix="bgo-", dir="/tmp"))
+    folder.chmod(0o755)
+    sandbox = Sandbox(folder)
+    try:
+        made = Reader(Service(sandbox), host)
+        yield made
+        made.stop()
+    finally:
+        sandbox.close()
+        shutil.rmtree(folder)
+        shutil.rmtree(files)
+
+
+@pytest.mark.full
+def test_jobs_run_as_the_user_of_their_account(reader_in_the_open: Reader) -> None:
+    reader = reader_in_the_open
+    create, daemon, *submits = pages.run_by("test_jobs_run_as_the_user_of_their_account", "docs/security.md")
+    reader.start("bagua coordinator")
+    reader.type("bagua token create host-7 --role node --out host-7.token")
+    reader.type(create)
+    reader.sandbox.env["BAGUA_RANK_DIR"] = str(reader.sandbox.folder / "ranks")
+    reader.sandbox.script("train.py", "import os; print('user', os.getuid())").chmod(0o644)
+    outside = reader.prefix
+    reader.prefix += tuple(other_users.way(Path(tempfile.mkdtemp(dir=reader.sandbox.runtime))))
+    reader.start(daemon)
+    reader.prefix = outside
+    for command in submits:
+        reader.type(command)
+        job = reader.newest_job()
+        reader.sandbox.wait_until(lambda: reader.jobs()[0]["state"] in ("succeeded", "failed"), 2 * SOON_S)
+        assert f"user {ANN}" in reader.type(f"bagua job logs {job}"), reader.jobs()
+
+
+@pytest.fixture
+def database(host: str) -> Iterator[None]:
+    """A PostgreSQL on the host of the pages, with the names that docs/operations.md gives to it and to the service."""
+    bin_dir, become = binaries(), as_postgres()
+    if bin_dir is None or become is None:
+        pytest.skip("PostgreSQL: no binaries, or no user postgres")
+    names = Path("/etc/netns") / host / "hosts"  # `ip netns exec` shows it as /etc/hosts
+    names.parent.mkdir(parents=True)
+    names.write_text("127.0.0.1 localhost\n10.0.0.1 db\n10.0.0.1 coordinator.example\n10.0.0.2 coordinator.example\n")
+    folder = Path(tempfile.mkdtemp(prefix="bagua-pg-", dir="/tmp"))
+    shutil.chown(folder, "postgres")
+
+    def run(*words: str | Path) -> None:
+        command = ["ip", "netns", "exec", host, *become, *map(str, words)]
+        done = subprocess.run(command, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=2 * SOON_S)
+        assert done.returncode == 0, command
+
+    control, data = bin_dir / "pg_ctl", folder / "data"
+    try:
+        run(bin_dir / "initdb", "-D", data, "-U", "bagua", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale", "C")
+        with (data / "pg_hba.conf").open("a") as access:
+            access.write("host all all 10.0.0.0/24 trust\n")
+        options = f"-c listen_addresses=10.0.0.1 -c unix_socket_directories={folder} -c fsync=off"
+        run(control, "-D", data, "-l", folder / "log", "-o", options, "-w", "start")
+        run(bin_dir / "createdb", "-h", folder, "-U", "bagua", "bagua")
+        yield
+    finally:
+        subprocess.run(
+            ["ip", "netns", "exec", host, *become, control, "-D", data, "-m", "immediate", "stop"],
+            cwd="/",
+            capture_output=True,
+            timeout=SOON_S,
+        )
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(names.parent)
+
+
+@pytest.mark.full
+def test_two_coordinators(reader: Reader, database: None) -> None:
+    """As the page starts them. The first one is lost, and jobs are still taken by the name that leads to both."""
+    pytest.importorskip("psycopg", reason="PostgreSQL: the package psycopg is not installed")
+    *coordinators, daemon = pages.run_by("test_two_coordinators", "docs/operations.md")
+    names = ("10.0.0.1", "10.0.0.2", "coordinator.example")
+    reader.type(f"bagua certs certs/ {' '.join(f'--host {name}' for name in names)}")
+    first, second = (reader.sandbox.runtime / name for name in ("first", "second"))
+    for state, command in zip((first, second), coordinators, strict=True):
+        reader.sandbox.env["BAGUA_STATE_DIR"] = str(state)
+        if state == second:
+            second.mkdir(mode=0o700)
+            shutil.copy(first / "token", second)
+        reader.running[state.name] = reader.service.launch(*shlex.split(command)[1:], prefix=reader.prefix)[0]
+    shutil.copy(first / "token", reader.sandbox.folder)
+    reader.type("ip addr add 10.0.0.3/24 dev lo")
+    reader.sandbox.env["BAGUA_STATE_DIR"] = str(reader.sandbox.runtime / "node")
+    reader.start(daemon)
+    reader.sandbox.env |= {
+        "BAGUA_COORDINATOR": "coordinator.example:7670",
+        "BAGUA_TLS": "certs/",
+        "BAGUA_TOKEN_FILE": "token",
+    }
+    reader.type("bagua job submit --watch train.py")
+    lost = reader.running.pop("first")
+    lost.kill()
+    lost.wait(SOON_S)
+    reader.type("bagua job submit --watch train.py")
+    assert [job["state"] for job in reader.jobs()] == ["succeeded"] * 2
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("name", [name for name in pages.FOLLOWED if played(name) and name != "tutorials/notebook"])
 def test_a_page_is_followed(reader: Reader, name: str) -> None:
     """From its first line to its last one."""
@@ -250,15 +470,23 @@ def test_a_page_is_followed(reader: Reader, name: str) -> None:
 
 
 @pytest.mark.full
-def test_the_contract_of_the_algorithm_of_the_tutorial(sandbox: Sandbox) -> None:
-    """The algorithm that a reader has written holds what ours hold."""
-    for block in played("tutorials/algorithm"):
+@pytest.mark.parametrize("page", ["docs/tutorials/algorithm.md", "algorithms/README.md"])
+def test_an_algorithm_is_checked_as_ours_are(sandbox: Sandbox, page: str) -> None:
+    """That which a reader has written, and an example. Of the whole suite the file that is about algorithms."""
+    for block in pages.of_path(pages.ROOT / page):
         if block.file == "signs.py":
             sandbox.script(block.file, block.text)
-    suite = Path(__file__).parents[1] / "contract" / "test_algorithms.py"
-    words = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", suite, "--algorithm", "signs:Signs")
-    done = sandbox.run(sys.executable, *words, env={"PYTHONPATH": str(sandbox.folder)}, deadline=FOLLOWED_S)
-    assert done.code == 0 and " passed" in done.out, done.text
+    for folder in ("bin", "my"):
+        (sandbox.folder / folder).mkdir()
+    sandbox.script("my/module.py", "from bagua.examples.own_algorithm import NormalisedMean as MyAlgorithm\n")
+    sandbox.script("bin/pytest", f'#!/bin/sh\nexec {sys.executable} -m pytest "$@"\n').chmod(0o755)
+    sandbox.env |= {"PYTEST_ADDOPTS": "-q -n 0 -p no:cacheprovider"}
+    sandbox.env["PATH"] = f"{sandbox.folder / 'bin'}:{sandbox.env['PATH']}"
+    suite = f"{pages.ROOT}/tests/contract/test_algorithms.py"
+    for command in pages.run_by("test_an_algorithm_is_checked_as_ours_are", page):
+        typed = command.replace("PATH_OF_THE_CLONE/tests/contract/test_algorithms.py", suite)
+        done = sandbox.run("sh", "-c", typed.replace("tests/contract ", f"{suite} "), deadline=FOLLOWED_S)
+        assert done.code == 0 and " passed" in done.out, done.text
 
 
 @pytest.mark.full
@@ -277,6 +505,11 @@ def test_the_cells_of_the_notebook(sandbox: Sandbox) -> None:
     executed = nbformat.read(target, as_version=4)
     assert "rank 1 does not like this" in executed.cells[-1].outputs[-1].text
     sandbox.assert_all_gone(10.0)
+
+
+def test_shorter_commands_are_those_of_pages() -> None:
+    text = "".join(path.read_text() for path in pages.all_pages())
+    assert [words for words in SHORTER if words not in text] == []
 
 
 def test_a_command_that_fails_is_named(reader: Reader) -> None:

@@ -20,6 +20,7 @@ from rig import leaks, pages
 from rig.elastic import PROGRAM
 from rig.limits import SOON_S
 from rig.slurm import NODES, Slurm, slurm
+from rig.sshd import Sshd
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Finished, Sandbox
@@ -176,6 +177,25 @@ def test_commands_of_the_page(sandbox: Sandbox, cluster: Slurm) -> None:
         done = typed(sandbox, cluster, command.replace("sbatch ", f"sbatch --wait --output={log} ", 1))
         text = done.out + (log.read_text() if log.exists() else "")
         assert sorted(re.findall(r"^\[rank \d\] rank (\d) of 4", text, re.M)) == list("0123"), text
+    sandbox.assert_all_gone(within=SOON_S)
+
+
+@pytest.mark.full  # the same by other commands
+def test_three_ways_to_one_job(sandbox: Sandbox, cluster: Slurm, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """By srun, in an allocation, and over an sshd on this machine, which is both hosts."""
+    *slurms, ssh = pages.run_by("test_three_ways_to_one_job", "docs/running.md")
+    server = Sshd(tmp_path_factory.mktemp("sshd"))
+    try:
+        sandbox.script("train.py", SUM)
+        here = f"--hosts 127.0.0.1:{server.port},127.0.0.1:{server.port} --ssh {shlex.quote(server.ssh)}"
+        done = [typed(sandbox, cluster, command) for command in slurms]
+        done.append(typed(sandbox, Slurm(), ssh.replace("--hosts h1,h2", here)))
+    finally:
+        server.close()
+    for one in done:
+        assert {f"rank {rank} on node {rank // 2} has 10.0" for rank in range(4)} == set(
+            re.findall(r"rank \d on node \d has [\d.]+", one.out)
+        ), one.text
     sandbox.assert_all_gone(within=SOON_S)
 
 
@@ -361,6 +381,24 @@ def test_an_elastic_job_leaves_a_node_that_is_drained(sandbox: Sandbox, own: Slu
         os.kill(pid, signal.SIGTERM)
     job.wait_for("rank 0 of 1 sum 0")
     job.wait_for("dismissed")
+    job.ends_well()
+
+
+@pytest.mark.full  # the next one gives more commands
+def test_a_shell_on_the_first_node(sandbox: Sandbox, own: Slurm) -> None:
+    """Opened in a terminal, as the page says; there the variable is set that the job's output names."""
+    opened, export = pages.run_by("test_a_shell_on_the_first_node", PAGE)
+    job = Elastic(sandbox, own)
+    assert own.own is not None
+    number = own.own.call("squeue", "-h", "-o", "%A").split()[0]
+    told = re.search(r"Other commands for this job, on (\S+): (export \S+)", job.log.read_text())
+    assert told, job.log.read_text()
+    name, _, _ = export.partition("=")
+    assert told[2].startswith(f"{name}="), told[2]
+    opened = opened.replace("--jobid 42", f"--jobid {number}").replace("-w n1", f"-w {told[1]}")
+    lines = f"{told[2]}\\nPATH={Path(sys.executable).parent}:$PATH bagua job list\\nexit\\n"
+    done = typed(sandbox, own, f"printf '{lines}' | script -qec '{opened}' /dev/null")
+    assert re.search(r"job-[0-9a-f]+", done.out) and "running" in done.out, done.text
     job.ends_well()
 
 

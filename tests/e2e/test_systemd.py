@@ -16,9 +16,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from rig import booted, service_filter
+from rig import booted, pages, service_filter
+from rig.sshd import find_sshd
 
 from bagua.base.daemon_process import daemon_pid
+from bagua.base.paths import cache_dir
 
 WAIT_S = 120.0
 PROGRAM = [sys.executable, "-P", "-m", "bagua.cli.main"]
@@ -249,8 +251,7 @@ def test_settings_files_name_variables_that_exist() -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: folders get owners")
 def test_the_page_installs_a_service(tmp_path: Path) -> None:
     """The commands of docs/install.md, into an empty root."""
-    page = (UNITS[0].parents[2] / "docs" / "install.md").read_text()
-    (commands,) = re.findall(r"```sh install\n(.*?)```", page, re.DOTALL)
+    [commands] = pages.texts_run_by("test_the_page_installs_a_service", "docs/install.md")
     commands = commands.replace("/opt/bagua/share/bagua/systemd", str(UNITS[0].parent))
     root = tmp_path / "root"
     (root / "etc").mkdir(parents=True)
@@ -271,39 +272,104 @@ def test_the_page_installs_a_service(tmp_path: Path) -> None:
     assert {path.name for path in (root / "usr/lib/systemd/system").iterdir()} == units
 
 
+def install(host: booted.Booted) -> None:
+    """As the page says, with the program of this environment, and with the core that was compiled for it."""
+    [commands] = pages.texts_run_by("test_the_page_installs_a_service", "docs/install.md")
+    commands = commands.replace("/opt/bagua/share/bagua/systemd", str(UNITS[0].parent))
+    here = "[Service]\\nProtectHome=no\\n"  # this Python may lie in a home
+    program = " ".join(PROGRAM)
+    host.sh(f"printf '#!/bin/sh\nexec {program} \"$@\"\n' > /usr/bin/bagua; chmod 755 /usr/bin/bagua")
+    host.sh(f"DESTDIR=; {commands}")
+    host.sh(f"cp -r {cache_dir()}/. /var/cache/bagua/ && chown -R bagua: /var/cache/bagua || true")
+    for unit in UNITS:
+        folder = f"/etc/systemd/system/{unit.name}.d"
+        host.sh(f"mkdir {folder}; printf '{here}' > {folder}/here.conf")
+
+
 @pytest.mark.full
 @pytest.mark.root
 @pytest.mark.timeout(900)  # a system starts, on a busy machine
-def test_services_below_a_real_systemd(tmp_path: Path) -> None:
+def test_services_below_a_real_systemd(core: None, tmp_path: Path) -> None:
     """The page's way, from the files to a backup and back."""
     if reason := booted.reason_to_skip():
         pytest.skip(reason)
     page = (UNITS[0].parents[2] / "docs" / "install.md").read_text()
-    (commands,) = re.findall(r"```sh install\n(.*?)```", page, re.DOTALL)
     (alias,) = re.findall(r"^alias bagua-admin='(.*)'$", page, re.MULTILINE)
-    install = commands.replace("/opt/bagua/share/bagua/systemd", str(UNITS[0].parent))
-    here = "[Service]\\nProtectHome=no\\n"  # this Python may lie in a home
+    first, administer, submitters = pages.texts_run_by("test_services_below_a_real_systemd", "docs/install.md")
+    [nightly] = pages.texts_run_by("test_services_below_a_real_systemd", "docs/operations.md")
     with booted.booted(tmp_path) as host:
-        program = " ".join(PROGRAM)
-        host.sh(f"printf '#!/bin/sh\nexec {program} \"$@\"\n' > /usr/bin/bagua; chmod 755 /usr/bin/bagua")
-        host.sh(f"DESTDIR=; {install}")
-        for unit in UNITS:
-            folder = f"/etc/systemd/system/{unit.name}.d"
-            host.sh(f"mkdir {folder}; printf '{here}' > {folder}/here.conf")
+        install(host)
         tell = "{ journalctl --no-pager -n 40; exit 1; }"
-        host.sh(f"systemctl daemon-reload; systemctl start bagua-coordinator bagua-node || {tell}")
+        host.sh(f"set +e; ({first}) || {tell}")
         nodes = f"cd /; {alias} node list --output json"
         assert '"connected"' in host.sh(nodes)
-        before = host.sh("pgrep -f keeper-fd")
+        daemon = "pgrep -f '[k]eeper-fd'"  # not this command itself
+        before = host.sh(daemon)
         host.sh("systemctl reload bagua-node; systemctl is-active bagua-node")
-        assert host.sh("pgrep -f keeper-fd") != before, "the installed daemon has taken over"
-        host.sh("systemctl enable --now bagua-backup.timer; systemctl start bagua-backup")
+        assert host.sh(daemon) != before, "the installed daemon has taken over"
+        assert "of 2 (local" in host.sh(administer)
+        *begin, look = nightly.splitlines()
+        host.sh("\n".join(begin))
+        assert "bagua-backup.service" in host.attempt(look).stdout
         assert "bagua-backup.timer" in host.sh("systemctl list-timers --no-pager")
         assert "problem" not in host.sh(f"cd /; {alias} coordinator check $(ls /var/lib/bagua/backup-?.db)")
         file = "/var/lib/bagua/backup.db"
-        host.sh(f"cd /; {alias} coordinator backup {file}; systemctl stop bagua-coordinator")
+        host.sh("systemctl stop bagua-coordinator")
         refused = host.attempt(f"cd /; BAGUA_STATE_DIR=/var/lib/bagua bagua coordinator restore {file} --replace")
         host.sh(f"cd /; {alias} coordinator restore {file} --replace; systemctl start bagua-coordinator")
         assert "runuser" in refused.stdout, "root's file could not be read by the service"
+        host.sh(f"({submitters.replace('/opt/bagua/share/bagua/systemd', str(UNITS[0].parent))}) || {tell}")
+        owners = host.sh("stat -c %U /proc/$(systemctl show -P MainPID bagua-node) /var/lib/bagua-node/token").split()
+        assert owners == ["root", "root"]
         host.sh("systemctl stop bagua-node bagua-coordinator")
         assert host.sh("systemctl show -P Result bagua-node bagua-coordinator").split() == ["success"] * 2
+
+
+def connect(first: booted.Booted, second: booted.Booted) -> None:
+    """A cable between them, with the addresses of the page. The first one's root may enter the second by ssh."""
+    find_sshd()
+    ends = {f"bga{first.pid}": (first, "10.0.0.1/24"), f"bgb{first.pid}": (second, "10.0.0.2/24")}
+    one, other = ends
+    subprocess.run(["ip", "link", "add", one, "type", "veth", "peer", "name", other], check=True, timeout=WAIT_S)
+    for name, (host, address) in ends.items():
+        subprocess.run(["ip", "link", "set", name, "netns", str(host.pid)], check=True, timeout=WAIT_S)
+        host.sh(f"ip addr add {address} dev {name}; ip link set {name} up")
+    first.sh("mkdir -p -m 700 /root/.ssh; rm -f /root/.ssh/*; ssh-keygen -q -t ed25519 -N '' -f /root/.ssh/id_ed25519")
+    key = first.sh("cat /root/.ssh/id_ed25519.pub").strip()
+    second.sh(f"mkdir -p -m 700 /root/.ssh /run/sshd; echo '{key}' > /root/.ssh/authorized_keys; ssh-keygen -A")
+    second.sh("/usr/sbin/sshd -o PermitRootLogin=yes -o UsePAM=no")
+    first.sh("printf 'StrictHostKeyChecking accept-new\nBatchMode yes\n' > /root/.ssh/config")
+
+
+@pytest.mark.full
+@pytest.mark.root
+@pytest.mark.timeout(900)  # two systems start, on a busy machine
+def test_two_hosts_below_a_real_systemd(core: None, tmp_path: Path) -> None:
+    """The page's way, with its addresses. A job runs on both, as its node alone has no room for it."""
+    if reason := booted.reason_to_skip():
+        pytest.skip(reason)
+    page = (UNITS[0].parents[2] / "docs" / "install.md").read_text()
+    (alias,) = re.findall(r"^alias bagua-admin='(.*)'$", page, re.MULTILINE)
+    certificates, serve, join = pages.texts_run_by("test_two_hosts_below_a_real_systemd", "docs/install.md")
+    folders = [tmp_path / name for name in ("first", "second")]
+    for folder in folders:
+        folder.mkdir()
+    with booted.booted(folders[0]) as first, booted.booted(folders[1]) as second:
+        connect(first, second)
+        for host in (first, second):
+            install(host)
+        first.sh(certificates)
+        settings = "BAGUA_COORDINATOR_LISTEN=10.0.0.1:7670\nBAGUA_COORDINATOR_TLS=/etc/bagua/tls\n"
+        first.sh(f"printf '{settings}' >> /etc/bagua/coordinator.env")
+        tell = "{ journalctl --no-pager -n 40; exit 1; }"
+        first.sh(f"(\n{serve}\n) || {tell}")
+        for host, address in ((first, "10.0.0.1"), (second, "10.0.0.2")):
+            lines = ["BAGUA_COORDINATOR=10.0.0.1:7670", "BAGUA_TLS=/etc/bagua/tls"]
+            lines += [f"DAEMON_OPTIONS=--data-host {address} --slots 1"]
+            if host is second:  # the first one finds the token of its coordinator
+                lines += ["BAGUA_TOKEN_FILE=/etc/bagua/token"]
+            host.sh("printf '%s\\n' " + " ".join(f"'{line}'" for line in lines) + " >> /etc/bagua/node.env")
+            host.sh(f"(\n{join}\n) || {tell}")
+        job = "job submit --nnodes 2 --watch -m bagua.examples.announcement"
+        said = first.sh(f"cd /; {alias} {job}")
+        assert said.count("of 2 (local") == 2, said

@@ -5,33 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from rig import page_scripts
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Service
-
-TRAIN = """
-    import torch
-    import bagua.torch_api as bagua
-
-    bagua.init_process_group()
-    model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    model.with_bagua([optimizer], tune={"bucket_kib": [16, 32, 64], "chunk_kib": [64, 512]})
-    tried = torch.zeros(1)
-    while not tried.item():
-        optimizer.zero_grad()
-        model(torch.randn(8, 64)).square().mean().backward()
-        optimizer.step()
-        decider = model.bagua_ddp._tuner._decider
-        tried.fill_(0 if decider is None else decider._tried)
-        bagua.allreduce_inplace(tried, op=bagua.ReduceOp.MAX)
-"""
 
 
 @pytest.mark.full
 def test_a_job_tunes_itself_and_says_what_it_found(service: Service) -> None:
     sandbox = service.sandbox
-    script = sandbox.script("train.py", TRAIN)
+    script = sandbox.script("train.py", page_scripts.of_autotuning())
     assert service.json("tune", "list")["tunings"] == []
     job_id = service.submit("--autotune", "--nnodes", "2", "--env", "BAGUA_IS_OUTPUT_AUTOTUNE_LOG=1", script)
     job = service.wait_for_state(job_id, ["succeeded", "failed"], within=120)

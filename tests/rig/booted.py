@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -55,6 +56,7 @@ class Booted:
     """A system that runs. ``pid``: of its process 1, as the machine sees it."""
 
     def __init__(self, pid: int) -> None:
+        self.pid = pid
         self._enter = ["nsenter", "-t", str(pid), "-m", "-p", "-u", "-i", "-n", "-C", "-r", "-w", "env", "-i"]
         self._enter += ["HOME=/root", f"PATH={os.environ['PATH']}"]
 
@@ -88,7 +90,7 @@ def reason_to_skip() -> str:
 @contextmanager
 def booted(folder: Path) -> Iterator[Booted]:
     """Starts it, and ends it with all that runs in it."""
-    name = f"bagua-trial-{os.getpid()}"
+    name = f"bagua-trial-{os.getpid()}-{uuid.uuid4().hex[:6]}"
     groups = [CGROUPS / tree / name for tree in TREES]
     for group in groups:
         group.mkdir()

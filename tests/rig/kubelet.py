@@ -3,6 +3,7 @@
 A pod has an address of its own (127.x.y.z), and a mount namespace in which its volumes lie where the pod mounts them
 below /var/lib, and in which /etc/hosts knows the pods and headless Services, as the cluster's DNS would. Limits,
 probes, init containers and all other mounts are left out, and of images there are their programs alone (``IMAGES``).
+A service account is a kubeconfig (``accounts``), not a folder. ``kubelet_server`` has logs and commands in pods.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
+
+from rig.kubelet_server import KubeletServer
 
 TICK_S = 0.1
 SECRETS_S = 1.0
@@ -92,10 +96,18 @@ class Kubelet(threading.Thread):
     """Serves all pods of a cluster on ``machines``, which it registers. ``capacity``: pods of daemons that may run at
     once; more stay unplaced."""
 
-    def __init__(self, api: httpx.Client, folder: Path, machines: int = 2, capacity: int = 100) -> None:
+    def __init__(
+        self,
+        api: httpx.Client,
+        folder: Path,
+        accounts: Mapping[str, Path] | None = None,
+        machines: int = 2,
+        capacity: int = 100,
+    ) -> None:
         super().__init__(name="kubelet", daemon=True)
         self.api = api
         self.folder = folder
+        self.accounts = accounts or {}
         self.machines = [f"machine-{number}" for number in range(machines)]
         self.capacity = capacity
         self.hosts = folder / "hosts"
@@ -107,8 +119,13 @@ class Kubelet(threading.Thread):
         self._secrets_at = 0.0
         folder.mkdir(parents=True, exist_ok=True)
         self.hosts.write_text("127.0.0.1 localhost\n")
+        self.server = KubeletServer(folder, self.log, self.pid)
+        reached = {
+            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": self.server.port}},
+        }
         for name in self.machines:
-            body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
+            body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": reached}
             self.api.post("/api/v1/nodes", json=body).raise_for_status()
             self.taint(name)  # none: the API server gives new ones a taint, until a kubelet says that it is ready
 
@@ -123,6 +140,7 @@ class Kubelet(threading.Thread):
         """Kills what runs."""
         self._over.set()
         self.join(30)
+        self.server.close()
         for one in self.running.values():
             _kill(one.process)
 
@@ -137,6 +155,13 @@ class Kubelet(threading.Thread):
         """The output of the newest pod of this name."""
         found = sorted(self.folder.glob(f"{name}.*/log"), key=lambda path: path.stat().st_mtime)
         return found[-1].read_text(errors="replace") if found else ""
+
+    def pid(self, name: str) -> int:
+        """The process of the pod of this name. Raises LookupError if none runs."""
+        found = [one for one in self.running.values() if one.folder.name.startswith(f"{name}.")]
+        if not found:
+            raise LookupError(name)
+        return found[-1].process.pid
 
     def logs(self) -> str:
         """The end of all outputs."""
@@ -221,6 +246,8 @@ class Kubelet(threading.Thread):
         # The programs of the image: this interpreter's, and the core that was built for it.
         base = {name: value for name, value in os.environ.items() if not name.startswith("BAGUA_") and name != "HOME"}
         base["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        if account := self.accounts.get(pod["spec"].get("serviceAccountName", "")):
+            given["KUBECONFIG"] = str(account)
         given["BAGUA_CACHE_DIR"] = os.environ.get("BAGUA_CACHE_DIR") or str(Path.home() / ".cache" / "bagua")
         self._write_status(pod, {"podIP": address, "hostIP": "127.0.0.1", "phase": "Pending"})
         self._write_hosts([pod], more=True)
@@ -241,13 +268,13 @@ class Kubelet(threading.Thread):
 
     def _volumes(self, pod: dict[str, Any], folder: Path) -> tuple[dict[str, Path], dict[str, Path]]:
         """(folders by the names of volumes, folders of Secrets by their names). A claim's folder outlives pods. Raises
-        LookupError for a Secret that there is not."""
+        LookupError for a Secret or a claim that there is not."""
         volumes: dict[str, Path] = {}
         written: dict[str, Path] = {}
         for volume in pod["spec"].get("volumes", []):
             place = folder / volume["name"]
             if "persistentVolumeClaim" in volume:
-                place = self.folder / f"claim.{volume['persistentVolumeClaim']['claimName']}"
+                place = self._claim(pod["metadata"]["namespace"], volume["persistentVolumeClaim"]["claimName"])
             place.mkdir(exist_ok=True)
             volumes[volume["name"]] = place
             if "secret" in volume:
@@ -255,6 +282,13 @@ class Kubelet(threading.Thread):
                 if not self._write_secret(pod["metadata"]["namespace"], volume["secret"]["secretName"], place, pod):
                     raise LookupError(volume["secret"]["secretName"])
         return volumes, written
+
+    def _claim(self, namespace: str, name: str) -> Path:
+        """One that was made again has another volume."""
+        answer = self.api.get(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}")
+        if answer.status_code != 200:
+            raise LookupError(name)
+        return self.folder / f"claim.{name}.{answer.json()['metadata']['uid'][:8]}"
 
     def _write_secret(self, namespace: str, name: str, folder: Path, pod: dict[str, Any]) -> bool:
         answer = self.api.get(f"/api/v1/namespaces/{namespace}/secrets/{name}")
@@ -290,7 +324,8 @@ class Kubelet(threading.Thread):
         metadata, name = pod["metadata"], pod["spec"]["containers"][0]["name"]
         if pod["spec"]["restartPolicy"] == "Always":
             self.running.pop(metadata["uid"])
-            self._start(pod)
+            with contextlib.suppress(LookupError):  # all of the job goes
+                self._start(pod)
             return
         state = {"terminated": {"exitCode": code % 256}}
         container = {"name": name, "state": state, "ready": False, "restartCount": 0, "image": "", "imageID": ""}

@@ -81,7 +81,7 @@ class ControlPlane:
         for path, token in ((self.kubeconfig, TOKEN), (self.operator_kubeconfig, OPERATOR_TOKEN)):
             self._write_kubeconfig(path, token, api, certs / "apiserver.crt")
         self._wait_until_ready(certs / "apiserver.crt", api)
-        wanted = "garbagecollector,namespace,statefulset,endpoint,disruption"
+        wanted = "garbagecollector,namespace,replicaset,deployment,statefulset,endpoint,disruption,pvc-protection"
         arguments = ["kube-controller-manager", "--kubeconfig", str(self.kubeconfig), "--leader-elect=false"]
         arguments += ["--controllers", wanted, "--secure-port", str(controllers), "--bind-address", "127.0.0.1"]
         arguments += ["--service-account-private-key-file", str(key), "--use-service-account-credentials=false"]

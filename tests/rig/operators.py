@@ -35,12 +35,17 @@ class Operated:
         self.plane = kubernetes.ControlPlane(self.folder / "plane")
         self.operator: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        """Control plane, kubelet, definition, and the rights of the operator."""
+    def start_machines(self) -> None:
+        """Control plane and kubelet. Pods of the operator have its rights."""
         self.plane.start()
         self.api = self.plane.api()
-        self.kubelet = kubelet.Kubelet(self.plane.api(), self.folder / "pods")
+        accounts = {"bagua-operator": self.plane.operator_kubeconfig}
+        self.kubelet = kubelet.Kubelet(self.plane.api(), self.folder / "pods", accounts)
         self.kubelet.start()
+
+    def start(self) -> None:
+        """The same, and definition and rights without a pod: the operator is a program then."""
+        self.start_machines()
         self.define(yaml.safe_load((MANIFESTS / "crd" / "baguajobs.yaml").read_text()))
         rights = (MANIFESTS / "base" / "rbac.yaml").read_text()
         for one in yaml.safe_load_all(rights):

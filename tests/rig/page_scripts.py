@@ -55,6 +55,27 @@ def of_ddp() -> str:
     return text.replace('"gloo"', '"bagua"').replace("default=2048", "default=32")
 
 
+def of_autotuning() -> str:
+    """A script that ends once something was tried."""
+    return """
+import torch
+import bagua.torch_api as bagua
+
+bagua.init_process_group()
+model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+model.with_bagua([optimizer], tune={"bucket_kib": [16, 32, 64], "chunk_kib": [64, 512]})
+tried = torch.zeros(1)
+while not tried.item():
+    optimizer.zero_grad()
+    model(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+    decider = model.bagua_ddp._tuner._decider
+    tried.fill_(0 if decider is None else decider._tried)
+    bagua.allreduce_inplace(tried, op=bagua.ReduceOp.MAX)
+"""
+
+
 def of_jobs() -> dict[str, str]:
     """The files of docs/jobs.md."""
     return {"train.py": of_readme(), "job.toml": part("docs/jobs.md", "toml")}

@@ -28,10 +28,13 @@ PLAYED = ("operations", "security", "service", "observability", "metrics", "dash
 TRAINED = (
     "../README",
     "../algorithms/README",
+    "accuracy",
     "advise",
+    "autotuning",
     "checkpoints",
     "concepts/job",
     "elastic",
+    "from-bagua",
     "jobs",
     "performance",
     "profiling",
@@ -171,14 +174,25 @@ def of_page(name: str) -> list[Block]:
 def run_by(test: str, *names: str) -> list[str]:
     """Commands of all blocks of these pages (paths of the repository) that are marked as run by the test of this name.
     Raises AssertionError for a page without one."""
-    found = []
-    for name in names:
-        marked = [
-            block for block in of_path(ROOT / name) if block.mark == "run by" and block.reason.endswith(f"::{test}")
-        ]
-        assert marked, f"{name} has no block that is run by {test}"
-        found += [command for block in marked for _, command in block.commands]
-    return found
+    return [command for name in names for block in _run_by(test, name) for _, command in block.commands]
+
+
+def texts_run_by(test: str, name: str) -> list[str]:
+    """Such blocks of a page as they stand, for a shell that reads them whole."""
+    return [block.text for block in _run_by(test, name)]
+
+
+def _run_by(test: str, name: str) -> list[Block]:
+    found = [block for block in of_path(ROOT / name) if block.mark == "run by" and block.reason.endswith(f"::{test}")]
+    assert found, f"{name} has no block that is run by {test}"
+    return [block for block in found if not block.file]
+
+
+def part_by(test: str, name: str) -> str:
+    """The part of a program on a page (its path in the repository) that is marked as run by the test of this name."""
+    [block] = _run_by(test, name)
+    assert block.is_part, block.where
+    return block.text
 
 
 def is_shown_on_readme(block: Block) -> bool:
@@ -196,7 +210,11 @@ def is_test(words: str) -> bool:
 def unshown(block: Block) -> str:
     """Words on a block of commands or of Python that no test runs and no mark excuses, or nothing."""
     if block.mark in ("run by", "shown by"):
-        return "" if is_test(block.reason) else f"{block.where}: there is no test {block.reason}"
+        if not is_test(block.reason):
+            return f"{block.where}: there is no test {block.reason}"
+        if block.mark == "run by" and Path(block.page).stem not in (ROOT / block.reason.partition("::")[0]).read_text():
+            return f"{block.where}: {block.reason} does not read this page"
+        return ""
     name = os.path.relpath(block.page, "docs").removesuffix(".md")
     known = block.page in PARTS if block.is_part else name in (*PLAYED, *FOLLOWED, *TRAINED)
     if block.mark or known or is_shown_on_readme(block):

@@ -1,4 +1,4 @@
-"""A real sshd on loopback, for this user alone, with keys, settings and a port of its own."""
+"""A real sshd for this user alone, with keys, settings and a port of its own, on loopback unless a test says more."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -38,23 +39,28 @@ def find_sshd() -> str:
 class Sshd:
     """A server for this user alone; ``ssh``: the command that reaches it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.port = folder, free_port()
+    def __init__(
+        self, folder: Path, address: str = "127.0.0.1", port: int = 0, prefix: Sequence[str] = (), **more: str
+    ) -> None:
+        """``prefix``: a command that runs it. ``more``: settings of sshd_config."""
+        self.folder, self.port = folder, port or free_port()
         program = find_sshd()
         for name in ("host", "user"):
             key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
             subprocess.run(key, check=True, capture_output=True, timeout=60)
         shutil.copy(folder / "user.pub", folder / "authorized")
-        (folder / "known").write_text(f"[127.0.0.1]:{self.port} {(folder / 'host.pub').read_text()}")
+        name = f"[{address}]:{self.port}" if self.port != 22 else address
+        (folder / "known").write_text(f"{name} {(folder / 'host.pub').read_text()}")
         settings = {
             "Port": self.port,
-            "ListenAddress": "127.0.0.1",
+            "ListenAddress": address,
             "HostKey": folder / "host",
             "AuthorizedKeysFile": folder / "authorized",
             "PidFile": folder / "pid",
             "PasswordAuthentication": "no",
             "PermitRootLogin": "yes",
             "StrictModes": "no",
+            **more,
         }
         (folder / "sshd").write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
         (folder / "ssh").write_text(
@@ -62,7 +68,7 @@ class Sshd:
         )
         self.ssh = f"ssh -F {folder / 'ssh'}"
         self.log = (folder / "log").open("w")
-        command = [program, "-D", "-e", "-f", str(folder / "sshd")]
+        command = [*prefix, program, "-D", "-e", "-f", str(folder / "sshd")]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
         self._wait_until_it_serves()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from rig import pages
@@ -69,3 +70,5 @@ def test_blocks_are_found() -> None:
     assert pages.unshown(last) == "docs/page.md:29: no test runs this. Mark it as tests/rig/pages.py says"
     gone = pages.Block("docs/page.md", 1, "", "shown by", "tests/unit/test_docs_commands.py::test_of_yesterday")
     assert "there is no test" in pages.unshown(gone)
+    here = f"tests/unit/{Path(__file__).name}::test_blocks_are_found"
+    assert "does not read" in pages.unshown(pages.Block(f"docs/{'erehwon'[::-1]}.md", 1, "", "run by", here))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bagua.base.late import SPENT
 from bagua.daemon.node import events as ev
 from bagua.daemon.node import membership, transitions
 from bagua.daemon.node import state as s
@@ -103,6 +104,7 @@ def test_a_rank_that_lost_its_engine_may_end_by_itself():
     assert reports(elastic(), ev.RankLost(2, "hang-up", 0.0)) == 1
     after, told = drive(job, ev.TimerFired(), now=job.deadline)
     assert told == [ev.SignalRanks((72,), signal.SIGKILL)] and after.deadline is None
+    assert "5 s after the others had lost it" in membership.ended_here(after, 2)
     after, told = drive(job, exited(2), ev.TimerFired(), now=job.deadline)
     assert not told and after.deadline is None
     assert drive(elastic(), ev.RankLeft(2, 0.0))[0].ranks[0].left and reports(elastic(), ev.RankLeft(2, 0.0)) == 1
@@ -202,6 +204,7 @@ def test_a_newcomer_that_has_entered_can_not_go_back(entered_first):
     back, into = plan(6, (), joining=(7, 8), planned=False), ev.Entered(5, (1, 7, 8))
     job, told = drive(job, *((into, back) if entered_first else (back, into)))
     assert ev.SignalRanks((77, 78), signal.SIGKILL) in told and numbers(job.lobby) == [7, 8]
+    assert membership.ended_here(job, 7) == SPENT
     job, told = drive(job, exited(7, -9, 9), exited(8, -9, 9))
     assert not told and job.phase is Phase.RUNNING and all(rank.phase is RankPhase.EXITED for rank in job.lobby)
 
@@ -224,6 +227,8 @@ def test_who_is_dismissed_ends_by_itself():
     assert not told and well.phase is Phase.RUNNING and well.leaving[0].phase is RankPhase.EXITED
     late, told = drive(job, ev.TimerFired(), now=10.0 + membership.LEAVE_S)
     assert told == [ev.SignalRanks((73,), signal.SIGKILL)] and late.deadline is None
+    assert "60 s after a planned change had dismissed it, so its daemon" in membership.ended_here(late, 3)
+    assert membership.ended_here(job, 3) == membership.ended_here(late, 2) == "", "nobody here has killed these"
     late, told = drive(late, exited(3, -9, 9))
     assert not told and late.phase is Phase.RUNNING and not late.error
 

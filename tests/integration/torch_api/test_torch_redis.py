@@ -17,6 +17,7 @@ import torch
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from rig import pages
 from rig.engine_hosts import Ranks
 
 import bagua.torch_api as bagua
@@ -115,6 +116,13 @@ def test_tls(tmp_path: Path) -> None:
         store = RedisStore([host_of(server) | {"ssl_ca_certs": str(made)}], tls=True)
         store.set("a", b"1")
         assert store.get("a") == b"1"
+        page = pages.part_by("test_tls", "docs/data.md").replace("password=...", f"password={server.password!r}")
+        for words, here in {"10.0.0.7": "127.0.0.1", "6379": str(port), "ca.pem": str(made)}.items():
+            page = page.replace(words, here)
+        cached = eval(page, {"CachedDataset": CachedDataset, "dataset": [5, 6]})
+        assert [cached[0], cached[1]] == [5, 6]
+        cached.cache_loader.flush()
+        assert cached.cache_loader.num_keys() == 3, "with the key of before"
         for others in ({}, {"ssl": False}, {"ssl_ca_certs": str(certificate(tmp_path)[0])}):
             with pytest.raises(StoreError):
                 RedisStore([host_of(server) | others], tls=True).get("a")

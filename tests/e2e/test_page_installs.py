@@ -1,0 +1,295 @@
+"""Blocks of pages that install packages, as they stand, in environments that are thrown away: from nothing, by pip.
+
+Some gigabytes are fetched, because torch comes along. Where no package index can be reached, all of it is skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+from rig import pages, throwaway
+from rig.limits import SOON_S
+from rig.throwaway import Throwaway
+
+from bagua.base.paths import cache_dir
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Finished, Sandbox
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(3600)]
+
+INSTALL_S = 30 * SOON_S
+PROBE = "pip download --no-deps --dest probe textual"
+ADDED = """
+import sys
+from importlib.metadata import requires, version
+from pip._vendor.packaging.requirements import Requirement
+
+for text in requires("bagua"):
+    one = Requirement(text)
+    if one.marker and any(one.marker.evaluate({"extra": name}) for name in sys.argv[1:]):
+        assert one.specifier.contains(version(one.name), prereleases=True), text
+print(version("bagua"))
+"""
+"""Fails unless all packages of these extras of the installed Bagua are there; prints which Bagua it is."""
+LOGGED = (
+    """
+import os
+import mlflow
+import wandb
+import bagua.torch_api as bagua
+
+os.environ["WANDB_MODE"] = "offline"
+mlflow.set_tracking_uri("sqlite:///runs.db")
+mlflow.start_run()
+""",
+    """
+bagua.report(1, 2, {"loss": 0.25})
+mlflow.end_run()
+wandb.finish()
+""",
+)
+"""Before and after the lines of the page."""
+LOOK = """
+import mlflow
+
+mlflow.set_tracking_uri("sqlite:///runs.db")
+[run] = mlflow.MlflowClient().search_runs(["0"])
+print("loss", run.data.metrics["loss"])
+"""
+TRAIN = """
+from pathlib import Path
+
+FOLDER = Path.cwd()
+
+
+def train():
+    import torch
+    from ray.train.torch import prepare_model
+    from torch import distributed
+
+    assert distributed.get_backend() == "bagua"
+    rank = distributed.get_rank()
+    torch.manual_seed(rank)
+    model = prepare_model(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(5):
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    (FOLDER / f"rank-{rank}").write_text(str([one.tolist() for one in model.parameters()]))
+
+
+"""
+BY_CRON = """
+cd /
+runuser -u bagua -- env BAGUA_STATE_DIR=/var/lib/bagua bagua coordinator --listen 127.0.0.1:0 &
+while [ ! -e /var/lib/bagua/token ]; do sleep 0.1; done
+LD_PRELOAD=$(echo /usr/lib/*/faketime/libfaketime.so.1) NO_FAKE_STAT=1 FAKETIME='@2026-11-26 02:59:57' cron -f -L 15 &
+while ! ls /var/lib/bagua/backup-?.db 2>/dev/null; do sleep 0.1; done
+stat -c '%U %G %a' /var/lib/bagua/backup-?.db
+"""
+JUPYTER = "c.ServerApp.allow_root = True\nc.ServerApp.open_browser = False\n"
+
+
+def clone(folder: Path) -> Path:
+    """A copy of the checkout: an installation leaves files in it."""
+    words = ["git", "ls-files", "-co", "--exclude-standard"]
+    listed = subprocess.run(words, cwd=pages.ROOT, capture_output=True, text=True, check=True).stdout
+    for name in listed.splitlines():
+        if (pages.ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(pages.ROOT / name, folder / name)
+    return folder
+
+
+class Environment:
+    """A fresh one, and somebody who has activated it and types."""
+
+    def __init__(self, sandbox: Sandbox, name: str) -> None:
+        self.sandbox = sandbox
+        self.folder = sandbox.folder / name
+        made = sandbox.run(sys.executable, "-m", "venv", self.folder, deadline=INSTALL_S)
+        assert made.code == 0, made.text
+        home = sandbox.folder / f"home-{name}"
+        (home / ".jupyter").mkdir(parents=True)
+        (home / ".jupyter" / "jupyter_server_config.py").write_text(JUPYTER)
+        self.env = {
+            "HOME": str(home),
+            "VIRTUAL_ENV": str(self.folder),
+            "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
+            "BAGUA_CACHE_DIR": str(cache_dir()),
+        }
+
+    def attempt(self, command: str) -> Finished:
+        """To whatever end."""
+        command = command.replace("PATH_OF_A_CLONE", str(self.sandbox.folder / "clone"))
+        return self.sandbox.run("sh", "-c", command, env=self.env, deadline=INSTALL_S)
+
+    def type(self, command: str) -> str:
+        """Returns its output; the test fails if the command does."""
+        done = self.attempt(command)
+        assert done.code == 0, f"{command}: {done.text}"
+        return done.out
+
+    def added(self, command: str) -> str:
+        """The version of Bagua, once it has been seen that the extras which the command names are there."""
+        named = [name for names in re.findall(r"\[([\w,]+)\]", command) for name in names.split(",")]
+        assert named, command
+        script = self.sandbox.script("added.py", ADDED)
+        return self.type(f"python {script} {' '.join(named)}").strip()
+
+
+@pytest.fixture(scope="module")
+def environment(core: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
+    """One in which Bagua was installed from a clone, by the commands of docs/install.md."""
+    from tests.e2e.conftest import Sandbox
+
+    sandbox = Sandbox(tmp_path_factory.mktemp("installs"))
+    try:
+        made = Environment(sandbox, "env")
+        if (probe := made.attempt(PROBE)).code:
+            pytest.skip(f"no package index can be reached: {probe.err.strip().splitlines()[-1]}")
+        clone(sandbox.folder / "clone")
+        for command in pages.run_by("test_a_clone_and_its_extras", "docs/install.md"):
+            made.type(command)
+        yield made
+    finally:
+        sandbox.close()
+        shutil.rmtree(sandbox.folder, ignore_errors=True)  # gigabytes
+
+
+def test_a_clone_and_its_extras(environment: Environment) -> None:
+    """The second command leaves Bagua alone, though an index may have another package of that name."""
+    _, extras = pages.run_by("test_a_clone_and_its_extras", "docs/install.md")
+    ours = environment.added(extras)
+    assert f"bagua {ours}" in environment.type("bagua --version")
+    assert Path(environment.type("python -c 'import bagua; print(bagua.__path__[0])'").strip()).is_relative_to(
+        environment.folder
+    )
+    assert "No broken requirements" in environment.type("pip check")
+
+
+EXTRAS = ("accuracy", "dashboard", "frameworks", "kubernetes", "observability", "study", "tutorials/algorithm")
+
+
+@pytest.mark.parametrize("page", [*(f"docs/{name}.md" for name in EXTRAS), "algorithms/README.md"])
+def test_extras_are_added(environment: Environment, page: str) -> None:
+    before = environment.type("bagua --version")
+    for command in pages.run_by("test_extras_are_added", page):
+        environment.type(command)
+        assert environment.added(command) in before
+
+
+def test_jupyterlab_opens(environment: Environment) -> None:
+    """In a terminal of its own; it prints the address."""
+    install, lab = pages.run_by("test_jupyterlab_opens", "docs/tutorials/notebook.md")
+    environment.type(install)
+    environment.added(install)
+    sandbox, log = environment.sandbox, environment.sandbox.folder / "lab.log"
+    with log.open("w") as out:
+        process = sandbox.start("sh", "-c", f"exec {lab}", env=environment.env, stdout=out, stderr=out)
+    address = re.compile(r"http://127\.0\.0\.1:\d+/lab\?token=\w+")
+    found = sandbox.wait_until(lambda: address.search(log.read_text()), 5 * SOON_S, log.read_text)
+    with httpx.Client(follow_redirects=True, trust_env=False) as client:
+        answer = client.get(found[0], timeout=SOON_S)
+        assert answer.status_code == 200 and "<title>JupyterLab</title>" in answer.text
+        # Its kernels are those of this environment.
+        kernels = client.get(found[0].replace("/lab?", "/api/kernelspecs?"), timeout=SOON_S).json()
+    assert kernels["kernelspecs"]["python3"]["spec"]["language"] == "python"
+    process.terminate()
+    sandbox.finish(process, time.monotonic())
+
+
+def test_loggers(environment: Environment) -> None:
+    """The lines of the page, after those that a program has for MLflow and Weights & Biases."""
+    environment.type("pip install tensorboard mlflow-skinny sqlalchemy alembic wandb")
+    folder = environment.sandbox.folder
+    lines = pages.part_by("test_loggers", "docs/frameworks.md")
+    script = environment.sandbox.script("loggers.py", f"{LOGGED[0]}\n{lines}\n{LOGGED[1]}")
+    environment.type(f"python {script}")
+    assert "loss 0.25" in environment.type(f"python {environment.sandbox.script('look.py', LOOK)}")
+    assert list(folder.rglob("events.out.tfevents.*")), "TensorBoard has a file"
+    assert [path for path in folder.rglob("*.wandb") if b"loss" in path.read_bytes()], "and Weights & Biases"
+
+
+def test_a_script_of_deepspeed(environment: Environment) -> None:
+    """Before and after the move the same loss is printed. DeepSpeed's launcher starts the script of Bagua, too."""
+    environment.type("pip install deepspeed")
+    page = "docs/moving/deepspeed.md"
+    for block in pages.of_path(pages.ROOT / page):
+        if block.file:
+            (environment.sandbox.folder / block.file).write_text(block.text)
+    [before] = pages.run_by("test_a_script_of_deepspeed", page)
+    commands = (before, before.replace("before.py", "after.py"), "bagua run --nproc-per-node 2 after.py")
+    losses = [re.findall(r"loss \d+\.\d+", environment.type(command)) for command in commands]
+    assert losses == [losses[0]] * 3 and len(losses[0]) == 1, losses
+
+
+def test_ray(environment: Environment) -> None:
+    """Two workers train over the backend."""
+    environment.type('pip install "ray[train]"')
+    lines = pages.part_by("test_ray", "docs/frameworks.md")
+    environment.type(f"python {environment.sandbox.script('with_ray.py', TRAIN + lines)}")
+    ranks = sorted(path.name for path in environment.sandbox.folder.glob("rank-*"))
+    assert ranks == ["rank-0", "rank-1"]
+    weights = [(environment.sandbox.folder / name).read_text() for name in ranks]
+    assert weights[0] == weights[1], weights
+
+
+def test_nvcc_of_pip(environment: Environment) -> None:
+    """On a machine without another one, it is the one that builds kernels."""
+    for command in pages.run_by("test_nvcc_of_pip", "docs/gpu.md"):
+        environment.type(command)
+    [nvcc] = environment.folder.glob("lib/*/site-packages/nvidia/cu*/bin/nvcc")
+    assert "release 13.0" in environment.type(f"{nvcc} --version")
+    found = environment.type("python -c 'from bagua.csrc import build_cuda; print(build_cuda.find_nvcc().path)'")
+    assert shutil.which("nvcc") or "CUDA_HOME" in os.environ or found.strip() == str(nvcc)
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Throwaway]:
+    """A copy of this one, with the user and the folders of a service. Its program is that of this environment."""
+    folder = tmp_path_factory.mktemp("machine")
+    if reason := throwaway.reason_to_skip(folder):
+        pytest.skip(reason)
+    made = Throwaway(folder)
+    try:
+        made.sh("echo 'APT::Get::Assume-Yes \"true\";' > /etc/apt/apt.conf.d/yes", SOON_S)
+        if (probe := made.attempt("apt-get update && apt-get install --simulate cron", INSTALL_S)).returncode:
+            pytest.skip(f"no packages of the distribution can be fetched: {probe.stdout.strip().splitlines()[-1]}")
+        program = f"exec {sys.executable} -P -m bagua.cli.main"
+        made.sh(f"printf '#!/bin/sh\\n{program} \"$@\"\\n' > /usr/bin/bagua; chmod 755 /usr/bin/bagua /root", SOON_S)
+        [units] = pages.texts_run_by("test_the_page_installs_a_service", "docs/install.md")
+        units = units.replace("/opt/bagua/share/bagua/systemd", str(pages.ROOT / "deploy" / "systemd"))
+        made.sh(f"DESTDIR=; {units}", SOON_S)
+        yield made
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.root
+def test_postgresql_of_the_distribution(machine: Throwaway) -> None:
+    [command] = pages.run_by("test_postgresql_of_the_distribution", "docs/operations.md")
+    machine.sh(command, INSTALL_S)
+    assert "/bin/initdb" in machine.sh("ls /usr/lib/postgresql/*/bin/initdb; id postgres", SOON_S)
+
+
+@pytest.mark.root
+def test_a_backup_by_cron(machine: Throwaway) -> None:
+    """A real cron, for which it is soon three o'clock."""
+    [table] = pages.texts_run_by("test_a_backup_by_cron", "docs/operations.md")
+    machine.sh("apt-get install cron libfaketime", INSTALL_S)
+    (machine.folder / "upper" / "etc" / "cron.d" / "bagua").write_text(f"{table}\n")
+    said = machine.sh(BY_CRON, 5 * SOON_S)
+    assert re.search(r"backup-[1-7]\.db$", said, re.MULTILINE) and "bagua bagua 600" in said, said
