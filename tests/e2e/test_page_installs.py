@@ -114,10 +114,10 @@ def clone(folder: Path) -> Path:
 
 
 class Environment:
-    """A fresh one, and somebody who has activated it and types."""
+    """A fresh one, and somebody who has activated it and types. ``prefix``: a command that runs what is typed."""
 
-    def __init__(self, sandbox: Sandbox, name: str) -> None:
-        self.sandbox = sandbox
+    def __init__(self, sandbox: Sandbox, name: str, *prefix: str) -> None:
+        self.sandbox, self.prefix = sandbox, prefix
         self.folder = sandbox.folder / name
         made = sandbox.run(sys.executable, "-m", "venv", self.folder, deadline=INSTALL_S)
         assert made.code == 0, made.text
@@ -134,7 +134,7 @@ class Environment:
     def attempt(self, command: str) -> Finished:
         """To whatever end."""
         command = command.replace("PATH_OF_A_CLONE", str(self.sandbox.folder / "clone"))
-        return self.sandbox.run("sh", "-c", command, env=self.env, deadline=INSTALL_S)
+        return self.sandbox.run(*self.prefix, "sh", "-c", command, env=self.env, deadline=INSTALL_S)
 
     def type(self, command: str) -> str:
         """Returns its output; the test fails if the command does."""
@@ -257,9 +257,26 @@ def test_nvcc_of_pip(environment: Environment) -> None:
     assert shutil.which("nvcc") or "CUDA_HOME" in os.environ or found.strip() == str(nvcc)
 
 
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a host without a network is a network namespace")
+def test_a_host_without_a_network(environment: Environment) -> None:
+    """Wheels are made on one host, and installed on another one."""
+    *pack, unpack, install = pages.run_by("test_a_host_without_a_network", "docs/install.md")
+    for command in pack:
+        environment.type(command)
+    sandbox = environment.sandbox
+    shutil.rmtree(sandbox.folder / "wheels")
+    other = Environment(sandbox, "offline", "unshare", "--net", "env", "--unset=PIP_FIND_LINKS")
+    other.env["PIP_CONFIG_FILE"] = os.devnull
+    for command in (unpack, install):
+        other.type(command)
+    assert other.added(install) == environment.added(install)
+    assert "No broken requirements" in other.type("pip check")
+
+
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Throwaway]:
-    """A copy of this one, with the user and the folders of a service. Its program is that of this environment."""
+def machine(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Throwaway]:
+    """A copy of this one, with the packages and files that docs/install.md puts on a host of a service."""
     folder = tmp_path_factory.mktemp("machine")
     if reason := throwaway.reason_to_skip(folder):
         pytest.skip(reason)
@@ -268,14 +285,20 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Throwaway]:
         made.sh("echo 'APT::Get::Assume-Yes \"true\";' > /etc/apt/apt.conf.d/yes", SOON_S)
         if (probe := made.attempt("apt-get update && apt-get install --simulate cron", INSTALL_S)).returncode:
             pytest.skip(f"no packages of the distribution can be fetched: {probe.stdout.strip().splitlines()[-1]}")
-        program = f"exec {sys.executable} -P -m bagua.cli.main"
-        made.sh(f"printf '#!/bin/sh\\n{program} \"$@\"\\n' > /usr/bin/bagua; chmod 755 /usr/bin/bagua /root", SOON_S)
+        [host] = pages.texts_run_by("test_a_host_of_a_service", "docs/install.md")
+        made.sh(host.replace("PATH_OF_A_CLONE", str(environment.sandbox.folder / "clone")), INSTALL_S)
         [units] = pages.texts_run_by("test_the_page_installs_a_service", "docs/install.md")
-        units = units.replace("/opt/bagua/share/bagua/systemd", str(pages.ROOT / "deploy" / "systemd"))
         made.sh(f"DESTDIR=; {units}", SOON_S)
         yield made
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.root
+def test_a_host_of_a_service(machine: Throwaway) -> None:
+    said = machine.sh("readlink -f /usr/bin/bagua; cd /; runuser -u bagua -- bagua --version", SOON_S)
+    assert said.startswith("/opt/bagua/bin/bagua\nbagua "), said
+    assert "coordinator.env" in machine.sh("ls /etc/bagua", SOON_S)
 
 
 @pytest.mark.root
