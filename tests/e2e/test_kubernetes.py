@@ -159,6 +159,7 @@ def test_the_overlay_with_postgresql(cluster: Operated) -> None:
     longer = cluster.folder / "overlay.yaml"
     longer.write_text(rendered.replace('- "30"', '- "200"').replace("nprocPerNode: 2", "nprocPerNode: 1"))
     cluster.kubectl("apply", "--validate=false", "-f", str(longer))
+    cluster.kubectl("delete", "deployment", "--all", "--namespace", "bagua-system")  # the operator is a program here
     step = trains(cluster, "digits", "digits-0", "digits-1")["step"]
     claims = [one for one in cluster.names("/api/v1/persistentvolumeclaims") if "digits" in one]
     assert claims == ["data-digits-database-0"], "the coordinator needs no volume"

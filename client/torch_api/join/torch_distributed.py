@@ -222,7 +222,7 @@ class TorchGroup:
                 distributed.destroy_process_group()
 
     def abandon(self) -> None:
-        """The process ends by an error: others may be gone, and nothing is to be waited for."""
+        """The process ends by an error: others may be gone, and nobody is waited for but threads of this process."""
         if self._mine is not None:
             _never_free()
         self._wait_until_freed()
