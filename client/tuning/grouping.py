@@ -6,9 +6,7 @@ from collections.abc import Hashable, Sequence
 
 DEFAULT_BYTES = 10 << 20
 DEVICE_BYTES = 25 << 20
-"""On a GPU each operation costs launches, so buckets are as large as DDP's."""
-DEVICE_LEAST_BYTES = 256 << 10
-"""And none is smaller: a bias travels with the matrix that comes after it."""
+"""On a GPU each operation costs launches, so buckets are as large as DDP's, and as few."""
 SMALLEST_BUCKET_BYTES = 256 << 10
 FIRST_BUCKET_BYTES = 1 << 20
 PARTS = 6
@@ -26,20 +24,22 @@ def bucket_bytes(total: int, wanted: int = DEFAULT_BYTES, explicit: bool = False
 
 
 def group(
-    tensors: Sequence[tuple[int, Hashable]], limit: int, first_limit: int = FIRST_BUCKET_BYTES, least: int = 0
+    tensors: Sequence[tuple[int, Hashable]], limit: int, first_limit: int = FIRST_BUCKET_BYTES, filled: bool = False
 ) -> list[list[int]]:
     """Cuts tensors, (bytes, dtype) each in the order in which their gradients come, into groups of one dtype and about
     ``limit`` bytes. Returns their numbers.
 
-    A group is closed when one more tensor would exceed the limit. The first group is closed sooner, by
-    ``first_limit``: exchange begins early. None with less than ``least`` bytes is closed before the end. Groups come in
-    the order in which they are complete.
+    A group is closed when one more tensor would exceed the limit, or, with ``filled``, by the tensor with which it
+    reaches the limit, as DDP does it: groups are fewer, and a bias travels with the matrix that comes after it. The
+    first group is closed sooner, by ``first_limit``: exchange begins early. Groups come in the order in which they are
+    complete.
     """
     open_groups: dict[Hashable, tuple[int, list[int]]] = {}
     closed: list[list[int]] = []
     for index, (size, dtype) in enumerate(tensors):
         held, members = open_groups.get(dtype, (0, []))
-        if members and held >= least and held + size > (limit if closed else min(limit, first_limit)):
+        now = held if filled else held + size - 1
+        if members and now >= (limit if closed else min(limit, first_limit)):
             closed.append(members)
             held, members = 0, []
         members.append(index)

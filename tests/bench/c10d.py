@@ -61,7 +61,7 @@ def cases() -> list[Case]:
 def row_of(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     """Measures one case."""
     settings = {"seconds": options.seconds, "rounds": options.rounds, "warm_up": options.warm_up}
-    env = {"OMP_NUM_THREADS": "1"}
+    env = {"OMP_NUM_THREADS": str(options.threads)}
     task = Task(MODULE, {**case.config, **settings}, case.nnodes, case.nproc_per_node, env, options.quiet)
     found = measure(task, case.network)["seconds"]
     row = {"case": case.name, "seconds": found, "times_gloo": found[GLOO] / found[OURS], "promised": case.least}
@@ -94,6 +94,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=15.0, help="of turns, for each case")
     parser.add_argument("--rounds", type=int, default=5, help="the fewest")
     parser.add_argument("--warm-up", type=int, default=4, help="steps that are not counted")
+    parser.add_argument("--threads", type=int, default=1, help="of each rank's computation, as OMP_NUM_THREADS")
     parser.add_argument("--quiet", action="store_true")
     parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
@@ -108,7 +109,7 @@ def main() -> int:
         rows.append(row_of(case, options))
         print(show(rows[-1]), file=sys.stderr if options.output == "json" else sys.stdout, flush=True)
     if options.output == "json":
-        machine = {"machine": platform.node(), "cores": os.cpu_count(), "load": os.getloadavg()[0]}
+        machine = {"machine": platform.node(), "cores": os.cpu_count(), "load": os.getloadavg()[0], "threads": options.threads}
         print(json.dumps({"command": " ".join(sys.argv), **machine, "rows": rows}))
     return 0
 

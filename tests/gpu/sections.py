@@ -44,6 +44,7 @@ SECTIONS = (
     Section("allreduce", "allreduce", "All-reduce of the engine, by every route, beside NCCL", 75, 30, RANKS),
     Section("step", "step", "Step time beside DDP with NCCL", 66, 40, RANKS),
     Section("waits", "waits", "Waits of the host in a step", 35, 25, RANKS),
+    Section("torch_group", "torch_group", "torch's NCCL group in the place of the leg's", 60, 35, RANKS),
     Section("faults", "faults", "A rank is killed in an all-reduce", 80, 40, RANKS),
     Section("regroup", "regroup", "An elastic job loses a rank in a step", 80, 40, RANKS),
     Section(

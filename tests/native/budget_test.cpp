@@ -51,6 +51,19 @@ TEST(cgroup_version_2_counts_ancestors_and_droppable_cache) {
   CHECK_EQ(cgroup_headroom("0::/elsewhere\n", mount.path()).bytes, UINT64_MAX);
 }
 
+// On a virtual machine a limit left no memory at all to a process that had some, on a host that had 125 GiB.
+TEST(a_group_has_no_less_than_a_process_of_it_and_no_more_than_the_host) {
+  Folder mount;
+  mount.folder("/pod");
+  mount.write("/pod/memory.max", "1000\n");
+  mount.write("/pod/memory.current", "1000\n");
+  const Headroom room = cgroup_headroom("0::/pod\n", mount.path(), 1000, 1000);
+  CHECK_EQ(room.bytes, uint64_t{0});
+  CHECK(has(room.bound, mount.path() + "/pod: 0 MiB"));
+  CHECK_EQ(cgroup_headroom("0::/pod\n", mount.path(), 1000, 999).bytes, UINT64_MAX);
+  CHECK_EQ(cgroup_headroom("0::/pod\n", mount.path(), 1001, 2000).bytes, UINT64_MAX);
+}
+
 TEST(cgroup_version_1_and_a_container_that_sees_only_its_own) {
   Folder mount;
   mount.folder("/memory");

@@ -28,7 +28,7 @@ TESTS = Path(__file__).resolve().parents[1]
 
 def test_time_is_shared_out() -> None:
     groups = sections.groups(SECTIONS)
-    assert [len(group) for group in groups] == [1, 1, 1, 1, 1, 1, 1, 1, 1, 5, 1]
+    assert [len(group) for group in groups] == [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 5, 1]
     left = run.WHOLE_S - 60
     for number, beside in enumerate(groups):
         share = sections.time_for(beside, groups[number + 1 :], left)

@@ -51,10 +51,25 @@ def test_groups(sizes: list[tuple[int, torch.dtype]], limit: int, first: int) ->
         assert sum(held + one <= limit for held, one in zip(sums, firsts[1:], strict=False)) <= 1  # the first bucket
 
 
+@given(st.lists(st.integers(1, 200)), st.integers(1, 2000), st.integers(1, 2000))
+def test_filled_groups_are_ddps(sizes: list[int], limit: int, first: int) -> None:
+    tensors = [torch.empty(size, device="meta") for size in sizes]
+    wanted: list[list[torch.Tensor]] = [[]]
+    held = 0
+    for tensor in tensors:
+        wanted[-1].append(tensor)
+        held += tensor.nbytes
+        if held >= (limit if len(wanted) > 1 else min(limit, first)):
+            wanted.append([])
+            held = 0
+    found = group_tensors(tensors, limit, first, filled=True)
+    assert [len(one) for one in found] == [len(one) for one in wanted if one]
+
+
 def test_a_bias_travels_with_a_matrix_on_a_device() -> None:
     tensors = [torch.empty(size, device="meta") for size in (10, 5000, 10, 5000)]
     assert [len(one) for one in group_tensors(tensors, 8000, 4000)] == [1, 1, 1, 1]
-    assert [len(one) for one in group_tensors(tensors, 8000, 4000, least=400)] == [2, 2]
+    assert [len(one) for one in group_tensors(tensors, 8000, 4000, filled=True)] == [2, 2]
 
 
 def test_small_models_get_small_buckets_unless_told_otherwise() -> None:

@@ -63,9 +63,15 @@ class CudaConnection:
         self._cuda = PORT.cuda
         module, self._core, self._no_kernels, kernels = _modules()
         self._error: type[Exception] = module.DeviceError
-        # Perhaps only some of the ranks have CUDA tensors, so the leg makes no communicator by itself.
+        # Perhaps only some of the ranks have CUDA tensors, so the leg makes no communicator by itself. Communicators
+        # that block are faster, but take half a second more to be made: at each change of members.
         self._new_leg = functools.partial(
-            module.Leg, rank=connection.native, device=index, kernels=kernels, world=False
+            module.Leg,
+            rank=connection.native,
+            device=index,
+            kernels=kernels,
+            world=False,
+            blocking=not connection.elastic,
         )
         self._open()
         self._say_what_is_missing()
@@ -266,7 +272,7 @@ def _log_route(
     reasons = "".join(f"; {name} is not possible: {why}" for name, why in impossible.items())
     reasons += "".join(f"; {name} could not be set up: {why}" for name, why in failed.items())
     if undivided:
-        reasons += f"; BAGUA_NCCL_BLOCKING=1 has no effect: {undivided}"
+        reasons += f"; NCCL enqueues by threads of its own (slower): {undivided}"
     level = logging.WARNING if failed or undivided else logging.INFO
     LOG.log(level, "CUDA tensors of ranks %s take route %s%s", list(ranks), route, reasons)
 

@@ -23,7 +23,7 @@ from bagua.torch_api.train.gradients import BUFFERS, GradientBucket, elements_ne
 from bagua.torch_api.train.grouping import group_tensors
 from bagua.torch_api.train.guest import Guest
 from bagua.torch_api.train.runner import Runner
-from bagua.tuning.grouping import DEVICE_LEAST_BYTES, bucket_bytes
+from bagua.tuning.grouping import bucket_bytes
 
 
 class Wrapped(DataParallel, Protocol):
@@ -230,7 +230,7 @@ class ModelBuckets:
         explicit = self._ddp.bucket_bytes is not None or "BAGUA_DEFAULT_BUCKET_SIZE" in os.environ
         on_device = self._runner.on_device
         limit = bucket_bytes(total, size, explicit, on_device)
-        return group_tensors(self._tensors, limit, least=DEVICE_LEAST_BYTES if on_device and not explicit else 0)
+        return group_tensors(self._tensors, limit, filled=on_device and not explicit)
 
     def _layouts(self) -> list[BucketLayout | PlanBucket]:
         groups = self._groups()

@@ -10,8 +10,8 @@ from bagua.tuning.grouping import FIRST_BUCKET_BYTES, group
 
 
 def group_tensors(
-    tensors: Sequence[torch.Tensor], limit: int, first_limit: int = FIRST_BUCKET_BYTES, least: int = 0
+    tensors: Sequence[torch.Tensor], limit: int, first_limit: int = FIRST_BUCKET_BYTES, filled: bool = False
 ) -> list[list[torch.Tensor]]:
     """Cuts ``tensors``, given in the order in which their gradients come, as ``bagua.tuning.grouping.group`` does."""
     sizes = [(tensor.numel() * tensor.element_size(), tensor.dtype) for tensor in tensors]
-    return [[tensors[number] for number in numbers] for numbers in group(sizes, limit, first_limit, least)]
+    return [[tensors[number] for number in numbers] for numbers in group(sizes, limit, first_limit, filled)]

@@ -47,12 +47,21 @@ uint64_t stat_line(const std::string& path, const std::string& wanted) {
   return 0;
 }
 
-void look_at(const std::string& folder, const Files& files, Headroom* room) {
+// What a process has, and its host: no group that counts it can have less than the one, or more than the other.
+struct Bounds {
+  uint64_t process, host;
+};
+
+void look_at(const std::string& folder, const Files& files, const Bounds& bounds, Headroom* room) {
   uint64_t limit = 0, usage = 0;
   if (!number_in(folder + "/" + files.limit, &limit) || !number_in(folder + "/" + files.usage, &usage)) return;
-  if (usage > limit) return;  // the kernel lets no group exceed a limit: it does not enforce this one
+  // The kernel lets no group exceed a limit that it enforces.
+  if (limit < std::max(usage, bounds.process) || usage > bounds.host) return;
+  const uint64_t used = usage;
   for (const char* line : files.droppable) usage -= std::min(usage, stat_line(folder + "/memory.stat", line));
-  tighten(room, limit - usage, "the memory limit of its control group");
+  tighten(room, limit - usage,
+          "the memory limit of its control group (" + folder + ": " + std::to_string(limit >> 20) + " MiB, of which " +
+              std::to_string(used >> 20) + " MiB are in use)");
 }
 
 bool exists(const std::string& path) {
@@ -61,12 +70,12 @@ bool exists(const std::string& path) {
 }
 
 // `path` and its ancestors up to the mount. In a container the path may be one of the host's: then the mount is ours.
-void climb(const std::string& mount, std::string path, const Files& files, Headroom* room) {
+void climb(const std::string& mount, std::string path, const Files& files, const Bounds& bounds, Headroom* room) {
   while (path.size() > 1 && exists(mount + path)) {
-    look_at(mount + path, files, room);
+    look_at(mount + path, files, bounds, room);
     path.resize(path.rfind('/'));
   }
-  look_at(mount, files, room);
+  look_at(mount, files, bounds, room);
 }
 
 bool lists(const std::string& controllers, const std::string& wanted) {
@@ -86,21 +95,27 @@ void address_space(Headroom* room) {
   tighten(room, limit.rlim_cur > used ? limit.rlim_cur - used : 0, "its limit of address space, ulimit -v");
 }
 
+// Bytes of a line of a file in /proc, such as "MemFree:  12 kB"; 0 if there is none.
+uint64_t line_of(const char* path, const std::string& name) {
+  std::ifstream file(path);
+  std::string line;
+  while (std::getline(file, line)) {
+    unsigned long long kib = 0;
+    if (line.rfind(name + ":", 0) == 0 && sscanf(line.c_str() + name.size() + 1, "%llu kB", &kib) == 1) {
+      return kib * 1024;
+    }
+  }
+  return 0;
+}
+
 }  // namespace
 
 uint64_t available_memory() {
-  FILE* file = fopen("/proc/meminfo", "re");
-  if (file == nullptr) return 0;
-  char line[128];
-  unsigned long long kib = 0;
-  while (fgets(line, sizeof line, file) != nullptr) {
-    if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1) break;
-  }
-  fclose(file);
-  return kib * 1024;
+  return line_of("/proc/meminfo", "MemAvailable");
 }
 
-Headroom cgroup_headroom(const std::string& membership, const std::string& mount) {
+Headroom cgroup_headroom(const std::string& membership, const std::string& mount, uint64_t process, uint64_t host) {
+  const Bounds bounds{process, host};
   Headroom room;
   std::istringstream lines(membership);  // number:controllers:path, version 2 without controllers
   for (std::string line; std::getline(lines, line);) {
@@ -108,9 +123,9 @@ Headroom cgroup_headroom(const std::string& membership, const std::string& mount
     if (first == std::string::npos || second == std::string::npos) continue;
     const std::string controllers = line.substr(first + 1, second - first - 1), path = line.substr(second + 1);
     if (controllers.empty()) {
-      climb(mount, path, kVersion2, &room);
+      climb(mount, path, kVersion2, bounds, &room);
     } else if (lists(controllers, "memory")) {
-      climb(mount + "/memory", path, kVersion1, &room);
+      climb(mount + "/memory", path, kVersion1, bounds, &room);
     }
   }
   return room;
@@ -120,7 +135,9 @@ Headroom memory_headroom() {
   std::ifstream file("/proc/self/cgroup");
   std::stringstream membership;
   membership << file.rdbuf();
-  Headroom room = cgroup_headroom(membership.str(), "/sys/fs/cgroup");
+  const uint64_t total = line_of("/proc/meminfo", "MemTotal"), unused = line_of("/proc/meminfo", "MemFree");
+  const uint64_t host = total > unused ? total - unused : UINT64_MAX;
+  Headroom room = cgroup_headroom(membership.str(), "/sys/fs/cgroup", line_of("/proc/self/status", "RssAnon"), host);
   if (const uint64_t available = available_memory(); available != 0) {
     tighten(&room, available, "the memory available on this host");
   }

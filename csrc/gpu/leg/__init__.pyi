@@ -36,6 +36,7 @@ class Leg:
         route: str = "",  # "staged", "flat", "hierarchical"; "": BAGUA_DEVICE_ROUTE, else by measurement
         kernels: str = "",  # path of libbagua_kernels.so (``bagua.csrc.kernels_library()``); "": without kernels
         world: bool = True,
+        blocking: bool = True,  # NCCL's communicators; BAGUA_NCCL_BLOCKING says otherwise. All members alike
     ) -> None:
         """Opens the libraries. With ``world``, makes communicator 0, too: all ranks do it at the same time, and wait
         for each other; without, nobody waits, and there are only the communicators that ``create_comm`` makes. Raises
@@ -54,7 +55,7 @@ class Leg:
         """The same at all members: "route", and why the others were not taken, as route -> reason: "impossible", by
         what the members are and have; "failed", when it was set up (which rank, and what NCCL said). Routes that are in
         neither were measured and slower, or are behind the chosen one inside a host. "undivided": why NCCL's
-        communicators don't block, where that was wanted; else empty."""
+        communicators don't block, where they were to; else empty."""
     def submit(
         self,
         *,

@@ -26,12 +26,6 @@ bool contains(const std::vector<Route>& routes, Route route) {
   return std::find(routes.begin(), routes.end(), route) != routes.end();
 }
 
-// Whether NCCL's operations are to be enqueued by the thread that calls them.
-bool wants_children() {
-  const char* const set = getenv("BAGUA_NCCL_BLOCKING");
-  return set != nullptr && strcmp(set, "1") == 0;
-}
-
 template <size_t kBytes>
 void put(char (&out)[kBytes], const std::string& text) {
   strncpy(out, text.c_str(), kBytes - 1);
@@ -47,7 +41,7 @@ Status Communicator::gather_facts(HostCollectives* daemon, uint8_t forced, std::
   mine.staged = runtime_->no_wait_value().empty();
   mine.named_host = getenv("NCCL_HOSTID") != nullptr;
   mine.forced = forced;
-  mine.divides = wants_children() && libraries.nccl.split != nullptr;
+  mine.divides = runtime_->nccl_blocks && libraries.nccl.split != nullptr;
   if (!libraries.has_nccl()) put(mine.no_nccl, libraries.why_not.at("nccl"));
   put(mine.no_staged, runtime_->no_wait_value());
   Status status = runtime_->cuda(libraries.cuda.pci_bus_id(mine.bus, sizeof(mine.bus) - 1, runtime_->device),

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 
 #include "base/clock.h"
 
@@ -26,6 +27,11 @@ Status parse_route(const std::string& name, uint8_t* out) {
                               "\"; it must be staged, flat, hierarchical, or empty: then it is measured"};
 }
 
+bool wants_blocking(bool by_itself) {
+  const char* const set = getenv("BAGUA_NCCL_BLOCKING");
+  return set == nullptr || *set == '\0' ? by_itself : strcmp(set, "0") != 0;
+}
+
 void note_wait(Operation* operation) {
   int64_t nobody = 0;
   operation->awaited_ns.compare_exchange_strong(nobody, now_ns());
@@ -36,7 +42,9 @@ void note_wait(Operation* operation) {
 Leg::Leg(const HostApi& host, LegOptions options)
     : pid_(getpid()),
       options_(std::move(options)),
-      runtime_(std::make_unique<Runtime>(host, options_.device, options_.kernels)) {}
+      runtime_(std::make_unique<Runtime>(host, options_.device, options_.kernels)) {
+  runtime_->nccl_blocks = wants_blocking(options_.blocking);
+}
 
 Status Leg::create(const HostApi& host, LegOptions options, std::unique_ptr<Leg>* out) {
   if (options.route.empty()) {

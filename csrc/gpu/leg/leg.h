@@ -26,6 +26,7 @@ struct LegOptions {
   std::string route;    // "": choose by measurement
   std::string kernels;  // path
   bool world = true;    // create communicator 0, which waits for all ranks
+  bool blocking = true;  // see NcclHandle; BAGUA_NCCL_BLOCKING=0 or 1 says otherwise
 };
 
 struct Times {

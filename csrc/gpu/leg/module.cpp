@@ -70,7 +70,7 @@ py::dict reasons(const std::map<Route, std::string>& excluded) {
 class PyLeg {
  public:
   PyLeg(py::object rank, int device, std::vector<std::vector<int>> hosts, int me, std::string route,
-        std::string kernels, bool world)
+        std::string kernels, bool world, bool blocking)
       : rank_(std::move(rank)) {
     const py::capsule capsule = rank_.attr("host_api")();
     if (capsule.name() == nullptr || std::string(capsule.name()) != kHostApiCapsule) {
@@ -78,7 +78,7 @@ class PyLeg {
     }
     const HostApi host = *capsule.get_pointer<HostApi>();
     py::gil_scoped_release release;
-    check(Leg::create(host, {device, std::move(hosts), me, std::move(route), std::move(kernels), world}, &leg_));
+    check(Leg::create(host, {device, std::move(hosts), me, std::move(route), std::move(kernels), world, blocking}, &leg_));
   }
   ~PyLeg() {
     py::gil_scoped_release release;
@@ -211,9 +211,9 @@ void bind_leg(py::module_* module) {
   using Release = py::call_guard<py::gil_scoped_release>;
   const auto stream_of = [](uintptr_t stream) { return reinterpret_cast<CudaStream>(stream); };
   py::class_<PyLeg>(*module, "Leg")
-      .def(py::init<py::object, int, std::vector<std::vector<int>>, int, std::string, std::string, bool>(),
+      .def(py::init<py::object, int, std::vector<std::vector<int>>, int, std::string, std::string, bool, bool>(),
            py::kw_only(), py::arg("rank"), py::arg("device"), py::arg("hosts"), py::arg("me"), py::arg("route") = "",
-           py::arg("kernels") = "", py::arg("world") = true)
+           py::arg("kernels") = "", py::arg("world") = true, py::arg("blocking") = true)
       .def(
           "create_comm",
           [](PyLeg& self, uint32_t comm, std::vector<int> ranks) {

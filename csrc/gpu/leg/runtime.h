@@ -106,7 +106,8 @@ class Runtime {
   const int device;
   // The context of the device; nullptr without the driver's library.
   CudaContext context() const { return context_; }
-  Libraries libraries;  // constant after open()
+  Libraries libraries;       // constant after open()
+  bool nccl_blocks = false;  // constant after open(): communicators of NCCL are to block
   Failure failure;
   WaitClock wait_clock;
   Poller poller;

@@ -1,4 +1,5 @@
-"""NCCL's communicators that block (BAGUA_NCCL_BLOCKING=1): children of those that don't, and what happens without."""
+"""NCCL's communicators block: they are children of those that don't. And where there can be none, or
+BAGUA_NCCL_BLOCKING=0."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-BLOCKING = {"BAGUA_NCCL_BLOCKING": "1"}
+NOT_BLOCKING = {"BAGUA_NCCL_BLOCKING": "0"}
 ONE_HOST, TWO_HOSTS = [[0, 1, 2]], [[0, 1], [2, 3]]
 LAYOUTS = [("flat", ONE_HOST), ("hierarchical", TWO_HOSTS)]
 
@@ -15,7 +16,7 @@ LAYOUTS = [("flat", ONE_HOST), ("hierarchical", TWO_HOSTS)]
 @pytest.mark.parametrize(("route", "hosts"), LAYOUTS)
 def test_kinds(make_job: Callable[..., Any], route: str, hosts: list[list[int]]) -> None:
     """Results are right, all of NCCL's operations block, and parents and children are given back."""
-    for result in make_job(hosts).run("results.kinds", BLOCKING, route=route, counts=[1000, 3]).values():
+    for result in make_job(hosts).run("results.kinds", route=route, counts=[1000, 3]).values():
         found = result["result"]
         assert found[f"ops_{route}"] > 0
         assert found["blocking_groups"] > 0
@@ -23,9 +24,9 @@ def test_kinds(make_job: Callable[..., Any], route: str, hosts: list[list[int]])
         assert found["left"]["communicators"] == found["left"]["allocated"] == 0
 
 
-@pytest.mark.parametrize("variables", [{}, BLOCKING | {"FAKE_NCCL_VERSION": "21705"}])
+@pytest.mark.parametrize("variables", [NOT_BLOCKING, {"FAKE_NCCL_VERSION": "21705"}])
 def test_without_children(make_job: Callable[..., Any], variables: dict[str, str]) -> None:
-    """Nothing blocks unless that is wanted, nor where NCCL is too old for it: no reason is given for either."""
+    """Nothing blocks if that is not wanted, nor where NCCL is too old for it: no reason is given for either."""
     for result in make_job(ONE_HOST).run("routes.report", variables, route="flat").values():
         found = result["result"]
         assert found["route"] == "flat" and found["undivided"] == "" and found["failed"] == {}
@@ -38,7 +39,7 @@ def test_a_child_that_cannot_be_made(make_job: Callable[..., Any], fails: str) -
     its reason."""
     job = make_job(ONE_HOST)
     job.of_rank = {1: {"FAKE_NCCL_NO_SPLIT": fails}}
-    for result in job.run("routes.report", BLOCKING, route="flat").values():
+    for result in job.run("routes.report", route="flat").values():
         found = result["result"]
         assert found["route"] == "flat" and found["failed"] == {}
         assert "rank 1: NCCL: " in found["undivided"] and "unhandled system error" in found["undivided"]
@@ -47,9 +48,9 @@ def test_a_child_that_cannot_be_made(make_job: Callable[..., Any], fails: str) -
 
 
 def test_one_rank_that_does_not_want_it(make_job: Callable[..., Any]) -> None:
-    """The variable counts where all members have it."""
+    """One is enough."""
     job = make_job(ONE_HOST)
-    job.of_rank = {rank: BLOCKING for rank in (0, 2)}
+    job.of_rank = {1: NOT_BLOCKING}
     for result in job.run("routes.report", route="flat").values():
         assert result["result"]["nccl_blocking"] == 0
 
@@ -58,7 +59,7 @@ def test_one_rank_that_does_not_want_it(make_job: Callable[..., Any]) -> None:
 def test_a_killed_rank_frees_the_others(make_job: Callable[..., Any], route: str, hosts: list[list[int]]) -> None:
     """Kernels of a child that wait for it are ended."""
     job = make_job(hosts)
-    job.start("endings.lost", BLOCKING, route=route, hang=False)
+    job.start("endings.lost", route=route, hang=False)
     job.lines()
     victim = max(job.tokens)
     job.kill(victim)
@@ -77,7 +78,7 @@ def test_an_abort_ends_a_call_that_nccl_blocks(make_job: Callable[..., Any]) -> 
     """The first operation makes connections, and blocks its caller until all have come: one lives, and never does. Only
     an abort ends that call. Meanwhile the leg knows that the caller waits."""
     job = make_job(ONE_HOST)
-    job.start("endings.ended_in_a_call", {**BLOCKING, "FAKE_NCCL_CONNECTS": "1"}, route="flat")
+    job.start("endings.ended_in_a_call", {"FAKE_NCCL_CONNECTS": "1"}, route="flat")
     job.lines()
     job.engines[0].abort("the generation ends")
     for rank in job.tokens:

@@ -62,9 +62,10 @@ def test_the_others_go_on_when_ranks_are_killed(
 
 
 @pytest.mark.full
-def test_the_others_go_on_where_nccl_blocks(ranks: Ranks) -> None:
+@pytest.mark.parametrize("blocking", ["1", "0"])
+def test_the_others_go_on_where_nccl_connects(ranks: Ranks, blocking: str) -> None:
     """Survivors are inside NCCL, which makes connections with the lost one, or in operations that wait for it."""
-    lose_some(ranks, *ROUTES[2], {**CONNECTS, "BAGUA_NCCL_BLOCKING": "1"})
+    lose_some(ranks, *ROUTES[2], {**CONNECTS, "BAGUA_NCCL_BLOCKING": blocking})
 
 
 def lose_some(ranks: Ranks, route: str, hosts: list[list[int]], kills: list[losses.Kill], more: dict[str, str]) -> None:

@@ -145,19 +145,19 @@ TEST(hierarchical) {
   on_route("hierarchical", kTwoHosts);
 }
 
-// NCCL's communicators block while it lives.
-class Blocking {
+// NCCL's communicators don't block while it lives.
+class NotBlocking {
  public:
-  Blocking() { setenv("BAGUA_NCCL_BLOCKING", "1", 1); }
-  ~Blocking() { unsetenv("BAGUA_NCCL_BLOCKING"); }
+  NotBlocking() { setenv("BAGUA_NCCL_BLOCKING", "0", 1); }
+  ~NotBlocking() { unsetenv("BAGUA_NCCL_BLOCKING"); }
 };
 
-TEST(flat_blocking) {
-  const Blocking blocking;
+TEST(flat_not_blocking) {
+  const NotBlocking alone;
   on_route("flat", kOneHost);
 }
-TEST(hierarchical_blocking) {
-  const Blocking blocking;
+TEST(hierarchical_not_blocking) {
+  const NotBlocking alone;
   on_route("hierarchical", kTwoHosts);
 }
 
@@ -273,12 +273,12 @@ TEST(aborted_flat) {
 TEST(aborted_hierarchical) {
   end_by_abort("hierarchical", kTwoHosts, false);
 }
-TEST(aborted_flat_blocking) {
-  const Blocking blocking;
+TEST(aborted_flat_not_blocking) {
+  const NotBlocking alone;
   end_by_abort("flat", kOneHost, false);
 }
-TEST(aborted_blocking_while_nccl_hangs) {
-  const Blocking blocking;
+TEST(aborted_not_blocking_while_nccl_hangs) {
+  const NotBlocking alone;
   end_by_abort("flat", kOneHost, true);
 }
 TEST(aborted_while_nccl_hangs) {
