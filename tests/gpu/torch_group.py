@@ -35,7 +35,9 @@ def beside(findings: Findings, given: Any, limit_s: float) -> None:
     """Both in the same processes."""
     sizes = SIZES if given.device == "cuda" else SIZES[:1]
     take = functools.partial(tell, findings, "torch's group beside the leg")
-    take(run_ranks(torch_group_rank.beside, HOSTS, given.device, "flat", limit_s, partly=take, sizes=sizes))
+    found = run_ranks(torch_group_rank.beside, HOSTS, given.device, "flat", limit_s, partly=take, sizes=sizes)
+    take(found)
+    findings.check("both were measured in all sizes", all(len(one) >= 4 * len(sizes) for one in found))
 
 
 def killed(findings: Findings, given: Any, limit_s: float) -> None:
@@ -54,7 +56,10 @@ def killed(findings: Findings, given: Any, limit_s: float) -> None:
         table = "torch's group, from the end of a killed rank"
         try:
             ranks.wait(limit_s)
-            tell(findings, table, [rank.result() for rank in survivors])
+            found = [rank.result() for rank in survivors]
+            wrong = sum(one.pop("wrong") for one in found)
+            findings.check("another group of torch's has the sum of those that are left", not wrong, f"{wrong} are wrong")
+            tell(findings, table, found)
         except BaseException:  # pytest.fail of the rig is no Exception
             files = [Path(folder, f"{rank.rank}.json") for rank in survivors]
             for file in filter(Path.exists, files):

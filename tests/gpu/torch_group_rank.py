@@ -83,8 +83,8 @@ def bagua_group(ranks: list[int]) -> Callable[[torch.Tensor], None]:
 
 
 def loses_one(port: int, kind: str, victim: int, limit_s: float) -> dict[str, float]:
-    """Seconds from the kill of a rank in an all-reduce of torch's group: until a survivor sees the process gone, its
-    group is aborted, and the survivors have the first result of another group."""
+    """Seconds since a rank that was killed in an all-reduce of torch's group is gone: until the group is aborted, and
+    the survivors have the first result of another group. ``wrong``: elements of that result."""
     quiet()
     device = device_of(kind)
     join(port, device, limit_s)
@@ -121,9 +121,11 @@ def loses_one(port: int, kind: str, victim: int, limit_s: float) -> dict[str, fl
     )
     found["there is another group"] = time.perf_counter() - begun
     keep(found)
-    dist.all_reduce(data)
+    once = torch.ones_like(data)
+    dist.all_reduce(once)
     synchronize(device)
     found["its first result"] = time.perf_counter() - begun
+    found["wrong"] = float((once != bagua.get_world_size() - 1).sum().item())
     keep(found)
     return found
 
