@@ -109,8 +109,9 @@ def main() -> int:
         rows.append(row_of(case, options))
         print(show(rows[-1]), file=sys.stderr if options.output == "json" else sys.stdout, flush=True)
     if options.output == "json":
-        machine = {"machine": platform.node(), "cores": os.cpu_count(), "load": os.getloadavg()[0], "threads": options.threads}
-        print(json.dumps({"command": " ".join(sys.argv), **machine, "rows": rows}))
+        machine = {"machine": platform.node(), "cores": os.cpu_count(), "load": os.getloadavg()[0]}
+        command = {"command": " ".join(sys.argv), "threads": options.threads}
+        print(json.dumps({**command, **machine, "rows": rows}))
     return 0
 
 

@@ -58,7 +58,7 @@ def killed(findings: Findings, given: Any, limit_s: float) -> None:
             ranks.wait(limit_s)
             found = [rank.result() for rank in survivors]
             wrong = sum(one.pop("wrong") for one in found)
-            findings.check("another group of torch's has the sum of those that are left", not wrong, f"{wrong} are wrong")
+            findings.check("another group has the sum of those that are left", not wrong, f"{wrong} are wrong")
             tell(findings, table, found)
         except BaseException:  # pytest.fail of the rig is no Exception
             files = [Path(folder, f"{rank.rank}.json") for rank in survivors]

@@ -176,6 +176,7 @@ def test_routes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
         ),
         (
             "WARNING",
-            "CUDA tensors of ranks [0, 1] take route flat; NCCL enqueues by threads of its own (slower): rank 1: NCCL: no child",
+            "CUDA tensors of ranks [0, 1] take route flat; NCCL enqueues by threads of its own (slower): rank 1: "
+            "NCCL: no child",
         ),
     ]

@@ -23,9 +23,9 @@ struct LegOptions {
   int device = 0;
   std::vector<std::vector<int>> hosts;
   int me = -1;
-  std::string route;    // "": choose by measurement
-  std::string kernels;  // path
-  bool world = true;    // create communicator 0, which waits for all ranks
+  std::string route;     // "": choose by measurement
+  std::string kernels;   // path
+  bool world = true;     // create communicator 0, which waits for all ranks
   bool blocking = true;  // see NcclHandle; BAGUA_NCCL_BLOCKING=0 or 1 says otherwise
 };
 

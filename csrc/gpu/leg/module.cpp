@@ -78,7 +78,8 @@ class PyLeg {
     }
     const HostApi host = *capsule.get_pointer<HostApi>();
     py::gil_scoped_release release;
-    check(Leg::create(host, {device, std::move(hosts), me, std::move(route), std::move(kernels), world, blocking}, &leg_));
+    check(Leg::create(host, {device, std::move(hosts), me, std::move(route), std::move(kernels), world, blocking},
+                      &leg_));
   }
   ~PyLeg() {
     py::gil_scoped_release release;
