@@ -5,9 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
+#include <charconv>
 #include <fstream>
 #include <sstream>
 
@@ -31,18 +29,24 @@ void tighten(Headroom* room, uint64_t bytes, const std::string& bound) {
   room->bound = bound;
 }
 
+// Streams don't parse numbers here: another library of the program may have brought a C++ runtime of its own.
+bool parse(const std::string& text, uint64_t* out) {
+  return std::from_chars(text.data(), text.data() + text.size(), *out).ec == std::errc();
+}
+
 // The number that a file holds; false for "max" and where there is none.
 bool number_in(const std::string& path, uint64_t* out) {
   std::ifstream file(path);
-  return static_cast<bool>(file >> *out);
+  std::string line;
+  return std::getline(file, line) && parse(line, out);
 }
 
+// The number behind the first word of a line, "name 12"; 0 if there is no such line.
 uint64_t stat_line(const std::string& path, const std::string& wanted) {
   std::ifstream file(path);
-  std::string name;
   uint64_t value = 0;
-  while (file >> name >> value) {
-    if (name == wanted) return value;
+  for (std::string line; std::getline(file, line);) {
+    if (line.rfind(wanted + " ", 0) == 0 && parse(line.substr(wanted.size() + 1), &value)) return value;
   }
   return 0;
 }
@@ -98,12 +102,11 @@ void address_space(Headroom* room) {
 // Bytes of a line of a file in /proc, such as "MemFree:  12 kB"; 0 if there is none.
 uint64_t line_of(const char* path, const std::string& name) {
   std::ifstream file(path);
-  std::string line;
-  while (std::getline(file, line)) {
-    unsigned long long kib = 0;
-    if (line.rfind(name + ":", 0) == 0 && sscanf(line.c_str() + name.size() + 1, "%llu kB", &kib) == 1) {
-      return kib * 1024;
-    }
+  uint64_t kib = 0;
+  for (std::string line; std::getline(file, line);) {
+    if (line.rfind(name + ":", 0) != 0) continue;
+    const size_t digits = line.find_first_of("0123456789");
+    return digits != std::string::npos && parse(line.substr(digits), &kib) ? kib * 1024 : 0;
   }
   return 0;
 }
