@@ -61,7 +61,7 @@ def ddp(config: dict[str, Any]) -> dict[str, float]:
     """Median seconds of a step with DDP at its defaults on each backend; without DDP; and with DDP whose hook exchanges
     nothing: what a backend would reach that takes no time."""
     torch.manual_seed(0)
-    workload = WORKLOADS[config["model"]]()
+    workload = WORKLOADS[config["model"]](**config["sized"])
     turns = {ALONE: trainer(copy.deepcopy(workload.model), workload.loss_of, config["warm_up"])}
     for name, group in groups().items():
         model = DistributedDataParallel(copy.deepcopy(workload.model), process_group=group)
@@ -84,7 +84,7 @@ def fsdp(config: dict[str, Any]) -> dict[str, float]:
     from torch.distributed.fsdp import fully_shard
 
     torch.manual_seed(0)
-    workload = WORKLOADS[config["model"]]()
+    workload = WORKLOADS[config["model"]](**config["sized"])
     turns = {ALONE: trainer(copy.deepcopy(workload.model), workload.loss_of, config["warm_up"])}
     for name, group in groups().items():
         mesh = DeviceMesh.from_group(group, "cpu")

@@ -5,6 +5,7 @@ networks, where a step of the others takes many seconds."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -79,24 +80,24 @@ class Transformer(nn.Module):
         return self.head(self.layers(hidden, mask=mask, is_causal=True))  # type: ignore[no-any-return]
 
 
-def mlp(width: int = 4096) -> Workload:
-    """Four layers: 67.1 M parameters with a width of 4096, all of them in few large tensors; batch 32."""
+def mlp(width: int = 4096, batch: int = 32) -> Workload:
+    """Four layers: 67.1 M parameters with a width of 4096, all of them in few large tensors."""
     layers: list[nn.Module] = []
     for _ in range(4):
         layers += [nn.Linear(width, width), nn.ReLU()]
-    inputs = torch.randn(32, width)
+    inputs = torch.randn(batch, width)
     return Workload(nn.Sequential(*layers), lambda model: model(inputs).square().mean())
 
 
-def resnet(width: int = 64) -> Workload:
-    """A small ResNet on 32 images of 3x32x32."""
-    images, labels = torch.randn(32, 3, 32, 32), torch.randint(10, (32,))
+def resnet(width: int = 64, batch: int = 32) -> Workload:
+    """A small ResNet on images of 3x32x32."""
+    images, labels = torch.randn(batch, 3, 32, 32), torch.randint(10, (batch,))
     return Workload(ResNet(width), lambda model: F.cross_entropy(model(images), labels))
 
 
-def transformer(width: int = 512, words: int = 7168) -> Workload:
-    """A small language model on 8 sequences of 128 tokens."""
-    tokens = torch.randint(words, (8, Transformer.TOKENS + 1))
+def transformer(width: int = 512, words: int = 7168, batch: int = 8) -> Workload:
+    """A small language model on sequences of 128 tokens."""
+    tokens = torch.randint(words, (batch, Transformer.TOKENS + 1))
 
     def loss_of(model: nn.Module) -> Tensor:
         logits = model(tokens[:, :-1])
@@ -105,19 +106,20 @@ def transformer(width: int = 512, words: int = 7168) -> Workload:
     return Workload(Transformer(width, words), loss_of)
 
 
-def tiny() -> Workload:
+def tiny(batch: int = 8) -> Workload:
     """1,000 parameters: nothing but the cost of a step itself."""
-    inputs = torch.randn(8, 24)
+    inputs = torch.randn(batch, 24)
     model = nn.Sequential(nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 16))
     return Workload(model, lambda model: model(inputs).square().mean())
 
 
-WORKLOADS: dict[str, Callable[[], Workload]] = {
+WORKLOADS: dict[str, Callable[..., Workload]] = {
     "mlp": mlp,
     "resnet": resnet,
     "transformer": transformer,
     "tiny": tiny,
-    "mlp-s": lambda: mlp(1024),
-    "resnet-s": lambda: resnet(16),
-    "transformer-s": lambda: transformer(128, 1792),
+    "mlp-s": functools.partial(mlp, 1024),
+    "resnet-s": functools.partial(resnet, 16),
+    "transformer-s": functools.partial(transformer, 128, 1792),
 }
+"""By name. ``batch``: samples of the batch, where it is not the usual one."""
