@@ -51,7 +51,8 @@ uint64_t stat_line(const std::string& path, const std::string& wanted) {
   return 0;
 }
 
-// What a process has, and its host: no group that counts it can have less than the one, or more than the other.
+// Bytes that this process has, and its host: no group that counts it can have less than the one, or more than the
+// other.
 struct Bounds {
   uint64_t process, host;
 };
