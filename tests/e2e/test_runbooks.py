@@ -86,7 +86,7 @@ def test_frames_refused(idle_service: Service, elastic: bool) -> None:
     [culprit] = [rank["node_id"] for rank in shown["ranks"] + shown["gone"] if rank["rank"] == int(found[2])]
     assert culprit == "b", shown
 
-    # What to do.
+    # The remedy.
     counted = refused(ports["a"])
     service.start_node("c", 1, "--metrics-port", str(ports["c"]))
     assert service.call("node", "drain", culprit).code == 0
