@@ -64,7 +64,7 @@ podman run --rm --network none -v ./nowhere:/nowhere bagua-coordinator:VERSION o
 """
 REGISTRY = """
 echo 127.0.0.1 registry.example.org >> /etc/hosts
-openssl req -quiet -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=registry.example.org \\
+openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=registry.example.org \\
     -addext subjectAltName=DNS:registry.example.org -keyout key.pem -out cert.pem
 install -D cert.pem /etc/containers/certs.d/registry.example.org/ca.crt
 cat > registry.yml <<END
