@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rig import pages
 
 from bagua.base import net_plugin
 
@@ -51,6 +52,29 @@ def test_environment_for_a_shell(quotes: str) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.removeprefix("found "))
     assert found["name"] == found["wanted"] == net_plugin.NAME
+
+
+@pytest.mark.full
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: emulated networks are namespaces")
+def test_the_commands_of_the_page(tmp_path: Path) -> None:
+    """In one shell, with a script for "…", and messages of one size."""
+    [text] = pages.texts_run_by("test_the_commands_of_the_page", "csrc/nccl_net/README.md")
+    (tmp_path / "bagua").write_text(f'#!/bin/sh\nexec {sys.executable} -P -m bagua.cli.main "$@"\n')
+    (tmp_path / "bagua").chmod(0o755)
+    (tmp_path / "script.py").write_text(PRINT_ENVIRONMENT)
+    text = text.replace("--enable-bagua-net …", f"--enable-bagua-net {tmp_path / 'script.py'}")
+    text = text.replace("bagua bench net", "bagua bench net --sizes 1K --seconds 0 --rounds 1 --quiet")
+    done = subprocess.run(
+        ["sh", "-euc", text],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "NCCL_SOCKET_IFNAME": "lo"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert net_plugin.NAME in done.stdout.partition("found ")[2].partition("\n")[0], done.stdout
+    assert all(rate in done.stdout for rate in ("1gbit", "10gbit")), done.stdout
 
 
 def test_environment_as_a_document() -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -17,7 +19,8 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from rig import pages, throwaway
+import yaml
+from rig import kubernetes, pages, throwaway
 from rig.limits import SOON_S
 from rig.throwaway import Throwaway
 
@@ -91,6 +94,18 @@ def train():
 
 
 """
+HOROVOD = (
+    f"pip install -c {pages.ROOT / 'deploy' / 'constraints.txt'} torch numpy 'setuptools<81' wheel cmake",
+    "pip download --no-deps --no-build-isolation --no-binary :all: horovod==0.28.1",
+    "tar xf horovod-0.28.1.tar.gz",
+    "sed -i 's/CMAKE_CXX_STANDARD 14/CMAKE_CXX_STANDARD 17/' "
+    "horovod-0.28.1/CMakeLists.txt horovod-0.28.1/horovod/torch/CMakeLists.txt",
+    "sed -i 's/torch.version.cuda is not None/False/' horovod-0.28.1/cmake/Modules/FindPytorch.cmake",
+    "HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 "
+    "HOROVOD_WITHOUT_MPI=1 CMAKE_POLICY_VERSION_MINIMUM=3.5 pip install --no-build-isolation ./horovod-0.28.1",
+)
+"""Its newest release, for the CPU, with Gloo. As it is it asks for C++14, which torch's header files refuse, for CUDA's
+toolkit where torch was built with CUDA, and for a CMake before version 4."""
 BY_CRON = """
 cd /
 runuser -u bagua -- env BAGUA_STATE_DIR=/var/lib/bagua bagua coordinator --listen 127.0.0.1:0 &
@@ -99,6 +114,28 @@ LD_PRELOAD=$(echo /usr/lib/*/faketime/libfaketime.so.1) NO_FAKE_STAT=1 FAKETIME=
 while ! ls /var/lib/bagua/backup-?.db 2>/dev/null; do sleep 0.1; done
 stat -c '%U %G %a' /var/lib/bagua/backup-?.db
 """
+MACHINE = {
+    "apiVersion": "v1",
+    "kind": "Node",
+    "metadata": {"name": "machine"},
+    "status": {
+        "capacity": {"cpu": "8", "memory": "32Gi", "pods": "20"},
+        "allocatable": {"cpu": "8", "memory": "32Gi", "pods": "20"},
+        "conditions": [{"type": "Ready", "status": "True"}],
+    },
+}
+"""Of a Kubernetes cluster, with room for the tasks of pages."""
+SKYPILOT = ("127.0.0.1", 46580)
+"""The address of its API server, which it starts by itself."""
+AS_TWO_NODES = """
+ip link set lo up
+export BAGUA_JOB_SECRET=$(openssl rand -hex 32) SKYPILOT_NUM_NODES=2 SKYPILOT_NUM_GPUS_PER_NODE=0
+export SKYPILOT_NODE_IPS="$(printf '127.0.0.1\\n127.0.0.1')"
+SKYPILOT_NODE_RANK=1 bash run.sh & other=$!
+SKYPILOT_NODE_RANK=0 bash run.sh
+wait $other
+"""
+"""The commands of a task with the variables that SkyPilot gives them, on two nodes that are this machine."""
 JUPYTER = "c.ServerApp.allow_root = True\nc.ServerApp.open_browser = False\n"
 
 
@@ -236,6 +273,21 @@ def test_a_script_of_deepspeed(environment: Environment) -> None:
     assert losses == [losses[0]] * 3 and len(losses[0]) == 1, losses
 
 
+def test_a_script_of_horovod(environment: Environment) -> None:
+    """Before and after the move the same loss is printed. Horovod has an environment of its own."""
+    page = "docs/moving/horovod.md"
+    own = Environment(environment.sandbox, "horovod")
+    for command in HOROVOD:
+        own.type(command)
+    for block in pages.of_path(pages.ROOT / page):
+        if block.file:
+            (environment.sandbox.folder / block.file).write_text(block.text)
+    [before] = pages.run_by("test_a_script_of_horovod", page)
+    said = (own.type(before), environment.type("bagua run --nproc-per-node 2 after.py"))
+    losses = [re.findall(r"loss \d+\.\d+", text) for text in said]
+    assert losses == [losses[0]] * 2 and len(losses[0]) == 1, losses
+
+
 def test_ray(environment: Environment) -> None:
     """Two workers train over the backend."""
     environment.type('pip install "ray[train]"')
@@ -255,6 +307,16 @@ def test_nvcc_of_pip(environment: Environment) -> None:
     assert "release 13.0" in environment.type(f"{nvcc} --version")
     found = environment.type("python -c 'from bagua.csrc import build_cuda; print(build_cuda.find_nvcc().path)'")
     assert shutil.which("nvcc") or "CUDA_HOME" in os.environ or found.strip() == str(nvcc)
+
+
+def test_versions_of_torch(environment: Environment) -> None:
+    """One of those that the page names, beside the packages of the environment that runs this test."""
+    [command] = pages.run_by("test_versions_of_torch", "docs/torch-distributed.md")
+    one = command.replace(".venv", sys.prefix).replace(" 2.8.0 2.10.0", " 2.8.0")
+    assert one.endswith(" 2.8.0"), one
+    said = environment.type(f"cd clone && {one}")
+    shutil.rmtree(environment.sandbox.folder / "clone" / ".venv-torch-2.8.0")
+    assert re.search(r"^\| 2\.8\.0 \| [1-9]\d+ \| \d+ \| 0 \|", said, re.MULTILINE), said
 
 
 @pytest.mark.root
@@ -316,3 +378,37 @@ def test_a_backup_by_cron(machine: Throwaway) -> None:
     (machine.folder / "upper" / "etc" / "cron.d" / "bagua").write_text(f"{table}\n")
     said = machine.sh(BY_CRON, 5 * SOON_S)
     assert re.search(r"backup-[1-7]\.db$", said, re.MULTILINE) and "bagua bagua 600" in said, said
+
+
+@pytest.mark.root
+def test_a_task_of_skypilot(environment: Environment, machine: Throwaway, tmp_path: Path) -> None:
+    """A dry run, which ends where machines would be asked for, against the API server of a real Kubernetes. Then the
+    commands of the task, as two nodes."""
+    if reason := kubernetes.missing():
+        pytest.skip(reason)
+    with socket.socket() as probe:
+        if probe.connect_ex(SKYPILOT) == 0:
+            pytest.skip("somebody's API server of SkyPilot runs on this machine")
+    check, launch = pages.run_by("test_a_task_of_skypilot", "docs/frameworks.md")
+    dry = "--dryrun --yes --image-id docker:debian:12"  # else it asks GitHub for the name of its own image
+    machine.sh("apt-get install rsync socat netcat-openbsd && python3 -m venv /opt/sky", INSTALL_S)
+    machine.sh("/opt/sky/bin/pip install 'skypilot[kubernetes]'", INSTALL_S)
+    folder = environment.sandbox.folder / "clone"
+    here = f"cd {folder}; export KUBECONFIG={tmp_path / 'kubeconfig'} PATH=/opt/sky/bin:$PATH; {check}"
+    plane = kubernetes.ControlPlane(tmp_path)
+    plane.start()
+    try:
+        with plane.api() as api:
+            assert api.post("/api/v1/nodes", json=MACHINE).is_success
+        said = machine.sh(f"{here}; {launch} {dry}", 5 * SOON_S)
+        assert "(2 nodes)" in said and "Dryrun finished." in said, said
+        refused = machine.attempt(f"{here}; {launch.partition(' --secret')[0]} {dry}", 5 * SOON_S)
+        assert refused.returncode and "secret(s): BAGUA_JOB_SECRET" in refused.stdout, refused.stdout
+    finally:
+        plane.stop()
+    task = yaml.safe_load((pages.DOCS / "skypilot.yaml").read_text())
+    for name in ("setup", "run"):
+        environment.sandbox.script(f"clone/{name}.sh", task[name])
+    environment.type("cd clone && bash setup.sh")
+    said = environment.type(f"cd clone && unshare --net sh -euc {shlex.quote(AS_TWO_NODES)}")
+    assert re.search(r"replicas \(4\) +yes", said), said

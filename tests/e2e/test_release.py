@@ -21,15 +21,6 @@ import bagua
 ROOT = Path(__file__).resolve().parents[2]
 CONTAINER = ROOT / "deploy" / "container"
 BUILD_S = 1200.0
-KUBECONFIG = {
-    "apiVersion": "v1",
-    "kind": "Config",
-    "clusters": [{"name": "none", "cluster": {"server": "http://127.0.0.1:1"}}],
-    "users": [{"name": "none", "user": {}}],
-    "contexts": [{"name": "none", "context": {"cluster": "none", "user": "none"}}],
-    "current-context": "none",
-}
-"""Leads to no API server."""
 patient = pytest.mark.timeout(2 * BUILD_S)
 """Compilers and package indexes take minutes on a busy machine."""
 
@@ -190,44 +181,3 @@ def test_the_image_runs_as_nobody() -> None:
     names = {stage.split()[2] for stage in stages}
     assert {stage.split()[0] for stage in stages} <= names | {"${BASE}"}
     assert text.count("--require-hashes") == 2
-
-
-@pytest.mark.full
-@pytest.mark.slow
-@patient
-@pytest.mark.skipif(shutil.which("buildah") is None, reason="buildah is not installed")
-@pytest.mark.skipif("BAGUA_TEST_BASE_IMAGE" not in os.environ, reason="BAGUA_TEST_BASE_IMAGE names no image of Debian")
-def test_the_image_serves() -> None:
-    """Needs a network: apt-get and pip fetch packages."""
-    name = f"bagua-test-{os.getpid()}"
-    base = os.environ["BAGUA_TEST_BASE_IMAGE"]
-    words = ["--isolation", "chroot", "--storage-driver", "vfs"]
-    program("image", "--base", base, "--target", "coordinator", "--tag", name, "--", *words)
-
-    def buildah(*arguments: str) -> str:
-        command = ["buildah", "--storage-driver", "vfs", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_S)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
-
-    image = f"{name}-coordinator:{bagua.__version__}"
-    container = buildah("from", image)
-    serve = """
-        bagua coordinator --listen 127.0.0.1:0 --ready-fd 3 3>/tmp/ready & server=$!
-        for second in $(seq 60); do test -s /tmp/ready && break; sleep 1; done
-        kill $server && wait $server && cat /tmp/ready
-    """
-    # It has all that the operator imports: the first thing that is missing is an API server.
-    operate = f"""
-        echo '{json.dumps(KUBECONFIG)}' > /tmp/kubeconfig
-        bagua operator --kubeconfig /tmp/kubeconfig 2>&1 || echo "code $?"
-    """
-    try:
-        assert buildah("run", "--isolation", "chroot", container, "--", "id", "-u") == "10001"
-        said = buildah("run", "--isolation", "chroot", container, "--", "sh", "-c", serve)
-        assert json.loads(said.splitlines()[-1])["state_dir"] == "/var/lib/bagua"
-        said = buildah("run", "--isolation", "chroot", container, "--", "sh", "-c", operate)
-        assert "http://127.0.0.1:1 does not answer" in said and said.endswith("code 2")
-    finally:
-        buildah("rm", container)
-        buildah("rmi", image)

@@ -14,8 +14,10 @@ set -e
 folder=$1; shift
 mkdir -p "$folder/upper" "$folder/work" "$folder/root"
 mount -t overlay overlay -o "lowerdir=/,upperdir=$folder/upper,workdir=$folder/work" "$folder/root"
-for place in proc sys dev; do mount --rbind "/$place" "$folder/root/$place"; done
-exec chroot "$folder/root" sh -euc "$1"
+for place in sys dev; do mount --rbind "/$place" "$folder/root/$place"; done
+mount -t proc proc "$folder/root/proc"
+cd "$folder/root"; mkdir -p old; pivot_root . old; umount -l /old
+exec sh -euc "$1"
 """
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -53,8 +55,8 @@ def reason_to_skip(folder: Path) -> str:
     """Why there can be no such copy here; empty: there can."""
     if os.geteuid() != 0:
         return "needs root: an overlay over the root file system"
-    if not all(map(shutil.which, ("unshare", "chroot", "apt-get", "runuser"))):
-        return "no unshare, chroot, runuser or apt-get: this is written for Debian and Ubuntu"
+    if not all(map(shutil.which, ("unshare", "pivot_root", "apt-get", "runuser"))):
+        return "no unshare, pivot_root, runuser or apt-get: this is written for Debian and Ubuntu"
     for place in (folder, sys.prefix, sys.base_prefix):
         if os.stat(place).st_dev != os.stat("/").st_dev:
             return f"{place} lies on another file system than the root"
