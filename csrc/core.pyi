@@ -143,6 +143,12 @@ class Engine:
         """Ends threads, closes sockets, unmaps memory. Idempotent; pending operations fail first."""
 
 @final
+class Prepared:
+    """An operation. ``ticket``: since it was submitted last."""
+
+    ticket: int
+
+@final
 class Segment(Buffer):
     """Shared memory that the daemon made for this rank (memfd, sealed, pre-faulted). Writable buffer; unmapped when
     the last view of it is gone."""
@@ -201,6 +207,28 @@ class Rank:
     def destroy_comm(self, comm: int) -> None:
         """This rank uses it no more. What it has sent still arrives; other members may be far behind. An operation that
         others call and this rank has not called fails."""
+    def prepare(
+        self,
+        *,
+        comm: int,
+        kind: int,
+        dtype: int,
+        op: int = 0,
+        count: int,
+        root: int = -1,
+        src: tuple[int, int] = (0, 0),
+        dst: tuple[int, int] = (0, 0),
+        shape: Sequence[int] = (),
+        label: str = "",
+        codec: int = 0,
+        density: int = 0,
+        residual: int = 0,
+        exact: int = 0,
+        residual_sides: int = 0,
+        fenced: bool = False,
+        chunk_kib: int = 0,
+    ) -> Prepared:
+        """An operation that ``submit`` takes ``behind`` another one: see there."""
     def submit(
         self,
         *,
@@ -238,7 +266,10 @@ class Rank:
         engine was told. With two hosts results do not depend on it.
 
         Raises Regrouped, as ``wait`` and ``transfer`` do, if the generation has ended, or another one than
-        ``generation`` has been entered (0: whichever it is)."""
+        ``generation`` has been entered (0: whichever it is).
+
+        ``behind``: an operation that is submitted right behind this one, and with it: both or none. The daemon wakes
+        once. It is waited for by its ``ticket``."""
 
     def transfer(
         self,
@@ -266,6 +297,9 @@ class Rank:
         passed and the rest is to be waited for; the memory must stay. Raises CoreError; dst may then hold parts of the
         result."""
     def done(self, ticket: int) -> bool: ...
+    def wait_all(self, tickets: Sequence[int], timeout_s: float = -1.0) -> list[tuple[int, int, int]] | None:
+        """Waits for several, in the order in which they were submitted: their times. It sleeps once where the last one
+        is over last. None: one of them is not over well, or the timeout passed. Then each is still to be waited for."""
     def wait(self, ticket: int, timeout_s: float = -1.0) -> tuple[int, int, int] | None:
         """Waits (GIL released, signals honoured) and returns (submitted, started, done) in ns of CLOCK_MONOTONIC;
         started is when all local members had submitted. None: the timeout passed and the operation goes on. Raises

@@ -52,9 +52,10 @@ class Ledger:
         self._mine[scope] = Progress(done, done)
 
     def commit(self, scope: int) -> None:
-        """The unit that is ready counts."""
-        ready = self._mine[scope].ready
-        self._mine[scope] = Progress(ready, ready)
+        """The next unit is ready on all members, or one of them has committed it: it counts."""
+        self._over.discard(scope)
+        done = self._mine.get(scope, NOTHING).committed + 1
+        self._mine[scope] = Progress(done, done)
 
     def must_commit(self, scope: int) -> bool:
         """Whether some member has committed the next unit of this scope, so that this one must, too. Otherwise

@@ -71,6 +71,7 @@ class Request(TypedDict):
     exact: int
     fenced: NotRequired[bool]
     chunk_kib: NotRequired[int]
+    behind: NotRequired[core.Prepared]
 
 
 def request(
@@ -135,6 +136,11 @@ class Connection(Protocol):
     def wait(self, ticket: int, deadline_s: float = math.inf) -> Times:
         """Waits for an operation; returns (submitted, started, done) in ns of CLOCK_MONOTONIC. Each ticket is waited
         for once."""
+        ...
+
+    def wait_all(self, tickets: Sequence[int]) -> Sequence[Times]:
+        """``wait`` for several, in the order in which they were submitted. Nothing where that can't be had, or one of
+        them is not over well: then each is still to be waited for."""
         ...
 
 
@@ -319,6 +325,10 @@ class HostConnection:
         except self._error as error:
             raise self._translate(error) from None
 
+    def prepare(self, request: Request) -> core.Prepared:
+        """An operation that goes behind another one, as its ``behind``. It has its ticket then."""
+        return self._rank.prepare(**request)
+
     def exchange_bytes(self, kind: str, src: int, dst: int, count: int, *, op: int = 0, root: int = -1) -> None:
         """One operation of all ranks on ``count`` bytes at addresses ``src`` and ``dst`` (0: none), to its end."""
         number, together = self.dtypes["uint8"], bool(src)
@@ -382,6 +392,19 @@ class HostConnection:
             while times is None:
                 more = self.go_on(waited, deadline_s)
                 times = self._rank.wait(ticket, more)
+                waited += more
+            return times
+        except self._error as error:
+            raise self._translate(error) from None
+
+    def wait_all(self, tickets: Sequence[int]) -> Sequence[Times]:
+        """See ``Connection``. Long waits as with ``wait``."""
+        try:
+            waited = self.first_warning_s
+            times = self._rank.wait_all(tickets, waited)
+            while times is None:
+                more = self.go_on(waited)
+                times = self._rank.wait_all(tickets, more)
                 waited += more
             return times
         except self._error as error:

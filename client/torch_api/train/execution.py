@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import torch
 
 from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.comm.members import Members
-from bagua.torch_api.comm.units import nothing
 from bagua.torch_api.join.connection import Connection, Request, Times
 from bagua.torch_api.train.phases import NOTHING, PLAN, PROFILER, SUBMIT, WAIT, WATCH, phase
+
+if TYPE_CHECKING:
+    from bagua.csrc import core
 
 Work = Callable[[], None]
 Tickets = tuple[int, ...]
@@ -59,9 +61,9 @@ class StartOrder(Generic[B]):
         self.started = (self.started + 1) % len(self.buckets)
         return taken
 
-    def start_rest(self) -> None:
-        """Starts all that are left of this round, full or not."""
-        while self.started < len(self.buckets):
+    def start_rest(self, end: int | None = None) -> None:
+        """Starts all that are left of this round, full or not, or those before number ``end``."""
+        while self.started < (len(self.buckets) if end is None else end):
             self.buckets[self.started].start()
             self.started += 1
 
@@ -69,10 +71,11 @@ class StartOrder(Generic[B]):
 class Execution:
     """One bucket's plan at work: its steps fall into phases, each of which ends with one that communicates.
 
-    ``started``: a run is under way. ``starts``: how many have begun.
+    ``started``: a run is under way. ``starts``: how many have begun. ``single``: the only operation of a run, if
+    nothing of the plan follows it.
     """
 
-    __slots__ = ("_connection", "_name", "_number", "_phases", "_tickets", "started", "starts")
+    __slots__ = ("_connection", "_name", "_number", "_phases", "_tickets", "single", "started", "starts")
 
     def __init__(self, name: str, phases: Sequence[Phase], connection: Connection) -> None:
         self._name = name
@@ -82,6 +85,8 @@ class Execution:
         self._tickets: Tickets = ()
         self.started = False
         self.starts = 0
+        action = phases[0][1] if len(phases) == 1 else None
+        self.single = action if isinstance(action, Submit) else None
 
     def start(self) -> None:
         """Begins the first phase. Raises BaguaError if the last run has not been joined."""
@@ -129,6 +134,11 @@ class Execution:
                 times.append(self._connection.wait(ticket))
         if (sink := WATCH.sink) is not None and tickets:
             sink.operations(self._name, times[-len(tickets) :])
+
+    def arrive(self) -> None:
+        """Instead of ``advance``: the operation of this ``single`` run was waited for."""
+        self.started = False
+        self._tickets = ()
 
     def catch_up(self, starts: int) -> None:
         """Takes part in runs that other ranks have begun, until there were ``starts``, and does nothing else for
@@ -246,9 +256,11 @@ Phase = tuple[Sequence[Work], Action | None]
 
 
 class Submit:
-    """The action that submits one prepared operation: everything is known beforehand, and one call does it."""
+    """The action that submits one prepared operation: everything is known beforehand, and one call does it.
 
-    __slots__ = ("_bucket", "_members", "_requests", "_submit", "commit")
+    ``behind``: an operation that is submitted with it."""
+
+    __slots__ = ("_bucket", "_requests", "_submit", "behind", "commit", "members")
     finish: Work | None = None
 
     @property
@@ -261,7 +273,8 @@ class Submit:
     ) -> None:
         """``requests``: one for each side of the bucket. ``members``: those of its communicator."""
         self._bucket = bucket
-        self._members = members
+        self.members = members
+        self.behind: core.Prepared | None = None
         self._requests = requests
         self._submit = connection.submit
         self.commit: Work | None = self._turn if any(one["residual_sides"] for one in requests) else None
@@ -272,7 +285,8 @@ class Submit:
 
     def begin(self) -> Tickets:
         """See ``Action``."""
-        return (self._submit(self._requests[self._bucket.side]),)
+        operation = self._requests[self._bucket.side]
+        return (self._submit(operation if self.behind is None else {**operation, "behind": self.behind}),)
 
     def residual(self) -> Residual | None:
         """See ``Action``."""
@@ -293,7 +307,7 @@ class Submit:
     def in_engine(self) -> Mapping[Members, Residual]:
         """See ``Action``."""
         found = self.residual()
-        return {} if found is None or self._members is None else {self._members: found}
+        return {} if found is None or self.members is None else {self.members: found}
 
     def number_among(self, members: Members) -> int:
         """See ``Action``."""
@@ -318,6 +332,7 @@ class NotReady:
 
     started = arrived = lost = ended = False
     starts = 0
+    single = None
     actions: Sequence[Action] = ()
 
     def __init__(self, name: str) -> None:
@@ -367,29 +382,68 @@ class Sided(Protocol):
     side: int
 
 
-AllIn = Callable[[Sequence[Execution]], Work]
+class Behind(Protocol):
+    """An operation that was submitted behind all others."""
+
+    ticket: int | None
+
+    def await_sent(self) -> None:
+        """Waits for it, if that has not been done."""
+        ...
+
+    def arrive(self) -> None:
+        """It was waited for, and is over well."""
+        ...
+
+
+AllIn = Callable[[Sequence[Execution]], Behind | None]
 """See ``join_all``."""
 
 
-def nothing_follows(_: Sequence[Execution]) -> Work:
+def nothing_follows(_: Sequence[Execution]) -> None:
     """Nothing follows."""
-    return nothing
 
 
 def join_all(buckets: Iterable[Executes], all_in: AllIn = nothing_follows) -> list[Times]:
     """Waits for all buckets that have been started, and runs the rest of their plans, one phase of all after the
     other: the order of operations is the same on all ranks, and phases of different buckets overlap. ``all_in``: called
-    with those that are under way before each phase is waited for; it returns what is called before the last of them is.
+    with those that are under way before each phase is waited for; what it returns is waited for before the last of them.
 
     Returns the times of the operations. Raises CommunicationError, and errors of ``Local`` steps.
     """
     times: list[Times] = []
     running: list[Execution] = [bucket.execution for bucket in buckets if bucket.execution.started]  # type: ignore[misc]
     while running:
-        before_last = all_in(running)
+        behind = all_in(running)
+        if _join_at_once(running, behind, times):
+            break
         *others, last = running
         running = [run for run in others if run.advance(times)]
-        before_last()
+        if behind is not None:
+            behind.await_sent()
         if last.advance(times):
             running.append(last)
     return times
+
+
+def _join_at_once(running: Sequence[Execution], behind: Behind | None, times: list[Times]) -> bool:
+    """``join_all`` in one call, where each has a single operation. False: it is not to be had, and nothing happened."""
+    if WATCH.sink is not None or PROFILER._is_profiler_enabled:
+        return False
+    tickets: list[int] = []
+    for run in running:
+        if run.single is None or run.lost:
+            return False
+        tickets += run._tickets
+    operations = len(tickets)
+    if behind is not None and behind.ticket is not None:
+        tickets.append(behind.ticket)
+    found = running[0]._connection.wait_all(tickets)
+    if len(found) < len(tickets):
+        return False
+    for run in running:
+        run.arrive()
+    if behind is not None:
+        behind.arrive()
+    times += found[:operations]
+    return True

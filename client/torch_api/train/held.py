@@ -108,6 +108,11 @@ class HeldExecution(Execution):
         self.arrived = True
         return False
 
+    def arrive(self) -> None:
+        """See ``Execution``."""
+        super().arrive()
+        self.arrived = True
+
     def renew(self) -> None:
         """The generation in which it was started has ended. Results that have arrived stay: others may count them."""
         if self.started:

@@ -43,6 +43,12 @@ bool signalled() {
   return PyErr_CheckSignals() != 0;
 }
 
+// An operation, and its ticket since it was submitted last.
+struct Prepared {
+  Descriptor descriptor;
+  uint64_t ticket = 0;
+};
+
 // A transfer that takes long.
 struct PendingTransfer {
   std::unique_ptr<Transfer> transfer;
@@ -95,11 +101,10 @@ class Rank {
     return {allocation.id, std::move(allocation.memory)};
   }
 
-  uint64_t submit(uint32_t comm, int kind, int dtype, int op, uint64_t count, int root,
-                  const std::tuple<uint32_t, uint64_t>& src, const std::tuple<uint32_t, uint64_t>& dst,
-                  const std::vector<int64_t>& shape, const std::string& label, int codec, int64_t density,
-                  uint32_t residual, uint32_t exact, int residual_sides, bool fenced, uint16_t chunk_kib,
-                  uint64_t generation) {
+  Prepared prepare(uint32_t comm, int kind, int dtype, int op, uint64_t count, int root,
+                   const std::tuple<uint32_t, uint64_t>& src, const std::tuple<uint32_t, uint64_t>& dst,
+                   const std::vector<int64_t>& shape, const std::string& label, int codec, int64_t density,
+                   uint32_t residual, uint32_t exact, int residual_sides, bool fenced, uint16_t chunk_kib) const {
     if (density < 0 || density > UINT16_MAX) throw py::value_error("density must be 0 to 65535 (of 65536)");
     Descriptor descriptor{};
     descriptor.kind = static_cast<uint8_t>(std::clamp(kind, 0, 255));
@@ -122,11 +127,27 @@ class Rank {
     descriptor.residual_sides = static_cast<uint8_t>(std::clamp(residual_sides, 0, 255));
     descriptor.fenced = fenced ? 1 : 0;
     descriptor.chunk_kib = chunk_kib;
-    uint64_t ticket = 0;
+    return {descriptor};
+  }
+
+  uint64_t submit(uint32_t comm, int kind, int dtype, int op, uint64_t count, int root,
+                  const std::tuple<uint32_t, uint64_t>& src, const std::tuple<uint32_t, uint64_t>& dst,
+                  const std::vector<int64_t>& shape, const std::string& label, int codec, int64_t density,
+                  uint32_t residual, uint32_t exact, int residual_sides, bool fenced, uint16_t chunk_kib,
+                  uint64_t generation, Prepared* behind) {
+    const Descriptor descriptor = prepare(comm, kind, dtype, op, count, root, src, dst, shape, label, codec, density,
+                                          residual, exact, residual_sides, fenced, chunk_kib)
+                                      .descriptor;
+    uint64_t tickets[2] = {0, 0};
     ChannelClient::Submission how;
     how.generation = generation;
-    check(client_->submit(descriptor, &ticket, how));
-    return ticket;
+    if (behind == nullptr) {
+      check(client_->submit({&descriptor}, tickets, how));
+    } else {
+      check(client_->submit({&descriptor, &behind->descriptor}, tickets, how));
+      behind->ticket = tickets[1];
+    }
+    return tickets[0];
   }
 
   // One operation on tensors at any address; nullptr: it is over.
@@ -178,6 +199,22 @@ class Rank {
     return std::make_tuple(times.submitted_ns, times.started_ns, times.done_ns);
   }
 
+  std::optional<std::vector<std::tuple<int64_t, int64_t, int64_t>>> wait_all(const std::vector<uint64_t>& tickets,
+                                                                             double timeout_s) {
+    std::vector<ChannelClient::Times> times;
+    Status status;
+    {
+      py::gil_scoped_release release;
+      status = client_->wait_all(tickets, deadline_after(timeout_s), &signalled, &times);
+    }
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();  // KeyboardInterrupt, or what a handler raised
+    check(status);
+    if (times.size() < tickets.size()) return std::nullopt;
+    std::vector<std::tuple<int64_t, int64_t, int64_t>> found;
+    for (const auto& one : times) found.emplace_back(one.submitted_ns, one.started_ns, one.done_ns);
+    return found;
+  }
+
   py::dict view() {
     const GenerationView view = client_->view();
     py::dict entry;
@@ -219,7 +256,18 @@ void bind_rank(py::module_* module) {
   using Release = py::call_guard<py::gil_scoped_release>;
   const std::tuple<uint32_t, uint64_t> nowhere{0, 0};
   py::class_<PendingTransfer>(*module, "PendingTransfer").def("wait", &PendingTransfer::run, py::arg("timeout_s"));
-  py::class_<Rank>(*module, "Rank")
+  py::class_<Prepared>(*module, "Prepared").def_readwrite("ticket", &Prepared::ticket);
+  const auto described = [&nowhere](auto* type, const char* name, auto function, const auto&... more) {
+    type->def(name, function, py::kw_only(), py::arg("comm"), py::arg("kind"), py::arg("dtype"), py::arg("op") = 0,
+              py::arg("count"), py::arg("root") = -1, py::arg("src") = nowhere, py::arg("dst") = nowhere,
+              py::arg("shape") = std::vector<int64_t>{}, py::arg("label") = "", py::arg("codec") = 0,
+              py::arg("density") = 0, py::arg("residual") = 0, py::arg("exact") = 0, py::arg("residual_sides") = 0,
+              py::arg("fenced") = false, py::arg("chunk_kib") = 0, more...);
+  };
+  py::class_<Rank> rank(*module, "Rank");
+  described(&rank, "submit", &Rank::submit, py::arg("generation") = 0, py::arg("behind") = py::none());
+  described(&rank, "prepare", &Rank::prepare);
+  rank
       .def(py::init([](const std::string& data_socket, const py::bytes& token, int rank, double timeout_s) {
              return std::make_unique<Rank>(data_socket, token, rank, timeout_s);
            }),
@@ -241,12 +289,6 @@ void bind_rank(py::module_* module) {
       .def(
           "destroy_comm", [](Rank& rank, uint32_t comm) { check(rank.client().destroy_comm(comm)); }, py::arg("comm"),
           Release())
-      .def("submit", &Rank::submit, py::kw_only(), py::arg("comm"), py::arg("kind"), py::arg("dtype"),
-           py::arg("op") = 0, py::arg("count"), py::arg("root") = -1, py::arg("src") = nowhere,
-           py::arg("dst") = nowhere, py::arg("shape") = std::vector<int64_t>{}, py::arg("label") = "",
-           py::arg("codec") = 0, py::arg("density") = 0, py::arg("residual") = 0, py::arg("exact") = 0,
-           py::arg("residual_sides") = 0, py::arg("fenced") = false, py::arg("chunk_kib") = 0,
-           py::arg("generation") = 0)
       .def("transfer", &Rank::transfer, py::arg("comm"), py::arg("kind"), py::arg("dtype"), py::arg("op"),
            py::arg("root"), py::arg("count"), py::arg("src"), py::arg("src_rows"), py::arg("dst"), py::arg("dst_rows"),
            py::arg("together"), py::arg("shape"), py::arg("codec"), py::arg("density"), py::arg("timeout_s"),
@@ -257,6 +299,7 @@ void bind_rank(py::module_* module) {
       .def("trace", [](Rank& rank) { return rank.client().trace(); })
       .def("done", &Rank::done, py::arg("ticket"))
       .def("wait", &Rank::wait, py::arg("ticket"), py::arg("timeout_s") = -1.0)
+      .def("wait_all", &Rank::wait_all, py::arg("tickets"), py::arg("timeout_s") = -1.0)
       .def("counters", [](Rank& rank) { return counters_dict(*rank.client().counters()); })
       .def("host_api", &Rank::host_api)
       .def("error", [](Rank& rank) { return text(rank.client().error()); })
