@@ -60,7 +60,7 @@ class Connection:
         self.codecs = {"minmax8": 5, "onebit": 7, "fp16": 1}
         self.submitted: list[dict[str, Any]] = []
         self.waited: list[int] = []
-        self.fails = False
+        self.fails = self.late = False
 
     def submit(self, request: Any) -> int:
         self.submitted.append(dict(request))
@@ -72,6 +72,9 @@ class Connection:
         if self.fails:
             raise CommunicationError("rank 3 was lost")
         return (0, ticket, ticket + 1)
+
+    def wait_all(self, tickets: Sequence[int]) -> Sequence[Times]:
+        return [] if self.fails or self.late else [self.wait(ticket) for ticket in tickets]
 
     def done(self, ticket: int) -> bool:
         return ticket != 0
@@ -147,15 +150,35 @@ def test_a_phase_begins_before_the_next_bucket_is_waited_for() -> None:
     assert order[2:6] == ["wait 0", "submit bucket 1", "wait 1", "submit bucket 2"]
 
 
-def test_what_follows_the_operations_is_waited_for_before_the_last_of_them() -> None:
-    """Others are over by then as a rule: all that is done for them is done while the daemon still works."""
+class Behind:
+    """An operation behind all others, and what was waited for before it."""
+
+    def __init__(self, connection: Connection, ticket: int) -> None:
+        self.ticket: int | None = ticket
+        self.before: list[int] = []
+        self._connection = connection
+
+    def await_sent(self) -> None:
+        self.before = list(self._connection.waited)
+        self.arrive()
+
+    def arrive(self) -> None:
+        self.ticket = None
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["well", "one is late, or lost"])
+def test_what_follows_the_operations_is_waited_for_with_them(late: bool) -> None:
+    """In one call. Where that can't be had, before the last of them: others are over by then as a rule, and all that is
+    done for them is done while the daemon still works."""
     rig = Rig()
+    rig.connection.late = late
     buckets = [rig.weights(Plan((MEAN,)), name) for name in "123"]
-    seen: list[tuple[int, list[int]]] = []
     for bucket in buckets:
         bucket.start()
-    join_all(buckets, lambda running: lambda: seen.append((len(running), list(rig.connection.waited))))
-    assert seen == [(3, [0, 1])] and rig.connection.waited == [0, 1, 2]
+    behind = Behind(rig.connection, 3)
+    times = join_all(buckets, lambda running: behind if len(running) == 3 else None)
+    assert rig.connection.waited == [0, 1, 2] + [3] * (not late) and len(times) == 3
+    assert behind.ticket is None and behind.before == [0, 1] * late
 
 
 def test_local_steps_run_at_their_places() -> None:

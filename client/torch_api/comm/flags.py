@@ -48,6 +48,7 @@ class Flags(threading.local):
         self._session = session
         self._followers = followers
         self._under_way = under_way
+        self._planned = session.connection.native.planned  # once per step: no function around it
         # By communicator, once ``_all`` lies in memory that the daemon sees:
         self._requests: dict[int, Request] = {}
         self._prepared: dict[int, core.Prepared] = {}
@@ -79,12 +80,13 @@ class Flags(threading.local):
         return self
 
     def send_along(self, members: Members, last: Carrier, start: Callable[[], None]) -> bool:
-        """``send_early``, with the last of the unit's operations: the daemon is told of both at once. ``start`` submits
-        that one. False: nothing was submitted, or only the last one."""
-        if not self._may_go(members):
+        """``send_early``, with the last operation of a unit that begins now: the daemon is told of both at once.
+        ``start`` submits that one. False: nothing was submitted, or only the last one."""
+        if len(members.ranks) < 2 or not self._under_way.take_if_free():
             return False
+        self.early = True
         prepared = self._prepared.get(members.id) or self._prepare(members.id)
-        self._values[:] = self._mine()
+        self._fill()
         prepared.ticket, last.behind = 0, prepared
         try:
             start()
@@ -113,7 +115,7 @@ class Flags(threading.local):
 
     def exchange(self, members: Members, queued: bool = False) -> None:
         """Sends them now, and waits. ``queued``: other members may have sent theirs early."""
-        self._values[:] = self._mine()
+        self._fill()
         if members.nranks() < 2:
             return
         if not queued:
@@ -122,13 +124,13 @@ class Flags(threading.local):
         self._submit(members)
         self.hear()
 
-    def _mine(self) -> tuple[int, int, int]:
-        given = self._followers.given
-        return given, -given, self._session.connection.planned()
+    def _fill(self) -> None:
+        given = self._followers.given if self._followers.by_name else 0
+        self._values[:] = (given, -given, self._planned())
 
     def _submit(self, members: Members) -> None:
         operation = self._requests.get(members.id) or self._request(members.id)
-        self._values[:] = self._mine()
+        self._fill()
         self.ticket, self.heard = self._session.connection.submit(operation), False
 
     def _prepare(self, comm: int) -> core.Prepared:

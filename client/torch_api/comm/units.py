@@ -82,6 +82,11 @@ class Units:
         return threading.get_ident() in self._inside
 
     @property
+    def flags_may_go_first(self) -> bool:
+        """Whether a unit that this thread begins now may send its flags before ``run`` is called."""
+        return not self._some_were_out_of_step and threading.get_ident() not in self._inside
+
+    @property
     def at_any_moment(self) -> bool:
         """Whether planned changes take place at any moment, as losses do: there is no step after which all could."""
         if not self._some_were_out_of_step:  # asked in each step
@@ -118,8 +123,8 @@ class Units:
         ``attempt`` communicates, and leaves the old values as they are; where tensors of a GPU are in it, the host
         waits for them once. ``again`` is called before it is tried once more. ``commit`` puts the results in their
         place. ``scope``: number of the communicator in whose order it goes. ``members``: who takes part, asked when
-        ``attempt`` is over. ``ends_early``: ``attempt`` may send the ``flags``; the same on all members. ``steps``: it
-        is a training step; raises BaguaError, on all members, if they took different numbers of batches for it.
+        ``attempt`` is over. ``ends_early``: the ``flags`` have been sent, or ``attempt`` may send them; the same on all
+        members. ``steps``: it is a training step; raises BaguaError, on all members, if they took different numbers of batches for it.
         """
         flags = self.flags
         thread = threading.get_ident()

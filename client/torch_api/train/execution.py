@@ -72,10 +72,11 @@ class Execution:
     """One bucket's plan at work: its steps fall into phases, each of which ends with one that communicates.
 
     ``started``: a run is under way. ``starts``: how many have begun. ``single``: the only operation of a run, if
-    nothing of the plan follows it.
+    nothing of the plan follows it. ``arrived``: in an elastic job, which ``holds`` what a plan can't do twice.
     """
 
-    __slots__ = ("_connection", "_name", "_number", "_phases", "_tickets", "single", "started", "starts")
+    __slots__ = ("_connection", "_name", "_number", "_phases", "_tickets", "arrived", "single", "started", "starts")
+    holds = False
 
     def __init__(self, name: str, phases: Sequence[Phase], connection: Connection) -> None:
         self._name = name
@@ -83,7 +84,7 @@ class Execution:
         self._connection = connection
         self._number = 0
         self._tickets: Tickets = ()
-        self.started = False
+        self.started = self.arrived = False
         self.starts = 0
         action = phases[0][1] if len(phases) == 1 else None
         self.single = action if isinstance(action, Submit) else None
@@ -135,11 +136,6 @@ class Execution:
         if (sink := WATCH.sink) is not None and tickets:
             sink.operations(self._name, times[-len(tickets) :])
 
-    def arrive(self) -> None:
-        """Instead of ``advance``: the operation of this ``single`` run was waited for."""
-        self.started = False
-        self._tickets = ()
-
     def catch_up(self, starts: int) -> None:
         """Takes part in runs that other ranks have begun, until there were ``starts``, and does nothing else for
         them."""
@@ -161,7 +157,7 @@ class Execution:
 
     # In an elastic job: see ``held.py``
 
-    arrived = lost = ended = False
+    lost = ended = False
 
     def rewind(self) -> None:
         """Forgets a run that can't be repeated."""
@@ -441,8 +437,8 @@ def _join_at_once(running: Sequence[Execution], behind: Behind | None, times: li
     found = running[0]._connection.wait_all(tickets)
     if len(found) < len(tickets):
         return False
-    for run in running:
-        run.arrive()
+    for run in running:  # without a call: it is time in which nothing else is under way
+        run.started, run.arrived, run._tickets = False, run.holds, ()
     if behind is not None:
         behind.arrive()
     times += found[:operations]

@@ -38,6 +38,7 @@ class RepeatingReducer(GradientReducer):
         self._first = self._first_member() if adding else -1
         self._layout = layout
         self._may_start_early = True
+        self._sent: AllIn | None = None  # the last bucket has been submitted, with the flags
         self._recorded: tuple[Rearrange, list[str]] | None = None
         runner.session.renew_with(self)
 
@@ -75,7 +76,17 @@ class RepeatingReducer(GradientReducer):
         )
 
     def _exchange(self) -> tuple[list[Times], Any]:
-        return self._runner.together(self._attempt, self._start_over, self._conclude, steps=True)
+        last = len(self.buckets) - 1
+        if self._early and not self._adding and self._rearrange is None and self._order.started == last:
+            # While it is reduced there is time for the rest.
+            self.buckets[last].again = self._again
+            self._sent = self._runner.start_last(self.buckets, self._order.start_rest)
+        try:
+            return self._runner.together(self._attempt, self._start_over, self._conclude, steps=True)
+        finally:
+            if self._sent is not None:  # an exception like that of Ctrl-C, before the unit had begun
+                self._sent = None
+                self._runner.drop_flags()
 
     def weigh(self) -> None:
         """Gradients that have been accumulated weigh as much as those that follow."""
@@ -103,9 +114,12 @@ class RepeatingReducer(GradientReducer):
         return super()._exchange()
 
     def _start_rest(self) -> AllIn:
-        """See ``GradientReducer``. The last bucket takes the flags along, where nothing but them follows it."""
-        self._order.start_rest(len(self.buckets) - 1)
-        return self._runner.start_last(self.buckets, self._order.start_rest)
+        """See ``GradientReducer``."""
+        sent, self._sent = self._sent, None
+        if sent is not None:
+            return sent
+        self._order.start_rest()
+        return self._runner.all_in
 
     def _end_recording(self, rearrange: Rearrange) -> None:
         self._recorded = rearrange, list(self._arrivals)

@@ -209,22 +209,25 @@ class Runner:
                 return None
         return self._units.flags.send_early(everyone)
 
-    def start_last(self, buckets: Sequence[PlanBucket], start: Work) -> AllIn:
-        """In a unit: ``start`` submits the last of these. If each has one operation, and the flags go in the same
-        order, they go with it. Returns what ``join_all`` is to ask."""
-        everyone = self.everyone
+    def start_last(self, buckets: Sequence[PlanBucket], start: Work) -> AllIn | None:
+        """Before a unit: ``start`` submits the last of these. If each has one operation, and the flags go in the same
+        order, they go with it. Returns what ``join_all`` is to ask in this unit. None: nothing was submitted, or only
+        the last one."""
+        everyone = self._places.get(EVERYONE)
         single: Submit | None = None
         for bucket in buckets:
             execution = bucket.execution
             single = execution.single
             if single is None or single.members is not everyone or execution.lost:
-                break
-        else:
-            flags = self._units.flags
-            if single is not None and flags.send_along(everyone, single, start):
-                return flags.sent
-        start()
-        return self.all_in
+                return None
+        if single is None or everyone is None or not self._units.flags_may_go_first:
+            return None
+        flags = self._units.flags
+        return flags.sent if flags.send_along(everyone, single, start) else None
+
+    def drop_flags(self) -> None:
+        """The unit for which ``start_last`` has sent them has not begun."""
+        self._units.flags.drop()
 
     # Those of the session, asked for once: not in each step.
 
