@@ -143,9 +143,11 @@ class Engine:
         """Ends threads, closes sockets, unmaps memory. Idempotent; pending operations fail first."""
 
 @final
-class Prepared:
-    """An operation. ``ticket``: since it was submitted last."""
+class Flags:
+    """A fenced all-reduce of three int32, MAX, which the core fills as it is submitted: ``given``, its opposite, and
+    ``Rank.planned()``. ``ticket``: 0 unless it is under way; who waits for it by ``Rank.wait`` sets it to 0."""
 
+    given: int
     ticket: int
 
 @final
@@ -207,28 +209,6 @@ class Rank:
     def destroy_comm(self, comm: int) -> None:
         """This rank uses it no more. What it has sent still arrives; other members may be far behind. An operation that
         others call and this rank has not called fails."""
-    def prepare(
-        self,
-        *,
-        comm: int,
-        kind: int,
-        dtype: int,
-        op: int = 0,
-        count: int,
-        root: int = -1,
-        src: tuple[int, int] = (0, 0),
-        dst: tuple[int, int] = (0, 0),
-        shape: Sequence[int] = (),
-        label: str = "",
-        codec: int = 0,
-        density: int = 0,
-        residual: int = 0,
-        exact: int = 0,
-        residual_sides: int = 0,
-        fenced: bool = False,
-        chunk_kib: int = 0,
-    ) -> Prepared:
-        """An operation that ``submit`` takes ``behind`` another one: see there."""
     def submit(
         self,
         *,
@@ -250,6 +230,7 @@ class Rank:
         fenced: bool = False,
         chunk_kib: int = 0,
         generation: int = 0,
+        behind: Flags | None = None,
     ) -> int:
         """Hands one operation to the daemon and returns its ticket at once. ``count`` and the meaning of src and dst
         per kind: see csrc/core/channel/layout.h. Raises CoreError if the engine has failed.
@@ -268,8 +249,12 @@ class Rank:
         Raises Regrouped, as ``wait`` and ``transfer`` do, if the generation has ended, or another one than
         ``generation`` has been entered (0: whichever it is).
 
-        ``behind``: an operation that is submitted right behind this one, and with it: both or none. The daemon wakes
-        once. It is waited for by its ``ticket``."""
+        ``behind``: flags that are submitted right behind this operation, and with it: both or none. The daemon is woken
+        once."""
+    def flags(self, comm: int, values: int, place: tuple[int, int]) -> Flags:
+        """``values``: address of three int32 in shared memory, at ``place``."""
+    def send_flags(self, flags: Flags, generation: int = 0) -> None:
+        """Submits them, as ``submit`` does."""
 
     def transfer(
         self,
@@ -297,9 +282,12 @@ class Rank:
         passed and the rest is to be waited for; the memory must stay. Raises CoreError; dst may then hold parts of the
         result."""
     def done(self, ticket: int) -> bool: ...
-    def wait_all(self, tickets: Sequence[int], timeout_s: float = -1.0) -> list[tuple[int, int, int]] | None:
-        """Waits for several, in the order in which they were submitted: their times. It sleeps once where the last one
-        is over last. None: one of them is not over well, or the timeout passed. Then each is still to be waited for."""
+    def wait_all(
+        self, tickets: Sequence[int], behind: Flags | None = None, timeout_s: float = -1.0
+    ) -> tuple[list[tuple[int, int, int]], tuple[int, int, int]] | None:
+        """Waits for several, in the order in which they were submitted, and for flags behind them: the times of the
+        operations, and what the flags say (zeros without any). It sleeps once where the last one is over last. No
+        times: one is not over well; None: the timeout passed. Then each is still to be waited for."""
     def wait(self, ticket: int, timeout_s: float = -1.0) -> tuple[int, int, int] | None:
         """Waits (GIL released, signals honoured) and returns (submitted, started, done) in ns of CLOCK_MONOTONIC;
         started is when all local members had submitted. None: the timeout passed and the operation goes on. Raises

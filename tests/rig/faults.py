@@ -56,7 +56,7 @@ class Fault:
 
     def _install(self) -> None:
         start, join_all, flags = gradients.GradientBucket.start, gradients.join_all, Flags.exchange
-        send, send_early, send_along = Flags._submit, Flags.send_early, Flags.send_along
+        send, send_early, send_along = Flags._send, Flags.send_early, Flags.send_along
         await_flags, arrive = Flags.await_sent, Flags.arrive
         start_execution, copy, follow = HeldExecution.start, StateCopy.run, Followers.hear
 
@@ -84,13 +84,13 @@ class Fault:
             self.at("flags")
 
         def hear_flags(own: Flags) -> None:
-            sent = own.ticket is not None
+            sent = own.sent is not None
             await_flags(own)
             if sent and own._failure is None:
                 are_over(own)
 
-        def flags_arrive(own: Flags) -> None:
-            arrive(own)
+        def flags_arrive(own: Flags, told: Any) -> None:
+            arrive(own, told)
             are_over(own)
 
         def are_over(own: Flags) -> None:
@@ -146,5 +146,5 @@ class Fault:
         Flags.await_sent = hear_flags  # type: ignore[method-assign]
         Flags.arrive = flags_arrive  # type: ignore[method-assign]
         Flags.send_along = flags_along  # type: ignore[method-assign]
-        Flags._submit = submit_flags  # type: ignore[method-assign]
+        Flags._send = submit_flags  # type: ignore[method-assign]
         Flags.send_early = early_flags  # type: ignore[method-assign]

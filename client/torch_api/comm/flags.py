@@ -15,7 +15,7 @@ from bagua.torch_api.comm.followers import Followers
 from bagua.torch_api.comm.members import Members
 from bagua.torch_api.comm.patient_lock import PatientLock
 from bagua.torch_api.comm.transfer import ReduceOp, transfer
-from bagua.torch_api.join.connection import NOWHERE, Request, request
+from bagua.torch_api.join.connection import NOWHERE, UNTOLD, Told
 from bagua.torch_api.join.session import Session
 
 if TYPE_CHECKING:
@@ -23,24 +23,36 @@ if TYPE_CHECKING:
 
 
 class Carrier(Protocol):
-    """What submits one operation."""
+    """What submits one operation. ``behind``: flags that are submitted with it."""
 
-    behind: core.Prepared | None
-    """Submitted with it."""
+    behind: core.Flags | None
+
+
+class Last(Protocol):
+    """The last run of a unit, with one operation. ``lost``: it could not be submitted."""
+
+    @property
+    def single(self) -> Carrier | None: ...
+
+    @property
+    def started(self) -> bool: ...
+
+    @property
+    def lost(self) -> bool: ...
 
 
 class Flags(threading.local):
     """Of one thread. They carry the most batches of a member in this step, minus the least, and the newest generation
-    that was announced.
+    that was announced (``told``).
 
     Where all that a unit communicates are collectives of one communicator, they are sent behind the last of these,
     before it is waited for, or with it. They are fenced: each host begins them when all before them is done there. So a
     rank that sees their end knows that the unit's results are whole on all ranks. That saves a way to the daemon and
     back.
 
-    ``comm``: those of a unit on this communicator may be sent so; None: of none. ``early``: they were, and no thread
-    enters a generation before their ``release``. ``ticket``: of flags that have been sent and not been waited for.
-    ``heard``: there are none left.
+    ``inside``: this thread runs a unit. ``comm``: the flags of a unit on this communicator may be sent so; None: of
+    none. ``early``: they were, and no thread enters a generation before their ``release``. ``sent``: those that have
+    been and were not waited for. ``heard``: there are none left.
     """
 
     def __init__(self, session: Session, followers: Followers, under_way: PatientLock) -> None:
@@ -48,24 +60,22 @@ class Flags(threading.local):
         self._session = session
         self._followers = followers
         self._under_way = under_way
-        self._planned = session.connection.native.planned  # once per step: no function around it
-        # By communicator, once ``_all`` lies in memory that the daemon sees:
-        self._requests: dict[int, Request] = {}
-        self._prepared: dict[int, core.Prepared] = {}
-        self._use(torch.zeros(3, dtype=torch.int32))
+        self._made: dict[int, core.Flags] = {}  # by communicator, once ``_all`` lies in memory that the daemon sees
         self._place = NOWHERE
         self._shared = False
+        self._use(torch.zeros(3, dtype=torch.int32))
+        self.inside = False
         self.comm: int | None = None
-        self.ticket: int | None = None
+        self.sent: core.Flags | None = None
         self._failure: CommunicationError | None = None  # of flags that are over, and have not been heard
         self.early, self.heard = False, True
+        self.told = UNTOLD
 
     def _use(self, memory: torch.Tensor) -> None:
         """From now on they lie there."""
         self._all = memory
-        self._values = (ctypes.c_int32 * 3).from_address(memory.data_ptr())  # faster than torch, once per step
-        self._requests.clear()
-        self._prepared.clear()
+        self._values = (ctypes.c_int32 * 3).from_address(memory.data_ptr())  # faster than torch
+        self._made.clear()
 
     def send_early(self, members: Members) -> Flags | None:
         """All that a unit communicates has been submitted, on this communicator. Called again where the unit goes on
@@ -74,101 +84,98 @@ class Flags(threading.local):
         Their end comes after that of all operations before them. A rank that has ``await_sent`` before it waits for the
         last of these sleeps once, and the daemon wakes it once.
         """
-        if not self._may_go(members):
+        if self.comm != members.id or members.nranks() < 2:
             return None
-        self._submit(members)
-        return self
-
-    def send_along(self, members: Members, last: Carrier, start: Callable[[], None]) -> bool:
-        """``send_early``, with the last operation of a unit that begins now: the daemon is told of both at once.
-        ``start`` submits that one. False: nothing was submitted, or only the last one."""
-        if len(members.ranks) < 2 or not self._under_way.take_if_free():
-            return False
-        self.early = True
-        prepared = self._prepared.get(members.id) or self._prepare(members.id)
-        self._fill()
-        prepared.ticket, last.behind = 0, prepared
-        try:
-            start()
-        finally:
-            last.behind = None
-            if prepared.ticket:
-                self.ticket, self.heard = prepared.ticket, False
-            else:
-                self.release()
-        return self.early
-
-    def sent(self, _: object) -> Flags:
-        """Those that have been."""
-        return self
-
-    def _may_go(self, members: Members) -> bool:
-        if self.comm != members.id or len(members.ranks) < 2:
-            return False
         if self.early:
             self.hear()
-            return True
         # A thread that entered the next generation meanwhile would tell the others that this unit is not ready here,
         # while one of them has committed it. Where such a thread is at work, flags are sent late.
-        self.early = self._under_way.take_if_free()
-        return self.early
+        elif not self._under_way.take_if_free():
+            return None
+        self.early = True
+        self._send(members)
+        return self
+
+    def send_along(self, members: Members, last: Last, start: Callable[[], None]) -> bool:
+        """``send_early``, with the last operation of a unit that begins now: the daemon is told of both at once.
+        ``start`` submits that one, if it still may. False: it did not, or that is lost."""
+        carrier = last.single
+        if carrier is None or len(members.ranks) < 2 or not self._under_way.take_if_free():
+            return False
+        self.early = True
+        made = self._made.get(members.id) or self._make(members.id)
+        if self._followers.by_name:
+            made.given = self._followers.given
+        carrier.behind = made
+        try:
+            start()
+        except BaseException:
+            self.sent, self.heard = (made, False) if made.ticket else (None, True)
+            self.drop()
+            raise
+        finally:
+            carrier.behind = None
+        if last.lost or not last.started:
+            self.release()
+            return False
+        self.sent, self.heard = made, False
+        return True
+
+    def those(self, _: object) -> Flags:
+        """That have been sent."""
+        return self
 
     def exchange(self, members: Members, queued: bool = False) -> None:
         """Sends them now, and waits. ``queued``: other members may have sent theirs early."""
-        self._fill()
+        given = self._followers.given
+        self.told = given, -given, self._session.connection.planned()
         if members.nranks() < 2:
             return
         if not queued:
+            self._values[:] = self.told
             transfer(self._session, "allreduce", self._all, self._all, 3, members, op=ReduceOp.MAX, together=True)
+            self.told = self._read()
             return
-        self._submit(members)
+        self._send(members)
         self.hear()
 
-    def _fill(self) -> None:
-        given = self._followers.given if self._followers.by_name else 0
-        self._values[:] = (given, -given, self._planned())
+    def _read(self) -> Told:
+        most, least, planned = self._values
+        return most, least, planned
 
-    def _submit(self, members: Members) -> None:
-        operation = self._requests.get(members.id) or self._request(members.id)
-        self._fill()
-        self.ticket, self.heard = self._session.connection.submit(operation), False
+    def _send(self, members: Members) -> None:
+        made = self._made.get(members.id) or self._make(members.id)
+        made.given = self._followers.given
+        self._session.connection.send_flags(made)
+        self.sent, self.heard = made, False
 
-    def _prepare(self, comm: int) -> core.Prepared:
-        operation = self._requests.get(comm) or self._request(comm)
-        self._prepared[comm] = made = self._session.connection.prepare(operation)
-        return made
-
-    def _request(self, comm: int) -> Request:
+    def _make(self, comm: int) -> core.Flags:
         if not self._shared:
             memory, self._place = self._session.memory.place_empty(3, torch.int32)
             self._use(memory)
             self._shared = True
-        connection = self._session.connection
-        kind, dtype = connection.kinds["allreduce"], connection.dtypes["int32"]
-        place = self._place
-        made = request(kind, comm=comm, dtype=dtype, count=3, op=ReduceOp.MAX, src=place, dst=place, label="flags")
-        made["fenced"] = True
-        self._requests[comm] = made
+        self._made[comm] = made = self._session.connection.native.flags(comm, self._all.data_ptr(), self._place)
         return made
 
     def await_sent(self) -> None:
         """Waits until those that have been sent are over, well or not: ``hear`` tells errors, when those of the
         operations before them have been."""
-        if self.ticket is None:
+        if self.sent is None:
             return
         try:
-            self._session.connection.wait(self.ticket)
+            self._session.connection.wait(self.sent.ticket)
         except CommunicationError as error:
             self._failure = error
-        self.ticket = None  # an exception like that of Ctrl-C leaves it: see ``drop``
+        self.told = self._read()
+        self.sent.ticket, self.sent = 0, None  # an exception like that of Ctrl-C leaves it: see ``drop``
 
-    def arrive(self) -> None:
+    def arrive(self, told: Told) -> None:
         """Those that have been sent were waited for, with others, and are over well."""
-        self.ticket, self.heard = None, True
+        self.told, self.sent, self.heard = told, None, True
 
     def hear(self) -> None:
         """Waits for those that have been sent. Raises CommunicationError."""
-        if self.ticket is not None:
+        if self.sent is not None:
             self.await_sent()
         failure, self._failure = self._failure, None
         self.heard = True
@@ -177,11 +184,11 @@ class Flags(threading.local):
 
     def drop(self) -> None:
         """The unit has ended by an exception. If that was one like that of Ctrl-C, flags are left: waits for nothing."""
-        if self.ticket is None or self._session.connection.done(self.ticket):
+        if self.sent is None or self._session.connection.done(self.sent.ticket):
             with suppress(CommunicationError):
                 self.hear()
         else:
-            self.ticket, self.heard = None, True
+            self.sent, self.heard = None, True
             self._shared = False  # the daemon may still write there
             self._use(torch.zeros(3, dtype=torch.int32))
         self.release()
@@ -191,9 +198,3 @@ class Flags(threading.local):
         if self.early:
             self.early = False
             self._under_way.give_back()
-
-    def take(self) -> tuple[int, int, int]:
-        """Those of all members: the most batches, the least, and the newest generation that was announced."""
-        most, least, planned = self._values
-        self._values[:] = (0, 0, 0)
-        return most, -least, planned

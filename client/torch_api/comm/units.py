@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,7 +22,7 @@ from bagua.torch_api.comm.patient_lock import PatientLock
 from bagua.torch_api.comm.roll_call import Row, call_the_roll
 from bagua.torch_api.comm.standing import Outcome, Standing, settle
 from bagua.torch_api.cuda.devices import devices
-from bagua.torch_api.join.connection import Regrouped
+from bagua.torch_api.join.connection import UNTOLD, Regrouped
 from bagua.torch_api.join.session import Session
 
 LOG = logging.getLogger("bagua")
@@ -49,7 +48,6 @@ class Units:
         self._session = session
         self._devices = devices(session)
         self._ledger = Ledger()
-        self._inside: set[int] = set()  # threads that run a unit now
         self.calm = PatientLock(session.connection)
         self._flags_under_way = PatientLock(
             session.connection
@@ -66,7 +64,7 @@ class Units:
         # Models that ranks exchange at the same moments, and those that each exchanges at moments of its own.
         self._in_step: weakref.WeakSet[object] = weakref.WeakSet()
         self._out_of_step: weakref.WeakKeyDictionary[OutOfStep, None] = weakref.WeakKeyDictionary()  # in order
-        self._some_were_out_of_step = False
+        self.some_were_out_of_step = False
         self.all_wrapped = False  # as far as is known: the program trains, or communicates
         self._catches_up = False
         self._renewed = False  # since models caught up last
@@ -79,17 +77,12 @@ class Units:
     @property
     def inside(self) -> bool:
         """Whether this thread runs a unit now."""
-        return threading.get_ident() in self._inside
-
-    @property
-    def flags_may_go_first(self) -> bool:
-        """Whether a unit that this thread begins now may send its flags before ``run`` is called."""
-        return not self._some_were_out_of_step and threading.get_ident() not in self._inside
+        return self.flags.inside
 
     @property
     def at_any_moment(self) -> bool:
         """Whether planned changes take place at any moment, as losses do: there is no step after which all could."""
-        if not self._some_were_out_of_step:  # asked in each step
+        if not self.some_were_out_of_step:  # asked in each step
             return False
         return self.all_wrapped and bool(self._out_of_step) and not self._in_step
 
@@ -100,7 +93,7 @@ class Units:
             self._in_step.add(model)
         else:
             self._out_of_step[model] = None
-            self._some_were_out_of_step = True
+            self.some_were_out_of_step = True
 
     def forget(self, model: OutOfStep) -> None:
         """This model is exchanged no more."""
@@ -127,16 +120,15 @@ class Units:
         members. ``steps``: it is a training step; raises BaguaError, on all members, if they took different numbers of batches for it.
         """
         flags = self.flags
-        thread = threading.get_ident()
-        if thread in self._inside:
+        if flags.inside:
             outer, flags.comm = flags.comm, None
             found = attempt()
             flags.comm = outer
             commit()
             return found
-        self._inside.add(thread)
+        flags.inside, flags.told = True, UNTOLD
         try:
-            if self._some_were_out_of_step:
+            if self.some_were_out_of_step:
                 self._stand_by()
             while True:
                 with self.calm:
@@ -173,24 +165,23 @@ class Units:
                     again()
             most = least = 0
             if steps:
-                most, least, planned = flags.take()
+                most, least, planned = flags.told
                 self._planned = max(self._planned, planned)
                 if self.followers.by_name:
                     with self.calm:
                         self.followers.commit()
             flags.release()
             commit()
-            if most != least:
+            if most + least:
                 raise BaguaError(
-                    f"Ranks took {least} to {most} batches of their ElasticSamplers for one training step: all take as "
+                    f"Ranks took {-least} to {most} batches of their ElasticSamplers for one training step: all take as "
                     "many. A batch counts for the step that follows. [BG704]"
                 )
         except BaseException:
             flags.drop()
             raise
         finally:
-            flags.comm = None
-            self._inside.discard(thread)
+            flags.comm, flags.inside = None, False
         if self._renewed:
             self._catch_up()
         if self.changes.told_in != self._session.membership.generation and not self._catches_up:
@@ -240,15 +231,13 @@ class Units:
             if self._catches_up or not self._renewed or self._session.newcomer:
                 return
             self._catches_up, self._renewed = True, False
-        inside = self.inside
-        self._inside.discard(threading.get_ident())
+        inside, self.flags.inside = self.flags.inside, False
         try:
             while any([one.begin_anew_together() for one in list(self._out_of_step)]):
                 self._renewed = False
         finally:
             self._catches_up = False
-            if inside:
-                self._inside.add(threading.get_ident())
+            self.flags.inside = inside
 
     def _enter_next(self, generation: int) -> None:
         """The first of several threads does it, and the others find it done."""
@@ -386,7 +375,6 @@ class Units:
         if session.newcomer:
             self.changes.world_size, self._marks = told["told"], told["marks"]
         self.flags.exchange(active_members(session.membership))
-        self.flags.take()
         self._standing = self._standing._replace(let_in=generation)
         if session.newcomer:
             self._come_in(whole)

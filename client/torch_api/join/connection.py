@@ -25,6 +25,10 @@ FIRST_WARNING_S = 30.0
 WARNING_EVERY_S = 60.0
 
 Times = tuple[int, int, int]
+Told = tuple[int, int, int]
+"""What flags say: the most batches of a member in this step; the least, below zero; and the newest generation that was
+announced."""
+UNTOLD: Told = (0, 0, 0)
 Place = tuple[int, int]
 NOWHERE: Place = (0, 0)
 
@@ -71,7 +75,7 @@ class Request(TypedDict):
     exact: int
     fenced: NotRequired[bool]
     chunk_kib: NotRequired[int]
-    behind: NotRequired[core.Prepared]
+    behind: NotRequired[core.Flags]
 
 
 def request(
@@ -138,9 +142,9 @@ class Connection(Protocol):
         for once."""
         ...
 
-    def wait_all(self, tickets: Sequence[int]) -> Sequence[Times]:
-        """``wait`` for several, in the order in which they were submitted. Nothing where that can't be had, or one of
-        them is not over well: then each is still to be waited for."""
+    def wait_all(self, tickets: Sequence[int], flags: core.Flags | None = None) -> tuple[Sequence[Times], Told]:
+        """``wait`` for several, in the order in which they were submitted, and for flags behind them. Nothing where
+        that can't be had, or one of them is not over well: then each is still to be waited for."""
         ...
 
 
@@ -325,9 +329,12 @@ class HostConnection:
         except self._error as error:
             raise self._translate(error) from None
 
-    def prepare(self, request: Request) -> core.Prepared:
-        """An operation that goes behind another one, as its ``behind``. It has its ticket then."""
-        return self._rank.prepare(**request)
+    def send_flags(self, flags: core.Flags) -> None:
+        """Submits them by themselves. With another operation: as its ``behind``."""
+        try:
+            self._rank.send_flags(flags, getattr(self._thread, "generation", self._settled))
+        except self._error as error:
+            raise self._translate(error) from None
 
     def exchange_bytes(self, kind: str, src: int, dst: int, count: int, *, op: int = 0, root: int = -1) -> None:
         """One operation of all ranks on ``count`` bytes at addresses ``src`` and ``dst`` (0: none), to its end."""
@@ -397,16 +404,16 @@ class HostConnection:
         except self._error as error:
             raise self._translate(error) from None
 
-    def wait_all(self, tickets: Sequence[int]) -> Sequence[Times]:
+    def wait_all(self, tickets: Sequence[int], flags: core.Flags | None = None) -> tuple[Sequence[Times], Told]:
         """See ``Connection``. Long waits as with ``wait``."""
         try:
             waited = self.first_warning_s
-            times = self._rank.wait_all(tickets, waited)
-            while times is None:
+            found = self._rank.wait_all(tickets, flags, waited)
+            while found is None:
                 more = self.go_on(waited)
-                times = self._rank.wait_all(tickets, more)
+                found = self._rank.wait_all(tickets, flags, more)
                 waited += more
-            return times
+            return found
         except self._error as error:
             raise self._translate(error) from None
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 import torch
 
 from bagua.base.errors import BaguaError, CommunicationError
+from bagua.torch_api.comm.flags import Flags
 from bagua.torch_api.comm.members import Members
 from bagua.torch_api.join.connection import Connection, Request, Times
 from bagua.torch_api.train.phases import NOTHING, PLAN, PROFILER, SUBMIT, WAIT, WATCH, phase
@@ -254,7 +255,7 @@ Phase = tuple[Sequence[Work], Action | None]
 class Submit:
     """The action that submits one prepared operation: everything is known beforehand, and one call does it.
 
-    ``behind``: an operation that is submitted with it."""
+    ``behind``: flags that are submitted with it."""
 
     __slots__ = ("_bucket", "_requests", "_submit", "behind", "commit", "members")
     finish: Work | None = None
@@ -270,7 +271,7 @@ class Submit:
         """``requests``: one for each side of the bucket. ``members``: those of its communicator."""
         self._bucket = bucket
         self.members = members
-        self.behind: core.Prepared | None = None
+        self.behind: core.Flags | None = None
         self._requests = requests
         self._submit = connection.submit
         self.commit: Work | None = self._turn if any(one["residual_sides"] for one in requests) else None
@@ -378,21 +379,7 @@ class Sided(Protocol):
     side: int
 
 
-class Behind(Protocol):
-    """An operation that was submitted behind all others."""
-
-    ticket: int | None
-
-    def await_sent(self) -> None:
-        """Waits for it, if that has not been done."""
-        ...
-
-    def arrive(self) -> None:
-        """It was waited for, and is over well."""
-        ...
-
-
-AllIn = Callable[[Sequence[Execution]], Behind | None]
+AllIn = Callable[[Sequence[Execution]], Flags | None]
 """See ``join_all``."""
 
 
@@ -403,26 +390,26 @@ def nothing_follows(_: Sequence[Execution]) -> None:
 def join_all(buckets: Iterable[Executes], all_in: AllIn = nothing_follows) -> list[Times]:
     """Waits for all buckets that have been started, and runs the rest of their plans, one phase of all after the
     other: the order of operations is the same on all ranks, and phases of different buckets overlap. ``all_in``: called
-    with those that are under way before each phase is waited for; what it returns is waited for before the last of them.
+    with those that are under way before each phase is waited for; flags that it returns are waited for before the last.
 
     Returns the times of the operations. Raises CommunicationError, and errors of ``Local`` steps.
     """
     times: list[Times] = []
     running: list[Execution] = [bucket.execution for bucket in buckets if bucket.execution.started]  # type: ignore[misc]
     while running:
-        behind = all_in(running)
-        if _join_at_once(running, behind, times):
+        flags = all_in(running)
+        if _join_at_once(running, flags, times):
             break
         *others, last = running
         running = [run for run in others if run.advance(times)]
-        if behind is not None:
-            behind.await_sent()
+        if flags is not None:
+            flags.await_sent()
         if last.advance(times):
             running.append(last)
     return times
 
 
-def _join_at_once(running: Sequence[Execution], behind: Behind | None, times: list[Times]) -> bool:
+def _join_at_once(running: Sequence[Execution], flags: Flags | None, times: list[Times]) -> bool:
     """``join_all`` in one call, where each has a single operation. False: it is not to be had, and nothing happened."""
     if WATCH.sink is not None or PROFILER._is_profiler_enabled:
         return False
@@ -431,15 +418,12 @@ def _join_at_once(running: Sequence[Execution], behind: Behind | None, times: li
         if run.single is None or run.lost:
             return False
         tickets += run._tickets
-    operations = len(tickets)
-    if behind is not None and behind.ticket is not None:
-        tickets.append(behind.ticket)
-    found = running[0]._connection.wait_all(tickets)
+    found, told = running[0]._connection.wait_all(tickets, None if flags is None else flags.sent)
     if len(found) < len(tickets):
         return False
     for run in running:  # without a call: it is time in which nothing else is under way
         run.started, run.arrived, run._tickets = False, run.holds, ()
-    if behind is not None:
-        behind.arrive()
-    times += found[:operations]
+    if flags is not None:
+        flags.arrive(told)
+    times += found
     return True

@@ -80,13 +80,17 @@ class RepeatingReducer(GradientReducer):
         if self._early and not self._adding and self._rearrange is None and self._order.started == last:
             # While it is reduced there is time for the rest.
             self.buckets[last].again = self._again
-            self._sent = self._runner.start_last(self.buckets, self._order.start_rest)
+            self._sent = self._runner.start_last(self.buckets, self._start_last)
         try:
             return self._runner.together(self._attempt, self._start_over, self._conclude, steps=True)
         finally:
             if self._sent is not None:  # an exception like that of Ctrl-C, before the unit had begun
                 self._sent = None
                 self._runner.drop_flags()
+
+    def _start_last(self) -> None:
+        if self._early:  # asked again: from now on no thread enters a generation
+            self._order.start_rest()
 
     def weigh(self) -> None:
         """Gradients that have been accumulated weigh as much as those that follow."""

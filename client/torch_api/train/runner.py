@@ -16,6 +16,7 @@ from bagua.algorithms.plan import EVERYONE, GRADIENT, HOST, Over, Step
 from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.communicators import Communicators, communicators
+from bagua.torch_api.comm.flags import Flags
 from bagua.torch_api.comm.groups import BaguaProcessGroup
 from bagua.torch_api.comm.members import Members
 from bagua.torch_api.comm.units import Units, nothing, units
@@ -29,7 +30,6 @@ from bagua.torch_api.train.device_twins import make_twins
 from bagua.torch_api.train.execution import (
     Action,
     AllIn,
-    Behind,
     Execution,
     Phase,
     Residual,
@@ -83,6 +83,9 @@ class Runner:
         self.begin_anew: Work = nothing
         self.settle: Work = nothing
         self.waits = True
+        self._adopted = 0  # plans so far
+        self._looked_at: tuple[int, Communicator | None, Sequence[PlanBucket]] = 0, None, ()
+        self._in_line = False  # those have one operation each, in the order of this communicator
         self._held: weakref.WeakSet[HeldExecution] = weakref.WeakSet()
         if session.elastic:
             session.renew_with(self)
@@ -200,7 +203,7 @@ class Runner:
         everyone = self.everyone
         return self._units.run(everyone.id, lambda: self.everyone, attempt, begin_again, commit, True, steps)
 
-    def all_in(self, running: Sequence[Execution]) -> Behind | None:
+    def all_in(self, running: Sequence[Execution]) -> Flags | None:
         """In a unit: before these are waited for. If all is submitted, and the flags go in the same order, they go
         along: that saves a way to the daemon and back. Returns flags that have gone."""
         everyone = self.everyone
@@ -211,19 +214,17 @@ class Runner:
 
     def start_last(self, buckets: Sequence[PlanBucket], start: Work) -> AllIn | None:
         """Before a unit: ``start`` submits the last of these. If each has one operation, and the flags go in the same
-        order, they go with it. Returns what ``join_all`` is to ask in this unit. None: nothing was submitted, or only
-        the last one."""
-        everyone = self._places.get(EVERYONE)
-        single: Submit | None = None
-        for bucket in buckets:
-            execution = bucket.execution
-            single = execution.single
-            if single is None or single.members is not everyone or execution.lost:
-                return None
-        if single is None or everyone is None or not self._units.flags_may_go_first:
+        order, they go with it. Returns what ``join_all`` is to ask in this unit. None: nothing was submitted, or it is
+        lost."""
+        everyone, running = self._places.get(EVERYONE), self._units
+        flags = running.flags
+        if everyone is None or flags.inside or running.some_were_out_of_step:
             return None
-        flags = self._units.flags
-        return flags.sent if flags.send_along(everyone, single, start) else None
+        if self._looked_at != (self._adopted, everyone, buckets):
+            self._looked_at = self._adopted, everyone, buckets
+            self._in_line = all(_only_among(everyone, bucket.execution.single) for bucket in buckets)
+        last = buckets[-1].execution
+        return flags.those if self._in_line and flags.send_along(everyone, last, start) else None
 
     def drop_flags(self) -> None:
         """The unit for which ``start_last`` has sent them has not begun."""
@@ -346,6 +347,7 @@ class Runner:
         for communicator in (*self._places.values(), *self._own):
             if communicator is not None:
                 communicator.destroy()
+        self._looked_at = 0, None, ()
         self._places.clear()
         self._own.clear()
         self._own_given = 0
@@ -356,6 +358,7 @@ class Runner:
             raise BaguaError(
                 f"Bucket {bucket.name} has no plan: the algorithm's init_operations did not give it one. [BG306]"
             )
+        self._adopted += 1
         path = tail_path(bucket.plan) if bucket.room else ()
         phases: list[Phase] = []
         work: list[Work] = [bucket.refresh] if type(bucket).refresh is not PlanBucket.refresh else []
@@ -394,6 +397,10 @@ class Runner:
         if fixed is not None and (not first or step.src == GRADIENT):
             return AllReduceAction(self, bucket, step, carried).among(fixed)
         return AllReduceAction(self, bucket, step, carried, first)
+
+
+def _only_among(members: Members, single: Submit | None) -> bool:
+    return single is not None and single.members is members
 
 
 class _Guarded:

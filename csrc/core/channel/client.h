@@ -115,8 +115,8 @@ class ChannelClient {
   // kTimeout: not done by the deadline, it goes on. Any other outcome frees the ticket, but kAborted (interrupted) and
   // kInvalid (no such ticket). kRegrouped: its generation ended before it was done.
   Status wait(uint64_t ticket, int64_t deadline_ns, const Interrupt& interrupt, Times* times);
-  // Waits for several, and sleeps once if the last of them is over last. Well, or not by the deadline: `times` has as
-  // many as there are tickets, or none; and then all are still to be waited for. So they are after kAborted and kInvalid.
+  // Waits for several, and sleeps once if the last of them is over last. `times` gets those of all, or none if one is
+  // not over well. Then, and after kTimeout, kAborted and kInvalid, each is still to be waited for.
   Status wait_all(const std::vector<uint64_t>& tickets, int64_t deadline_ns, const Interrupt& interrupt,
                   std::vector<Times>* times);
   Status done(uint64_t ticket, bool* done);

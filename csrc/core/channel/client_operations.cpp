@@ -181,9 +181,8 @@ Status ChannelClient::wait_all(const std::vector<uint64_t>& tickets, int64_t dea
   for (size_t i = tickets.size(); i-- > 0;) {
     uint32_t index, state = kSubmitted;
     if (Status status = slot_of(tickets[i], &index); !status) return status;
-    const Status status = await(&channel()->slots[index], deadline_ns, interrupt, &state);
-    if (status.code() == Code::kTimeout || (status && state != kDone)) return Status::ok();
-    if (!status) return status;
+    if (Status status = await(&channel()->slots[index], deadline_ns, interrupt, &state); !status) return status;
+    if (state != kDone) return Status::ok();
   }
   times->resize(tickets.size());
   for (size_t i = 0; i < tickets.size(); ++i) {
