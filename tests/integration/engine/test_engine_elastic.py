@@ -237,3 +237,16 @@ def test_a_fenced_operation_ends_after_all_before_it(make_world: Callable[..., A
     finally:
         relay.close()
     assert (times[0]["small"] >= times[1]["large"]) == fences, times
+
+
+@pytest.mark.parametrize("hosts", [[[0, 1, 2]], [[0], [1, 2]]], ids=str)
+def test_flags_go_behind_an_operation_and_are_waited_for_with_it(make_world: Callable[..., Any], hosts: Any) -> None:
+    """They tell the most and the least that a rank was given. Where one of the operations is not over well, nothing is:
+    each is waited for by itself then, and none that follows a lost one has ended well."""
+    world = make_world(hosts, elastic=True)
+    world.start("flags", count=1000, given=5)
+    assert [line["told"] for line in world.lines()] == [[7, -5, 0]] * 3
+    world.kill(2)
+    for member in (0, 1):
+        found = world.line(member)
+        assert found["neither"] and found["ends"] in ([False] * 3, [True, False, False], [True, True, False]), found

@@ -44,6 +44,37 @@ def through(rank: Rank, count: int, idle: bool = False) -> dict[str, Any]:
         view = entered
 
 
+def flags(rank: Rank, count: int, given: int) -> dict[str, Any]:
+    """All-reduces with flags behind them, each waited for in one call, until the generation ends. Says what the first
+    flags tell. Then: which operations of the last round ended well, by a wait for each."""
+    native, values = rank.native, rank.src
+    made = native.flags(0, values.address, (values.id, 0))
+    made.given = given + rank.rank
+    rounds = 0
+    while True:
+        waited = [rank.start("allreduce", count=count, src=64), rank.start("allreduce", count=count, src=64, behind=made)]
+        assert made.ticket not in (0, *waited)
+        times, told = native.wait_all(waited, made, 60.0)
+        if not times:
+            break
+        assert made.ticket == 0 and len(times) == 2 and times[0][2] <= times[1][2], times
+        rounds += 1
+        if rounds == 1:
+            say(told=told)
+    ends = []
+    for ticket in (*waited, made.ticket):
+        try:
+            ends.append(native.wait(ticket, 60.0) is not None)
+        except core.Regrouped:
+            ends.append(False)
+    before = native.flags(0, values.address, (values.id, 0))
+    try:
+        rank.start("allreduce", count=count, behind=before, generation=77)
+    except core.Regrouped:
+        return {"rounds": rounds, "ends": ends, "neither": before.ticket == 0}
+    return {}
+
+
 def fenced(rank: Rank, count: int, fences: bool) -> dict[str, Any]:
     """A large broadcast from rank 0, and a small operation behind it: when they were over, in ns."""
     large = rank.start("broadcast", count=count, root=0)
