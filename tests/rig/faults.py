@@ -3,8 +3,9 @@ ranks.
 
 Phases, in their order in a step: "between" steps; "before" the pass; "bucket": before that bucket of gradients starts,
 inside backward; "start": likewise any bucket; "submitted": all buckets have been, no flags, and nothing is waited for;
-"ready": results are whole, before the flags; "flags": they have been submitted; "heard": they are over; "committed": before the
-optimizer's step. "unheard" kills nobody: the flags are over, and this rank hears instead that members have changed.
+"ready": results are whole, before the flags; "flags": they have been submitted; "heard": they are over; "committed":
+before the optimizer's step. "unheard" kills nobody: the flags are over, and this rank hears instead that members have
+changed.
 Where newcomers are let in: "copy": before state is copied; "copied": it has been; "let_in": all have heard that.
 """
 

@@ -132,7 +132,7 @@ class Flags(threading.local):
         if members.nranks() < 2:
             return
         if not queued:
-            self._values[:] = self.told
+            self._values[:] = list(self.told)
             transfer(self._session, "allreduce", self._all, self._all, 3, members, op=ReduceOp.MAX, together=True)
             self.told = self._read()
             return
@@ -183,7 +183,7 @@ class Flags(threading.local):
             raise failure
 
     def drop(self) -> None:
-        """The unit has ended by an exception. If that was one like that of Ctrl-C, flags are left: waits for nothing."""
+        """The unit has ended by an exception. If flags are left, it was one like that of Ctrl-C: waits for nothing."""
         if self.sent is None or self._session.connection.done(self.sent.ticket):
             with suppress(CommunicationError):
                 self.hear()

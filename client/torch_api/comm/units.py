@@ -117,7 +117,8 @@ class Units:
         waits for them once. ``again`` is called before it is tried once more. ``commit`` puts the results in their
         place. ``scope``: number of the communicator in whose order it goes. ``members``: who takes part, asked when
         ``attempt`` is over. ``ends_early``: the ``flags`` have been sent, or ``attempt`` may send them; the same on all
-        members. ``steps``: it is a training step; raises BaguaError, on all members, if they took different numbers of batches for it.
+        members. ``steps``: it is a training step; raises BaguaError, on all members, if they took different numbers of
+        batches for it.
         """
         flags = self.flags
         if flags.inside:
@@ -174,8 +175,8 @@ class Units:
             commit()
             if most + least:
                 raise BaguaError(
-                    f"Ranks took {-least} to {most} batches of their ElasticSamplers for one training step: all take as "
-                    "many. A batch counts for the step that follows. [BG704]"
+                    f"Ranks took {-least} to {most} batches of their ElasticSamplers for one training step: all take "
+                    "as many. A batch counts for the step that follows. [BG704]"
                 )
         except BaseException:
             flags.drop()
@@ -200,7 +201,6 @@ class Units:
     def _leave(self) -> None:
         """Ranks leave together: one that has seen the end of the last unit, and is gone, could not tell the others."""
         self.run(0, lambda: active_members(self._session.membership), nothing)
-
 
     # Changes of membership
 

@@ -62,9 +62,9 @@ class StartOrder(Generic[B]):
         self.started = (self.started + 1) % len(self.buckets)
         return taken
 
-    def start_rest(self, end: int | None = None) -> None:
-        """Starts all that are left of this round, full or not, or those before number ``end``."""
-        while self.started < (len(self.buckets) if end is None else end):
+    def start_rest(self) -> None:
+        """Starts all that are left of this round, full or not."""
+        while self.started < len(self.buckets):
             self.buckets[self.started].start()
             self.started += 1
 

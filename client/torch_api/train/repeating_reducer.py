@@ -130,6 +130,7 @@ class RepeatingReducer(GradientReducer):
         super()._end_recording(rearrange)
 
     def _start_over(self) -> None:
+        self._sent = None
         for bucket in self.buckets:
             bucket.execution.rewind()
         self._order.started = 0

@@ -290,9 +290,7 @@ void bind_rank(py::module_* module) {
   using Release = py::call_guard<py::gil_scoped_release>;
   const std::tuple<uint32_t, uint64_t> nowhere{0, 0};
   py::class_<PendingTransfer>(*module, "PendingTransfer").def("wait", &PendingTransfer::run, py::arg("timeout_s"));
-  py::class_<Flags>(*module, "Flags")
-      .def_readwrite("given", &Flags::given)
-      .def_readwrite("ticket", &Flags::ticket);
+  py::class_<Flags>(*module, "Flags").def_readwrite("given", &Flags::given).def_readwrite("ticket", &Flags::ticket);
   py::class_<Rank>(*module, "Rank")
       .def(py::init([](const std::string& data_socket, const py::bytes& token, int rank, double timeout_s) {
              return std::make_unique<Rank>(data_socket, token, rank, timeout_s);

@@ -52,7 +52,7 @@ def flags(rank: Rank, count: int, given: int) -> dict[str, Any]:
     made.given = given + rank.rank
     rounds = 0
     while True:
-        waited = [rank.start("allreduce", count=count, src=64), rank.start("allreduce", count=count, src=64, behind=made)]
+        waited = [rank.start("allreduce", count=count, src=64, **more) for more in ({}, {"behind": made})]
         assert made.ticket not in (0, *waited)
         times, told = native.wait_all(waited, made, 60.0)
         if not times:
