@@ -88,11 +88,12 @@ class Units:
 
     def note(self, model: OutOfStep, in_step: bool) -> None:
         """Ranks exchange this model at the same moments, or each at moments of its own."""
-        self.forget(model)
         if in_step:
+            self._out_of_step.pop(model, None)
             self._in_step.add(model)
         else:
-            self._out_of_step[model] = None
+            self._in_step.discard(model)
+            self._out_of_step[model] = None  # where it has been: all members have the same order
             self.some_were_out_of_step = True
 
     def forget(self, model: OutOfStep) -> None:

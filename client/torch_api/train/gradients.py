@@ -203,7 +203,7 @@ class GradientBucket(PlanBucket):
 
     def asks_again(self) -> bool:
         """Whether any rank asked for the step to be reduced again. False if no rank can know it of the others."""
-        return self.informed and bool(self.region(self._told_by, self.side).tail[-1] > 0)
+        return self.informed and self.region(self._told_by, self.side).tail[-1].item() > 0
 
     def show_results(self, keep_own_memory: bool) -> None:
         """``.grad`` of every parameter that got a gradient on any rank becomes the result, and the buffers change

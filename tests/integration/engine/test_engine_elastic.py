@@ -245,7 +245,7 @@ def test_flags_go_behind_an_operation_and_are_waited_for_with_it(make_world: Cal
     each is waited for by itself then, and none that follows a lost one has ended well."""
     world = make_world(hosts, elastic=True)
     world.start("flags", count=1000, given=5)
-    assert [line["told"] for line in world.lines()] == [[7, -5, 0]] * 3
+    assert [line["told"] for line in world.lines().values()] == [[7, -5, 0]] * 3
     world.kill(2)
     for member in (0, 1):
         found = world.line(member)
