@@ -244,8 +244,11 @@ def test_flags_go_behind_an_operation_and_are_waited_for_with_it(make_world: Cal
     """They tell the most and the least that a rank was given. Where one of the operations is not over well, nothing is:
     each is waited for by itself then, and none that follows a lost one has ended well."""
     world = make_world(hosts, elastic=True)
+    for engine in world.engines:
+        engine.set_peers([other.address() for other in world.engines])
     world.start("flags", count=1000, given=5)
-    assert [line["told"] for line in world.lines().values()] == [[7, -5, 0]] * 3
+    told = world.lines()
+    assert told == {rank: {"told": [7, -5, 0]} for rank in range(3)}, told
     world.kill(2)
     for member in (0, 1):
         found = world.line(member)
