@@ -260,7 +260,7 @@ COMMIT_CALLS, BUCKET_CALLS = 30, 8
 
 
 def test_a_commit_makes_few_calls(ranks: Ranks) -> None:
-    """They are what it costs: at the end of backward caches are full of gradients, and a call of Python takes 3 us. The
+    """They are what it costs: at the end of backward caches are full of gradients, and a call of Python takes 3 µs. The
     second number is what executions of an elastic job call for each bucket, mostly while others still compute."""
     found = []
     for kind in (True, False):
