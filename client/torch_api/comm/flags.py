@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Carrier(Protocol):
-    """What submits one operation. ``behind``: flags that are submitted with it."""
+    """Submits one operation. ``behind``: flags that are submitted with it."""
 
     behind: core.Flags | None
 

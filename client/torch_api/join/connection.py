@@ -26,7 +26,7 @@ WARNING_EVERY_S = 60.0
 
 Times = tuple[int, int, int]
 Told = tuple[int, int, int]
-"""What flags say: the most batches of a member in this step; the least, below zero; and the newest generation that was
+"""Told by flags: the most batches of a member in this step; the least, below zero; and the newest generation that was
 announced."""
 UNTOLD: Told = (0, 0, 0)
 Place = tuple[int, int]
