@@ -143,6 +143,14 @@ class Engine:
         """Ends threads, closes sockets, unmaps memory. Idempotent; pending operations fail first."""
 
 @final
+class Flags:
+    """A fenced all-reduce of three int32, MAX, which the core fills as it is submitted: ``given``, its opposite, and
+    ``Rank.planned()``. ``ticket``: 0 unless it is under way; who waits for it by ``Rank.wait`` sets it to 0."""
+
+    given: int
+    ticket: int
+
+@final
 class Segment(Buffer):
     """Shared memory that the daemon made for this rank (memfd, sealed, pre-faulted). Writable buffer; unmapped when
     the last view of it is gone."""
@@ -222,6 +230,7 @@ class Rank:
         fenced: bool = False,
         chunk_kib: int = 0,
         generation: int = 0,
+        behind: Flags | None = None,
     ) -> int:
         """Hands one operation to the daemon and returns its ticket at once. ``count`` and the meaning of src and dst
         per kind: see csrc/core/channel/layout.h. Raises CoreError if the engine has failed.
@@ -238,7 +247,14 @@ class Rank:
         engine was told. With two hosts results do not depend on it.
 
         Raises Regrouped, as ``wait`` and ``transfer`` do, if the generation has ended, or another one than
-        ``generation`` has been entered (0: whichever it is)."""
+        ``generation`` has been entered (0: whichever it is).
+
+        ``behind``: flags that are submitted right behind this operation, and with it: both or none. The daemon is woken
+        once."""
+    def flags(self, comm: int, values: int, place: tuple[int, int]) -> Flags:
+        """``values``: address of three int32 in shared memory, at ``place``."""
+    def send_flags(self, flags: Flags, generation: int = 0) -> None:
+        """Submits them, as ``submit`` does."""
 
     def transfer(
         self,
@@ -266,6 +282,12 @@ class Rank:
         passed and the rest is to be waited for; the memory must stay. Raises CoreError; dst may then hold parts of the
         result."""
     def done(self, ticket: int) -> bool: ...
+    def wait_all(
+        self, tickets: Sequence[int], behind: Flags | None = None, timeout_s: float = -1.0
+    ) -> tuple[list[tuple[int, int, int]], tuple[int, int, int]] | None:
+        """Waits for several, in the order in which they were submitted, and for flags behind them: the times of the
+        operations, and what the flags say (zeros without any). It sleeps once where the last one is over last. No
+        times: one is not over well; None: the timeout passed. Then each is still to be waited for."""
     def wait(self, ticket: int, timeout_s: float = -1.0) -> tuple[int, int, int] | None:
         """Waits (GIL released, signals honoured) and returns (submitted, started, done) in ns of CLOCK_MONOTONIC;
         started is when all local members had submitted. None: the timeout passed and the operation goes on. Raises

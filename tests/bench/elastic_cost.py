@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -51,13 +52,11 @@ class Turn:
 
 def switch_commit(reducer: Any, commits: bool) -> None:
     """From now on passes of an elastic job are committed, or shown as soon as they are exchanged."""
-    from bagua.torch_api.train.execution import nothing_follows
     from bagua.torch_api.train.gradients import GradientReducer
     from bagua.torch_api.train.repeating_reducer import RepeatingReducer
 
     if not isinstance(reducer, RepeatingReducer):
         return
-    vars(reducer).setdefault("early_flags", reducer._all_in)
 
     def exchange() -> Any:
         found = GradientReducer._exchange(reducer)
@@ -65,11 +64,12 @@ def switch_commit(reducer: Any, commits: bool) -> None:
             bucket.execution.conclude()
         return found
 
-    reducer._all_in = reducer.early_flags if commits else nothing_follows
     if commits:
-        vars(reducer).pop("_exchange", None)
+        for name in ("_exchange", "_start_rest"):
+            vars(reducer).pop(name, None)
     else:
         reducer._exchange = exchange
+        reducer._start_rest = functools.partial(GradientReducer._start_rest, reducer)
 
 
 def rank_main(address: str, megabytes: float, algorithm: str) -> None:

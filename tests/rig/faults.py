@@ -2,9 +2,10 @@
 ranks.
 
 Phases, in their order in a step: "between" steps; "before" the pass; "bucket": before that bucket of gradients starts,
-inside backward; "start": likewise any bucket; "submitted": all buckets have been, nothing is waited for; "ready":
-results are whole, before the flags; "flags": they have been submitted; "heard": they are over; "committed": before the
-optimizer's step. "unheard" kills nobody: the flags are over, and this rank hears instead that members have changed.
+inside backward; "start": likewise any bucket; "submitted": all buckets have been, no flags, and nothing is waited for;
+"ready": results are whole, before the flags; "flags": they have been submitted; "heard": they are over; "committed":
+before the optimizer's step. "unheard" kills nobody: the flags are over, and this rank hears instead that members have
+changed.
 Where newcomers are let in: "copy": before state is copied; "copied": it has been; "let_in": all have heard that.
 """
 
@@ -56,8 +57,8 @@ class Fault:
 
     def _install(self) -> None:
         start, join_all, flags = gradients.GradientBucket.start, gradients.join_all, Flags.exchange
-        send, send_early = Flags._submit, Flags.send_early
-        await_flags = Flags.await_sent
+        send, send_early, send_along = Flags._send, Flags.send_early, Flags.send_along
+        await_flags, arrive = Flags.await_sent, Flags.arrive
         start_execution, copy, follow = HeldExecution.start, StateCopy.run, Followers.hear
 
         def start_bucket(bucket: Any) -> None:
@@ -84,10 +85,16 @@ class Fault:
             self.at("flags")
 
         def hear_flags(own: Flags) -> None:
-            sent = own._ticket is not None
+            sent = own.sent is not None
             await_flags(own)
-            if not sent or own._failure is not None:
-                return
+            if sent and own._failure is None:
+                are_over(own)
+
+        def flags_arrive(own: Flags, told: Any) -> None:
+            arrive(own, told)
+            are_over(own)
+
+        def are_over(own: Flags) -> None:
             if self.now("heard"):
                 time.sleep(0.2)  # the daemons tell it to all others meanwhile
                 kill_self()
@@ -95,14 +102,27 @@ class Fault:
                 self._at = -1
                 while not current().connection.generation_is_over():
                     time.sleep(0.001)
-                own._failure = Regrouped("The flags were over just before.")
+                own._failure, own.heard = Regrouped("The flags were over just before."), False
 
-        def early_flags(own: Flags, members: Any) -> None:
+        def early_flags(own: Flags, members: Any) -> Any:
             if self.now("ready"):
-                while not all(bucket.execution.done() for bucket in self._buckets()):
-                    time.sleep(0.001)
+                die_when_whole()
+            return send_early(own, members)
+
+        def flags_along(own: Flags, members: Any, last: Any, start: Callable[[], None]) -> bool:
+            if self.now("submitted") or self.now("ready"):
+                start()
+                self.at("submitted")
+                die_when_whole()
+            sent = send_along(own, members, last, start)
+            if self.now("flags") and sent:
                 kill_self()
-            send_early(own, members)
+            return sent
+
+        def die_when_whole() -> None:
+            while not all(bucket.execution.done() for bucket in self._buckets()):
+                time.sleep(0.001)
+            kill_self()
 
         def submit_and_die(connection: HostConnection, *request: Any) -> None:
             self.kept = connection.native.transfer(*request, timeout_s=0.0)  # its end would give memory back
@@ -126,5 +146,7 @@ class Fault:
         gradients.join_all = runner.join_all = wait
         Flags.exchange = exchange_flags  # type: ignore[method-assign]
         Flags.await_sent = hear_flags  # type: ignore[method-assign]
-        Flags._submit = submit_flags  # type: ignore[method-assign]
+        Flags.arrive = flags_arrive  # type: ignore[method-assign]
+        Flags.send_along = flags_along  # type: ignore[method-assign]
+        Flags._send = submit_flags  # type: ignore[method-assign]
         Flags.send_early = early_flags  # type: ignore[method-assign]

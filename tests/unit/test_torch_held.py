@@ -11,7 +11,7 @@ from torch import nn
 
 from bagua.algorithms import AllReduce, Broadcast, Local, Plan
 from bagua.algorithms.plan import COPY, GRADIENT, KEEP, RESCALE, RESULT, WEIGHT, ZERO
-from bagua.torch_api.join.connection import Regrouped, Request
+from bagua.torch_api.join.connection import UNTOLD, Regrouped, Request
 from bagua.torch_api.train.dataflow import changed_in_place
 from bagua.torch_api.train.execution import Submit, join_all
 from bagua.torch_api.train.held import HeldExecution, Undo
@@ -38,6 +38,9 @@ class Connection:
         if self.lost:
             raise Regrouped("rank 3 was lost")
         return 0, 0, 0
+
+    def wait_all(self, tickets: Sequence[int], flags: None) -> Any:
+        return [] if self.lost else [self.wait(ticket) for ticket in tickets], UNTOLD
 
 
 def bucket_of(plan: Plan, slots: Sequence[str] = ()) -> WeightBucket:

@@ -13,7 +13,7 @@ from torch import nn
 from bagua.algorithms import AllReduce, Broadcast, Local, Neighbours, Plan
 from bagua.algorithms.plan import GRADIENT, HOST, LEADERS, RESULT, WEIGHT
 from bagua.base.errors import BaguaError, CommunicationError
-from bagua.torch_api.join.connection import Times
+from bagua.torch_api.join.connection import UNTOLD, Times, Told
 from bagua.torch_api.train.bucket import PlanBucket
 from bagua.torch_api.train.dataflow import adds_up, repeatable, tail_path, tail_reaches_all
 from bagua.torch_api.train.execution import join_all
@@ -60,7 +60,7 @@ class Connection:
         self.codecs = {"minmax8": 5, "onebit": 7, "fp16": 1}
         self.submitted: list[dict[str, Any]] = []
         self.waited: list[int] = []
-        self.fails = False
+        self.fails = self.late = False
 
     def submit(self, request: Any) -> int:
         self.submitted.append(dict(request))
@@ -72,6 +72,11 @@ class Connection:
         if self.fails:
             raise CommunicationError("rank 3 was lost")
         return (0, ticket, ticket + 1)
+
+    def wait_all(self, tickets: Sequence[int], flags: Any) -> tuple[Sequence[Times], Told]:
+        if self.fails or self.late:
+            return [], UNTOLD
+        return [self.wait(ticket) for ticket in tickets], UNTOLD if flags is None else (3, -2, 1)
 
     def done(self, ticket: int) -> bool:
         return ticket != 0
@@ -147,15 +152,35 @@ def test_a_phase_begins_before_the_next_bucket_is_waited_for() -> None:
     assert order[2:6] == ["wait 0", "submit bucket 1", "wait 1", "submit bucket 2"]
 
 
-def test_what_follows_the_operations_is_waited_for_before_the_last_of_them() -> None:
-    """Others are over by then as a rule: all that is done for them is done while the daemon still works."""
+class Flags:
+    """Those that were sent behind all others, and what was waited for before them."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.sent = object()
+        self.told: Told | None = None
+        self.before: list[int] | None = None
+        self._connection = connection
+
+    def await_sent(self) -> None:
+        self.before = list(self._connection.waited)
+
+    def arrive(self, told: Told) -> None:
+        self.told = told
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["well", "one is late, or lost"])
+def test_flags_are_waited_for_with_the_operations(late: bool) -> None:
+    """In one call. Where that can't be had, before the last of them: others are over by then as a rule, and all that is
+    done for them is done while the daemon still works."""
     rig = Rig()
+    rig.connection.late = late
     buckets = [rig.weights(Plan((MEAN,)), name) for name in "123"]
-    seen: list[tuple[int, list[int]]] = []
     for bucket in buckets:
         bucket.start()
-    join_all(buckets, lambda running: lambda: seen.append((len(running), list(rig.connection.waited))))
-    assert seen == [(3, [0, 1])] and rig.connection.waited == [0, 1, 2]
+    flags = Flags(rig.connection)
+    times = join_all(buckets, lambda running: flags if len(running) == 3 else None)  # type: ignore[arg-type,return-value]
+    assert rig.connection.waited == [0, 1, 2] and len(times) == 3
+    assert (flags.told, flags.before) == ((None, [0, 1]) if late else ((3, -2, 1), None))
 
 
 def test_local_steps_run_at_their_places() -> None:

@@ -30,31 +30,33 @@ class Progress(NamedTuple):
 
 
 NOTHING = Progress()
+COMMITTED = 1
 
 
 class Ledger:
     """How far one member is, by scope, and what it has heard of the others."""
 
     def __init__(self) -> None:
-        self._mine: dict[int, Progress] = {}
+        self._mine: dict[int, tuple[int, int]] = {}  # ``Progress``, made without a call
         self._heard: dict[int, int] = {}  # the newest unit that some member has committed
         self._over: set[int] = set()
 
     def set_ready(self, scope: int) -> None:
         """The results of the next unit are whole here."""
         self._over.discard(scope)  # its number was given again
-        done = self._mine.get(scope, NOTHING).committed
-        self._mine[scope] = Progress(done + 1, done)
+        done = self._mine.get(scope, NOTHING)[COMMITTED]
+        self._mine[scope] = (done + 1, done)
 
     def set_unready(self, scope: int) -> None:
         """The next unit is exchanged again: its results will be others."""
-        done = self._mine.get(scope, NOTHING).committed
-        self._mine[scope] = Progress(done, done)
+        done = self._mine.get(scope, NOTHING)[COMMITTED]
+        self._mine[scope] = (done, done)
 
     def commit(self, scope: int) -> None:
-        """The unit that is ready counts."""
-        ready = self._mine[scope].ready
-        self._mine[scope] = Progress(ready, ready)
+        """The next unit is ready on all members, or one of them has committed it: it counts."""
+        self._over.discard(scope)
+        done = self._mine.get(scope, NOTHING)[COMMITTED] + 1
+        self._mine[scope] = (done, done)
 
     def must_commit(self, scope: int) -> bool:
         """Whether some member has committed the next unit of this scope, so that this one must, too. Otherwise
@@ -73,8 +75,8 @@ class Ledger:
         self._over.clear()
         for text in told:
             for scope, progress in read(text).items():
-                done = max(progress.committed, self._mine.get(scope, NOTHING).committed)
-                self._mine[scope] = Progress(done, done)
+                done = max(progress.committed, self._mine.get(scope, NOTHING)[COMMITTED])
+                self._mine[scope] = (done, done)
 
     def tell(self) -> bytes:
         """How far this member is."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -13,17 +15,44 @@ from bagua.torch_api.comm.followers import Followers
 from bagua.torch_api.comm.members import Members
 from bagua.torch_api.comm.patient_lock import PatientLock
 from bagua.torch_api.comm.transfer import ReduceOp, transfer
-from bagua.torch_api.join.connection import NOWHERE, Request, request
+from bagua.torch_api.join.connection import NOWHERE, UNTOLD, Told
 from bagua.torch_api.join.session import Session
+
+if TYPE_CHECKING:
+    from bagua.csrc import core
+
+
+class Carrier(Protocol):
+    """Submits one operation. ``behind``: flags that are submitted with it."""
+
+    behind: core.Flags | None
+
+
+class Last(Protocol):
+    """The last run of a unit, with one operation. ``lost``: it could not be submitted."""
+
+    @property
+    def single(self) -> Carrier | None: ...
+
+    @property
+    def started(self) -> bool: ...
+
+    @property
+    def lost(self) -> bool: ...
 
 
 class Flags(threading.local):
     """Of one thread. They carry the most batches of a member in this step, minus the least, and the newest generation
-    that was announced.
+    that was announced (``told``).
 
     Where all that a unit communicates are collectives of one communicator, they are sent behind the last of these,
-    before it is waited for. They are fenced: each host begins them when all before them is done there. So a rank that
-    sees their end knows that the unit's results are whole on all ranks. That saves a way to the daemon and back.
+    before it is waited for, or with it. They are fenced: each host begins them when all before them is done there. So a
+    rank that sees their end knows that the unit's results are whole on all ranks. That saves a way to the daemon and
+    back.
+
+    ``inside``: this thread runs a unit. ``comm``: the flags of a unit on this communicator may be sent so; None: of
+    none. ``early``: they were, and no thread enters a generation before their ``release``. ``sent``: those that have
+    been and were not waited for. ``heard``: there are none left.
     """
 
     def __init__(self, session: Session, followers: Followers, under_way: PatientLock) -> None:
@@ -31,117 +60,141 @@ class Flags(threading.local):
         self._session = session
         self._followers = followers
         self._under_way = under_way
-        self._use(torch.zeros(3, dtype=torch.int32))
-        self._requests: dict[int, Request] = {}  # by communicator, once ``_all`` lies in memory that the daemon sees
+        self._made: dict[int, core.Flags] = {}  # by communicator, once ``_all`` lies in memory that the daemon sees
         self._place = NOWHERE
         self._shared = False
-        self._comm: int | None = None
-        self._ticket: int | None = None
+        self._use(torch.zeros(3, dtype=torch.int32))
+        self.inside = False
+        self.comm: int | None = None
+        self.sent: core.Flags | None = None
         self._failure: CommunicationError | None = None  # of flags that are over, and have not been heard
-        self.early = False
+        self.early, self.heard = False, True
+        self.told = UNTOLD
 
     def _use(self, memory: torch.Tensor) -> None:
         """From now on they lie there."""
         self._all = memory
-        self._values = (ctypes.c_int32 * 3).from_address(memory.data_ptr())  # faster than torch, once per step
+        self._values = (ctypes.c_int32 * 3).from_address(memory.data_ptr())  # faster than torch
+        self._made.clear()
 
-    def may_be_early(self, comm: int | None) -> int | None:
-        """From now on those of a unit on this communicator may; None: of none. Returns the one before."""
-        before, self._comm = self._comm, comm
-        return before
-
-    def send_early(self, members: Members) -> None:
+    def send_early(self, members: Members) -> Flags | None:
         """All that a unit communicates has been submitted, on this communicator. Called again where the unit goes on
-        after all.
+        after all. None: they were not sent.
 
         Their end comes after that of all operations before them. A rank that has ``await_sent`` before it waits for the
         last of these sleeps once, and the daemon wakes it once.
         """
-        if self._comm != members.id or members.nranks() < 2:
-            return
+        if self.comm != members.id or members.nranks() < 2:
+            return None
         if self.early:
             self.hear()
         # A thread that entered the next generation meanwhile would tell the others that this unit is not ready here,
         # while one of them has committed it. Where such a thread is at work, flags are sent late.
-        if self._under_way.take_if_free():
-            self.early = True
-            self._submit(members)
+        elif not self._under_way.take_if_free():
+            return None
+        self.early = True
+        self._send(members)
+        return self
+
+    def send_along(self, members: Members, last: Last, start: Callable[[], None]) -> bool:
+        """``send_early``, with the last operation of a unit that begins now: the daemon is told of both at once.
+        ``start`` submits that one, if it still may. False: it did not, or that is lost."""
+        carrier = last.single
+        if carrier is None or len(members.ranks) < 2 or not self._under_way.take_if_free():
+            return False
+        self.early = True
+        made = self._made.get(members.id) or self._make(members.id)
+        if self._followers.by_name:
+            made.given = self._followers.given
+        carrier.behind = made
+        try:
+            start()
+        except BaseException:
+            self.sent, self.heard = (made, False) if made.ticket else (None, True)
+            self.drop()
+            raise
+        finally:
+            carrier.behind = None
+        if last.lost or not last.started:
+            self.release()
+            return False
+        self.sent, self.heard = made, False
+        return True
+
+    def those(self, _: object) -> Flags:
+        """That have been sent."""
+        return self
 
     def exchange(self, members: Members, queued: bool = False) -> None:
         """Sends them now, and waits. ``queued``: other members may have sent theirs early."""
-        self._fill()
+        given = self._followers.given
+        self.told = given, -given, self._session.connection.planned()
         if members.nranks() < 2:
             return
         if not queued:
+            self._values[:] = list(self.told)
             transfer(self._session, "allreduce", self._all, self._all, 3, members, op=ReduceOp.MAX, together=True)
+            self.told = self._read()
             return
-        self._submit(members)
+        self._send(members)
         self.hear()
 
-    def _fill(self) -> None:
-        given = self._followers.given
-        self._values[:] = [given, -given, self._session.connection.planned()]
+    def _read(self) -> Told:
+        most, least, planned = self._values
+        return most, least, planned
 
-    def _submit(self, members: Members) -> None:
-        operation = self._requests.get(members.id) or self._request(members.id)
-        self._fill()
-        self._ticket = self._session.connection.submit(operation)
+    def _send(self, members: Members) -> None:
+        made = self._made.get(members.id) or self._make(members.id)
+        made.given = self._followers.given
+        self._session.connection.send_flags(made)
+        self.sent, self.heard = made, False
 
-    def _request(self, comm: int) -> Request:
+    def _make(self, comm: int) -> core.Flags:
         if not self._shared:
             memory, self._place = self._session.memory.place_empty(3, torch.int32)
             self._use(memory)
             self._shared = True
-            self._requests.clear()
-        connection = self._session.connection
-        kind, dtype = connection.kinds["allreduce"], connection.dtypes["int32"]
-        place = self._place
-        made = request(kind, comm=comm, dtype=dtype, count=3, op=ReduceOp.MAX, src=place, dst=place, label="flags")
-        made["fenced"] = True
-        self._requests[comm] = made
+        self._made[comm] = made = self._session.connection.native.flags(comm, self._all.data_ptr(), self._place)
         return made
 
     def await_sent(self) -> None:
         """Waits until those that have been sent are over, well or not: ``hear`` tells errors, when those of the
         operations before them have been."""
-        if self._ticket is None:
+        if self.sent is None:
             return
         try:
-            self._session.connection.wait(self._ticket)
+            self._session.connection.wait(self.sent.ticket)
         except CommunicationError as error:
             self._failure = error
-        self._ticket = None  # an exception like that of Ctrl-C leaves it: see ``drop``
+        self.told = self._read()
+        self.sent.ticket, self.sent = 0, None  # an exception like that of Ctrl-C leaves it: see ``drop``
+
+    def arrive(self, told: Told) -> None:
+        """Those that have been sent were waited for, with others, and are over well."""
+        self.told, self.sent, self.heard = told, None, True
 
     def hear(self) -> None:
         """Waits for those that have been sent. Raises CommunicationError."""
-        if self._ticket is not None:
+        if self.sent is not None:
             self.await_sent()
         failure, self._failure = self._failure, None
-        self._release()
+        self.heard = True
         if failure is not None:
             raise failure
 
     def drop(self) -> None:
-        """The unit has ended. If flags are left, that was by an exception, as that of Ctrl-C: waits for nothing."""
-        if self._ticket is None and self._failure is None and not self.early:
-            return
-        if self._ticket is None or self._session.connection.done(self._ticket):
+        """The unit has ended by an exception. If flags are left, it was one like that of Ctrl-C: waits for nothing."""
+        if self.sent is None or self._session.connection.done(self.sent.ticket):
             with suppress(CommunicationError):
                 self.hear()
-            return
-        self._ticket = self._failure = None
-        self._shared = False  # the daemon may still write there
-        self._use(torch.zeros(3, dtype=torch.int32))
-        self._requests.clear()
-        self._release()
+        else:
+            self.sent, self.heard = None, True
+            self._shared = False  # the daemon may still write there
+            self._use(torch.zeros(3, dtype=torch.int32))
+        self.release()
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """The unit counts, or is to be exchanged again: from now on threads may enter a generation."""
         if self.early:
             self.early = False
             self._under_way.give_back()
-
-    def take(self) -> tuple[int, int, int]:
-        """Those of all members: the most batches, the least, and the newest generation that was announced."""
-        most, least, planned = self._values
-        self._values[:] = [0, 0, 0]
-        return most, -least, planned

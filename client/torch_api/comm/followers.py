@@ -42,47 +42,50 @@ Told = Mapping[str, Mapping[str, Any]]
 
 
 class Followers:
-    """Those of one session, in the order in which all members made them."""
+    """Those of one session, ``by_name``, in the order in which all members made them."""
 
     def __init__(self) -> None:
-        self._all: dict[str, Follower] = {}
+        self.by_name: dict[str, Follower] = {}
         self._told: dict[str, Heard] = {}  # in the generation that was entered last
         self._where: tuple[Sequence[int], int] = (), 0  # its members and number
 
     def describe(self) -> dict[str, Any]:
         """All that must be the same on all members, by name."""
-        return {name: one.describe() for name, one in self._all.items()}
+        return {name: one.describe() for name, one in self.by_name.items()}
 
     @property
     def given(self) -> int:
         """Batches that this member was given and has not committed."""
-        return sum(one.given for one in self._all.values())
+        given = 0
+        for one in self.by_name.values():  # no generator: once in each step
+            given += one.given
+        return given
 
     def add(self, name: str, follower: Follower) -> None:
         """From now on it goes on with each training step, and agrees with its like on other members when they
         change."""
-        name = f"{name} {len(self._all)}"
-        self._all[name] = follower
+        name = f"{name} {len(self.by_name)}"
+        self.by_name[name] = follower
         if name in self._told:  # others have had it before the members changed
             follower.hear(self._told[name], *self._where)
 
     def check(self, ranks: int) -> None:
         """Raises ValueError if there can't be so many."""
-        for one in self._all.values():
+        for one in self.by_name.values():
             one.check(ranks)
 
     def commit(self) -> None:
         """A training step was committed."""
-        for one in self._all.values():
+        for one in self.by_name.values():
             one.commit()
 
     def tell(self) -> dict[str, dict[str, Any]]:
         """For the other members."""
-        return {name: one.tell() for name, one in self._all.items()}
+        return {name: one.tell() for name, one in self.by_name.items()}
 
     def tell_given(self) -> dict[str, int]:
         """Likewise: batches that this member was given, and has not committed."""
-        return {name: one.given for name, one in self._all.items()}
+        return {name: one.given for name, one in self.by_name.items()}
 
     def hear(
         self, everyone: Mapping[int, tuple[Mapping[str, int], Told]], members: Sequence[int], generation: int
@@ -95,5 +98,5 @@ class Followers:
                 told.setdefault(name, {})[member] = given[name], state
         self._told = dict(told)
         self._where = members, generation
-        heard = ((self._all[name], states) for name, states in told.items() if name in self._all)
+        heard = ((self.by_name[name], states) for name, states in told.items() if name in self.by_name)
         return math.prod(one.hear(states, members, generation) for one, states in heard)

@@ -31,6 +31,8 @@ class PatientLock:
         self._waits = waits
         self._lock = threading.RLock()
         self._holder = 0  # its number: names are asked for where somebody waits, not once in a step
+        self.give_back = self._lock.release
+        """Once for each time that it was taken."""
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
@@ -48,10 +50,6 @@ class PatientLock:
         if free:
             self._holder = threading.get_ident()
         return free
-
-    def give_back(self) -> None:
-        """Once for each time that it was taken."""
-        self._lock.release()
 
     def _wait(self) -> None:
         waited = more = self._waits.first_warning_s

@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,7 +22,7 @@ from bagua.torch_api.comm.patient_lock import PatientLock
 from bagua.torch_api.comm.roll_call import Row, call_the_roll
 from bagua.torch_api.comm.standing import Outcome, Standing, settle
 from bagua.torch_api.cuda.devices import devices
-from bagua.torch_api.join.connection import Regrouped
+from bagua.torch_api.join.connection import UNTOLD, Regrouped
 from bagua.torch_api.join.session import Session
 
 LOG = logging.getLogger("bagua")
@@ -49,13 +48,12 @@ class Units:
         self._session = session
         self._devices = devices(session)
         self._ledger = Ledger()
-        self._inside: set[int] = set()  # threads that run a unit now
         self.calm = PatientLock(session.connection)
         self._flags_under_way = PatientLock(
             session.connection
         )  # taken before ``calm`` by a thread that enters a generation
         self.followers = Followers()
-        self._flags = Flags(session, self.followers, self._flags_under_way)
+        self.flags = Flags(session, self.followers, self._flags_under_way)
         self.admission = Admission(session)
         self.changes = MembershipChanges(session)
         self._heard_in = session.membership.generation
@@ -64,8 +62,9 @@ class Units:
         self._standing = Standing(whole=not session.newcomer, between=False, laps=0)
         self._lap: int | None = None  # after which newcomers that wait in this generation are let in
         # Models that ranks exchange at the same moments, and those that each exchanges at moments of its own.
-        self.in_step: weakref.WeakSet[object] = weakref.WeakSet()
-        self.out_of_step: weakref.WeakKeyDictionary[OutOfStep, None] = weakref.WeakKeyDictionary()  # in order
+        self._in_step: weakref.WeakSet[object] = weakref.WeakSet()
+        self._out_of_step: weakref.WeakKeyDictionary[OutOfStep, None] = weakref.WeakKeyDictionary()  # in order
+        self.some_were_out_of_step = False
         self.all_wrapped = False  # as far as is known: the program trains, or communicates
         self._catches_up = False
         self._renewed = False  # since models caught up last
@@ -78,12 +77,29 @@ class Units:
     @property
     def inside(self) -> bool:
         """Whether this thread runs a unit now."""
-        return threading.get_ident() in self._inside
+        return self.flags.inside
 
     @property
     def at_any_moment(self) -> bool:
         """Whether planned changes take place at any moment, as losses do: there is no step after which all could."""
-        return self.all_wrapped and bool(self.out_of_step) and not self.in_step
+        if not self.some_were_out_of_step:  # asked in each step
+            return False
+        return self.all_wrapped and bool(self._out_of_step) and not self._in_step
+
+    def note(self, model: OutOfStep, in_step: bool) -> None:
+        """Ranks exchange this model at the same moments, or each at moments of its own."""
+        if in_step:
+            self._out_of_step.pop(model, None)
+            self._in_step.add(model)
+        else:
+            self._in_step.discard(model)
+            self._out_of_step[model] = None  # where it has been: all members have the same order
+            self.some_were_out_of_step = True
+
+    def forget(self, model: OutOfStep) -> None:
+        """This model is exchanged no more."""
+        self._in_step.discard(model)
+        self._out_of_step.pop(model, None)
 
     def run(
         self,
@@ -93,61 +109,83 @@ class Units:
         again: Callable[[], None] = nothing,
         commit: Callable[[], None] = nothing,
         ends_early: bool = False,
+        steps: bool = False,
     ) -> T:
         """Runs ``attempt`` until it is whole on all members of the present generation; then ``commit``, once. Returns
         what ``attempt`` returned.
 
         ``attempt`` communicates, and leaves the old values as they are; where tensors of a GPU are in it, the host
-        waits for them once. ``again`` is called before it is tried once
-        more. ``commit`` puts the results in their place. ``scope``: number of the communicator in whose order it goes.
-        ``members``: who takes part, asked when ``attempt`` is over. ``ends_early``: ``attempt`` may call ``all_in``;
-        the same on all members.
+        waits for them once. ``again`` is called before it is tried once more. ``commit`` puts the results in their
+        place. ``scope``: number of the communicator in whose order it goes. ``members``: who takes part, asked when
+        ``attempt`` is over. ``ends_early``: the ``flags`` have been sent, or ``attempt`` may send them; the same on all
+        members. ``steps``: it is a training step; raises BaguaError, on all members, if they took different numbers of
+        batches for it.
         """
-        thread = threading.get_ident()
-        if thread in self._inside:
-            outer = self._flags.may_be_early(None)
+        flags = self.flags
+        if flags.inside:
+            outer, flags.comm = flags.comm, None
             found = attempt()
-            self._flags.may_be_early(outer)
+            flags.comm = outer
             commit()
             return found
-        self._inside.add(thread)
+        flags.inside, flags.told = True, UNTOLD
         try:
-            self._stand_by()
+            if self.some_were_out_of_step:
+                self._stand_by()
             while True:
                 with self.calm:
                     generation = self._session.membership.generation
                 try:
                     with self._session.connection.steady(generation):
-                        self._flags.may_be_early(scope if ends_early else None)
+                        flags.comm = scope if ends_early else None
                         found = attempt()
-                        self._devices.await_results()
-                        if self._flags.early:  # no thread enters a generation meanwhile
-                            self._ledger.set_ready(scope)
-                            self._flags.hear()
+                        if flags.early:  # nothing is on a device, and no thread enters a generation meanwhile
+                            if not flags.heard:
+                                self._ledger.set_ready(scope)
+                                flags.hear()
+                            self._ledger.commit(scope)
                         else:
+                            self._devices.await_results()
                             with self.calm:
                                 self._ledger.set_ready(scope)
-                            self._flags.exchange(members(), queued=ends_early)
+                            flags.exchange(members(), queued=ends_early)
+                            with self.calm:
+                                self._ledger.commit(scope)
                     self._exchanged[scope] = generation
                     break
                 except Regrouped:
                     with suppress(CommunicationError):
-                        self._flags.hear()
+                        flags.hear()
+                    flags.release()
                     self._enter_next(generation)
                     with self.calm:
                         if self._ledger.must_commit(scope):
+                            self._ledger.commit(scope)
                             break
                         self._ledger.set_unready(scope)
                     self._catch_up()
                     again()
-            with self.calm:
-                self._ledger.commit(scope)
+            most = least = 0
+            if steps:
+                most, least, planned = flags.told
+                self._planned = max(self._planned, planned)
+                if self.followers.by_name:
+                    with self.calm:
+                        self.followers.commit()
+            flags.release()
             commit()
+            if most + least:
+                raise BaguaError(
+                    f"Ranks took {-least} to {most} batches of their ElasticSamplers for one training step: all take "
+                    "as many. A batch counts for the step that follows. [BG704]"
+                )
+        except BaseException:
+            flags.drop()
+            raise
         finally:
-            self._flags.may_be_early(None)
-            self._flags.drop()
-            self._inside.discard(thread)
-        self._catch_up()
+            flags.comm, flags.inside = None, False
+        if self._renewed:
+            self._catch_up()
         if self.changes.told_in != self._session.membership.generation and not self._catches_up:
             self.changes.tell()
         return found
@@ -164,25 +202,6 @@ class Units:
     def _leave(self) -> None:
         """Ranks leave together: one that has seen the end of the last unit, and is gone, could not tell the others."""
         self.run(0, lambda: active_members(self._session.membership), nothing)
-
-    def all_in(self, members: Members) -> Callable[[], None]:
-        """The unit under way has submitted all that it communicates, on the communicator of these. Returns a function
-        that waits for the flags, to be called before the unit waits for the last of its operations."""
-        self._flags.send_early(members)
-        return self._flags.await_sent
-
-    def step_committed(self) -> None:
-        """A training step was committed. Raises BaguaError, on all members, if they took different numbers of batches
-        for it."""
-        most, least, planned = self._flags.take()
-        self._planned = max(self._planned, planned)
-        with self.calm:
-            self.followers.commit()
-        if most != least:
-            raise BaguaError(
-                f"Ranks took {least} to {most} batches of their ElasticSamplers for one training step: all take as "
-                "many. A batch counts for the step that follows. [BG704]"
-            )
 
     # Changes of membership
 
@@ -213,15 +232,13 @@ class Units:
             if self._catches_up or not self._renewed or self._session.newcomer:
                 return
             self._catches_up, self._renewed = True, False
-        inside = self.inside
-        self._inside.discard(threading.get_ident())
+        inside, self.flags.inside = self.flags.inside, False
         try:
-            while any([one.begin_anew_together() for one in list(self.out_of_step)]):
+            while any([one.begin_anew_together() for one in list(self._out_of_step)]):
                 self._renewed = False
         finally:
             self._catches_up = False
-            if inside:
-                self._inside.add(threading.get_ident())
+            self.flags.inside = inside
 
     def _enter_next(self, generation: int) -> None:
         """The first of several threads does it, and the others find it done."""
@@ -358,8 +375,7 @@ class Units:
         self._standing = self._standing._replace(laps=outcome.lap, ready=generation)
         if session.newcomer:
             self.changes.world_size, self._marks = told["told"], told["marks"]
-        self._flags.exchange(active_members(session.membership))
-        self._flags.take()
+        self.flags.exchange(active_members(session.membership))
         self._standing = self._standing._replace(let_in=generation)
         if session.newcomer:
             self._come_in(whole)

@@ -26,7 +26,7 @@ from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.cuda.step_times import CudaSteps
 from bagua.torch_api.cuda.transcoding import CudaTranscoder
 from bagua.torch_api.cuda.wait_watchdog import WaitWatchdog
-from bagua.torch_api.join.connection import HostConnection, Place, Regrouped, Request, Times
+from bagua.torch_api.join.connection import UNTOLD, HostConnection, Place, Regrouped, Request, Times, Told
 from bagua.torch_api.join.statistics import StatisticsRecorder
 
 if TYPE_CHECKING:
@@ -216,6 +216,10 @@ class CudaConnection:
             times = self._leg.times(ticket)
         self._leg.release(ticket)
         return times
+
+    def wait_all(self, tickets: Sequence[int], flags: object = None) -> tuple[Sequence[Times], Told]:
+        """See ``Connection``: each is to be waited for, which takes no time."""
+        return (), UNTOLD
 
     def wait(self, ticket: int, deadline_s: float = math.inf) -> Times:
         """Makes the current stream wait for the operation. Returns (ticket, 0, 0): ``CudaSteps`` learns the times

@@ -25,6 +25,10 @@ FIRST_WARNING_S = 30.0
 WARNING_EVERY_S = 60.0
 
 Times = tuple[int, int, int]
+Told = tuple[int, int, int]
+"""Told by flags: the most batches of a member in this step; the least, below zero; and the newest generation that was
+announced."""
+UNTOLD: Told = (0, 0, 0)
 Place = tuple[int, int]
 NOWHERE: Place = (0, 0)
 
@@ -71,6 +75,7 @@ class Request(TypedDict):
     exact: int
     fenced: NotRequired[bool]
     chunk_kib: NotRequired[int]
+    behind: NotRequired[core.Flags]
 
 
 def request(
@@ -135,6 +140,11 @@ class Connection(Protocol):
     def wait(self, ticket: int, deadline_s: float = math.inf) -> Times:
         """Waits for an operation; returns (submitted, started, done) in ns of CLOCK_MONOTONIC. Each ticket is waited
         for once."""
+        ...
+
+    def wait_all(self, tickets: Sequence[int], flags: core.Flags | None = None) -> tuple[Sequence[Times], Told]:
+        """``wait`` for several, in the order in which they were submitted, and for flags behind them. Nothing where
+        that can't be had, or one of them is not over well: then each is still to be waited for."""
         ...
 
 
@@ -319,6 +329,13 @@ class HostConnection:
         except self._error as error:
             raise self._translate(error) from None
 
+    def send_flags(self, flags: core.Flags) -> None:
+        """Submits them by themselves. With another operation: as its ``behind``."""
+        try:
+            self._rank.send_flags(flags, getattr(self._thread, "generation", self._settled))
+        except self._error as error:
+            raise self._translate(error) from None
+
     def exchange_bytes(self, kind: str, src: int, dst: int, count: int, *, op: int = 0, root: int = -1) -> None:
         """One operation of all ranks on ``count`` bytes at addresses ``src`` and ``dst`` (0: none), to its end."""
         number, together = self.dtypes["uint8"], bool(src)
@@ -384,6 +401,19 @@ class HostConnection:
                 times = self._rank.wait(ticket, more)
                 waited += more
             return times
+        except self._error as error:
+            raise self._translate(error) from None
+
+    def wait_all(self, tickets: Sequence[int], flags: core.Flags | None = None) -> tuple[Sequence[Times], Told]:
+        """See ``Connection``. Long waits as with ``wait``."""
+        try:
+            waited = self.first_warning_s
+            found = self._rank.wait_all(tickets, flags, waited)
+            while found is None:
+                more = self.go_on(waited)
+                found = self._rank.wait_all(tickets, flags, more)
+                waited += more
+            return found
         except self._error as error:
             raise self._translate(error) from None
 

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import torch
 
 from bagua.base.errors import BaguaError, CommunicationError
+from bagua.torch_api.comm.flags import Flags
 from bagua.torch_api.comm.members import Members
-from bagua.torch_api.comm.units import nothing
 from bagua.torch_api.join.connection import Connection, Request, Times
 from bagua.torch_api.train.phases import NOTHING, PLAN, PROFILER, SUBMIT, WAIT, WATCH, phase
+
+if TYPE_CHECKING:
+    from bagua.csrc import core
 
 Work = Callable[[], None]
 Tickets = tuple[int, ...]
@@ -69,10 +72,12 @@ class StartOrder(Generic[B]):
 class Execution:
     """One bucket's plan at work: its steps fall into phases, each of which ends with one that communicates.
 
-    ``started``: a run is under way. ``starts``: how many have begun.
+    ``started``: a run is under way. ``starts``: how many have begun. ``single``: the only operation of a run, if
+    nothing of the plan follows it. ``arrived``: in an elastic job, which ``holds`` what a plan can't do twice.
     """
 
-    __slots__ = ("_connection", "_name", "_number", "_phases", "_tickets", "started", "starts")
+    __slots__ = ("_connection", "_name", "_number", "_phases", "_tickets", "arrived", "single", "started", "starts")
+    holds = False
 
     def __init__(self, name: str, phases: Sequence[Phase], connection: Connection) -> None:
         self._name = name
@@ -80,8 +85,10 @@ class Execution:
         self._connection = connection
         self._number = 0
         self._tickets: Tickets = ()
-        self.started = False
+        self.started = self.arrived = False
         self.starts = 0
+        action = phases[0][1] if len(phases) == 1 else None
+        self.single = action if isinstance(action, Submit) else None
 
     def start(self) -> None:
         """Begins the first phase. Raises BaguaError if the last run has not been joined."""
@@ -151,7 +158,7 @@ class Execution:
 
     # In an elastic job: see ``held.py``
 
-    arrived = lost = ended = False
+    lost = ended = False
 
     def rewind(self) -> None:
         """Forgets a run that can't be repeated."""
@@ -246,9 +253,11 @@ Phase = tuple[Sequence[Work], Action | None]
 
 
 class Submit:
-    """The action that submits one prepared operation: everything is known beforehand, and one call does it."""
+    """The action that submits one prepared operation: everything is known beforehand, and one call does it.
 
-    __slots__ = ("_bucket", "_members", "_requests", "_submit", "commit")
+    ``behind``: flags that are submitted with it."""
+
+    __slots__ = ("_bucket", "_requests", "_submit", "behind", "commit", "members")
     finish: Work | None = None
 
     @property
@@ -261,7 +270,8 @@ class Submit:
     ) -> None:
         """``requests``: one for each side of the bucket. ``members``: those of its communicator."""
         self._bucket = bucket
-        self._members = members
+        self.members = members
+        self.behind: core.Flags | None = None
         self._requests = requests
         self._submit = connection.submit
         self.commit: Work | None = self._turn if any(one["residual_sides"] for one in requests) else None
@@ -272,7 +282,8 @@ class Submit:
 
     def begin(self) -> Tickets:
         """See ``Action``."""
-        return (self._submit(self._requests[self._bucket.side]),)
+        operation = self._requests[self._bucket.side]
+        return (self._submit(operation if self.behind is None else {**operation, "behind": self.behind}),)
 
     def residual(self) -> Residual | None:
         """See ``Action``."""
@@ -293,7 +304,7 @@ class Submit:
     def in_engine(self) -> Mapping[Members, Residual]:
         """See ``Action``."""
         found = self.residual()
-        return {} if found is None or self._members is None else {self._members: found}
+        return {} if found is None or self.members is None else {self.members: found}
 
     def number_among(self, members: Members) -> int:
         """See ``Action``."""
@@ -318,6 +329,7 @@ class NotReady:
 
     started = arrived = lost = ended = False
     starts = 0
+    single = None
     actions: Sequence[Action] = ()
 
     def __init__(self, name: str) -> None:
@@ -367,29 +379,51 @@ class Sided(Protocol):
     side: int
 
 
-AllIn = Callable[[Sequence[Execution]], Work]
+AllIn = Callable[[Sequence[Execution]], Flags | None]
 """See ``join_all``."""
 
 
-def nothing_follows(_: Sequence[Execution]) -> Work:
+def nothing_follows(_: Sequence[Execution]) -> None:
     """Nothing follows."""
-    return nothing
 
 
 def join_all(buckets: Iterable[Executes], all_in: AllIn = nothing_follows) -> list[Times]:
     """Waits for all buckets that have been started, and runs the rest of their plans, one phase of all after the
     other: the order of operations is the same on all ranks, and phases of different buckets overlap. ``all_in``: called
-    with those that are under way before each phase is waited for; it returns what is called before the last of them is.
+    with those that are under way before each phase is waited for; flags that it returns are waited for before the last.
 
     Returns the times of the operations. Raises CommunicationError, and errors of ``Local`` steps.
     """
     times: list[Times] = []
     running: list[Execution] = [bucket.execution for bucket in buckets if bucket.execution.started]  # type: ignore[misc]
     while running:
-        before_last = all_in(running)
+        flags = all_in(running)
+        if _join_at_once(running, flags, times):
+            break
         *others, last = running
         running = [run for run in others if run.advance(times)]
-        before_last()
+        if flags is not None:
+            flags.await_sent()
         if last.advance(times):
             running.append(last)
     return times
+
+
+def _join_at_once(running: Sequence[Execution], flags: Flags | None, times: list[Times]) -> bool:
+    """``join_all`` in one call, where each has a single operation. False: it is not to be had, and nothing happened."""
+    if WATCH.sink is not None or PROFILER._is_profiler_enabled:
+        return False
+    tickets: list[int] = []
+    for run in running:
+        if run.single is None or run.lost:
+            return False
+        tickets += run._tickets
+    found, told = running[0]._connection.wait_all(tickets, None if flags is None else flags.sent)
+    if len(found) < len(tickets):
+        return False
+    for run in running:  # without a call: it is time in which nothing else is under way
+        run.started, run.arrived, run._tickets = False, run.holds, ()
+    if flags is not None:
+        flags.arrive(told)
+    times += found
+    return True

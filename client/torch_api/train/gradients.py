@@ -203,7 +203,7 @@ class GradientBucket(PlanBucket):
 
     def asks_again(self) -> bool:
         """Whether any rank asked for the step to be reduced again. False if no rank can know it of the others."""
-        return self.informed and bool(self.region(self._told_by, self.side).tail[-1] > 0)
+        return self.informed and self.region(self._told_by, self.side).tail[-1].item() > 0
 
     def show_results(self, keep_own_memory: bool) -> None:
         """``.grad`` of every parameter that got a gradient on any rank becomes the result, and the buffers change
@@ -275,7 +275,6 @@ class GradientReducer:
         self.factor = 1.0
         self._repeatable = all(bucket.repeatable for bucket in self.buckets)
         self._aside: list[Entry] = []
-        self._all_in: AllIn = nothing_follows  # see join_all
 
     def use(self, buckets: Sequence[GradientBucket]) -> None:
         """From the next pass on, or from the end of the one that is recorded, these are exchanged."""
@@ -392,18 +391,23 @@ class GradientReducer:
         if self._rearrange is not None:
             self._end_recording(self._rearrange)
         self.buckets[-1].again = self._again
-        self._order.start_rest()
+        all_in = self._start_rest()
         begin = self._clock()
         with phase(WAIT):
-            times = join_all(self.buckets, self._all_in)
+            times = join_all(self.buckets, all_in)
         last = self.buckets[-1]
         if last.asks_again() if last.informed else self._again:
             self._refuse_late()
             self._early = False
             self._order.started = 0
-            self._order.start_rest()
-            times += join_all(self.buckets, self._all_in)
+            all_in = self._start_rest()
+            times += join_all(self.buckets, all_in)
         return times, begin
+
+    def _start_rest(self) -> AllIn:
+        """Submits what is left. Returns what ``join_all`` is to ask."""
+        self._order.start_rest()
+        return nothing_follows
 
     def _refuse_late(self) -> None:
         """A gradient came too late on some rank, so that all reduce again. Raises BaguaError where that can't be."""

@@ -26,7 +26,8 @@ class Undo:
         self._slots = changed_in_place(plan)
         self._beside = [step.beside for step in plan.steps if isinstance(step, Local) and step.beside is not None]
         self._copies: list[torch.Tensor] = []
-        self._saved = False
+        self.saved = False
+        """Set it to False when the changes count."""
 
     def _tensors(self) -> list[torch.Tensor]:
         found = [tensor for tensors in self._beside for tensor in tensors()]
@@ -35,25 +36,21 @@ class Undo:
         return found
 
     def save(self) -> None:
-        """Nothing if it has been done since ``forget``."""
-        if self._saved or not (self._slots or self._beside):
+        """Nothing if that has been done, and the changes do not count yet."""
+        if self.saved or not (self._slots or self._beside):
             return
         tensors = self._tensors()
         if not self._copies:
             self._copies = [torch.empty_like(tensor) for tensor in tensors]
         with torch.no_grad():
             torch._foreach_copy_(self._copies, tensors)
-        self._saved = True
+        self.saved = True
 
     def restore(self) -> None:
         """Contents are as when they were saved, if they were."""
-        if self._saved:
+        if self.saved:
             with torch.no_grad():
                 torch._foreach_copy_(self._tensors(), self._copies)
-
-    def forget(self) -> None:
-        """The changes count."""
-        self._saved = False
 
 
 class HeldExecution(Execution):
@@ -62,7 +59,8 @@ class HeldExecution(Execution):
     other members have committed: ``conclude``. ``ended``: the generation in which it was to start has ended, and the
     next one has not been entered since."""
 
-    __slots__ = ("__weakref__", "_closing", "_eager", "_steady", "_undo", "arrived", "ended", "lost")
+    __slots__ = ("__weakref__", "_closing", "_eager", "_steady", "_undo", "ended", "lost")
+    holds = True
 
     def __init__(
         self,
@@ -126,19 +124,19 @@ class HeldExecution(Execution):
     def put_back(self) -> None:
         """Contents are as before this run, and may be changed."""
         self._undo.restore()
-        self._undo.forget()
+        self._undo.saved = False
 
     def conclude(self) -> None:
         """The unit is committed: runs what follows the last step that communicates."""
         if not self.arrived:
             return
         self.arrived = self.lost = False
-        actions = [action for _, action in self._phases if action is not None]
-        if actions and actions[-1].finish is not None:
-            actions[-1].finish()
+        last = self._phases[-1][1] if self._phases else None
+        if last is not None and last.finish is not None:
+            last.finish()
         for work in self._closing:
             work()
-        for action in actions:
-            if action.commit is not None:
+        for _, action in self._phases:
+            if action is not None and action.commit is not None:
                 action.commit()
-        self._undo.forget()
+        self._undo.saved = False

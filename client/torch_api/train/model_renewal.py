@@ -54,24 +54,12 @@ class ModelRenewal:
         self._ranks = self._runner.everyone.nranks()
         self._runner.waits = self._model.exchanged == GRADIENT or self._model.bagua_algorithm.waits
         if self._session.elastic:
-            self._note_moments()
-
-    def _note_moments(self) -> None:
-        """Tells whether ranks exchange this model at the same moments."""
-        running = units(self._session)
-        if self._runner.waits:
-            running.in_step.add(self)
-            running.out_of_step.pop(self, None)
-        else:
-            running.in_step.discard(self)
-            running.out_of_step[self] = None
+            units(self._session).note(self, in_step=self._runner.waits)
 
     def end(self) -> None:
         """The model begins anew no more."""
         if self._session.elastic:
-            running = units(self._session)
-            running.in_step.discard(self)
-            running.out_of_step.pop(self, None)
+            units(self._session).forget(self)
 
     def renew(self) -> None:
         """The members of the job have changed."""

@@ -10,6 +10,7 @@ import torch
 from bagua.base.errors import MembershipChanged
 from bagua.torch_api.join.connection import Times
 from bagua.torch_api.train.bucket_layout import ModelBuckets
+from bagua.torch_api.train.execution import AllIn
 from bagua.torch_api.train.gradients import GradientBucket, GradientReducer, Rearrange
 from bagua.torch_api.train.runner import Runner
 
@@ -30,7 +31,6 @@ class RepeatingReducer(GradientReducer):
     ) -> None:
         """``adding``: results grow with the number of ranks."""
         super().__init__(buckets, **settings)
-        self._all_in = runner.all_in
         self._runner = runner
         self._adding = adding
         self._weighed = runner.session.weighed  # as gradients are that have been accumulated
@@ -38,6 +38,7 @@ class RepeatingReducer(GradientReducer):
         self._first = self._first_member() if adding else -1
         self._layout = layout
         self._may_start_early = True
+        self._sent: AllIn | None = None  # the last bucket has been submitted, with the flags
         self._recorded: tuple[Rearrange, list[str]] | None = None
         runner.session.renew_with(self)
 
@@ -75,7 +76,21 @@ class RepeatingReducer(GradientReducer):
         )
 
     def _exchange(self) -> tuple[list[Times], Any]:
-        return self._runner.together(self._attempt, self._start_over, self._conclude)
+        last = len(self.buckets) - 1
+        if self._early and not self._adding and self._rearrange is None and self._order.started == last:
+            # While it is reduced there is time for the rest.
+            self.buckets[last].again = self._again
+            self._sent = self._runner.start_last(self.buckets, self._start_last)
+        try:
+            return self._runner.together(self._attempt, self._start_over, self._conclude, steps=True)
+        finally:
+            if self._sent is not None:  # an exception like that of Ctrl-C, before the unit had begun
+                self._sent = None
+                self._runner.drop_flags()
+
+    def _start_last(self) -> None:
+        if self._early:  # asked again: from now on no thread enters a generation
+            self._order.start_rest()
 
     def weigh(self) -> None:
         """Gradients that have been accumulated weigh as much as those that follow."""
@@ -86,7 +101,8 @@ class RepeatingReducer(GradientReducer):
                 torch._foreach_mul_([gradient.detach() for gradient in found if gradient is not None], change)
 
     def _attempt(self) -> tuple[list[Times], Any]:
-        self.weigh()
+        if self._weighed != self._runner.session.weighed:
+            self.weigh()
         if self._adding:
             self._dropped = self._dropped or any(
                 entry.carried and not entry.ready and _counts(entry.parameter.grad)
@@ -94,16 +110,27 @@ class RepeatingReducer(GradientReducer):
                 for entry in bucket.entries
             )
             self._follow_rank()
-        if any([bucket.execution.lost for bucket in self.buckets]):
-            self._start_over()
+        for bucket in self.buckets:
+            if bucket.execution.lost:
+                self._start_over()
+                break
         self._runner.may_repeat()  # algorithm and slots follow; gradients are exchanged in any case
         return super()._exchange()
+
+    def _start_rest(self) -> AllIn:
+        """See ``GradientReducer``."""
+        sent, self._sent = self._sent, None
+        if sent is not None:
+            return sent
+        self._order.start_rest()
+        return self._runner.all_in
 
     def _end_recording(self, rearrange: Rearrange) -> None:
         self._recorded = rearrange, list(self._arrivals)
         super()._end_recording(rearrange)
 
     def _start_over(self) -> None:
+        self._sent = None
         for bucket in self.buckets:
             bucket.execution.rewind()
         self._order.started = 0
@@ -119,7 +146,6 @@ class RepeatingReducer(GradientReducer):
         self._recorded = None
         self._dropped = False
         self._runner.settle()
-        self._runner.step_committed()
         if not self._may_start_early:
             self._early = self._may_start_early = True
 

@@ -15,10 +15,11 @@ from bagua.algorithms import AllReduce, Broadcast, Local, Neighbours
 from bagua.algorithms.plan import EVERYONE, GRADIENT, HOST, Over, Step
 from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.communicator import Communicator
-from bagua.torch_api.comm.communicators import communicators
+from bagua.torch_api.comm.communicators import Communicators, communicators
+from bagua.torch_api.comm.flags import Flags
 from bagua.torch_api.comm.groups import BaguaProcessGroup
 from bagua.torch_api.comm.members import Members
-from bagua.torch_api.comm.units import nothing, units
+from bagua.torch_api.comm.units import Units, nothing, units
 from bagua.torch_api.cuda.connection import CudaConnection
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.join.connection import Connection, Regrouped, Times
@@ -26,7 +27,17 @@ from bagua.torch_api.join.session import Session
 from bagua.torch_api.train.bucket import Allocate, PlanBucket
 from bagua.torch_api.train.dataflow import tail_path
 from bagua.torch_api.train.device_twins import make_twins
-from bagua.torch_api.train.execution import Action, Execution, Phase, Residual, Tickets, Work, join_all
+from bagua.torch_api.train.execution import (
+    Action,
+    AllIn,
+    Execution,
+    Phase,
+    Residual,
+    Submit,
+    Tickets,
+    Work,
+    join_all,
+)
 from bagua.torch_api.train.held import HeldExecution, Undo
 from bagua.torch_api.train.steps import (
     AllReduceAction,
@@ -72,6 +83,9 @@ class Runner:
         self.begin_anew: Work = nothing
         self.settle: Work = nothing
         self.waits = True
+        self._adopted = 0  # plans so far
+        self._looked_at: tuple[int, Communicator | None, Sequence[PlanBucket]] = 0, None, ()
+        self._in_line = False  # those have one operation each, in the order of this communicator
         self._held: weakref.WeakSet[HeldExecution] = weakref.WeakSet()
         if session.elastic:
             session.renew_with(self)
@@ -102,7 +116,7 @@ class Runner:
     @property
     def everyone(self) -> Communicator:
         """All ranks of the model, for primitives."""
-        found = self._place(EVERYONE)
+        found = self._places.get(EVERYONE) or self._place(EVERYONE)
         assert found is not None
         return found
 
@@ -170,13 +184,15 @@ class Runner:
 
     # In an elastic job
 
-    def together(self, attempt: Callable[[], T], again: Work = nothing, commit: Work = nothing) -> T:
+    def together(
+        self, attempt: Callable[[], T], again: Work = nothing, commit: Work = nothing, steps: bool = False
+    ) -> T:
         """``attempt``, then ``commit``. In an elastic job a unit of all ranks of the model: see ``Units.run``."""
         if not self.repeats:
             found = attempt()
             commit()
             return found
-        made = communicators(self.session)
+        made = self._communicators
         mark = made.mark()
 
         def begin_again() -> None:
@@ -184,23 +200,45 @@ class Runner:
             self.give_own_again()
             again()
 
-        found = units(self.session).run(
-            self.everyone.id, lambda: self.everyone, attempt, begin_again, commit, ends_early=True
-        )
-        return found
+        everyone = self.everyone
+        return self._units.run(everyone.id, lambda: self.everyone, attempt, begin_again, commit, True, steps)
 
-    def all_in(self, running: Sequence[Execution]) -> Work:
+    def all_in(self, running: Sequence[Execution]) -> Flags | None:
         """In a unit: before these are waited for. If all is submitted, and the flags go in the same order, they go
-        along: that saves a way to the daemon and back. Returns what waits for flags that have gone."""
+        along: that saves a way to the daemon and back. Returns flags that have gone."""
         everyone = self.everyone
         for execution in running:
             if not execution.is_all_in(everyone.id):
-                return nothing
-        return units(self.session).all_in(everyone)
+                return None
+        return self._units.flags.send_early(everyone)
 
-    def step_committed(self) -> None:
-        """In an elastic job: this training step was committed on all ranks of the model."""
-        units(self.session).step_committed()
+    def start_last(self, buckets: Sequence[PlanBucket], start: Work) -> AllIn | None:
+        """Before a unit: ``start`` submits the last of these. If each has one operation, and the flags go in the same
+        order, they go with it. Returns what ``join_all`` is to ask in this unit. None: nothing was submitted, or it is
+        lost."""
+        everyone, running = self._places.get(EVERYONE), self._units
+        flags = running.flags
+        if everyone is None or flags.inside or running.some_were_out_of_step:
+            return None
+        if self._looked_at != (self._adopted, everyone, buckets):
+            self._looked_at = self._adopted, everyone, buckets
+            self._in_line = all(_only_among(everyone, bucket.execution.single) for bucket in buckets)
+        last = buckets[-1].execution
+        return flags.those if self._in_line and flags.send_along(everyone, last, start) else None
+
+    def drop_flags(self) -> None:
+        """The unit for which ``start_last`` has sent them has not begun."""
+        self._units.flags.drop()
+
+    # Those of the session, asked for once: not in each step.
+
+    @functools.cached_property
+    def _units(self) -> Units:
+        return units(self.session)
+
+    @functools.cached_property
+    def _communicators(self) -> Communicators:
+        return communicators(self.session)
 
     def join(self, buckets: Sequence[PlanBucket]) -> list[Times]:
         """Waits for those of the buckets that have been started, and runs the rest of their plans, in an order that is
@@ -229,11 +267,10 @@ class Runner:
             for bucket in begun:
                 bucket.execution.conclude()
             self.settle()
-            self.step_committed()
 
         if not begun:
             return []
-        return self.together(attempt, again, commit) if self.waits else self._join_alone(begun)
+        return self.together(attempt, again, commit, steps=True) if self.waits else self._join_alone(begun)
 
     def _join_alone(self, begun: Sequence[PlanBucket]) -> list[Times]:
         """Where ranks are not in step: what a loss has cut off is dropped."""
@@ -246,7 +283,7 @@ class Runner:
             elif any(bucket.execution.ended for bucket in begun):
                 raise Regrouped("An exchange could not begin.")
         except Regrouped:
-            units(self.session).recover(generation)
+            self._units.recover(generation)
         for bucket in begun:
             if not bucket.execution.lost:
                 bucket.execution.conclude()
@@ -269,7 +306,7 @@ class Runner:
     def _may_begin(self) -> bool:
         """Whether an exchange of weights may begin before it is joined. Not in a new generation until a unit was
         exchanged there: members may be at different moments of their step, and would begin in different orders."""
-        running = units(self.session)
+        running = self._units
         if running.inside:
             return True
         return self.may_repeat() and (not self.waits or running.exchanged_in(self.everyone.id))
@@ -310,6 +347,7 @@ class Runner:
         for communicator in (*self._places.values(), *self._own):
             if communicator is not None:
                 communicator.destroy()
+        self._looked_at = 0, None, ()
         self._places.clear()
         self._own.clear()
         self._own_given = 0
@@ -320,6 +358,7 @@ class Runner:
             raise BaguaError(
                 f"Bucket {bucket.name} has no plan: the algorithm's init_operations did not give it one. [BG306]"
             )
+        self._adopted += 1
         path = tail_path(bucket.plan) if bucket.room else ()
         phases: list[Phase] = []
         work: list[Work] = [bucket.refresh] if type(bucket).refresh is not PlanBucket.refresh else []
@@ -358,6 +397,10 @@ class Runner:
         if fixed is not None and (not first or step.src == GRADIENT):
             return AllReduceAction(self, bucket, step, carried).among(fixed)
         return AllReduceAction(self, bucket, step, carried, first)
+
+
+def _only_among(members: Members, single: Submit | None) -> bool:
+    return single is not None and single.members is members
 
 
 class _Guarded:

@@ -43,6 +43,16 @@ bool signalled() {
   return PyErr_CheckSignals() != 0;
 }
 
+// A small all-reduce behind all that a step of an elastic job communicates: see torch_api's comm/flags.py. `values` lie
+// where the operation reads and writes. `ticket`: 0 unless it is under way.
+struct Flags {
+  Descriptor descriptor;
+  int32_t* values;
+  int32_t given = 0;
+  uint64_t ticket = 0;
+};
+using Told = std::tuple<int32_t, int32_t, int32_t>;
+
 // A transfer that takes long.
 struct PendingTransfer {
   std::unique_ptr<Transfer> transfer;
@@ -95,11 +105,10 @@ class Rank {
     return {allocation.id, std::move(allocation.memory)};
   }
 
-  uint64_t submit(uint32_t comm, int kind, int dtype, int op, uint64_t count, int root,
-                  const std::tuple<uint32_t, uint64_t>& src, const std::tuple<uint32_t, uint64_t>& dst,
-                  const std::vector<int64_t>& shape, const std::string& label, int codec, int64_t density,
-                  uint32_t residual, uint32_t exact, int residual_sides, bool fenced, uint16_t chunk_kib,
-                  uint64_t generation) {
+  Descriptor describe(uint32_t comm, int kind, int dtype, int op, uint64_t count, int root,
+                      const std::tuple<uint32_t, uint64_t>& src, const std::tuple<uint32_t, uint64_t>& dst,
+                      const std::vector<int64_t>& shape, const std::string& label, int codec, int64_t density,
+                      uint32_t residual, uint32_t exact, int residual_sides, bool fenced, uint16_t chunk_kib) const {
     if (density < 0 || density > UINT16_MAX) throw py::value_error("density must be 0 to 65535 (of 65536)");
     Descriptor descriptor{};
     descriptor.kind = static_cast<uint8_t>(std::clamp(kind, 0, 255));
@@ -122,11 +131,48 @@ class Rank {
     descriptor.residual_sides = static_cast<uint8_t>(std::clamp(residual_sides, 0, 255));
     descriptor.fenced = fenced ? 1 : 0;
     descriptor.chunk_kib = chunk_kib;
-    uint64_t ticket = 0;
+    return descriptor;
+  }
+
+  uint64_t submit(uint32_t comm, int kind, int dtype, int op, uint64_t count, int root,
+                  const std::tuple<uint32_t, uint64_t>& src, const std::tuple<uint32_t, uint64_t>& dst,
+                  const std::vector<int64_t>& shape, const std::string& label, int codec, int64_t density,
+                  uint32_t residual, uint32_t exact, int residual_sides, bool fenced, uint16_t chunk_kib,
+                  uint64_t generation, Flags* behind) {
+    const Descriptor descriptor = describe(comm, kind, dtype, op, count, root, src, dst, shape, label, codec, density,
+                                           residual, exact, residual_sides, fenced, chunk_kib);
+    uint64_t tickets[2] = {0, 0};
     ChannelClient::Submission how;
     how.generation = generation;
-    check(client_->submit(descriptor, &ticket, how));
-    return ticket;
+    if (behind == nullptr) {
+      check(client_->submit({&descriptor}, tickets, how));
+    } else {
+      fill(behind);
+      check(client_->submit({&descriptor, &behind->descriptor}, tickets, how));
+      behind->ticket = tickets[1];
+    }
+    return tickets[0];
+  }
+
+  // `values`: address of three int32, at `place`.
+  Flags flags(uint32_t comm, uintptr_t values, const std::tuple<uint32_t, uint64_t>& place) const {
+    const int kind = static_cast<int>(Kind::kAllReduce), dtype = static_cast<int>(DType::kI32);
+    const int op = static_cast<int>(ReduceOp::kMax);
+    return {describe(comm, kind, dtype, op, 3, -1, place, place, {}, "flags", 0, 0, 0, 0, 0, true, 0),
+            reinterpret_cast<int32_t*>(values)};
+  }
+
+  void send_flags(Flags* flags, uint64_t generation) {
+    ChannelClient::Submission how;
+    how.generation = generation;
+    fill(flags);
+    check(client_->submit(flags->descriptor, &flags->ticket, how));
+  }
+
+  void fill(Flags* flags) const {
+    flags->values[0] = flags->given;
+    flags->values[1] = -flags->given;
+    flags->values[2] = static_cast<int32_t>(client_->planned());
   }
 
   // One operation on tensors at any address; nullptr: it is over.
@@ -178,6 +224,31 @@ class Rank {
     return std::make_tuple(times.submitted_ns, times.started_ns, times.done_ns);
   }
 
+  using AllTimes = std::vector<std::tuple<int64_t, int64_t, int64_t>>;
+  std::optional<std::pair<AllTimes, Told>> wait_all(std::vector<uint64_t> tickets, Flags* behind, double timeout_s) {
+    const size_t operations = tickets.size();
+    if (behind != nullptr) tickets.push_back(behind->ticket);
+    std::vector<ChannelClient::Times> times;
+    Status status;
+    {
+      py::gil_scoped_release release;
+      status = client_->wait_all(tickets, deadline_after(timeout_s), &signalled, &times);
+    }
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();  // KeyboardInterrupt, or what a handler raised
+    if (status.code() == Code::kTimeout) return std::nullopt;
+    check(status);
+    std::pair<AllTimes, Told> found;
+    if (times.size() < tickets.size()) return found;
+    for (size_t i = 0; i < operations; ++i) {
+      found.first.emplace_back(times[i].submitted_ns, times[i].started_ns, times[i].done_ns);
+    }
+    if (behind != nullptr) {
+      behind->ticket = 0;
+      found.second = {behind->values[0], behind->values[1], behind->values[2]};
+    }
+    return found;
+  }
+
   py::dict view() {
     const GenerationView view = client_->view();
     py::dict entry;
@@ -219,6 +290,7 @@ void bind_rank(py::module_* module) {
   using Release = py::call_guard<py::gil_scoped_release>;
   const std::tuple<uint32_t, uint64_t> nowhere{0, 0};
   py::class_<PendingTransfer>(*module, "PendingTransfer").def("wait", &PendingTransfer::run, py::arg("timeout_s"));
+  py::class_<Flags>(*module, "Flags").def_readwrite("given", &Flags::given).def_readwrite("ticket", &Flags::ticket);
   py::class_<Rank>(*module, "Rank")
       .def(py::init([](const std::string& data_socket, const py::bytes& token, int rank, double timeout_s) {
              return std::make_unique<Rank>(data_socket, token, rank, timeout_s);
@@ -246,7 +318,9 @@ void bind_rank(py::module_* module) {
            py::arg("dst") = nowhere, py::arg("shape") = std::vector<int64_t>{}, py::arg("label") = "",
            py::arg("codec") = 0, py::arg("density") = 0, py::arg("residual") = 0, py::arg("exact") = 0,
            py::arg("residual_sides") = 0, py::arg("fenced") = false, py::arg("chunk_kib") = 0,
-           py::arg("generation") = 0)
+           py::arg("generation") = 0, py::arg("behind") = py::none())
+      .def("flags", &Rank::flags, py::arg("comm"), py::arg("values"), py::arg("place"))
+      .def("send_flags", &Rank::send_flags, py::arg("flags"), py::arg("generation") = 0)
       .def("transfer", &Rank::transfer, py::arg("comm"), py::arg("kind"), py::arg("dtype"), py::arg("op"),
            py::arg("root"), py::arg("count"), py::arg("src"), py::arg("src_rows"), py::arg("dst"), py::arg("dst_rows"),
            py::arg("together"), py::arg("shape"), py::arg("codec"), py::arg("density"), py::arg("timeout_s"),
@@ -257,6 +331,7 @@ void bind_rank(py::module_* module) {
       .def("trace", [](Rank& rank) { return rank.client().trace(); })
       .def("done", &Rank::done, py::arg("ticket"))
       .def("wait", &Rank::wait, py::arg("ticket"), py::arg("timeout_s") = -1.0)
+      .def("wait_all", &Rank::wait_all, py::arg("tickets"), py::arg("behind") = py::none(), py::arg("timeout_s") = -1.0)
       .def("counters", [](Rank& rank) { return counters_dict(*rank.client().counters()); })
       .def("host_api", &Rank::host_api)
       .def("error", [](Rank& rank) { return text(rank.client().error()); })

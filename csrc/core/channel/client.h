@@ -12,6 +12,7 @@
 #include <array>
 #include <atomic>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <string>
@@ -91,8 +92,12 @@ class ChannelClient {
   };
   // Takes everything but the times; fails at once if the engine has failed or kSlots operations are in flight.
   // kRegrouped: its generation has ended, enter() the next one.
-  Status submit(const Descriptor& descriptor, uint64_t* ticket, const Submission& how);
+  Status submit(const Descriptor& descriptor, uint64_t* ticket, const Submission& how) {
+    return submit({&descriptor}, ticket, how);
+  }
   Status submit(const Descriptor& descriptor, uint64_t* ticket) { return submit(descriptor, ticket, Submission()); }
+  // Several at once, one behind the other, or none; the daemon is woken once. `tickets`: as many.
+  Status submit(std::initializer_list<const Descriptor*> descriptors, uint64_t* tickets, const Submission& how);
   void ring();
   // Whether meet() is to be called before this operation is submitted: the same on all ranks.
   bool meets(const Descriptor& descriptor) const {
@@ -110,6 +115,10 @@ class ChannelClient {
   // kTimeout: not done by the deadline, it goes on. Any other outcome frees the ticket, but kAborted (interrupted) and
   // kInvalid (no such ticket). kRegrouped: its generation ended before it was done.
   Status wait(uint64_t ticket, int64_t deadline_ns, const Interrupt& interrupt, Times* times);
+  // Waits for several, and sleeps once if the last of them is over last. `times` gets those of all, or none if one is
+  // not over well. Then, and after kTimeout, kAborted and kInvalid, each is still to be waited for.
+  Status wait_all(const std::vector<uint64_t>& tickets, int64_t deadline_ns, const Interrupt& interrupt,
+                  std::vector<Times>* times);
   Status done(uint64_t ticket, bool* done);
 
   // The engine's first error, why the generation is suspended, or that the daemon is gone; empty while all is well.
@@ -162,6 +171,8 @@ class ChannelClient {
              std::vector<Fd>* descriptors);
   void note_members(uint32_t comm, const std::vector<int>& ranks) REQUIRES(submit_mutex_);
   void forget_members(uint32_t comm) REQUIRES(submit_mutex_);
+  // Puts one into the ring; true if the daemon must be woken for it.
+  bool hand_over(const Descriptor& descriptor, bool counted, uint64_t* ticket) REQUIRES(submit_mutex_);
   // Counts one submission; true if the daemon must be woken for it.
   bool completes(const Descriptor& descriptor) REQUIRES(submit_mutex_);
   Status check_usable() const;

@@ -97,30 +97,35 @@ Status ChannelClient::meet(const Descriptor& descriptor, uint64_t generation, co
   return meetings_[descriptor.comm].attend(number, descriptor, src, dst, usable, interrupt, met);
 }
 
-Status ChannelClient::submit(const Descriptor& descriptor, uint64_t* ticket, const Submission& how) {
+bool ChannelClient::hand_over(const Descriptor& descriptor, bool counted, uint64_t* ticket) {
+  const uint32_t index = free_.back();
+  free_.pop_back();
+  *ticket = next_ticket_++ * kSlots + index;
+  tickets_[index] = *ticket;
+  Slot* slot = &channel()->slots[index];
+  slot->descriptor = descriptor;
+  slot->generation = static_cast<uint32_t>(generation());
+  slot->submitted_ns = now_ns();
+  slot->state.store(kSubmitted, std::memory_order_relaxed);
+  const uint64_t tail = channel()->tail.load(std::memory_order_relaxed);
+  channel()->ring[tail % kSlots] = index;
+  channel()->tail.store(tail + 1, std::memory_order_release);
+  if (descriptor.comm < kMeetingComms && !counted && matched(descriptor)) ++calls_[descriptor.comm];
+  return completes(descriptor);
+}
+
+Status ChannelClient::submit(std::initializer_list<const Descriptor*> descriptors, uint64_t* tickets,
+                             const Submission& how) {
   if (Status status = check_usable(); !status) return status;
   bool complete = false;
   {
     const Lock lock(submit_mutex_);
     if (how.generation != 0 && how.generation != generation()) return left_behind();
-    if (free_.empty()) {
+    if (free_.size() < descriptors.size()) {
       return {Code::kResource, std::to_string(kSlots) +
                                    " operations have been submitted and not been waited for: wait for the older ones"};
     }
-    const uint32_t index = free_.back();
-    free_.pop_back();
-    *ticket = next_ticket_++ * kSlots + index;
-    tickets_[index] = *ticket;
-    Slot* slot = &channel()->slots[index];
-    slot->descriptor = descriptor;
-    slot->generation = static_cast<uint32_t>(generation());
-    slot->submitted_ns = now_ns();
-    slot->state.store(kSubmitted, std::memory_order_relaxed);
-    const uint64_t tail = channel()->tail.load(std::memory_order_relaxed);
-    channel()->ring[tail % kSlots] = index;
-    channel()->tail.store(tail + 1, std::memory_order_release);
-    if (descriptor.comm < kMeetingComms && !how.counted && matched(descriptor)) ++calls_[descriptor.comm];
-    complete = completes(descriptor);
+    for (const Descriptor* descriptor : descriptors) complete |= hand_over(*descriptor, how.counted, tickets++);
   }
   if (!complete && sheet()->status.load() == kRunning) return Status::ok();
   if (how.ring != nullptr) {
@@ -168,6 +173,22 @@ Status ChannelClient::wait(uint64_t ticket, int64_t deadline_ns, const Interrupt
   uint32_t state = kSubmitted;
   if (Status status = await(&channel()->slots[index], deadline_ns, interrupt, &state); !status) return status;
   return finish(index, state, times);
+}
+
+Status ChannelClient::wait_all(const std::vector<uint64_t>& tickets, int64_t deadline_ns, const Interrupt& interrupt,
+                               std::vector<Times>* times) {
+  if (getpid() != pid_) return check_usable();
+  for (size_t i = tickets.size(); i-- > 0;) {
+    uint32_t index, state = kSubmitted;
+    if (Status status = slot_of(tickets[i], &index); !status) return status;
+    if (Status status = await(&channel()->slots[index], deadline_ns, interrupt, &state); !status) return status;
+    if (state != kDone) return Status::ok();
+  }
+  times->resize(tickets.size());
+  for (size_t i = 0; i < tickets.size(); ++i) {
+    if (Status status = wait(tickets[i], deadline_ns, interrupt, &(*times)[i]); !status) return status;
+  }
+  return Status::ok();
 }
 
 Status ChannelClient::await(Slot* slot, int64_t deadline_ns, const Interrupt& interrupt, uint32_t* state) {

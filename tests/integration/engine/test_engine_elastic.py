@@ -237,3 +237,19 @@ def test_a_fenced_operation_ends_after_all_before_it(make_world: Callable[..., A
     finally:
         relay.close()
     assert (times[0]["small"] >= times[1]["large"]) == fences, times
+
+
+@pytest.mark.parametrize("hosts", [[[0, 1, 2]], [[0], [1, 2]]], ids=str)
+def test_flags_go_behind_an_operation_and_are_waited_for_with_it(make_world: Callable[..., Any], hosts: Any) -> None:
+    """They tell the most and the least that a rank was given. Where one of the operations is not over well, each is
+    waited for by itself, and the flags are not over well either. Both are submitted, or none."""
+    world = make_world(hosts, elastic=True)
+    for engine in world.engines:
+        engine.set_peers([other.address() for other in world.engines])
+    world.start("flags", count=1000, given=5)
+    told = world.lines()
+    assert told == {rank: {"told": [7, -5, 0]} for rank in range(3)}, told
+    world.kill(2)
+    for member in (0, 1):
+        found = world.line(member)
+        assert found.get("flags_well") is False and found["rounds"] > 0, found

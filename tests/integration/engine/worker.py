@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from worker_scripts.elastic import fenced, through
+from worker_scripts.elastic import fenced, flags, through
 from worker_scripts.encoded import compressed, residuals, traffic
 from worker_scripts.faults import call, early, endless, forked, hang, interrupted, leave, many, ones, refused, segments
 from worker_scripts.kinds import digest, verify
@@ -44,6 +44,7 @@ SCRIPTS: dict[str, Callable[..., dict[str, Any]]] = {
         ones,
         through,
         fenced,
+        flags,
         boundaries,
     )
 }

@@ -231,6 +231,46 @@ def test_all_reduce_and_broadcast_are_repeated_and_others_raise(ranks: Ranks) ->
         assert result["environment"] == [str(place), "3", str(place), "3"]
 
 
+def rank_calls() -> dict[str, int]:
+    """Trains; returns the functions of Python that a backward pass calls, the least of several passes, and buckets."""
+    bagua.init_process_group()
+    model = seeded(wide_mlp)
+    optimizer = sgd(model)
+    wrap(model, optimizer)
+    found = []
+
+    def count(_: object, event: str, __: object) -> None:
+        found[-1] += event == "call"
+
+    for step in range(8):
+        optimizer.zero_grad()
+        result = wide_square(model, bagua.get_rank(), step)
+        found.append(0)
+        sys.setprofile(count)
+        try:
+            result.backward()
+        finally:
+            sys.setprofile(None)
+        optimizer.step()
+    bagua.barrier()
+    return {"calls": min(found[3:]), "buckets": len(model.bagua_buckets)}
+
+
+COMMIT_CALLS, BUCKET_CALLS = 30, 8
+
+
+def test_a_commit_makes_few_calls(ranks: Ranks) -> None:
+    """They are what it costs: at the end of backward caches are full of gradients, and a call of Python takes 3 µs. The
+    second number is what executions of an elastic job call for each bucket, mostly while others still compute."""
+    found = []
+    for kind in (True, False):
+        found += ranks.run(rank_calls, 2, elastic=kind, environment={"BAGUA_DEFAULT_BUCKET_SIZE": "3000"})[:1]
+        ranks.close()
+    elastic, plain = found
+    assert elastic["buckets"] == plain["buckets"] > 2
+    assert elastic["calls"] - plain["calls"] <= COMMIT_CALLS + BUCKET_CALLS * plain["buckets"], (elastic, plain)
+
+
 CALLS = 300
 
 

@@ -44,6 +44,37 @@ def through(rank: Rank, count: int, idle: bool = False) -> dict[str, Any]:
         view = entered
 
 
+def flags(rank: Rank, count: int, given: int) -> dict[str, Any]:
+    """All-reduces with flags behind them, waited for in one call, until the generation ends. Says what the first flags
+    tell. Then: whether those of the last round ended well. Flags that could not be submitted have no ticket."""
+    native, values = rank.native, rank.src
+    made = native.flags(0, values.address, (values.id, 0))
+    made.given = given + rank.rank
+    rounds, waited = 0, list[int]()
+    try:
+        while True:
+            waited.clear()
+            waited.append(rank.start("allreduce", count=count, src=64))
+            waited.append(rank.start("allreduce", count=count, src=64, behind=made))
+            assert made.ticket not in (0, *waited)
+            times, told = native.wait_all(waited, made, 60.0)
+            if not times:
+                break
+            assert made.ticket == 0 and len(times) == 2
+            rounds += 1
+            if rounds == 1:
+                say(told=told)
+    except core.Regrouped:  # as one of them was submitted
+        assert made.ticket == 0
+    well = []
+    for ticket in (*waited, made.ticket):
+        try:
+            well.append(ticket != 0 and native.wait(ticket, 60.0) is not None)
+        except core.Regrouped:
+            well.append(False)
+    return {"flags_well": well[-1], "rounds": rounds}
+
+
 def fenced(rank: Rank, count: int, fences: bool) -> dict[str, Any]:
     """A large broadcast from rank 0, and a small operation behind it: when they were over, in ns."""
     large = rank.start("broadcast", count=count, root=0)
