@@ -92,7 +92,9 @@ def test_below_its_minimum_a_job_waits_for_a_node(idle_service: Service, sandbox
     service.start_node("node-a", 1)
     second = service.start_node("node-b", 1)
     job_id = service.submit("--min-nodes", "2", "--max-nodes", "2", sandbox.script("t.py", PROGRAM))
-    seen(service, job_id, lambda job: job["state"] == "running" and members(job) == [0, 1])
+    job = seen(service, job_id, lambda job: job["state"] == "running" and members(job) == [0, 1])
+    # Until its program says that it takes newcomers a job fails instead.
+    sandbox.wait_until(lambda: all("of 2 sum 1" in last_line(rank) for rank in job["ranks"]), SOON_S)
 
     second.kill()
     job = seen(service, job_id, lambda job: job["state"] == "waiting")

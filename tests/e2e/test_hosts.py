@@ -80,7 +80,7 @@ def test_a_secret_stays_in_memory(sandbox: Sandbox, sshd: Sshd) -> None:
 def test_ctrl_c_ends_daemons_and_ranks_of_all_hosts(sandbox: Sandbox, sshd: Sshd) -> None:
     sandbox.script("wait.py", WAIT)
     process = sandbox.start(*sandbox.command, *words(sshd, 1, "wait.py"))
-    sandbox.wait_until((sandbox.folder / "started").exists, SOON_S)
+    sandbox.wait_until((sandbox.folder / "started").exists, 4 * SOON_S)
     process.send_signal(signal.SIGINT)
     done = sandbox.finish(process, time.monotonic())
     assert done.code == 130, done.text

@@ -110,9 +110,12 @@ def train_case(case: Case) -> list[torch.Tensor]:
 
 
 def sent_after_barrier() -> int:
-    """Bytes that this host's engine has sent so far, once all ranks are here."""
+    """Bytes that this host's engine has sent so far, once all ranks are here. No rank sends more before all have read:
+    pairs of ranks exchange without the others."""
     bagua.barrier()
-    return bagua.communication.statistics().bytes_sent
+    sent = bagua.communication.statistics().bytes_sent
+    bagua.barrier()
+    return sent
 
 
 def volume(case: Case) -> float:
