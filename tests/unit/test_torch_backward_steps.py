@@ -19,6 +19,7 @@ class Copy:
     """The exchange of one rank: its result is its contribution. ``quick``: it is there at once."""
 
     started = False
+    single = None  # no operation of the core
     actions = (None,)
 
     def __init__(self, bucket: GradientBucket, quick: bool) -> None:

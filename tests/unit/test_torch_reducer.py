@@ -32,6 +32,7 @@ class ThreadRun:
     """One bucket's plan at work on one rank: a reduction of all ranks' buckets, by the order of submission."""
 
     started = False
+    single = None  # no operation of the core
 
     def __init__(self, meeting: Meeting, rank: int, bucket: GradientBucket) -> None:
         self.meeting = meeting
