@@ -103,7 +103,10 @@ def loses_one(port: int, kind: str, victim: int, limit_s: float) -> dict[str, fl
         os.kill(os.getpid(), signal.SIGKILL)
     with contextlib.suppress(Exception):  # Gloo's raises
         dist.all_reduce(data, async_op=True)
+    deadline = time.monotonic() + limit_s
     while alive(gone):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"Rank {victim} should have killed itself, and lives after {limit_s:.0f} s.")
         time.sleep(0.0005)
     begun = time.perf_counter()
     found: dict[str, float] = {}
