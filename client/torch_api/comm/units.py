@@ -150,6 +150,8 @@ class Units:
                                 self._ledger.set_ready(scope)
                             flags.exchange(members(), queued=ends_early)
                             with self.calm:
+                                if self._session.membership.generation != generation:  # a thread has told of this unit
+                                    raise Regrouped(f"Generation {generation} has ended.")
                                 self._ledger.commit(scope)
                     self._exchanged[scope] = generation
                     break

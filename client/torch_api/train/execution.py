@@ -418,11 +418,15 @@ def _join_at_once(running: Sequence[Execution], flags: Flags | None, times: list
         if run.single is None or run.lost:
             return False
         tickets += run._tickets
+    for run in running:  # the tickets are this thread's: another one that enters a generation leaves them alone
+        run.started = False
     found, told = running[0]._connection.wait_all(tickets, None if flags is None else flags.sent)
     if len(found) < len(tickets):
+        for run in running:
+            run.started = True
         return False
     for run in running:  # without a call: it is time in which nothing else is under way
-        run.started, run.arrived, run._tickets = False, run.holds, ()
+        run.arrived, run._tickets = run.holds, ()
     if flags is not None:
         flags.arrive(told)
     times += found

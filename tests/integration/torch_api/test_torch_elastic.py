@@ -6,6 +6,7 @@ import itertools
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,9 @@ from torch.utils.data import TensorDataset
 
 import bagua.torch_api as bagua
 from bagua.base.errors import ConfigError, MembershipChanged
+from bagua.torch_api.comm.units import units
 from bagua.torch_api.join import start as beginning
+from bagua.torch_api.join.connection import Regrouped
 from bagua.torch_api.join.session import current
 from bagua.torch_api.join.torch_distributed import TorchGroup, connects_lazily
 
@@ -320,6 +323,52 @@ def test_threads_of_a_rank_go_on_beside_each_other(ranks: Ranks, hosts: list[lis
         with_all = seen["all"].count(10.0)
         assert CALLS // 2 <= with_all <= CALLS // 2 + 1 and seen["all"][with_all:] == [6.0] * (CALLS - with_all)
         assert ("has lost members: 3" in seen["doomed"]) == (one.rank == 1)
+
+
+def rank_entered_meanwhile() -> dict[str, Any]:
+    """A thread adds up; its flags are over, and it has not looked. Meanwhile member 2 is killed, and the main thread of
+    this rank enters the next generation. Member 1 hears only then that members have changed."""
+    bagua.init_process_group()
+    member = current().membership.member
+    group = bagua.communication.new_group([0, 1, 2])
+    found: list[float] = []
+
+    def add_up() -> None:
+        flags = units(current()).flags
+        exchange = flags.exchange
+
+        def exchange_and_wait(*arguments: Any, **named: Any) -> None:
+            exchange(*arguments, **named)
+            if member == 2:
+                time.sleep(0.2)  # the others' are over, too
+                kill_self()
+            del flags.exchange
+            while current().membership.generation == 1:
+                time.sleep(0.001)
+            if member == 1:
+                raise Regrouped("The flags were over just before.")
+
+        flags.exchange = exchange_and_wait  # type: ignore[method-assign]  # of this thread
+        for _ in range(3):
+            total = torch.full((1,), member + 1.0)
+            bagua.allreduce_inplace(total)
+            found.append(total.item())
+
+    thread = threading.Thread(target=add_up)
+    thread.start()
+    if member != 2:
+        with pytest.raises(MembershipChanged):
+            bagua.allreduce_inplace(torch.ones(1), comm=group.get_global_communicator())
+    thread.join()
+    return {"found": found}
+
+
+@pytest.mark.parametrize("hosts", [[[0, 1, 2]], [[0, 1], [2]]], ids=str)
+def test_a_unit_told_as_open_is_not_committed_behind_it(ranks: Ranks, hosts: list[list[int]]) -> None:
+    """Nobody has told that the first sum counts: both that are left repeat it, though one had heard its end."""
+    ranks.start(rank_entered_meanwhile, hosts=hosts, elastic=True)
+    ranks.wait(60.0)
+    assert [one.result()["found"] for one in ranks.started[:2]] == [[3.0, 3.0, 3.0]] * 2
 
 
 def rank_models() -> dict[str, Any]:
