@@ -80,7 +80,8 @@ class Ledger:
 
     def tell(self) -> bytes:
         """How far this member is."""
-        return b"".join(_ENTRY.pack(scope, *progress) for scope, progress in sorted(self._mine.items()))
+        # A copy: other threads' units become ready meanwhile.
+        return b"".join(_ENTRY.pack(scope, *progress) for scope, progress in sorted(self._mine.copy().items()))
 
     def hear(self, told: Iterable[bytes]) -> None:
         """Takes in the progress that all members of the new generation have told, this one among them."""

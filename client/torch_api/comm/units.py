@@ -133,8 +133,9 @@ class Units:
             if self.some_were_out_of_step:
                 self._stand_by()
             while True:
-                with self.calm:
-                    generation = self._session.membership.generation
+                # A thread that waits for the members of a planned generation holds ``calm``. This one does not wait for
+                # it before the flags are over: others, which that thread waits for, may wait for them.
+                generation = self._session.connection.settled
                 try:
                     with self._session.connection.steady(generation):
                         flags.comm = scope if ends_early else None
@@ -146,8 +147,7 @@ class Units:
                             self._ledger.commit(scope)
                         else:
                             self._devices.await_results()
-                            with self.calm:
-                                self._ledger.set_ready(scope)
+                            self._ledger.set_ready(scope)
                             flags.exchange(members(), queued=ends_early)
                             with self.calm:
                                 if self._session.membership.generation != generation:  # a thread has told of this unit

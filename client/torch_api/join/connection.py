@@ -198,7 +198,7 @@ class HostConnection:
                 data_socket=admission.data_socket, token=admission.token, rank=admission.member
             )
             view = self._rank.view()
-        self._settled = view["generation"]  # the newest generation in which all know who is where
+        self._settled = view["generation"]
         self._thread = threading.local()
         self._entered: dict[str, Any] | None = None  # a generation that ``enter`` is to return
         self._job_id = admission.job_id
@@ -248,6 +248,11 @@ class HostConnection:
         with self.steady(0):
             yield
             self._settled = self.membership.generation
+
+    @property
+    def settled(self) -> int:
+        """The newest generation in which all know who is where: its operations may be submitted."""
+        return self._settled
 
     @property
     def is_steady(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,13 @@ from torch.utils.data import TensorDataset
 
 import bagua.torch_api as bagua
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
+from bagua.torch_api.comm.units import units
 from bagua.torch_api.compat.model import BaguaDistributedDataParallel
 from bagua.torch_api.join.session import current
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from training_scenarios.support import seeded, sgd, wide_mlp, wrap
+from training_scenarios.support import seeded, sgd, wide_mlp, wide_square, wrap
 
 SAMPLES, EPOCHS = 60, 3
 DEADLINE_S = 120.0
@@ -225,6 +227,79 @@ def test_one_leaves_as_planned_and_all_are_held(ranks: Ranks, tmp_path: Path) ->
     results = [ranks.started[member].result() for member in (0, 2)]
     assert {tuple(members) for _, _, members, *_ in results[0]["steps"][3:]} == {(0, 2)}
     assert all(torch.equal(one[4], other[4]) for one, other in zip(*(r["steps"] for r in results), strict=True))
+
+
+def rank_two_models(folder: str) -> dict[str, Any]:
+    """Trains one model in the main thread, and another one beside it, until a planned change has taken place. On rank 0
+    the main thread comes to it while the other one waits for the flags of its unit. Elsewhere the other thread begins
+    that unit only when the main thread waits for the members of the next generation."""
+    bagua.init_process_group()
+    session, member = current(), current().membership.member
+    models = [seeded(wide_mlp), seeded(wide_mlp, seed=1)]
+    optimizers = [sgd(model) for model in models]
+    for model, optimizer in zip(models, optimizers, strict=True):
+        wrap(model, optimizer)
+    sent, waits, trained = threading.Event(), threading.Event(), threading.Event()
+
+    def step(index: int, number: int) -> None:
+        optimizers[index].zero_grad()
+        wide_square(models[index], member, number).backward()
+        optimizers[index].step()
+
+    def train_beside() -> None:
+        flags = units(session).flags
+        send = flags.send_along
+
+        def send_and_tell(*arguments: Any) -> bool:
+            gone = send(*arguments)
+            sent.set()
+            return gone
+
+        for number in range(2):
+            step(1, number)
+        optimizers[1].zero_grad()
+        last = wide_square(models[1], member, 2)
+        trained.set()
+        if member == 0:
+            flags.send_along = send_and_tell  # type: ignore[method-assign]  # of this thread
+        else:
+            assert waits.wait(60.0)
+        last.backward()
+        optimizers[1].step()
+
+    enter = session.enter
+
+    def tell_and_enter() -> None:
+        waits.set()
+        enter()
+
+    session.enter = tell_and_enter  # type: ignore[method-assign]
+    beside = threading.Thread(target=train_beside)
+    beside.start()
+    assert trained.wait(60.0)
+    Path(folder, f"trained-{member}").touch()
+    await_file(Path(folder, "planned-2"))
+    step(0, 0)
+    if member == 0:
+        assert sent.wait(60.0)
+    for number in range(1, 4):
+        step(0, number)
+    beside.join()
+    return {"flat": [flat(model) for model in models], "members": list(session.membership.members)}
+
+
+def test_a_planned_change_waits_for_no_thread(ranks: Ranks, tmp_path: Path) -> None:
+    """A thread that waits for its flags holds nothing that the other ranks' threads need to send theirs."""
+    ranks.start(rank_two_models, hosts=[[0, 1, 2]], elastic=True, folder=str(tmp_path))
+    assert ranks.regrouper is not None
+    ranks.regrouper.on_plan = lambda generation: (tmp_path / f"planned-{generation}").touch()
+    for member in range(3):
+        await_file(tmp_path / f"trained-{member}")
+    ranks.regrouper.plan({0: [0, 1]})
+    ranks.wait(60.0)
+    one, other = (ranks.started[member].result() for member in (0, 1))
+    assert one["members"] == other["members"] == [0, 1]
+    assert all(torch.equal(mine, its) for mine, its in zip(one["flat"], other["flat"], strict=True))
 
 
 @pytest.mark.parametrize(
