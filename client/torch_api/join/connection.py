@@ -198,7 +198,7 @@ class HostConnection:
                 data_socket=admission.data_socket, token=admission.token, rank=admission.member
             )
             view = self._rank.view()
-        self._settled = view["generation"]
+        self._settled: int = view["generation"]
         self._thread = threading.local()
         self._entered: dict[str, Any] | None = None  # a generation that ``enter`` is to return
         self._job_id = admission.job_id
