@@ -7,8 +7,8 @@
     python tests/bench/c10d.py --output json
 
 Medians over turns, of the slowest rank; backends take turns, so that all see the same machine. What is promised of each
-row stands beside it, and the best that there is to gain: Gloo's step over a step that exchanges nothing, that of DDP
-with a hook ("silent"), or where there is none that of the model alone.
+row stands beside it, and the best that there is to gain: Gloo's step over one that exchanges nothing ("silent": DDP
+with a hook, FSDP2 over torch's group "fake").
 """
 
 from __future__ import annotations
@@ -62,14 +62,15 @@ def cases() -> list[Case]:
 def row_of(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     """Measures one case."""
     settings = {"seconds": options.seconds, "rounds": options.rounds, "warm_up": options.warm_up}
-    settings["sized"] = {"batch": options.batch} if options.batch else {}
+    sized = {"batch": options.batch, "length": options.length if case.config.get("model") == "transformer" else None}
+    settings["sized"] = {name: size for name, size in sized.items() if size}
     env = {"OMP_NUM_THREADS": str(options.threads)}
     task = Task(MODULE, {**case.config, **settings}, case.nnodes, case.nproc_per_node, env, options.quiet)
     found = measure(task, case.network)["seconds"]
     row = {"case": case.name, "seconds": found, "times_gloo": found[GLOO] / found[OURS], "promised": case.least}
     if ALONE in found:
         # A backend that takes no time would be so many times as fast as Gloo; and how much less a step waits for ours.
-        least = found.get(SILENT, found[ALONE])
+        least = found.get(SILENT, found[ALONE])  # a torch without a group "fake" has no silent FSDP2
         row["possible"] = found[GLOO] / least
         row["overhead_of_gloo"] = (found[OURS] - least) / max(found[GLOO] - least, 1e-9)
     if OWN in found:
@@ -98,6 +99,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="the fewest")
     parser.add_argument("--warm-up", type=int, default=4, help="steps that are not counted")
     parser.add_argument("--batch", type=int, help="samples of a rank in a step (MLP and ResNet 32, transformer 8)")
+    parser.add_argument("--length", type=int, help="tokens of a transformer's sample (128)")
     parser.add_argument("--threads", type=int, default=1, help="of each rank's computation, as OMP_NUM_THREADS")
     parser.add_argument("--quiet", action="store_true")
     parser.add_argument("--output", choices=("table", "json"), default="table")
@@ -114,7 +116,12 @@ def main() -> int:
         print(show(rows[-1]), file=sys.stderr if options.output == "json" else sys.stdout, flush=True)
     if options.output == "json":
         machine = {"machine": platform.node(), "cores": os.cpu_count(), "load": os.getloadavg()[0]}
-        command = {"command": " ".join(sys.argv), "threads": options.threads, "batch": options.batch}
+        command = {
+            "command": " ".join(sys.argv),
+            "threads": options.threads,
+            "batch": options.batch,
+            "length": options.length,
+        }
         print(json.dumps({**command, **machine, "rows": rows}))
     return 0
 

@@ -71,6 +71,23 @@ def test_allreduce(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+def test_c10d() -> None:
+    """A torch whose group "fake" has moved has no silent FSDP2: that is seen here."""
+    arguments = ["--only", "ddp,fsdp,operations", "--models", "transformer", "--batch", "1", "--length", "8"]
+    done = subprocess.run(
+        [sys.executable, str(HERE / "c10d.py"), *arguments, *TINY, "--warm-up", "1", "--output", "json"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    steps, operations = rows[:2], rows[2:]
+    assert [set(row["seconds"]) for row in steps] == [{"alone", "silent", "bagua", "gloo"}] * 2
+    assert [set(row["seconds"]) for row in operations] == [{"bagua", "gloo", "bagua.torch_api"}] * 4
+
+
+@pytest.mark.full
 def test_allreduce_with_a_codec_between_hosts() -> None:
     found = bench(
         "allreduce",

@@ -74,8 +74,8 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, words, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Words (n, 128) of int64 -> logits (n, 128, words) of the word that follows each."""
-        hidden = self.words(tokens) + self.places
+        """Words (n, at most 128) of int64 -> logits (n, as many, words) of the word that follows each."""
+        hidden = self.words(tokens) + self.places[: tokens.shape[1]]
         mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
         return self.head(self.layers(hidden, mask=mask, is_causal=True))  # type: ignore[no-any-return]
 
@@ -95,9 +95,9 @@ def resnet(width: int = 64, batch: int = 32) -> Workload:
     return Workload(ResNet(width), lambda model: F.cross_entropy(model(images), labels))
 
 
-def transformer(width: int = 512, words: int = 7168, batch: int = 8) -> Workload:
-    """A small language model on sequences of 128 tokens."""
-    tokens = torch.randint(words, (batch, Transformer.TOKENS + 1))
+def transformer(width: int = 512, words: int = 7168, batch: int = 8, length: int = Transformer.TOKENS) -> Workload:
+    """A small language model on sequences of ``length`` tokens."""
+    tokens = torch.randint(words, (batch, length + 1))
 
     def loss_of(model: nn.Module) -> Tensor:
         logits = model(tokens[:, :-1])
@@ -122,4 +122,4 @@ WORKLOADS: dict[str, Callable[..., Workload]] = {
     "resnet-s": functools.partial(resnet, 16),
     "transformer-s": functools.partial(transformer, 128, 1792),
 }
-"""By name. ``batch``: samples of the batch, where it is not the usual one."""
+"""By name. ``batch``: samples of the batch, where it is not the usual one. ``length``: tokens of a transformer's."""
