@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from gpu import (
     findings,
     machine,
@@ -22,6 +24,7 @@ from gpu import (
     tree,
 )
 from gpu.sections import SECTIONS, Section
+from rig import pages
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -296,6 +299,42 @@ def test_no_gpu_is_said_at_once(tmp_path: Path) -> None:
     blind.chmod(0o755)
     with pytest.raises(machine.NoMachine, match=r"No such file.*ModuleNotFoundError"):
         machine.find(["/no/such/python", str(blind)])
+
+
+PAGES = ("docs/gpu.md", "docs/performance.md", "tests/gpu/README.md")
+WITHOUT_GPU = 3  # its exit code
+
+
+def run_as_written(commands: list[str], folder: Path) -> None:
+    """Runs these commands of a page in a copy of the checkout: to their end, or until they say that there is no GPU."""
+    for path in TESTS.parent.glob("[!.]*"):
+        (folder / path.name).symlink_to(path)
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment.pop("PYTHONSAFEPATH", None)
+    for command in commands:
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=900
+        )
+        if torch.cuda.is_available():
+            assert done.returncode == 0, done.stdout + done.stderr
+        else:
+            assert done.returncode == WITHOUT_GPU, done.stdout + done.stderr
+            assert re.search("No GPU can be used here.*sees no GPU", done.stdout + done.stderr)
+
+
+def test_the_command_of_the_pages(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if torch.cuda.is_available() and not request.config.getoption("--full"):
+        pytest.skip("takes nine minutes with a GPU: --full")
+    commands = set(pages.run_by("test_the_command_of_the_pages", *PAGES))
+    assert commands == {"python tests/gpu/run.py --out report"}
+    run_as_written(list(commands), tmp_path)
+
+
+@pytest.mark.full
+def test_the_commands_for_a_short_lease_as_written(tmp_path: Path) -> None:
+    commands = pages.run_by("test_the_commands_for_a_short_lease_as_written", "tests/gpu/README.md")
+    assert len(commands) == 4
+    run_as_written(commands, tmp_path)
 
 
 def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
