@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -330,6 +331,7 @@ class DistributedModel(ShadowedModel):
 
     def _begin_step(self, inputs: Any) -> None:
         if self._between_steps is not None and self.require_backward_grad_sync:
+            self._renewal.thread = threading.get_ident()
             self._between_steps(marked=False)
         if self._tuner is not None and self.require_backward_grad_sync and self._complete:
             self._tuner.between_steps()
