@@ -234,15 +234,15 @@ class Units:
 
         That is done before this thread communicates in that generation, because it waits for all members."""
         flags, connection = self.flags, self._session.connection
-        while flags.caught_up_in != connection.settled:
-            if flags.catches_up or self._session.newcomer:
-                break
-            self._catch_up()
-        return connection.settled
+        while True:
+            generation = connection.settled
+            if flags.caught_up_in == generation or flags.catches_up or self._session.newcomer:
+                return generation
+            self._catch_up(generation)
 
-    def _catch_up(self) -> None:
+    def _catch_up(self, generation: int) -> None:
         flags, thread = self.flags, threading.get_ident()
-        flags.caught_up_in = self._session.connection.settled
+        flags.caught_up_in = generation
         inside, flags.inside, flags.catches_up = flags.inside, False, True
         try:
             while any([one.begin_anew_together() for one in list(self._out_of_step) if one.thread == thread]):
