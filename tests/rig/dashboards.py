@@ -70,7 +70,7 @@ class ReportingJob:
             self._tell_of(index, phase, status)
 
     def _tell_of(self, index: int, phase: int, status: dict[str, Any], lost: int = -1) -> None:
-        """What the node with this index knows of its ranks. ``lost``: the one that was killed."""
+        """The node with this index tells of its ranks. ``lost``: the one that was killed."""
         order = self._orders[index]
         if not order.spec.elastic:
             self._peers[index].report(order, phase, {2 * index: status, 2 * index + 1: status})

@@ -269,6 +269,19 @@ def parts_of_the_page() -> None:
     assert page_parts.run_page("docs/frameworks.md", page_parts.World(names, smaller, then)) == 3
 
 
+def line_that_lightning_bagua_changes() -> None:
+    """The program of docs/moving/bagua.md, on processors."""
+    pytorch = import_lightning()
+    quiet = {**QUIET, "precision": "64-true", "enable_checkpointing": False}
+
+    def names() -> dict[str, Any]:
+        return {"Trainer": functools.partial(pytorch.Trainer, **quiet), "module": make_model(), "loader": make_loader()}
+
+    smaller = {"from lightning import Trainer": "", '"gpu"': '"cpu"'}
+    then = {"trainer": "trainer.fit(module, loader)\nassert len(module.losses) == trainer.global_step > 0"}
+    assert page_parts.run_page("docs/moving/bagua.md", page_parts.World(names, smaller, then)) == 1
+
+
 def failure_of_all_ranks() -> None:
     """A step that raises on all ranks ends that Trainer; the next one works."""
     model = make_model()
@@ -395,6 +408,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
         calls_of_a_strategy,
         batches_of_an_elastic_sampler,
         parts_of_the_page,
+        line_that_lightning_bagua_changes,
         failure_of_all_ranks,
         failures_leave_nothing,
         failure_of_one_rank,
