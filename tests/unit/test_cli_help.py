@@ -12,13 +12,14 @@ from typer.testing import CliRunner
 
 from bagua.cli.app import app
 from bagua.cli.programs import PROGRAMS
+from bagua.daemon.node.command_line import app as node
 
 WIDE = 1000
 FRAMES = str.maketrans("│╭╮╰╯─", " " * 6)
 
 
 def commands(command: Any, *path: str) -> Iterator[tuple[str, ...]]:
-    """All of the command line, but those that become another program, which prints its help without rich."""
+    """All of the command line, but those that become another program."""
     yield path
     for name, below in getattr(command, "commands", {}).items():
         if path or name not in PROGRAMS:
@@ -30,19 +31,21 @@ def words(text: str) -> str:
     return " ".join(text.translate(FRAMES).split())
 
 
-ROOT = get_command(app)
-COMMANDS = list(commands(ROOT))
+CASES = [(app, path) for path in commands(get_command(app))] + [(node, ())]
+"""Other programs print their help without rich."""
 
 
-@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_help_shows_all_words(path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("program", "path"), CASES, ids=lambda one: "/".join(one) if isinstance(one, tuple) else "")
+def test_help_shows_all_words(program: Any, path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rich_utils, "MAX_WIDTH", WIDE)
-    command: Any = ROOT
+    command: Any = get_command(program)
     for name in path:
         command = command.commands[name]
-    done = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": str(WIDE)})
+    done = CliRunner().invoke(program, [*path, "--help"], env={"COLUMNS": str(WIDE)})
     assert done.exit_code == 0
     shown = words(done.output)
-    given = [command.help, *(getattr(one, "help", None) for one in command.params)]
+    options = [one for one in command.params if not getattr(one, "hidden", False)]
+    given = [command.help, *(getattr(one, "help", None) for one in options)]
+    assert any(given)
     for text in filter(None, given):
         assert words(text.replace("\\[", "[")) in shown
