@@ -18,6 +18,8 @@ import torch.distributed as dist
 from rig.engine_hosts import Ranks
 from torch.nn.parallel import DistributedDataParallel
 
+from bagua.base.errors import ConfigError
+
 WAIT_S = 120.0
 
 
@@ -126,17 +128,92 @@ def test_a_tensor_that_one_rank_can_not_pass_is_an_error_on_all_ranks(ranks: Ran
     assert all("DistBackendError" in output and "rank 0 (" in output for output in others), others
 
 
-def rank_groups_that_differ(folder: str) -> None:
+SHAPES = {
+    "a larger one first": [[0, 1], [0, 1, 2], [0, 1, 2]],
+    "a larger one on a rank that others leave out": [[0, 1], [0, 1], [0, 1, 2]],
+    "pairs": [[0, 1], [1, 2], [1, 2]],
+    "a circle": [[0, 1], [1, 2], [0, 2]],
+    "a rank that is in no list of its own": [[0, 1], [0, 2], [0, 1]],
+    "no rank in common": [[0], [1, 2], [1, 2]],
+    "no members but one": [[2], [2], [0, 2]],
+    "nobody is a member": [[1, 2], [2], [0]],
+}
+"""Lists of ranks 0, 1 and 2."""
+
+
+def error_of(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def rank_groups_that_differ(folder: str) -> dict[str, str]:
+    """By shape: the error. What agrees goes on after each of them."""
     rank = begin(folder)
-    dist.new_group([0, 1] if rank == 0 else [0, 1, 2])
+    found = {}
+    for name, lists in SHAPES.items():
+        dist.barrier()
+        found[name] = error_of(lambda lists=lists: dist.new_group(lists[rank]))  # type: ignore[misc]
+        pair = dist.new_group([0, 2])
+        if rank != 1:
+            dist.all_reduce(tensor := torch.ones(1), group=pair)
+            assert tensor.item() == 2
+    return found
 
 
-def test_groups_that_differ_are_an_error_on_all_members(ranks: Ranks, tmp_path: Path) -> None:
-    ranks.start(rank_groups_that_differ, 3, folder=str(tmp_path))
-    ranks.wait(WAIT_S)
-    differing = [rank.output for rank in ranks.started if "differs between ranks" in rank.output]
-    assert len(differing) >= 2, [rank.output for rank in ranks.started]
-    assert all(rank.process.returncode for rank in ranks.started)
+def test_groups_that_differ_are_an_error_on_every_rank(ranks: Ranks, tmp_path: Path) -> None:
+    for rank, errors in enumerate(ranks.run(rank_groups_that_differ, 3, folder=str(tmp_path))):
+        for name, lists in SHAPES.items():
+            assert f"differs between ranks: rank {rank} passed ranks {lists[rank]}, rank " in errors[name], (rank, name)
+            assert "[BG410]" in errors[name]
+
+
+LOCAL_SHAPES = {
+    "a larger one": [[0, 1], [0, 1, 2], [0, 1, 2]],
+    "a circle": [[0, 1], [1, 2], [0, 2]],
+    "one that waits for two that differ": [[0, 1], [0, 1, 2], [1, 2]],
+}
+
+
+def rank_local_groups_that_differ(folder: str) -> dict[str, str]:
+    rank = begin(folder)
+    found = {}
+    for name, lists in LOCAL_SHAPES.items():
+        dist.barrier()
+        found[name] = error_of(
+            lambda lists=lists: dist.new_group(lists[rank], use_local_synchronization=True)  # type: ignore[misc]
+        )
+        dist.new_group()  # names of groups depend on their number
+    if rank != 1:  # who rightly never comes is not waited for
+        pair = dist.new_group([0, 2], use_local_synchronization=True)
+        dist.all_reduce(torch.ones(1), group=pair)
+    dist.barrier()
+    return found
+
+
+def test_groups_that_members_alone_make_and_that_differ_are_an_error_on_every_rank(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    for rank, errors in enumerate(ranks.run(rank_local_groups_that_differ, 3, folder=str(tmp_path))):
+        for name in LOCAL_SHAPES:
+            assert "differs between ranks: rank " in errors[name], (rank, name, errors)
+            assert "waits in new_group() of ranks [" in errors[name], (rank, name, errors)
+
+
+def rank_alone_in_its_call(folder: str) -> None:
+    """torch wants all ranks of a job to call ``new_group``, but does not need those that are no members."""
+    rank = begin(folder)
+    if rank != 2:
+        pair = dist.new_group([0, 1])
+        dist.all_reduce(tensor := torch.ones(1), group=pair)
+        assert tensor.item() == 2
+    dist.barrier()
+
+
+def test_a_rank_that_is_no_member_may_stay_away(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.run(rank_alone_in_its_call, 3, folder=str(tmp_path))
 
 
 def rank_dies_in_ddp(folder: str) -> None:

@@ -1,0 +1,181 @@
+"""Finds out whether all ranks passed the same list to ``new_group``: else each of them would wait for others of its own.
+
+torch asks a backend for groups on their members alone, so this looks at the calls themselves. Every rank notes its list
+in the store of the default group. When all ranks of the job have done so, each sees whether the lists agree. torch lets
+ranks that are no members come later, or never: for them a rank waits ``GRACE``, and then for the members of its own list
+alone.
+
+With ``use_local_synchronization`` only members call, and lists that differ make groups of different names. Such ranks
+would wait for each other: each rank notes in which group it waits, and one that waits for long looks for a circle.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import PrefixStore, distributed_c10d
+
+from bagua.base.errors import ConfigError
+from bagua.c10d.registration import NAME
+
+GRACE = timedelta(seconds=5)
+"""How long a rank waits for ranks that are not in its list."""
+MEETING = timedelta(minutes=5)
+"""The least that members of a new group wait for each other: its timeout is for operations."""
+FIRST_LOOK, LAST_LOOK = 1.0, 30.0
+"""Seconds until a rank that waits looks for a circle, doubled up to the second."""
+LONG = 64
+"""Ranks in a list that is noted as it is; of longer ones the beginning and a digest."""
+
+
+def install() -> None:
+    """Once in a process: from then on lists of new groups over backend "bagua" are compared."""
+    original = distributed_c10d._new_process_group_helper
+    if hasattr(original, "_bagua"):
+        return
+
+    @functools.wraps(original)
+    def make(
+        size: int, group_rank: int, ranks: Sequence[int], backend: Any, store: Any, name: Any, *rest: Any, **options: Any
+    ) -> Any:
+        if ranks and NAME in distributed_c10d.BackendConfig(backend).get_device_backend_map().values():
+            _Call(store, str(name), list(ranks)).agree(options.get("timeout") or MEETING)
+        return original(size, group_rank, ranks, backend, store, name, *rest, **options)
+
+    make._bagua = True  # type: ignore[attr-defined]
+    distributed_c10d._new_process_group_helper = make
+
+
+class _Call:
+    """One call of ``new_group`` on this rank."""
+
+    def __init__(self, store: Any, name: str, ranks: list[int]) -> None:
+        self._store = PrefixStore("bagua groups", store)
+        self._name = name
+        self._ranks = ranks
+        default = distributed_c10d._get_default_group()
+        self._me, self._world = default.rank(), default.size()
+
+    def agree(self, timeout: timedelta) -> None:
+        """Raises ConfigError where a rank passed another list, or a member does not come."""
+        text = _text(self._ranks)
+        self._store.set(self._note(self._me), text)
+        if self._name.isdigit():  # else torch has made the name of the list: only members call
+            everybody = range(self._world)
+            if self._all_came(text):
+                return
+            self._compare([rank for rank in everybody if self._came([self._note(rank)])], text)
+        if self._me in self._ranks:
+            self._await_members(max(timeout, MEETING))
+            self._compare(self._ranks, text)
+
+    def _note(self, rank: int) -> str:
+        return f"{self._name}/{rank}"
+
+    def _came(self, keys: Sequence[str]) -> bool:
+        return bool(self._store.check(list(keys)))
+
+    def _wait(self, key: str, limit: timedelta) -> bool:
+        try:
+            self._store.wait([key], limit)
+        except RuntimeError:
+            return False
+        return True
+
+    def _all_came(self, text: str) -> bool:
+        """Whether all ranks of the job come soon, and have passed the same list. Ranks are counted, so that none has to
+        read the notes of all."""
+        mine, over = f"{self._name} {text}", f"{self._name} over"
+        self._store.add(mine, 1)
+        if self._store.add(f"{self._name} noted", 1) == self._world:
+            self._store.set(over, str(int(self._store.add(mine, 0) == self._world)))
+        return self._wait(over, GRACE) and self._store.get(over) == b"1"
+
+    def _compare(self, others: Sequence[int], text: str) -> None:
+        for rank in others:
+            other = self._store.get(self._note(rank)).decode()
+            if other != text:
+                raise ConfigError(
+                    f"Group {self._name!r} differs between ranks: rank {self._me} passed ranks {text}, rank {rank} "
+                    f"passed {other}. All ranks must call new_group() with the same ranks, in the same order of calls. "
+                    "[BG410]"
+                )
+
+    def _await_members(self, timeout: timedelta) -> None:
+        """All ranks of the list have noted it."""
+        place = f"at {self._me}"
+        self._store.set(place, json.dumps([self._name, self._ranks]))
+        left, look = timeout.total_seconds(), FIRST_LOOK
+        refused = f"{self._name} refused"
+        for rank in self._ranks:
+            while not self._wait(self._note(rank), timedelta(seconds=min(look, left))):
+                left -= min(look, left)
+                if self._came([refused]):
+                    raise ConfigError(f"{self._store.get(refused).decode()} [BG410]")
+                if words := self._circle():
+                    self._store.set(refused, words)
+                    raise ConfigError(f"{words} [BG410]")
+                if left <= 0:
+                    raise ConfigError(
+                        f"Rank {rank} has not made group {self._name!r} of ranks {_text(self._ranks)} in "
+                        f"{timeout.total_seconds():.0f} s. [BG410]"
+                    )
+                look = min(2 * look, LAST_LOOK)
+        self._store.set(place, "")
+
+    def _circle(self) -> str:
+        """Words about ranks that wait for each other, and for which this one waits. "" if there are none.
+
+        Notes are read one after the other while ranks go on. Those that are the same when they are read again were so
+        at one moment: a rank notes the same place once."""
+        found = self._find_circle()
+        if not found or found != self._find_circle():
+            return ""
+        waits = [
+            f"rank {rank} waits in new_group() of ranks {_text(ranks)} for rank {other}" for rank, ranks, other in found
+        ]
+        return (
+            f"Group {self._name!r} differs between ranks: {', '.join(waits)}. All members must call new_group() with the "
+            "same ranks, in the same order of calls."
+        )
+
+    def _find_circle(self) -> list[tuple[int, list[int], int]]:
+        """Ranks, the lists in which they wait, and for whom."""
+        done: set[int] = set()
+        path: dict[int, tuple[int, list[int], int]] = {}
+
+        def visit(rank: int) -> list[tuple[int, list[int], int]]:
+            if rank in path:
+                return list(path.values())[list(path).index(rank) :]
+            if rank not in done:
+                for ranks, other in self._waits(rank):
+                    path[rank] = rank, ranks, other
+                    if found := visit(other):
+                        return found
+                    del path[rank]
+                done.add(rank)
+            return []
+
+        return visit(self._me)
+
+    def _waits(self, rank: int) -> Iterator[tuple[list[int], int]]:
+        """The list in which a rank waits, with each rank that has not come there."""
+        place = f"at {rank}"
+        noted = self._store.get(place) if self._came([place]) else b""
+        if noted:
+            name, ranks = json.loads(noted)
+            for other in ranks:
+                if not self._came([f"{name}/{other}"]):
+                    yield ranks, other
+
+
+def _text(ranks: Sequence[int]) -> str:
+    if len(ranks) <= LONG:
+        return str(list(ranks))
+    digest = hashlib.blake2b(json.dumps(ranks).encode(), digest_size=4).hexdigest()
+    return f"[{', '.join(map(str, ranks[:3]))}, ... {ranks[-1]}] ({len(ranks)} ranks, digest {digest})"
