@@ -31,9 +31,11 @@ def begin(folder: str, **options: Any) -> int:
     return rank
 
 
-def refused(call: Callable[[], object], words: str) -> None:
-    with pytest.raises((ValueError, TypeError, RuntimeError), match=words):
+def refused(call: Callable[[], object], words: str, code: str = "") -> None:
+    """``code``: of our error, which both implementations give. torch's own errors have none."""
+    with pytest.raises((ValueError, TypeError, RuntimeError), match=words) as raised:
         call()
+    assert str(raised.value).endswith(f"[{code}]" if code else ""), raised.value
 
 
 def rank_bad_input(folder: str) -> None:
@@ -42,19 +44,19 @@ def rank_bad_input(folder: str) -> None:
     ones = torch.ones(4)
     group = dist.group.WORLD
     assert group is not None
-    refused(lambda: dist.all_reduce(torch.eye(2).to_sparse(), dist.ReduceOp.MAX), "SUM alone")
+    refused(lambda: dist.all_reduce(torch.eye(2).to_sparse(), dist.ReduceOp.MAX), "SUM alone", "BG405")
     refused(lambda: group.broadcast([torch.eye(2).to_sparse()], dist.BroadcastOptions()).wait(), "to_dense|Sparse")
     refused(lambda: dist.all_gather([torch.ones(4), torch.ones(4, dtype=torch.int32)], ones), "dtype|type")
-    refused(lambda: dist.all_gather([torch.ones(4)], ones), "one for each of the 2 ranks")
-    refused(lambda: dist.all_gather([torch.ones(4), torch.ones(5)], ones), "same number")
-    refused(lambda: dist.all_gather_into_tensor(torch.ones(7), ones), "2 times the 4")
-    refused(lambda: dist.reduce_scatter_tensor(ones, torch.ones(9)), "2 times the 4")
-    refused(lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), dist.ReduceOp.AVG), "AVG")
-    refused(lambda: dist.all_reduce(ones, dist.ReduceOp.BAND), "BAND")
+    refused(lambda: dist.all_gather([torch.ones(4)], ones), "one for each of the 2 ranks", "BG402")
+    refused(lambda: dist.all_gather([torch.ones(4), torch.ones(5)], ones), "same number", "BG402")
+    refused(lambda: dist.all_gather_into_tensor(torch.ones(7), ones), "2 times the 4", "BG402")
+    refused(lambda: dist.reduce_scatter_tensor(ones, torch.ones(9)), "2 times the 4", "BG402")
+    refused(lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), dist.ReduceOp.AVG), "AVG", "BG405")
+    refused(lambda: dist.all_reduce(ones, dist.ReduceOp.BAND), "BAND", "BG405")
     refused(lambda: dist.all_reduce(torch.ones(2, dtype=torch.complex64), dist.ReduceOp.MAX), "complex|Complex")
-    refused(lambda: dist.all_reduce(torch.ones(2, dtype=torch.uint16)), "can't be reduced")
-    refused(lambda: dist.all_to_all_single(torch.ones(4), ones, [3, 1], [1, 2]), "add up to|split")
-    refused(lambda: group.send([ones], dist.get_rank(), 0), "one of the other 1")
+    refused(lambda: dist.all_reduce(torch.ones(2, dtype=torch.uint16)), "can't be reduced", "BG405")
+    refused(lambda: dist.all_to_all_single(torch.ones(4), ones, [3, 1], [1, 2]), "add up to|split", "BG403")
+    refused(lambda: group.send([ones], dist.get_rank(), 0), "one of the other 1", "BG404")
     refused(lambda: dist.init_process_group("bagua"), "twice")
     dist.all_reduce(ones)
     assert ones.tolist() == [2.0] * 4
