@@ -269,6 +269,41 @@ def test_a_timeout_says_who_waits_for_whom(ranks: Ranks, tmp_path: Path) -> None
     assert "rank 0 has been waiting for rank 1" in words, words
 
 
+def rank_sends_and_receives_in_vain(folder: str) -> list[str]:
+    """In a group that works on with other messages. Where torch can change a timeout, that of a group with another."""
+    rank, limit = begin(folder), timedelta(seconds=1)
+    later = hasattr(torch._C._distributed_c10d.Backend, "set_timeout")
+    group = dist.new_group(timeout=None if later else limit)
+    if later:
+        group._get_backend(torch.device("cpu")).set_timeout(limit)
+    words = []
+    if rank == 0:
+        calls: list[Callable[[], object]] = [
+            lambda: dist.recv(torch.ones(1), 1, group, tag=1),
+            lambda: dist.send(torch.ones(300_000), 1, group, tag=2),
+            lambda: dist.recv(torch.ones(1), None, group, tag=3),
+        ]
+        for call in calls:
+            begun = time.monotonic()
+            with pytest.raises(RuntimeError, match="not done within its timeout of 1 s") as raised:
+                call()
+            assert time.monotonic() - begun >= 1
+            words.append(str(raised.value))
+    dist.barrier()
+    if rank == 1:
+        dist.send(torch.ones(1), 0, group, tag=5)
+    else:
+        dist.recv(torch.ones(1), 1, group, tag=5)
+    return words
+
+
+def test_a_message_that_does_not_come_in_time_says_who_waits_for_whom(ranks: Ranks, tmp_path: Path) -> None:
+    received, sent, any_source = ranks.run(rank_sends_and_receives_in_vain, 2, folder=str(tmp_path))[0]
+    for words in (received, sent):
+        assert "rank 0 has been waiting for rank 1" in words and words.endswith("[BG503]"), words
+    assert "ank 0 " in any_source and "waiting for" in any_source and any_source.endswith("[BG503]"), any_source
+
+
 def rank_aborts(folder: str) -> None:
     rank = begin(folder)
     group = dist.new_group()
