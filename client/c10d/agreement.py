@@ -2,11 +2,13 @@
 
 torch asks a backend for groups on their members alone, so this looks at the calls themselves. Every rank notes its list
 in the store of the default group. When all ranks of the job have done so, each sees whether the lists agree. torch lets
-ranks that are no members come later, or never: for them a rank waits ``GRACE``, and then for the members of its own list
+ranks that are no members come later, or never: for them a rank waits ``GRACE_S``, and then for the members of its own list
 alone.
 
 With ``use_local_synchronization`` only members call, and lists that differ make groups of different names. Such ranks
 would wait for each other: each rank notes in which group it waits, and one that waits for long looks for a circle.
+
+A store may outlive the ranks (torchrun's does), and torch counts groups anew: each default group has keys of its own.
 """
 
 from __future__ import annotations
@@ -14,27 +16,47 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
+import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch.distributed import PrefixStore, distributed_c10d
 
 from bagua.base.errors import ConfigError
 from bagua.c10d.registration import NAME
+from bagua.torch_api.comm.communicator import Communicator
 
-GRACE = timedelta(seconds=5)
+GRACE_S = 5.0
 """How long a rank waits for ranks that are not in its list."""
 MEETING = timedelta(minutes=5)
 """The least that members of a new group wait for each other: its timeout is for operations."""
 FIRST_LOOK, LAST_LOOK = 1.0, 30.0
 """Seconds until a rank that waits looks for a circle, doubled up to the second."""
+FIRST_PAUSE_S, PAUSE_S, PAUSE_PER_RANK_S = 0.001, 0.05, 1e-4
+"""Between two looks into the store, whose own waits warn when they time out. Many ranks look less often: 10,000 times a
+second in all."""
 LONG = 64
 """Ranks in a list that is noted as it is; of longer ones the beginning and a digest."""
 
 
-def install() -> None:
-    """Once in a process: from then on lists of new groups over backend "bagua" are compared."""
+class _Default:
+    """The default group of this process. ``name``: of its notes, the same on all ranks, and no other group's."""
+
+    name = ""
+
+
+def begin(everyone: Communicator) -> None:
+    """For a new default group, on all its ranks: from then on lists of new groups over backend "bagua" are compared."""
+    number = torch.tensor([int.from_bytes(os.urandom(7), "big")])
+    everyone.broadcast(number, 0)
+    _Default.name = f"bagua groups {int(number):x}"
+    _install()
+
+
+def _install() -> None:
     original = distributed_c10d._new_process_group_helper
     if hasattr(original, "_bagua"):
         return
@@ -55,7 +77,7 @@ class _Call:
     """One call of ``new_group`` on this rank."""
 
     def __init__(self, store: Any, name: str, ranks: list[int]) -> None:
-        self._store = PrefixStore("bagua groups", store)
+        self._store = PrefixStore(_Default.name, store)
         self._name = name
         self._ranks = ranks
         default = distributed_c10d._get_default_group()
@@ -66,10 +88,9 @@ class _Call:
         text = _text(self._ranks)
         self._store.set(self._note(self._me), text)
         if self._name.isdigit():  # else torch has made the name of the list: only members call
-            everybody = range(self._world)
             if self._all_came(text):
                 return
-            self._compare([rank for rank in everybody if self._came([self._note(rank)])], text)
+            self._compare([rank for rank in range(self._world) if self._came([self._note(rank)])], text)
         if self._me in self._ranks:
             self._await_members(max(timeout, MEETING))
             self._compare(self._ranks, text)
@@ -80,11 +101,13 @@ class _Call:
     def _came(self, keys: Sequence[str]) -> bool:
         return bool(self._store.check(list(keys)))
 
-    def _wait(self, key: str, limit: timedelta) -> bool:
-        try:
-            self._store.wait([key], limit)
-        except RuntimeError:
-            return False
+    def _wait(self, key: str, limit_s: float) -> bool:
+        deadline, pause = time.monotonic() + limit_s, FIRST_PAUSE_S
+        while not self._came([key]):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, max(PAUSE_S, self._world * PAUSE_PER_RANK_S))
         return True
 
     def _all_came(self, text: str) -> bool:
@@ -94,7 +117,7 @@ class _Call:
         self._store.add(mine, 1)
         if self._store.add(f"{self._name} noted", 1) == self._world:
             self._store.set(over, str(int(self._store.add(mine, 0) == self._world)))
-        return self._wait(over, GRACE) and self._store.get(over) == b"1"
+        return self._wait(over, GRACE_S) and self._store.get(over) == b"1"
 
     def _compare(self, others: Sequence[int], text: str) -> None:
         for rank in others:
@@ -113,7 +136,7 @@ class _Call:
         left, look = timeout.total_seconds(), FIRST_LOOK
         refused = f"{self._name} refused"
         for rank in self._ranks:
-            while not self._wait(self._note(rank), timedelta(seconds=min(look, left))):
+            while not self._wait(self._note(rank), min(look, left)):
                 left -= min(look, left)
                 if self._came([refused]):
                     raise ConfigError(f"{self._store.get(refused).decode()} [BG410]")

@@ -12,6 +12,7 @@ import torch
 
 from bagua.base.errors import BuildError, ConfigError
 from bagua.c10d import agreement, ddp, joining, native
+from bagua.torch_api.comm.communicators import communicators
 
 LOG = logging.getLogger("bagua")
 SWITCH = "BAGUA_C10D"
@@ -34,7 +35,7 @@ def create(options: Any, backend_options: Any = None) -> Any:
         str(options.group_id),
     )
     if member.default:
-        agreement.install()
+        agreement.begin(communicators(member.session).world)
         ddp.install()
         if member.session.elastic and options.group_rank == 0:
             LOG.warning(

@@ -204,6 +204,24 @@ def test_groups_that_members_alone_make_and_that_differ_are_an_error_on_every_ra
             assert "waits in new_group() of ranks [" in errors[name], (rank, name, errors)
 
 
+def rank_with_old_notes(folder: str) -> None:
+    """A program that ends its groups and begins again, in one store."""
+    import bagua.c10d  # noqa: F401
+
+    store = dist.FileStore(f"{folder}/store", 3)
+    rank = int(os.environ["RANK"])
+    for lists in ([[0, 1], [0, 1, 2], [0, 1]], [[1, 2]] * 3, [[0, 1], [0, 1], [0, 2]]):
+        dist.init_process_group("bagua", store=store, rank=rank, world_size=3)
+        error = error_of(lambda lists=lists: dist.new_group(lists[rank]))  # type: ignore[misc]
+        assert bool(error) == (lists[1:] != lists[:-1]), error
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def test_lists_of_an_earlier_default_group_are_not_compared(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.run(rank_with_old_notes, 3, folder=str(tmp_path))
+
+
 def rank_alone_in_its_call(folder: str) -> None:
     """torch wants all ranks of a job to call ``new_group``, but does not need those that are no members."""
     rank = begin(folder)
