@@ -20,7 +20,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.distributed import PrefixStore, distributed_c10d
@@ -43,9 +43,11 @@ LONG = 64
 
 
 class _Default:
-    """The default group of this process. ``name``: of its notes, the same on all ranks, and no other group's."""
+    """The default group of this process. ``name``: of its notes, the same on all ranks, and no other group's.
+    ``refused``: names of groups that this rank was refused."""
 
     name = ""
+    refused: ClassVar[set[str]] = set()
 
 
 def begin(everyone: Communicator) -> None:
@@ -53,6 +55,7 @@ def begin(everyone: Communicator) -> None:
     number = torch.tensor([int.from_bytes(os.urandom(7), "big")])
     everyone.broadcast(number, 0)
     _Default.name = f"bagua groups {int(number):x}"
+    _Default.refused.clear()
     _install()
 
 
@@ -85,6 +88,16 @@ class _Call:
 
     def agree(self, timeout: timedelta) -> None:
         """Raises ConfigError where a rank passed another list, or a member does not come."""
+        try:
+            self._agree(timeout)
+        except ConfigError as error:
+            _Default.refused.add(self._name)
+            self._store.set(f"refused {self._me}", json.dumps([self._name, str(error)]))
+            raise
+
+    def _agree(self, timeout: timedelta) -> None:
+        if _Default.refused:
+            self._store.set(f"refused {self._me}", "")  # the program goes on without that group
         text = _text(self._ranks)
         self._store.set(self._note(self._me), text)
         if self._name.isdigit():  # else torch has made the name of the list: only members call
@@ -134,14 +147,11 @@ class _Call:
         place = f"at {self._me}"
         self._store.set(place, json.dumps([self._name, self._ranks]))
         left, look = timeout.total_seconds(), FIRST_LOOK
-        refused = f"{self._name} refused"
         for rank in self._ranks:
             while not self._wait(self._note(rank), min(look, left)):
                 left -= min(look, left)
-                if self._came([refused]):
-                    raise ConfigError(f"{self._store.get(refused).decode()} [BG410]")
+                self._check_refusals()
                 if words := self._circle():
-                    self._store.set(refused, words)
                     raise ConfigError(f"{words} [BG410]")
                 if left <= 0:
                     raise ConfigError(
@@ -150,6 +160,18 @@ class _Call:
                     )
                 look = min(2 * look, LAST_LOOK)
         self._store.set(place, "")
+
+    def _check_refusals(self) -> None:
+        """Raises ConfigError if a member was refused this group, or another one that was made here: it does not come,
+        or comes in another order of calls."""
+        for rank in self._ranks:
+            key = f"refused {rank}"
+            if self._came([key]) and (refusal := self._store.get(key)):
+                name, words = json.loads(refusal)
+                if name not in _Default.refused:
+                    raise ConfigError(
+                        f"Group {self._name!r} of ranks {_text(self._ranks)} was not made: rank {rank} was told: {words}"
+                    )
 
     def _circle(self) -> str:
         """Words about ranks that wait for each other, and for which this one waits. "" if there are none.
