@@ -1,9 +1,9 @@
-"""Finds out whether all ranks passed the same list to ``new_group``: else each of them would wait for others of its own.
+"""Finds out whether all ranks passed the same list to ``new_group``: else each would wait for others of its own.
 
 torch asks a backend for groups on their members alone, so this looks at the calls themselves. Every rank notes its list
 in the store of the default group. When all ranks of the job have done so, each sees whether the lists agree. torch lets
-ranks that are no members come later, or never: for them a rank waits ``GRACE_S``, and then for the members of its own list
-alone.
+ranks that are no members come later, or never: for them a rank waits ``GRACE_S``, and then for the members of its own
+list alone.
 
 With ``use_local_synchronization`` only members call, and lists that differ make groups of different names. Such ranks
 would wait for each other: each rank notes in which group it waits, and one that waits for long looks for a circle.
@@ -23,7 +23,8 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 import torch
-from torch.distributed import PrefixStore, distributed_c10d
+from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import PrefixStore
 
 from bagua.base.errors import ConfigError
 from bagua.c10d.registration import NAME
@@ -66,14 +67,14 @@ def _install() -> None:
 
     @functools.wraps(original)
     def make(
-        size: int, group_rank: int, ranks: Sequence[int], backend: Any, store: Any, name: Any, *rest: Any, **options: Any
+        size: int, me: int, ranks: Sequence[int], backend: Any, store: Any, name: Any, *rest: Any, **options: Any
     ) -> Any:
         if ranks and NAME in distributed_c10d.BackendConfig(backend).get_device_backend_map().values():
             _Call(store, str(name), list(ranks)).agree(options.get("timeout") or MEETING)
-        return original(size, group_rank, ranks, backend, store, name, *rest, **options)
+        return original(size, me, ranks, backend, store, name, *rest, **options)
 
     make._bagua = True  # type: ignore[attr-defined]
-    distributed_c10d._new_process_group_helper = make
+    distributed_c10d._new_process_group_helper = make  # type: ignore[assignment]
 
 
 class _Call:
@@ -170,7 +171,8 @@ class _Call:
                 name, words = json.loads(refusal)
                 if name not in _Default.refused:
                     raise ConfigError(
-                        f"Group {self._name!r} of ranks {_text(self._ranks)} was not made: rank {rank} was told: {words}"
+                        f"Group {self._name!r} of ranks {_text(self._ranks)} was not made. Rank {rank} was told: "
+                        f"{words}"
                     )
 
     def _circle(self) -> str:
@@ -185,8 +187,8 @@ class _Call:
             f"rank {rank} waits in new_group() of ranks {_text(ranks)} for rank {other}" for rank, ranks, other in found
         ]
         return (
-            f"Group {self._name!r} differs between ranks: {', '.join(waits)}. All members must call new_group() with the "
-            "same ranks, in the same order of calls."
+            f"Group {self._name!r} differs between ranks: {', '.join(waits)}. All members must call new_group() with "
+            "the same ranks, in the same order of calls."
         )
 
     def _find_circle(self) -> list[tuple[int, list[int], int]]:

@@ -15,6 +15,7 @@ from bagua.c10d.lanes import THREADS, Lane
 from bagua.c10d.work import Operation, run_within
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.members import hashed_number
+from bagua.torch_api.join.session import current
 
 POLL_S = 0.0005
 Route = tuple[int, int, int]
@@ -32,6 +33,7 @@ class Messages:
         """``timeout``: seconds that messages have which are begun now."""
         self._store = store
         self._everyone = everyone
+        self._connection = current().connection
         self._rank = everyone.rank()
         self._size = everyone.nranks()
         self._timeout = timeout
@@ -71,7 +73,7 @@ class Messages:
             if route in self._broken:
                 raise self._broken[route]
             try:
-                run_within(self._everyone.connection, name, seconds, deadline, lambda: run(self._on(route)))
+                run_within(self._connection, name, seconds, deadline, lambda: run(self._on(route)))
             except CommunicationError as error:
                 self._broken[route] = error  # what comes after it would meet another message
                 raise

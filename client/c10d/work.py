@@ -14,7 +14,7 @@ from torch.futures import Future
 
 from bagua.base.errors import CommunicationError
 from bagua.c10d.lanes import THREADS, Lane
-from bagua.torch_api.join.connection import Connection
+from bagua.torch_api.join.connection import HostConnection
 
 Work: Any = distributed_c10d.Work
 
@@ -27,7 +27,7 @@ KEPT: dict[int, Operation] = {}
 KEEPS = tuple(map(int, torch.__version__.split(".")[:2])) < HELD_SINCE
 
 
-def run_within(connection: Connection, name: str, seconds: float, deadline: float, run: Callable[[], None]) -> None:
+def run_within(connection: HostConnection, name: str, seconds: float, deadline: float, run: Callable[[], None]) -> None:
     """``run()``, whose waits end at ``deadline`` (of ``time.monotonic``). Raises CommunicationError, which says there
     that operation ``name`` was not done in its ``seconds``, and who waits for whom."""
     try:

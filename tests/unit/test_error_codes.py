@@ -79,7 +79,7 @@ NATIVE_EXCUSED = {
     "work.cpp: error_of(const std::string& text)": "its definition",
     "work.cpp: error_of(why)": "callers of fail() give the code",
     "module.cpp: throw py::error_already_set()": "an exception of Python goes on",
-    "module.cpp: throw py::value_error(\"rank is not a Rank of the core\")": "native.py passes one",
+    'module.cpp: throw py::value_error("rank is not a Rank of the core")': "native.py passes one",
 }
 """Texts without a code, by file, and why."""
 

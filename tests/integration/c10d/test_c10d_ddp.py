@@ -272,7 +272,11 @@ def test_the_variable_counts_where_the_backend_carries_the_parameters(
 ) -> None:
     environment = {"BAGUA_ALGORITHM": "bytegrad"}
     found = ranks.run(
-        rank_with_a_backend_for_each_device, hosts=TWO_HOSTS, environment=environment, folder=str(tmp_path), backend=backend
+        rank_with_a_backend_for_each_device,
+        hosts=TWO_HOSTS,
+        environment=environment,
+        folder=str(tmp_path),
+        backend=backend,
     )
     assert found == [ours, ours]
     assert all(("BAGUA_ALGORITHM has no effect" in rank.output) != ours for rank in ranks.started)
