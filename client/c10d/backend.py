@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from bagua.base.errors import BuildError, ConfigError
-from bagua.c10d import ddp, joining, native
+from bagua.c10d import agreement, ddp, joining, native
+from bagua.torch_api.comm.communicators import communicators
 
 LOG = logging.getLogger("bagua")
 SWITCH = "BAGUA_C10D"
@@ -32,9 +33,9 @@ def create(options: Any, backend_options: Any = None) -> Any:
         options.group_size,
         list(options.global_ranks_in_group),
         str(options.group_id),
-        timeout,
     )
     if member.default:
+        agreement.begin(communicators(member.session).world)
         ddp.install()
         if member.session.elastic and options.group_rank == 0:
             LOG.warning(

@@ -7,6 +7,7 @@ torch has no public place for either, so ``install`` gives the class a construct
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import sys
 import weakref
@@ -14,12 +15,16 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from bagua.base.algorithm_choice import VARIABLE
 from bagua.base.errors import BaguaError, ConfigError
+from bagua.c10d.registration import NAME
 from bagua.torch_api.train.ddp_hook import hook_named
 from bagua.torch_api.train.wrapping import IN_DDP
+
+LOG = logging.getLogger("bagua")
 
 
 def install() -> None:
@@ -35,11 +40,27 @@ def install() -> None:
         IN_DDP[module] = weakref.ref(self)
         if "bagua.c10d.fallback" in sys.modules:
             sys.modules["bagua.c10d.fallback"].untrace()
-        if distributed.get_backend(self.process_group) == "bagua":
+        if not os.environ.get(VARIABLE, "").strip():
+            return
+        carriers = carriers_of(self)
+        if NAME in carriers:
             choose_algorithm(self, bool(options.get("mixed_precision")))
+        else:
+            LOG.warning(
+                "%s has no effect on this DistributedDataParallel model: backend %s carries its parameters.",
+                VARIABLE,
+                " and ".join(sorted(carriers)),
+            )
 
     construct._bagua = True  # type: ignore[attr-defined]
     DistributedDataParallel.__init__ = construct  # type: ignore[method-assign]
+
+
+def carriers_of(model: DistributedDataParallel) -> set[str]:
+    """The backends that carry the model's parameters: a group may have one for each kind of device."""
+    group_has = distributed_c10d.Backend(distributed.get_backend(model.process_group))
+    names = distributed_c10d.BackendConfig(group_has).get_device_backend_map()
+    return {str(names.get(parameter.device.type, "none")) for parameter in model.parameters()}
 
 
 def refuse_wrapped(module: torch.nn.Module) -> None:
@@ -58,9 +79,7 @@ def _words(name: str) -> str:
 
 def choose_algorithm(model: DistributedDataParallel, has_hook: bool) -> None:
     """Gives the model the hook that BAGUA_ALGORITHM names. Raises ConfigError for one that does not work in DDP."""
-    text = os.environ.get(VARIABLE, "").strip()
-    if not text:
-        return
+    text = os.environ[VARIABLE].strip()
     try:
         hook = hook_named(text)
     except ConfigError as error:

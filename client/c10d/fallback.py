@@ -27,7 +27,7 @@ from bagua.c10d.lanes import THREADS, Lane
 from bagua.c10d.messages import Messages
 from bagua.c10d.sparse import add_up, check_sparse
 from bagua.c10d.tensors import blocks, carried, check, flat, ratio, reduction, same_numel
-from bagua.c10d.work import Operation, Together
+from bagua.c10d.work import Operation, Together, run_within
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.join.session import current
 
@@ -101,7 +101,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         self._everyone = communicator
         self._connection = current().connection
         self._lane = Lane(THREADS)
-        self._messages = Messages(store, communicator, self._timeout)
+        self._messages = Messages(store, communicator, lambda: self._timeout)
         self._coalesced: list[Operation] | None = None
         self._sequence = 0
         self._broken: CommunicationError | None = None
@@ -204,16 +204,11 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         def within() -> None:
             if self._broken is not None:
                 raise self._broken
-            begun = time.monotonic()
             try:
-                with self._connection.patience(seconds):
-                    run(everyone)
+                run_within(self._connection, name, seconds, time.monotonic() + seconds, lambda: run(everyone))
             except CommunicationError as error:
                 self._broken = error  # what comes after it would meet other ranks' operations
-                if time.monotonic() - begun >= seconds:
-                    words = f"{name} was not done within its timeout of {seconds:g} s. {error}"
-                    self._broken = CommunicationError(f"{words} [BG502]")
-                raise self._broken from None
+                raise
 
         operation = Operation(name, [*outputs, *shows], within, seconds)
         device = any(tensor.is_cuda for tensor in tensors)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 from bagua.base.errors import ConfigError
@@ -17,8 +15,6 @@ from bagua.torch_api.join import start
 from bagua.torch_api.join.session import CURRENT, Session
 
 DAEMON_SOCKET = start.DAEMON_SOCKET
-MEETING = timedelta(minutes=5)
-"""The least that members of a new group wait for each other: its timeout is for operations."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,7 @@ class Member:
             start.destroy_process_group()
 
 
-def join(store: Any, rank: int, size: int, global_ranks: Sequence[int], name: str, timeout: timedelta) -> Member:
+def join(store: Any, rank: int, size: int, global_ranks: Sequence[int], name: str) -> Member:
     """The member that calls it. ``global_ranks`` is empty for the default group, which begins the session if there is
     none. Raises ConfigError, ServiceError, CommunicationError."""
     session = _current() if global_ranks else _begin(store, rank, size)
@@ -48,8 +44,6 @@ def join(store: Any, rank: int, size: int, global_ranks: Sequence[int], name: st
         raise ConfigError(
             f"The ranks of group {name!r} are {ranks}: they must be different, the smallest first. [BG410]"
         )
-    if global_ranks:
-        _agree(store, ranks[rank], ranks, name, max(timeout, MEETING))
     made = communicators(session)
     if tuple(ranks) == made.world.ranks:
         communicator = Communicator(made.next_world_id(), ranks, session.membership.rank, session.connection)
@@ -105,42 +99,3 @@ def _export(rank: int, size: int) -> None:
         for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
             os.environ.pop(name, None)
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(size)
-
-
-def _agree(store: Any, me: int, ranks: Sequence[int], name: str, timeout: timedelta) -> None:
-    """All members of a group must have passed the same ranks: else each of them would wait for others of its own. The
-    first one compares, so that all raise. Raises ConfigError."""
-    store.set(f"members/{me}", json.dumps(ranks))
-    verdict = f"verdict/{ranks[0]}"
-    if me == ranks[0]:
-        store.set(verdict, _difference(store, ranks, name, timeout))
-    elif not _came(store, f"members/{ranks[0]}", timeout):
-        raise ConfigError(f"{_absent(ranks[0], ranks, name, timeout)} [BG410]")
-    store.wait([verdict], timeout * len(ranks))  # the first one waits for the others in turn
-    if text := store.get(verdict).decode():
-        raise ConfigError(f"{text} [BG410]")
-
-
-def _difference(store: Any, ranks: Sequence[int], name: str, timeout: timedelta) -> str:
-    for rank in ranks:
-        if not _came(store, f"members/{rank}", timeout):
-            return _absent(rank, ranks, name, timeout)
-        other = json.loads(store.get(f"members/{rank}"))
-        if other != list(ranks):
-            return (
-                f"Group {name!r} differs between ranks: rank {ranks[0]} passed ranks {list(ranks)}, rank {rank} passed "
-                f"{other}. All ranks must call new_group() with the same ranks, in the same order of calls."
-            )
-    return ""
-
-
-def _came(store: Any, key: str, timeout: timedelta) -> bool:
-    try:
-        store.wait([key], timeout)
-    except RuntimeError:
-        return False
-    return True
-
-
-def _absent(rank: int, ranks: Sequence[int], name: str, timeout: timedelta) -> str:
-    return f"Rank {rank} has not made group {name!r} of ranks {list(ranks)} in {timeout.total_seconds():.0f} s."

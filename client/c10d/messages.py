@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
-from datetime import timedelta
+from collections.abc import Callable
 
 import torch
 from torch.distributed.distributed_c10d import Store
 
 from bagua.base.errors import CommunicationError
 from bagua.c10d.lanes import THREADS, Lane
-from bagua.c10d.work import Operation
+from bagua.c10d.work import Operation, run_within
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.members import hashed_number
+from bagua.torch_api.join.session import current
 
 POLL_S = 0.0005
 Route = tuple[int, int, int]
@@ -27,51 +29,75 @@ class Messages:
     A sender also counts its messages in the group's store. Nobody reads that but a receiver that takes from any source.
     """
 
-    def __init__(self, store: Store, everyone: Communicator, timeout: float) -> None:
+    def __init__(self, store: Store, everyone: Communicator, timeout: Callable[[], float]) -> None:
+        """``timeout``: seconds that messages have which are begun now."""
         self._store = store
         self._everyone = everyone
+        self._connection = current().connection
         self._rank = everyone.rank()
         self._size = everyone.nranks()
         self._timeout = timeout
         self._lanes: dict[Route, Lane] = {}
         self._communicators: dict[Route, Communicator] = {}
         self._taken: Counter[Route] = Counter()  # messages for which this rank has called recv
+        self._broken: dict[Route, CommunicationError] = {}
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> Operation:
         """Begins to send ``tensor`` (contiguous, of a dtype that travels)."""
         self._check(to, "to")
         route = self._rank, to, tag
-        lane = self._lane(route)
         self._store.add(_key(route), 1)
-        operation = Operation("send", [tensor], lambda: self._on(route).send(tensor, self._there(route)), self._timeout)
-        lane.put(operation.run)
-        return operation
+        return self._begin("send", tensor, route, lambda one: one.send(tensor, self._there(route)))
 
-    def recv(self, tensor: torch.Tensor, source: int, tag: int) -> Operation:
-        """Begins to receive into ``tensor``."""
+    def recv(self, tensor: torch.Tensor, source: int, tag: int, deadline: float = math.inf) -> Operation:
+        """Begins to receive into ``tensor``. ``deadline``: of ``time.monotonic``, beside the timeout."""
         self._check(source, "from")
         route = source, self._rank, tag
         self._taken[route] += 1
-        operation = Operation("recv", [tensor], lambda: self._on(route).recv(tensor, self._there(route)), self._timeout)
+        operation = self._begin("recv", tensor, route, lambda one: one.recv(tensor, self._there(route)), deadline)
         operation.source = source
+        return operation
+
+    def _begin(
+        self,
+        name: str,
+        tensor: torch.Tensor,
+        route: Route,
+        run: Callable[[Communicator], None],
+        deadline: float = math.inf,
+    ) -> Operation:
+        seconds = self._timeout()
+        deadline = min(deadline, time.monotonic() + seconds)  # however long it waits for those before it
+
+        def within() -> None:
+            if route in self._broken:
+                raise self._broken[route]
+            try:
+                run_within(self._connection, name, seconds, deadline, lambda: run(self._on(route)))
+            except CommunicationError as error:
+                self._broken[route] = error  # what comes after it would meet another message
+                raise
+
+        operation = Operation(name, [tensor], within, seconds)
         self._lane(route).put(operation.run)
         return operation
 
     def recv_any(self, tensor: torch.Tensor, tag: int) -> Operation:
         """Begins to receive from whoever sends first. ``Operation.source`` says who it was."""
 
-        def run() -> None:
-            operation.source = source = self._await_any(tag)
-            received = self.recv(tensor, source, tag)
-            received.wait(timedelta(seconds=self._timeout))
+        seconds = self._timeout()
+        deadline = time.monotonic() + seconds
 
-        operation = Operation("recv", [tensor], run, self._timeout)
+        def run() -> None:
+            operation.source = source = self._await_any(tag, seconds, deadline)
+            self.recv(tensor, source, tag, deadline).wait()
+
+        operation = Operation("recv", [tensor], run, seconds)
         self._lane((-1, self._rank, tag)).put(operation.run)
         return operation
 
-    def _await_any(self, tag: int) -> int:
+    def _await_any(self, tag: int, seconds: float, deadline: float) -> int:
         """The first rank with a message for which no recv was called."""
-        deadline = time.monotonic() + self._timeout
         others = [rank for rank in range(self._size) if rank != self._rank]
         while True:
             for source in others:
@@ -80,8 +106,8 @@ class Messages:
                     return source
             if time.monotonic() > deadline:
                 raise CommunicationError(
-                    f"Rank {self._rank} of the group received nothing with tag {tag} from any rank in "
-                    f"{self._timeout:.0f} s. [BG503]"
+                    f"recv was not done within its timeout of {seconds:g} s. Rank {self._rank} of the group has been "
+                    f"waiting for a message with tag {tag} from any rank. [BG503]"
                 )
             time.sleep(POLL_S)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -13,6 +14,7 @@ from torch.futures import Future
 
 from bagua.base.errors import CommunicationError
 from bagua.c10d.lanes import THREADS, Lane
+from bagua.torch_api.join.connection import HostConnection
 
 Work: Any = distributed_c10d.Work
 
@@ -23,6 +25,18 @@ MOST_KEPT = 1024
 KEPT: dict[int, Operation] = {}
 """Before HELD_SINCE: operations of which nobody has asked the end yet, the newest of them; by id."""
 KEEPS = tuple(map(int, torch.__version__.split(".")[:2])) < HELD_SINCE
+
+
+def run_within(connection: HostConnection, name: str, seconds: float, deadline: float, run: Callable[[], None]) -> None:
+    """``run()``, whose waits end at ``deadline`` (of ``time.monotonic``). Raises CommunicationError, which says there
+    that operation ``name`` was not done in its ``seconds``, and who waits for whom."""
+    try:
+        with connection.patience(max(0.0, deadline - time.monotonic())):
+            run()
+    except CommunicationError as error:
+        if time.monotonic() < deadline:
+            raise
+        raise CommunicationError(f"{name} was not done within its timeout of {seconds:g} s. {error}") from None
 
 
 class Operation(Work):  # type: ignore[misc]

@@ -35,11 +35,11 @@ bool in_a_row(const Tensors& list) {
 }
 
 void check(const char* title, const at::Tensor& tensor) {
-  TORCH_CHECK_VALUE(tensor.defined(), title, ": a tensor is missing.");
+  TORCH_CHECK_VALUE(tensor.defined(), title, ": a tensor is missing. [BG401]");
   TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, title, ": the tensor is ", tensor.layout(),
-                    ". Pass tensor.to_dense().");
+                    ". Pass tensor.to_dense(). [BG401]");
   TORCH_CHECK_VALUE(tensor.device().is_cpu() || tensor.device().is_cuda(), title, ": the tensor is on device ",
-                    tensor.device(), ". Pass one on the CPU or on a CUDA device.");
+                    tensor.device(), ". Pass one on the CPU or on a CUDA device. [BG401]");
 }
 
 }  // namespace
@@ -150,15 +150,15 @@ namespace {
 
 void check_list(const char* title, const Tensors& list, const at::Tensor& like, int size) {
   TORCH_CHECK_VALUE(static_cast<int>(list.size()) == size, title, ": the list has ", list.size(),
-                    " tensors; it must have one for each of the ", size, " ranks of the group.");
+                    " tensors; it must have one for each of the ", size, " ranks of the group. [BG402]");
   for (const at::Tensor& tensor : list) {
     check(title, tensor);
     TORCH_CHECK_VALUE(tensor.scalar_type() == like.scalar_type(), title, ": tensors of ", tensor.scalar_type(),
-                      " and of ", like.scalar_type(), " are mixed. All must be of one dtype.");
+                      " and of ", like.scalar_type(), " are mixed. All must be of one dtype. [BG402]");
     TORCH_CHECK_VALUE(tensor.numel() == like.numel(), title, ": tensors have ", tensor.numel(), " and ", like.numel(),
-                      " elements. All must have the same number.");
+                      " elements. All must have the same number. [BG402]");
     TORCH_CHECK_VALUE(tensor.device() == like.device(), title, ": tensors are on ", tensor.device(), " and on ",
-                      like.device(), ". All must be on one device.");
+                      like.device(), ". All must be on one device. [BG402]");
   }
 }
 
@@ -218,7 +218,7 @@ TorchWork BaguaBackend::begin_in(const std::shared_ptr<Queue>& queue, Call call,
                                      timeout_ms <= 0 ? -1 : timeout_ms * kNsPerMs, sequence);
   {
     const Lock lock(mutex_);
-    TORCH_CHECK_WITH(DistBackendError, !closed_, call.title, ": the group was destroyed.");
+    TORCH_CHECK_WITH(DistBackendError, !closed_, call.title, ": the group was destroyed. [BG407]");
     if (apart) apart_.push_back(work);
     if (coalescing_) coalesced_.push_back(work);
   }

@@ -27,18 +27,18 @@ char* data(const at::Tensor& tensor) {
 }
 
 const at::Tensor& only(const char* title, const Tensors& tensors) {
-  TORCH_CHECK_VALUE(tensors.size() == 1, title, ": ", tensors.size(), " tensors were passed; it takes one.");
+  TORCH_CHECK_VALUE(tensors.size() == 1, title, ": ", tensors.size(), " tensors were passed; it takes one. [BG410]");
   return tensors.front();
 }
 
 int checked_root(const char* title, int64_t root, int size) {
-  TORCH_CHECK_VALUE(root >= 0 && root < size, title, ": root ", root, " must be 0 to ", size - 1, ".");
+  TORCH_CHECK_VALUE(root >= 0 && root < size, title, ": root ", root, " must be 0 to ", size - 1, ". [BG404]");
   return static_cast<int>(root);
 }
 
 void check_alike(const char* title, const at::Tensor& one, const at::Tensor& other) {
   TORCH_CHECK_VALUE(one.scalar_type() == other.scalar_type(), title, ": tensors of ", one.scalar_type(), " and of ",
-                    other.scalar_type(), " are mixed. All must be of one dtype.");
+                    other.scalar_type(), " are mixed. All must be of one dtype. [BG402]");
 }
 
 // Of what `add_direct` tells: "8 x float32", of a reduction "8 x float32, SUM". Any number, should ranks call other
@@ -57,7 +57,7 @@ std::string words_of(int64_t told) {
 
 void check_equally_many(const char* title, const Tensors& outputs, const Tensors& inputs) {
   TORCH_CHECK_VALUE(outputs.size() == inputs.size() && !inputs.empty(), title, ": ", outputs.size(), " outputs and ",
-                    inputs.size(), " inputs were passed; there must be equally many.");
+                    inputs.size(), " inputs were passed; there must be equally many. [BG402]");
 }
 
 }  // namespace
@@ -83,7 +83,7 @@ TorchWork BaguaBackend::allreduce(Tensors& tensors, const ::c10d::AllreduceOptio
 
 TorchWork BaguaBackend::allreduce_coalesced(Tensors& tensors, const ::c10d::AllreduceCoalescedOptions& opts) {
   Call call{OpType::ALLREDUCE_COALESCED, "bagua:all_reduce", tensors, opts.timeout, asynchronous(opts, 0), {}};
-  TORCH_CHECK_VALUE(!tensors.empty(), call.title, ": no tensors were passed.");
+  TORCH_CHECK_VALUE(!tensors.empty(), call.title, ": no tensors were passed. [BG410]");
   for (const at::Tensor& tensor : tensors) {
     check_alike(call.title, tensors.front(), tensor);
     add_allreduce(&call, tensor, opts.reduceOp);
@@ -188,7 +188,7 @@ void BaguaBackend::add_reduce_scatter_of(Call* call, const at::Tensor& to, const
 void BaguaBackend::add_allgather(Call* call, const at::Tensor& output, const at::Tensor& input) const {
   check_alike(call->title, output, input);
   TORCH_CHECK_VALUE(output.numel() == input.numel() * seat_.size, call->title, ": the output has ", output.numel(),
-                    " elements; it must have ", seat_.size, " times the ", input.numel(), " of the input.");
+                    " elements; it must have ", seat_.size, " times the ", input.numel(), " of the input. [BG402]");
   const at::Tensor from = given(call, input), to = taken(call, output);
   add_allgather_of(call, to, from);
   call->plan.outputs.push_back(output);
@@ -213,7 +213,7 @@ TorchWork BaguaBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs
                                   const ::c10d::AllgatherOptions& opts) {
   Call call{OpType::ALLGATHER, "bagua:all_gather", inputs, opts.timeout, asynchronous(opts, 0), {}};
   const at::Tensor& input = only(call.title, inputs);
-  TORCH_CHECK_VALUE(outputs.size() == 1, call.title, ": ", outputs.size(), " lists were passed; it takes one.");
+  TORCH_CHECK_VALUE(outputs.size() == 1, call.title, ": ", outputs.size(), " lists were passed; it takes one. [BG410]");
   const at::Tensor from = given(&call, input), to = taken_list(&call, outputs.front(), input);
   add_allgather_of(&call, to, from);
   call.plan.outputs = outputs.front();
@@ -224,7 +224,7 @@ TorchWork BaguaBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tenso
                                             const ::c10d::AllgatherOptions& opts) {
   Call call{OpType::ALLGATHER_COALESCED, "bagua:all_gather_coalesced", inputs, opts.timeout, asynchronous(opts, 0), {}};
   TORCH_CHECK_VALUE(static_cast<int>(outputs.size()) == seat_.size, call.title, ": ", outputs.size(),
-                    " lists were passed; there must be one for each of the ", seat_.size, " ranks.");
+                    " lists were passed; there must be one for each of the ", seat_.size, " ranks. [BG402]");
   for (size_t i = 0; i < inputs.size(); ++i) {
     Tensors list;
     for (const Tensors& of_rank : outputs) {
@@ -244,7 +244,7 @@ TorchWork BaguaBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, c
   const int root = checked_root(call.title, opts.rootRank, seat_.size);
   const bool takes = root == seat_.rank;
   TORCH_CHECK_VALUE(outputs.size() == (takes ? 1 : 0), call.title,
-                    ": a list of outputs must be passed on the destination, and there alone.");
+                    ": a list of outputs must be passed on the destination, and there alone. [BG402]");
   const at::Tensor from = given(&call, input);
   TransferRequest made =
       request(Kind::kGather, element_of(input.scalar_type()), input, static_cast<uint64_t>(input.numel()));
@@ -265,7 +265,7 @@ TorchWork BaguaBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, 
   const int root = checked_root(call.title, opts.rootRank, seat_.size);
   const bool gives = root == seat_.rank;
   TORCH_CHECK_VALUE(inputs.size() == (gives ? 1 : 0), call.title,
-                    ": a list of inputs must be passed on the source, and there alone.");
+                    ": a list of inputs must be passed on the source, and there alone. [BG402]");
   if (gives) call.inputs = inputs.front();
   const at::Tensor to = taken(&call, output);
   TransferRequest made =
@@ -283,7 +283,7 @@ void BaguaBackend::add_reduce_scatter(Call* call, const at::Tensor& output, cons
                                       const ::c10d::ReduceOp& op) const {
   check_alike(call->title, output, input);
   TORCH_CHECK_VALUE(input.numel() == output.numel() * seat_.size, call->title, ": the input has ", input.numel(),
-                    " elements; it must have ", seat_.size, " times the ", output.numel(), " of the output.");
+                    " elements; it must have ", seat_.size, " times the ", output.numel(), " of the output. [BG402]");
   const at::Tensor from = given(call, input), to = taken(call, output);
   add_reduce_scatter_of(call, to, from, output.numel(), op);
   call->plan.outputs.push_back(output);
@@ -314,7 +314,7 @@ TorchWork BaguaBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& i
                                        const ::c10d::ReduceScatterOptions& opts) {
   Call call{OpType::REDUCE_SCATTER, "bagua:reduce_scatter", std::nullopt, opts.timeout, asynchronous(opts, 0), {}};
   const at::Tensor& output = only(call.title, outputs);
-  TORCH_CHECK_VALUE(inputs.size() == 1, call.title, ": ", inputs.size(), " lists were passed; it takes one.");
+  TORCH_CHECK_VALUE(inputs.size() == 1, call.title, ": ", inputs.size(), " lists were passed; it takes one. [BG410]");
   call.inputs = inputs.front();
   const at::Tensor from = given_list(&call, inputs.front(), output), to = taken(&call, output);
   add_reduce_scatter_of(&call, to, from, output.numel(), opts.reduceOp);

@@ -25,7 +25,7 @@ void read(const Peers& peers, size_t rank, uint64_t offset, char* to, size_t byt
     if (done < 0 && errno == EINTR) continue;
     TORCH_CHECK_WITH(DistBackendError, done > 0, "the memory of rank ", rank, " of the group (process ",
                      peers.processes[rank], ") can't be read: ", done == 0 ? "it ends" : strerror(errno),
-                     ". Has it ended?");
+                     ". Has it ended? [BG502]");
     to += done;
     from += static_cast<uint64_t>(done);
     bytes -= static_cast<size_t>(done);

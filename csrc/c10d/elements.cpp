@@ -129,11 +129,11 @@ Reduction reduction_of(at::ScalarType type, const ::c10d::ReduceOp& op, const ch
   const auto kind = static_cast<::c10d::ReduceOp::RedOpType>(op);
   TORCH_CHECK_VALUE(known(type, &reduction.element), title, ": ", type,
                     " tensors can't be reduced. Supported: float, double, half, bfloat16, int8 to int64, uint8, bool, "
-                    "complex.");
+                    "complex. [BG405]");
   const bool done = core_op(kind, type == at::kBool, &reduction.op) && supported(reduction.element.dtype, reduction.op);
   const bool linear = reduction.op == ReduceOp::kSum || reduction.op == ReduceOp::kAvg;
   TORCH_CHECK_VALUE(done && (reduction.element.per == 1 || linear), title, ": ", type,
-                    " tensors can't be reduced with ", name_of(kind), ".");
+                    " tensors can't be reduced with ", name_of(kind), ". [BG405]");
   return reduction;
 }
 

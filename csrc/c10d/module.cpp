@@ -56,7 +56,8 @@ class PyHost {
       throw py::value_error("rank is not a Rank of the core");
     }
     const HostApi api = *capsule.get_pointer<HostApi>();
-    if (api.version != kHostApiVersion) throw py::value_error("the core is of another version");
+    if (api.version != kHostApiVersion)
+      throw py::value_error("the core is of another version: start again, both are built anew [BG507]");
     host = std::make_shared<Host>(api, held(rank), [words = held(describe)] { return text_of(words); });
   }
 

@@ -1,4 +1,5 @@
 // Sends and receives, and all-to-all, which consists of them: blocks may differ in size, and ranks know only their own.
+#include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
 #include <numeric>
@@ -20,17 +21,17 @@ std::vector<int64_t> begins(const char* title, const char* side, const at::Tenso
   std::vector<int64_t> found{0};
   if (splits.empty()) {
     TORCH_CHECK_VALUE(length % size == 0, title, ": the first dimension of the ", side, ", ", length,
-                      ", is no multiple of the ", size, " ranks. Pass split sizes.");
+                      ", is no multiple of the ", size, " ranks. Pass split sizes. [BG403]");
     for (int i = 1; i <= size; ++i) found.push_back(length / size * i);
   } else {
     TORCH_CHECK_VALUE(static_cast<int>(splits.size()) == size, title, ": ", splits.size(), " split sizes of the ", side,
-                      " were passed; there must be one for each of the ", size, " ranks.");
+                      " were passed; there must be one for each of the ", size, " ranks. [BG403]");
     for (const int64_t split : splits) {
-      TORCH_CHECK_VALUE(split >= 0, title, ": split size ", split, " is negative.");
+      TORCH_CHECK_VALUE(split >= 0, title, ": split size ", split, " is negative. [BG403]");
       found.push_back(found.back() + split);
     }
     TORCH_CHECK_VALUE(found.back() == length, title, ": the split sizes of the ", side, " add up to ", found.back(),
-                      "; its first dimension is ", length, ".");
+                      "; its first dimension is ", length, ". [BG403]");
   }
   const int64_t row = length == 0 ? 0 : tensor.numel() / length;
   for (int64_t& begin : found) begin *= row;
@@ -59,12 +60,12 @@ TorchWork BaguaBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std
                                       std::vector<int64_t>& input_splits, const ::c10d::AllToAllOptions& opts) {
   Call call{OpType::ALLTOALL_BASE, "bagua:all_to_all", Tensors{input}, opts.timeout, true, {}};
   TORCH_CHECK_VALUE(output.scalar_type() == input.scalar_type(), call.title, ": tensors of ", output.scalar_type(),
-                    " and of ", input.scalar_type(), " are mixed. All must be of one dtype.");
+                    " and of ", input.scalar_type(), " are mixed. All must be of one dtype. [BG402]");
   const std::vector<int64_t> from = begins(call.title, "input", input, input_splits, seat_.size);
   const std::vector<int64_t> to = begins(call.title, "output", output, output_splits, seat_.size);
   const size_t own = static_cast<size_t>(seat_.rank);
   TORCH_CHECK_VALUE(from[own + 1] - from[own] == to[own + 1] - to[own], call.title, ": this rank gives itself ",
-                    from[own + 1] - from[own], " elements, and expects ", to[own + 1] - to[own], ".");
+                    from[own + 1] - from[own], " elements, and expects ", to[own + 1] - to[own], ". [BG402]");
   const at::Tensor gives = given(&call, input), takes = taken(&call, output);
   const uint32_t tag = kExchangeTag | (exchanges_.fetch_add(1) & (kExchangeTag - 1));
   for (int step = 1; step < seat_.size; ++step) {  // not all to the same rank at once
@@ -75,6 +76,7 @@ TorchWork BaguaBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std
   }
   const int64_t length = to[own + 1] - to[own];
   if (length > 0) {
+    const at::NoGradGuard no_grad;
     const at::Tensor flat = takes.view({-1});
     flat.narrow(0, to[own], length).copy_(gives.view({-1}).narrow(0, from[own], length));
   }
@@ -86,15 +88,15 @@ TorchWork BaguaBackend::alltoall(Tensors& outputs, Tensors& inputs, const ::c10d
   Call call{OpType::ALLTOALL, "bagua:all_to_all", inputs, opts.timeout, true, {}};
   for (const Tensors* list : {&outputs, &inputs}) {
     TORCH_CHECK_VALUE(static_cast<int>(list->size()) == seat_.size, call.title, ": a list has ", list->size(),
-                      " tensors; it must have one for each of the ", seat_.size, " ranks of the group.");
+                      " tensors; it must have one for each of the ", seat_.size, " ranks of the group. [BG402]");
     for (const at::Tensor& tensor : *list) {
       TORCH_CHECK_VALUE(tensor.scalar_type() == inputs.front().scalar_type(), call.title,
-                        ": tensors of different dtypes are mixed. All must be of one dtype.");
+                        ": tensors of different dtypes are mixed. All must be of one dtype. [BG402]");
     }
   }
   const size_t own = static_cast<size_t>(seat_.rank);
   TORCH_CHECK_VALUE(inputs[own].numel() == outputs[own].numel(), call.title, ": this rank gives itself ",
-                    inputs[own].numel(), " elements, and expects ", outputs[own].numel(), ".");
+                    inputs[own].numel(), " elements, and expects ", outputs[own].numel(), ". [BG402]");
   const uint32_t tag = kExchangeTag | (exchanges_.fetch_add(1) & (kExchangeTag - 1));
   for (int step = 1; step < seat_.size; ++step) {
     const size_t next = static_cast<size_t>((seat_.rank + step) % seat_.size);
@@ -103,6 +105,7 @@ TorchWork BaguaBackend::alltoall(Tensors& outputs, Tensors& inputs, const ::c10d
     add_block(&call, Kind::kRecv, taken(&call, outputs[before]), 0, outputs[before].numel(), static_cast<int>(before),
               tag);
   }
+  const at::NoGradGuard no_grad;
   taken(&call, outputs[own]).view({-1}).copy_(given(&call, inputs[own]).view({-1}));
   call.plan.outputs = outputs;
   return begin_apart(std::move(call));
@@ -110,8 +113,8 @@ TorchWork BaguaBackend::alltoall(Tensors& outputs, Tensors& inputs, const ::c10d
 
 TorchWork BaguaBackend::point_to_point(Call call, Kind kind, const at::Tensor& tensor, int peer, int tag) {
   TORCH_CHECK_VALUE(peer >= kAnySource && peer < seat_.size && peer != seat_.rank, call.title, ": rank ", peer,
-                    " of the group must be one of the other ", seat_.size - 1, ".");
-  TORCH_CHECK_VALUE(tag >= 0, call.title, ": tag ", tag, " is negative.");
+                    " of the group must be one of the other ", seat_.size - 1, ". [BG404]");
+  TORCH_CHECK_VALUE(tag >= 0, call.title, ": tag ", tag, " is negative. [BG501]");
   const at::Tensor used = kind == Kind::kSend ? given(&call, tensor) : taken(&call, tensor);
   TransferRequest made = request(kind, element_of(tensor.scalar_type()), tensor, static_cast<uint64_t>(tensor.numel()));
   made.descriptor.root = call.plan.root = peer;
@@ -129,19 +132,21 @@ TorchWork BaguaBackend::point_to_point(Call call, Kind kind, const at::Tensor& t
 
 TorchWork BaguaBackend::send(Tensors& tensors, int dst, int tag) {
   Call call{OpType::SEND, "bagua:send", tensors, ::c10d::kUnsetTimeout, true, {}};
-  TORCH_CHECK_VALUE(tensors.size() == 1 && dst >= 0, call.title, ": it takes one tensor, and a rank of the group.");
+  TORCH_CHECK_VALUE(tensors.size() == 1 && dst >= 0, call.title,
+                    ": it takes one tensor, and a rank of the group. [BG410]");
   return point_to_point(std::move(call), Kind::kSend, tensors.front(), dst, tag);
 }
 
 TorchWork BaguaBackend::recv(Tensors& tensors, int src, int tag) {
   Call call{OpType::RECV, "bagua:recv", tensors, ::c10d::kUnsetTimeout, true, {}};
-  TORCH_CHECK_VALUE(tensors.size() == 1 && src >= 0, call.title, ": it takes one tensor, and a rank of the group.");
+  TORCH_CHECK_VALUE(tensors.size() == 1 && src >= 0, call.title,
+                    ": it takes one tensor, and a rank of the group. [BG410]");
   return point_to_point(std::move(call), Kind::kRecv, tensors.front(), src, tag);
 }
 
 TorchWork BaguaBackend::recvAnysource(Tensors& tensors, int tag) {
   Call call{OpType::RECVANYSOURCE, "bagua:recvAnySource", tensors, ::c10d::kUnsetTimeout, true, {}};
-  TORCH_CHECK_VALUE(tensors.size() == 1, call.title, ": it takes one tensor.");
+  TORCH_CHECK_VALUE(tensors.size() == 1, call.title, ": it takes one tensor. [BG410]");
   return point_to_point(std::move(call), Kind::kRecv, tensors.front(), kAnySource, tag);
 }
 

@@ -26,9 +26,9 @@ at::Tensor BaguaBackend::gathered(const char* title, const at::Tensor& own, Mill
 TorchWork BaguaBackend::allreduce_of_sparse(const at::Tensor& tensor, const ::c10d::AllreduceOptions& opts) {
   Call call{::c10d::OpType::ALLREDUCE, "bagua:all_reduce", Tensors{tensor}, opts.timeout, true, {}};
   const auto op = static_cast<::c10d::ReduceOp::RedOpType>(opts.reduceOp);
-  TORCH_CHECK_VALUE(op == ::c10d::ReduceOp::SUM, call.title, ": sparse tensors can be reduced with SUM alone.");
+  TORCH_CHECK_VALUE(op == ::c10d::ReduceOp::SUM, call.title, ": sparse tensors can be reduced with SUM alone. [BG405]");
   TORCH_CHECK_VALUE(tensor.device().is_cpu() && tensor.layout() == at::kSparse, call.title, ": the tensor is ",
-                    tensor.layout(), " on ", tensor.device(), ". Pass tensor.to_dense().");
+                    tensor.layout(), " on ", tensor.device(), ". Pass tensor.to_dense(). [BG401]");
   const at::NoGradGuard no_grad;
   const at::Tensor own = tensor.coalesce();
   const at::Tensor own_indices = own.indices(), own_values = own.values();

@@ -134,7 +134,7 @@ bool BaguaWork::wait(std::chrono::milliseconds timeout) {
   const int64_t deadline = timeout <= kNoTimeout ? -1 : now_ns() + static_cast<int64_t>(timeout.count()) * kNsPerMs;
   if (!queue_->wait(this, deadline)) {
     TORCH_CHECK_WITH(DistBackendError, false, title_, " was not done after ", timeout.count(), " ms. ",
-                     queue_->host_->describe_waits());
+                     queue_->host_->describe_waits(), " [BG503]");
   }
   return true;
 }
@@ -153,7 +153,7 @@ BaguaWork::FuturePtr BaguaWork::getFuture() {
 
 void Queue::refuse_fork(const std::string& title) const {
   TORCH_CHECK_WITH(DistBackendError, !in_fork(), title, ": the group belongs to process ", pid_,
-                   ", of which this process is a fork. Communicate in the process that made the group.");
+                   ", of which this process is a fork. Communicate in the process that made the group. [BG501]");
 }
 
 void Queue::add(const WorkPtr& work, bool alone) {

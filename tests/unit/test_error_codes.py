@@ -58,7 +58,8 @@ PASSED_ON = {
     "client/cli/native.py": "the builder's own words have the code",
     "client/torch_api/join/service_process.py: str(message['error'])": "the service's own words have the code",
     "client/torch_api/join/connection.py": "the core's words have the code",
-    "client/torch_api/cuda/connection.py: str(error)": "the core's words have the code",
+    "client/torch_api/cuda/connection.py: str(error)": "the words of the core and of the GPU leg have the code",
+    "client/torch_api/cuda/connection.py: CUDA tensors can't be communicated: {error}": "so have these",
     "client/c10d/work.py: str(caught)": "the words of the operation that failed",
     "client/cli/main.py: words": "the text of any error: its code alone is read",
     "client/base/rpc.py": "the coordinator's words have the code",
@@ -68,6 +69,19 @@ PASSED_ON = {
     "csrc/build_cache.py: {failure.read_text()}": "the words of the build that failed",
 }
 """Errors whose text is another one's, where the syntax does not show it."""
+
+
+NATIVE = re.compile(r"\bTORCH_CHECK\w*\(|\berror_of\(|->fail\(|\bthrow [\w:]+\(")
+"""Calls of csrc/c10d by which texts come to users."""
+NATIVE_EXCUSED = {
+    "host.cpp: TORCH_CHECK_WITH(DistBackendError, false, error.text)": "the core's words have the code",
+    "work.cpp: TORCH_CHECK_WITH(DistBackendError, false, text)": "callers of error_of() give the code",
+    "work.cpp: error_of(const std::string& text)": "its definition",
+    "work.cpp: error_of(why)": "callers of fail() give the code",
+    "module.cpp: throw py::error_already_set()": "an exception of Python goes on",
+    'module.cpp: throw py::value_error("rank is not a Rank of the core")': "native.py passes one",
+}
+"""Texts without a code, by file, and why."""
 
 
 def sources() -> Iterator[Path]:
@@ -141,6 +155,39 @@ def uncoded(content: str, path: str) -> list[str]:
 def test_each_error_of_a_user_has_a_code() -> None:
     missing = [line for path in sources() for line in uncoded(path.read_text(), str(path.relative_to(ROOT)))]
     assert missing == [], "end these texts with a code, as in '… [BG101]'; client/error_codes lists the codes"
+
+
+def call_at(content: str, start: int) -> str:
+    """The call that begins there, to its last parenthesis, in one line. Texts with parentheses must have both."""
+    depth = 0
+    for place in range(content.index("(", start), len(content)):
+        depth += {"(": 1, ")": -1}.get(content[place], 0)
+        if depth == 0:
+            return " ".join(content[start : place + 1].split())
+    raise ValueError("a parenthesis is not closed")
+
+
+def native_uncoded(content: str, name: str) -> list[str]:
+    """Texts for users in a C++ file that have no code, with the file's name."""
+    calls = [call_at(content, found.start()) for found in NATIVE.finditer(content)]
+    return [f"{name}: {call}" for call in calls if not CODE.search(call)]
+
+
+def native_sources() -> list[Path]:
+    return [path for path in sorted((ROOT / "csrc" / "c10d").iterdir()) if path.suffix in (".cpp", ".h")]
+
+
+def test_each_text_of_the_native_backend_has_a_code() -> None:
+    missing = [line for path in native_sources() for line in native_uncoded(path.read_text(), path.name)]
+    assert sorted(set(missing) - set(NATIVE_EXCUSED)) == [], "end these texts with a code, as in '… [BG402]'"
+    assert set(NATIVE_EXCUSED) - set(missing) == set(), "excuses that nothing needs"
+
+
+def test_a_native_text_without_a_code_is_found() -> None:
+    call = 'TORCH_CHECK_VALUE(one.size() == 1, title, ": bad (very).{}")'
+    assert native_uncoded(call.replace("{}", ""), "new.cpp") == [f"new.cpp: {call.replace('{}', '')}"]
+    assert native_uncoded(call.replace("{}", " [BG402]"), "new.cpp") == []
+    assert len(native_uncoded('throw py::value_error(\n    "no");\nqueue->fail(title + "no")', "new.cpp")) == 2
 
 
 def refusals(content: str) -> Iterator[tuple[int, bool]]:

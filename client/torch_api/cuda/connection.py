@@ -85,7 +85,7 @@ class CudaConnection:
         except self._error as error:
             if self.connection.generation_is_over():
                 raise Regrouped(str(error)) from None
-            raise BaguaError(f"CUDA tensors can't be communicated: {error} [BG510]") from None
+            raise BaguaError(f"CUDA tensors can't be communicated: {error}") from None
         self._waited: deque[int] = deque()
         self._in_use: dict[int, tuple[Place, Place]] = {}  # by ticket, until a stream waits for it
         self._comms: set[int] = set()

@@ -23,7 +23,9 @@ struct DeviceError : std::runtime_error {
 };
 
 void check(const Status& status) {
-  if (!status) throw DeviceError(status.message());
+  if (status) return;
+  const bool has_code = status.message().find(" [BG") != std::string::npos;  // of the core
+  throw DeviceError(has_code ? status.message() : status.message() + " [BG510]");
 }
 
 py::str text(const std::string& bytes) {

@@ -32,11 +32,11 @@ CHOICES: dict[str, dict[str, Any]] = {
 }
 
 
-def begin(folder: str) -> int:
+def begin(folder: str, backend: str = "bagua") -> int:
     import bagua.c10d  # noqa: F401 - before torch 2.5 nothing else would register it
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("bagua", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=size)
     return rank
 
 
@@ -248,6 +248,38 @@ def rank_refusals(folder: str) -> None:
 
 def test_what_can_not_be_is_refused_on_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
     ranks.run(rank_refusals, 2, folder=str(tmp_path))
+
+
+def rank_with_a_backend_for_each_device(folder: str, backend: str) -> bool:
+    """Whether the chosen algorithm is in use. One that has no place in DDP is refused there, and nowhere else."""
+    begin(folder, backend)
+    found = in_ddp(None, [0, 1, 2])
+    del os.environ["BAGUA_ALGORITHM"]
+    exact = all(torch.equal(*pair) for pair in zip(found, in_ddp(None, [0, 1, 2]), strict=True))
+    os.environ["BAGUA_ALGORITHM"] = "local_sgd:interval=4"
+    try:
+        DistributedDataParallel(Layers([0]))
+    except ConfigError:
+        assert not exact
+        return True
+    assert exact
+    return False
+
+
+@pytest.mark.parametrize(("backend", "ours"), [("cpu:bagua,cuda:gloo", True), ("cpu:gloo,cuda:bagua", False)])
+def test_the_variable_counts_where_the_backend_carries_the_parameters(
+    ranks: Ranks, tmp_path: Path, backend: str, ours: bool
+) -> None:
+    environment = {"BAGUA_ALGORITHM": "bytegrad"}
+    found = ranks.run(
+        rank_with_a_backend_for_each_device,
+        hosts=TWO_HOSTS,
+        environment=environment,
+        folder=str(tmp_path),
+        backend=backend,
+    )
+    assert found == [ours, ours]
+    assert all(("BAGUA_ALGORITHM has no effect" in rank.output) != ours for rank in ranks.started)
 
 
 def rank_shares_a_session(folder: str) -> None:

@@ -373,6 +373,68 @@ def a_mesh() -> None:
     same(sharded.redistribute(mesh["b"], [Shard(1)]).full_tensor(), whole)
 
 
+def tensors_with_gradients() -> None:
+    """Operations record nothing for autograd: neither what reads such a tensor, nor what writes one that is a leaf."""
+    n, last = size(), size() - 1
+    seen: list[torch.Tensor] = []
+
+    def made(*shape: int, number: float = 0.0, plain: bool = True) -> torch.Tensor:
+        whole = torch.full(shape, number) if plain else torch.full(shape[::-1], number).t()
+        seen.append(whole.requires_grad_())
+        return whole
+
+    def several(plain: bool, number: float = 0.0) -> list[torch.Tensor]:
+        return [made(2, 3, number=number + rank, plain=plain) for rank in range(n)]
+
+    for plain in (True, False):
+        own = 1.0 + me()
+        total = n * (n + 1) / 2
+        dist.all_reduce(tensor := made(2, 3, number=own, plain=plain))
+        assert tensor.unique().tolist() == [total]
+        dist.broadcast(tensor := made(2, 3, number=own, plain=plain), last)
+        assert tensor.unique().tolist() == [n]
+        dist.reduce(tensor := made(2, 3, number=own, plain=plain), 0)
+        assert me() or tensor.unique().tolist() == [total]
+        dist.all_gather(found := several(plain), made(2, 3, number=own, plain=plain))
+        assert [one.unique().tolist() for one in found] == [[1.0 + rank] for rank in range(n)]
+        dist.all_gather_into_tensor(whole := made(2 * n, 3, plain=plain), made(2, 3, number=own, plain=plain))
+        assert whole[:, 0].tolist() == [1.0 + rank // 2 for rank in range(2 * n)]
+        dist.gather(made(2, 3, number=own, plain=plain), several(plain) if me() == 0 else None, 0)
+        dist.scatter(tensor := made(2, 3, plain=plain), several(plain) if me() == 0 else None, 0)
+        assert tensor.unique().tolist() == [me()]
+        dist.reduce_scatter(tensor := made(2, 3, plain=plain), several(plain))
+        assert tensor.unique().tolist() == [n * me()]
+        dist.reduce_scatter_tensor(tensor := made(2, 3, plain=plain), made(2 * n, 3, number=own, plain=plain))
+        assert tensor.unique().tolist() == [total]
+        dist.all_to_all(found := several(plain), several(plain, own))
+        assert [one.unique().tolist() for one in found] == [[1.0 + rank + me()] for rank in range(n)]
+        dist.all_to_all_single(whole := made(n, 3, plain=plain), made(n, 3, number=own, plain=plain))
+        assert whole[:, 0].tolist() == [1.0 + rank for rank in range(n)]
+        dist.all_to_all_single(whole := torch.zeros(n, 3), made(n, 3, number=own, plain=plain), [1] * n, [1] * n)
+        assert whole.grad_fn is None and not whole.requires_grad
+        sent = dist.isend(made(2, 3, number=own, plain=plain), (me() + 1) % n)
+        dist.recv(tensor := made(2, 3, plain=plain), (me() - 1) % n)
+        assert tensor.unique().tolist() == [1.0 + (me() - 1) % n]
+        assert sent is not None
+        sent.wait()
+        dist.barrier()
+        if me():
+            dist.send(made(2, 3, number=own, plain=plain), 0)
+        else:
+            for _ in range(last):
+                source = dist.recv(tensor := made(2, 3, plain=plain))
+                assert tensor.unique().tolist() == [1.0 + source]
+        with dist.distributed_c10d._coalescing_manager():
+            parts = several(plain, 1.0)
+            for one in parts:
+                dist.all_reduce(one)
+        assert [one.unique().tolist() for one in parts] == [[n * (1.0 + rank)] for rank in range(n)]
+    dist.all_reduce(sparse := torch.eye(3).to_sparse(1).requires_grad_())
+    assert sparse.to_dense().tolist() == (n * torch.eye(3)).tolist()
+    for one in [*seen, sparse]:
+        assert one.is_leaf and one.requires_grad and one.grad_fn is None
+
+
 def objects() -> None:
     gathered: list[Any] = [None] * size()
     dist.all_gather_object(gathered, {"rank": me(), "text": "x" * me()})
@@ -492,6 +554,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
         any_source_beside_named_ones,
         groups_that_others_do_not_know,  # before ranks have different numbers of groups: torch names them by that
         groups,
+        tensors_with_gradients,
         a_mesh,
         objects,
         works_and_futures,

@@ -18,6 +18,8 @@ import torch.distributed as dist
 from rig.engine_hosts import Ranks
 from torch.nn.parallel import DistributedDataParallel
 
+from bagua.base.errors import ConfigError
+
 WAIT_S = 120.0
 
 
@@ -29,9 +31,11 @@ def begin(folder: str, **options: Any) -> int:
     return rank
 
 
-def refused(call: Callable[[], object], words: str) -> None:
-    with pytest.raises((ValueError, TypeError, RuntimeError), match=words):
+def refused(call: Callable[[], object], words: str, code: str = "") -> None:
+    """``code``: of our error, which both implementations give. torch's own errors have none."""
+    with pytest.raises((ValueError, TypeError, RuntimeError), match=words) as raised:
         call()
+    assert str(raised.value).endswith(f"[{code}]" if code else ""), raised.value
 
 
 def rank_bad_input(folder: str) -> None:
@@ -40,19 +44,19 @@ def rank_bad_input(folder: str) -> None:
     ones = torch.ones(4)
     group = dist.group.WORLD
     assert group is not None
-    refused(lambda: dist.all_reduce(torch.eye(2).to_sparse(), dist.ReduceOp.MAX), "SUM alone")
+    refused(lambda: dist.all_reduce(torch.eye(2).to_sparse(), dist.ReduceOp.MAX), "SUM alone", "BG405")
     refused(lambda: group.broadcast([torch.eye(2).to_sparse()], dist.BroadcastOptions()).wait(), "to_dense|Sparse")
     refused(lambda: dist.all_gather([torch.ones(4), torch.ones(4, dtype=torch.int32)], ones), "dtype|type")
-    refused(lambda: dist.all_gather([torch.ones(4)], ones), "one for each of the 2 ranks")
-    refused(lambda: dist.all_gather([torch.ones(4), torch.ones(5)], ones), "same number")
-    refused(lambda: dist.all_gather_into_tensor(torch.ones(7), ones), "2 times the 4")
-    refused(lambda: dist.reduce_scatter_tensor(ones, torch.ones(9)), "2 times the 4")
-    refused(lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), dist.ReduceOp.AVG), "AVG")
-    refused(lambda: dist.all_reduce(ones, dist.ReduceOp.BAND), "BAND")
+    refused(lambda: dist.all_gather([torch.ones(4)], ones), "one for each of the 2 ranks", "BG402")
+    refused(lambda: dist.all_gather([torch.ones(4), torch.ones(5)], ones), "same number", "BG402")
+    refused(lambda: dist.all_gather_into_tensor(torch.ones(7), ones), "2 times the 4", "BG402")
+    refused(lambda: dist.reduce_scatter_tensor(ones, torch.ones(9)), "2 times the 4", "BG402")
+    refused(lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), dist.ReduceOp.AVG), "AVG", "BG405")
+    refused(lambda: dist.all_reduce(ones, dist.ReduceOp.BAND), "BAND", "BG405")
     refused(lambda: dist.all_reduce(torch.ones(2, dtype=torch.complex64), dist.ReduceOp.MAX), "complex|Complex")
-    refused(lambda: dist.all_reduce(torch.ones(2, dtype=torch.uint16)), "can't be reduced")
-    refused(lambda: dist.all_to_all_single(torch.ones(4), ones, [3, 1], [1, 2]), "add up to|split")
-    refused(lambda: group.send([ones], dist.get_rank(), 0), "one of the other 1")
+    refused(lambda: dist.all_reduce(torch.ones(2, dtype=torch.uint16)), "can't be reduced", "BG405")
+    refused(lambda: dist.all_to_all_single(torch.ones(4), ones, [3, 1], [1, 2]), "add up to|split", "BG403")
+    refused(lambda: group.send([ones], dist.get_rank(), 0), "one of the other 1", "BG404")
     refused(lambda: dist.init_process_group("bagua"), "twice")
     dist.all_reduce(ones)
     assert ones.tolist() == [2.0] * 4
@@ -126,17 +130,114 @@ def test_a_tensor_that_one_rank_can_not_pass_is_an_error_on_all_ranks(ranks: Ran
     assert all("DistBackendError" in output and "rank 0 (" in output for output in others), others
 
 
-def rank_groups_that_differ(folder: str) -> None:
+SHAPES = {
+    "a larger one first": [[0, 1], [0, 1, 2], [0, 1, 2]],
+    "a larger one on a rank that others leave out": [[0, 1], [0, 1], [0, 1, 2]],
+    "pairs": [[0, 1], [1, 2], [1, 2]],
+    "a circle": [[0, 1], [1, 2], [0, 2]],
+    "a rank that is in no list of its own": [[0, 1], [0, 2], [0, 1]],
+    "no rank in common": [[0], [1, 2], [1, 2]],
+    "no members but one": [[2], [2], [0, 2]],
+    "nobody is a member": [[1, 2], [2], [0]],
+}
+"""Lists of ranks 0, 1 and 2."""
+
+
+def error_of(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def rank_groups_that_differ(folder: str) -> dict[str, str]:
+    """By shape: the error. What agrees goes on after each of them."""
     rank = begin(folder)
-    dist.new_group([0, 1] if rank == 0 else [0, 1, 2])
+    found = {}
+    for name, lists in SHAPES.items():
+        dist.barrier()
+        found[name] = error_of(lambda lists=lists: dist.new_group(lists[rank]))  # type: ignore[misc]
+        pair = dist.new_group([0, 2])
+        if rank != 1:
+            dist.all_reduce(tensor := torch.ones(1), group=pair)
+            assert tensor.item() == 2
+    return found
 
 
-def test_groups_that_differ_are_an_error_on_all_members(ranks: Ranks, tmp_path: Path) -> None:
-    ranks.start(rank_groups_that_differ, 3, folder=str(tmp_path))
-    ranks.wait(WAIT_S)
-    differing = [rank.output for rank in ranks.started if "differs between ranks" in rank.output]
-    assert len(differing) >= 2, [rank.output for rank in ranks.started]
-    assert all(rank.process.returncode for rank in ranks.started)
+def test_groups_that_differ_are_an_error_on_every_rank(ranks: Ranks, tmp_path: Path) -> None:
+    for rank, errors in enumerate(ranks.run(rank_groups_that_differ, 3, folder=str(tmp_path))):
+        for name, lists in SHAPES.items():
+            assert f"differs between ranks: rank {rank} passed ranks {lists[rank]}, rank " in errors[name], (rank, name)
+            assert "[BG410]" in errors[name]
+
+
+LOCAL_SHAPES = {
+    "a larger one": [[0, 1], [0, 1, 2], [0, 1, 2]],
+    "a circle": [[0, 1], [1, 2], [0, 2]],
+    "one that waits for two that differ": [[0, 1], [0, 1, 2], [1, 2]],
+}
+
+
+def rank_local_groups_that_differ(folder: str) -> dict[str, str]:
+    rank = begin(folder)
+    found = {}
+    for name, lists in LOCAL_SHAPES.items():
+        dist.barrier()
+        found[name] = error_of(
+            lambda lists=lists: dist.new_group(lists[rank], use_local_synchronization=True)  # type: ignore[misc]
+        )
+        dist.new_group()  # names of groups depend on their number
+    if rank != 1:  # who rightly never comes is not waited for
+        pair = dist.new_group([0, 2], use_local_synchronization=True)
+        dist.all_reduce(torch.ones(1), group=pair)
+    dist.barrier()
+    return found
+
+
+def test_groups_that_members_alone_make_and_that_differ_are_an_error_on_every_rank(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    for rank, errors in enumerate(ranks.run(rank_local_groups_that_differ, 3, folder=str(tmp_path))):
+        for name in LOCAL_SHAPES:
+            assert "differs between ranks: rank " in errors[name], (rank, name, errors)
+            assert "waits in new_group() of ranks [" in errors[name], (rank, name, errors)
+
+
+def rank_with_old_notes(folder: str) -> None:
+    """A program that ends its groups and begins again, in one store."""
+    import bagua.c10d  # noqa: F401
+
+    store = dist.FileStore(f"{folder}/store", 3)
+    rank = int(os.environ["RANK"])
+    for lists in ([[0, 1], [0, 1, 2], [0, 1]], [[1, 2]] * 3, [[0, 1], [0, 1], [0, 2]]):
+        dist.init_process_group("bagua", store=store, rank=rank, world_size=3)
+        error = error_of(lambda lists=lists: dist.new_group(lists[rank]))  # type: ignore[misc]
+        assert bool(error) == (lists[1:] != lists[:-1]), error
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def test_lists_of_an_earlier_default_group_are_not_compared(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.run(rank_with_old_notes, 3, folder=str(tmp_path))
+
+
+def rank_alone_in_its_call(folder: str) -> str:
+    """torch wants all ranks of a job to call ``new_group``, but does not need those that are no members. It counts the
+    calls, so a rank that stayed away is one behind."""
+    rank = begin(folder)
+    if rank != 2:
+        pair = dist.new_group([0, 1])
+        dist.all_reduce(tensor := torch.ones(1), group=pair)
+        assert tensor.item() == 2
+    dist.barrier()
+    return error_of(dist.new_group)
+
+
+@pytest.mark.full  # it waits for ranks that do not come
+def test_a_rank_that_is_no_member_may_stay_away_once(ranks: Ranks, tmp_path: Path) -> None:
+    for error in ranks.run(rank_alone_in_its_call, 3, folder=str(tmp_path)):
+        assert "rank 2 passed ranks [0, 1, 2], rank 0 passed [0, 1]." in error, error
 
 
 def rank_dies_in_ddp(folder: str) -> None:
@@ -188,6 +289,41 @@ def rank_waits_in_vain(folder: str) -> str:
 def test_a_timeout_says_who_waits_for_whom(ranks: Ranks, tmp_path: Path) -> None:
     words = ranks.run(rank_waits_in_vain, 2, folder=str(tmp_path))[0]
     assert "rank 0 has been waiting for rank 1" in words, words
+
+
+def rank_sends_and_receives_in_vain(folder: str) -> list[str]:
+    """In a group that works on with other messages. Where torch can change a timeout, that of a group with another."""
+    rank, limit = begin(folder), timedelta(seconds=1)
+    later = hasattr(torch._C._distributed_c10d.Backend, "set_timeout")
+    group = dist.new_group(timeout=None if later else limit)
+    if later:
+        group._get_backend(torch.device("cpu")).set_timeout(limit)
+    words = []
+    if rank == 0:
+        calls: list[Callable[[], object]] = [
+            lambda: dist.recv(torch.ones(1), 1, group, tag=1),
+            lambda: dist.send(torch.ones(300_000), 1, group, tag=2),
+            lambda: dist.recv(torch.ones(1), None, group, tag=3),
+        ]
+        for call in calls:
+            begun = time.monotonic()
+            with pytest.raises(RuntimeError, match="not done within its timeout of 1 s") as raised:
+                call()
+            assert time.monotonic() - begun >= 1
+            words.append(str(raised.value))
+    dist.barrier()
+    if rank == 1:
+        dist.send(torch.ones(1), 0, group, tag=5)
+    else:
+        dist.recv(torch.ones(1), 1, group, tag=5)
+    return words
+
+
+def test_a_message_that_does_not_come_in_time_says_who_waits_for_whom(ranks: Ranks, tmp_path: Path) -> None:
+    received, sent, any_source = ranks.run(rank_sends_and_receives_in_vain, 2, folder=str(tmp_path))[0]
+    for words in (received, sent):
+        assert "rank 0 has been waiting for rank 1" in words and words.endswith("[BG503]"), words
+    assert "ank 0 " in any_source and "waiting for" in any_source and any_source.endswith("[BG503]"), any_source
 
 
 def rank_aborts(folder: str) -> None:
