@@ -224,6 +224,24 @@ TEST(ranks_go) {
   EXPECT_EQ(job->engine(0).error(), std::string());
 }
 
+// A host ends its part, and says so: the others need not wait until its ranks have ended.
+TEST(a_host_withdraws) {
+  const Hosts hosts{{0}, {1}, {2}};
+  const auto job = elastic_job(hosts);
+  Members ranks(job.get(), hosts);
+  ranks.each([](Rank& rank) { all_reduce(&rank); });
+  job->engine(1).withdraw("its daemon was stopped");
+  EXPECT_EQ(await_suspended(&job->engine(0)).host, 1);
+  EXPECT_EQ(await_suspended(&job->engine(2)).host, 1);
+  EXPECT_EQ(await_suspended(&job->engine(1)).host, -1);
+  ranks.kill(1);
+  job->engine(1).close();
+  regroup(job.get(), 4, {{0}, {2}}, {0, 2});
+  ranks.enter();
+  ranks.each([](Rank& rank) { all_reduce(&rank); });
+  EXPECT_EQ(job->engine(0).error(), std::string());
+}
+
 // A host is gone: the others suspend by themselves, and go on without it, at last one alone.
 TEST(hosts_go) {
   const Hosts hosts{{0, 1}, {2}, {3}};
