@@ -22,6 +22,7 @@ WAITING = common_pb2.JOB_STATE_WAITING
 GARBAGE = bytes(range(255, 191, -1))
 SLOW_BYTES_PER_S = 100_000
 DEAD_BYTES_PER_S = 1
+DELAY_S = 0.05
 NEWCOMER_S = 120.0
 """Newcomers come so far, with others before them that have failed."""
 TO_NOTICE_S = 60.0
@@ -121,7 +122,10 @@ class Injector:
             case "stop-daemon":
                 with stopped(self._daemon(node)):
                     time.sleep(kind.lasts_s)
-            case "cut-link" | "corrupt-link" | "slow-link" | "dead-link":
+            case "stop-keeper":
+                with stopped(self._cluster.nodes[node].process.pid):
+                    time.sleep(kind.lasts_s)
+            case "cut-link" | "corrupt-link" | "slow-link" | "delay-link" | "dead-link":
                 self._disturb(fault.kind, self._daemon(node), trained)
             case "scale" | "drain" | "pause":
                 return Changes(self._cluster, trained).play(fault.kind, node)
@@ -181,6 +185,8 @@ class Injector:
             found = sockets.cut(pid, port)
         elif kind == "corrupt-link":
             found = sockets.corrupt(pid, port, GARBAGE)
+        elif kind == "delay-link":
+            found = sockets.delay(pid, port, DELAY_S, KINDS[kind].lasts_s)
         else:
             slow = kind == "slow-link"
             found = sockets.pace(pid, port, SLOW_BYTES_PER_S if slow else DEAD_BYTES_PER_S)
