@@ -180,25 +180,23 @@ class Injector:
         service.process.kill()
 
     def _disturb(self, kind: str, pid: int, trained: Trained) -> None:
-        port = self._cluster.port
-        if kind == "cut-link":
-            found = sockets.cut(pid, port)
-        elif kind == "corrupt-link":
-            found = sockets.corrupt(pid, port, GARBAGE)
-        elif kind == "delay-link":
-            found = sockets.delay(pid, port, DELAY_S, KINDS[kind].lasts_s)
-        else:
-            slow = kind == "slow-link"
-            found = sockets.pace(pid, port, SLOW_BYTES_PER_S if slow else DEAD_BYTES_PER_S)
-            if slow:
-                time.sleep(KINDS[kind].lasts_s)
-                sockets.pace(pid, port, sockets.UNLIMITED)
-            elif found:
-                generation = self._cluster.job(trained.job_id).generation
-                anew = "connections that carry nothing are made anew"
-                until(lambda: self._cluster.job(trained.job_id).generation > generation, anew)
-        if not found:
-            raise ServiceError(f"Process {pid} has no connection to another host. [BG003]")
+        """Connections are made anew while somebody joins, so that there may be none at first."""
+        port, lasts_s = self._cluster.port, KINDS[kind].lasts_s
+        speed = SLOW_BYTES_PER_S if kind == "slow-link" else DEAD_BYTES_PER_S
+        deeds: dict[str, Callable[[], int]] = {
+            "cut-link": lambda: sockets.cut(pid, port),
+            "corrupt-link": lambda: sockets.corrupt(pid, port, GARBAGE),
+            "delay-link": lambda: sockets.delay(pid, port, DELAY_S, lasts_s),
+        }
+        deed = deeds.get(kind, lambda: sockets.pace(pid, port, speed))
+        until(lambda: deed() > 0, f"process {pid} has a connection to another host")
+        if kind == "slow-link":
+            time.sleep(lasts_s)
+            sockets.pace(pid, port, sockets.UNLIMITED)
+        elif kind == "dead-link":
+            generation = self._cluster.job(trained.job_id).generation
+            anew = "connections that carry nothing are made anew"
+            until(lambda: self._cluster.job(trained.job_id).generation > generation, anew)
 
     @contextlib.contextmanager
     def _service_fault(self, kind: str) -> Iterator[None]:
