@@ -107,8 +107,8 @@ async def late_hello() -> int:
 
 
 async def outage(away: str, seconds: float) -> int:
-    """An elastic job on two nodes; the database or the coordinator is ``away`` for so long. In the middle of that time a
-    rank is killed. Raises BrokenPromiseError unless training goes on until then, and the change waits."""
+    """An elastic job on two nodes; the database or the coordinator is ``away`` for so long. In the middle of that time
+    a rank is killed. Raises BrokenPromiseError unless training goes on until then, and the change waits."""
     trouble = Trouble(random.Random(0), 0.0)
     world = World(random.Random(0), trouble, MemoryStore, nodes=2, slots=2)
     await world.start_coordinator()
