@@ -135,6 +135,8 @@ class Engine:
     def abort(self, reason: str) -> None:
         """Fails every pending and later operation with this reason, here and on the other hosts (but those that are
         suspended); no generation follows. First call wins."""
+    def withdraw(self, reason: str) -> None:
+        """This host ends its part. Elastic jobs go on without it, at once; others are over. Thread-safe."""
     def stats(self) -> dict[str, int]:
         """bytes_local, bytes_sent, bytes_received, ops, frames_dropped, bad_connections, segment_bytes, comm_ns,
         residual_bytes, zero_copy_bytes, zero_copy_off (streams that went back to copying), bytes_encrypted (of

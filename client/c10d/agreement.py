@@ -27,7 +27,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore
 
 from bagua.base.errors import ConfigError
-from bagua.c10d.registration import NAME
+from bagua.c10d.names import NAME
 from bagua.torch_api.comm.communicator import Communicator
 
 GRACE_S = 5.0
@@ -172,7 +172,7 @@ class _Call:
                 if name not in _Default.refused:
                     raise ConfigError(
                         f"Group {self._name!r} of ranks {_text(self._ranks)} was not made. Rank {rank} was told: "
-                        f"{words}"
+                        f"{words} [BG410]"
                     )
 
     def _circle(self) -> str:

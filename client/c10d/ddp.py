@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bagua.base.algorithm_choice import VARIABLE
 from bagua.base.errors import BaguaError, ConfigError
-from bagua.c10d.registration import NAME
+from bagua.c10d.names import NAME
 from bagua.torch_api.train.ddp_hook import hook_named
 from bagua.torch_api.train.wrapping import IN_DDP
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-NAME = "bagua"
+from bagua.c10d.names import NAME
+
 DEVICES = ["cpu", "cuda"]
 
 

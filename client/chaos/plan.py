@@ -40,6 +40,7 @@ KINDS = {
     "stop-daemon": Kind("daemons", "SIGSTOP of a daemon for 1.5 s", lasts_s=1.5, halts=True),
     "silent-daemon": Kind("silence, 5 s", "SIGSTOP of a daemon until it is out", takes="node", hosts=2),
     "kill-keeper": Kind("daemons", "SIGKILL of a keeper: its daemon and ranks die with it", takes="node"),
+    "stop-keeper": Kind("daemons", "SIGSTOP of a keeper for 3 s", lasts_s=3.0),
     "kill-newcomer": Kind("newcomers", "SIGKILL of a newcomer while it prepares", takes="rank", phase="prepares"),
     "stop-newcomer": Kind(
         "newcomers", "SIGSTOP of a newcomer for 2 s as it prepares", takes="rank", lasts_s=2.0, phase="prepares"
@@ -72,6 +73,7 @@ KINDS = {
     "cut-link": Kind("network, disk", "connections between two hosts cut", hosts=2),
     "dead-link": Kind("silence, 5 s", "a host's connections carry nothing more", hosts=2),
     "slow-link": Kind("network, disk", "a host sends at 100 kB/s for 2 s", lasts_s=2.0, hosts=2),
+    "delay-link": Kind("network, disk", "a host's messages wait for up to 50 ms, for 2 s", lasts_s=2.0, hosts=2),
     "corrupt-link": Kind("network, disk", "garbage in a connection between hosts", hosts=2),
     "full-disk": Kind("network, disk", "no room on the disk of all services for 3 s", lasts_s=3.0, needs="root"),
 }

@@ -9,7 +9,8 @@ import contextlib
 import ctypes
 import os
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _PIDFD_GETFD = 438  # number of a system call that Python does not have
@@ -70,6 +71,34 @@ def pace(pid: int, but: int, bytes_per_s: int) -> int:
             with contextlib.suppress(OSError):
                 one.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, bytes_per_s)
         return len(found)
+
+
+def delay(pid: int, but: int, most_s: float, lasts_s: float) -> int:
+    """For ``lasts_s``, what the process sends on each of these connections waits for up to ``most_s``, at most 0.2 s.
+    Less than 64 KiB wait so; more goes at once, as much as fills packets."""
+    with copies(pid, but) as found:
+        until = time.monotonic() + lasts_s
+        while found and time.monotonic() < until:
+            with held(found):
+                time.sleep(most_s)
+        return len(found)
+
+
+@contextlib.contextmanager
+def held(connections: Sequence[socket.socket]) -> Iterator[None]:
+    """Messages that are sent wait until the context ends, at most 0.2 s."""
+    try:
+        for one in connections:
+            _cork(one, True)
+        yield
+    finally:
+        for one in connections:
+            _cork(one, False)
+
+
+def _cork(connection: socket.socket, on: bool) -> None:
+    with contextlib.suppress(OSError):  # closed meanwhile
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, on)
 
 
 def corrupt(pid: int, but: int, garbage: bytes) -> int:

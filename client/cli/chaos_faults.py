@@ -22,6 +22,7 @@ WAITING = common_pb2.JOB_STATE_WAITING
 GARBAGE = bytes(range(255, 191, -1))
 SLOW_BYTES_PER_S = 100_000
 DEAD_BYTES_PER_S = 1
+DELAY_S = 0.05
 NEWCOMER_S = 120.0
 """Newcomers come so far, with others before them that have failed."""
 TO_NOTICE_S = 60.0
@@ -121,7 +122,10 @@ class Injector:
             case "stop-daemon":
                 with stopped(self._daemon(node)):
                     time.sleep(kind.lasts_s)
-            case "cut-link" | "corrupt-link" | "slow-link" | "dead-link":
+            case "stop-keeper":
+                with stopped(self._cluster.nodes[node].process.pid):
+                    time.sleep(kind.lasts_s)
+            case "cut-link" | "corrupt-link" | "slow-link" | "delay-link" | "dead-link":
                 self._disturb(fault.kind, self._daemon(node), trained)
             case "scale" | "drain" | "pause":
                 return Changes(self._cluster, trained).play(fault.kind, node)
@@ -176,23 +180,23 @@ class Injector:
         service.process.kill()
 
     def _disturb(self, kind: str, pid: int, trained: Trained) -> None:
-        port = self._cluster.port
-        if kind == "cut-link":
-            found = sockets.cut(pid, port)
-        elif kind == "corrupt-link":
-            found = sockets.corrupt(pid, port, GARBAGE)
-        else:
-            slow = kind == "slow-link"
-            found = sockets.pace(pid, port, SLOW_BYTES_PER_S if slow else DEAD_BYTES_PER_S)
-            if slow:
-                time.sleep(KINDS[kind].lasts_s)
-                sockets.pace(pid, port, sockets.UNLIMITED)
-            elif found:
-                generation = self._cluster.job(trained.job_id).generation
-                anew = "connections that carry nothing are made anew"
-                until(lambda: self._cluster.job(trained.job_id).generation > generation, anew)
-        if not found:
-            raise ServiceError(f"Process {pid} has no connection to another host. [BG003]")
+        """Connections are made anew while somebody joins, so that there may be none at first."""
+        port, lasts_s = self._cluster.port, KINDS[kind].lasts_s
+        speed = SLOW_BYTES_PER_S if kind == "slow-link" else DEAD_BYTES_PER_S
+        deeds: dict[str, Callable[[], int]] = {
+            "cut-link": lambda: sockets.cut(pid, port),
+            "corrupt-link": lambda: sockets.corrupt(pid, port, GARBAGE),
+            "delay-link": lambda: sockets.delay(pid, port, DELAY_S, lasts_s),
+        }
+        deed = deeds.get(kind, lambda: sockets.pace(pid, port, speed))
+        until(lambda: deed() > 0, f"process {pid} has a connection to another host")
+        if kind == "slow-link":
+            time.sleep(lasts_s)
+            sockets.pace(pid, port, sockets.UNLIMITED)
+        elif kind == "dead-link":
+            generation = self._cluster.job(trained.job_id).generation
+            anew = "connections that carry nothing are made anew"
+            until(lambda: self._cluster.job(trained.job_id).generation > generation, anew)
 
     @contextlib.contextmanager
     def _service_fault(self, kind: str) -> Iterator[None]:

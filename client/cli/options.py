@@ -229,7 +229,7 @@ PrefixOption = Annotated[
     bool | None,
     typer.Option(
         "--prefix/--no-prefix",
-        help="Begin each line of output with its rank, as in [rank 3]. Default: where there are several ranks.",
+        help="Begin each line of output with its rank, as in \\[rank 3]. Default: where there are several ranks.",
         show_default=False,
     ),
 ]

@@ -20,6 +20,7 @@ from starlette.responses import Response
 
 COOKIE = "bagua_dashboard"
 HEADER = "x-bagua-dashboard"
+BEARER = "Bearer "
 SESSION_S = 12 * 3600.0
 MAX_SESSIONS = 500
 CODE_S = 600.0  # a code that nobody used
@@ -71,11 +72,18 @@ class Access:
         """Ends the session of a request."""
         self._sessions.pop(request.cookies.get(COOKIE, ""), None)
 
+    def shows_token(self, request: Request) -> bool:
+        """The request has a token, right or wrong, as programs send it."""
+        return request.headers.get("authorization", "").startswith(BEARER)
+
     def known(self, request: Request) -> bool:
-        """The request has a session, or the token itself as programs send it."""
-        given = request.headers.get("authorization", "")
-        if given.startswith("Bearer "):
-            return hmac.compare_digest(given.removeprefix("Bearer ").encode(), self._token)
+        """The request has a session, or the token itself. A wrong token is counted."""
+        if self.shows_token(request):
+            given = request.headers["authorization"].removeprefix(BEARER)
+            good = hmac.compare_digest(given.encode(), self._token)
+            if not good:
+                self._wrong.append(self._clock())
+            return good
         ends = self._sessions.get(request.cookies.get(COOKIE, ""))
         return ends is not None and self._clock() < ends
 

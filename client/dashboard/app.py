@@ -38,6 +38,7 @@ from bagua.proto import common_pb2
 STATIC = Path(__file__).resolve().parent / "static"  # an editable installation has links
 MAX_BODY = 64 << 10
 MAX_TABS = 100
+TOO_MANY = "Too many wrong tokens. Wait a minute."
 LOG_TAIL = 300  # lines of each rank that a tab begins with
 _HEADERS = (
     (
@@ -145,6 +146,8 @@ class Dashboard:
 
     def _safely(self, handler: Handler) -> Handler:
         async def handle(request: Request) -> Response:
+            if self.access.shows_token(request) and self.access.too_many():
+                return refusal(429, TOO_MANY)
             if not self.access.known(request):
                 return refusal(401, "Log in first.")
             if request.method == "POST" and not self.access.own_page(request):
@@ -169,7 +172,7 @@ class Dashboard:
         if not self.access.own_page(request):
             return refusal(403, "This request does not come from the dashboard's own page.")
         if self.access.too_many():
-            return refusal(429, "Too many wrong tokens. Wait a minute.")
+            return refusal(429, TOO_MANY)
         given = await _body(request)
         session = self.access.log_in(str(given.get("token", "")).strip(), str(given.get("code", "")))
         if session is None:

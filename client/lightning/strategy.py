@@ -217,9 +217,9 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
             """Ends the exchange. This process stays a rank: another Trainer may follow."""
             self._fit = None
             if isinstance(self.model, StepModule):
-                if not self._failed:  # by an exception, which the other ranks need not have: nobody waits for them
-                    self.model.end()
+                self.model.end(alone=self._failed)  # by an exception, which the other ranks need not have
                 self.model = self.lightning_module
+            self._failed = False
             super().teardown()
             if bagua.is_initialized():
                 # LightningEnvironment has taken it away, and the next Trainer's ranks follow from it.

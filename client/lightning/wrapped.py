@@ -58,8 +58,9 @@ class StepModule(torch.nn.Module):
         for buffer in self.module.buffers():
             bagua.broadcast(buffer, src=0)
 
-    def end(self) -> None:
-        """``module`` is an ordinary one again. All ranks do it together."""
+    def end(self, alone: bool = False) -> None:
+        """``module`` is an ordinary one again. All ranks do it together, or this one ``alone``: it then waits for no
+        other."""
         if self.exchange is not None:
-            self.exchange.close()
+            self.exchange.close(alone)
             self.exchange = None

@@ -1,8 +1,8 @@
 """Living jobs and all nodes in memory, as the database has them, indexed for every question about them.
 
-Only the reconciler changes it, after its transaction was committed; the intake alone notes at once whether a node's
-session lives. Everybody on the event loop may read. The cost of a change depends on its size alone, not on the numbers
-of waiting jobs and of nodes.
+Only rounds of the reconciler change it, after their transaction was committed; the intake alone notes at once whether
+a node's session lives. Everybody on the event loop may read. The cost of a change depends on its size alone, not on the
+numbers of waiting jobs and of nodes.
 """
 
 from __future__ import annotations

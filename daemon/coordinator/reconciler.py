@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import sqlalchemy as sa
@@ -22,25 +21,23 @@ from bagua.daemon.coordinator.batch import Batch, Outcome
 from bagua.daemon.coordinator.board import Board, shape_of
 from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.counters import Counters
-from bagua.daemon.coordinator.domain import Change, JobRecord, JobState, NodeRecord, Phase, Stored
-from bagua.daemon.coordinator.inbox import Cancellation, Fact, Inbox, Introduction, Submission, settle
+from bagua.daemon.coordinator.domain import JobRecord, JobState, NodeRecord, Phase, Stored
+from bagua.daemon.coordinator.inbox import Cancellation, Inbox, Introduction, Submission, settle
 from bagua.daemon.coordinator.intake import Intake
-from bagua.daemon.coordinator.neighbours import RESYNC_S, Neighbours
+from bagua.daemon.coordinator.neighbours import Neighbours
 from bagua.daemon.coordinator.options import Options
+from bagua.daemon.coordinator.publisher import YIELD_EVERY, Publisher
+from bagua.daemon.coordinator.resync import Resync
 from bagua.daemon.coordinator.sessions import NodeSession, Sessions
-from bagua.daemon.coordinator.stage import FAULT_RETRY_S, Fault, Stage, fault_reason
+from bagua.daemon.coordinator.stage import FAULT_RETRY_S, Stage
 from bagua.daemon.coordinator.store import Store, Transaction
-from bagua.daemon.coordinator.watchers import STOPPING, Watchers
+from bagua.daemon.coordinator.watchers import STOPPING
 from bagua.daemon.coordinator.worker import Worker
-from bagua.proto import node_pb2
 
 FIRST_RETRY_S = 0.1  # after an error of the database
 MAX_RETRY_S = 2.0
 _BEAT_S = 3.0
 _MOST_FACTS = 500  # in one round: the event loop must not stand still for long
-_YIELD_EVERY = 5  # facts or jobs, for the same reason
-_MOST_SHOWN = 4_000  # characters of a fact in the log
-_PENDING_SHOWN_S = 0.5  # how often watchers hear why a job waits
 
 log = structlog.get_logger("coordinator.reconciler")
 
@@ -58,9 +55,8 @@ class Reconciler:
         clock: ServiceClock,
         board: Board,
         sessions: Sessions,
-        watchers: Watchers,
+        publisher: Publisher,
         counters: Counters,
-        on_end: Callable[[], None],
         job_lease_s: float = 3.0,
     ) -> None:
         self._intake = intake
@@ -71,23 +67,13 @@ class Reconciler:
         self._clock = clock
         self._board = board
         self._sessions = sessions
-        self._watchers = watchers
+        self._publisher = publisher
         self._counters = counters
-        self._on_end = on_end
         self._neighbours = Neighbours(owner, clock, options.lease_s, job_lease_s) if store.shared else None
+        self._resync = Resync(worker, store, clock, board, sessions, intake, publisher, self._neighbours)
         self._beat_s = min(_BEAT_S, options.lease_s / 4, job_lease_s / 4 if store.shared else _BEAT_S)
-        self._orphans: set[str] = set()
         self._next_beat = 0.0
-        self._next_sync = 0.0
-        self._next_shown = 0.0
-        self.on_change: Callable[[Change], None] = lambda change: None  # after it was written
         self._in_doubt = False  # a write has failed: it may have been done all the same
-
-    def forget(self, job_ids: Iterable[str]) -> None:
-        """These jobs were deleted."""
-        for job_id in job_ids:
-            self._board.drop(job_id)
-            self._sessions.forget(job_id)
 
     # ---- life
 
@@ -143,7 +129,7 @@ class Reconciler:
 
     def _next_turn(self) -> float:
         """When a round is due even if nothing comes, by the service clock."""
-        return self._next_beat if self._neighbours is None else min(self._next_beat, self._next_sync)
+        return self._next_beat if self._neighbours is None else min(self._next_beat, self._resync.due)
 
     # ---- a round
 
@@ -151,13 +137,11 @@ class Reconciler:
         now = self._clock.now()
         taken = self._intake.take(now, _MOST_FACTS)
         try:
-            if self._neighbours is not None and now >= self._next_sync:
-                self._next_sync = now + RESYNC_S
-                await self._sync(self._neighbours)
+            await self._resync.look(now)
             if self._in_doubt:
-                await self._compare(await self._worker.read(self._store.look, lambda tx: tx.live()))
+                await self._resync.compare()
                 self._in_doubt = False
-            await self._load_unknown(taken)
+            await self._resync.load_unknown(taken)
             stage = await self._think(taken)
             batch = self._batch(taken, stage)
             outcome = Outcome()
@@ -195,11 +179,9 @@ class Reconciler:
         for mark in taken.marks:
             stage.mark(mark.node_id, mark.draining, mark.leaving)
             looks.update(dict.fromkeys(self._board.on_node(mark.node_id)))
-        if self._neighbours is not None:
-            for job_id in self._orphans & self._board.jobs.keys():
-                stage.claim(job_id, self._owner)
-                looks[job_id] = None
-            self._orphans = set()
+        for job_id in self._resync.take_orphans():
+            stage.claim(job_id, self._owner)
+            looks[job_id] = None
         for came in taken.introductions.values():
             for job_id in self._board.on_node(came.session.node_id):
                 looks[job_id] = None
@@ -218,30 +200,22 @@ class Reconciler:
                 settle(request.done, error=error)
             looks[request.job_id] = None
         for number, fact in enumerate(taken.facts.values(), 1):
-            if number % _YIELD_EVERY == 0:
+            if number % YIELD_EVERY == 0:
                 await asyncio.sleep(0)
             known = stage.observe(fact.node_id, fact.boot_id, fact.job)
             if known:
                 looks[fact.job.job_id] = None
             elif fact.job.phase is not Phase.STOPPED:
-                self._refuse(fact)
+                self._publisher.refuse(fact)
         await self._decide(stage, looks, taken.room)
         for fault in stage.faults:
-            self._note_fault(fault)
+            self._publisher.note_fault(fault)
         return stage
-
-    def _note_fault(self, fault: Fault) -> None:
-        self._counters.add("faults", fault.step)
-        content = {} if fault.content is None else {"content": repr(fault.content)[:_MOST_SHOWN]}
-        known = self._board.job(fault.job_id)
-        generation = None if known is None else known.generation
-        about = {"job": fault.job_id, "generation": generation, "step": fault.step}
-        log.error("step_failed", **about, **content, exc_info=fault.error)
 
     async def _decide(self, stage: Stage, looks: Iterable[str], room: bool) -> None:
         waiting: list[JobRecord] = []
         for number, job_id in enumerate(looks, 1):
-            if number % _YIELD_EVERY == 0:
+            if number % YIELD_EVERY == 0:
                 await asyncio.sleep(0)
             job = stage.job(job_id)
             if job is None:
@@ -257,7 +231,7 @@ class Reconciler:
         elif waiting:
             stage.place({shape_of(job) for job in waiting})
         for number, job in enumerate(waiting, 1):
-            if number % _YIELD_EVERY == 0:
+            if number % YIELD_EVERY == 0:
                 await asyncio.sleep(0)
             left = stage.job(job.job_id)
             if left is not None and left.state is JobState.PENDING:
@@ -284,7 +258,7 @@ class Reconciler:
         again: set[str] = set(outcome.stale)
         for change in batch.changes:
             if change.job.job_id not in refused:
-                self._install(change)
+                self._publisher.install(change)
             elif change.job.job_id in outcome.failed:
                 self._counters.add("faults", "write")
                 self._intake.wake_at(change.job.job_id, self._clock.now() + FAULT_RETRY_S)
@@ -292,12 +266,12 @@ class Reconciler:
             self._intake.wake_at(job_id, at)
         for change in batch.changes:
             if change.job.job_id not in refused:
-                await self._tell(change.job)
+                await self._publisher.tell(change.job)
         self._counters.add("decisions", number=stage.decisions)
         for came in taken.introductions.values():
             self._welcome(came, outcome)
         if again:
-            await self._reload(again)
+            await self._resync.reload(again)
             self._intake.inbox.facts = {
                 **{key: fact for key, fact in taken.facts.items() if fact.job.job_id in again},
                 **self._intake.inbox.facts,
@@ -321,40 +295,7 @@ class Reconciler:
             if mark.done is not None:
                 failed = outcome.failed.get(mark.node_id)
                 settle(mark.done, None if failed else True, error=failed)
-        self._show_waiting()
-
-    def _install(self, change: Change) -> None:
-        job = change.job
-        before = change.old.job
-        self._board.put(change.stored)
-        if job.state is not before.state or job.reason != before.reason:
-            log.info("decided", job=job.job_id, state=job.state.name, reason=job.reason, generation=job.generation)
-        for event in change.events:
-            self._counters.add("events", event.kind)
-        self.on_change(change)
-        self._watchers.notify(job.job_id)
-        if job.state.terminal and not before.state.terminal:
-            self._counters.add("ended", job.state.name.lower())
-        if job.state.terminal:
-            self._intake.drop_deadline(job.job_id)
-            self._on_end()
-
-    async def _tell(self, job: JobRecord) -> None:
-        """In parts: each directive wakes a stream."""
-        with self._alone(job):
-            order = self._sessions.order(job)
-            for start in range(0, len(job.parts), _YIELD_EVERY):
-                if start:
-                    await asyncio.sleep(0)
-                self._sessions.tell(job.job_id, job.parts[start : start + _YIELD_EVERY], order)
-
-    @contextmanager
-    def _alone(self, job: JobRecord) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # a fault of the coordinator: it ends this job and holds up no other
-            self._note_fault(Fault(job.job_id, "tell", error))
-            self._intake.inbox.faults[job.job_id] = fault_reason("tell", error)
+        self._publisher.show_waiting(self._clock.now())
 
     def _welcome(self, came: Introduction, outcome: Outcome) -> None:
         node_id = came.session.node_id
@@ -366,12 +307,7 @@ class Reconciler:
         restarted = view is not None and view.boot_id != came.session.boot_id
         if self._board.put_node(self._as_known(came.node), connected=True, heard_clock=came.session.heard_clock):
             self._intake.inbox.room = True
-        for job_id in self._board.on_node(node_id):
-            job = self._board.job(job_id)
-            if job is not None:
-                with self._alone(job):
-                    of_node = [host for host in job.parts if host.node_id == node_id]
-                    self._sessions.tell(job_id, of_node, self._sessions.order(job))
+        self._publisher.tell_node(node_id)
         self._intake.look(self._board.on_node(node_id))
         settle(came.done, restarted)
 
@@ -401,84 +337,6 @@ class Reconciler:
         job = ended.get(call.job_id) or self._board.job(call.job_id)
         settle(call.done, None if error else job, error=error or NotFoundError(call.job_id))
 
-    # ---- other coordinators
-
-    async def _sync(self, neighbours: Neighbours) -> None:
-        """Takes in what other coordinators have written."""
-        beats = await self._worker.read(self._store.look, lambda tx: tx.beats())
-        alone = neighbours.alone(beats)
-        jump = self._clock.catch_up(max(beats.values(), default=0.0))
-        if jump:  # others were awake while this one was not: it blames nobody for that time
-            self._sessions.put_forward(jump)
-            self._board.put_forward(jump)
-            neighbours.put_forward(jump)
-        neighbours.observe(beats)
-        if not alone:
-            nodes, live = await self._worker.read(self._store.look, lambda tx: (tx.nodes(), tx.live()))
-            for node in nodes:
-                if self._sessions.get(node.node_id) is None:
-                    self._take_in_node(neighbours, node)
-                else:  # the session itself tells, but for what users ask of another coordinator
-                    self._take_in_wish(node)
-            await self._compare(live)
-        self._orphans = set(neighbours.orphans(self._board.jobs.values()))
-
-    async def _compare(self, live: Mapping[str, int]) -> None:
-        """Takes in the jobs that the database has otherwise: ``live`` are its revisions."""
-        here = {job_id: stored.revision for job_id, stored in self._board.jobs.items()}
-        differ = {job_id for job_id in here.keys() | live.keys() if here.get(job_id) != live.get(job_id)}
-        await self._reload(differ)
-        self._intake.look(differ)
-
-    def _take_in_node(self, neighbours: Neighbours, node: NodeRecord) -> None:
-        view = self._board.views.get(node.node_id)
-        connected = neighbours.connected(node)
-        same = view is not None and (
-            (view.boot_id, view.slots, view.address, view.asked_to_drain, view.leaving)
-            == (node.boot_id, node.slots, node.address, node.draining, node.leaving)
-        )
-        if same and view is not None and view.connected is connected:
-            return
-        heard = neighbours.heard_of(node, view, self._clock.now())
-        if self._board.put_node(node, connected, heard):
-            self._intake.inbox.room = True
-        self._intake.look(self._board.on_node(node.node_id))
-
-    def _take_in_wish(self, node: NodeRecord) -> None:
-        view = self._board.views.get(node.node_id)
-        if view is not None and view.asked_to_drain is not node.draining:
-            if self._board.mark_node(node.node_id, node.draining, None):
-                self._intake.inbox.room = True
-            self._intake.look(self._board.on_node(node.node_id))
-
-    async def _reload(self, job_ids: set[str]) -> None:
-        """Takes in jobs as the database has them."""
-        if not job_ids:
-            return
-        read = await self._worker.read(self._store.look, lambda tx: tx.stored(sorted(job_ids)))
-        found = {stored.job.job_id: stored for stored in read}
-        for job_id in job_ids:
-            if job_id in found:
-                self._board.put(found[job_id])
-                await self._tell(found[job_id].job)
-                if found[job_id].job.state.terminal:
-                    self._on_end()
-            else:
-                self.forget([job_id])
-            self._watchers.notify(job_id)
-
-    async def _load_unknown(self, taken: Inbox) -> None:
-        """A job that is not on the board may have been made by another coordinator a moment ago."""
-        if self._neighbours is None:
-            return
-        named = [*(call.job_id for call in taken.cancellations), *(call.job_id for call in taken.requests)]
-        unknown = {job_id for job_id in named if self._board.job(job_id) is None}
-        for fact in taken.facts.values():
-            job = self._board.job(fact.job.job_id)
-            if fact.job.phase is not Phase.STOPPED and (job is None or job.generation < fact.job.generation):
-                unknown.add(fact.job.job_id)
-        await self._reload(unknown)
-
     # ---- helpers
 
     def _mine(self, stored: Stored) -> bool:
@@ -486,23 +344,3 @@ class Reconciler:
 
     def _lives(self, session: NodeSession) -> bool:
         return self._sessions.get(session.node_id) is session and not session.closed.is_set()
-
-    def _refuse(self, fact: Fact) -> None:
-        session = self._sessions.get(fact.node_id)
-        if session is not None:
-            stop = node_pb2.StopJob(
-                job_id=fact.job.job_id,
-                generation=fact.job.generation,
-                reason="the coordinator does not know this job or has replaced this generation",
-            )
-            session.tell(node_pb2.Directive(stop=stop))
-
-    def _show_waiting(self) -> None:
-        """Tells those who watch a job that waits why it waits now; not too often."""
-        now = self._clock.now()
-        if now >= self._next_shown and self._board.waiting:
-            self._next_shown = now + _PENDING_SHOWN_S
-            for job_id in self._watchers.watched():
-                job = self._board.job(job_id)
-                if job is not None and job.state is JobState.PENDING:
-                    self._watchers.notify(job_id)

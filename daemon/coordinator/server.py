@@ -47,6 +47,7 @@ from bagua.daemon.coordinator.interceptors import CallInterceptor
 from bagua.daemon.coordinator.jobs_servicer import JobServicer
 from bagua.daemon.coordinator.nodes_servicer import NodeServicer
 from bagua.daemon.coordinator.options import Options
+from bagua.daemon.coordinator.publisher import Publisher
 from bagua.daemon.coordinator.reconciler import Reconciler
 from bagua.daemon.coordinator.refusals import Refusals
 from bagua.daemon.coordinator.retention import Retention
@@ -139,6 +140,7 @@ class Coordinator:
         sys.setswitchinterval(_SWITCH_S)
         board = Board()
         self._intake = Intake(board, self._clock)
+        publisher = Publisher(board, self.sessions, self.watchers, self._intake, self.counters, self._activity.set)
         reconciler = Reconciler(
             self._intake,
             worker,
@@ -154,12 +156,11 @@ class Coordinator:
             self._clock,
             board,
             self.sessions,
-            self.watchers,
+            publisher,
             self.counters,
-            self._activity.set,
             settings.job_lease_s,
         )
-        await self._open_tracing(reconciler)
+        await self._open_tracing(publisher)
         self._service = Service(worker, store, board, self._intake, self._clock)
         self._tuning = Tuning(worker, store, self._clock)
         self._code = CodeArchives(worker, store, self._clock)
@@ -170,7 +171,7 @@ class Coordinator:
         await self._accounts.load()
         self._audit = Audit(worker, store, self._clock, parse_keep(settings.keep_audit, "--keep-audit"))
         self._closers.push_async_callback(self._write_audit)
-        retention = Retention(worker, store, self._clock, parse_keep(settings.keep), reconciler.forget)
+        retention = Retention(worker, store, self._clock, parse_keep(settings.keep), publisher.forget)
         unfinished = await reconciler.start()
         self._closers.push_async_callback(reconciler.stop)
         self._spawn(reconciler.run(), "reconciler")
@@ -314,7 +315,7 @@ class Coordinator:
         self.dashboard_url = await page.start()
         self._spawn(page.watch(), "dashboard")
 
-    async def _open_tracing(self, reconciler: Reconciler) -> None:
+    async def _open_tracing(self, publisher: Publisher) -> None:
         tracing, trouble = open_tracing("bagua-coordinator", tell=lambda text: log.warning("traces", reason=text))
         if trouble:
             log.warning("no_traces", reason=trouble)
@@ -331,7 +332,7 @@ class Coordinator:
             except Exception:  # no job may suffer from its traces
                 log.exception("not_traced", job=change.job.job_id)
 
-        reconciler.on_change = follow
+        publisher.on_change = follow
         self._closers.push_async_callback(asyncio.to_thread, tracing.close)
 
     def _serve_metrics(self, host: str, port: int) -> None:

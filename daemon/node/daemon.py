@@ -142,7 +142,8 @@ class NodeDaemon:
         self._draining = True
         self._log.info("the node is being drained", reason=reason, seconds=grace_s)
         self._session.report_status()
-        asyncio.get_running_loop().call_later(grace_s, self.stop, f"{reason}, {grace_s:g} s ago")
+        words = f"{reason}; jobs had not left it within --drain-grace {grace_s:g}"
+        asyncio.get_running_loop().call_later(grace_s, self.stop, words)
 
     async def run(self, ready: Ready) -> None:
         """Until stopped. ``ready`` is called after the first Welcome. Raises ConfigError for what can't work at the

@@ -190,6 +190,15 @@ class StartNewcomers(Instruction):
 
 @dataclass(frozen=True)
 class Abort(Instruction):
+    """The job has failed."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Withdraw(Instruction):
+    """An elastic job goes on without this node."""
+
     reason: str
 
 

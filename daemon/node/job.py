@@ -295,6 +295,8 @@ class Job:
                 self._run(self.engine.follow(lambda: (self.spec, self.state.peers)))
             case events.Abort(reason):
                 self.engine.abort(reason)
+            case events.Withdraw(reason):
+                self.engine.withdraw(reason)
             case events.SignalRanks(pids, signum):
                 for pid in pids:
                     signal_group(pid, signum)

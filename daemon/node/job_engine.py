@@ -95,6 +95,11 @@ class JobEngine:
         if self._engine is not None:
             self._engine.abort(reason)
 
+    def withdraw(self, reason: str) -> None:
+        """This host ends its part, for this reason. Elastic jobs go on elsewhere."""
+        if self._engine is not None:
+            self._engine.withdraw(reason)
+
     def set_peers(self, generation: int, addresses: tuple[str, ...]) -> None:
         """Where the engines of all hosts of a generation are. Of one that the engine is not in yet, ``follow`` tells
         it."""

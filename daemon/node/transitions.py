@@ -46,6 +46,7 @@ from bagua.daemon.node.events import (
     TakesNewcomers,
     TimerFired,
     WaitsChanged,
+    Withdraw,
 )
 from bagua.daemon.node.state import JobState, Phase, RankPhase, describe_exit
 
@@ -97,7 +98,8 @@ def _terminate(state: JobState, now: float, reason: str, grace_s: float) -> Step
     state = replace(state, failure=state.failure or reason, pending_error="")
     if not state.alive:
         return _close(state)
-    instructions: list[Instruction] = [] if state.aborted else [Abort(reason)]
+    withdraws = state.elastic and state.withdrawn
+    instructions: list[Instruction] = [] if state.aborted else [Withdraw(reason) if withdraws else Abort(reason)]
     if not state.adopt:
         instructions.append(SignalRanks(tuple(rank.pid for rank in state.alive), signal.SIGTERM))
     return replace(state, phase=Phase.TERMINATING, aborted=True, deadline=now + grace_s), instructions

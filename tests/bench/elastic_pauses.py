@@ -12,6 +12,8 @@ a step before. The rows, each on a cluster of its own on this machine:
     join     a new rank takes the place of the one that was killed, less the state at 70 % of --line-rate
     host     SIGKILL of the keeper of 1 of 3 hosts with one rank each
     silent   1 of 3 hosts is stopped with all of its processes, less the limit of 5 s (docs/elastic.md)
+    coordinator  SIGKILL of the coordinator, which is started again after 1 s; it takes turns with times in which
+             nothing happens, the row "undisturbed"
 """
 
 from __future__ import annotations
@@ -42,10 +44,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from elastic_peers import Step, read
 
 RANK_MAIN = Path(__file__).with_name("elastic_rank.py")
-ON_ONE_HOST, BETWEEN_HOSTS = ("rank", "daemon", "join"), ("host", "silent")
-ROWS = (*ON_ONE_HOST, *BETWEEN_HOSTS)
+ON_ONE_HOST, BETWEEN_HOSTS, ABOVE = ("rank", "daemon", "join"), ("host", "silent"), ("coordinator",)
+ROWS = (*ON_ONE_HOST, *BETWEEN_HOSTS, *ABOVE)
 TARGETS = {"rank": (0.3, 1.0), "host": (0.3, 1.0), "silent": (0.5, 1.5), "daemon": (1.5, 3.0), "join": (0.2, 1.0)}
 """Seconds: median, 99 of 100."""
+AWAY_S, TURN_S = 1.0, 4.0
+"""The coordinator is away, and a turn lasts."""
 SILENCE_S = 5.0
 DAEMON_DEATHS = MAX_DEATHS - 1
 """Of one daemon. At the next one its keeper would give up: so many within a minute mean that the daemon is broken."""
@@ -77,10 +81,16 @@ class Rig:
         self._diaries.mkdir()
         self._nodes_wanted = 0
         self._job = ""
-        database = f"sqlite:///{state / 'bagua.db'}"
-        place = ["--listen", "127.0.0.1:0", "--state-dir", str(state), "--database-url", database]
-        coordinator = self._launch("coordinator", "bagua.daemon.coordinator", [*place, "--fence-after", "10"])
-        self._address = coordinator.wait_ready(time.monotonic() + START_DEADLINE_S)["address"]
+        self._address = "127.0.0.1:0"
+        self.start_coordinator()
+
+    def start_coordinator(self) -> None:
+        """At the address that it has had, if there was one before."""
+        database = f"sqlite:///{self._state / 'bagua.db'}"
+        place = ["--listen", self._address, "--state-dir", str(self._state), "--database-url", database]
+        label = f"coordinator-{len(self._all)}"
+        self.coordinator = self._launch(label, "bagua.daemon.coordinator", [*place, "--fence-after", "10"])
+        self._address = self.coordinator.wait_ready(time.monotonic() + START_DEADLINE_S)["address"]
 
     def _launch(self, label: str, module: str, arguments: list[str]) -> ServiceProcess:
         service = ServiceProcess(label, module, arguments, self._state / f"{label}.log")
@@ -151,6 +161,19 @@ class Rig:
         until(go_on, "the ranks that are left go on", lambda: str(self.ranks()))
         found = read(self._diaries)
         return pause([found[pid] for pid in left], began, time.monotonic())
+
+    def turn(self, pids: Sequence[int], event: Callable[[], None]) -> float:
+        """Their pause in a time that begins with the event."""
+        began = time.monotonic()
+        event()
+        time.sleep(max(0.0, began + TURN_S - time.monotonic()))
+        found = read(self._diaries)
+        return pause([found[pid] for pid in pids], began, time.monotonic())
+
+    def kill_coordinator(self) -> None:
+        self.coordinator.process.kill()
+        time.sleep(AWAY_S)
+        self.start_coordinator()
 
     def join_of(self, left: Sequence[int], began: float) -> float:
         """Their pause, when all ranks are there again: around the first step with more ranks than before it."""
@@ -241,6 +264,14 @@ def between_hosts(options: argparse.Namespace, tell: Callable[[str, float], None
             made.await_whole()
 
 
+def without_the_coordinator(options: argparse.Namespace, tell: Callable[[str, float], None]) -> None:
+    with rig(1, options.ranks, options) as made:
+        pids = list(made.ranks())
+        for _ in range(options.times):
+            tell("undisturbed", made.turn(pids, lambda: None))
+            tell("coordinator", made.turn(pids, made.kill_coordinator))
+
+
 def most(times: Sequence[float]) -> float:
     """99 of 100 are at most this: of fewer the longest."""
     return sorted(times)[min(len(times) - 1, int(0.99 * len(times)))]
@@ -269,14 +300,16 @@ def main() -> int:
         on_one_host(options, tell)
     if set(options.rows) & set(BETWEEN_HOSTS):
         between_hosts(options, tell)
+    if set(options.rows) & set(ABOVE):
+        without_the_coordinator(options, tell)
     if options.output == "json":
         about = {"unit": "s beyond a step", "megabytes": options.megabytes, "system": platform.platform()}
         print(json.dumps({**about, "rows": {row: sorted(times) for row, times in found.items()}}))
         return 0
-    print(f"{'row':<10}{'median':>10}{'99 %':>10}{'wanted':>16}{'times':>8}   ({options.megabytes} MB)")
+    print(f"{'row':<12}{'median':>10}{'99 %':>10}{'wanted':>16}{'times':>8}   ({options.megabytes} MB)")
     for row, times in found.items():
-        wanted = " / ".join(f"{seconds:g}" for seconds in TARGETS[row])
-        print(f"{row:<10}{statistics.median(times):>8.3f} s{most(times):>8.3f} s{wanted:>14} s{len(times):>8}")
+        wanted = " / ".join(f"{seconds:g}" for seconds in TARGETS.get(row, ()))
+        print(f"{row:<12}{statistics.median(times):>8.3f} s{most(times):>8.3f} s{wanted:>14} s{len(times):>8}")
     return 0
 
 

@@ -192,6 +192,27 @@ def test_emulated_networks(hosts: int) -> None:
 
 
 @pytest.mark.root
+@pytest.mark.full
+def test_a_slow_link() -> None:
+    """The pair that is limited really is. Nothing can be said about the measured order: this machine may be slower."""
+    needs_namespaces()
+    arguments = ["--cases", "0-1@8mbit", "--sizes", "1M", "--rate", "100mbit", "--seconds", "0", "--rounds", "1"]
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / "slow_link.py"), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    output, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, errors
+    [row] = [line.strip("|").split("|") for line in output.splitlines() if line.startswith("| 0-1")]
+    measured, of_hosts = [float(cell.removesuffix(" s ")) for cell in row[2:]]
+    # In the order of the hosts each sends 1.5 MiB to the next one: 1.6 s at 8 Mbit/s.
+    assert of_hosts > 1.2 and measured > 0.0
+    assert not namespaces_of(process.pid)
+
+
+@pytest.mark.root
 def test_net_between_emulated_hosts() -> None:
     """Through the wire, not past it: no system is faster than its rate."""
     needs_namespaces()

@@ -114,6 +114,26 @@ def test_faults_that_change_no_membership_leave_the_same_bits(service: Service, 
     assert common and all(hashes[0][epoch] == hashes[1][epoch] for epoch in common)
 
 
+@pytest.mark.full  # integration/node/test_node_elastic.py has the daemon that goes
+def test_a_notice_that_is_shorter_than_a_step(idle_service: Service, sandbox: Sandbox) -> None:
+    """The node says that it drains, and is gone before the step is over, in which a rank stands still meanwhile: the
+    others repeat that step without the node."""
+    service = idle_service
+    service.start_coordinator("--fence-after", "10")
+    nodes = {name: service.start_node(name, 1, "--drain-grace", "0.5") for name in ("node-a", "node-b")}
+    training = Training(service, sandbox.folder / "diaries", "--nnodes", "2", "--nproc-per-node", "1")
+    gone, left = training.pids
+    os.kill(left, signal.SIGSTOP)
+    try:
+        nodes[training.nodes[gone]].terminate()
+        assert nodes[training.nodes[gone]].wait(SOON_S) == 0
+    finally:
+        os.kill(left, signal.SIGCONT)
+    training.wait_for_steps([left])
+    assert "had not left it within --drain-grace 0.5" in service.call("job", "show", training.id).out
+    assert sorted(training.finish()) == [left]
+
+
 @pytest.mark.full
 def test_a_host_that_stood_still_is_fenced_on_return(idle_service: Service, sandbox: Sandbox) -> None:
     """As in a frozen cgroup: keeper, daemon and rank. The others go on; the step that it then ends does not count."""

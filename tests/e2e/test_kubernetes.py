@@ -106,6 +106,17 @@ def test_a_suspended_job_gives_its_pods_back_and_begins_again(cluster: Operated)
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
+def test_a_deleted_job_leaves_nothing_and_drains_nothing(cluster: Operated) -> None:
+    """A pod that is deleted alone would have an hour to leave."""
+    cluster.submit("deleted", **digits(2, 2000, drainGraceSeconds=3600))
+    trains(cluster, "deleted", "deleted-0", "deleted-1")
+    cluster.delete("deleted")
+    left = "/api/v1/namespaces/default/pods"  # those on their way out, too
+    cluster.wait(lambda: not [name for name in cluster.names(left) if name.startswith("deleted-")])
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
 def test_a_notice_an_upgrade_and_new_credentials_stop_nothing(cluster: Operated) -> None:
     cluster.submit("moved", **digits(2, 2000))  # it does not end before all has happened to it
     step = trains(cluster, "moved", "moved-0", "moved-1")["step"]

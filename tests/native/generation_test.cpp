@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "engine/generation_state.h"
+#include "engine/job_state.h"
 #include "engine_rig.h"
 
 namespace bagua {
@@ -224,6 +226,24 @@ TEST(ranks_go) {
   EXPECT_EQ(job->engine(0).error(), std::string());
 }
 
+// A host ends its part, and says so: the others need not wait until its ranks have ended.
+TEST(a_host_withdraws) {
+  const Hosts hosts{{0}, {1}, {2}};
+  const auto job = elastic_job(hosts);
+  Members ranks(job.get(), hosts);
+  ranks.each([](Rank& rank) { all_reduce(&rank); });
+  job->engine(1).withdraw("its daemon was stopped");
+  EXPECT_EQ(await_suspended(&job->engine(0)).host, 1);
+  EXPECT_EQ(await_suspended(&job->engine(2)).host, 1);
+  EXPECT_EQ(await_suspended(&job->engine(1)).host, -1);
+  ranks.kill(1);
+  job->engine(1).close();
+  regroup(job.get(), 4, {{0}, {2}}, {0, 2});
+  ranks.enter();
+  ranks.each([](Rank& rank) { all_reduce(&rank); });
+  EXPECT_EQ(job->engine(0).error(), std::string());
+}
+
 // A host is gone: the others suspend by themselves, and go on without it, at last one alone.
 TEST(hosts_go) {
   const Hosts hosts{{0, 1}, {2}, {3}};
@@ -345,6 +365,23 @@ TEST(ring_orders_stay) {
   ranks.enter();
   ranks.each([](Rank& rank) { all_reduce(&rank); });
   EXPECT(job->ring(0).find(", as before") != std::string::npos);
+}
+
+// A host is known by its members, wherever it comes in the order: a new one is measured.
+TEST(stream_counts_stay) {
+  JobState job{EngineOptions{}};
+  job.ranks().regroup({0}, {{0, std::vector<uint8_t>(kTokenBytes)}});
+  GenerationState first(&job, membership(3, {{0}, {1, 2}, {3}}), nullptr);
+  for (int host = 0; host < 3; ++host) first.stream_verdict(host)->set({true, host + 1.0, 1, 1});
+  GenerationState second(&job, membership(4, {{0}, {3}, {4}, {2}}), &first);
+  EXPECT_EQ(second.stream_verdict(0)->get().rate, 1.0);
+  EXPECT_EQ(second.stream_verdict(1)->get().rate, 3.0);
+  EXPECT_EQ(second.stream_verdict(2)->get().rate, 0.0);
+  EXPECT_EQ(second.stream_verdict(3)->get().rate, 2.0);
+  second.stream_verdict(2)->set({false, 5.0, 1, 1});
+  const GenerationState& before = second;
+  GenerationState third(&job, membership(5, {{0}, {4}}), &before);
+  EXPECT_EQ(third.stream_verdict(1)->get().rate, 5.0);
 }
 
 TEST(a_suspended_job_that_is_aborted) {

@@ -1,6 +1,6 @@
 // Searches all histories of small elastic jobs: members that train for two steps, losses at every point, changes that
-// are planned at every point, and messages of the coordinator that come late, twice, or in another order. Each host has
-// the engine's own Succession; members, hosts and the coordinator are models of what surrounds it.
+// are planned at every point, and messages of the coordinator that come late, twice, in another order, or never. Each
+// host has the engine's own Succession; members, hosts and the coordinator are models of what surrounds it.
 #include "engine/succession.h"
 
 #include <algorithm>
@@ -43,6 +43,7 @@ struct Host {
   bool over = false;        // the present generation
   bool lost = false;        // since it lost somebody
   uint64_t planned = 0;
+  bool cut_off = false;  // the coordinator's stream has broken, with orders on it
 };
 
 // The coordinator's wish, told to every host.
@@ -67,7 +68,7 @@ struct World {
   std::vector<Order> orders;                   // by number of the generation - 1
   std::vector<std::vector<uint64_t>> pending;  // by host: orders that have not come, or come once more
   int losses = 0;
-  int faults = 0;  // losses, messages that come twice, connections that end without the reason
+  int faults = 0;  // losses, messages that come twice or never, connections that end without the reason
   bool changed = false, repeated = false;
 };
 
@@ -153,7 +154,7 @@ class Search {
     for (const Host& host : world.hosts) {
       key += host.succession.key();
       add(host.generation);
-      add(uint64_t{host.over} << 1 | uint64_t{host.lost});
+      add(uint64_t{host.cut_off} << 2 | uint64_t{host.over} << 1 | uint64_t{host.lost});
       add(host.planned);
     }
     for (const auto& there : world.pending) {
@@ -237,6 +238,18 @@ class Search {
         may([this, h, i](World* w) {  // and will come once more
           ++w->faults;
           deliver(w, h, w->pending[h][i]);
+        });
+        may([h, i](World* w) {  // lost with its stream, and maybe all that followed on it
+          ++w->faults;
+          w->pending[h].erase(w->pending[h].begin() + static_cast<std::ptrdiff_t>(i));
+          w->hosts[h].cut_off = true;
+        });
+      }
+      // The next stream begins with the newest order. Those before it that were lost never come.
+      if (host.cut_off) {
+        must([h](World* w) {
+          w->hosts[h].cut_off = false;
+          w->pending[h].push_back(w->orders.size());
         });
       }
     }
@@ -420,7 +433,7 @@ class Search {
   bool stuck(const World& world) const {
     for (size_t h = 0; h < world.hosts.size(); ++h) {
       const Host& host = world.hosts[h];
-      if (!host.lost || host.succession.due() != nullptr || !world.pending[h].empty()) continue;
+      if (!host.lost || host.succession.due() != nullptr || !world.pending[h].empty() || host.cut_off) continue;
       if (world.orders.back().generation > host.generation && !world.orders.back().planned) continue;
       for (const Member& member : world.members) {
         const bool mine = static_cast<size_t>(member.host) == h && member.generation == host.generation;

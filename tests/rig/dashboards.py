@@ -19,6 +19,7 @@ RECORDED = Path(__file__).with_name("recorded_steps.json")
 CHUNK = 64 << 10  # bytes of output in a message
 RUNNING = {"state": c.RANK_STATE_RUNNING, "pid": 77}
 EXITED = {"state": c.RANK_STATE_EXITED}
+KILLED = {"state": c.RANK_STATE_EXITED, "exit_code": -9, "signal": 9}
 SCRIPT = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 
 
@@ -33,18 +34,22 @@ class ReportingJob:
     """Two nodes with two ranks each; ``slow`` computes three times as long as the others. Answers requests for logs.
 
     ``peers``: nodes of the coordinator's tests, welcomed. ``output``: of each rank, after its first line.
+    ``job_id``: one that has been submitted; empty: it is now.
     """
 
     def __init__(
-        self, client: Client, peers: list[Any], name: str, slow: int = 2, output: bytes = b"", **spec: Any
+        self,
+        client: Client,
+        peers: list[Any],
+        name: str,
+        slow: int = 2,
+        output: bytes = b"",
+        job_id: str = "",
+        **spec: Any,
     ) -> None:
         self._client, self._peers, self._slow, self._more_output = client, peers, slow, output
         self._reads: dict[int, tuple[Any, n.ReadLog]] = {}
-        made = c.JobSpec(
-            name=name, entry="train.py", args=["--lr", SCRIPT], nnodes=len(peers), nproc_per_node=2, **spec
-        )
-        made.placement_timeout_s = 20
-        self.job_id = client.submit(made).job_id
+        self.job_id = job_id or self._submit(name, **spec)
         self._orders = [_order(peer) for peer in peers]
         self._tell(n.LOCAL_PHASE_STARTED, RUNNING)
         self._ended = threading.Event()
@@ -53,9 +58,42 @@ class ReportingJob:
         for thread in self._threads:
             thread.start()
 
+    def _submit(self, name: str, **spec: Any) -> str:
+        made = c.JobSpec(
+            name=name, entry="train.py", args=["--lr", SCRIPT], nnodes=len(self._peers), nproc_per_node=2, **spec
+        )
+        made.placement_timeout_s = 20
+        return self._client.submit(made).job_id
+
     def _tell(self, phase: int, status: dict[str, Any]) -> None:
-        for index, (peer, order) in enumerate(zip(self._peers, self._orders, strict=True)):
-            peer.report(order, phase, {2 * index: status, 2 * index + 1: status})
+        for index in range(len(self._peers)):
+            self._tell_of(index, phase, status)
+
+    def _tell_of(self, index: int, phase: int, status: dict[str, Any], lost: int = -1) -> None:
+        """The node with this index tells of its ranks. ``lost``: the one that was killed."""
+        order = self._orders[index]
+        if not order.spec.elastic:
+            self._peers[index].report(order, phase, {2 * index: status, 2 * index + 1: status})
+            return
+        host = order.hosts[order.host_index]
+        told = {
+            rank: {**(KILLED if rank == lost else status), "member": member}
+            for rank, member in zip(host.ranks, host.members or host.ranks, strict=True)
+        }
+        more = {"entered": order.generation, "engine_address": f"127.0.0.1:{1_000 + index}"}
+        self._peers[index].report(order, phase, told, **more)
+
+    def lose_last(self) -> None:
+        """Of an elastic job: the last rank is killed. The others go on in the next generation."""
+        last = len(self._peers) - 1
+        self._tell_of(last, n.LOCAL_PHASE_STARTED, RUNNING, lost=max(self._orders[last].hosts[-1].ranks))
+
+    def _follow(self, peer: Any, order: n.RunJob) -> None:
+        """A later generation is entered at once."""
+        index = self._peers.index(peer)
+        if order.generation > self._orders[index].generation:
+            self._orders[index] = order
+            self._tell_of(index, n.LOCAL_PHASE_STARTED, RUNNING)
 
     def _report(self) -> None:
         step = 0
@@ -83,6 +121,8 @@ class ReportingJob:
             match directive:
                 case n.StopJob() if directive.job_id == self.job_id:  # not that of the job before
                     self.end()
+                case n.RunJob() if directive.job_id == self.job_id:
+                    self._follow(peer, directive)
                 case n.ReadLog():
                     self._print(peer, directive)
                 case n.EndLog():

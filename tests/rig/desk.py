@@ -16,6 +16,7 @@ from bagua.daemon.coordinator.counters import Counters
 from bagua.daemon.coordinator.domain import LocalJob, NodeRecord
 from bagua.daemon.coordinator.intake import Intake
 from bagua.daemon.coordinator.options import Options
+from bagua.daemon.coordinator.publisher import Publisher
 from bagua.daemon.coordinator.reconciler import Reconciler
 from bagua.daemon.coordinator.service import Service
 from bagua.daemon.coordinator.sessions import NodeSession, Sessions
@@ -67,6 +68,7 @@ class Desk:
         self.watchers = Watchers()
         self.counters = Counters()
         self.intake = Intake(self.board, self.clock)
+        self.publisher = Publisher(self.board, self.sessions, self.watchers, self.intake, self.counters, lambda: None)
         self.reconciler = Reconciler(
             self.intake,
             self.worker,
@@ -76,9 +78,8 @@ class Desk:
             self.clock,
             self.board,
             self.sessions,
-            self.watchers,
+            self.publisher,
             self.counters,
-            lambda: None,
         )
         self.service = Service(self.worker, self.store, self.board, self.intake, self.clock)
 

@@ -13,10 +13,16 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+import torch
+
+import bagua.torch_api as bagua
+from bagua.base.errors import MembershipChanged
 from bagua.torch_api.comm.flags import Flags
 from bagua.torch_api.comm.followers import Followers
 from bagua.torch_api.comm.state_copy import StateCopy
@@ -30,6 +36,22 @@ VARIABLE = "BAGUA_TEST_KILL"
 
 def kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def start_beside() -> threading.Thread:
+    """A thread that communicates with all present ranks until one of them is gone: it enters the next generation
+    wherever the main thread is."""
+    comm = bagua.communication.new_group(list(range(bagua.get_world_size()))).get_global_communicator()
+
+    def add_up() -> None:
+        with suppress(MembershipChanged):
+            while True:
+                bagua.allreduce_inplace(torch.ones(1), comm=comm)
+                time.sleep(0.01)
+
+    thread = threading.Thread(target=add_up)
+    thread.start()
+    return thread
 
 
 class Fault:

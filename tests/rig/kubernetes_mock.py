@@ -90,6 +90,8 @@ class Api(kmock.KubernetesEmulator):
 
     def _replace_status(self, request: kmock.Request) -> Any:
         found = self.objects[request.resource, request.namespace, request.name]
+        if found.deleted:  # kmock would make it again
+            raise kmock.KubernetesObjectNotFoundError
         found["status"] = request.data["status"]
         return found.raw
 

@@ -63,6 +63,7 @@ PARTS = (
     "docs/elastic.md",
     "docs/frameworks.md",
     "docs/layers.md",
+    "docs/moving/bagua.md",
     "docs/moving/ddp.md",
     "docs/moving/fsdp.md",
     "docs/optimizer.md",

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import daemon as simulated_daemon
 from simulated.coordinator import Life
-from simulated.history import drawn, fixed, late_hello, play
+from simulated.history import drawn, fixed, late_hello, outage, play
 from simulated.world import BrokenPromiseError
 
 from bagua.daemon.coordinator import membership
@@ -90,6 +90,12 @@ def test_trouble_at_each_question_to_the_database(trouble: str) -> None:
             play(fixed({number: trouble}, seed=number))
         except BrokenPromiseError as error:
             raise AssertionError(f"{trouble} at question {number} of the fixed history: {error}") from error
+
+
+@pytest.mark.parametrize("away", ["database", "coordinator"])
+def test_minutes_without_it(away: str) -> None:
+    """Training goes on, and changes wait until it is back."""
+    play(outage(away, 600.0))
 
 
 class FaultyIntake(Intake):

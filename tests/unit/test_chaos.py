@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import socket
 from collections import Counter
@@ -19,6 +20,8 @@ from bagua.chaos.relay import Relay
 from bagua.chaos.report import HEADINGS, PROMISES, Played, by_group, by_kind, markdown
 from bagua.chaos.training import Trap
 from bagua.cli.chaos_run import Findings
+
+SIOCOUTQNSD = 0x894B  # bytes of a connection that were not sent yet
 
 
 def test_each_kind_comes_once_before_one_comes_again() -> None:
@@ -101,7 +104,7 @@ def test_the_fault_before_it_is_to_blame() -> None:
     assert by_group([*found.played, Played(JOIN, "", 5.0, 0.1)]) == [
         ["ranks: kill-rank, stop-rank", "2", "3", "0", "500", "750"],
         ["planned changes: scale, drain, pause", "1", "0", "0", "", ""],
-        ["network, disk: cut-link, slow-link, corrupt-link, full-disk", "1", "0", "0", "500", "500"],
+        ["network, disk: cut-link, slow-link, delay-link, corrupt-link, full-disk", "1", "0", "0", "500", "500"],
     ]
 
 
@@ -148,9 +151,18 @@ def test_faults_of_a_connection() -> None:
         assert set(sockets.connections(me, but=port)) == before
         if before:
             return  # connections of the test runner: they are left alone
-        assert sockets.corrupt(me, 0, b"garbage") == 1
         near.settimeout(10.0)
         far.settimeout(10.0)
+        with sockets.copies(me, 0) as found, sockets.held(found):
+            unsent = 0
+            for _ in range(20):  # the kernel sends it after 0.2 s: this process may stand still for so long
+                near.sendall(b"held")
+                unsent = max(unsent, int.from_bytes(fcntl.ioctl(near, SIOCOUTQNSD, bytes(4)), "little"))
+            assert unsent
+        assert far.recv(80, socket.MSG_WAITALL) == b"held" * 20
+        assert near.getsockopt(socket.IPPROTO_TCP, socket.TCP_CORK) == 0
+        assert sockets.delay(me, 0, 0.0, 0.001) == 2
+        assert sockets.corrupt(me, 0, b"garbage") == 1
         assert sockets.pace(me, 0, 1000) == sockets.pace(me, 0, sockets.UNLIMITED) == 2
         assert sockets.cut(me, 0) == 2
         assert sorted([near.recv(100) + near.recv(100), far.recv(100) + far.recv(100)]) == [b"", b"garbage"]

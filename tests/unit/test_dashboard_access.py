@@ -78,6 +78,18 @@ def test_sessions_and_wrong_tokens_are_bounded():
     assert not access.too_many()
 
 
+def test_wrong_tokens_in_headers_are_counted_with_those_that_are_typed():
+    access = Access("secret", clock=Clock())
+    session = access.log_in("secret", "")
+    for _ in range(MAX_WRONG // 2):
+        access.log_in("wrong", "")
+        assert not access.too_many()
+        assert not access.known(request(authorization="Bearer wrong"))
+    assert access.too_many()
+    assert access.shows_token(request(authorization="Bearer secret")) and access.known(with_session(session))
+    assert not access.shows_token(with_session(session))
+
+
 @pytest.mark.parametrize(
     ("host", "right"),
     [

@@ -56,6 +56,13 @@ def test_a_killed_rank_of_an_elastic_job_is_no_failure():
     assert told == [ev.Abort("shapes differ")] and job.error == "shapes differ"
 
 
+def test_a_daemon_that_stops_does_not_end_the_job_of_the_others():
+    _, told = drive(elastic(), ev.StopRequested("SIGTERM", 5.0, error="SIGTERM"))
+    assert told == [ev.Withdraw("SIGTERM"), ev.SignalRanks((72, 73), signal.SIGTERM)]
+    _, told = drive(elastic(), ev.StopRequested("cancelled", 5.0))
+    assert told == [ev.Abort("cancelled"), ev.SignalRanks((72, 73), signal.SIGTERM)], "it ends everywhere"
+
+
 def test_a_suspended_engine_is_told_at_once_and_once():
     lost = ev.Suspended(1, 4, "host 4 hung up")
     assert reports(elastic(), lost, lost, ev.Suspended(1, -1, "rank 2 is gone"), ev.Suspended(1, 0, "too")) == 2

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import torch
 
-import bagua
 from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.conversation import broadcast_bytes, gather_rows, gather_texts
 from bagua.torch_api.comm.followers import Followers
@@ -22,7 +21,7 @@ LOG = logging.getLogger("bagua")
 
 
 class Unfit(BaguaError):
-    """This newcomer can't join: its program is another one, or state could not be taken over."""
+    """This newcomer can't join: its version or its program is another one, or state could not be taken over."""
 
 
 class Carrier(Protocol):
@@ -81,12 +80,16 @@ class Admission:
         except ValueError as error:
             self._refuse(f"There are too many ranks for a sampler. {error}", newcomer)
         tensors: list[torch.Tensor] = []
-        document = {} if newcomer else self._give(carriers, tensors, extra)
+        document: dict[str, Any] = {}
+        trouble = ""
+        if not newcomer:
+            document, trouble = self._give(carriers, tensors, extra)
+        troubles = [told[0] for told in gather_texts(self._session, [trouble.encode()])]
+        if words := next(filter(None, troubles), b"").decode():
+            self._refuse(words, newcomer)
         told: dict[str, Any] = json.loads(
             broadcast_bytes(self._session, json.dumps(document).encode(), min(whole)),
         )
-        if "error" in told:
-            self._refuse(told["error"], newcomer)
         if newcomer:
             for name, one in carriers.items():
                 one.take(told["carriers"][name], tensors)
@@ -105,19 +108,18 @@ class Admission:
 
     def _give(
         self, carriers: Mapping[str, Carrier], tensors: list[torch.Tensor], extra: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    ) -> tuple[dict[str, Any], str]:
+        """The state of this member, and why it can't be told: then nobody gets it, whichever member that is."""
         found = {}
         for name, one in carriers.items():
             try:
                 found[name] = one.give(tensors)
             except Exception as error:  # of the program's, too: the others go on
-                tensors.clear()
-                return {"error": f"Nobody can join this job: the state of {name} can't be told. {error}"}
-        return {"carriers": found, "extra": extra}
+                return {}, f"Nobody can join this job: the state of {name} can't be told. {error}"
+        return {"carriers": found, "extra": extra}, ""
 
     def _compare(self, followers: Mapping[str, Any], carriers: Mapping[str, Carrier], whole: Sequence[int]) -> None:
         description = {
-            "version": bagua.__version__,
             "samplers": followers,
             "carriers": {name: one.describe() for name, one in carriers.items()},
         }
@@ -132,8 +134,6 @@ class Admission:
 
 
 def _difference(mine: Mapping[str, Any], other: Mapping[str, Any], carriers: Mapping[str, Carrier]) -> str:
-    if mine["version"] != other["version"]:
-        return f"It has version {mine['version']} of bagua, and the others {other['version']}: install the same one."
     have, others = [*mine["carriers"], *mine["samplers"]], [*other["carriers"], *other["samplers"]]
     if have != others:
         return (

@@ -88,10 +88,10 @@ class Ledger:
         for text in told:
             for scope, progress in read(text).items():
                 self._heard[scope] = max(self._heard.get(scope, 0), progress.committed)
-        for scope in self._over:
+        for scope in tuple(self._over):  # a copy: other threads end scopes meanwhile
             self._mine.pop(scope, None)
             self._heard.pop(scope, None)
-        self._over.clear()
+            self._over.discard(scope)
 
 
 def read(told: bytes) -> Mapping[int, Progress]:

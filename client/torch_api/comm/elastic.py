@@ -152,15 +152,16 @@ def _once(name: str) -> Callable[..., None]:
     plain = getattr(Communicator, name)
 
     def call(self: ElasticCommunicator, *arguments: Any, **named: Any) -> None:
-        generation = self._session().membership.generation
+        session = self._session()
+        if self._units.inside:
+            plain(self, *arguments, **named)
+            return
+        generation = self._units.present()
         try:
-            with self._session().connection.steady():
+            with session.connection.steady(generation):
                 plain(self, *arguments, **named)
-                if not self._units.inside:
-                    devices(self._session()).await_results()
+                devices(session).await_results()
         except Regrouped as error:
-            if self._units.inside:
-                raise
             self._units.recover(generation)
             self._units.changes.tell()
             raise MembershipChanged(

@@ -50,7 +50,8 @@ class Flags(threading.local):
     rank that sees their end knows that the unit's results are whole on all ranks. That saves a way to the daemon and
     back.
 
-    ``inside``: this thread runs a unit. ``comm``: the flags of a unit on this communicator may be sent so; None: of
+    ``inside``: this thread runs a unit. ``caught_up_in``: the generation in which its models have begun anew last;
+    ``catches_up``: they do now. ``comm``: the flags of a unit on this communicator may be sent so; None: of
     none. ``early``: they were, and no thread enters a generation before their ``release``. ``sent``: those that have
     been and were not waited for. ``heard``: there are none left.
     """
@@ -64,7 +65,8 @@ class Flags(threading.local):
         self._place = NOWHERE
         self._shared = False
         self._use(torch.zeros(3, dtype=torch.int32))
-        self.inside = False
+        self.inside = self.catches_up = False
+        self.caught_up_in = 0
         self.comm: int | None = None
         self.sent: core.Flags | None = None
         self._failure: CommunicationError | None = None  # of flags that are over, and have not been heard

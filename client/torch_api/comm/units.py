@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -34,7 +35,9 @@ def nothing() -> None:
 
 
 class OutOfStep(Protocol):
-    """A model that each rank exchanges at moments of its own."""
+    """A model that each rank exchanges at moments of its own. ``thread``: number of the one that trains it."""
+
+    thread: int
 
     def begin_anew_together(self) -> bool:
         """If members have changed since it was done last: as a unit of all members. False: they have not."""
@@ -66,8 +69,6 @@ class Units:
         self._out_of_step: weakref.WeakKeyDictionary[OutOfStep, None] = weakref.WeakKeyDictionary()  # in order
         self.some_were_out_of_step = False
         self.all_wrapped = False  # as far as is known: the program trains, or communicates
-        self._catches_up = False
-        self._renewed = False  # since models caught up last
         self._stands_by_in = 0  # the generation in which this member has said that it may end at any moment
         self._takes_newcomers = False  # and the daemon knows it
         self._marks = 0  # how often the program has said that a step begins
@@ -135,7 +136,7 @@ class Units:
             while True:
                 # A thread that waits for the members of a planned generation holds ``calm``. This one does not wait for
                 # it before the flags are over: others, which that thread waits for, may wait for them.
-                generation = self._session.connection.settled
+                generation = self.present()
                 try:
                     with self._session.connection.steady(generation):
                         flags.comm = scope if ends_early else None
@@ -144,7 +145,7 @@ class Units:
                             if not flags.heard:
                                 self._ledger.set_ready(scope)
                                 flags.hear()
-                            self._ledger.commit(scope)
+                            self._commit(scope, steps)
                         else:
                             self._devices.await_results()
                             self._ledger.set_ready(scope)
@@ -152,7 +153,7 @@ class Units:
                             with self.calm:
                                 if self._session.membership.generation != generation:  # a thread has told of this unit
                                     raise Regrouped(f"Generation {generation} has ended.")
-                                self._ledger.commit(scope)
+                                self._commit(scope, steps)
                     self._exchanged[scope] = generation
                     break
                 except Regrouped:
@@ -162,18 +163,15 @@ class Units:
                     self._enter_next(generation)
                     with self.calm:
                         if self._ledger.must_commit(scope):
-                            self._ledger.commit(scope)
+                            self._commit(scope, steps)
                             break
                         self._ledger.set_unready(scope)
-                    self._catch_up()
+                    self.present()
                     again()
             most = least = 0
             if steps:
                 most, least, planned = flags.told
                 self._planned = max(self._planned, planned)
-                if self.followers.by_name:
-                    with self.calm:
-                        self.followers.commit()
             flags.release()
             commit()
             if most + least:
@@ -186,11 +184,16 @@ class Units:
             raise
         finally:
             flags.comm, flags.inside = None, False
-        if self._renewed:
-            self._catch_up()
-        if self.changes.told_in != self._session.membership.generation and not self._catches_up:
+        self.present()
+        if self.changes.told_in != self._session.membership.generation and not flags.catches_up:
             self.changes.tell()
         return found
+
+    def _commit(self, scope: int, steps: bool) -> None:
+        """At one blow, for threads that enter a generation: with the unit, the batches of its samplers are used."""
+        self._ledger.commit(scope)
+        if steps and self.followers.by_name:
+            self.followers.commit()
 
     def exchanged_in(self, scope: int) -> bool:
         """Whether a unit of this scope has been exchanged in the present generation."""
@@ -223,24 +226,29 @@ class Units:
         """After Regrouped in ``generation``: enters the next one, where that has not been done since, hears how far
         all members are, and comes on common ground with them. Raises CommunicationError when the job is over."""
         self._enter_next(generation)
-        self._catch_up()
+        self.present()
 
-    def _catch_up(self) -> None:
-        """Models that ranks exchange at moments of their own begin anew, in the same order on all members. That is done
-        here, where all members come in each generation, because it waits for all of them."""
-        if not self._renewed:
-            return
-        with self.calm:
-            if self._catches_up or not self._renewed or self._session.newcomer:
-                return
-            self._catches_up, self._renewed = True, False
-        inside, self.flags.inside = self.flags.inside, False
+    def present(self) -> int:
+        """The newest generation whose operations may be submitted. In it, models of this thread that ranks exchange at
+        moments of their own have begun anew, in the same order on all members.
+
+        That is done before this thread communicates in that generation, because it waits for all members."""
+        flags, connection = self.flags, self._session.connection
+        while True:
+            generation = connection.settled
+            if flags.caught_up_in == generation or flags.catches_up or self._session.newcomer:
+                return generation
+            self._catch_up(generation)
+
+    def _catch_up(self, generation: int) -> None:
+        flags, thread = self.flags, threading.get_ident()
+        flags.caught_up_in = generation
+        inside, flags.inside, flags.catches_up = flags.inside, False, True
         try:
-            while any([one.begin_anew_together() for one in list(self._out_of_step)]):
-                self._renewed = False
+            while any([one.begin_anew_together() for one in list(self._out_of_step) if one.thread == thread]):
+                pass
         finally:
-            self._catches_up = False
-            self.flags.inside = inside
+            flags.inside, flags.catches_up = inside, False
 
     def _enter_next(self, generation: int) -> None:
         """The first of several threads does it, and the others find it done."""
@@ -268,8 +276,9 @@ class Units:
         if not self.at_any_moment or self._stands_by_in == self._session.membership.generation:
             return
         with self.calm:
-            if not self._stood_by():
-                self.recover(self._session.membership.generation)
+            generation, stood_by = self._session.membership.generation, self._stood_by()
+        if not stood_by:
+            self.recover(generation)
 
     def _stood_by(self) -> bool:
         """Says so, once in a generation. False if the next one has begun already."""
@@ -306,6 +315,7 @@ class Units:
         finally:
             laps = self._standing.laps
             self._standing = self._standing._replace(between=False, laps=laps + 1)
+        self.present()
         if self.changes.told_in != self._session.membership.generation:
             self.changes.tell()
 
@@ -349,7 +359,6 @@ class Units:
             members = [session.membership.members[rank] for rank in session.membership.active]
             told = {member: (row.given, row.followers) for member, row in whole.items()}
             session.weigh(self.followers.hear(told, members, generation))
-            self._renewed = True
             if session.companion is not None:
                 session.companion.renew([rows[member].offer for member in members])
             session.renew()

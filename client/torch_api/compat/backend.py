@@ -172,7 +172,7 @@ class Backend:
         """In an elastic job: raises MembershipChanged when the rank is in the next generation, and the next round may
         begin. ``running``: buckets that are at work."""
         session = current()
-        generation = session.membership.generation
+        generation = session.connection.settled
         try:
             yield
         except Regrouped as error:

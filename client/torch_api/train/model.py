@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -52,6 +53,8 @@ NewTuner = Callable[["DistributedModel", ModelBuckets, Runner, Session], Tuner]
 LOOK_EVERY = 10
 """Training steps from one look for parameters that came later to the next; a look takes 0.1 to 0.3 ms of a large
 model."""
+ALONE_S = 2.0
+"""Operations of ranks that fail in the same step are over much sooner."""
 
 
 class DistributedModel(ShadowedModel):
@@ -281,9 +284,12 @@ class DistributedModel(ShadowedModel):
             handle.remove()
         self._handles.clear()
 
-    def close(self) -> None:
+    def close(self, alone: bool = False) -> None:
         """Ends the exchange: the model is an ordinary one again. Gradients stay readable; shared memory goes back
-        when they are gone. All ranks must do it in the same order relative to other wraps."""
+        when they are gone. All ranks must do it in the same order relative to other wraps.
+
+        ``alone``: after an error that other ranks need not have. Then this rank does not wait for them; operations that
+        are under way get ``ALONE_S`` seconds together to end, and what they bring is lost."""
         self._session.forget_end(self)
         if self._closed:
             return
@@ -296,8 +302,11 @@ class DistributedModel(ShadowedModel):
             self._steps.close()
         if self._tuner is not None:
             self._tuner.close()
-        self.bagua_algorithm.close()
-        self._release()
+        if alone:
+            self._leave()
+        else:
+            self.bagua_algorithm.close()
+            self._release()
         self._renewal.end()
         self._remove_hooks()  # it may have begun anew meanwhile
 
@@ -308,6 +317,17 @@ class DistributedModel(ShadowedModel):
             with suppress(CommunicationError):  # a rank that has left ends operations that wait for it
                 self._runner.together(self._layout.compare_starts, commit=self._renewal.end)
                 self._layout.level_out()
+        self._layout.release()
+        self._runner.release()
+
+    def _leave(self) -> None:
+        """As ``_release``, without the others. The daemon keeps the memory of an operation until that is over."""
+        connection, until = self._session.connection, time.monotonic() + ALONE_S
+        with connection.patience(ALONE_S), suppress(CommunicationError):
+            self.bagua_algorithm.close()
+        for bucket in self.bagua_buckets:
+            with connection.patience(max(0.0, until - time.monotonic())):
+                bucket.execution.abandon()
         self._layout.release()
         self._runner.release()
 
@@ -330,6 +350,7 @@ class DistributedModel(ShadowedModel):
 
     def _begin_step(self, inputs: Any) -> None:
         if self._between_steps is not None and self.require_backward_grad_sync:
+            self._renewal.thread = threading.get_ident()
             self._between_steps(marked=False)
         if self._tuner is not None and self.require_backward_grad_sync and self._complete:
             self._tuner.between_steps()

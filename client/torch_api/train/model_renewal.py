@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -45,6 +46,7 @@ class ModelRenewal:
         self._anew = False  # the algorithm wants it
         self.due = False  # in the next forward pass the model begins anew
         self._resets = False  # that happens now
+        self.thread = threading.get_ident()  # see ``OutOfStep``
         runner.may_repeat, runner.begin_anew, runner.settle = self.follow, model.begin_anew, self._settle
         if self._session.elastic:
             self._session.renew_with(self)

@@ -274,7 +274,7 @@ class Runner:
 
     def _join_alone(self, begun: Sequence[PlanBucket]) -> list[Times]:
         """Where ranks are not in step: what a loss has cut off is dropped."""
-        generation = self.session.membership.generation
+        generation = self.session.connection.settled
         times: list[Times] = []
         try:
             if not any(bucket.execution.lost for bucket in begun):

@@ -188,6 +188,7 @@ void bind_engine(py::module_* module) {
           py::arg("longer_than_s"))
       .def("step_s", [](Engine& engine) { return static_cast<double>(engine.step_ns()) / 1e9; })
       .def("abort", &Engine::abort, py::arg("reason"), Release())
+      .def("withdraw", &Engine::withdraw, py::arg("reason"), Release())
       .def("stats", [](Engine& engine) { return counters_dict(engine.counters()); })
       .def(
           "start_trace", [](Engine& engine, uint64_t request, size_t most) { engine.start_trace(request, most); },

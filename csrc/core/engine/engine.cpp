@@ -233,6 +233,13 @@ void Engine::abort(const std::string& reason) {
   if (const auto newcomers = lobby(); newcomers != nullptr) newcomers->abort(reason);
 }
 
+void Engine::withdraw(const std::string& reason) {
+  const Lock lock(regroup_mutex_);
+  const std::shared_ptr<Generation> present = generation();
+  present->lose({reason, -1, present->membership().host_index});
+  if (const auto newcomers = lobby(); newcomers != nullptr) newcomers->abort(reason);
+}
+
 void Engine::close() {
   {
     const Lock lock(succession_mutex_);

@@ -50,6 +50,8 @@ class Engine final : private ChannelHandler {
   int64_t step_ns() const { return generation()->step_ns(); }
   // The job is over, suspended or not.
   void abort(const std::string& reason);
+  // This host ends its part. Elastic jobs go on without it, at once; others are over.
+  void withdraw(const std::string& reason);
   const Counters& counters() const { return job_.page().counters(); }
   // Local ranks see `request` (JobPage::trace), and this host's operations are recorded.
   void start_trace(uint64_t request, size_t most) {

@@ -1,5 +1,5 @@
 """kopf listens; what it hears names a job, which the controller then looks at as a whole. No handler decides anything,
-and there are no finalizers: a BaguaJob can be deleted while no operator runs."""
+and there are no finalizers: a BaguaJob can be deleted while no operator runs (its pods drain then)."""
 
 from __future__ import annotations
 

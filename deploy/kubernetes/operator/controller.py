@@ -28,6 +28,7 @@ RETRY_S = 1.0
 """After an API that refused, or did not answer."""
 SOON_S = 0.2
 """After a change that came in between."""
+DELETED = "its BaguaJob was deleted"
 
 
 class Controller:
@@ -71,11 +72,11 @@ class Controller:
         job = namespace, name
         body = self._cluster.job(namespace, name)
         if body is None or "deletionTimestamp" in body["metadata"]:
-            self.connections.drop(job)
-            self._memories.pop(job, None)
+            self._leave(job)
             return None  # what the BaguaJob owns goes with it
         memory = self._memory(job)
         if memory.uid != body["metadata"]["uid"]:  # another one of the same name
+            self._leave(job)
             memory = self._memories[job] = Memory(body["metadata"]["uid"])
         kept = memory.objects(lambda: self._read_objects(job), time.monotonic(), self._settings.poll_s)
         seen = Seen(
@@ -110,6 +111,19 @@ class Controller:
         finally:
             if not answer.reachable:
                 self.connections.drop(job)
+
+    def _leave(self, job: Key) -> None:
+        """The BaguaJob was deleted, and its pods go. Its attempt is cancelled, else their daemons would drain: wait for
+        ranks to leave a job that others go on with. They do so where the coordinator's pod was gone first."""
+        memory, client = self._memories.pop(job, None), self.connections.kept(job)
+        running = memory.running if memory is not None else None
+        if running is not None and running.task is not None and client is not None:
+            try:
+                client.cancel(running.task.job_id, DELETED)
+                log.info("%s/%s was deleted: %s is cancelled", *job, running.task.job_id)
+            except BaguaError as error:
+                log.warning("%s/%s was deleted, and its pods drain: %s", *job, error)
+        self.connections.drop(job)
 
     def _read_objects(self, job: Key) -> Objects:
         hashes, started_with = self._cluster.hashes(*job)

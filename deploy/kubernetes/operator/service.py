@@ -62,6 +62,11 @@ class Connections:
         self._kept[job] = wanted, made
         return made
 
+    def kept(self, job: Key) -> Client | None:
+        """That of the last look; None: it was dropped, or there was none."""
+        kept = self._kept.get(job)
+        return None if kept is None else kept[1]
+
     def follow(self, job: Key, job_id: str) -> None:
         """From now on ``on_change`` is told of each change at the coordinator, until the attempt ends, or the client is
         dropped or loses its connection."""

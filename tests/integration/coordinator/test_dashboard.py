@@ -22,6 +22,7 @@ from rig.dashboards import SCRIPT, ReportingJob
 from bagua.base.errors import NotFoundError
 from bagua.base.security import TlsFiles
 from bagua.daemon.coordinator.certs import make_certificates
+from bagua.dashboard.access import MAX_WRONG
 from bagua.proto import common_pb2 as c
 from bagua.proto import node_pb2 as n
 
@@ -95,6 +96,20 @@ def test_without_a_session_nothing_is_told(served, job):
         assert stranger.get("/api/hello").status_code == 200
         assert stranger.post("/api/logout", json={}).status_code == 200
         assert stranger.get("/api/hello").status_code == 401
+
+
+def test_guesses_end_after_some(start):
+    """In headers as at the log-in. A session that is open goes on."""
+    process = start("--dashboard", "127.0.0.1:0")
+    right, wrong = ({"authorization": f"Bearer {token}"} for token in (process.token, "guess"))
+    with httpx.Client(base_url=process.dashboard, headers=OWN) as user, httpx.Client(base_url=user.base_url) as other:
+        assert user.post("/api/login", json={"token": process.token}).status_code == 200
+        assert other.get("/api/hello", headers=right).status_code == 200
+        found = [other.get("/api/hello", headers=wrong).status_code for _ in range(MAX_WRONG + 1)]
+        assert found == [401] * MAX_WRONG + [429]
+        assert other.get("/api/hello", headers=right).status_code == 429
+        assert other.post("/api/login", headers=OWN, json={"token": process.token}).status_code == 429
+        assert user.get("/api/hello").status_code == 200
 
 
 def test_other_sites_are_refused(served, page, job):

@@ -40,6 +40,14 @@ def job(served: CoordinatorProcess, peers: list[Peer]) -> Iterator[ReportingJob]
         made.close()
 
 
+@pytest.fixture
+def elastic(served: CoordinatorProcess, peers: list[Peer]) -> Iterator[ReportingJob]:
+    with served.client() as client:
+        made = ReportingJob(client, peers, "elastic", elastic=True)
+        yield made
+        made.close()
+
+
 class Tab:
     """One tab. ``errors``: of its scripts, and what its content policy has blocked."""
 
@@ -198,6 +206,62 @@ def test_cancel_asks_first(tab, job):
     tab.page.click("#confirm")
     tab.expect("h1 + .pill").to_have_text("cancelled", timeout=WAIT_MS)
     tab.expect("#again").to_be_enabled(timeout=WAIT_MS)
+
+
+def test_submit_again_asks_first(tab, job, peers):
+    """Refused, nothing is submitted. Confirmed, a job with the same specification is, and the page goes to it."""
+    tab.log_in()
+    tab.page.click(f"table.jobs a[href*='{job.job_id}']")
+    job.close()
+    tab.expect("h1 + .pill").to_have_text("succeeded", timeout=WAIT_MS)
+    asked: list[str] = []
+    tab.page.on("request", lambda request: asked.append(request.url) if request.method == "POST" else None)
+    with tab.served.client() as client:
+        before = {one.job_id for one in client.list()}
+        tab.page.click("#again")
+        tab.expect("dialog").to_contain_text("Submit this job again?", timeout=WAIT_MS)
+        tab.expect("dialog").to_contain_text("2 nodes × 2 ranks", timeout=WAIT_MS)
+        tab.page.click("dialog button:text('Back')")
+        tab.expect("dialog").to_be_hidden(timeout=WAIT_MS)
+        tab.page.click("#again")
+        tab.page.keyboard.press("Escape")
+        tab.expect("dialog").to_be_hidden(timeout=WAIT_MS)
+        tab.page.click("#again")
+        assert not asked and {one.job_id for one in client.list()} == before
+        tab.page.click("#confirm")
+        tab.page.wait_for_function("(id) => !location.hash.includes(id)", arg=job.job_id)
+        assert len(asked) == 1
+        (made,) = {one.job_id for one in client.list()} - before
+        assert tab.page.evaluate("location.hash") == f"#/jobs/{made}"
+        tab.expect("h1").to_have_text(SCRIPT, timeout=WAIT_MS)
+        old, new = client.get(job.job_id).spec, client.get(made).spec
+        assert (list(new.args), new.nnodes, new.nproc_per_node) == (list(old.args), 2, 2)
+        ReportingJob(client, peers, SCRIPT, job_id=made).close()
+
+
+def test_membership_shows_a_rank_that_is_lost(tab, elastic):
+    """A line for each generation, the newest first: since when, how long, and why."""
+    tab.log_in()
+    tab.page.click(f"table.jobs a[href*='{elastic.job_id}']")
+    rows = tab.page.locator("#members tr")
+    tab.expect("#members h3").to_have_text("Membership", timeout=WAIT_MS)
+    playwright.expect(rows).to_have_count(1, timeout=WAIT_MS)
+    playwright.expect(rows).to_contain_text("now", timeout=WAIT_MS)
+    elastic.lose_last()
+    playwright.expect(rows).to_have_count(2, timeout=WAIT_MS)
+    newest, first = rows.nth(0), rows.nth(1)
+    assert [row.locator("b").inner_text() for row in (newest, first)] == ["2", "1"]
+    for words in ("now", "rank 3"):
+        playwright.expect(newest).to_contain_text(words, timeout=WAIT_MS)
+    playwright.expect(first).to_contain_text("for ", timeout=WAIT_MS)
+    shot(tab, "membership")
+
+
+def test_a_job_that_is_not_elastic_has_no_membership(tab, job):
+    tab.log_in()
+    tab.page.click(f"table.jobs a[href*='{job.job_id}']")
+    tab.expect("td:text-is('placed')").to_be_visible(timeout=WAIT_MS)
+    tab.expect("#members").to_be_hidden(timeout=WAIT_MS)
 
 
 def test_a_phone_in_the_dark(chromium, served, job):

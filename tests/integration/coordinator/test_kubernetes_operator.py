@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from bagua.proto.common_pb2 import JOB_STATE_CANCELLED
+
 from .conftest import PATIENT
 
 for part in ("kmock", "kopf", "lightkube"):
@@ -111,6 +113,22 @@ def test_a_job_from_its_creation_to_its_deletion(operator: Operator, coordinator
     operator.submit("next", **ELASTIC)
     operator.wait(lambda: operator.names(PODS) == ["next-0", "next-1"])
     assert operator.names(JOBS) == ["next"]
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["", "and-made-again"])
+def test_a_deleted_job_is_cancelled(again: bool, operator: Operator, coordinator_of: Callable[[str], Any]) -> None:
+    """Before its coordinator goes, too: its daemons have nothing to drain then."""
+    operator.submit("j", **ELASTIC)
+    coordinator = coordinator_of("j")
+    begin(operator, coordinator, "j-0", "j-1")
+    job_id = operator.wait(lambda: (found := operator.status("j")).get("phase") == "Running" and found)["jobId"]
+    if again:  # between two looks
+        operator.change(f"{JOBS}/j", metadata={"uid": "another"})
+    else:
+        operator.http.delete(f"{JOBS}/j").raise_for_status()
+    with coordinator.client() as client:
+        job = operator.wait(lambda: (found := client.get(job_id)).state == JOB_STATE_CANCELLED and found)
+    assert job.reason == "cancelled: its BaguaJob was deleted"
 
 
 def test_a_wrong_specification_is_refused_in_words(operator: Operator) -> None:

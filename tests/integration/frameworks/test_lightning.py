@@ -6,10 +6,12 @@ All scenarios run on the same two ranks, one after the other: many Trainers in o
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,9 +26,11 @@ import bagua.torch_api as bagua
 from bagua.base.errors import ConfigError
 from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
 from bagua.torch_api.join.environment import find_free_network_port
+from bagua.torch_api.join.session import current
 
 PRELOAD = ("lightning.pytorch",)
 BATCHES, BATCH = 6, 8
+PATIENCE_S = 60.0
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "max_epochs": 1}
 
 
@@ -85,11 +89,16 @@ def make_loader(batches: int = BATCHES, dtype: torch.dtype = torch.float64) -> A
     return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, inputs[:, :4].sin()), BATCH)
 
 
+def make_trainer(strategy: Any, **options: Any) -> Any:
+    """A Trainer of two ranks."""
+    given = {**QUIET, "enable_checkpointing": False, "precision": "64-true", **options}
+    return import_lightning().Trainer(accelerator="cpu", devices=2, strategy=strategy, **given)
+
+
 def fit(strategy: Any, model: Any, ckpt_path: Any = None, **options: Any) -> Any:
     """A Trainer that has trained the model on two ranks."""
-    given = {**QUIET, "enable_checkpointing": False, "precision": "64-true", **options}
-    trainer = import_lightning().Trainer(accelerator="cpu", devices=2, strategy=strategy, **given)
-    dtype = torch.float64 if given["precision"] == "64-true" else torch.float32
+    trainer = make_trainer(strategy, **options)
+    dtype = torch.float32 if "precision" in options else torch.float64
     trainer.fit(model, make_loader(dtype=dtype), make_loader(1, dtype), ckpt_path=ckpt_path)
     return trainer
 
@@ -260,12 +269,103 @@ def parts_of_the_page() -> None:
     assert page_parts.run_page("docs/frameworks.md", page_parts.World(names, smaller, then)) == 3
 
 
+def line_that_lightning_bagua_changes() -> None:
+    """The program of docs/moving/bagua.md, on processors."""
+    pytorch = import_lightning()
+    quiet = {**QUIET, "precision": "64-true", "enable_checkpointing": False}
+
+    def names() -> dict[str, Any]:
+        return {"Trainer": functools.partial(pytorch.Trainer, **quiet), "module": make_model(), "loader": make_loader()}
+
+    smaller = {"from lightning import Trainer": "", '"gpu"': '"cpu"'}
+    then = {"trainer": "trainer.fit(module, loader)\nassert len(module.losses) == trainer.global_step > 0"}
+    assert page_parts.run_page("docs/moving/bagua.md", page_parts.World(names, smaller, then)) == 1
+
+
 def failure_of_all_ranks() -> None:
     """A step that raises on all ranks ends that Trainer; the next one works."""
     model = make_model()
     model.training_step = lambda batch, batch_idx: 1 / 0
     with pytest.raises(ZeroDivisionError):
         fit("bagua", model)
+    check_equal()
+
+
+def hooks_on(model: Any) -> int:
+    """How many calls of others a backward pass of the model makes."""
+    parameters = list(model.parameters())
+    first = sum(len(one._backward_hooks or {}) for one in parameters)
+    return first + sum(len(one._post_accumulate_grad_hooks or {}) for one in parameters)
+
+
+def in_use(model: Any) -> tuple[int, int]:
+    """(hooks on the model's parameters, bytes of shared memory of both ranks), when both ranks have come here."""
+    model.zero_grad()  # gradients are views of shared memory
+    gc.collect()
+    bagua.barrier()
+    found = current().connection.counters()["segment_bytes"]
+    bagua.barrier()
+    kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    return sum(len(getattr(one, kind) or {}) for one in model.parameters() for kind in kinds), found
+
+
+def second_step_raises(step: Callable[..., Any], batch: Any, batch_idx: int) -> Any:
+    """The first one is exchanged."""
+    return step(batch, 1 // (1 - batch_idx))
+
+
+def failures_leave_nothing() -> None:
+    """Fits that raise, and one that does not, on one Trainer and then on the next one."""
+    from bagua.lightning import BaguaStrategy
+
+    for algorithm in ("gradient_allreduce", "async:sync_interval_ms=0"):  # the latter with communicators of its own
+        model = make_model()
+        step, used = model.training_step, [in_use(model)]
+        for _ in range(2):
+            trainer = make_trainer(BaguaStrategy(algorithm))
+            for failing in (True, True, True, False):
+                model.losses.clear()
+                model.training_step = functools.partial(second_step_raises, step) if failing else step
+                with pytest.raises(ZeroDivisionError) if failing else nullcontext():
+                    trainer.fit(model, make_loader())
+                used.append(in_use(model))
+        assert len(set(used)) == 1 and used[0][0] == 0, used
+
+
+def failure_of_one_rank() -> None:
+    """The fit of a rank that raises is over while the other rank trains on, also where parts of the step are under way
+    or the algorithm has communicators of its own."""
+    from bagua.lightning import BaguaStrategy
+
+    rank = bagua.get_rank()
+    for algorithm in ("gradient_allreduce", "async:sync_interval_ms=0"):
+        model = make_model()
+        model.log = lambda *_, **__: None  # that waits for the other rank
+        before, step = in_use(model), model.training_step
+
+        def raise_late(parameter: Any) -> None:
+            """In backward, when the gradients of later layers have been submitted."""
+            if len(model.losses) == 3 and rank == 1:  # noqa: B023
+                raise ArithmeticError
+
+        def await_other(batch: Any, batch_idx: int) -> Any:
+            if len(model.losses) == 2 and rank == 0:  # noqa: B023
+                with current().connection.patience(PATIENCE_S):
+                    bagua.barrier()  # with the other one, whose fit is over
+                raise ArithmeticError
+            return step(batch, batch_idx)  # noqa: B023
+
+        model.training_step = await_other
+        handle = model.net[0].weight.register_post_accumulate_grad_hook(raise_late)
+        with pytest.raises(ArithmeticError), pytest.MonkeyPatch.context() as patch:
+            patch.setenv("BAGUA_DEFAULT_BUCKET_SIZE", "256")
+            fit(BaguaStrategy(algorithm), model)
+        if rank == 1:
+            assert len(model.losses) == 3
+            bagua.barrier()
+        handle.remove()
+        after = in_use(model)
+        assert after == before, (before, after)
     check_equal()
 
 
@@ -308,7 +408,10 @@ SCENARIOS: dict[str, Callable[[], None]] = {
         calls_of_a_strategy,
         batches_of_an_elastic_sampler,
         parts_of_the_page,
+        line_that_lightning_bagua_changes,
         failure_of_all_ranks,
+        failures_leave_nothing,
+        failure_of_one_rank,
         reports,
         backend_bagua,
     )

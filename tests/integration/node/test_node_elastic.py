@@ -216,6 +216,7 @@ async def test_a_daemon_that_is_stopped_withdraws(end, daemon, elastic):
 
 async def begin(elastic, end):
     """Members 0, 1 and 2, in the first generation."""
+    await end.until(lambda: end.hellos)
     await elastic.run([0, 1, 2])
     job = await elastic.all_running()
     await until_printed(end, job.ranks, lambda rank: f"generation 1 rank {rank.rank} of 3 sum 3")
@@ -342,6 +343,20 @@ async def test_a_second_signal_ends_a_drain(end, start_daemon, elastic_on):
     daemon.process.send_signal(signal.SIGTERM)
     assert await daemon.wait() == 0
     assert end.jobs["job"].withdrawn
+
+
+async def test_a_notice_that_is_shorter_than_a_step(end, start_daemon, elastic_on):
+    """No plan comes about in that time: the daemon goes, with words, and its host is lost for the job."""
+    daemon = await start_daemon("--drain-grace", "0.5")
+    job = await begin(elastic_on, end)
+    daemon.process.send_signal(signal.SIGTERM)
+    await end.until(lambda: end.statuses and end.statuses[-1].draining)
+    assert await daemon.wait() == 0
+    found = end.jobs["job"]
+    assert found.withdrawn and found.phase == node_pb2.LOCAL_PHASE_STOPPED
+    assert found.error == "the daemon on node n was stopped (SIGTERM; jobs had not left it within --drain-grace 0.5)"
+    assert [rank.state for rank in found.ranks] == [EXITED] * 3
+    assert not any(Path(f"/proc/{rank.pid}").exists() for rank in job.ranks)
 
 
 async def restarted(end, elastic, daemon):

@@ -371,6 +371,44 @@ def test_a_unit_told_as_open_is_not_committed_behind_it(ranks: Ranks, hosts: lis
     assert [one.result()["found"] for one in ranks.started[:2]] == [[3.0, 3.0, 3.0]] * 2
 
 
+def rank_gathers_beside() -> list[str]:
+    """The main thread is in the next generation, and waits for member 1, which computes, when another thread gathers.
+    On member 0 it begins before all have heard of each other, and is told; nobody waits for ever."""
+    bagua.init_process_group()
+    session, member = current(), current().membership.member
+    comm = bagua.communication.new_group([0, 1]).get_global_communicator() if member < 2 else None
+    bagua.barrier()
+    if member == 2:
+        kill_self()
+    told: list[str] = []
+
+    def gather() -> None:
+        while (session.membership.generation if member == 0 else session.connection.settled) == 1:
+            time.sleep(0.001)
+        found = torch.zeros(2)
+        while not found[1]:
+            try:
+                bagua.allgather(torch.full((1,), float(member)), found, comm=comm)
+            except MembershipChanged as error:
+                told.append(str(error))
+
+    thread = threading.Thread(target=gather)
+    thread.start()
+    if member == 1:
+        time.sleep(0.5)
+    bagua.allreduce_inplace(torch.ones(1))
+    thread.join()
+    return told
+
+
+def test_a_primitive_beside_a_thread_that_enters(ranks: Ranks) -> None:
+    ranks.start(rank_gathers_beside, hosts=[[0, 1, 2]], elastic=True)
+    ranks.wait(60.0)
+    told = ranks.started[0].result()
+    assert len(told) == 1 and "allgather is not repeated by itself" in told[0]
+    assert ranks.started[1].result() == []
+
+
 def rank_models() -> dict[str, Any]:
     """Two models in one pass, accumulation under no_sync, gradients with memory of their own, a skipped step."""
     bagua.init_process_group()

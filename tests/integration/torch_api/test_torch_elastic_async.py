@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rig.engine_hosts import Ranks
-from rig.faults import kill_self
+from rig.faults import kill_self, start_beside
 from rig.files import await_file
 from torch import nn
 
@@ -95,3 +96,28 @@ def test_one_joins_while_another_waits(ranks: Ranks, tmp_path: Path, options: di
     ranks.join(rank_one_waits, [2, 3], 1, **arguments)
     ranks.wait(DEADLINE_S)
     assert [one.result() for one in ranks.started] == [4] * 4
+
+
+def rank_beside() -> int:
+    """Trains, and another thread communicates. It is the first to hear that member 2 is lost, or the last."""
+    bagua.init_process_group()
+    member, trainer = current().membership.member, Trainer()
+    beside = start_beside()
+    for step in range(20):
+        trainer.step()
+        if member == 2 and step == 10:
+            kill_self()
+        time.sleep(0.01)
+    beside.join()
+    for _ in range(5):
+        trainer.step()
+    bagua.barrier()
+    return bagua.get_world_size()
+
+
+@pytest.mark.parametrize("run", [0, *(pytest.param(run, marks=pytest.mark.full) for run in range(1, 6))])
+def test_the_thread_that_trains_begins_anew(ranks: Ranks, run: int) -> None:
+    """Whichever thread hears of a loss first: models begin anew in their own."""
+    ranks.start(rank_beside, nprocs=3, elastic=True)
+    ranks.wait(DEADLINE_S)
+    assert [ranks.started[member].result() for member in (0, 1)] == [2, 2]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 from rig.engine_hosts import Ranks
-from rig.faults import VARIABLE, Fault
+from rig.faults import VARIABLE, Fault, start_beside
 from torch.utils.data import TensorDataset
 
 import bagua.torch_api as bagua
 from bagua.base.errors import BaguaError
+from bagua.torch_api.comm.units import units
 from bagua.torch_api.join.session import current
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -31,8 +34,27 @@ def dataset() -> TensorDataset:
     return TensorDataset(samples, torch.arange(SAMPLES))
 
 
-def rank_train(workers: int = 0, batches: int = 1, balanced: bool = False, **sizes: int) -> dict[str, Any]:
-    """Trains, and writes the indices of each batch to this member's file, so that they are known if it is killed."""
+class HeldBehindCommit(dict[int, int]):
+    """Units that were exchanged: when that of the lost member's step is noted, another thread enters the next
+    generation, if it can."""
+
+    def __init__(self, fault: Fault, step: int) -> None:
+        super().__init__()
+        self._fault, self._step = fault, step
+
+    def __setitem__(self, scope: int, generation: int) -> None:
+        end = time.monotonic() + 2.0
+        if self._fault.step == self._step and threading.current_thread() is threading.main_thread():
+            while current().connection.settled == 1 and time.monotonic() < end:
+                time.sleep(0.001)
+        super().__setitem__(scope, generation)
+
+
+def rank_train(
+    workers: int = 0, batches: int = 1, balanced: bool = False, beside: int = 0, **sizes: int
+) -> dict[str, Any]:
+    """Trains, and writes the indices of each batch to this member's file, so that they are known if it is killed.
+    ``beside``: flags go late, and in that step another thread enters the next generation behind the commit."""
     bagua.init_process_group()
     member = current().membership.member
     costs = [index % 7 for index in range(SAMPLES)] if balanced else None
@@ -43,6 +65,12 @@ def rank_train(workers: int = 0, batches: int = 1, balanced: bool = False, **siz
     optimizer = sgd(model)
     wrap(model, optimizer)
     fault = Fault(lambda: model.bagua_buckets)
+    if beside:
+        running = units(current())
+        running.flags.send_early = lambda members: None  # type: ignore[method-assign]
+        running.flags.send_along = lambda *arguments: False  # type: ignore[method-assign]
+        running._exchanged = HeldBehindCommit(fault, beside)
+        start_beside()
     step, taken = 0, 0
     with Path(os.environ[FOLDER], str(member)).open("a") as record:
         for epoch in sampler.epochs(EPOCHS):
@@ -70,8 +98,8 @@ def used(folder: Path, member: int, before_step: int = 10**9) -> list[int]:
     return [index for _, step, *indices in rows if step < before_step for index in indices]
 
 
-def check(ranks: Ranks, folder: Path, killed: dict[int, int]) -> None:
-    """``killed``: member -> the step in which it was."""
+def check(ranks: Ranks, folder: Path, killed: dict[int, int], committed: bool = False) -> None:
+    """``killed``: member -> the step in which it was. ``committed``: that one has been committed with it for sure."""
     results = [one.result() for one in ranks.started if one.rank not in killed]
     assert all(torch.equal(one["flat"], results[0]["flat"]) for one in results)
     assert {one["steps"] for one in results} == {results[0]["steps"]}
@@ -79,7 +107,7 @@ def check(ranks: Ranks, folder: Path, killed: dict[int, int]) -> None:
     left += results[0]["opening"]
     # The step in which a member was killed may have been committed with it, or repeated without.
     possible = []
-    for choice in range(1 << len(killed)):
+    for choice in range((1 << len(killed)) - 1 if committed else 0, 1 << len(killed)):
         seen = list(left)
         for number, (member, step) in enumerate(killed.items()):
             seen += used(folder, member, step + (choice >> number & 1))
@@ -101,6 +129,14 @@ def test_each_sample_is_used_once(ranks: Ranks, tmp_path: Path, kills: str, argu
     ranks.start(rank_train, nprocs=4, elastic=True, environment=environment, **arguments)
     ranks.wait(90.0)
     check(ranks, tmp_path, {int(kill.split(":")[0]): int(kill.split(":")[1]) for kill in kills.split()})
+
+
+def test_samples_are_committed_with_their_step(ranks: Ranks, tmp_path: Path) -> None:
+    """All have heard the flags of step 2, of which member 2 dies: its batch is not given out again."""
+    environment = {VARIABLE: "2:2:0:heard", FOLDER: str(tmp_path), "BAGUA_DEFAULT_BUCKET_SIZE": "3000"}
+    ranks.start(rank_train, nprocs=3, elastic=True, environment=environment, batch_size=3, beside=2)
+    ranks.wait(90.0)
+    check(ranks, tmp_path, {2: 2}, committed=True)
 
 
 @pytest.mark.parametrize("elastic", [False, True])

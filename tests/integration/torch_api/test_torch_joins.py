@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import random
 import subprocess
 import sys
 import threading
@@ -10,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from rig.engine_hosts import Ranks
@@ -20,10 +23,15 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import bagua.torch_api as bagua
+from bagua import __version__ as VERSION
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
+from bagua.torch_api.comm import units as units_module
+from bagua.torch_api.comm.conversation import gather_texts
+from bagua.torch_api.comm.roll_call import Row, compare_versions
+from bagua.torch_api.comm.standing import Standing
 from bagua.torch_api.comm.units import units
 from bagua.torch_api.compat.model import BaguaDistributedDataParallel
-from bagua.torch_api.join.session import current
+from bagua.torch_api.join.session import Session, current
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -55,6 +63,10 @@ def rank_train(
     another one than that of the others. ``fused``: the optimizer is. ``recuts``: buckets are cut anew all the time."""
     bagua.init_process_group()
     member = current().membership.member
+    if differs in ("version", "version and rows"):
+        sys.modules["bagua"].__version__ = "0.0.1"
+    if differs == "version and rows":
+        units_module.call_the_roll = call_an_older_roll
     samples = dataset()
     if differs == "dataset":
         samples = TensorDataset(*samples[:50])
@@ -75,7 +87,8 @@ def rank_train(
     steps = []
     seen: dict[str, Any] = {"member": member, "newcomer": bagua.is_newcomer(), "steps": steps}
     count = torch.zeros(1)
-    bagua.register_state("steps" if differs == "state" else "count", Counter(count))
+    kind = LateCounter if differs == f"state of {member}" else Counter
+    bagua.register_state("steps" if differs == "state" else "count", kind(count))
     if "0" in waits:
         await_file(Path(folder, waits["0"]))
     for epoch in sampler.epochs(EPOCHS):
@@ -111,6 +124,27 @@ class Counter:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         assert state["words"] == ("a", {"b": [1.5, None]})
         self._held.copy_(state["count"])
+
+
+class LateCounter(Counter):
+    """Once it has counted it can't be told any more. It describes itself as the others do."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | ({"path": Path("x")} if self._held else {})
+
+
+LateCounter.__name__ = "Counter"
+
+
+def call_an_older_roll(session: Session, mine: Row) -> dict[int, Row]:
+    """As a version without offers of companions: a row has a part less."""
+    compare_versions(session)
+    parts = [*(json.dumps(part).encode() for part in (mine.standing, mine.followers, mine.given)), mine.units]
+    found = {}
+    for member, texts in zip(session.membership.members, gather_texts(session, parts), strict=True):
+        standing, followers, given = map(json.loads, texts[:3])
+        found[member] = Row(Standing(*standing), texts[3], followers, given, "")
+    return found
 
 
 def check(results: list[dict[str, Any]], make: Callable[[], nn.Module] = wide_mlp) -> list[list[int]]:
@@ -357,6 +391,8 @@ def test_no_more_join_than_a_batch_has_samples(ranks: Ranks, tmp_path: Path) -> 
         ("algorithm", "settings differ: the others have"),
         ("dataset", "Its samplers were made as"),
         ("state", "Its program has communicators 1, model 1, state steps"),
+        ("version", f"It has version 0.0.1 of bagua, and the others {VERSION}: install the same one."),
+        ("version and rows", "It has version 0.0.1 of bagua, and the others"),
     ],
 )
 def test_one_that_differs_is_told_and_the_others_go_on(ranks: Ranks, tmp_path: Path, differs: str, words: str) -> None:
@@ -366,6 +402,64 @@ def test_one_that_differs_is_told_and_the_others_go_on(ranks: Ranks, tmp_path: P
     check(results)
     assert "member 2 can't join the job, which goes on without it." in ranks.started[2].output
     assert words in ranks.started[2].output
+
+
+@pytest.mark.parametrize("member", [0, 1])
+def test_state_that_can_no_more_be_told(ranks: Ranks, tmp_path: Path, member: int) -> None:
+    """It could when it was registered. Newcomers leave with the words; the others go on."""
+    start(ranks, tmp_path, [[0, 1]], {"4": "planned-2"}, differs=f"state of {member}")
+    join(ranks, tmp_path, [2], 4, differs=f"state of {member}")
+    results = results_of(ranks, (2,), code=1)
+    check(results)
+    words = "Nobody can join this job: the state of state count can't be told. a PosixPath can't be sent to other ranks"
+    assert all(words in one.output for one in ranks.started), "\n".join(one.output for one in ranks.started)
+
+
+def rank_draws(folder: str, steps: int) -> list[Any]:
+    """Trains; returns what it has drawn from each random generator, in each step."""
+    bagua.init_process_group()
+    member = current().membership.member
+    model = seeded(wide_mlp)
+    optimizer = sgd(model)
+    wrap(model, optimizer)
+    made = torch.zeros(1)
+    bagua.register_state("steps", Counter(made))
+    seed_all(member)
+    drawn = [draw()]
+    if bagua.is_newcomer():
+        await_file(Path(folder, "step-2"))
+    while made < steps:
+        bagua.wait_to_join()
+        model(dataset().tensors[0]).square().mean().backward()
+        optimizer.step()
+        drawn.append(draw())
+        made += 1
+        Path(folder, f"step-{int(made)}").touch()
+        if made == 2:
+            await_file(Path(folder, "planned-2"))
+    return drawn
+
+
+def seed_all(member: int) -> None:
+    torch.manual_seed(member)
+    random.seed(member)
+    numpy.random.seed(member)
+
+
+def draw() -> tuple[float, float, float]:
+    return float(torch.rand(())), random.random(), float(numpy.random.random())
+
+
+def test_a_join_touches_no_random_generator(ranks: Ranks, tmp_path: Path) -> None:
+    """Each rank draws on from its own seed: members, and newcomers."""
+    ranks.start(rank_draws, hosts=[[0, 1]], elastic=True, folder=str(tmp_path), steps=5)
+    assert ranks.regrouper is not None
+    ranks.regrouper.on_plan = lambda generation: (tmp_path / f"planned-{generation}").touch()
+    ranks.join(rank_draws, [2], folder=str(tmp_path), steps=5)
+    for member, drawn in enumerate(results_of(ranks)):
+        assert len(drawn) == (3 if member == 2 else 6)
+        seed_all(member)
+        assert drawn == [draw() for _ in drawn]
 
 
 def rank_ends(folder: str, more: int) -> None:

@@ -14,7 +14,7 @@ from bagua.torch_api.join.environment import find_free_network_port
 
 RANKS = 3
 """The page of layers sends rows to three."""
-ELSEWHERE = ("docs/frameworks.md",)
+ELSEWHERE = ("docs/frameworks.md", "docs/moving/bagua.md")
 """``integration/frameworks/test_lightning.py`` runs these."""
 
 

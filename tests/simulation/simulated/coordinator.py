@@ -18,6 +18,7 @@ from bagua.daemon.coordinator.held_secrets import HeldSecrets
 from bagua.daemon.coordinator.intake import Intake
 from bagua.daemon.coordinator.nodes_servicer import NodeServicer
 from bagua.daemon.coordinator.options import Options
+from bagua.daemon.coordinator.publisher import Publisher
 from bagua.daemon.coordinator.reconciler import Reconciler
 from bagua.daemon.coordinator.sessions import Sessions
 from bagua.daemon.coordinator.tuning import Tuning
@@ -61,7 +62,9 @@ class Life:
             self.board,
             self.sessions,
         )
-        self.reconciler = Reconciler(*parts, self.watchers, Counters(), lambda: None)
+        counters = Counters()
+        publisher = Publisher(self.board, self.sessions, self.watchers, self.intake, counters, lambda: None)
+        self.reconciler = Reconciler(*parts, publisher, counters)
         tuning = Tuning(self.worker, store, self.clock)  # type: ignore[arg-type]
         code = CodeArchives(self.worker, store, self.clock)  # type: ignore[arg-type]
         self.servicer = self.make_servicer(

@@ -9,10 +9,11 @@ from typing import Any
 
 from bagua.daemon.coordinator import wishes
 from simulated.coordinator import Life
+from simulated.daemon import EXITED
 from simulated.database import Trouble
 from simulated.loop import VirtualLoop
 from simulated.store import MemoryStore
-from simulated.world import Elastic, World
+from simulated.world import BrokenPromiseError, Elastic, World
 
 MakeStore = Callable[[Callable[[], None]], Any]
 
@@ -103,6 +104,45 @@ async def late_hello() -> int:
     await asyncio.sleep(30.0)
     await _end_well(world, set())
     return trouble.asked
+
+
+async def outage(away: str, seconds: float) -> int:
+    """An elastic job on two nodes; the database or the coordinator is ``away`` for so long. In the middle of that time
+    a rank is killed. Raises BrokenPromiseError unless training goes on until then, and the change waits."""
+    trouble = Trouble(random.Random(0), 0.0)
+    world = World(random.Random(0), trouble, MemoryStore, nodes=2, slots=2)
+    await world.start_coordinator()
+    world.submit(2, 2, Elastic(least=0, most=2, respawn=0, takes=True))
+    await asyncio.sleep(20.0)
+    if away == "database":
+        trouble.down_until = world.daemons[0].link.loop.time() + seconds
+    else:
+        world.replace(gently=False, seconds=seconds)
+    for part in range(2):
+        for _ in range(int(seconds / 20) - 1):
+            await asyncio.sleep(10.0)
+            _check_outage(world, lost=part)
+        if part == 0:
+            _rank_killed(world, random.Random(0), set())
+            await asyncio.sleep(1.0)
+    await world.heal(set())
+    await world.rest(world.at_rest, "when it was back")
+    parts = [daemon.parts["job-0"] for daemon in world.daemons]
+    ranks = sum(len(part.present) for part in parts)
+    if ranks != 3 or {part.fact.entered for part in parts} != {2}:
+        raise BrokenPromiseError(f"after the outage {ranks} ranks train: {parts}")
+    await _end_well(world, set())
+    return trouble.asked
+
+
+def _check_outage(world: World, lost: int) -> None:
+    """All ranks but so many are alive, in the first generation, whose steps go on until somebody is lost."""
+    parts = [daemon.parts["job-0"] for daemon in world.daemons]
+    dead = sum(rank.state == EXITED for part in parts for rank in part.fact.ranks)
+    if dead != lost or not all(part.computing and part.fact.entered == 1 for part in parts):
+        raise BrokenPromiseError(f"{dead} ranks have ended, and {lost} were killed: {parts}")
+    if any(part.fact.suspended for part in parts) != bool(lost):
+        raise BrokenPromiseError(f"{lost} ranks were killed: {parts}")
 
 
 async def _end_well(world: World, dead: set[str]) -> None:
