@@ -172,7 +172,7 @@ class _Call:
                 if name not in _Default.refused:
                     raise ConfigError(
                         f"Group {self._name!r} of ranks {_text(self._ranks)} was not made. Rank {rank} was told: "
-                        f"{words} [BG410]"
+                        f"{words}"
                     )
 
     def _circle(self) -> str:
