@@ -168,6 +168,8 @@ class Execution:
                     time.sleep(LOOK_AGAIN_S)
                 if over:
                     self._connection.wait(ticket)
+                else:
+                    self._connection.abandon(ticket)
 
     # In an elastic job: see ``held.py``
 
