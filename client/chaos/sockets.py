@@ -86,11 +86,7 @@ def delay(pid: int, but: int, most_s: float, lasts_s: float) -> int:
 
 @contextlib.contextmanager
 def held(connections: Sequence[socket.socket]) -> Iterator[None]:
-<<<<<<< HEAD
-    """Messages that are sent wait until the context ends, at most 0.2 s."""
-=======
     """Bytes that are sent wait until the context ends, at most 0.2 s."""
->>>>>>> tests16
     try:
         for one in connections:
             _cork(one, True)
