@@ -236,7 +236,7 @@ class CudaConnection:
         return ticket, 0, 0
 
     def abandon(self, ticket: int) -> None:
-        """See ``Connection``. Its memory is held until ``close``: an operation that is not over may still write there."""
+        """See ``Connection``. Its memory is held until ``close``: the operation may still write there."""
 
     def await_results(self) -> None:
         """Returns when all that the current stream waits for is there: the one wait on the host in a step of an elastic
