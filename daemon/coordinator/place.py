@@ -88,7 +88,7 @@ class Place:
         return answer
 
     def announcement(self) -> CoordinatorRecord | None:
-        """What the database does not have of this coordinator."""
+        """Facts of this coordinator that the database does not have."""
         known = self._announced
         same = known is not None and replace(self._own, clock=known.clock) == known
         return None if same or self._neighbours is None else self._own
