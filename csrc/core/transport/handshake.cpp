@@ -12,7 +12,7 @@ namespace bagua {
 namespace {
 
 constexpr uint32_t kMagic = 0x48554742;  // "BGUH"
-constexpr uint32_t kVersion = 3;
+constexpr uint32_t kVersion = 4;
 
 enum class Verdict : uint32_t { kAccepted = 1, kOtherGeneration = 2, kNotProtected = 3 };
 
