@@ -284,6 +284,7 @@ class Rank:
         passed and the rest is to be waited for; the memory must stay. Raises CoreError; dst may then hold parts of the
         result."""
     def done(self, ticket: int) -> bool: ...
+    def abandon(self, ticket: int) -> None: ...
     def wait_all(
         self, tickets: Sequence[int], behind: Flags | None = None, timeout_s: float = -1.0
     ) -> tuple[list[tuple[int, int, int]], tuple[int, int, int]] | None:

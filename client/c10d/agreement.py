@@ -61,8 +61,8 @@ def begin(everyone: Communicator) -> None:
 
 
 def _install() -> None:
-    original = distributed_c10d._new_process_group_helper
-    if hasattr(original, "_bagua"):
+    original = getattr(distributed_c10d, "_new_process_group_helper", None)
+    if original is None or hasattr(original, "_bagua"):  # torch may move it: then lists are not compared, and tests fail
         return
 
     @functools.wraps(original)
@@ -172,7 +172,7 @@ class _Call:
                 if name not in _Default.refused:
                     raise ConfigError(
                         f"Group {self._name!r} of ranks {_text(self._ranks)} was not made. Rank {rank} was told: "
-                        f"{words} [BG410]"
+                        f"{words}"
                     )
 
     def _circle(self) -> str:

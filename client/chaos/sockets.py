@@ -86,7 +86,7 @@ def delay(pid: int, but: int, most_s: float, lasts_s: float) -> int:
 
 @contextlib.contextmanager
 def held(connections: Sequence[socket.socket]) -> Iterator[None]:
-    """Messages that are sent wait until the context ends, at most 0.2 s."""
+    """Bytes that are sent wait until the context ends, at most 0.2 s."""
     try:
         for one in connections:
             _cork(one, True)

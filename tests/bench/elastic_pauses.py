@@ -12,8 +12,8 @@ a step before. The rows, each on a cluster of its own on this machine:
     join     a new rank takes the place of the one that was killed, less the state at 70 % of --line-rate
     host     SIGKILL of the keeper of 1 of 3 hosts with one rank each
     silent   1 of 3 hosts is stopped with all of its processes, less the limit of 5 s (docs/elastic.md)
-    coordinator  SIGKILL of the coordinator, which is started again after 1 s; it takes turns with times in which
-             nothing happens, the row "undisturbed"
+    coordinator  SIGKILL of the coordinator, which is away for 4 s. Two more rows take turns with it, 4 s each:
+             "restart", in which it is started on the same processors, and "undisturbed", in which nothing happens
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ ON_ONE_HOST, BETWEEN_HOSTS, ABOVE = ("rank", "daemon", "join"), ("host", "silent
 ROWS = (*ON_ONE_HOST, *BETWEEN_HOSTS, *ABOVE)
 TARGETS = {"rank": (0.3, 1.0), "host": (0.3, 1.0), "silent": (0.5, 1.5), "daemon": (1.5, 3.0), "join": (0.2, 1.0)}
 """Seconds: median, 99 of 100."""
-AWAY_S, TURN_S = 1.0, 4.0
-"""The coordinator is away, and a turn lasts."""
+TURN_S = 4.0
 SILENCE_S = 5.0
 DAEMON_DEATHS = MAX_DEATHS - 1
 """Of one daemon. At the next one its keeper would give up: so many within a minute mean that the daemon is broken."""
@@ -170,11 +169,6 @@ class Rig:
         found = read(self._diaries)
         return pause([found[pid] for pid in pids], began, time.monotonic())
 
-    def kill_coordinator(self) -> None:
-        self.coordinator.process.kill()
-        time.sleep(AWAY_S)
-        self.start_coordinator()
-
     def join_of(self, left: Sequence[int], began: float) -> float:
         """Their pause, when all ranks are there again: around the first step with more ranks than before it."""
         self.await_whole()
@@ -269,7 +263,8 @@ def without_the_coordinator(options: argparse.Namespace, tell: Callable[[str, fl
         pids = list(made.ranks())
         for _ in range(options.times):
             tell("undisturbed", made.turn(pids, lambda: None))
-            tell("coordinator", made.turn(pids, made.kill_coordinator))
+            tell("coordinator", made.turn(pids, made.coordinator.process.kill))
+            tell("restart", made.turn(pids, made.start_coordinator))
 
 
 def most(times: Sequence[float]) -> float:

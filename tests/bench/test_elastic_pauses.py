@@ -53,5 +53,5 @@ def test_it_runs(program: str, arguments: tuple[str, ...]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
-    pauses = {"rank", "daemon", "join", "host", "silent", "coordinator", "undisturbed"}
+    pauses = {"rank", "daemon", "join", "host", "silent", "coordinator", "restart", "undisturbed"}
     assert set(rows) == pauses if "pauses" in program else len(rows) == 2

@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -94,6 +95,34 @@ def train():
 
 
 """
+RAY = """
+import signal
+from ray.cluster_utils import Cluster
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+cluster.add_node(num_cpus=1)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+print("address", cluster.address, flush=True)
+signal.sigwait([signal.SIGTERM])
+cluster.shutdown()
+"""
+"""Two Ray nodes of this machine, until a SIGTERM."""
+SUMS = """
+import torch
+import bagua.torch_api as bagua
+from bagua.torch_api.algorithms import gradient_allreduce
+
+bagua.init_process_group()
+torch.manual_seed(bagua.get_rank())
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.AdamW(model.parameters())
+model = model.with_bagua([optimizer], gradient_allreduce.GradientAllReduceAlgorithm())
+for _ in range(5):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+print("sum", bagua.get_rank(), "of", bagua.get_world_size(), [one.tolist() for one in model.parameters()])
+"""
 HOROVOD = (
     f"pip install -c {pages.ROOT / 'deploy' / 'constraints.txt'} torch numpy 'setuptools<81' wheel cmake",
     "pip download --no-deps --no-build-isolation --no-binary :all: horovod==0.28.1",
@@ -178,6 +207,12 @@ class Environment:
         done = self.attempt(command)
         assert done.code == 0, f"{command}: {done.text}"
         return done.out
+
+    def begin(self, command: str, log: Path) -> subprocess.Popen[str]:
+        """Starts a command in the folder of its log."""
+        with log.open("w") as out:
+            words = f"cd {log.parent} && exec {command.removesuffix('&')}"
+            return self.sandbox.start("sh", "-c", words, env=self.env, stdout=out, stderr=out)
 
     def added(self, command: str) -> str:
         """The version of Bagua, once it has been seen that the extras which the command names are there."""
@@ -291,12 +326,69 @@ def test_a_script_of_horovod(environment: Environment) -> None:
 def test_ray(environment: Environment) -> None:
     """Two workers train over the backend."""
     environment.type('pip install "ray[train]"')
-    lines = pages.part_by("test_ray", "docs/frameworks.md")
+    lines = pages.part_by("test_ray", "docs/ray.md")
     environment.type(f"python {environment.sandbox.script('with_ray.py', TRAIN + lines)}")
     ranks = sorted(path.name for path in environment.sandbox.folder.glob("rank-*"))
     assert ranks == ["rank-0", "rank-1"]
     weights = [(environment.sandbox.folder / name).read_text() for name in ranks]
     assert weights[0] == weights[1], weights
+
+
+def equal_sums(text: str) -> bool:
+    """Whether both ranks of ``SUMS`` have told of the same weights."""
+    sums = dict(re.findall(r"sum (\d) of 2 (\[.*\])", text))
+    return sums.keys() == {"0", "1"} and len(set(sums.values())) == 1
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_daemons_on_ray(environment: Environment) -> None:
+    """A coordinator, a daemon on each of two Ray nodes, and a job. The daemons end with the script of the page."""
+    page, sandbox = "docs/ray.md", environment.sandbox
+    environment.type('pip install "ray[train]"')
+    folder = sandbox.folder / "service"
+    (folder / "program").mkdir(parents=True)
+    (folder / "program" / "train.py").write_text(SUMS)
+    for block in pages.of_path(pages.ROOT / page):
+        if block.file:
+            (folder / block.file).write_text(block.text)
+    there = {"10.0.0.1:7670": f"127.0.0.1:{free_port()}", "10.0.0.1": "127.0.0.1"}
+    there["~/.local/state/bagua"] = str(sandbox.state)
+    commands = pages.run_by("test_daemons_on_ray", page)
+    for word, own in there.items():
+        commands = [command.replace(word, own) for command in commands]
+    certs, coordinator, copy, daemons, nodes, submit = commands
+
+    def connected() -> int:
+        return environment.type(f"cd {folder} && {nodes}").count(" connected ")
+
+    (folder / "cluster.py").write_text(RAY)
+    cluster = environment.begin("python cluster.py", log := folder / "cluster.log")
+    found = sandbox.wait_until(lambda: re.search(r"^address (\S+)", log.read_text(), re.M), 5 * SOON_S, log.read_text)
+    environment.env["RAY_ADDRESS"] = found[1]
+    try:
+        environment.type(f"cd {folder} && {certs}")
+        service = environment.begin(coordinator, log := folder / "coordinator.log")
+        sandbox.wait_until((sandbox.state / "token").exists, SOON_S, log.read_text)
+        environment.type(f"cd {folder} && {copy}")
+        script = environment.begin(daemons, log := folder / "daemons.log")
+        sandbox.wait_until(lambda: connected() == 2, 5 * SOON_S, log.read_text)
+        said = environment.type(f"cd {folder} && {submit}")
+        assert equal_sums(said), said
+        script.send_signal(signal.SIGINT)
+        sandbox.finish(script, time.monotonic())
+        sandbox.wait_until(lambda: connected() == 0, SOON_S, log.read_text)
+        service.terminate()
+        sandbox.finish(service, time.monotonic())
+    finally:
+        del environment.env["RAY_ADDRESS"]
+        cluster.terminate()
+        sandbox.finish(cluster, time.monotonic(), 5 * SOON_S)
 
 
 def test_nvcc_of_pip(environment: Environment) -> None:
@@ -389,7 +481,7 @@ def test_a_task_of_skypilot(environment: Environment, machine: Throwaway, tmp_pa
     with socket.socket() as probe:
         if probe.connect_ex(SKYPILOT) == 0:
             pytest.skip("somebody's API server of SkyPilot runs on this machine")
-    check, launch = pages.run_by("test_a_task_of_skypilot", "docs/frameworks.md")
+    check, launch, secrets, launch_daemons = pages.run_by("test_a_task_of_skypilot", "docs/skypilot.md")
     dry = "--dryrun --yes --image-id docker:debian:12"  # else it asks GitHub for the name of its own image
     machine.sh("apt-get install rsync socat netcat-openbsd && python3 -m venv /opt/sky", INSTALL_S)
     machine.sh("/opt/sky/bin/pip install 'skypilot[kubernetes]'", INSTALL_S)
@@ -400,8 +492,11 @@ def test_a_task_of_skypilot(environment: Environment, machine: Throwaway, tmp_pa
     try:
         with plane.api() as api:
             assert api.post("/api/v1/nodes", json=MACHINE).is_success
-        said = machine.sh(f"{here}; {launch} {dry}", 5 * SOON_S)
-        assert "(2 nodes)" in said and "Dryrun finished." in said, said
+        environment.type("cd clone && bagua certs certs/ --host 127.0.0.1 && echo 1 > token")
+        machine.sh(f"cd {folder}; {secrets}", SOON_S)
+        for command in (launch, launch_daemons):
+            said = machine.sh(f"{here}; {command} {dry}", 5 * SOON_S)
+            assert "(2 nodes)" in said and "Dryrun finished." in said, said
         refused = machine.attempt(f"{here}; {launch.partition(' --secret')[0]} {dry}", 5 * SOON_S)
         assert refused.returncode and "secret(s): BAGUA_JOB_SECRET" in refused.stdout, refused.stdout
     finally:
@@ -412,3 +507,43 @@ def test_a_task_of_skypilot(environment: Environment, machine: Throwaway, tmp_pa
     environment.type("cd clone && bash setup.sh")
     said = environment.type(f"cd clone && unshare --net sh -euc {shlex.quote(AS_TWO_NODES)}")
     assert re.search(r"replicas \(4\) +yes", said), said
+
+
+def test_daemons_of_skypilot(environment: Environment) -> None:
+    """The commands of the task, as two nodes that are this machine, with a coordinator and a job."""
+    sandbox, folder = environment.sandbox, environment.sandbox.folder / "sky"
+    (folder / "program").mkdir(parents=True)
+    (folder / "program" / "train.py").write_text(SUMS)
+    address = f"127.0.0.1:{free_port()}"
+    _, _, secrets, launch = pages.run_by("test_a_task_of_skypilot", "docs/skypilot.md")
+    assert launch.endswith("--env BAGUA_COORDINATOR=10.0.0.1:7670")
+    task = yaml.safe_load((pages.DOCS / "skypilot-daemons.yaml").read_text())
+    [(target, source)] = task["file_mounts"].items()
+    assert (target, source) == ("~/bagua-secrets", "secrets")
+    (folder / "run.sh").write_text(task["run"])
+    environment.type(f"cd {folder} && bagua certs certs/ --host 127.0.0.1")
+    state = folder / "state"
+    log = folder / "coordinator.log"
+    service = environment.begin(f"bagua coordinator --listen {address} --tls certs/ --state-dir {state}", log)
+    sandbox.wait_until((state / "token").exists, SOON_S, log.read_text)
+    environment.type(f"cd {folder} && cp {state}/token token && {secrets}")
+    shutil.copytree(folder / source, Path(environment.env["HOME"]) / "bagua-secrets")
+    given = f"SKYPILOT_NODE_IPS='127.0.0.1\n127.0.0.1' BAGUA_COORDINATOR={address}"
+    environment.type(f"cd {folder} && chmod -R go+r {environment.env['HOME']}/bagua-secrets")  # as a copy may be
+    daemons = [
+        environment.begin(f"env SKYPILOT_NODE_RANK={rank} {given} bash run.sh", folder / f"daemon-{rank}.log")
+        for rank in (0, 1)
+    ]
+    reach = f"--coordinator {address} --tls certs/ --token-file token"
+
+    def names() -> list[str]:
+        said = environment.type(f"cd {folder} && bagua node list {reach}")
+        return sorted(re.findall(r"^(sky-\d)\S* .* connected ", said, re.M))
+
+    sandbox.wait_until(lambda: names() == ["sky-0", "sky-1"], 5 * SOON_S, (folder / "daemon-1.log").read_text)
+    job = f"bagua job submit {reach} --nnodes 2 --nproc-per-node 1 --working-dir program --watch train.py"
+    said = environment.type(f"cd {folder} && {job}")
+    assert equal_sums(said), said
+    for process in (*daemons, service):
+        process.terminate()
+        sandbox.finish(process, time.monotonic())

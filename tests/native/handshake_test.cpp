@@ -67,8 +67,8 @@ struct Outcome {
 
 End dial(const Pair& pair, const Side& side, int64_t deadline_ns) {
   End end;
-  end.status =
-      dial_handshake(pair.dialer.fd(), side.credentials, {side.generation, 3, 1, 2, 5, 6}, deadline_ns, &end.seals);
+  end.status = dial_handshake(pair.dialer.fd(), side.credentials, {side.generation, 3, 1, 2, 5, 6},
+                              {deadline_ns, deadline_ns}, &end.seals);
   return end;
 }
 

@@ -60,6 +60,7 @@ PASSED_ON = {
     "client/torch_api/join/connection.py": "the core's words have the code",
     "client/torch_api/cuda/connection.py: str(error)": "the words of the core and of the GPU leg have the code",
     "client/torch_api/cuda/connection.py: CUDA tensors can't be communicated: {error}": "so have these",
+    "client/c10d/agreement.py: Group {self._name!r} of ranks {_text(self._ranks)} was not made": "words of that rank",
     "client/c10d/work.py: str(caught)": "the words of the operation that failed",
     "client/cli/main.py: words": "the text of any error: its code alone is read",
     "client/base/rpc.py": "the coordinator's words have the code",

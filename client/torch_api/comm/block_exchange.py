@@ -7,13 +7,16 @@ its caller fills and reads.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch.autograd.graph import increment_version
 
+from bagua.base.errors import CommunicationError
 from bagua.torch_api.comm.members import Members
 from bagua.torch_api.comm.transfer import DTYPES, check_tensor
 from bagua.torch_api.cuda.devices import devices
@@ -100,6 +103,7 @@ class _Host:
     """Memory and connection for messages of CPU tensors."""
 
     def __init__(self, session: Session, group: Members) -> None:
+        self.session = session
         self.connection: Connection = session.connection
         self.group = group
         self.stage = stages(session).place
@@ -115,6 +119,7 @@ class _Device:
 
     def __init__(self, session: Session, group: Members, tensor: torch.Tensor) -> None:
         lane = devices(session).of(tensor)
+        self.session = session
         self.connection: Connection = lane
         self.group = group.twin(lane)
         self.stage = functools.partial(lane.place_empty, device=tensor.device)
@@ -129,13 +134,13 @@ def _exchange(where: _Host | _Device, gives: RankBlocks, takes: RankBlocks) -> N
     out, out_at = where.stage(sum(gives.counts), dtype)
     into, into_at = where.stage(sum(takes.counts), dtype)
     torch.cat([given[at : at + count] for at, count in zip(gives.displs, gives.counts, strict=True)], out=out)
-    messages = _Messages(where, dtype)
-    for to, source in _turns(group):
-        messages.submit("send", to, out_at, sum(gives.counts[:to]), gives.counts[to])
-        messages.submit("recv", source, into_at, sum(takes.counts[:source]), takes.counts[source])
-    mine, begin_ = gives.counts[me], sum(gives.counts[:me])
-    target[takes.displs[me] : takes.displs[me] + mine] = out[begin_ : begin_ + mine]
-    messages.wait_for_all()
+    with _Messages(where, dtype, out, into) as messages:
+        for to, source in _turns(group):
+            messages.submit("send", to, out_at, sum(gives.counts[:to]), gives.counts[to])
+            messages.submit("recv", source, into_at, sum(takes.counts[:source]), takes.counts[source])
+        mine, begin_ = gives.counts[me], sum(gives.counts[:me])
+        target[takes.displs[me] : takes.displs[me] + mine] = out[begin_ : begin_ + mine]
+        messages.wait_for_all()
     for peer, (at, count) in enumerate(zip(takes.displs, takes.counts, strict=True)):
         if peer != me:
             begin_ = sum(takes.counts[:peer])
@@ -179,26 +184,74 @@ class RowExchange:
         """The blocks that rank j has in ``gives`` go to it, and those that rank i has in ``takes`` come from it, in
         their order, the same on both ends. Empty blocks do not travel. What this rank has for itself stays where it
         is. Raises CommunicationError."""
-        messages = _Messages(self._where, self._dtype)
-        with PORT.cuda.by_way_of(self._group.stream):
+        with (
+            PORT.cuda.by_way_of(self._group.stream),
+            _Messages(self._where, self._dtype, out.tensor, into.tensor) as messages,
+        ):
             for to, source in _turns(self._group):
-                for kind, peer, rows, blocks in (("send", to, out, gives), ("recv", source, into, takes)):
-                    for begin, count in blocks[peer]:
-                        if count:
+                # In turns: a rank that waits for its oldest block waits for a rank that is less far than it.
+                for pair in itertools.zip_longest(_full(takes[source]), _full(gives[to])):
+                    for kind, peer, rows, block in zip(("recv", "send"), (source, to), (into, out), pair, strict=True):
+                        if block is not None:
+                            begin, count = block
                             messages.submit(kind, peer, rows.place, begin * self._width, count * self._width)
             messages.wait_for_all()
 
 
+def _full(blocks: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    return ((begin, count) for begin, count in blocks if count)
+
+
+class LeftBehind:
+    """Messages of a session that nobody waits for any more, after an exception: their memory is not used again while
+    they are under way."""
+
+    def __init__(self, _: Session) -> None:
+        self._left: list[tuple[Connection, deque[int], tuple[torch.Tensor, ...]]] = []
+
+    def take(self, connection: Connection, tickets: deque[int], memory: tuple[torch.Tensor, ...]) -> None:
+        """They lie in this memory."""
+        self._left.append((connection, tickets, memory))
+
+    def look(self) -> None:
+        """Lets go of memory whose messages are over."""
+        for entry in list(self._left):
+            connection, tickets, _ = entry
+            while tickets and _is_over(connection, tickets[0]):
+                tickets.popleft()
+            if not tickets:
+                self._left.remove(entry)
+
+
+def _is_over(connection: Connection, ticket: int) -> bool:
+    with suppress(CommunicationError):  # it has failed, or has been waited for
+        if not connection.done(ticket):
+            return False
+        connection.wait(ticket)
+    return True
+
+
 class _Messages:
-    """Sends and receives under way. The core has room for a limited number."""
+    """Sends and receives under way, in the block of ``with``. The core has room for a limited number."""
 
     LIMIT = 256
 
-    def __init__(self, where: _Host | _Device, dtype: torch.dtype) -> None:
+    def __init__(self, where: _Host | _Device, dtype: torch.dtype, *memory: torch.Tensor) -> None:
+        """All of them lie in ``memory``."""
         self._where = where
         self._connection = where.connection
         self._dtype = dtype
+        self._memory = memory
         self._tickets: deque[int] = deque()
+        self._left = where.session.keep(LeftBehind)
+        self._left.look()
+
+    def __enter__(self) -> _Messages:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._tickets:
+            self._left.take(self._connection, self._tickets, self._memory)
 
     def submit(self, kind: str, peer: int, start: Place, begin: int, count: int) -> None:
         """``count`` elements from element ``begin`` behind ``start`` on."""
@@ -218,10 +271,12 @@ class _Messages:
     def wait(self, left: int) -> None:
         """Returns when at most ``left`` are under way, the newest ones."""
         while len(self._tickets) > left:
-            self._connection.wait(self._tickets.popleft())
+            self._connection.wait(self._tickets[0])
+            self._tickets.popleft()
 
     def wait_for_all(self) -> None:
         """Returns when none is under way. The last one is often done last: this rank sleeps once, and finds that the
         others are over."""
         while self._tickets:
-            self._connection.wait(self._tickets.pop())
+            self._connection.wait(self._tickets[-1])
+            self._tickets.pop()

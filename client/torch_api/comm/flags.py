@@ -190,6 +190,7 @@ class Flags(threading.local):
             with suppress(CommunicationError):
                 self.hear()
         else:
+            self._session.connection.abandon(self.sent.ticket)
             self.sent, self.heard = None, True
             self._shared = False  # the daemon may still write there
             self._use(torch.zeros(3, dtype=torch.int32))

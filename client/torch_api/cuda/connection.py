@@ -235,6 +235,9 @@ class CudaConnection:
             self._leg.release(self._waited.popleft())
         return ticket, 0, 0
 
+    def abandon(self, ticket: int) -> None:
+        """See ``Connection``. Its memory is held until ``close``: the operation may still write there."""
+
     def await_results(self) -> None:
         """Returns when all that the current stream waits for is there: the one wait on the host in a step of an elastic
         job. Raises Regrouped if it never will be, because the generation has ended, else CommunicationError."""

@@ -137,6 +137,10 @@ class Connection(Protocol):
         """Whether ``wait`` for this operation would return, or raise, at once."""
         ...
 
+    def abandon(self, ticket: int) -> None:
+        """Nobody will wait for this operation: its place is free once it is over."""
+        ...
+
     def wait(self, ticket: int, deadline_s: float = math.inf) -> Times:
         """Waits for an operation; returns (submitted, started, done) in ns of CLOCK_MONOTONIC. Each ticket is waited
         for once."""
@@ -426,6 +430,10 @@ class HostConnection:
         """Whether ``wait`` for this operation would return, or raise, at once."""
         with self._translated():
             return self._rank.done(ticket)
+
+    def abandon(self, ticket: int) -> None:
+        """See ``Connection``."""
+        self._rank.abandon(ticket)
 
     def barrier(self, comm: int = 0, deadline_s: float = math.inf) -> None:
         """Returns when every member has called it."""

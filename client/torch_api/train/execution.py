@@ -5,6 +5,7 @@ There is no thread: the user's thread submits operations, and the daemon carries
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 Work = Callable[[], None]
 Tickets = tuple[int, ...]
+LOOK_AGAIN_S = 0.001
 
 
 class Startable(Protocol):
@@ -155,6 +157,19 @@ class Execution:
             with suppress(CommunicationError):
                 self._connection.wait(ticket)
         return under_way
+
+    def leave(self, until: float) -> None:
+        """As ``abandon``, without other ranks: operations that are not over at that moment (``time.monotonic()``) go on
+        without this run, and the daemon, or the device, keeps their memory as long."""
+        tickets, self._tickets, self.started = self._tickets, (), False
+        for ticket in tickets:
+            with suppress(CommunicationError):
+                while not (over := self._connection.done(ticket)) and time.monotonic() < until:
+                    time.sleep(LOOK_AGAIN_S)
+                if over:
+                    self._connection.wait(ticket)
+                else:
+                    self._connection.abandon(ticket)
 
     # In an elastic job: see ``held.py``
 
@@ -364,6 +379,9 @@ class NotReady:
     def abandon(self) -> bool:
         """There is nothing to forget."""
         return False
+
+    def leave(self, until: float) -> None:
+        """There is nothing to leave."""
 
 
 class Executes(Protocol):

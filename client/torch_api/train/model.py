@@ -321,13 +321,12 @@ class DistributedModel(ShadowedModel):
         self._runner.release()
 
     def _leave(self) -> None:
-        """As ``_release``, without the others. The daemon keeps the memory of an operation until that is over."""
-        connection, until = self._session.connection, time.monotonic() + ALONE_S
-        with connection.patience(ALONE_S), suppress(CommunicationError):
-            self.bagua_algorithm.close()
+        """As the end of ``close``, without the others."""
+        until = time.monotonic() + ALONE_S
         for bucket in self.bagua_buckets:
-            with connection.patience(max(0.0, until - time.monotonic())):
-                bucket.execution.abandon()
+            bucket.execution.leave(until)
+        with self._session.connection.patience(ALONE_S), suppress(CommunicationError):
+            self.bagua_algorithm.close()  # finds nothing under way
         self._layout.release()
         self._runner.release()
 

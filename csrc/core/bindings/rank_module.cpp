@@ -211,6 +211,8 @@ class Rank {
     return done;
   }
 
+  void abandon(uint64_t ticket) { client_->abandon(ticket); }
+
   std::optional<std::tuple<int64_t, int64_t, int64_t>> wait(uint64_t ticket, double timeout_s) {
     ChannelClient::Times times;
     Status status;
@@ -330,6 +332,7 @@ void bind_rank(py::module_* module) {
       .def("planned", [](Rank& rank) { return rank.client().planned(); })
       .def("trace", [](Rank& rank) { return rank.client().trace(); })
       .def("done", &Rank::done, py::arg("ticket"))
+      .def("abandon", &Rank::abandon, py::arg("ticket"))
       .def("wait", &Rank::wait, py::arg("ticket"), py::arg("timeout_s") = -1.0)
       .def("wait_all", &Rank::wait_all, py::arg("tickets"), py::arg("behind") = py::none(), py::arg("timeout_s") = -1.0)
       .def("counters", [](Rank& rank) { return counters_dict(*rank.client().counters()); })

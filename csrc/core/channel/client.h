@@ -120,6 +120,8 @@ class ChannelClient {
   Status wait_all(const std::vector<uint64_t>& tickets, int64_t deadline_ns, const Interrupt& interrupt,
                   std::vector<Times>* times);
   Status done(uint64_t ticket, bool* done);
+  // Nobody will wait for this operation: its slot is free once it is over.
+  void abandon(uint64_t ticket);
 
   // The engine's first error, why the generation is suspended, or that the daemon is gone; empty while all is well.
   std::string error() const;
@@ -179,6 +181,9 @@ class ChannelClient {
   Status slot_of(uint64_t ticket, uint32_t* slot);
   Status finish(uint32_t slot, uint32_t state, Times* times);
   void release(uint32_t slot);
+  void free_slot(uint32_t slot) REQUIRES(submit_mutex_);
+  // Frees slots of abandoned operations that are over.
+  void free_abandoned() REQUIRES(submit_mutex_);
   Status await(Slot* slot, int64_t deadline_ns, const Interrupt& interrupt, uint32_t* state);
   bool daemon_gone() const;
   // It has gone, and another one is to follow.
@@ -210,12 +215,14 @@ class ChannelClient {
   std::vector<uint32_t> free_ GUARDED_BY(submit_mutex_);
   std::vector<uint64_t> tickets_ GUARDED_BY(submit_mutex_);  // of every slot; 0: none
   uint64_t next_ticket_ GUARDED_BY(submit_mutex_) = 1;
+  std::vector<uint64_t> abandoned_ GUARDED_BY(submit_mutex_);  // tickets
   std::map<uint32_t, Group> groups_ GUARDED_BY(submit_mutex_);
   // Collectives on each communicator in this generation, with and without the daemon.
   std::array<uint32_t, kMeetingComms> calls_ GUARDED_BY(submit_mutex_){};
 
   SharedMutex sheet_mutex_;  // read while ranks meet, written when a page takes the place of another
-  std::array<Mutex, kMeetingComms> meeting_mutexes_;                  // one meeting at a time
+  std::array<Mutex, kMeetingComms> meeting_mutexes_;                       // one meeting at a time
+  std::array<std::atomic<const void*>, kMeetingComms> meeting_threads_{};  // that are in one
   std::vector<Meeting> meetings_ GUARDED_BY(sheet_mutex_);            // by communicator; empty: these ranks don't meet
   std::array<std::atomic<uint32_t>, kMeetingComms> meeting_ranks_{};  // by communicator; 0: they don't meet
 

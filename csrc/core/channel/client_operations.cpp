@@ -15,6 +15,24 @@ namespace {
 // numbers of meetings, whichever of them saw the last calls of the use before.
 constexpr uint32_t kCallsOfOneUse = (1 << 16) - 1;
 
+// An address that no other thread has.
+const void* this_thread() {
+  static thread_local const char address = 0;
+  return &address;
+}
+
+// Notes that this thread is in a meeting, until the end of the block.
+class MeetingThread {
+ public:
+  explicit MeetingThread(std::atomic<const void*>* place) : place_(place) { place_->store(this_thread()); }
+  ~MeetingThread() { place_->store(nullptr); }
+  MeetingThread(const MeetingThread&) = delete;
+  MeetingThread& operator=(const MeetingThread&) = delete;
+
+ private:
+  std::atomic<const void*>* const place_;
+};
+
 // By all members of its communicator, in order.
 bool matched(const Descriptor& descriptor) {
   const Kind kind = static_cast<Kind>(descriptor.kind);
@@ -82,8 +100,15 @@ Status ChannelClient::left_behind() const {
 Status ChannelClient::meet(const Descriptor& descriptor, uint64_t generation, const char* src, char* dst,
                            const Interrupt& interrupt, bool* met) {
   if (Status status = check_usable(); !status) return status;
+  std::atomic<const void*>* const inside = &meeting_threads_[descriptor.comm];
+  if (inside->load(std::memory_order_relaxed) == this_thread()) {
+    return {Code::kInvalid,
+            "a signal handler called an all-reduce while its thread is in another one of communicator " +
+                std::to_string(descriptor.comm) + ": note the signal, and call it after that one"};
+  }
   const ReaderLock same_page(sheet_mutex_);
   const Lock one(meeting_mutexes_[descriptor.comm]);
+  const MeetingThread noted(inside);
   if (generation != this->generation() || meetings_.empty()) return left_behind();
   uint32_t number;
   {
@@ -121,6 +146,7 @@ Status ChannelClient::submit(std::initializer_list<const Descriptor*> descriptor
   {
     const Lock lock(submit_mutex_);
     if (how.generation != 0 && how.generation != generation()) return left_behind();
+    if (free_.size() < descriptors.size()) free_abandoned();
     if (free_.size() < descriptors.size()) {
       return {Code::kResource, std::to_string(kSlots) +
                                    " operations have been submitted and not been waited for: wait for the older ones"};
@@ -153,9 +179,29 @@ Status ChannelClient::slot_of(uint64_t ticket, uint32_t* slot) {
 
 void ChannelClient::release(uint32_t slot) {
   const Lock lock(submit_mutex_);
+  free_slot(slot);
+}
+
+void ChannelClient::free_slot(uint32_t slot) {
   channel()->slots[slot].state.store(kFree, std::memory_order_relaxed);
   tickets_[slot] = 0;
   free_.push_back(slot);
+}
+
+void ChannelClient::abandon(uint64_t ticket) {
+  const Lock lock(submit_mutex_);
+  abandoned_.push_back(ticket);
+}
+
+void ChannelClient::free_abandoned() {
+  const auto over = [this](uint64_t ticket) REQUIRES(submit_mutex_) {
+    const uint32_t slot = static_cast<uint32_t>(ticket % kSlots);
+    if (tickets_[slot] != ticket) return true;
+    if (!is_over(channel()->slots[slot].state.load(std::memory_order_acquire))) return false;
+    free_slot(slot);
+    return true;
+  };
+  abandoned_.erase(std::remove_if(abandoned_.begin(), abandoned_.end(), over), abandoned_.end());
 }
 
 Status ChannelClient::done(uint64_t ticket, bool* done) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "kernel/copy.h"
 
@@ -66,6 +67,7 @@ Transfer::Transfer(ChannelClient* client, StagePool* pool, const TransferRequest
 }
 
 Transfer::~Transfer() {
+  for (const Piece& piece : flying_) client_->abandon(piece.ticket);
   if (stage_.memory != nullptr) pool_->put(std::move(stage_), over_);
 }
 
@@ -176,9 +178,23 @@ Status Transfer::run(int64_t deadline_ns, const ChannelClient::Interrupt& interr
     return status ? tried : status;
   }
   while (!over_) {
-    if (Status status = step(deadline_ns, interrupt); !status) return status;
+    if (Status status = step(deadline_ns, interrupt); !status) {
+      if (status.code() == Code::kAborted) submit_rest();
+      return status;
+    }
   }
   return Status::ok();
+}
+
+// The other ranks need all pieces, though this one was interrupted. Where there is no room they are told that ranks
+// call different operations.
+void Transfer::submit_rest() {
+  if (next_ == pieces_) return;
+  for (const Piece& piece : flying_) client_->abandon(piece.ticket);
+  flying_.clear();
+  if (stage_.memory != nullptr) pool_->put(std::exchange(stage_, {}), false);
+  depth_ = pieces_ - next_;
+  static_cast<void>(start());
 }
 
 Status Transfer::step(int64_t deadline_ns, const ChannelClient::Interrupt& interrupt) {

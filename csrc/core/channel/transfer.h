@@ -82,6 +82,7 @@ class Transfer {
   // Small ones are tried without the daemon, once.
   Status meet(const ChannelClient::Interrupt& interrupt);
   void take_out(uint64_t number);
+  void submit_rest();
   uint64_t begin_of(uint64_t number) const { return number * piece_; }
   void copy_rows(char* to, uint64_t to_row, const char* from, uint64_t from_row, uint64_t rows, uint64_t bytes) const;
   uint64_t elements_of(uint64_t number) const;

@@ -110,7 +110,9 @@ Status Dialler::dial(int peer, int stream, int64_t deadline_ns) {
     Connection connection;
     const int64_t slice = std::min(deadline_ns, now_ns() + kDialSliceNs);
     status = connect_tcp(address, slice, &connection.socket, stop_.fd());
-    if (status) status = shake_hands(&connection, me, std::min(deadline_ns, now_ns() + kDialSliceNs));
+    if (status) {
+      status = shake_hands(&connection, me, {std::min(deadline_ns, now_ns() + kDialSliceNs), deadline_ns});
+    }
     if (status) {
       mesh_->attach(peer, stream, std::move(connection));
       return status;
@@ -127,14 +129,14 @@ Status Dialler::dial(int peer, int stream, int64_t deadline_ns) {
   return status;
 }
 
-Status Dialler::shake_hands(Connection* connection, const PeerInfo& me, int64_t deadline_ns) {
+Status Dialler::shake_hands(Connection* connection, const PeerInfo& me, const DialDeadlines& deadlines) {
   const int fd = connection->socket.fd();
   {
     const Lock lock(mutex_);
     if (failed_) return {Code::kUnavailable, "nobody needs the connection any more"};
     shaking_.insert(fd);
   }
-  Status status = dial_handshake(fd, state_->job().options().credentials, me, deadline_ns, &connection->seals);
+  Status status = dial_handshake(fd, state_->job().options().credentials, me, deadlines, &connection->seals);
   const Lock lock(mutex_);
   shaking_.erase(fd);
   return status;

@@ -46,7 +46,7 @@ class Dialler {
   // A helper: makes calls until none is left, or one has failed.
   void work(int64_t deadline_ns);
   Status dial(int peer, int stream, int64_t deadline_ns);
-  Status shake_hands(Connection* connection, const PeerInfo& me, int64_t deadline_ns);
+  Status shake_hands(Connection* connection, const PeerInfo& me, const DialDeadlines& deadlines);
   void cancel();
   bool worth_retrying(const Status& status) const;
   void give_up(const Call& call);

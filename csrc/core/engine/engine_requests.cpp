@@ -99,7 +99,9 @@ Status Engine::adopt(int member, uint64_t id, const Fd& memory) {
   return status;
 }
 
+// A rank that was interrupted frees memory of operations that the dispatcher may not have seen yet: others need them.
 Status Engine::free_segment(int member, uint64_t id) {
+  generation_of(member)->take_submitted(member);
   return job_.segments().free(member, id);
 }
 

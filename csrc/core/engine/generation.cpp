@@ -84,6 +84,12 @@ Status Generation::destroy(int member, uint64_t comm) {
   return Status::ok();
 }
 
+void Generation::take_submitted(int member) {
+  for (const GenerationState::Local& local : state_.locals()) {
+    if (local.port->member == member && RankTable::is_busy(*local.port)) dispatcher_.look(kTakeNs);
+  }
+}
+
 void Generation::drop(const std::shared_ptr<Communicator>& comm) {
   for (const Operation& operation : comm->drain()) {
     RankTable::complete(operation, operation.submitted_ns, state_.outcome());

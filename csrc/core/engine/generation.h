@@ -50,6 +50,8 @@ class Generation {
   // A local member declares or destroys a communicator; see Registry.
   Status declare(int member, uint64_t comm, const std::vector<int>& ranks);
   Status destroy(int member, uint64_t comm);
+  // Takes what a local member has submitted: its operations hold their memory from then on.
+  void take_submitted(int member);
 
   // Every operation fails with the reason from now on; other hosts are told that this one leaves in good order.
   void end(const std::string& reason) { state_.end(reason); }

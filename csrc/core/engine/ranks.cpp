@@ -128,6 +128,15 @@ bool RankTable::take(Port* port, Operation* out, Status* status) {
   return true;
 }
 
+bool RankTable::is_busy(const Port& port) {
+  RankChannel* channel = port.channel.load(std::memory_order_acquire);
+  if (channel == nullptr) return false;
+  return std::any_of(std::begin(channel->slots), std::end(channel->slots), [](const Slot& slot) {
+    const uint32_t state = slot.state.load(std::memory_order_acquire);
+    return state == kSubmitted || state == kSubmittedWaiting;
+  });
+}
+
 std::atomic<uint32_t>* RankTable::finish(const Operation& operation, int64_t started_ns, int64_t done_ns,
                                          Outcome outcome) {
   Port* port = operation.port;

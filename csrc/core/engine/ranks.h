@@ -62,6 +62,8 @@ class RankTable {
   // The next submission that has not been taken; false if there is none. kCorrupt if the counters can't be right:
   // "wrote a ...". Dispatcher only.
   static bool take(Port* port, Operation* out, Status* status);
+  // The rank has submitted operations that are not over, taken or not. Any thread.
+  static bool is_busy(const Port& port);
   // Hands the result to the rank and wakes it. Any thread, once for each operation taken.
   static void complete(const Operation& operation, int64_t started_ns, Outcome outcome);
   // The same for many that are done, all results before the first rank is woken: it may take this thread's core at

@@ -161,7 +161,8 @@ Status protect(const Side& side, const JobKey& key, const Talk& talk, bool diale
 
 }  // namespace
 
-Status dial_handshake(int fd, const Credentials& credentials, const PeerInfo& me, int64_t deadline_ns, Seals* seals) {
+Status dial_handshake(int fd, const Credentials& credentials, const PeerInfo& me, const DialDeadlines& deadlines,
+                      Seals* seals) {
   const JobKey& key = credentials.key;
   Side side;
   if (Status status = side.open(fd, credentials); !status) return status;
@@ -182,24 +183,24 @@ Status dial_handshake(int fd, const Credentials& credentials, const PeerInfo& me
   const Digest job = sha256(credentials.job_id.data(), credentials.job_id.size());
   std::memcpy(talk.hello.job, job.data(), job.size());
   if (Status status = fill_random(talk.hello.nonce.data(), talk.hello.nonce.size()); !status) return status;
-  if (Status status = write_exact(fd, &talk.hello, sizeof talk.hello, deadline_ns); !status) {
+  if (Status status = write_exact(fd, &talk.hello, sizeof talk.hello, deadlines.answer_ns); !status) {
     return at_step("greeting", status);
   }
 
   Digest mac;
-  Status status = read_exact(fd, &talk.answer, sizeof talk.answer, deadline_ns);
-  if (status) status = read_exact(fd, mac.data(), mac.size(), deadline_ns);
+  Status status = read_exact(fd, &talk.answer, sizeof talk.answer, deadlines.answer_ns);
+  if (status) status = read_exact(fd, mac.data(), mac.size(), deadlines.answer_ns);
   if (!status) return at_step("waiting for the answer", status);
   if (!same(mac, sign_accept(key, talk))) {
     return {Code::kCorrupt, "handshake: the host that answered does not have this job's key"};
   }
   const Digest proof = sign_dial(key, talk);
-  if (status = write_exact(fd, proof.data(), proof.size(), deadline_ns); !status) {
+  if (status = write_exact(fd, proof.data(), proof.size(), deadlines.answer_ns); !status) {
     return at_step("sending the proof", status);
   }
   Verdict verdict{};
-  status = read_exact(fd, &verdict, sizeof verdict, deadline_ns);
-  if (status) status = read_exact(fd, mac.data(), mac.size(), deadline_ns);
+  status = read_exact(fd, &verdict, sizeof verdict, deadlines.verdict_ns);
+  if (status) status = read_exact(fd, mac.data(), mac.size(), deadlines.verdict_ns);
   if (!status) return at_step("waiting to be accepted", status);
   if (!same(mac, sign_verdict(key, talk, verdict))) {
     return {Code::kCorrupt, "handshake: the verdict is not the other host's"};

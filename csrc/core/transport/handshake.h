@@ -52,11 +52,19 @@ struct PeerInfo {
   uint64_t instance = 0;  // of the communicator: several may use the same number, one after the other
 };
 
+// When the dialer waits no longer.
+struct DialDeadlines {
+  int64_t answer_ns;
+  // From the proof on the acceptor may use the connection: a dialer that gives up then looks like a host that is lost.
+  int64_t verdict_ns;
+};
+
 // `seals` stay empty if the connection is plain. kInvalid: the two hosts want different protection; the text explains.
 // kAborted: right key, but another generation; drop the connection and count it. kCorrupt: the other end does not have
 // the key, or the messages were changed on their way. kResource: no libcrypto. kLater: the acceptor has no room for the
 // connection yet.
-Status dial_handshake(int fd, const Credentials& credentials, const PeerInfo& me, int64_t deadline_ns, Seals* seals);
+Status dial_handshake(int fd, const Credentials& credentials, const PeerInfo& me, const DialDeadlines& deadlines,
+                      Seals* seals);
 // The same at the other end; fills `peer`. The dialer must be in generation `generation`. `has_room` is asked when all
 // else is right; empty: there always is.
 Status accept_handshake(int fd, const Credentials& credentials, uint64_t generation, int64_t deadline_ns,

@@ -5,7 +5,7 @@ after the other in the same processes, each with a process group of its own. Tha
 starts processes for each: nothing of a group may disturb the next one.
 
 ``python tests/integration/c10d/torch_suite.py`` runs all of them and prints the rows of the list torch-suite.md; names
-after it: those alone.
+after it: those alone. ``--gloo``: over Gloo itself.
 """
 
 from __future__ import annotations
@@ -155,12 +155,13 @@ def main(names: list[str]) -> int:
     sys.path.insert(0, str(Path(__file__).parents[2]))
     from rig.engine_hosts import make_ranks
 
-    left = names or all_names()
+    backend = "gloo" if "--gloo" in names else "bagua"
+    left = [name for name in names if name != "--gloo"] or all_names()
     outcomes: dict[str, str] = {}
     while left:
         folder = Path(tempfile.mkdtemp(prefix="suite-"))
         with make_ranks(folder) as ranks:
-            started = ranks.start(run_suite, RANKS, names=left, folder=str(folder))
+            started = ranks.start(run_suite, RANKS, names=left, folder=str(folder), backend=backend)
             deadline = time.monotonic() + 60 + 30 * len(left)
             while any(one.process.poll() is None for one in started) and time.monotonic() < deadline:
                 time.sleep(0.2)

@@ -23,6 +23,9 @@ from bagua.csrc import load
 
 WORKER = Path(__file__).with_name("worker.py")
 COUNT = 1 << 20  # float32: the whole segment of a worker
+VERDICT = (4, 36)  # bytes of the first piece of it; see csrc/core/transport/handshake.cpp
+SLICE_S = 2.0  # kDialSliceNs of csrc/core/engine/dialler.cpp
+STREAMS = 2
 MEMORY = 256 << 20  # bytes that the process of an engine may have while its peer takes nothing
 
 
@@ -154,6 +157,34 @@ def test_slow_is_not_silent(make_pair: Callable[..., Pair]) -> None:
     for index, host in enumerate(pair.hosts):
         host.answer()
         pair.nothing_is_left_of(index)
+
+
+class LateVerdicts(Relay):
+    """Holds back the last words of the first handshakes: one for each stream, and the control lane's."""
+
+    def __init__(self, target: str) -> None:
+        self.held = 0
+        super().__init__(target)
+
+    def change(self, data: bytes) -> bytes:
+        if len(data) in VERDICT and self.held <= STREAMS:
+            self.held += 1
+            time.sleep(1.5 * SLICE_S)
+        return data
+
+
+def test_a_connection_that_was_accepted_is_awaited(make_world: Callable[..., Any]) -> None:
+    """The host that accepts it uses it at once: it would take one that is closed and dialled again for a lost host."""
+    world = make_world([[0], [1]], streams=STREAMS)
+    relay = LateVerdicts(world.engines[1].address())
+    try:
+        world.engines[0].set_peers([world.engines[0].address(), relay.address])
+        world.engines[1].set_peers([engine.address() for engine in world.engines])
+        world.start("ones", count=1000, times=2)
+        assert list(world.lines().values()) == [{"values": [2.0], "error": ""}] * 2
+    finally:
+        relay.close()
+    assert relay.held
 
 
 def test_what_was_sent_before_a_communicator_ends_arrives(make_pair: Callable[..., Pair]) -> None:

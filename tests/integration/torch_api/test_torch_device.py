@@ -184,6 +184,45 @@ def test_no_step_waits_on_the_host(ranks: Any) -> None:
     assert [found_here[2:] for found_here in found] == [("", True)] * 3
 
 
+def raise_after_all_is_submitted(_: torch.Tensor) -> None:
+    raise ArithmeticError
+
+
+def rank_closes_alone() -> tuple[bool, str]:
+    """Rank 1's pass ends by an exception, while rank 0 is elsewhere: whether both could train another model then."""
+    bagua.init_process_group()
+    runtime, model = fake_device.RUNTIME, new_model()
+    assert runtime is not None
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model = model.with_bagua([optimizer])  # type: ignore[operator]
+    for step in range(3):
+        train(model, optimizer, step)
+    if bagua.get_rank() == 1:
+        next(model.parameters()).register_post_accumulate_grad_hook(raise_after_all_is_submitted)
+        with pytest.raises(ArithmeticError):
+            train(model, optimizer, 3)
+        model.bagua_ddp.close(alone=True)  # type: ignore[operator, union-attr]
+        runtime.synchronize()  # nothing in the stream waits for rank 0
+    bagua.barrier()
+    if bagua.get_rank() == 0:
+        model.bagua_ddp.close(alone=True)  # type: ignore[operator, union-attr]
+    another = new_model()
+    optimizer = torch.optim.SGD(another.parameters(), lr=0.1)
+    another = another.with_bagua([optimizer])  # type: ignore[operator]
+    for step in range(STEPS):
+        train(another, optimizer, step)
+    mine = torch.cat([parameter.detach().flatten() for parameter in another.parameters()])
+    told = mine.clone()
+    bagua.broadcast(told, src=0)
+    return torch.equal(mine, told), runtime.misuse()
+
+
+@pytest.mark.parametrize("route", ["staged", "flat"])
+def test_a_rank_ends_the_exchange_alone(ranks: Any, route: str) -> None:
+    found = ranks.run(rank_closes_alone, 2, environment=placing.environment("fake", route))
+    assert found == [(True, "")] * 2
+
+
 def rank_is_killed(route: str) -> str:
     bagua.init_process_group()
     model = new_model()

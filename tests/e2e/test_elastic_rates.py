@@ -1,0 +1,26 @@
+"""The program of docs/learning-rate.md: the learning rate follows the ranks through a loss and a join."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from rig import pages
+from rig.limits import SOON_S
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Sandbox
+
+PAGE = "docs/learning-rate.md"
+
+
+def test_the_rate_follows_the_ranks(core: None, sandbox: Sandbox) -> None:
+    for block in pages.of_path(pages.ROOT / PAGE):
+        if block.file:
+            sandbox.script(block.file, block.text)
+    [command] = pages.run_by("test_the_rate_follows_the_ranks", PAGE)
+    done = sandbox.bagua(*command.split()[1:], deadline=3 * SOON_S)
+    assert done.code == 0, done.text
+    said = re.findall(r"rank (\d) of (\d): learning rate (\S+)", done.out)
+    assert said[0] == ("0", "1", "0.05"), done.text
+    assert sorted(said[1:]) == [("0", "2", "0.1"), ("1", "2", "0.1")], done.text
