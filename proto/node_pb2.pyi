@@ -147,6 +147,7 @@ class Hello(google.protobuf.message.Message):
     STATUS_FIELD_NUMBER: builtins.int
     LIFE_FIELD_NUMBER: builtins.int
     UNPACKS_FIELD_NUMBER: builtins.int
+    WAITS_FIELD_NUMBER: builtins.int
     PROTOCOL_FIELD_NUMBER: builtins.int
     OLDEST_PROTOCOL_FIELD_NUMBER: builtins.int
     node_id: builtins.str
@@ -164,6 +165,8 @@ class Hello(google.protobuf.message.Message):
     """Counts the daemon processes below one keeper: a daemon that was killed is started again, with the same boot_id."""
     unpacks: builtins.bool
     """understands RunJob.packed"""
+    waits: builtins.bool
+    """understands Directive.terms"""
     protocol: builtins.int
     """Versions of this protocol that the daemon speaks: up to the first, down to the second (base/protocol). 0: bagua 0.1."""
     oldest_protocol: builtins.int
@@ -187,11 +190,12 @@ class Hello(google.protobuf.message.Message):
         status: global___NodeStatus | None = ...,
         life: builtins.int = ...,
         unpacks: builtins.bool = ...,
+        waits: builtins.bool = ...,
         protocol: builtins.int = ...,
         oldest_protocol: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["status", b"status"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "boot_id", b"boot_id", "hostname", b"hostname", "jobs", b"jobs", "life", b"life", "node_id", b"node_id", "oldest_protocol", b"oldest_protocol", "protocol", b"protocol", "slots", b"slots", "status", b"status", "stream", b"stream", "unpacks", b"unpacks", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "boot_id", b"boot_id", "hostname", b"hostname", "jobs", b"jobs", "life", b"life", "node_id", b"node_id", "oldest_protocol", b"oldest_protocol", "protocol", b"protocol", "slots", b"slots", "status", b"status", "stream", b"stream", "unpacks", b"unpacks", "version", b"version", "waits", b"waits"]) -> None: ...
 
 global___Hello = Hello
 
@@ -204,7 +208,7 @@ class Heartbeat(google.protobuf.message.Message):
     SEQ_FIELD_NUMBER: builtins.int
     seq: builtins.int
     """> 0: the daemon asks for an acknowledgement; counts from 1 within a stream. It goes on asking until one comes: the
-    coordinator answers four times within fence_s.
+    coordinator answers four times within fence_s, and each one that comes before Welcome.
     """
     def __init__(
         self,
@@ -329,6 +333,7 @@ class Directive(google.protobuf.message.Message):
     CLOCK_FIELD_NUMBER: builtins.int
     CODE_FIELD_NUMBER: builtins.int
     SECRETS_FIELD_NUMBER: builtins.int
+    TERMS_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> global___Welcome:
         """answer to Hello"""
@@ -357,6 +362,12 @@ class Directive(google.protobuf.message.Message):
     def code(self) -> global___CodeAnswer: ...
     @property
     def secrets(self) -> global___SecretsAnswer: ...
+    @property
+    def terms(self) -> global___Welcome:
+        """The first answer to Hello while it can't be written to the database, for daemons that say `waits`. Its terms hold
+        at once, and heartbeats are acknowledged; nothing else is done before Welcome.
+        """
+
     def __init__(
         self,
         *,
@@ -373,10 +384,11 @@ class Directive(google.protobuf.message.Message):
         clock: global___ClockProbe | None = ...,
         code: global___CodeAnswer | None = ...,
         secrets: global___SecretsAnswer | None = ...,
+        terms: global___Welcome | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["ack", b"ack", "clock", b"clock", "code", b"code", "directive", b"directive", "end_log", b"end_log", "end_trace", b"end_trace", "read_log", b"read_log", "run", b"run", "secrets", b"secrets", "stop", b"stop", "trace", b"trace", "tune", b"tune", "upgrade", b"upgrade", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ack", b"ack", "clock", b"clock", "code", b"code", "directive", b"directive", "end_log", b"end_log", "end_trace", b"end_trace", "read_log", b"read_log", "run", b"run", "secrets", b"secrets", "stop", b"stop", "trace", b"trace", "tune", b"tune", "upgrade", b"upgrade", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["directive", b"directive"]) -> typing.Literal["welcome", "run", "stop", "read_log", "end_log", "ack", "upgrade", "tune", "trace", "end_trace", "clock", "code", "secrets"] | None: ...
+    def HasField(self, field_name: typing.Literal["ack", b"ack", "clock", b"clock", "code", b"code", "directive", b"directive", "end_log", b"end_log", "end_trace", b"end_trace", "read_log", b"read_log", "run", b"run", "secrets", b"secrets", "stop", b"stop", "terms", b"terms", "trace", b"trace", "tune", b"tune", "upgrade", b"upgrade", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ack", b"ack", "clock", b"clock", "code", b"code", "directive", b"directive", "end_log", b"end_log", "end_trace", b"end_trace", "read_log", b"read_log", "run", b"run", "secrets", b"secrets", "stop", b"stop", "terms", b"terms", "trace", b"trace", "tune", b"tune", "upgrade", b"upgrade", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["directive", b"directive"]) -> typing.Literal["welcome", "run", "stop", "read_log", "end_log", "ack", "upgrade", "tune", "trace", "end_trace", "clock", "code", "secrets", "terms"] | None: ...
 
 global___Directive = Directive
 
@@ -693,19 +705,56 @@ class HeartbeatAck(google.protobuf.message.Message):
 
     SEQ_FIELD_NUMBER: builtins.int
     HEARTBEAT_S_FIELD_NUMBER: builtins.int
+    STANDING_FIELD_NUMBER: builtins.int
     seq: builtins.int
     """of the heartbeat that came"""
     heartbeat_s: builtins.float
     """replaces Welcome.heartbeat_s: with many nodes each of them speaks less often. 0: no change"""
+    @property
+    def standing(self) -> global___Standing:
+        """replaces Welcome.standing"""
+
     def __init__(
         self,
         *,
         seq: builtins.int = ...,
         heartbeat_s: builtins.float = ...,
+        standing: global___Standing | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["heartbeat_s", b"heartbeat_s", "seq", b"seq"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["standing", b"standing"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["heartbeat_s", b"heartbeat_s", "seq", b"seq", "standing", b"standing"]) -> None: ...
 
 global___HeartbeatAck = HeartbeatAck
+
+@typing.final
+class Standing(google.protobuf.message.Message):
+    """How sure the coordinator is that no other one gives the node up. Without it: quite sure, but for refusals."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    AGE_S_FIELD_NUMBER: builtins.int
+    REFUSALS_S_FIELD_NUMBER: builtins.int
+    COORDINATORS_FIELD_NUMBER: builtins.int
+    age_s: builtins.float
+    """The lease is renewed as if the acknowledged message had been sent so many seconds earlier: that is how long the
+    coordinator has not reached a database that others may have used.
+    """
+    refusals_s: builtins.float
+    """For so many seconds, from the sending of that message, refusals of the coordinator's port renew the lease, too."""
+    @property
+    def coordinators(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Addresses, as host:port, of which each must refuse then, beside that of the coordinator. Empty: it is alone."""
+
+    def __init__(
+        self,
+        *,
+        age_s: builtins.float = ...,
+        refusals_s: builtins.float = ...,
+        coordinators: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["age_s", b"age_s", "coordinators", b"coordinators", "refusals_s", b"refusals_s"]) -> None: ...
+
+global___Standing = Standing
 
 @typing.final
 class Welcome(google.protobuf.message.Message):
@@ -717,6 +766,7 @@ class Welcome(google.protobuf.message.Message):
     LEASE_S_FIELD_NUMBER: builtins.int
     FENCE_S_FIELD_NUMBER: builtins.int
     SOLE_FIELD_NUMBER: builtins.int
+    STANDING_FIELD_NUMBER: builtins.int
     PROTOCOL_FIELD_NUMBER: builtins.int
     OLDEST_PROTOCOL_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
@@ -735,6 +785,10 @@ class Welcome(google.protobuf.message.Message):
     """The same of the coordinator, and its version of bagua."""
     oldest_protocol: builtins.int
     version: builtins.str
+    @property
+    def standing(self) -> global___Standing:
+        """of a coordinator on a database that others may use"""
+
     def __init__(
         self,
         *,
@@ -742,11 +796,13 @@ class Welcome(google.protobuf.message.Message):
         lease_s: builtins.float = ...,
         fence_s: builtins.float = ...,
         sole: builtins.bool = ...,
+        standing: global___Standing | None = ...,
         protocol: builtins.int = ...,
         oldest_protocol: builtins.int = ...,
         version: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["fence_s", b"fence_s", "heartbeat_s", b"heartbeat_s", "lease_s", b"lease_s", "oldest_protocol", b"oldest_protocol", "protocol", b"protocol", "sole", b"sole", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["standing", b"standing"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["fence_s", b"fence_s", "heartbeat_s", b"heartbeat_s", "lease_s", b"lease_s", "oldest_protocol", b"oldest_protocol", "protocol", b"protocol", "sole", b"sole", "standing", b"standing", "version", b"version"]) -> None: ...
 
 global___Welcome = Welcome
 

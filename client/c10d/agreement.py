@@ -62,7 +62,7 @@ def begin(everyone: Communicator) -> None:
 
 def _install() -> None:
     original = getattr(distributed_c10d, "_new_process_group_helper", None)
-    if original is None or hasattr(original, "_bagua"):  # torch may move it: then lists are not compared, and tests fail
+    if original is None or hasattr(original, "_bagua"):  # torch has moved it: lists are not compared, and tests fail
         return
 
     @functools.wraps(original)

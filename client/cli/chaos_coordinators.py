@@ -15,6 +15,8 @@ Launch = Callable[[str, str, list[str]], ServiceProcess]
 
 # A newcomer that is killed on purpose says nothing about the next one.
 REJOIN_S = 1.0
+# Coordinators come and go here all the time: one that comes back need not wait long before it gives a lost node up.
+OUTAGE_S = 10.0
 
 
 class Coordinators:
@@ -24,6 +26,7 @@ class Coordinators:
     def __init__(self, state: Path, launch: Launch, postgresql: bool) -> None:
         """Raises ServiceError if there is no PostgreSQL."""
         os.environ["BAGUA_COORDINATOR_REJOIN_S"] = f"{REJOIN_S:g}"
+        os.environ["BAGUA_COORDINATOR_OUTAGE_S"] = f"{OUTAGE_S:g}"
         self.database = Postgres() if postgresql else None
         self.file = state / "coordinator" / "bagua.db"
         self.token = state / "token"

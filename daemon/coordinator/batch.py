@@ -9,7 +9,7 @@ import sqlalchemy as sa
 import structlog
 
 from bagua.base.errors import ConflictError, ServiceError
-from bagua.daemon.coordinator.domain import Change, Event, JobRecord, NodeRecord
+from bagua.daemon.coordinator.domain import Change, CoordinatorRecord, Event, JobRecord, NodeRecord
 from bagua.daemon.coordinator.store import Store, Transaction
 
 _FOR_ALL = (sa.exc.OperationalError, sa.exc.InterfaceError, ServiceError, MemoryError)
@@ -41,6 +41,7 @@ class Batch:
     marks: list[tuple[str, bool | None, bool | None]] = field(default_factory=list)  # nodes that drain, or not
     changes: list[Change] = field(default_factory=list)
     lives: Callable[[str], bool] | None = None
+    announced: CoordinatorRecord | None = None  # what others are told of this coordinator, if that is new
 
     def __bool__(self) -> bool:
         return any((self.submissions, self.introductions, self.gone, self.marks, self.changes))
@@ -63,6 +64,8 @@ class Batch:
     def _put(self, tx: Transaction) -> Outcome:
         outcome = Outcome()
         tx.beat(self.owner, self.clock)  # also keeps the service clock: no stored time is ahead of it
+        if self.announced is not None:
+            tx.announce(self.announced)
         # All nodes at once, before anything else: whoever else writes locks them in the same order.
         nodes = tx.lock_nodes(self._touched()) if self.lives is not None else None
         tx.disconnect_nodes(self.gone, self.owner, self.wall)

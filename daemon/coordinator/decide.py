@@ -187,7 +187,7 @@ def _stopping(job: JobRecord, nodes: Nodes, now: float, options: Options) -> Dec
         if host.phase is Phase.STOPPED:
             continue
         heard = silent_since(host, nodes, options)
-        deadline = overdue_at if heard is None else heard + options.gone_s
+        deadline = overdue_at if heard is None else options.gone_at(heard)
         if now < deadline:
             wake.append(deadline)
         elif heard is None:

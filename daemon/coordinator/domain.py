@@ -405,6 +405,17 @@ class NodeRecord:
 
 
 @dataclass(frozen=True)
+class CoordinatorRecord:
+    """A coordinator, as the database knows it."""
+
+    owner: str
+    clock: float = 0.0  # its service clock at its last beat
+    address: str = ""  # host:port for others; empty: not known
+    machine: str = ""  # where an address of the loopback means this one
+    arrived_clock: float = 0.0  # since when others can know of it; 0: from the beginning
+
+
+@dataclass(frozen=True)
 class NodeView:
     """A node as a decision sees it."""
 

@@ -86,7 +86,7 @@ def host_loss(
         if now < late:
             return "", late
         return f"node {host.name} is silent, and node {accuser.node_id} has lost it", None
-    limit = longest_silence(nodes, options)
+    limit = longest_silence(nodes, options, heard)
     if now >= heard + limit:
         return f"node {host.name} has not been heard of for {limit:g} s", None
     if accuser is not None and node is not None and node.hung_up:
@@ -94,11 +94,11 @@ def host_loss(
     return "", heard + limit
 
 
-def longest_silence(nodes: Nodes, options: Options) -> float:
-    """After so many seconds without a word a node is out. While no node at all is heard it is rather this coordinator
-    that is cut off, as one is that leads while all daemons know another one's address: then nodes are out when nothing
-    can be left of their ranks. Nobody could go on without them meanwhile."""
-    return options.lease_s if any(node.connected for node in nodes.values()) else options.gone_s
+def longest_silence(nodes: Nodes, options: Options, heard: float) -> float:
+    """After so many seconds without a word, since ``heard``, a node is out. While no node at all is heard it is rather
+    this coordinator that is cut off, as one is that leads while all daemons know another one's address: then nodes are
+    out when nothing can be left of their ranks. Nobody could go on without them meanwhile."""
+    return options.lease_s if any(node.connected for node in nodes.values()) else options.gone_at(heard) - heard
 
 
 def _silent_at(heard: float, lost: float, options: Options) -> float:

@@ -64,6 +64,10 @@ class Intake:
         self._wake.set()
         return await done
 
+    def heard(self, session: NodeSession) -> None:
+        """A daemon whose introduction is not written yet is there."""
+        self._board.note_heard(session.node_id, session.heard_clock)
+
     def node_gone(self, session: NodeSession) -> None:
         """A session has ended. Counts at once; kept until it is written."""
         waiting = self.inbox.introductions.get(session.node_id)

@@ -175,6 +175,10 @@ coordinators = Table(
     Column("owner", String(64), primary_key=True),
     # Its service clock at its last beat. Others see it change, by their own clocks, as long as the coordinator lives.
     Column("clock", Float, nullable=False),
+    Column("address", String(300), nullable=False, server_default=""),  # host:port for others; empty: not known
+    Column("machine", String(200), nullable=False, server_default=""),  # where an address of the loopback means it
+    # By the service clock: since when others can know of it. 0: from the beginning.
+    Column("arrived_clock", Float, nullable=False, server_default="0"),
 )
 
 tune_studies = Table(

@@ -45,8 +45,13 @@ class Neighbours:
         return before and self._silent
 
     def put_forward(self, jump: float) -> None:
-        """The clock jumped."""
+        """The clock jumped, or for so long nothing could be read."""
         self._seen = {owner: (beat, at + jump) for owner, (beat, at) in self._seen.items()}
+
+    def living(self) -> set[str]:
+        """Other coordinators that live, or did a moment ago."""
+        lease_s = max(self._lease_s, self._job_lease_s)
+        return {owner for owner in self._seen if owner != self._owner and self._within(owner, lease_s)}
 
     def heard(self, owner: str) -> float:
         """When its beat was seen to change, by the service clock of this coordinator."""

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from bagua.daemon.coordinator import models as m
 from bagua.daemon.coordinator.account_store import AccountQueries
-from bagua.daemon.coordinator.domain import NodeRecord, Phase
+from bagua.daemon.coordinator.domain import CoordinatorRecord, NodeRecord, Phase
 from bagua.daemon.coordinator.tuning_store import Among, insert_into
 
 _KEPT = ("node_id", "draining")  # when a node introduces itself again: the wish that it drains stays
@@ -29,9 +29,14 @@ class NodeQueries(AccountQueries):
         """``owner`` lives."""
         self._later(_put_beat(self._db.dialect.name), {"owner": owner, "clock": clock})
 
-    def beats(self) -> dict[str, float]:
-        """Owner -> its clock at its last beat."""
-        return {row.owner: row.clock for row in self._db.execute(sa.select(m.coordinators))}
+    def announce(self, own: CoordinatorRecord) -> None:
+        """Where a coordinator is that has given a beat, and since when."""
+        told = {"address": own.address, "machine": own.machine, "arrived_clock": own.arrived_clock}
+        self._later(sa.update(m.coordinators).where(m.coordinators.c.owner == own.owner).values(told))
+
+    def coordinators(self) -> list[CoordinatorRecord]:
+        """All that ever gave a beat."""
+        return [CoordinatorRecord(**row) for row in self._db.execute(sa.select(m.coordinators)).mappings()]
 
     # ---- nodes
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from typing import Any, TypeAlias
 
 import grpc
+import sqlalchemy as sa
 import structlog
 from google.protobuf.message import DecodeError
 
@@ -16,9 +18,11 @@ from bagua.daemon.coordinator import scopes
 from bagua.daemon.coordinator.batch import in_use
 from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.code_archives import CodeArchives
+from bagua.daemon.coordinator.domain import LocalJob, NodeRecord
 from bagua.daemon.coordinator.held_secrets import HeldSecrets
 from bagua.daemon.coordinator.intake import Intake
 from bagua.daemon.coordinator.sessions import NodeSession, Sessions
+from bagua.daemon.coordinator.standing import Standing
 from bagua.daemon.coordinator.translate import checked_hello, checked_progress, local_job
 from bagua.daemon.coordinator.tuning import Tuning
 from bagua.daemon.coordinator.watchers import STOPPING, Watchers
@@ -27,6 +31,8 @@ from bagua.proto import common_pb2, node_pb2
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 SERVICE = "bagua.v1.NodeService"
 _HELLO_S = 10.0
+_TERMS_S = 1.0  # a daemon gets its terms after so long, however long its introduction waits for the database
+_AGAIN_S = 0.5  # between two tries to write it
 # Facts taken and large directives sent between two turns of the event loop: a thousand nodes that speak at once must
 # not keep a caller waiting.
 _AT_ONCE = 4
@@ -52,6 +58,7 @@ class NodeServicer:
         tuning: Tuning,
         code: CodeArchives,
         secrets: HeldSecrets,
+        standing: Standing | None = None,
     ) -> None:
         self._intake = intake
         self._sessions = sessions
@@ -61,6 +68,7 @@ class NodeServicer:
         self._tuning = tuning
         self._code = code
         self._secrets = secrets
+        self._standing = standing or Standing()
         self._answering: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Semaphore(_AT_ONCE)
         self.stopping = False
@@ -90,18 +98,53 @@ class NodeServicer:
         # From here on something of the session may be known to others or be written: whatever happens, it is taken
         # back, without a wait that could be cancelled.
         self._sessions.add(session)
+        introduction = asyncio.create_task(self._introduce(session, node, jobs, hello.waits))
+        introduction.add_done_callback(lambda task: task.cancelled() or task.exception())  # read also if nobody waits
         try:
-            restarted = await self._intake.introduce(session, node, jobs)
-            log.info("node_connected", node=node.node_id, hostname=node.hostname, slots=node.slots, restarted=restarted)
-            self._sessions.upgrades.introduced(session)
-            await context.write(node_pb2.Directive(welcome=self._welcome))
-            reason = await self._serve(session, context)
+            await asyncio.wait([introduction], timeout=_TERMS_S if hello.waits else None)
+            if not introduction.done():
+                session.early = asyncio.Queue(1)
+                await context.write(node_pb2.Directive(terms=self._terms()))
+            else:
+                await self._greet(session, node, introduction, context)
+            reason = await self._serve(session, node, introduction, context)
         finally:
+            introduction.cancel()
             if self._sessions.remove(session):
                 log.info("node_disconnected", node=session.node_id, reason=session.close_reason or reason)
                 self._intake.node_gone(session)
         if session.closed.is_set():
             raise UnavailableError(f"{session.close_reason} [BG802]")
+
+    async def _introduce(self, session: NodeSession, node: NodeRecord, jobs: list[LocalJob], waits: bool) -> bool:
+        """True if the daemon was restarted; once that is written. ``waits``: so does the daemon, for the database."""
+        told = False
+        while True:
+            try:
+                return await self._intake.introduce(session, node, jobs)
+            except (UnavailableError, sa.exc.DBAPIError) as error:
+                if not waits or self.stopping or session.closed.is_set():
+                    raise
+                if not told:
+                    log.warning("node_waits", node=node.node_id, reason=str(error))
+                told = True
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _greet(
+        self, session: NodeSession, node: NodeRecord, introduction: asyncio.Task[bool], context: Context
+    ) -> None:
+        restarted = introduction.result()
+        log.info("node_connected", node=node.node_id, hostname=node.hostname, slots=node.slots, restarted=restarted)
+        self._sessions.upgrades.introduced(session)
+        session.early = None
+        await context.write(node_pb2.Directive(welcome=self._terms()))
+
+    def _terms(self) -> node_pb2.Welcome:
+        terms = node_pb2.Welcome()
+        terms.CopyFrom(self._welcome)
+        if (standing := self._standing.message()) is not None:
+            terms.standing.CopyFrom(standing)
+        return terms
 
     async def _hello(self, context: Context) -> node_pb2.Hello:
         try:
@@ -135,11 +178,13 @@ class NodeServicer:
         if older.heard.is_set() and not older.closed.is_set():
             raise in_use(node_id, older.hostname)
 
-    async def _serve(self, session: NodeSession, context: Context) -> str:
+    async def _serve(
+        self, session: NodeSession, node: NodeRecord, introduction: asyncio.Task[bool], context: Context
+    ) -> str:
         """Runs both directions until one ends; returns why."""
         tasks = {
             asyncio.create_task(self._read(session, context)): "the daemon closed the stream",
-            asyncio.create_task(self._write(session, context)): "the stream broke",
+            asyncio.create_task(self._write(session, node, introduction, context)): "the stream broke",
             asyncio.create_task(self._closed(session)): "closed by the coordinator",
         }
         try:
@@ -158,6 +203,8 @@ class NodeServicer:
             if not isinstance(data, bytes):  # end of stream
                 return
             session.note_heard(self._clock.now())
+            if session.early is not None:
+                self._intake.heard(session)
             if len(data) <= _BEAT_BYTES:
                 self._take(session, _parsed(data))
                 continue
@@ -241,13 +288,29 @@ class NodeServicer:
         """Four times within the time after which the daemon ends its ranks: it goes on asking until it has an answer,
         and an answer costs as much as a heartbeat."""
         now = self._clock.now()
+        if session.early is not None:  # its introduction waits for the database
+            with contextlib.suppress(asyncio.QueueEmpty):
+                session.early.get_nowait()  # this one says it, too
+            session.early.put_nowait(node_pb2.HeartbeatAck(seq=seq, standing=self._standing.message()))
+            return
         if not session.acked_clock or now >= session.acked_clock + self._welcome.fence_s / 4:
             session.acked_clock = now
             session.heartbeat_s = heartbeat_interval(self._welcome, len(self._sessions))
-            ack = node_pb2.HeartbeatAck(seq=seq, heartbeat_s=session.heartbeat_s)
+            standing = self._standing.message()
+            ack = node_pb2.HeartbeatAck(seq=seq, heartbeat_s=session.heartbeat_s, standing=standing)
             session.tell(node_pb2.Directive(ack=ack))
 
-    async def _write(self, session: NodeSession, context: Context) -> None:
+    async def _write(
+        self, session: NodeSession, node: NodeRecord, introduction: asyncio.Task[bool], context: Context
+    ) -> None:
+        while session.early is not None:
+            early = asyncio.ensure_future(session.early.get())
+            await asyncio.wait([early, introduction], return_when=asyncio.FIRST_COMPLETED)
+            if introduction.done():
+                early.cancel()
+                await self._greet(session, node, introduction, context)
+            else:
+                await context.write(node_pb2.Directive(ack=early.result()))
         while True:
             directive = await session.outgoing.get()
             if isinstance(directive, bytes) and len(directive) > _LARGE:

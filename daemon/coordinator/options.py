@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -38,6 +39,10 @@ class Options:
     # A daemon that can't renew its lease ends its ranks after so long. 0: it never does, and is not waited for.
     fence_s: float = 60.0
     started_clock: float = 0.0
+    # A coordinator over a database that others have used gives no silent node up for so long, and the time of a fence,
+    # from its arrival: daemons may have been told to count on that while they find nobody else.
+    outage_s: float = 600.0
+    arrived_clock: float = -math.inf
 
     @property
     def gone_s(self) -> float:
@@ -45,3 +50,8 @@ class Options:
         if not self.fence_s:
             return self.lease_s
         return max(self.lease_s, self.fence_s + max(1.0, 0.05 * self.fence_s))
+
+    def gone_at(self, heard: float) -> float:
+        """When nothing is left of the ranks of a node that was heard of last at that moment."""
+        newcomer = self.arrived_clock + self.outage_s if self.fence_s else -math.inf
+        return max(heard, newcomer) + self.gone_s

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 
 import sqlalchemy as sa
@@ -21,15 +21,17 @@ from bagua.daemon.coordinator.batch import Batch, Outcome
 from bagua.daemon.coordinator.board import Board, shape_of
 from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.counters import Counters
-from bagua.daemon.coordinator.domain import JobRecord, JobState, NodeRecord, Phase, Stored
+from bagua.daemon.coordinator.domain import CoordinatorRecord, JobRecord, JobState, NodeRecord, Phase, Stored
 from bagua.daemon.coordinator.inbox import Cancellation, Inbox, Introduction, Submission, settle
 from bagua.daemon.coordinator.intake import Intake
 from bagua.daemon.coordinator.neighbours import Neighbours
 from bagua.daemon.coordinator.options import Options
+from bagua.daemon.coordinator.place import Place
 from bagua.daemon.coordinator.publisher import YIELD_EVERY, Publisher
 from bagua.daemon.coordinator.resync import Resync
 from bagua.daemon.coordinator.sessions import NodeSession, Sessions
 from bagua.daemon.coordinator.stage import FAULT_RETRY_S, Stage
+from bagua.daemon.coordinator.standing import Standing
 from bagua.daemon.coordinator.store import Store, Transaction
 from bagua.daemon.coordinator.watchers import STOPPING
 from bagua.daemon.coordinator.worker import Worker
@@ -58,7 +60,10 @@ class Reconciler:
         publisher: Publisher,
         counters: Counters,
         job_lease_s: float = 3.0,
+        standing: Standing | None = None,
+        refuses: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
+        """``standing`` learns what becomes of the database; ``refuses`` tells whether its port refuses connections."""
         self._intake = intake
         self._worker = worker
         self._store = store
@@ -70,8 +75,11 @@ class Reconciler:
         self._publisher = publisher
         self._counters = counters
         self._neighbours = Neighbours(owner, clock, options.lease_s, job_lease_s) if store.shared else None
-        self._resync = Resync(worker, store, clock, board, sessions, intake, publisher, self._neighbours)
         self._beat_s = min(_BEAT_S, options.lease_s / 4, job_lease_s / 4 if store.shared else _BEAT_S)
+        standing = standing or Standing(store.shared, options.outage_s)
+        missed_s = options.lease_s - 2 * self._beat_s
+        self.place = Place(owner, clock, self._neighbours, standing, refuses, missed_s)
+        self._resync = Resync(worker, store, clock, board, sessions, intake, publisher, self._neighbours, self.place)
         self._next_beat = 0.0
         self._in_doubt = False  # a write has failed: it may have been done all the same
 
@@ -79,7 +87,9 @@ class Reconciler:
 
     async def start(self) -> int:
         """Reads what there is, as a former run of this coordinator left it; returns the number of unfinished jobs."""
-        beats, nodes, jobs = await self._worker.read(self._store.apply, self._load)
+        began = self.place.now()
+        coordinators, nodes, jobs = await self._worker.read(self._store.apply, self._load)
+        beats = {one.owner: one.clock for one in coordinators}
         self._clock.catch_up(max(beats.values(), default=0.0))
         self._options = replace(self._options, started_clock=self._clock.now())
         for stored in jobs:
@@ -88,12 +98,13 @@ class Reconciler:
             self._board.put_node(node, connected=False, heard_clock=self._clock.now())
         if self._neighbours is not None:
             self._neighbours.observe(beats)
+            self.place.found(began, coordinators)
         self._intake.look(stored.job.job_id for stored in jobs)
         return len(self._board.unfinished)
 
-    def _load(self, tx: Transaction) -> tuple[dict[str, float], list[NodeRecord], list[Stored]]:
+    def _load(self, tx: Transaction) -> tuple[list[CoordinatorRecord], list[NodeRecord], list[Stored]]:
         tx.disconnect_all(self._owner)
-        return tx.beats(), tx.nodes(), tx.stored(list(tx.live()))
+        return tx.coordinators(), tx.nodes(), tx.stored(list(tx.live()))
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -105,6 +116,7 @@ class Reconciler:
                     await self._round()
                     retry_s = FIRST_RETRY_S
                 except (ServiceError, sa.exc.DBAPIError) as error:  # nothing is lost, it is tried again
+                    await self.place.failed()
                     log.warning("not_written", error=str(error), again_in_s=retry_s)
                     self._counters.add("reconcile_errors")
                     await asyncio.sleep(retry_s)
@@ -146,8 +158,10 @@ class Reconciler:
             batch = self._batch(taken, stage)
             outcome = Outcome()
             if batch or now >= self._next_beat:
-                began = time.monotonic_ns()
-                outcome = await self._worker.write(batch.write, self._store)
+                batch.announced = self.place.announcement()
+                began, beat = time.monotonic_ns(), self.place.now()
+                outcome = await self.place.answer(self._worker.write(batch.write, self._store))
+                self.place.wrote(beat, batch.announced)
                 self._counters.add("transactions")
                 self._counters.add("transaction_ns", number=time.monotonic_ns() - began)
                 self._counters.add("events", "submitted", len(outcome.created))
@@ -169,7 +183,7 @@ class Reconciler:
         looks = dict(taken.looks)
         stage = Stage(
             self._board,
-            self._options,
+            replace(self._options, arrived_clock=self.place.arrived_clock),
             self._clock.now(),
             self._clock.wall(),
             self._mine,

@@ -11,6 +11,7 @@ from bagua.daemon.coordinator.domain import NodeRecord, Phase
 from bagua.daemon.coordinator.inbox import Inbox
 from bagua.daemon.coordinator.intake import Intake
 from bagua.daemon.coordinator.neighbours import RESYNC_S, Neighbours
+from bagua.daemon.coordinator.place import Place
 from bagua.daemon.coordinator.publisher import Publisher
 from bagua.daemon.coordinator.sessions import Sessions
 from bagua.daemon.coordinator.store import Store
@@ -30,6 +31,7 @@ class Resync:
         intake: Intake,
         publisher: Publisher,
         neighbours: Neighbours | None,
+        place: Place,
     ) -> None:
         self._worker = worker
         self._store = store
@@ -39,6 +41,7 @@ class Resync:
         self._intake = intake
         self._publisher = publisher
         self._neighbours = neighbours
+        self._place = place
         self._orphans: set[str] = set()
         self.due = 0.0
         """When to look at the other coordinators again, by the service clock."""
@@ -50,7 +53,9 @@ class Resync:
             await self._look(self._neighbours)
 
     async def _look(self, neighbours: Neighbours) -> None:
-        beats = await self._worker.read(self._store.look, lambda tx: tx.beats())
+        began = self._place.now()
+        coordinators = await self._place.answer(self._worker.read(self._store.look, lambda tx: tx.coordinators()))
+        beats = {one.owner: one.clock for one in coordinators}
         alone = neighbours.alone(beats)
         jump = self._clock.catch_up(max(beats.values(), default=0.0))
         if jump:  # others were awake while this one was not: it blames nobody for that time
@@ -58,8 +63,10 @@ class Resync:
             self._board.put_forward(jump)
             neighbours.put_forward(jump)
         neighbours.observe(beats)
+        self._place.looked(began, coordinators, alone)
         if not alone:
-            nodes, live = await self._worker.read(self._store.look, lambda tx: (tx.nodes(), tx.live()))
+            read = self._worker.read(self._store.look, lambda tx: (tx.nodes(), tx.live()))
+            nodes, live = await self._place.answer(read)
             for node in nodes:
                 if self._sessions.get(node.node_id) is None:
                     self._take_in_node(neighbours, node)

@@ -39,6 +39,7 @@ from bagua.daemon.coordinator.connections import (
 )
 from bagua.daemon.coordinator.counters import Counters
 from bagua.daemon.coordinator.database import open_engine, sqlite_url
+from bagua.daemon.coordinator.database_port import database_refuses
 from bagua.daemon.coordinator.domain import Change
 from bagua.daemon.coordinator.held_secrets import HeldSecrets
 from bagua.daemon.coordinator.identity import Identity
@@ -54,6 +55,7 @@ from bagua.daemon.coordinator.retention import Retention
 from bagua.daemon.coordinator.service import Service
 from bagua.daemon.coordinator.sessions import Sessions
 from bagua.daemon.coordinator.settings import Settings
+from bagua.daemon.coordinator.standing import Standing, told_address
 from bagua.daemon.coordinator.state_folder import StateFolder
 from bagua.daemon.coordinator.store import Store
 from bagua.daemon.coordinator.tuning import Tuning
@@ -132,9 +134,11 @@ class Coordinator:
 
             make_certificates(settings.state_dir / "tls", [settings.auto_tls])
         token = create_token(settings.token_path)
-        store = Store(open_engine(settings.database_url or sqlite_url(folder.database)))
+        engine = open_engine(settings.database_url or sqlite_url(folder.database))
+        url = engine.url
+        store = Store(engine)
         self._closers.callback(store.close)
-        self._shared = store.shared
+        self._standing = Standing(store.shared, settings.outage_s)
         worker = Worker()
         self._closers.callback(worker.close)
         sys.setswitchinterval(_SWITCH_S)
@@ -152,6 +156,7 @@ class Coordinator:
                 rejoin_s=settings.rejoin_s,
                 start_s=settings.start_s,
                 fence_s=settings.fence_after,
+                outage_s=settings.outage_s,
             ),
             self._clock,
             board,
@@ -159,6 +164,8 @@ class Coordinator:
             publisher,
             self.counters,
             settings.job_lease_s,
+            self._standing,
+            lambda: database_refuses(url),
         )
         await self._open_tracing(publisher)
         self._service = Service(worker, store, board, self._intake, self._clock)
@@ -177,7 +184,9 @@ class Coordinator:
         self._spawn(reconciler.run(), "reconciler")
         nodes = self._service.nodes()
         self._connections.know(node.address for node in nodes)
-        await self._listen(host)
+        await self._listen(host, store.shared)
+        if store.shared:
+            reconciler.place.publish(await asyncio.to_thread(told_address, self.address, settings.listen))
         self._spawn(self._accounts.run(), "accounts")
         self._spawn(self._audit.run(), "audit")
         self._spawn(self._forget_secrets(), "secrets")
@@ -197,7 +206,7 @@ class Coordinator:
             await self._start_dashboard(settings.dashboard)
         log.info("serving", address=self.address, unfinished_jobs=unfinished, shared_database=store.shared)
 
-    async def _listen(self, host: str) -> None:
+    async def _listen(self, host: str, shared: bool) -> None:
         settings = self._settings
         interceptor = CallInterceptor(
             self._accounts.authenticate,
@@ -213,13 +222,21 @@ class Coordinator:
             heartbeat_s=settings.heartbeat_s,
             lease_s=settings.lease_s,
             fence_s=settings.fence_after,
-            sole=not self._shared,
+            sole=not shared,
             protocol=PROTOCOL,
             oldest_protocol=OLDEST,
             version=bagua.__version__,
         )
         self._nodes = NodeServicer(
-            self._intake, self.sessions, self.watchers, self._clock, welcome, self._tuning, self._code, self._secrets
+            self._intake,
+            self.sessions,
+            self.watchers,
+            self._clock,
+            welcome,
+            self._tuning,
+            self._code,
+            self._secrets,
+            self._standing,
         )
         jobs = JobServicer(self._service, self.sessions, self.watchers, self._tuning, self._code, self._secrets)
         job_pb2_grpc.add_JobServiceServicer_to_server(jobs, server)

@@ -29,6 +29,8 @@ class NodeSession:
         self.unpacks = unpacks  # its daemon takes large directives compressed
         self.life = life  # of the daemon below its keeper
         self.number = number  # of the stream, among those of this run of its daemon; 0: unknown
+        # The newest acknowledgement while its introduction waits for the database; None: it does not wait.
+        self.early: asyncio.Queue[node_pb2.HeartbeatAck] | None = None
         self.outgoing: asyncio.Queue[node_pb2.Directive | bytes] = asyncio.Queue(MAX_WAITING_DIRECTIVES)
         self.closed = asyncio.Event()
         self.close_reason = ""

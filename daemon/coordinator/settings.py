@@ -42,6 +42,8 @@ class Settings(BaseSettings):
     rejoin_s: float = Field(60.0, gt=0, le=3600)
     # A daemon that can't renew its lease for so long ends its ranks; 0: never.
     fence_after: float = Field(60.0, ge=0, le=86_400)
+    # Without coordinators, or their PostgreSQL, nobody gives a node up for so long. Equal for all over one database.
+    outage_s: float = Field(600.0, ge=0, le=86_400)
     # Every rank must have been started so long after its job was placed.
     start_s: float = Field(900.0, gt=0, le=86_400)
     # How much of the past stays; see ``base.keep.parse_keep``.

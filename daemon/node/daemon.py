@@ -267,6 +267,7 @@ class NodeDaemon:
             stream=self._streams,
             life=self._keeper.life,
             unpacks=True,
+            waits=True,
             protocol=PROTOCOL,
             oldest_protocol=OLDEST,
             status=self._status(),

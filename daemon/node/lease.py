@@ -27,7 +27,8 @@ class Lease:
         self._renewed = 0.0
         self._lease_s = 0.0
         self._fence_s = 0.0  # 0: no coordinator has asked for a fence
-        self._sole = False
+        self._refusals_until = -math.inf  # so long a refusal renews
+        self.coordinators: tuple[str, ...] = ()  # which must refuse, too
         self._known = False
         self._hello_at = 0.0
         self._sent: dict[int, float] = {}  # heartbeats that wait for their acknowledgement
@@ -43,10 +44,9 @@ class Lease:
         """Seconds without a renewal after which ranks are ended."""
         return self._fence_s
 
-    @property
-    def sole(self) -> bool:
-        """True if nobody gives this node up while the coordinator's port refuses connections."""
-        return self._sole and self._fence_s > 0
+    def asks(self, now: float) -> bool:
+        """True if nobody gives this node up while coordinators refuse connections."""
+        return now < self._refusals_until and self._fence_s > 0
 
     @property
     def deadline(self) -> float:
@@ -64,8 +64,9 @@ class Lease:
         self._known = True
         self._lease_s = welcome.lease_s
         self._fence_s = welcome.fence_s if 0 < welcome.fence_s < math.inf else 0.0
-        self._sole = welcome.sole
-        self._renew(self._hello_at)
+        self._refusals_until = math.inf if welcome.sole else -math.inf
+        self.coordinators = ()
+        self._heard(self._hello_at, welcome.standing if welcome.HasField("standing") else None)
 
     def beat(self, now: float) -> int:
         """The number of a heartbeat that is sent now; 0: it needs no acknowledgement, the last one is young."""
@@ -75,18 +76,26 @@ class Lease:
         self._sent[self._seq] = now
         return self._seq
 
-    def acknowledged(self, seq: int) -> None:
+    def acknowledged(self, seq: int, standing: node_pb2.Standing | None = None) -> None:
         """The coordinator has taken the heartbeat of that number, and so all before it."""
         sent = self._sent.get(seq)
         if sent is None:
             return
         self._sent = {number: at for number, at in self._sent.items() if number > seq}
-        self._renew(sent)
+        self._heard(sent, standing)
 
     def refused(self, before: float) -> None:
-        """A connection that was tried after ``before`` was refused: nobody decides about this node then."""
-        if self.sole:
+        """Connections that were tried after ``before`` were refused: nobody decides about this node then."""
+        if self.asks(before):
             self._renew(before)
+
+    def _heard(self, sent: float, standing: node_pb2.Standing | None) -> None:
+        if standing is None:
+            self._renew(sent)
+            return
+        self._refusals_until = sent + standing.refusals_s
+        self.coordinators = tuple(standing.coordinators)
+        self._renew(sent - standing.age_s)
 
     def _renew(self, at: float) -> None:
         self._renewed = max(self._renewed, at)

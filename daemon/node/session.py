@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import math
 import random
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from bagua.base.address import split_address
 from bagua.base.errors import ConfigError
 from bagua.base.machine_clock import clock_name
 from bagua.base.protocol import misfit
+from bagua.base.refusal import refuses
 from bagua.base.rpc import STEADY_WINDOW
 from bagua.base.security import TlsFiles, call_metadata, channel_credentials, read_token
 from bagua.daemon.node.lease import Lease, boottime
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0  # well below any lease: a coordinator that comes back finds the node in time
 WELCOME_S = 10.0
-REFUSAL_S = 1.0  # how long a connection may take to be refused
 _LOG_QUEUE = 16
 _MAX_MESSAGE = 16 << 20
 _OPTIONS = [
@@ -188,15 +186,16 @@ class Session:
             self._set_connected(False)
             await self._ask_the_port()
             pause = backoff * random.uniform(0.5, 1.5)
-            await asyncio.sleep(min(pause, self._lease.fence_s / 8) if self._lease.sole else pause)
+            await asyncio.sleep(min(pause, self._lease.fence_s / 8) if self._lease.asks(boottime()) else pause)
             backoff = min(backoff * 2, MAX_BACKOFF_S)
 
     async def _ask_the_port(self) -> None:
-        """A coordinator that is down decides nothing: while its port refuses connections, the lease goes on."""
-        if not self._lease.sole:
-            return
+        """Coordinators that are down decide nothing: while their ports refuse connections, the lease goes on."""
         before = boottime()
-        if await _refuses(self._endpoint.address):
+        if not self._lease.asks(before):
+            return
+        asked = [refuses(address) for address in (self._endpoint.address, *self._lease.coordinators)]
+        if all(await asyncio.gather(*asked)):
             self._lease.refused(before)
 
     async def _one_stream(self) -> tuple[str, bool]:
@@ -238,16 +237,20 @@ class Session:
         await call.write(node_pb2.NodeFact(hello=self._hello()))
         async with asyncio.timeout(WELCOME_S):
             first = await call.read()
-        if first is _EOF or first.WhichOneof("directive") != "welcome":
+        kind = None if first is _EOF else first.WhichOneof("directive")
+        if kind not in ("welcome", "terms"):
             await _raise_status(call)
             return "the coordinator did not say Welcome"
-        welcome = first.welcome
+        welcome = first.welcome if kind == "welcome" else first.terms
         whose = f"The coordinator at {self._endpoint.address}"
         if words := misfit(welcome.version, welcome.protocol, welcome.oldest_protocol, whose):
             raise _Misfit(words)
-        self._set_heartbeat(first.welcome.heartbeat_s)
-        self._lease.welcome(first.welcome)
-        self._set_connected(True)
+        self._set_heartbeat(welcome.heartbeat_s)
+        self._lease.welcome(welcome)
+        if kind == "welcome":
+            self._set_connected(True)
+        else:
+            self._log.warning("the coordinator waits for its database; jobs go on", address=self._endpoint.address)
         ends = [asyncio.ensure_future(self._read(call)), asyncio.ensure_future(self._write(call))]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -264,8 +267,14 @@ class Session:
     async def _read(self, call: Any) -> str:
         while (directive := await call.read()) is not _EOF:
             if directive.HasField("ack"):
-                self._lease.acknowledged(directive.ack.seq)
+                ack = directive.ack
+                self._lease.acknowledged(ack.seq, ack.standing if ack.HasField("standing") else None)
                 self._set_heartbeat(directive.ack.heartbeat_s)
+                continue
+            if directive.HasField("welcome"):  # after terms
+                self._lease.welcome(directive.welcome)
+                self._set_connected(True)
+                self._something_to_send()
                 continue
             try:
                 self._on_directive(directive)
@@ -295,7 +304,9 @@ class Session:
                 self._wake.set()  # something may have been left for the beat
 
     def _take(self) -> node_pb2.NodeFact | None:
-        """The next fact: that of the node first, then states of jobs, then progress, then logs."""
+        """The next fact: that of the node first, then states of jobs, then progress, then logs. Before Welcome none."""
+        if not self.connected:
+            return None
         if self._clocks:
             return node_pb2.NodeFact(clock=self._clocks.pop())
         if self._status_changed:
@@ -344,26 +355,6 @@ class Session:
         while not self._traces.empty():
             self._traces.get_nowait()
         self._clocks.clear()
-
-
-async def _refuses(address: str) -> bool:
-    """True if nobody listens: every address of the host refuses. Silence, or no way to the host, is no refusal."""
-    loop = asyncio.get_running_loop()
-    try:
-        host, port = split_address(address)
-        async with asyncio.timeout(REFUSAL_S):
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            for family, kind, protocol, _, target in found:
-                with socket.socket(family, kind, protocol) as probe:
-                    probe.setblocking(False)
-                    try:
-                        await loop.sock_connect(probe, target)
-                    except ConnectionRefusedError:
-                        continue
-                    return False
-    except (OSError, ConfigError):  # TimeoutError too
-        return False
-    return bool(found)
 
 
 async def _raise_status(call: Any) -> None:

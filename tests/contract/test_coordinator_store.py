@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from rig.desk import Desk, Time, at_work
+from rig.desk import Desk, Time, at_work, clocks
 
 from bagua.base.errors import ConflictError, NotFoundError
 from bagua.daemon.coordinator.decide import apply, decide
@@ -293,7 +293,7 @@ def test_the_beat_of_a_coordinator_is_seen(store: Store):
         tx.beat("x", 1.5)
         tx.beat("y", 2.5)
         tx.beat("x", 3.5)
-        assert tx.beats() == {"x": 3.5, "y": 2.5}
+        assert clocks(tx) == {"x": 3.5, "y": 2.5}
 
 
 def test_jobs_are_given_back_at_a_stop(store: Store):
@@ -490,9 +490,9 @@ async def test_two_coordinators_do_not_both_decide(open_database: Callable[[], s
             assert two.board.jobs[job_id].owner == "one"
             # One is killed: it gives nothing back.
             one.reconciler.stop = no_stop  # type: ignore[method-assign]
-        for _ in range(12):
-            two.pass_time(1.5)
-            await asyncio.sleep(0.01)
+        for _ in range(45):  # a question to the database lasts no longer than RESYNC_S: nobody seems to be cut off
+            two.pass_time(0.4)
+            await two.connect("c", slots=0)
         await two.until(lambda: two.board.jobs[job_id].owner == "two")
         await two.until(lambda: two.board.jobs[job_id].job.state is JobState.STOPPING)
         assert "has not been heard of for 10 s" in two.board.jobs[job_id].job.reason
@@ -511,6 +511,90 @@ async def test_a_coordinator_that_stood_still_blames_no_node_when_its_clock_catc
         await one.until(lambda: one.clock.now() > 500.0)
         one.sessions.close_silent(one.clock.now(), OPTIONS.lease_s)
         assert not session.closed.is_set()
+
+
+@pytest.mark.parametrize("newcomer", [False, True])
+async def test_a_newcomer_gives_nobody_up_before_its_time(open_database: Callable[[], sa.Engine], newcomer: bool):
+    """Daemons may know of no other coordinator than one that is dead, and count on its port. The same one, started
+    again, is found there."""
+    one = Desk(open_database(), "one", shared=True)
+    async with at_work(one):
+        await one.connect("a")
+        job_id = (await one.service.submit(job(nnodes=1).spec, "")).job_id
+        await one.until(lambda: one.board.jobs[job_id].job.generation == 1)
+        one.reconciler.stop = no_stop  # type: ignore[method-assign]
+    two = Desk(open_database(), "two" if newcomer else "one", shared=True)
+    gone_s, outage_s = two.options.gone_s, two.options.outage_s
+    assert 2 * gone_s < outage_s
+
+    async def passes(seconds: float) -> JobState:
+        for _ in range(10):
+            two.pass_time(seconds / 10)
+            await two.connect("b", slots=0)  # what is written follows what is decided
+        found = await two.service.job(job_id)
+        return found.state
+
+    async with at_work(two):
+        assert await passes(gone_s - 1.0) is JobState.STOPPING
+        assert await passes(gone_s) is (JobState.STOPPING if newcomer else JobState.FAILED)
+        assert await passes(outage_s - gone_s - 1.0) is (JobState.STOPPING if newcomer else JobState.FAILED)
+        assert await passes(gone_s) is JobState.FAILED
+
+
+async def test_who_is_a_newcomer(open_database: Callable[[], sa.Engine]):
+    """One that others can't know of, or have taken for dead."""
+    found = Store(open_database(), shared=True)
+
+    owners: dict[Desk, str] = {}
+
+    async def arrived(desk: Desk) -> float:
+        await desk.connect(f"node-of-{owners[desk]}", slots=0)
+        with found.read() as tx:
+            return {one.owner: one.arrived_clock for one in tx.coordinators()}[owners[desk]]
+
+    def desk(owner: str) -> Desk:
+        made = Desk(open_database(), owner, shared=True)
+        made.reconciler.place.publish("10.0.0.2:7670" if owner == "two" else "10.0.0.1:7670")
+        made.reconciler.stop = no_stop  # type: ignore[method-assign]
+        owners[made] = owner
+        return made
+
+    one = desk("one")
+    async with at_work(one):
+        one.pass_time(50.0)
+        assert await arrived(one) == 0, "nobody was there before"
+    one = desk("one")
+    async with at_work(one):
+        assert await arrived(one) == 0, "it was there before"
+        two = desk("two")
+        async with at_work(two):
+            came = await arrived(two)
+            assert came >= 50.0
+            for _ in range(20):
+                one.pass_time(1.0)
+                two.pass_time(1.0)
+                assert await arrived(one) == 0 and await arrived(two) == came
+            for _ in range(20):
+                one.pass_time(1.0)
+                await arrived(one)
+            two.pass_time(20.0)  # it could write nothing meanwhile
+            await two.until(lambda: two.clock.now() > 80.0)
+            assert await arrived(two) > came + 20.0
+        again = desk("two")
+        async with at_work(again):
+            came = await arrived(again)
+        for _ in range(20):
+            one.pass_time(1.0)
+            await arrived(one)
+        again = desk("two")
+        async with at_work(again):
+            assert await arrived(again) > came + 15.0, "the others have forgotten it"
+    moved = desk("one")
+    async with at_work(moved):
+        assert await arrived(moved) == 0
+        moved.reconciler.place.publish("10.0.0.1:7671")
+        assert await arrived(moved) > 0, "daemons ask at the old address"
+    found.close()
 
 
 async def no_stop() -> None:

@@ -21,6 +21,8 @@ import psutil
 import pytest
 
 from bagua.base.daemon_process import daemon_pid
+from bagua.base.errors import ServiceError
+from bagua.cli.chaos_postgres import Postgres
 from bagua.client import Client
 from bagua.proto import common_pb2
 
@@ -29,7 +31,6 @@ LEASE_S, FENCE_S = 2, 3
 TIMES = {
     "BAGUA_COORDINATOR_HEARTBEAT_S": "0.3",
     "BAGUA_COORDINATOR_LEASE_S": f"{LEASE_S}",
-    "BAGUA_COORDINATOR_FENCE_AFTER": f"{FENCE_S}",
 }
 TICK = """
 import os, sys, time
@@ -66,13 +67,22 @@ class Relay:
         self.passes.clear() if silent else self.passes.set()
         self._waker.send(b"w")
 
+    def cut(self) -> None:
+        """Connections break; new ones are as before."""
+        self._waker.send(b"c")
+
     def _run(self) -> None:
         while True:
             watched = [self._wake, *((self._server, *self._pairs) if self.passes.is_set() else ())]
             ready = select.select(watched, [], [])[0]
             if self._wake in ready:
-                if b"x" in self._wake.recv(100):
+                asked = self._wake.recv(100)
+                if b"x" in asked:
                     return
+                if b"c" in asked:
+                    for end in self._pairs:
+                        end.close()
+                    self._pairs.clear()
                 continue
             for end in ready:
                 with contextlib.suppress(OSError):
@@ -99,15 +109,19 @@ class Relay:
 class Cluster:
     """A coordinator, a daemon behind a relay, and a client."""
 
-    def __init__(self, folder: Path, relay: bool = True) -> None:
+    def __init__(self, folder: Path, relay: bool = True, database: str = "", fence_s: int = FENCE_S) -> None:
         self.folder = folder
         self._programs: list[subprocess.Popen[bytes]] = []
-        ready = self.start("coordinator", "--listen", "127.0.0.1:0", **TIMES)
+        self._options = ["--fence-after", f"{fence_s}", *(["--database-url", database] if database else [])]
+        ready = self.coordinate("127.0.0.1:0")
         self.relay = Relay(ready["address"])
         address = self.relay.address if relay else ready["address"]
         self.start("node", "--name", "n", "--node-id", "n", "--slots", "2", "--coordinator", address)
         self.coordinator, self.daemon = self._programs
         self.client = Client(ready["address"], token=(folder / "token").read_text())
+
+    def coordinate(self, listen: str) -> Any:
+        return self.start("coordinator", "--listen", listen, *self._options, **TIMES)
 
     def start(self, program: str, *options: str, **environment: str) -> Any:
         reader, writer = os.pipe()
@@ -125,7 +139,7 @@ class Cluster:
             assert select.select([lines], [], [], DEADLINE_S)[0], f"no ready line from {program}"
             return json.loads(lines.readline())
 
-    def run(self, script: str) -> tuple[str, list[psutil.Process]]:
+    def run(self, script: str, **spec: Any) -> tuple[str, list[psutil.Process]]:
         """(id of a job of two ranks, their processes), once they compute."""
         (self.folder / "tick.py").write_text(script)
         (self.folder / "ticks").unlink(missing_ok=True)
@@ -137,6 +151,7 @@ class Cluster:
             nproc_per_node=2,
             placement_timeout_s=60.0,
             stop_grace_s=1.0,
+            **spec,
         )
         job_id = self.client.submit(spec).job_id
         job = self.until(job_id, lambda job: job.state == common_pb2.JOB_STATE_RUNNING)
@@ -213,20 +228,61 @@ def test_ranks_are_gone_before_their_job_has_ended(cluster: Cluster, fault: str)
     assert "could not reach the coordinator for 3 s" in node or "could not renew its lease" in node
 
 
+@pytest.fixture
+def postgres() -> Iterator[Postgres]:
+    try:
+        server = Postgres()
+    except ServiceError as error:
+        pytest.skip(f"PostgreSQL: {error}")
+    yield server
+    server.close()
+
+
+def goes_on(cluster: Cluster, job_id: str, ranks: list[psutil.Process]) -> None:
+    """The job, once the node is connected again."""
+    until(lambda: [node.connected for node in cluster.client.nodes()] == [True])
+    time.sleep(2 * LEASE_S)
+    assert cluster.client.get(job_id).state == common_pb2.JOB_STATE_RUNNING
+    assert all(computes(rank) for rank in ranks)
+
+
 @pytest.mark.full  # integration/node/test_node_jobs.py: a job does not notice it
-def test_a_coordinator_that_is_away_ends_nothing() -> None:
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_a_coordinator_that_is_away_ends_nothing(database: str, request: pytest.FixtureRequest) -> None:
     """Killed, and away for longer than a daemon without word waits: jobs don't notice."""
+    url = request.getfixturevalue("postgres").url if database == "postgresql" else ""
     with (
         tempfile.TemporaryDirectory(prefix="bg-") as folder,
-        contextlib.closing(Cluster(Path(folder), relay=False)) as cluster,
+        contextlib.closing(Cluster(Path(folder), relay=False, database=url)) as cluster,
     ):
         job_id, ranks = cluster.run(TICK)
+        if url:
+            time.sleep(FENCE_S)  # so that an acknowledgement tells what it has found since
         cluster.coordinator.kill()
         cluster.coordinator.wait()
         time.sleep(2 * FENCE_S)
         assert all(computes(rank) for rank in ranks)
-        cluster.start("coordinator", "--listen", cluster.client.address, **TIMES)
-        until(lambda: [node.connected for node in cluster.client.nodes()] == [True])
-        time.sleep(2 * LEASE_S)
-        assert cluster.client.get(job_id).state == common_pb2.JOB_STATE_RUNNING
-        assert all(computes(rank) for rank in ranks)
+        cluster.coordinate(cluster.client.address)
+        goes_on(cluster, job_id, ranks)
+
+
+@pytest.mark.full  # integration/coordinator/test_coordinator_outage.py: a stream begins while the database is away
+@pytest.mark.parametrize("lost", ["the daemon", "its connection"])
+def test_a_database_that_is_away_ends_nothing(postgres: Postgres, lost: str) -> None:
+    """For longer than a daemon without word waits. Meanwhile the daemon is killed, or its connection breaks. The next
+    daemon has started before its lease is over, on a slow machine, too."""
+    with (
+        tempfile.TemporaryDirectory(prefix="bg-") as folder,
+        contextlib.closing(Cluster(Path(folder), database=postgres.url, fence_s=4 * FENCE_S)) as cluster,
+    ):
+        job_id, ranks = cluster.run(TICK, elastic=True)
+        postgres.kill()
+        if lost == "the daemon":
+            os.kill(daemon_pid(cluster.daemon.pid), signal.SIGKILL)
+        else:
+            cluster.relay.cut()
+        time.sleep(8 * FENCE_S)
+        assert all(computes(rank) for rank in ranks), (cluster.folder / "node.log").read_text()
+        assert "waits for its database" in (cluster.folder / "node.log").read_text()
+        postgres.start()
+        goes_on(cluster, job_id, ranks)

@@ -20,7 +20,8 @@ from bagua.daemon.coordinator.publisher import Publisher
 from bagua.daemon.coordinator.reconciler import Reconciler
 from bagua.daemon.coordinator.service import Service
 from bagua.daemon.coordinator.sessions import NodeSession, Sessions
-from bagua.daemon.coordinator.store import Store
+from bagua.daemon.coordinator.standing import Standing
+from bagua.daemon.coordinator.store import Store, Transaction
 from bagua.daemon.coordinator.watchers import Watchers
 from bagua.daemon.coordinator.worker import Worker
 
@@ -80,6 +81,7 @@ class Desk:
             self.sessions,
             self.publisher,
             self.counters,
+            standing=Standing(shared, self.options.outage_s, lambda: self.time.monotonic),
         )
         self.service = Service(self.worker, self.store, self.board, self.intake, self.clock)
 
@@ -114,6 +116,11 @@ class Desk:
         async with asyncio.timeout(WAIT_S):
             while not done():
                 await asyncio.sleep(0.002)
+
+
+def clocks(tx: Transaction) -> dict[str, float]:
+    """The beats of coordinators."""
+    return {one.owner: one.clock for one in tx.coordinators()}
 
 
 @contextlib.asynccontextmanager

@@ -34,7 +34,7 @@ def test_nothing_is_fenced_before_a_welcome(lease: Lease) -> None:
 def test_a_coordinator_without_fences(lease: Lease, fence_s: float) -> None:
     lease.hello(100.0)
     lease.welcome(welcome(fence_s, sole=True))
-    assert lease.deadline == math.inf and not lease.sole and lease.beat(1e9) == 0
+    assert lease.deadline == math.inf and not lease.asks(1e9) and lease.beat(1e9) == 0
 
 
 def test_the_moment_of_sending_counts(lease: Lease, changes: list[int]) -> None:
@@ -74,3 +74,26 @@ def test_refusals_count_where_nobody_else_decides(lease: Lease) -> None:
     assert lease.deadline == 260.0
     lease.refused(190.0)  # never backwards
     assert lease.deadline == 260.0
+
+
+def test_a_coordinator_that_may_not_be_alone_says_for_how_long_refusals_count(lease: Lease) -> None:
+    lease.hello(100.0)
+    told = welcome()
+    told.standing.MergeFrom(node_pb2.Standing(age_s=4.0, refusals_s=50.0, coordinators=["10.0.0.2:7670"]))
+    lease.welcome(told)
+    assert lease.deadline == 156.0 and lease.coordinators == ("10.0.0.2:7670",), "others count from its last beat"
+    lease.refused(149.0)
+    assert lease.deadline == 209.0 and lease.asks(149.9) and not lease.asks(150.0)
+    lease.refused(150.0)
+    assert lease.deadline == 209.0
+    assert lease.beat(200.0) == 1
+    lease.acknowledged(1, node_pb2.Standing(age_s=30.0))
+    assert lease.deadline == 230.0 and not lease.asks(200.0) and lease.coordinators == ()
+
+
+def test_the_terms_of_a_coordinator_that_is_alone_need_no_standing(lease: Lease) -> None:
+    lease.hello(100.0)
+    lease.welcome(welcome(sole=True))
+    assert lease.beat(110.0) == 1
+    lease.acknowledged(1)
+    assert lease.asks(1e9) and lease.deadline == 170.0

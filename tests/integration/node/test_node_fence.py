@@ -22,6 +22,11 @@ time.sleep(600)
 """
 
 
+def unused_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
 async def running(end, script, nproc=2, **spec):
     """A job that runs, each rank with a child: (pids of the ranks, pids of all)."""
     await end.run_script("job", script(WITH_CHILD), nproc=nproc, **spec)
@@ -146,13 +151,80 @@ async def test_a_coordinator_that_is_down_ends_nothing(end, daemon, script, aliv
     assert [job.phase for job in end.hellos[-1].jobs] == [node_pb2.LOCAL_PHASE_STARTED]
 
 
-async def test_a_coordinator_that_is_one_of_several_is_not_waited_for(end, daemon, script, until_gone):
+async def test_the_next_daemon_is_heard_while_the_database_is_away(end, daemon, script, alive):
+    """The one before was killed. Its Hello can't be written down, but its lease goes on."""
+    _, pids = await running(end, script, elastic=True)
+    await end.welcome_again(fence_s=FENCE_S)
+    known = end.acknowledged
+    await end.until(lambda: end.acknowledged > known)  # so the keeper knows a deadline
+    end.database_away = True
+    daemon.proper().kill()
+    await end.until(lambda: end.hellos[-1].life == 2 and end.hellos[-1].waits)
+    known = end.acknowledged
+    reported = len(end.history)
+    await asyncio.sleep(3 * FENCE_S)
+    assert all(alive(pid) for pid in pids)
+    assert end.acknowledged > known and len(end.history) == reported, "it says nothing but that it is there"
+    hellos = len(end.hellos)
+    await end.send(welcome=node_pb2.Welcome(heartbeat_s=end.heartbeat_s, lease_s=5, fence_s=FENCE_S))
+    await end.run_script("later", script(""))
+    await end.exited("later")
+    assert len(end.hellos) == hellos, "the same stream goes on"
+    assert all(alive(pid) for pid in pids)
+
+
+async def test_an_older_coordinator_that_may_not_be_alone_is_not_waited_for(end, daemon, script, until_gone):
     _, pids = await running(end, script)
     await end.welcome_again(fence_s=FENCE_S, sole=False)
     await end.stop()
     await until_gone(pids, 60)
     await end.start()
     assert WORDS in (await end.stopped("job")).error
+
+
+async def test_coordinators_that_are_all_down_end_nothing(end, daemon, script, alive):
+    _, pids = await running(end, script)
+    other = unused_address()
+    standing = node_pb2.Standing(refusals_s=600, coordinators=[f"127.0.0.1:{end.port}", other])
+    await end.welcome_again(fence_s=FENCE_S, standing=standing)
+    await end.stop()
+    await asyncio.sleep(3 * FENCE_S)
+    assert all(alive(pid) for pid in pids)
+    await end.start()
+    known = len(end.hellos)
+    await end.until(lambda: len(end.hellos) > known)
+    assert [job.phase for job in end.hellos[-1].jobs] == [node_pb2.LOCAL_PHASE_STARTED]
+
+
+async def test_another_coordinator_that_listens_may_decide(end, daemon, script, until_gone):
+    _, pids = await running(end, script)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        standing = node_pb2.Standing(refusals_s=600, coordinators=[f"127.0.0.1:{other.getsockname()[1]}"])
+        await end.welcome_again(fence_s=FENCE_S, standing=standing)
+        await end.stop()
+        await until_gone(pids, 60)
+    await end.start()
+    assert WORDS in (await end.stopped("job")).error
+
+
+async def test_coordinators_are_waited_for_as_long_as_they_have_said(end, daemon, script, until_gone):
+    """Later a newcomer may decide, whom this node does not know."""
+    _, pids = await running(end, script)
+    await end.welcome_again(fence_s=FENCE_S, standing=node_pb2.Standing(refusals_s=FENCE_S))
+    await end.stop()
+    await until_gone(pids, 60)
+    await end.start()
+    assert WORDS in (await end.stopped("job")).error
+
+
+async def test_a_coordinator_that_has_lost_its_database_may_be_replaced(end, daemon, script, until_gone):
+    """It acknowledges, but others count from its last beat."""
+    _, pids = await running(end, script)
+    known = end.acknowledged
+    await end.welcome_again(fence_s=FENCE_S, standing=node_pb2.Standing(age_s=2 * FENCE_S))
+    await until_gone(pids, 60)
+    assert WORDS in (await end.stopped("job")).error
+    assert end.acknowledged > known
 
 
 async def test_a_port_that_is_silent(end, daemon, script, until_gone):

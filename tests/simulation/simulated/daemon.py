@@ -311,6 +311,7 @@ class SimulatedDaemon:
             slots=self.slots,
             version="sim",
             boot_id=self.boot_id,
+            waits=ord(self.node_id[-1]) % 2 == 0,  # half of them are of the version before
             jobs=[part.fact for part in self.parts.values()],
         )
         stream.say(node_pb2.NodeFact(hello=hello))
@@ -318,11 +319,13 @@ class SimulatedDaemon:
             part.dirty = False
         async with asyncio.timeout(WELCOME_S):
             first = await self._next(stream)
-        if first.WhichOneof("directive") != "welcome":
+        kind = first.WhichOneof("directive")
+        if kind not in ("welcome", "terms"):
             raise EOFError
-        self.lease.welcome(first.welcome)
-        self.connected = True
-        self._report()
+        self.lease.welcome(getattr(first, kind))
+        if kind == "welcome":
+            self.connected = True
+            self._report()
         beat = self._loop.create_task(self._beat(stream))
         try:
             while True:
@@ -362,7 +365,11 @@ class SimulatedDaemon:
 
     def _follow(self, directive: node_pb2.Directive) -> None:
         kind = directive.WhichOneof("directive")
-        if kind == "ack":
+        if kind == "welcome":  # after terms
+            self.lease.welcome(directive.welcome)
+            self.connected = True
+            self._report()
+        elif kind == "ack":
             self.lease.acknowledged(directive.ack.seq)
         elif kind == "run":
             if self._loop.time() < self.lease.deadline:

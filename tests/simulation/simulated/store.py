@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
-from bagua.daemon.coordinator.domain import Change, Event, JobRecord, NodeRecord, Phase, Stored
+from bagua.daemon.coordinator.domain import Change, CoordinatorRecord, Event, JobRecord, NodeRecord, Phase, Stored
 
 T = TypeVar("T")
 
@@ -108,8 +108,8 @@ class MemoryTransaction:
     def beat(self, owner: str, clock: float) -> None:
         self._store.beats[owner] = clock
 
-    def beats(self) -> dict[str, float]:
-        return dict(self._store.beats)
+    def coordinators(self) -> list[CoordinatorRecord]:
+        return [CoordinatorRecord(owner, clock) for owner, clock in self._store.beats.items()]
 
     def put_nodes(self, nodes: Sequence[NodeRecord]) -> None:
         for node in nodes:

@@ -1,0 +1,191 @@
+"""PostgreSQL, or a coordinator, is away: daemons are told for how long they may count on not being given up."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import grpc
+import pytest
+import sqlalchemy as sa
+
+from bagua.base.errors import ServiceError
+from bagua.chaos.relay import Relay
+from bagua.cli.chaos_postgres import Postgres
+from bagua.daemon.coordinator.database_port import database_refuses
+from bagua.proto import common_pb2 as c
+from bagua.proto import node_pb2 as n
+
+LEASE_S = FENCE_S = 1.5
+SLOW_S = 6.0
+SLOW = {f"BAGUA_COORDINATOR_{name}": f"{SLOW_S}" for name in ("LEASE_S", "JOB_LEASE_S", "FENCE_AFTER")}
+RUNNING = {"state": c.RANK_STATE_RUNNING, "pid": 77}
+DONE = {"state": c.RANK_STATE_EXITED, "pid": 77, "exited_at": 5.0}
+WAIT_S = 60.0
+_SEQUENCE = itertools.count(1)
+
+
+@pytest.fixture
+def postgres() -> Iterator[Postgres]:
+    """A server that a test may kill."""
+    try:
+        server = Postgres()
+    except ServiceError as error:
+        pytest.skip(f"PostgreSQL: {error}")
+    yield server
+    server.close()
+
+
+def hello(node_id: str, *jobs: n.LocalJob, boot_id: str = "boot-1") -> n.NodeFact:
+    """Of a daemon that waits while the database is away."""
+    more = {"hostname": node_id, "address": "127.0.0.1", "slots": 2, "version": "test", "boot_id": boot_id}
+    return n.NodeFact(hello=n.Hello(node_id=node_id, waits=True, jobs=jobs, **more))
+
+
+def running(client, peer, until) -> c.Job:
+    job = client.submit(c.JobSpec(entry="t.py", nnodes=1, nproc_per_node=1, placement_timeout_s=30, stop_grace_s=1))
+    peer.report(peer.expect(n.RunJob), n.LOCAL_PHASE_STARTED, {0: RUNNING})
+    until(client, job.job_id, c.JOB_STATE_RUNNING)
+    return job
+
+
+def held(job: c.Job) -> n.LocalJob:
+    return n.LocalJob(job_id=job.job_id, generation=1, phase=2, ranks=[c.RankStatus(rank=0, **RUNNING)])
+
+
+def standing(peer) -> n.Standing:
+    """As the next acknowledgement tells it. A daemon goes on asking until one comes."""
+    seq = next(_SEQUENCE)
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        peer.send(n.NodeFact(heartbeat=n.Heartbeat(seq=seq)))
+        with contextlib.suppress(queue.Empty):
+            found = peer.next(timeout=0.5)
+            if isinstance(found, n.HeartbeatAck) and found.seq == seq:
+                return found.standing
+    raise AssertionError("no acknowledgement came")
+
+
+def until_standing(peer, condition: Callable[[n.Standing], object]) -> n.Standing:
+    deadline = time.monotonic() + WAIT_S
+    while not condition(found := standing(peer)):
+        assert time.monotonic() < deadline, found
+    return found
+
+
+def test_daemons_are_told_who_else_could_decide(start, connect, tmp_path, postgres_url):
+    one = start("--database-url", postgres_url, state_dir=tmp_path / "one")
+    first = connect(one, "a", welcome=False).expect(n.Welcome)
+    assert not first.sole and first.standing.refusals_s > 500 and not first.standing.coordinators
+    two = start("--database-url", postgres_url, state_dir=tmp_path / "two")
+    peer = connect(one, "b")
+    found = until_standing(peer, lambda told: set(told.coordinators) == {one.address, two.address})
+    assert found.refusals_s > 500
+    until_standing(peer, lambda told: told.age_s < LEASE_S)
+    two.end(signal.SIGKILL)
+    until_standing(peer, lambda told: not told.coordinators)
+
+
+def test_one_of_several_that_does_not_say_where_it_is(start, connect, tmp_path, postgres_url):
+    """Nobody can see then that it refuses."""
+    one = start("--database-url", postgres_url, state_dir=tmp_path / "one")
+    start("--database-url", postgres_url, "--auto-tls", "localhost", state_dir=tmp_path / "two", listen="0.0.0.0:0")
+    peer = connect(one, "a")
+    until_standing(peer, lambda told: not told.refusals_s)
+
+
+def test_a_stream_that_begins_while_the_database_is_away(start, connect, until, postgres):
+    """Terms come at once and heartbeats are acknowledged; Welcome and decisions follow when the database is back."""
+    coordinator = start("--database-url", postgres.url)
+    a = connect(coordinator, "a", hello=hello("a"))
+    with coordinator.client() as client:
+        job = running(client, a, until)
+        postgres.kill()
+        a.close()
+        a = connect(coordinator, "a", welcome=False, hello=hello("a", held(job)))
+        terms = a.next()
+        assert isinstance(terms, n.Welcome) and terms.fence_s == FENCE_S and terms.standing.age_s == 0
+        began, seq = time.monotonic(), 0
+        while time.monotonic() < began + 4 * FENCE_S:
+            seq += 1
+            a.send(n.NodeFact(heartbeat=n.Heartbeat(seq=seq)))
+            ack = a.expect(n.HeartbeatAck)
+            assert ack.seq == seq and ack.standing.age_s == 0, "it is alone"
+            time.sleep(0.2)
+        old = connect(coordinator, "b", welcome=False)
+        with pytest.raises(grpc.RpcError, match="database"):
+            old.next()  # a daemon of an older version would not understand
+        postgres.start()
+        while not isinstance(directive := a.next(), n.RunJob):
+            assert isinstance(directive, n.Welcome)
+        until(client, job.job_id, c.JOB_STATE_RUNNING)
+        a.report(directive, n.LOCAL_PHASE_STARTED, {0: DONE})
+        a.report(a.expect(n.StopJob), n.LOCAL_PHASE_STOPPED)
+        ended = until(client, job.job_id, c.JOB_STATE_SUCCEEDED, c.JOB_STATE_FAILED)
+        assert ended.state == c.JOB_STATE_SUCCEEDED and ended.generation == 1, ended.reason
+
+
+@pytest.mark.parametrize("fault", ["killed", pytest.param("stopped", marks=pytest.mark.full)])
+def test_two_coordinators_whose_database_is_away_blame_nobody(start, connect, until, tmp_path, postgres, fault):
+    """Neither has heard of the other one for long when it is back, and neither has lost its nodes. Each tries again
+    within two seconds, which is less than a lease."""
+    one = start("--database-url", postgres.url, state_dir=tmp_path / "one", **SLOW)
+    two = start("--database-url", postgres.url, state_dir=tmp_path / "two", **SLOW)
+    a = connect(one, "a")
+    with one.client() as client, two.client() as other:
+        jobs = [running(client, a, until), running(other, a, until)]
+        b = connect(two, "b")
+        until_standing(b, lambda told: told.coordinators)
+        postgres.kill() if fault == "killed" else postgres.signal(signal.SIGSTOP)
+        time.sleep(2 * SLOW_S)
+        if fault == "killed":  # nobody uses a database that refuses connections
+            until_standing(b, lambda told: told.age_s < SLOW_S)
+            postgres.start()
+        else:
+            assert standing(b).age_s > SLOW_S, "the other one may still reach it"
+            postgres.signal(signal.SIGCONT)
+        time.sleep(SLOW_S)
+        for job in jobs:
+            assert until(client, job.job_id, c.JOB_STATE_RUNNING, c.JOB_STATE_FAILED).state == c.JOB_STATE_RUNNING
+        assert all(node.connected for node in other.nodes())
+
+
+async def test_a_port_of_a_database_that_refuses(postgres, postgres_url, tmp_path, monkeypatch):
+    for name in ("PGHOST", "PGPORT"):
+        monkeypatch.delenv(name, raising=False)
+    socket_url, url = sa.make_url(postgres.url), sa.make_url(postgres_url)
+    assert not await database_refuses(socket_url) and not await database_refuses(url)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        unused = server.getsockname()[1]
+    nobody = url.set(port=unused)
+    assert await database_refuses(nobody)
+    assert not await database_refuses(nobody.set(query={"host": ("127.0.0.1", "127.0.0.1")})), "or another"
+    assert not await database_refuses(nobody.set(host="nowhere.invalid"))
+    assert not await database_refuses(sa.make_url("sqlite:///there.db"))
+    assert await database_refuses(socket_url.set(query={"host": str(tmp_path)}))
+    postgres.kill()
+    assert await database_refuses(socket_url), "its socket is still there"
+
+
+def test_one_that_is_cut_off_from_the_database_vouches_for_nobody(start, connect, tmp_path, postgres_url):
+    """The other one may lead: from the last beat its daemons have as long as if nobody had heard them since."""
+    url = sa.make_url(postgres_url)
+    relay = Relay()
+    relay.move(f"{url.host}:{url.port}")
+    host, _, port = relay.address.rpartition(":")
+    through = url.set(host=host, port=int(port)).render_as_string(hide_password=False)
+    try:
+        one = start("--database-url", through, state_dir=tmp_path / "one")
+        two = start("--database-url", postgres_url, state_dir=tmp_path / "two")
+        a = connect(one, "a")
+        connect(two, "b")
+        until_standing(a, lambda told: two.address in told.coordinators and told.age_s < LEASE_S)
+        relay.move("127.0.0.1:1")
+        until_standing(a, lambda told: told.age_s > FENCE_S)
+    finally:
+        relay.close()
