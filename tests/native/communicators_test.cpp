@@ -1,5 +1,7 @@
 // Communicators that come and go while their hosts are out of step: nothing that was sent is lost, nothing is left
 // behind, numbers may be used again, and a number that means two things at once is refused everywhere.
+#include <sys/resource.h>
+
 #include <filesystem>
 #include <iterator>
 #include <thread>
@@ -106,6 +108,30 @@ TEST(what_was_sent_before_the_job_ends_arrives) {
   job.engine(0).close();
   late.join();
   EXPECT_EQ(job.engine(1).error(), std::string());
+}
+
+// One host makes many communicators before the other makes its first. The other has room for some of the connections.
+TEST(a_host_that_is_far_behind_is_waited_for) {
+  constexpr rlim_t kDescriptors = 200;
+  constexpr uint32_t kComms = 40;
+  static_assert(kComms * 3 > kDescriptors / 4 + 32);  // network.cpp: most_parked(), and the handshakes at once
+  rlimit before{};
+  CHECK_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit few = before;
+  few.rlim_cur = kDescriptors;
+  CHECK_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  Job job({{0}, {1}}, 4096);
+  CHECK_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  job.each([](Rank& rank) {
+    fill(&rank, 100);
+    CHECK_OK(rank.run(Kind::kBarrier, 0));
+    for (int i = 0; i < 3 && rank.rank() == 1; ++i) be_late();
+    for (uint32_t comm = 1; comm <= kComms; ++comm) create(&rank, comm, {0, 1});
+    for (uint32_t comm = kComms; comm > 0; --comm) CHECK_OK(rank.run(Kind::kAllReduce, 100, -1, comm));
+    expect(rank.dst(), 100, 1, 2);
+  });
+  expect_no_error(&job, 2);
+  for (size_t host = 0; host < 2; ++host) EXPECT_EQ(job.engine(host).counters().bad_connections.load(), uint64_t{0});
 }
 
 TEST(two_hosts_go_on_talking_when_the_third_has_destroyed) {

@@ -162,6 +162,24 @@ TEST(other_generation) {
   EXPECT_EQ(outcome.accept.peer.from, 1u);
 }
 
+TEST(an_acceptor_without_room) {
+  Pair pair;
+  End dialled, accepted;
+  PeerInfo asked;
+  test::Threads threads;
+  threads.start([&] { dialled = dial(pair, {}, in_ms(5000)); });
+  const Side side;
+  accepted.status = accept_handshake(pair.acceptor.fd(), side.credentials, side.generation, in_ms(5000), &accepted.peer,
+                                     &accepted.seals, [&](const PeerInfo& peer) {
+                                       asked = peer;
+                                       return false;
+                                     });
+  threads.join();
+  EXPECT(dialled.status.code() == Code::kLater);
+  EXPECT(accepted.status.code() == Code::kLater);
+  EXPECT(asked.comm == 3 && asked.instance == 6);
+}
+
 TEST(garbage_at_the_acceptor) {
   std::mt19937 random(1);
   for (const size_t size : {0, 1, 4, 95, 143, 144, 145, 200, 100'000}) {

@@ -15,6 +15,7 @@ inline std::string coded(const Status& status) {
     case Code::kOk:
     case Code::kRegrouped:
     case Code::kDismissed:
+    case Code::kLater:
       return status.message();
     case Code::kInvalid:
       code = "[BG501]";

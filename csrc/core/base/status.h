@@ -16,6 +16,7 @@ enum class Code : unsigned char {
   kAborted,
   kRegrouped,  // the generation has ended: the next one may follow
   kDismissed,  // the job goes on without this process, as was planned
+  kLater,      // a peer is well, and asks to be asked again: inside the core
   kInternal,
 };
 

@@ -66,32 +66,43 @@ void Communicator::push(Operation operation) {
   }
   const int other = operation.descriptor.root;
   const uint32_t tag = operation.descriptor.tag;
-  const Route route = sends ? Route{operation.index, other, tag} : Route{other, operation.index, tag};
+  const int source = sends ? operation.index : other;
+  const Target target{sends ? other : operation.index, tag};
   operation.order = arrived_++;
   if (other == kAnySource) {
     push_from_any(std::move(operation));
   } else if (topology_.host_of(other) == topology_.host) {
-    Lane& lane = lanes_[route];
+    Lane& lane = lanes_[target][source];
     (sends ? lane.sends : lane.recvs).push_back(std::move(operation));
+    touched_.insert(target);
   } else {
-    halves_.push_back(half_of(std::move(operation), route));
+    between_.emplace_back(half_of(std::move(operation), {source, target.first, tag}));
   }
 }
 
 SendOrRecv Communicator::half_of(Operation operation, const Route& route) {
-  if (operation.kind() == Kind::kRecv) operation.descriptor.root = std::get<0>(route);
-  return {std::move(operation), std::get<0>(route), std::get<1>(route), half_sequences_[route]++, 0};
+  const auto& [source, destination, tag] = route;
+  if (operation.kind() == Kind::kRecv) {
+    operation.descriptor.root = source;
+    if (const auto found = sought_.find({destination, tag}); found != sought_.end()) ++found->second[source].posted;
+  }
+  return {std::move(operation), source, destination, halves_[{source, destination}]++, 0};
 }
 
 void Communicator::push_from_any(Operation operation) {
   const Target target{operation.index, operation.descriptor.tag};
-  for (const auto& [route, sends] : offered_) {
-    if (std::get<1>(route) != target.first || std::get<2>(route) != target.second) continue;
-    if (sends > half_sequences_[route]) return halves_.push_back(half_of(std::move(operation), route));
+  const auto [found, first] = hosts() > 1 ? sought_.try_emplace(target) : std::pair(sought_.end(), false);
+  if (first) between_.emplace_back(target);
+  if (found != sought_.end()) {
+    for (const auto& [source, known] : found->second) {
+      if (known.offered <= known.posted) continue;
+      between_.emplace_back(half_of(std::move(operation), {source, target.first, target.second}));
+      return;
+    }
   }
   from_any_[target].push_back(std::move(operation));
+  touched_.insert(target);
   awaits_any_.store(true, std::memory_order_relaxed);
-  if (hosts() > 1 && sought_.insert(target).second) seeks_.push_back(target);
 }
 
 Operation Communicator::pop_from_any(std::map<Target, std::deque<Operation>>::iterator any) {
@@ -102,8 +113,8 @@ Operation Communicator::pop_from_any(std::map<Target, std::deque<Operation>>::it
   return operation;
 }
 
-bool Communicator::take_recv(const Route& route, Lane* lane, Operation* out) {
-  const auto any = from_any_.find({std::get<1>(route), std::get<2>(route)});
+bool Communicator::take_recv(const Target& target, int source, Lane* lane, Operation* out) {
+  const auto any = from_any_.find(target);
   std::deque<Operation>& named = lane->recvs;
   if (any != from_any_.end() && (named.empty() || any->second.front().order < named.front().order)) {
     *out = pop_from_any(any);
@@ -113,8 +124,13 @@ bool Communicator::take_recv(const Route& route, Lane* lane, Operation* out) {
   } else {
     return false;
   }
-  out->descriptor.root = std::get<0>(route);
+  out->descriptor.root = source;
   return true;
+}
+
+uint64_t Communicator::pairs_of(int source, int destination) const {
+  const auto found = pairs_.find({source, destination});
+  return found == pairs_.end() ? 0 : found->second;
 }
 
 bool Communicator::next_collective(Collective* out, Status* mismatch) {
@@ -139,13 +155,29 @@ bool Communicator::next_collective(Collective* out, Status* mismatch) {
   return true;
 }
 
-bool Communicator::next_pair(Pair* out, Status* mismatch) {
-  const Lock lock(mutex_);
-  for (auto& [route, lane] : lanes_) {
-    if (lane.sends.empty() || !take_recv(route, &lane, &out->recv)) continue;
+bool Communicator::pair_of(const Target& target, Lanes* lanes, Pair* out) {
+  for (auto it = lanes->begin(); it != lanes->end(); ++it) {
+    Lane& lane = it->second;
+    if (lane.sends.empty() || !take_recv(target, it->first, &lane, &out->recv)) continue;
     out->send = std::move(lane.sends.front());
     lane.sends.pop_front();
-    const uint64_t sequence = lane.sequence++;
+    if (lane.sends.empty() && lane.recvs.empty()) lanes->erase(it);
+    return true;
+  }
+  return false;
+}
+
+bool Communicator::next_pair(Pair* out, Status* mismatch) {
+  const Lock lock(mutex_);
+  while (!touched_.empty()) {
+    const Target target = *touched_.begin();
+    const auto lanes = lanes_.find(target);
+    if (lanes == lanes_.end() || !pair_of(target, &lanes->second, out)) {
+      touched_.erase(touched_.begin());
+      continue;
+    }
+    if (lanes->second.empty()) lanes_.erase(lanes);
+    const uint64_t sequence = pairs_[{out->send.index, target.first}]++;
     const Descriptor &sent = out->send.descriptor, &expected = out->recv.descriptor;
     if (sent.count != expected.count || sent.dtype != expected.dtype) {
       *mismatch = {Code::kInvalid, operation_name(sent, sequence) + ": " + rank_text(out->send.rank) + " sends " +
@@ -157,30 +189,30 @@ bool Communicator::next_pair(Pair* out, Status* mismatch) {
   return false;
 }
 
-bool Communicator::next_half(SendOrRecv* out) {
+bool Communicator::next_between(Between* out) {
   const Lock lock(mutex_);
-  if (halves_.empty()) return false;
-  *out = std::move(halves_.front());
-  halves_.pop_front();
-  return true;
-}
-
-bool Communicator::next_seek(Target* out) {
-  const Lock lock(mutex_);
-  if (seeks_.empty()) return false;
-  *out = seeks_.front();
-  seeks_.pop_front();
+  if (between_.empty()) return false;
+  *out = std::move(between_.front());
+  between_.pop_front();
   return true;
 }
 
 bool Communicator::take_offered(const Route& route, uint64_t sends, SendOrRecv* out) {
   const Lock lock(mutex_);
-  uint64_t& known = offered_[route];
-  known = std::max(known, sends);
-  const auto any = from_any_.find({std::get<1>(route), std::get<2>(route)});
-  if (any == from_any_.end() || known <= half_sequences_[route]) return false;
+  const auto& [source, destination, tag] = route;
+  const auto found = sought_.find({destination, tag});
+  if (found == sought_.end()) return false;
+  Sought& known = found->second[source];
+  known.offered = std::max(known.offered, sends);
+  const auto any = from_any_.find(found->first);
+  if (any == from_any_.end() || known.offered <= known.posted) return false;
   *out = half_of(pop_from_any(any), route);
   return true;
+}
+
+size_t Communicator::remembered() const {
+  const Lock lock(mutex_);
+  return lanes_.size() + from_any_.size() + touched_.size() + sought_.size();
 }
 
 std::vector<Operation> Communicator::drain() {
@@ -191,15 +223,20 @@ std::vector<Operation> Communicator::drain() {
     queue->clear();
   };
   for (auto& queue : queues_) take(&queue);
-  for (auto& [route, lane] : lanes_) {
-    take(&lane.sends);
-    take(&lane.recvs);
+  for (auto& [target, lanes] : lanes_) {
+    for (auto& [source, lane] : lanes) {
+      take(&lane.sends);
+      take(&lane.recvs);
+    }
   }
+  lanes_.clear();
   for (auto& [target, queue] : from_any_) take(&queue);
   from_any_.clear();
   awaits_any_.store(false, std::memory_order_relaxed);
-  for (SendOrRecv& half : halves_) all.push_back(std::move(half.operation));
-  halves_.clear();
+  for (Between& one : between_) {
+    if (auto* half = std::get_if<SendOrRecv>(&one)) all.push_back(std::move(half->operation));
+  }
+  between_.clear();
   return all;
 }
 
@@ -214,12 +251,14 @@ std::string Communicator::needs(int rank, uint64_t remote) const {
     }
     if (remote > sequence_) return "operation #" + std::to_string(sequence_) + " of " + comm_name(id_);
   }
-  for (const auto& [route, lane] : lanes_) {
-    if (std::get<0>(route) == index && lane.sends.empty() && !lane.recvs.empty()) {
-      return operation_name(lane.recvs.front().descriptor, lane.sequence);
-    }
-    if (std::get<1>(route) == index && lane.recvs.empty() && !lane.sends.empty()) {
-      return operation_name(lane.sends.front().descriptor, lane.sequence);
+  for (const auto& [target, lanes] : lanes_) {
+    for (const auto& [source, lane] : lanes) {
+      if (source == index && lane.sends.empty() && !lane.recvs.empty()) {
+        return operation_name(lane.recvs.front().descriptor, pairs_of(source, target.first));
+      }
+      if (target.first == index && lane.recvs.empty() && !lane.sends.empty()) {
+        return operation_name(lane.sends.front().descriptor, pairs_of(source, target.first));
+      }
     }
   }
   return "";
@@ -246,15 +285,18 @@ std::string Communicator::describe_collectives(int64_t now, int64_t before_ns) c
 
 std::string Communicator::describe_lanes(int64_t now, int64_t before_ns) const {
   std::string text;
-  for (const auto& [route, lane] : lanes_) {
-    const auto line = [&, sequence = lane.sequence](const Operation& waits, int other) {
-      if (waits.submitted_ns > before_ns) return;
-      text += operation_name(waits.descriptor, sequence) + ": rank " + std::to_string(waits.rank) +
-              " has been waiting for rank " + std::to_string(rank_of(other)) + " for " +
-              duration_text(now - waits.submitted_ns) + "\n";
-    };
-    if (!lane.sends.empty()) line(lane.sends.front(), std::get<1>(route));
-    if (!lane.recvs.empty()) line(lane.recvs.front(), std::get<0>(route));
+  const auto line = [&](const Operation& waits, uint64_t sequence, int other) {
+    if (waits.submitted_ns > before_ns) return;
+    text += operation_name(waits.descriptor, sequence) + ": rank " + std::to_string(waits.rank) +
+            " has been waiting for rank " + std::to_string(rank_of(other)) + " for " +
+            duration_text(now - waits.submitted_ns) + "\n";
+  };
+  for (const auto& [target, lanes] : lanes_) {
+    for (const auto& [source, lane] : lanes) {
+      const uint64_t sequence = pairs_of(source, target.first);
+      if (!lane.sends.empty()) line(lane.sends.front(), sequence, target.first);
+      if (!lane.recvs.empty()) line(lane.recvs.front(), sequence, source);
+    }
   }
   for (const auto& [target, queue] : from_any_) {
     const Operation& waits = queue.front();

@@ -13,6 +13,7 @@
 #include <string>
 #include <tuple>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "base/mutex.h"
@@ -32,7 +33,7 @@ struct Pair {
 struct SendOrRecv {
   Operation operation;
   int source = -1, destination = -1;  // indices in the communicator
-  uint64_t sequence = 0;              // of this source, destination and tag
+  uint64_t sequence = 0;              // of this source and destination, for people
   uint64_t message = 0;               // its number on the wire among those of source and destination; the receiver's
 };
 
@@ -40,6 +41,9 @@ class Communicator {
  public:
   using Route = std::tuple<int, int, uint32_t>;  // source, destination, tag
   using Target = std::pair<int, uint32_t>;       // destination, tag
+  // A half; or a local member and a tag of whose sends other hosts have to tell, from the receives after it on: it
+  // receives from any source.
+  using Between = std::variant<SendOrRecv, Target>;
 
   // `hosts`: ranks of every host of the job. Members are sorted global ranks, at least one of them on host
   // `host_index`.
@@ -69,13 +73,13 @@ class Communicator {
   bool next_collective(Collective* out, Status* mismatch);
   // The next send and recv between two local members.
   bool next_pair(Pair* out, Status* mismatch);
-  // The next send or recv whose other end is on another host.
-  bool next_half(SendOrRecv* out);
-  // A local member and a tag of whose sends other hosts have to tell: it receives from any source. Once for each.
-  bool next_seek(Target* out);
-  // Another host has called `sends` sends of this route. The receive from any source that takes the next of them; false
-  // if there is none.
+  // The next for other hosts. They must hear of them in this order.
+  bool next_between(Between* out);
+  // Another host has called `sends` sends of this route, of those that belong to receives after the target's seek. The
+  // receive from any source that takes the next of them; false if there is none.
   bool take_offered(const Route& route, uint64_t sends, SendOrRecv* out);
+  // Routes and targets of sends and receives that are remembered: for tests.
+  size_t remembered() const;
   // Whether a receive from any source waits. Any thread.
   bool awaits_any() const { return awaits_any_.load(std::memory_order_relaxed); }
   // Takes out everything that waits.
@@ -88,14 +92,25 @@ class Communicator {
   std::string describe(int64_t now, int64_t before_ns) const;
 
  private:
+  // What waits of one route, both of whose ends are here. Programs may take a new tag for every message: nothing is
+  // kept of a route when nothing waits.
   struct Lane {
     std::deque<Operation> sends, recvs;
-    uint64_t sequence = 0;  // pairs matched so far
+  };
+  using Lanes = std::map<int, Lane>;  // by source
+  // What is known of a route whose target seeks, since then.
+  struct Sought {
+    uint64_t offered = 0;  // sends of which the other host has told
+    uint64_t posted = 0;   // receives
   };
 
+  // The next pair of these.
+  bool pair_of(const Target& target, Lanes* lanes, Pair* out) REQUIRES(mutex_);
   int member_of(int rank) const;  // position among the local members
   // Takes out the receive that the next send of this lane belongs to: the first that was posted; false: there is none.
-  bool take_recv(const Route& route, Lane* lane, Operation* out) REQUIRES(mutex_);
+  bool take_recv(const Target& target, int source, Lane* lane, Operation* out) REQUIRES(mutex_);
+  // Pairs matched so far.
+  uint64_t pairs_of(int source, int destination) const REQUIRES(mutex_);
   // `operation` as the next send or receive of this route, whose other end is on another host.
   SendOrRecv half_of(Operation operation, const Route& route) REQUIRES(mutex_);
   // Takes a send that another host has offered to this target, or waits.
@@ -114,14 +129,14 @@ class Communicator {
   mutable Mutex mutex_;
   std::vector<std::deque<Operation>> queues_ GUARDED_BY(mutex_);  // collectives, by local member
   uint64_t sequence_ GUARDED_BY(mutex_) = 0;
-  std::map<Route, Lane> lanes_ GUARDED_BY(mutex_);                       // both ends here
+  std::map<Target, Lanes> lanes_ GUARDED_BY(mutex_);                     // both ends here; those where something waits
   std::map<Target, std::deque<Operation>> from_any_ GUARDED_BY(mutex_);  // receives from any source
   uint64_t arrived_ GUARDED_BY(mutex_) = 0;                              // into the last two
-  std::deque<SendOrRecv> halves_ GUARDED_BY(mutex_);
-  std::map<Route, uint64_t> half_sequences_ GUARDED_BY(mutex_);
-  std::map<Route, uint64_t> offered_ GUARDED_BY(mutex_);  // sends that other hosts have told of
-  std::set<Target> sought_ GUARDED_BY(mutex_);            // of which they have to tell
-  std::deque<Target> seeks_ GUARDED_BY(mutex_);           // and do not know it yet
+  std::set<Target> touched_ GUARDED_BY(mutex_);                          // of them: next_pair() has to look
+  std::map<std::pair<int, int>, uint64_t> pairs_ GUARDED_BY(mutex_);     // by source and destination: see pairs_of()
+  std::deque<Between> between_ GUARDED_BY(mutex_);
+  std::map<std::pair<int, int>, uint64_t> halves_ GUARDED_BY(mutex_);  // the same of other hosts: so far
+  std::map<Target, std::map<int, Sought>> sought_ GUARDED_BY(mutex_);  // by source
   std::atomic<bool> awaits_any_{false};
 
  public:

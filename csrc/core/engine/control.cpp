@@ -17,7 +17,7 @@ struct Fixed {
   int32_t rank;
   uint64_t number;
   uint32_t a, b;
-  uint64_t members;  // of Ready: its message; of Seek and Offer: the tag
+  uint64_t members;  // of Seek and Offer: the tag
   Descriptor descriptor;
 };
 static_assert(sizeof(Fixed) == 192, "part of the wire format");
@@ -37,12 +37,12 @@ void from_wire(const Wire& w, message::Describe* m) {
 }
 
 void to_wire(const message::Ready& m, Wire* w) {
-  w->fixed = {0, m.rank, m.sequence, m.source, m.destination, m.message, m.descriptor};
+  w->fixed = {0, m.rank, m.message, m.source, m.destination, 0, m.descriptor};
 }
 
 void from_wire(const Wire& w, message::Ready* m) {
   const Fixed& f = w.fixed;
-  *m = {f.rank, f.number, f.a, f.b, f.members, f.descriptor};
+  *m = {f.rank, f.a, f.b, f.number, f.descriptor};
 }
 
 void to_wire(const message::Left& m, Wire* w) {

@@ -22,22 +22,22 @@ struct Describe {
   Descriptor descriptor{};
 };
 
-// The recv number `sequence` from `source` at `destination` is posted.
+// The next recv of this source, destination and tag is posted.
 struct Ready {
-  int32_t rank = -1;  // that posted it, global
-  uint64_t sequence = 0;
+  int32_t rank = -1;                     // that posted it, global
   uint32_t source = 0, destination = 0;  // indices in the communicator
   uint64_t message = 0;                  // under which its bytes are to come
   Descriptor descriptor{};
 };
 
-// `destination` receives from any source: tell of sends to it with this tag, from now on.
+// `destination` receives from any source: from now on tell of sends to it with this tag.
 struct Seek {
   uint32_t destination = 0;  // index in the communicator
   uint32_t tag = 0;
 };
 
-// `sends` sends of this source, destination and tag were called, and the last is not begun.
+// `sends` sends of this source, destination and tag were called, of those for which no recv was posted when the
+// destination sought; the last is not begun.
 struct Offer {
   uint32_t source = 0, destination = 0;  // indices in the communicator
   uint32_t tag = 0;

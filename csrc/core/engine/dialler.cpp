@@ -20,6 +20,7 @@ namespace {
 constexpr int64_t kDialSliceNs = 2 * kNsPerS;           // how often a dialler looks whether the generation is over
 constexpr size_t kCallers = 16;                         // connections that are made at the same time
 constexpr int kFirstPauseMs = 2, kLongestPauseMs = 32;  // before a host that has not followed is dialled again
+constexpr int kLongestLaterMs = 1000;                   // and one that has no room, while that lasts
 
 }  // namespace
 
@@ -82,7 +83,7 @@ void Dialler::give_up(const Call& call) {
 // A host that is not there yet, or has died, may come back; one that is in an earlier generation may follow.
 bool Dialler::worth_retrying(const Status& status) const {
   if (status.code() == Code::kAborted) return state_->job().options().elastic;
-  return status.code() == Code::kTimeout || status.code() == Code::kUnavailable;
+  return status.code() == Code::kTimeout || status.code() == Code::kUnavailable || status.code() == Code::kLater;
 }
 
 bool Dialler::await_peers(ExecutorInbox* inbox) {
@@ -118,8 +119,12 @@ Status Dialler::dial(int peer, int stream, int64_t deadline_ns) {
     }
     const bool scarce = status.code() == Code::kResource;   // of descriptors, here
     if (!scarce && !worth_retrying(status)) return status;  // what the two have told each other stays
-    poll(nullptr, 0, pause);
-    pause = std::min(2 * pause, kLongestPauseMs);
+    const bool later = status.code() == Code::kLater;
+    pollfd stopped{stop_.fd(), POLLIN, 0};
+    poll(&stopped, 1, pause);
+    pause = std::min(2 * pause, later ? kLongestLaterMs : kLongestPauseMs);
+    // The host is there. Its ranks may make the communicator much later than ours do.
+    if (later) deadline_ns = now_ns() + state_->job().options().connect_timeout_ns;
   } while (now_ns() < deadline_ns && !state_->over() && !failed_);
   return status;
 }

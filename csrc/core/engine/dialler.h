@@ -2,7 +2,8 @@
 // number. The others dial this host (network.h).
 //
 // Several connections are made at the same time: each takes some round trips, and a generation waits for all of them. A
-// host that is in the generation before is dialled again until it follows.
+// host that is in the generation before is dialled again until it follows, and so is one that has no room yet for more
+// connections of communicators that it has not made.
 //
 // Thread safety: the executor's thread only. It starts helpers, which make the connections, and joins them; when the
 // generation is over meanwhile it cancels what they do.

@@ -165,11 +165,10 @@ void Dispatcher::advance(const std::shared_ptr<Communicator>& comm) {
     reject(pair.recv);
     return;
   }
-  Communicator::Target target;
-  while (comm->next_seek(&target)) comm->executor->seek(target);
-  SendOrRecv half;
-  while (comm->next_half(&half)) {
-    if (!comm->executor->submit(&half)) reject(half.operation);
+  Communicator::Between one;
+  while (comm->next_between(&one)) {
+    const auto* half = std::get_if<SendOrRecv>(&one);
+    if (!comm->executor->submit(&one) && half != nullptr) reject(half->operation);
   }
 }
 

@@ -17,16 +17,11 @@ bool ExecutorInbox::put(Collective* operation) {
   return true;
 }
 
-bool ExecutorInbox::put(SendOrRecv* half) {
+bool ExecutorInbox::put(Communicator::Between* one) {
   const Lock lock(mutex_);
   if (!accept()) return false;
-  content_.halves.push_back(std::move(*half));
+  content_.between.push_back(std::move(*one));
   return true;
-}
-
-void ExecutorInbox::seek(const Communicator::Target& target) {
-  const Lock lock(mutex_);
-  if (accept()) content_.seeks.push_back(target);
 }
 
 bool ExecutorInbox::note_left(int rank) {
@@ -46,15 +41,14 @@ void ExecutorInbox::notify() {
 
 bool ExecutorInbox::empty() const {
   const Lock lock(mutex_);
-  return content_.collectives.empty() && content_.halves.empty();
+  return content_.collectives.empty() && content_.between.empty();
 }
 
 ExecutorInbox::Content ExecutorInbox::take() {
   Content taken;
   const Lock lock(mutex_);
   taken.collectives.swap(content_.collectives);
-  taken.halves.swap(content_.halves);
-  taken.seeks.swap(content_.seeks);
+  taken.between.swap(content_.between);
   taken.left = content_.left;
   return taken;
 }

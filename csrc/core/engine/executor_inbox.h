@@ -22,16 +22,13 @@ class ExecutorInbox {
  public:
   struct Content {
     std::deque<Collective> collectives;
-    std::deque<SendOrRecv> halves;
-    std::vector<Communicator::Target> seeks;
+    std::deque<Communicator::Between> between;
     std::vector<int> left;  // all local ranks that have left so far: the operations of these are all here
   };
 
   // Takes the operation; false, and nothing is taken, after close().
   bool put(Collective* operation);
-  bool put(SendOrRecv* half);
-  // Other hosts are to tell of sends to this target. Forgotten after close().
-  void seek(const Communicator::Target& target);
+  bool put(Communicator::Between* one);
   // Local rank `rank` has left, and all that it submitted has been put in. False: that is known.
   bool note_left(int rank);
   void begin_close() { closing_.store(true, std::memory_order_release); }

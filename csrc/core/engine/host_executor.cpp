@@ -61,15 +61,10 @@ bool HostExecutor::submit(Collective* operation) {
   return true;
 }
 
-bool HostExecutor::submit(SendOrRecv* half) {
-  if (!inbox_.put(half)) return false;
+bool HostExecutor::submit(Communicator::Between* one) {
+  if (!inbox_.put(one)) return false;
   wake();
   return true;
-}
-
-void HostExecutor::seek(const Communicator::Target& target) {
-  inbox_.seek(target);
-  wake();
 }
 
 void HostExecutor::note_left(int rank) {
@@ -145,8 +140,10 @@ void HostExecutor::abandon() {
   for (const Collective& operation : content.collectives) {
     for (const Operation& part : operation.parts) RankTable::complete(part, operation.started_ns, outcome);
   }
-  for (const SendOrRecv& half : content.halves)
-    RankTable::complete(half.operation, half.operation.submitted_ns, outcome);
+  for (const Communicator::Between& one : content.between) {
+    const auto* half = std::get_if<SendOrRecv>(&one);
+    if (half != nullptr) RankTable::complete(half->operation, half->operation.submitted_ns, outcome);
+  }
   // Nobody uses the communicator again: it was destroyed. One that has failed or ended may have a successor.
   if (!state_->over()) state_->job().residuals().drop(comm_->id(), comm_->instance());
 }

@@ -1,7 +1,7 @@
 // The thread of one communicator that spans hosts: connects its mesh (Dialler), runs its operations there (HostLoop),
 // and takes leave of the other hosts (Farewell).
 //
-// Thread safety: submit(), seek() and note_left() from the dispatcher; attach() from the threads of the network;
+// Thread safety: submit() and note_left() from the dispatcher; attach() from the threads of the network;
 // start() from the owner; the rest from any thread.
 #pragma once
 
@@ -37,9 +37,7 @@ class HostExecutor final : public ConnectionTarget {
   void start();
   // Takes the operation; false, and nothing is taken, if this executor has ended.
   bool submit(Collective* operation);
-  bool submit(SendOrRecv* half);
-  // Asks the other hosts to tell of sends to this target.
-  void seek(const Communicator::Target& target);
+  bool submit(Communicator::Between* one);
   // Local rank `rank` has left, and all that it submitted has been given to submit().
   void note_left(int rank);
   // Something outside changed: the generation failed, peers are known.

@@ -50,20 +50,23 @@ Status HostLoop::turn() {
 
 void HostLoop::take_inbox() {
   ExecutorInbox::Content content = parts_.inbox->take();
-  const bool any = !content.collectives.empty() || !content.halves.empty();
+  const bool any = !content.collectives.empty() || !content.between.empty();
   if (any && idle()) progress_ns_ = now_ns();
   if (state_->job().options().elastic) note_steps(content);
   for (Collective& operation : content.collectives) parts_.exchange->add(std::move(operation));
-  for (SendOrRecv& half : content.halves) {
-    if (Status status = parts_.p2p->add(std::move(half)); !status) state_->fail(status.message());
+  for (Communicator::Between& one : content.between) {
+    if (const auto* target = std::get_if<Communicator::Target>(&one)) {
+      parts_.p2p->seek(*target);
+    } else if (Status status = parts_.p2p->add(std::get<SendOrRecv>(std::move(one))); !status) {
+      state_->fail(status.message());
+    }
   }
-  for (const Communicator::Target& target : content.seeks) parts_.p2p->seek(target);
   parts_.departures->tell_left(content.left);
 }
 
 // A ping leaves after the first second of a silence.
 void HostLoop::note_steps(const ExecutorInbox::Content& content) {
-  if (content.collectives.empty() && content.halves.empty()) return;
+  if (content.collectives.empty() && content.between.empty()) return;
   const int64_t now = now_ns();
   for (const Collective& operation : content.collectives) steps_.note(operation.first().descriptor, now);
   const int64_t limit = std::max(kLeastSilenceNs, kSilentSteps * steps_.median()) - kNsPerS;

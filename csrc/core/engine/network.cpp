@@ -1,6 +1,7 @@
 #include "engine/network.h"
 
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -15,17 +16,26 @@ namespace {
 
 constexpr size_t kMaxWaiting = 256;    // connections that have not said a byte
 constexpr size_t kMaxHandshakes = 32;  // at once
-constexpr size_t kMaxParked = 4096;    // authenticated, for communicators that do not exist here yet
 constexpr int64_t kFirstByteNs = 5 * kNsPerS;
 constexpr int64_t kHandshakeNs = 5 * kNsPerS;
 constexpr int64_t kPatienceNs = 3 * kNsPerS;  // before a connection that finds no place is looked at
+
+// Connections that may wait for communicators: a part of the descriptors, as what else the process does needs some. The
+// handshakes that run at once may exceed it by one each.
+size_t most_parked() {
+  constexpr rlim_t kPart = 4, kMost = 65536;
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  return static_cast<size_t>(std::min(limit.rlim_cur / kPart, kMost));
+}
 
 }  // namespace
 
 Status Network::open() {
   if (state_->membership().hosts.size() < 2) return Status::ok();
   if (Status status = listener().open(state_->job().options()); !status) return status;
-  if (Status status = stop_event_.open(); !status) return status;
+  if (Status status = wake_.open(); !status) return status;
+  most_parked_ = most_parked();
   thread_ = std::thread([this] { run(); });
   return Status::ok();
 }
@@ -33,10 +43,10 @@ Status Network::open() {
 void Network::stop() {
   stopping_.store(true);
   if (thread_.joinable()) {
-    stop_event_.signal();
+    wake_.signal();
     thread_.join();
   }
-  stop_event_ = EventFd();
+  wake_ = EventFd();
   const Lock lock(mutex_);
   parked_.clear();
   parked_count_ = 0;
@@ -95,7 +105,7 @@ void Network::run() {
   std::vector<pollfd> watched;
   while (!stopping_.load()) {
     watched.clear();
-    watched.push_back({stop_event_.fd(), POLLIN, 0});
+    watched.push_back({wake_.fd(), POLLIN, 0});
     const int64_t now = now_ns();
     watched.push_back({pause_.lasts(now) ? -1 : listener().fd(), POLLIN, 0});
     join_finished(false);
@@ -103,10 +113,10 @@ void Network::run() {
     for (const Waiting& waiting : waiting_) {
       watched.push_back({waiting.socket.fd(), static_cast<short>(room ? POLLIN : 0), 0});
     }
-    // Wakes for a deadline only while somebody waits; while handshakes run, soon, to join them.
     const bool somebody = !waiting_.empty() || anybody_parked();
-    const int limit = handshakes_.empty() ? (somebody ? 1000 : -1) : 50;
+    const int limit = somebody ? 1000 : -1;  // for a deadline
     if (poll(watched.data(), watched.size(), pause_.timeout_ms(limit, now)) < 0 && errno != EINTR) break;
+    if (watched[0].revents != 0) wake_.drain();
     for (size_t i = waiting_.size(); i > 0; --i) {
       if (watched[1 + i].revents == 0 || handshakes_.size() >= kMaxHandshakes) continue;
       shake(std::move(waiting_[i - 1].socket));
@@ -185,19 +195,28 @@ void Network::shake(Socket socket) {
     const EngineOptions& options = state_->job().options();
     PeerInfo peer;
     Seals seals;
-    const Status status = accept_handshake(fd, options.credentials, state_->membership().generation,
-                                           now_ns() + kHandshakeNs, &peer, &seals);
+    const Status status =
+        accept_handshake(fd, options.credentials, state_->membership().generation, now_ns() + kHandshakeNs, &peer,
+                         &seals, [this](const PeerInfo& one) { return has_room(one); });
     Connection connection(Socket(raw->take()), std::move(seals));
     if (status) {
       deliver(peer, std::move(connection));
+    } else if (status.code() == Code::kLater) {
+      // The other host asks again.
     } else if (status.code() == Code::kAborted) {
       state_->job().counters().frames_dropped.fetch_add(1, std::memory_order_relaxed);
     } else {
       count_bad();
     }
     raw->done.store(true);
+    wake_.signal();
   });
   handshakes_.push_back(std::move(handshake));
+}
+
+bool Network::has_room(const PeerInfo& peer) {
+  const Lock lock(mutex_);
+  return parked_count_ < most_parked_ || targets_.count({peer.comm, peer.instance}) > 0;
 }
 
 void Network::deliver(const PeerInfo& peer, Connection connection) {
@@ -213,7 +232,6 @@ void Network::deliver(const PeerInfo& peer, Connection connection) {
     if (!found->second->attach(host, stream, std::move(connection))) count_bad();
     return;
   }
-  if (parked_count_ >= kMaxParked) return count_bad();
   parked_[key].push_back({host, stream, std::move(connection), now_ns()});
   ++parked_count_;
 }

@@ -5,6 +5,9 @@
 //
 // Strangers cannot hold up others: a connection costs one entry of a poll set until its first byte comes, then a thread
 // of its own with a deadline; the number of both is bounded.
+//
+// A host that is ahead of this one connects for communicators that do not exist here yet. Such connections are parked.
+// Where no more find room, the other host is told so before its connection is accepted, and asks again.
 #pragma once
 
 #include <atomic>
@@ -92,6 +95,7 @@ class Network {
   void accept_all();
   void expire(int64_t now);
   void shake(Socket socket);
+  bool has_room(const PeerInfo& peer);
   void deliver(const PeerInfo& peer, Connection connection);
   void join_finished(bool all);
   bool anybody_parked();
@@ -100,7 +104,7 @@ class Network {
 
   GenerationState* const state_;
   const Judge judge_;
-  EventFd stop_event_;  // constant from open() to stop()
+  EventFd wake_;  // stop(), or a handshake is over; constant from open() to stop()
   std::atomic<bool> stopping_{false};
   std::atomic<bool> peers_known_{false};
   std::thread thread_;
@@ -114,6 +118,7 @@ class Network {
   std::map<Key, ConnectionTarget*> targets_ GUARDED_BY(mutex_);
   std::map<Key, std::vector<Parked>> parked_ GUARDED_BY(mutex_);
   size_t parked_count_ GUARDED_BY(mutex_) = 0;
+  size_t most_parked_ = 0;  // constant after open()
 };
 
 }  // namespace bagua

@@ -25,14 +25,18 @@ Status PointToPoint::add(SendOrRecv half) {
     begin(std::move(half));
     return Status::ok();
   }
-  const auto found = ready_.find(key_of(half));
+  const Route route = route_of(half);
+  const auto target = sought_.find({half.destination, half.operation.descriptor.tag});
+  if (target != sought_.end()) ++target->second[half.source];
+  const auto found = ready_.find(route);
   if (found == ready_.end()) {
-    if (sought_.count({half.destination, half.operation.descriptor.tag}) > 0) offer(half);
-    waiting_.emplace(key_of(half), std::move(half));
+    waiting_[route].push_back(std::move(half));
+    if (target != sought_.end()) offer(route);
     return Status::ok();
   }
-  const message::Ready other = found->second;
-  ready_.erase(found);
+  const message::Ready other = found->second.front();
+  found->second.pop_front();
+  if (found->second.empty()) ready_.erase(found);
   return begin_send(std::move(half), other);
 }
 
@@ -54,17 +58,25 @@ void PointToPoint::seek(const Communicator::Target& target) {
 Status PointToPoint::on_seek(int peer, const message::Seek& other) {
   if (!is_on(other.destination, peer)) return can_not_be(peer, "seeks");
   const Communicator::Target target{static_cast<int>(other.destination), other.tag};
-  sought_.insert(target);
-  for (const auto& [key, half] : waiting_) {
-    if (target == Communicator::Target{half.destination, half.operation.descriptor.tag}) offer(half);
+  const auto [known, first] = sought_.try_emplace(target);
+  if (!first) return Status::ok();
+  for (const int source : comm_->topology().local()) {
+    const Route route{source, target.first, target.second};
+    const auto sends = waiting_.find(route);
+    const auto recvs = ready_.find(route);
+    if (recvs != ready_.end()) known->second[source] = -static_cast<int64_t>(recvs->second.size());
+    if (sends == waiting_.end()) continue;
+    known->second[source] = static_cast<int64_t>(sends->second.size());
+    offer(route);
   }
   return Status::ok();
 }
 
-void PointToPoint::offer(const SendOrRecv& send) {
-  const message::Offer offer{static_cast<uint32_t>(send.source), static_cast<uint32_t>(send.destination),
-                             send.operation.descriptor.tag, send.sequence + 1};
-  mesh_->send_control(comm_->topology().host_of(send.destination), encode(offer));
+void PointToPoint::offer(const Route& route) {
+  const auto& [source, destination, tag] = route;
+  const message::Offer offer{static_cast<uint32_t>(source), static_cast<uint32_t>(destination), tag,
+                             static_cast<uint64_t>(sought_[{destination, tag}][source])};
+  mesh_->send_control(comm_->topology().host_of(destination), encode(offer));
 }
 
 Status PointToPoint::on_offer(int peer, const message::Offer& other) {
@@ -84,14 +96,15 @@ Status PointToPoint::ready(int peer, const message::Ready& other) {
     return can_not_be(peer, "is ready for");
   }
   const int source = static_cast<int>(other.source), destination = static_cast<int>(other.destination);
-  const Key key{source, destination, other.descriptor.tag, other.sequence};
-  const auto found = waiting_.find(key);
+  const Route route{source, destination, other.descriptor.tag};
+  const auto found = waiting_.find(route);
   if (found == waiting_.end()) {
-    ready_[key] = other;
+    ready_[route].push_back(other);
     return Status::ok();
   }
-  SendOrRecv half = std::move(found->second);
-  waiting_.erase(found);
+  SendOrRecv half = std::move(found->second.front());
+  found->second.pop_front();
+  if (found->second.empty()) waiting_.erase(found);
   return begin_send(std::move(half), other);
 }
 
@@ -106,7 +119,7 @@ Status PointToPoint::begin_send(SendOrRecv half, const message::Ready& other) {
                                             std::to_string(half.operation.rank) + " sends " + call_text(sent) +
                                             ", rank " + std::to_string(other.rank) + " expects " + call_text(expected) +
                                             ". Both must pass the same. [BG501]"};
-  waiting_.emplace(key_of(half), std::move(half));  // abandon() completes it
+  waiting_[route_of(half)].push_front(std::move(half));  // abandon() completes it
   return mismatch;
 }
 
@@ -131,12 +144,8 @@ void PointToPoint::begin(SendOrRecv half) {
     }
   }
   if (!sends) {
-    const message::Ready ready{moved.operation.rank,
-                               moved.sequence,
-                               static_cast<uint32_t>(moved.source),
-                               static_cast<uint32_t>(moved.destination),
-                               moved.message,
-                               moved.operation.descriptor};
+    const message::Ready ready{moved.operation.rank, static_cast<uint32_t>(moved.source),
+                               static_cast<uint32_t>(moved.destination), moved.message, moved.operation.descriptor};
     mesh_->send_control(peer, encode(ready));
   }
   if (transfer.remaining == 0) finish(id, &transfer);
@@ -162,14 +171,15 @@ void PointToPoint::finish(uint64_t id, Transfer* transfer) {
 }
 
 void PointToPoint::mark_awaited(std::vector<bool>* peers) const {
-  for (const auto& [key, half] : waiting_) {
-    (*peers)[static_cast<size_t>(comm_->topology().host_of(half.destination))] = true;
+  for (const auto& [route, sends] : waiting_) {
+    (*peers)[static_cast<size_t>(comm_->topology().host_of(std::get<1>(route)))] = true;
   }
 }
 
 bool PointToPoint::pending(int rank) const {
   const auto of_rank = [rank](const SendOrRecv& half) { return half.operation.rank == rank; };
-  return std::any_of(waiting_.begin(), waiting_.end(), [&](const auto& item) { return of_rank(item.second); }) ||
+  const auto waits = [&](const auto& item) { return of_rank(item.second.front()); };  // all are of the source
+  return std::any_of(waiting_.begin(), waiting_.end(), waits) ||
          std::any_of(running_.begin(), running_.end(), [&](const auto& item) { return of_rank(item.second.half); });
 }
 
@@ -177,7 +187,8 @@ bool PointToPoint::pending_with(int peer) const {
   const auto with_peer = [this, peer](const SendOrRecv& half) {
     return comm_->topology().host_of(half.source) == peer || comm_->topology().host_of(half.destination) == peer;
   };
-  return std::any_of(waiting_.begin(), waiting_.end(), [&](const auto& item) { return with_peer(item.second); }) ||
+  const auto waits = [&](const auto& item) { return with_peer(item.second.front()); };  // as all of the route
+  return std::any_of(waiting_.begin(), waiting_.end(), waits) ||
          std::any_of(running_.begin(), running_.end(), [&](const auto& item) { return with_peer(item.second.half); });
 }
 
@@ -187,7 +198,8 @@ uint64_t PointToPoint::sends_begun(int index, int peer) const {
 }
 
 std::string PointToPoint::needs_departed() const {
-  for (const auto& [key, half] : waiting_) {
+  for (const auto& [route, sends] : waiting_) {
+    const SendOrRecv& half = sends.front();
     const auto gone = gone_.find(half.destination);
     if (gone == gone_.end()) continue;
     return "rank " + std::to_string(comm_->rank_of(half.destination)) + " " + gone->second.how + ", but " +
@@ -218,9 +230,9 @@ std::string PointToPoint::describe(const SendOrRecv& half, int64_t now) const {
 
 std::string PointToPoint::describe_pending(int64_t now, int64_t before_ns) const {
   std::string text;
-  for (const auto& [key, half] : waiting_) {
+  each_waiting([&](const SendOrRecv& half) {
     if (half.operation.submitted_ns <= before_ns) text += describe(half, now);
-  }
+  });
   for (const auto& [id, transfer] : running_) {
     if (transfer.half.operation.submitted_ns <= before_ns) text += describe(transfer.half, now);
   }
@@ -229,7 +241,8 @@ std::string PointToPoint::describe_pending(int64_t now, int64_t before_ns) const
 
 void PointToPoint::abandon() {
   const Outcome outcome = state_->outcome();
-  for (const auto& [key, half] : waiting_) RankTable::complete(half.operation, half.operation.submitted_ns, outcome);
+  each_waiting(
+      [&](const SendOrRecv& half) { RankTable::complete(half.operation, half.operation.submitted_ns, outcome); });
   for (const auto& [id, transfer] : running_) {
     RankTable::complete(transfer.half.operation, transfer.started_ns, outcome);
     state_->job().busy().stop(now_ns(), &state_->job().counters().comm_ns);

@@ -8,8 +8,8 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
-#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -44,6 +44,8 @@ class PointToPoint {
   void complete(uint64_t cookie);
   // Marks the hosts whose ranks have not said that they are ready for a send that has been called.
   void mark_awaited(std::vector<bool>* peers) const;
+  // Routes and targets that are remembered: for tests.
+  size_t remembered() const { return waiting_.size() + ready_.size() + sought_.size(); }
   bool idle() const { return waiting_.empty() && running_.empty(); }
   bool pending(int rank) const;       // of a local rank
   bool pending_with(int peer) const;  // with ranks of that host
@@ -51,7 +53,7 @@ class PointToPoint {
   void abandon();
 
  private:
-  using Key = std::tuple<int, int, uint32_t, uint64_t>;  // source, destination, tag, sequence
+  using Route = Communicator::Route;
   struct Gone {
     uint64_t sends;
     std::string how;
@@ -65,27 +67,39 @@ class PointToPoint {
   // Whether member `index` exists, on that host.
   bool is_on(uint32_t index, int host) const;
   Status can_not_be(int peer, const char* what) const;
-  void offer(const SendOrRecv& send);
+  // Tells the destination's host of the sends of this route so far.
+  void offer(const Route& route);
   Status begin_send(SendOrRecv half, const message::Ready& other);
   void begin(SendOrRecv half);
   void finish(uint64_t id, Transfer* transfer);
   std::string describe(const SendOrRecv& half, int64_t now) const;
-  static Key key_of(const SendOrRecv& half) {
-    return {half.source, half.destination, half.operation.descriptor.tag, half.sequence};
+  static Route route_of(const SendOrRecv& half) {
+    return {half.source, half.destination, half.operation.descriptor.tag};
+  }
+  // Calls `look` with every send that waits.
+  template <class Look>
+  void each_waiting(const Look& look) const {
+    for (const auto& [route, sends] : waiting_) {
+      for (const SendOrRecv& half : sends) look(half);
+    }
   }
 
   GenerationState* const state_;
   Communicator* const comm_;
   Mesh* const mesh_;
 
-  std::map<Key, SendOrRecv> waiting_;               // sends whose receiver is not ready
-  std::map<Key, message::Ready> ready_;             // receivers that are ready before the send was called
-  std::map<uint64_t, Transfer> running_;            // by number: moving, or receives that are posted
-  std::map<int, Gone> gone_;                        // by index: what left() was told
-  std::map<std::pair<int, int>, uint64_t> sent_;    // by source and host: sends begun
-  std::map<int, uint64_t> received_;                // by source: receives that ended
-  std::map<std::pair<int, int>, uint64_t> posted_;  // by source and destination: receives so far
-  std::set<Communicator::Target> sought_;           // of whose sends other hosts are told
+  // One of these two is empty for a route, and what is empty is not kept: programs may take a new tag for every
+  // message.
+  std::map<Route, std::deque<SendOrRecv>> waiting_;    // sends whose receiver is not ready
+  std::map<Route, std::deque<message::Ready>> ready_;  // receivers that are ready before the send was called
+  std::map<uint64_t, Transfer> running_;               // by number: moving, or receives that are posted
+  std::map<int, Gone> gone_;                           // by index: what left() was told
+  std::map<std::pair<int, int>, uint64_t> sent_;       // by source and host: sends begun
+  std::map<int, uint64_t> received_;                   // by source: receives that ended
+  std::map<std::pair<int, int>, uint64_t> posted_;     // by source and destination: receives so far
+  // Of whose sends other hosts are told. By source: sends so far, without those that belong to receives before the
+  // seek.
+  std::map<Communicator::Target, std::map<int, int64_t>> sought_;
   uint64_t next_id_ = 1;
 };
 

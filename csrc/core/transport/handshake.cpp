@@ -12,9 +12,9 @@ namespace bagua {
 namespace {
 
 constexpr uint32_t kMagic = 0x48554742;  // "BGUH"
-constexpr uint32_t kVersion = 3;
+constexpr uint32_t kVersion = 4;
 
-enum class Verdict : uint32_t { kAccepted = 1, kOtherGeneration = 2, kNotProtected = 3 };
+enum class Verdict : uint32_t { kAccepted = 1, kOtherGeneration = 2, kNotProtected = 3, kNoRoomYet = 4 };
 
 // The protection that an end wants: it follows from the end's settings and from the addresses that it sees.
 enum class Protection : uint32_t { kPlainOnLoopback = 1, kPlainByChoice = 2, kEncrypted = 3 };
@@ -208,6 +208,9 @@ Status dial_handshake(int fd, const Credentials& credentials, const PeerInfo& me
   if (verdict == Verdict::kOtherGeneration) {
     return {Code::kAborted, "handshake: the other host is not in generation " + std::to_string(me.generation)};
   }
+  if (verdict == Verdict::kNoRoomYet) {
+    return {Code::kLater, "handshake: the other host has no room yet for more communicators that it has not made"};
+  }
   if (status = protect(side, key, talk, true, seals); !status || verdict == Verdict::kAccepted) return status;
   return {Code::kInvalid, "handshake: the other host can't protect the connection"};
 }
@@ -244,7 +247,7 @@ Status answer_hello(int fd, const JobKey& key, const Side& side, int64_t deadlin
 }  // namespace
 
 Status accept_handshake(int fd, const Credentials& credentials, uint64_t generation, int64_t deadline_ns,
-                        PeerInfo* peer, Seals* seals) {
+                        PeerInfo* peer, Seals* seals, const std::function<bool(const PeerInfo&)>& has_room) {
   Talk talk;
   const Hello& hello = talk.hello;
   if (Status status = read_exact(fd, &talk.hello, sizeof talk.hello, deadline_ns); !status) {
@@ -258,12 +261,14 @@ Status accept_handshake(int fd, const Credentials& credentials, uint64_t generat
   *peer = {hello.generation, hello.comm, hello.from, hello.to, hello.stream, hello.instance};
   const Status agreed = protect(side, credentials.key, talk, false, seals);
   const Verdict verdict = hello.generation != generation ? Verdict::kOtherGeneration
-                          : agreed                       ? Verdict::kAccepted
-                                                         : Verdict::kNotProtected;
+                          : !agreed                      ? Verdict::kNotProtected
+                          : !has_room || has_room(*peer) ? Verdict::kAccepted
+                                                         : Verdict::kNoRoomYet;
   const Digest mac = sign_verdict(credentials.key, talk, verdict);
   Status status = write_exact(fd, &verdict, sizeof verdict, deadline_ns);
   if (status) status = write_exact(fd, mac.data(), mac.size(), deadline_ns);
   if (!status) return at_step("accepting", status);
+  if (verdict == Verdict::kNoRoomYet) return {Code::kLater, "handshake: no room for the connection yet"};
   if (verdict != Verdict::kOtherGeneration) return agreed;
   return {Code::kAborted, "handshake: host " + std::to_string(hello.from) + " is in generation " +
                               std::to_string(hello.generation) + ", this one in " + std::to_string(generation)};

@@ -4,7 +4,8 @@
 //                     stream, protection, fast AES, nonce, X25519 key
 // acceptor -> dialer  Answer: nonce, X25519 key, protection, fast AES; HMAC(job key, "bagua-accept" | hello | answer)
 // dialer -> acceptor  HMAC(job key, "bagua-dial" | hello | answer)
-// acceptor -> dialer  verdict, HMAC(job key, "bagua-verdict" | hello | answer | verdict)
+// acceptor -> dialer  verdict, HMAC(job key, "bagua-verdict" | hello | answer | verdict). What is accepted is kept:
+//                     its end means the loss of the host
 //
 // All fields are little-endian and of fixed size; an end closes the connection if it gets anything else. The job key is
 // never sent. Both ends sign all messages of both, so an attacker in between can't weaken the protection.
@@ -17,6 +18,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "base/status.h"
@@ -59,11 +61,13 @@ struct DialDeadlines {
 
 // `seals` stay empty if the connection is plain. kInvalid: the two hosts want different protection; the text explains.
 // kAborted: right key, but another generation; drop the connection and count it. kCorrupt: the other end does not have
-// the key, or the messages were changed on their way. kResource: no libcrypto.
+// the key, or the messages were changed on their way. kResource: no libcrypto. kLater: the acceptor has no room for the
+// connection yet.
 Status dial_handshake(int fd, const Credentials& credentials, const PeerInfo& me, const DialDeadlines& deadlines,
                       Seals* seals);
-// The same at the other end; fills `peer`. The dialer must be in generation `generation`.
+// The same at the other end; fills `peer`. The dialer must be in generation `generation`. `has_room` is asked when all
+// else is right; empty: there always is.
 Status accept_handshake(int fd, const Credentials& credentials, uint64_t generation, int64_t deadline_ns,
-                        PeerInfo* peer, Seals* seals);
+                        PeerInfo* peer, Seals* seals, const std::function<bool(const PeerInfo&)>& has_room = {});
 
 }  // namespace bagua

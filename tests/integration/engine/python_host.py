@@ -96,7 +96,7 @@ def dial(
     hello = struct.pack(
         "<II32sQIIIIQII",
         0x48554742,
-        3,
+        4,
         hashlib.sha256(job.encode()).digest(),
         1,
         0,
