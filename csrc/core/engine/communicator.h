@@ -92,13 +92,13 @@ class Communicator {
   std::string describe(int64_t now, int64_t before_ns) const;
 
  private:
-  // What waits of one route, both of whose ends are here. Programs may take a new tag for every message: nothing is
-  // kept of a route when nothing waits.
+  // Operations that wait, of one route whose ends are both here. Programs may take a new tag for every message: nothing
+  // is kept of a route when nothing waits.
   struct Lane {
     std::deque<Operation> sends, recvs;
   };
   using Lanes = std::map<int, Lane>;  // by source
-  // What is known of a route whose target seeks, since then.
+  // Counts of a route whose target seeks, since then.
   struct Sought {
     uint64_t offered = 0;  // sends of which the other host has told
     uint64_t posted = 0;   // receives

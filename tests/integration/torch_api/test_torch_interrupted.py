@@ -25,6 +25,7 @@ TIMES = 6  # more than a rank has room for, if each of them leaves 256 operation
 
 def interrupt(call: Callable[[], object], after_s: float) -> bool:
     """Whether a SIGINT that comes then ends the call."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have jobs in the background ignore it
     timer = threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     try:
