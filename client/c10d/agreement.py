@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,7 @@ from bagua.base.errors import ConfigError
 from bagua.c10d.names import NAME
 from bagua.torch_api.comm.communicator import Communicator
 
+LOG = logging.getLogger("bagua")
 GRACE_S = 5.0
 """How long a rank waits for ranks that are not in its list."""
 MEETING = timedelta(minutes=5)
@@ -159,6 +161,8 @@ class _Call:
                         f"Rank {rank} has not made group {self._name!r} of ranks {_text(self._ranks)} in "
                         f"{timeout.total_seconds():.0f} s. [BG410]"
                     )
+                if look == LAST_LOOK:
+                    LOG.warning("Rank %d waits in new_group() of ranks %s for rank %d.", self._me, self._ranks, rank)
                 look = min(2 * look, LAST_LOOK)
         self._store.set(place, "")
 

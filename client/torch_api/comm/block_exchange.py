@@ -215,12 +215,10 @@ class LeftBehind:
 
     def look(self) -> None:
         """Lets go of memory whose messages are over."""
-        for entry in list(self._left):
-            connection, tickets, _ = entry
+        for connection, tickets, _ in self._left:
             while tickets and _is_over(connection, tickets[0]):
                 tickets.popleft()
-            if not tickets:
-                self._left.remove(entry)
+        self._left = [entry for entry in self._left if entry[1]]  # entries have tensors: they can't be compared
 
 
 def _is_over(connection: Connection, ticket: int) -> bool:
