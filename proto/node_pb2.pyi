@@ -47,6 +47,40 @@ LOCAL_PHASE_STOPPED: LocalPhase.ValueType  # 3
 global___LocalPhase = LocalPhase
 
 @typing.final
+class DatabaseSilenceRequest(google.protobuf.message.Message):
+    """Of one coordinator to another."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___DatabaseSilenceRequest = DatabaseSilenceRequest
+
+@typing.final
+class DatabaseSilenceReply(google.protobuf.message.Message):
+    """For how long the coordinator has asked the database in vain. That time will not count against nodes of others."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COORDINATOR_FIELD_NUMBER: builtins.int
+    SILENT_S_FIELD_NUMBER: builtins.int
+    coordinator: builtins.str
+    """its name in the database"""
+    silent_s: builtins.float
+    """0: the database answers"""
+    def __init__(
+        self,
+        *,
+        coordinator: builtins.str = ...,
+        silent_s: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["coordinator", b"coordinator", "silent_s", b"silent_s"]) -> None: ...
+
+global___DatabaseSilenceReply = DatabaseSilenceReply
+
+@typing.final
 class NodeFact(google.protobuf.message.Message):
     """One thing that a node knows."""
 

@@ -42,6 +42,11 @@ class NodeServiceStub(object):
                 request_serializer=bagua_dot_proto_dot_node__pb2.NodeFact.SerializeToString,
                 response_deserializer=bagua_dot_proto_dot_node__pb2.Directive.FromString,
                 _registered_method=True)
+        self.DatabaseSilence = channel.unary_unary(
+                '/bagua.v1.NodeService/DatabaseSilence',
+                request_serializer=bagua_dot_proto_dot_node__pb2.DatabaseSilenceRequest.SerializeToString,
+                response_deserializer=bagua_dot_proto_dot_node__pb2.DatabaseSilenceReply.FromString,
+                _registered_method=True)
 
 
 class NodeServiceServicer(object):
@@ -57,6 +62,13 @@ class NodeServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DatabaseSilence(self, request, context):
+        """Another coordinator on the same database asks, while it does not reach that.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -64,6 +76,11 @@ def add_NodeServiceServicer_to_server(servicer, server):
                     servicer.Session,
                     request_deserializer=bagua_dot_proto_dot_node__pb2.NodeFact.FromString,
                     response_serializer=bagua_dot_proto_dot_node__pb2.Directive.SerializeToString,
+            ),
+            'DatabaseSilence': grpc.unary_unary_rpc_method_handler(
+                    servicer.DatabaseSilence,
+                    request_deserializer=bagua_dot_proto_dot_node__pb2.DatabaseSilenceRequest.FromString,
+                    response_serializer=bagua_dot_proto_dot_node__pb2.DatabaseSilenceReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -96,6 +113,33 @@ class NodeService(object):
             '/bagua.v1.NodeService/Session',
             bagua_dot_proto_dot_node__pb2.NodeFact.SerializeToString,
             bagua_dot_proto_dot_node__pb2.Directive.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DatabaseSilence(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bagua.v1.NodeService/DatabaseSilence',
+            bagua_dot_proto_dot_node__pb2.DatabaseSilenceRequest.SerializeToString,
+            bagua_dot_proto_dot_node__pb2.DatabaseSilenceReply.FromString,
             options,
             channel_credentials,
             insecure,

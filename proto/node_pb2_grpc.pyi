@@ -30,6 +30,12 @@ class NodeServiceStub:
     ]
     """The daemon opens it, says Hello, and keeps it open for as long as it lives."""
 
+    DatabaseSilence: grpc.UnaryUnaryMultiCallable[
+        bagua.proto.node_pb2.DatabaseSilenceRequest,
+        bagua.proto.node_pb2.DatabaseSilenceReply,
+    ]
+    """Another coordinator on the same database asks, while it does not reach that."""
+
 class NodeServiceAsyncStub:
     """Coordinator <-> node daemon. One stream per daemon: facts go up, directives come down. Both are levels, not edges: a
     LocalJob is the whole local state of one job, a RunJob the whole wish; repeating either changes nothing. So a broken
@@ -41,6 +47,12 @@ class NodeServiceAsyncStub:
         bagua.proto.node_pb2.Directive,
     ]
     """The daemon opens it, says Hello, and keeps it open for as long as it lives."""
+
+    DatabaseSilence: grpc.aio.UnaryUnaryMultiCallable[
+        bagua.proto.node_pb2.DatabaseSilenceRequest,
+        bagua.proto.node_pb2.DatabaseSilenceReply,
+    ]
+    """Another coordinator on the same database asks, while it does not reach that."""
 
 class NodeServiceServicer(metaclass=abc.ABCMeta):
     """Coordinator <-> node daemon. One stream per daemon: facts go up, directives come down. Both are levels, not edges: a
@@ -55,5 +67,13 @@ class NodeServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[bagua.proto.node_pb2.Directive], collections.abc.AsyncIterator[bagua.proto.node_pb2.Directive]]:
         """The daemon opens it, says Hello, and keeps it open for as long as it lives."""
+
+    @abc.abstractmethod
+    def DatabaseSilence(
+        self,
+        request: bagua.proto.node_pb2.DatabaseSilenceRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[bagua.proto.node_pb2.DatabaseSilenceReply, collections.abc.Awaitable[bagua.proto.node_pb2.DatabaseSilenceReply]]:
+        """Another coordinator on the same database asks, while it does not reach that."""
 
 def add_NodeServiceServicer_to_server(servicer: NodeServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

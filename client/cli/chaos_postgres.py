@@ -11,7 +11,6 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from bagua.base.errors import ServiceError
 
@@ -50,11 +49,12 @@ class Postgres:
             )
         self._binaries = binaries
         self._folder = Path(tempfile.mkdtemp(prefix="bagua-pg-"))
-        self._as: dict[str, Any] = {}
+        self._as: list[str] = []
         if os.geteuid() == 0:
             account = pwd.getpwnam(UNPRIVILEGED)
             os.chown(self._folder, account.pw_uid, account.pw_gid)
-            self._as = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+            # Not by Popen's user=: that forks this process with its threads, and a handler of gRPC's may hang then.
+            self._as = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
         self.url = f"postgresql+psycopg://postgres@/postgres?host={self._folder}"
         self._process: subprocess.Popen[bytes] | None = None
         try:
@@ -72,13 +72,12 @@ class Postgres:
         arguments = [part for option in options for part in ("-c", option)]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [self._binaries / "postgres", "-D", "data", *arguments],
+                [*self._as, self._binaries / "postgres", "-D", "data", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=self._folder,
                 start_new_session=True,
-                **self._as,
             )
         deadline = time.monotonic() + READY_S
         while not self._answers():
@@ -119,8 +118,8 @@ class Postgres:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _run(self, program: str, *arguments: str) -> None:
-        command = [str(self._binaries / program), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=self._folder, **self._as)
+        command = [*self._as, str(self._binaries / program), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=self._folder)
         if done.returncode:
             raise ServiceError(f"{program} of PostgreSQL failed: {done.stderr.strip()[-1000:]} [BG003]")
 

@@ -103,6 +103,7 @@ TABLE: dict[str, Rule] = {
     _ACCOUNTS + "ListAudit": Rule(_ADMIN),
     # daemons: the handler checks each message of one that serves a single job
     _NODES + "Session": Rule(_roles(Role.ADMIN, Role.NODE, Role.JOB)),
+    _NODES + "DatabaseSilence": Rule(_ADMIN),  # other coordinators show the administrator's token
     # about the server itself
     OPEN + "Check": Rule(_ANYBODY),
     OPEN + "List": Rule(_ANYBODY),

@@ -117,7 +117,7 @@ class Board:
 
     # ---- nodes
 
-    def put_node(self, node: NodeRecord, connected: bool, heard_clock: float) -> bool:
+    def put_node(self, node: NodeRecord, connected: bool, heard_clock: float, hung_up: bool = False) -> bool:
         """The node as it is now. True if it has room for jobs that wait."""
         new = NodeView(
             node_id=node.node_id,
@@ -128,6 +128,7 @@ class Board:
             used=self._taken[node.node_id, node.boot_id],
             connected=connected,
             heard_clock=heard_clock,
+            hung_up=hung_up,
             last_seen=node.last_seen,
             version=node.version,
             asked_to_drain=node.draining,

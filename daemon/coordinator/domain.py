@@ -427,7 +427,7 @@ class NodeView:
     used: int  # slots taken by jobs that are not yet stopped on it
     connected: bool
     heard_clock: float  # when it was heard of last; 0: another coordinator holds its session, and knows
-    hung_up: bool = False  # its session ended here: it is not only that this coordinator has not met it yet
+    hung_up: bool = False  # its session was seen to end: it is not only that no coordinator has met it yet
     last_seen: float = 0.0  # for people
     version: str = ""
     asked_to_drain: bool = False  # by a user

@@ -75,14 +75,15 @@ class NodeQueries(AccountQueries):
         rows = [{"p_node_id": node_id} for node_id in node_ids]
         self._later(statement.values(owner=None, last_seen=last_seen), rows)
 
-    def disconnect_all(self, owner: str) -> int:
-        """Marks that ``owner`` holds no session; returns how many it held."""
+    def disconnect_all(self, owner: str) -> list[str]:
+        """Marks that ``owner`` holds no session; returns the nodes whose sessions it held. ``last_seen`` stays: nobody
+        has seen them end."""
         c = m.nodes.c
         held = self._db.execute(sa.select(c.node_id).where(c.owner == owner).order_by(c.node_id).with_for_update())
-        count = len(held.all())
-        if count:
+        node_ids = [row.node_id for row in held]
+        if node_ids:
             self._later(sa.update(m.nodes).where(c.owner == owner).values(owner=None))
-        return count
+        return node_ids
 
     def used_slots(self, node_ids: Iterable[str] | None = None) -> dict[str, int]:
         """Slots taken, by node; also by jobs that ended while the node was away. What a dead daemon held is free."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
 import grpc
@@ -46,7 +46,7 @@ log = structlog.get_logger("coordinator.nodes")
 
 class NodeServicer:
     """Errors of the service are turned into status codes by ``interceptors.Errors``. ``welcome`` is the answer to a
-    daemon's introduction."""
+    daemon's introduction, ``silent`` that to other coordinators."""
 
     def __init__(
         self,
@@ -59,6 +59,7 @@ class NodeServicer:
         code: CodeArchives,
         secrets: HeldSecrets,
         standing: Standing | None = None,
+        silent: Callable[[], node_pb2.DatabaseSilenceReply] = node_pb2.DatabaseSilenceReply,
     ) -> None:
         self._intake = intake
         self._sessions = sessions
@@ -69,6 +70,7 @@ class NodeServicer:
         self._code = code
         self._secrets = secrets
         self._standing = standing or Standing()
+        self._silent = silent
         self._answering: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Semaphore(_AT_ONCE)
         self.stopping = False
@@ -80,7 +82,18 @@ class NodeServicer:
             request_deserializer=_as_it_came,
             response_serializer=_serialized,
         )
-        return grpc.method_handlers_generic_handler(SERVICE, {"Session": session})
+        silence = grpc.unary_unary_rpc_method_handler(
+            self.DatabaseSilence,
+            request_deserializer=node_pb2.DatabaseSilenceRequest.FromString,
+            response_serializer=node_pb2.DatabaseSilenceReply.SerializeToString,
+        )
+        return grpc.method_handlers_generic_handler(SERVICE, {"Session": session, "DatabaseSilence": silence})
+
+    async def DatabaseSilence(
+        self, request: node_pb2.DatabaseSilenceRequest, context: Context
+    ) -> node_pb2.DatabaseSilenceReply:
+        """For how long this coordinator has not reached its database; see ``silence``."""
+        return self._silent()
 
     async def Session(self, request_iterator: Any, context: Context) -> None:
         """Lasts until either side ends it, or the daemon is silent for a lease."""
@@ -104,7 +117,7 @@ class NodeServicer:
             await asyncio.wait([introduction], timeout=_TERMS_S if hello.waits else None)
             if not introduction.done():
                 session.early = asyncio.Queue(1)
-                await context.write(node_pb2.Directive(terms=self._terms()))
+                await context.write(node_pb2.Directive(terms=self._terms(session)))
             else:
                 await self._greet(session, node, introduction, context)
             reason = await self._serve(session, node, introduction, context)
@@ -112,7 +125,8 @@ class NodeServicer:
             introduction.cancel()
             if self._sessions.remove(session):
                 log.info("node_disconnected", node=session.node_id, reason=session.close_reason or reason)
-                self._intake.node_gone(session)
+                if not self.stopping:  # a daemon whose session ends for that reason is no lost one
+                    self._intake.node_gone(session)
         if session.closed.is_set():
             raise UnavailableError(f"{session.close_reason} [BG802]")
 
@@ -137,12 +151,12 @@ class NodeServicer:
         log.info("node_connected", node=node.node_id, hostname=node.hostname, slots=node.slots, restarted=restarted)
         self._sessions.upgrades.introduced(session)
         session.early = None
-        await context.write(node_pb2.Directive(welcome=self._terms()))
+        await context.write(node_pb2.Directive(welcome=self._terms(session)))
 
-    def _terms(self) -> node_pb2.Welcome:
+    def _terms(self, session: NodeSession) -> node_pb2.Welcome:
         terms = node_pb2.Welcome()
         terms.CopyFrom(self._welcome)
-        if (standing := self._standing.message()) is not None:
+        if (standing := self._standing.message(session.node_id)) is not None:
             terms.standing.CopyFrom(standing)
         return terms
 
@@ -291,12 +305,12 @@ class NodeServicer:
         if session.early is not None:  # its introduction waits for the database
             with contextlib.suppress(asyncio.QueueEmpty):
                 session.early.get_nowait()  # this one says it, too
-            session.early.put_nowait(node_pb2.HeartbeatAck(seq=seq, standing=self._standing.message()))
+            session.early.put_nowait(node_pb2.HeartbeatAck(seq=seq, standing=self._standing.message(session.node_id)))
             return
         if not session.acked_clock or now >= session.acked_clock + self._welcome.fence_s / 4:
             session.acked_clock = now
             session.heartbeat_s = heartbeat_interval(self._welcome, len(self._sessions))
-            standing = self._standing.message()
+            standing = self._standing.message(session.node_id)
             ack = node_pb2.HeartbeatAck(seq=seq, heartbeat_s=session.heartbeat_s, standing=standing)
             session.tell(node_pb2.Directive(ack=ack))
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from bagua.daemon.coordinator.clock import ServiceClock
 from bagua.daemon.coordinator.domain import CoordinatorRecord
 from bagua.daemon.coordinator.neighbours import RESYNC_S, Neighbours
+from bagua.daemon.coordinator.silence import EVERY_S, SilenceOfOthers
 from bagua.daemon.coordinator.standing import Standing, this_machine
 
 T = TypeVar("T")
@@ -65,6 +67,12 @@ class Place:
             self._arrive()
         self._look_around(began, coordinators)
 
+    def held(self, began: float, node_ids: Iterable[str]) -> None:
+        """At the start: the former run of this coordinator held sessions of these nodes, as was written."""
+        for node_id in node_ids:
+            self._standing.holds(node_id)
+            self._standing.lets_go([node_id], began)
+
     def looked(self, began: float, coordinators: Sequence[CoordinatorRecord], alone: bool) -> None:
         """Later, after ``Neighbours.observe``; ``alone``: as that one said before."""
         if not alone and self._missed_s < self._standing.silent_s < math.inf:
@@ -87,6 +95,21 @@ class Place:
             self._neighbours.put_forward(blind_s)
         return answer
 
+    @property
+    def silent_s(self) -> float:
+        """For how long the database was asked in vain: that will count against nodes of nobody else. 0: it answers."""
+        blind_s = max(0.0, self._clock.now() - self._blind_since)
+        return blind_s if self._neighbours is not None and blind_s > RESYNC_S else 0.0
+
+    async def ask_others(self, silence: SilenceOfOthers) -> None:
+        """Until cancelled: asks them while the database is silent. Where its port refuses, nobody need be asked."""
+        while True:
+            await asyncio.sleep(EVERY_S)
+            others = self._standing.others
+            if others and self.silent_s and not self._standing.refused:
+                asked = self._standing.clock()
+                self._standing.heard_others(asked, await silence.ask(others))
+
     def announcement(self) -> CoordinatorRecord | None:
         """Facts of this coordinator that the database does not have."""
         known = self._announced
@@ -97,9 +120,15 @@ class Place:
         """For ``began``."""
         return self._standing.now()
 
-    def wrote(self, began: float, announced: CoordinatorRecord | None) -> None:
-        """A beat is written, and what was announced."""
+    def writes(self, began: float, gone: Iterable[str]) -> None:
+        """These sessions' ends are about to be written."""
+        self._standing.lets_go(gone, began)
+
+    def wrote(self, began: float, announced: CoordinatorRecord | None, came: Iterable[str] = ()) -> None:
+        """A beat is written, what was announced, and that these nodes have sessions here."""
         self._standing.wrote(began)
+        for node_id in came:
+            self._standing.holds(node_id)
         self._announced = announced or self._announced
 
     async def failed(self) -> None:

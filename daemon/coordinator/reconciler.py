@@ -88,7 +88,7 @@ class Reconciler:
     async def start(self) -> int:
         """Reads what there is, as a former run of this coordinator left it; returns the number of unfinished jobs."""
         began = self.place.now()
-        coordinators, nodes, jobs = await self._worker.read(self._store.apply, self._load)
+        held, coordinators, nodes, jobs = await self._worker.read(self._store.apply, self._load)
         beats = {one.owner: one.clock for one in coordinators}
         self._clock.catch_up(max(beats.values(), default=0.0))
         self._options = replace(self._options, started_clock=self._clock.now())
@@ -98,13 +98,14 @@ class Reconciler:
             self._board.put_node(node, connected=False, heard_clock=self._clock.now())
         if self._neighbours is not None:
             self._neighbours.observe(beats)
+            self.place.held(began, held)
             self.place.found(began, coordinators)
         self._intake.look(stored.job.job_id for stored in jobs)
         return len(self._board.unfinished)
 
-    def _load(self, tx: Transaction) -> tuple[list[CoordinatorRecord], list[NodeRecord], list[Stored]]:
-        tx.disconnect_all(self._owner)
-        return tx.coordinators(), tx.nodes(), tx.stored(list(tx.live()))
+    def _load(self, tx: Transaction) -> tuple[list[str], list[CoordinatorRecord], list[NodeRecord], list[Stored]]:
+        held = tx.disconnect_all(self._owner)
+        return held, tx.coordinators(), tx.nodes(), tx.stored(list(tx.live()))
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -160,8 +161,10 @@ class Reconciler:
             if batch or now >= self._next_beat:
                 batch.announced = self.place.announcement()
                 began, beat = time.monotonic_ns(), self.place.now()
+                self.place.writes(beat, batch.gone)
                 outcome = await self.place.answer(self._worker.write(batch.write, self._store))
-                self.place.wrote(beat, batch.announced)
+                came = (node.node_id for node in batch.introductions if node.node_id not in outcome.failed)
+                self.place.wrote(beat, batch.announced, came)
                 self._counters.add("transactions")
                 self._counters.add("transaction_ns", number=time.monotonic_ns() - began)
                 self._counters.add("events", "submitted", len(outcome.created))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from bagua.daemon.coordinator.board import Board
 from bagua.daemon.coordinator.clock import ServiceClock
-from bagua.daemon.coordinator.domain import NodeRecord, Phase
+from bagua.daemon.coordinator.domain import NodeRecord, NodeView, Phase
 from bagua.daemon.coordinator.inbox import Inbox
 from bagua.daemon.coordinator.intake import Intake
 from bagua.daemon.coordinator.neighbours import RESYNC_S, Neighbours
@@ -123,7 +123,7 @@ class Resync:
         if same and view is not None and view.connected is connected:
             return
         heard = neighbours.heard_of(node, view, self._clock.now())
-        if self._board.put_node(node, connected, heard):
+        if self._board.put_node(node, connected, heard, hung_up=_hung_up(node, view)):
             self._intake.inbox.room = True
         self._intake.look(self._board.on_node(node.node_id))
 
@@ -133,3 +133,11 @@ class Resync:
             if self._board.mark_node(node.node_id, node.draining, None):
                 self._intake.inbox.room = True
             self._intake.look(self._board.on_node(node.node_id))
+
+
+def _hung_up(node: NodeRecord, view: NodeView | None) -> bool:
+    """True if another coordinator has seen the node's session end. One that starts again writes no time: nobody has
+    seen the sessions of its former run end. ``view``: of the node, so far."""
+    if view is None or node.owner is not None:
+        return False
+    return node.last_seen != view.last_seen if view.connected else view.hung_up

@@ -55,6 +55,7 @@ from bagua.daemon.coordinator.retention import Retention
 from bagua.daemon.coordinator.service import Service
 from bagua.daemon.coordinator.sessions import Sessions
 from bagua.daemon.coordinator.settings import Settings
+from bagua.daemon.coordinator.silence import SilenceOfOthers
 from bagua.daemon.coordinator.standing import Standing, told_address
 from bagua.daemon.coordinator.state_folder import StateFolder
 from bagua.daemon.coordinator.store import Store
@@ -139,6 +140,7 @@ class Coordinator:
         store = Store(engine)
         self._closers.callback(store.close)
         self._standing = Standing(store.shared, settings.outage_s)
+        name = folder.identity()
         worker = Worker()
         self._closers.callback(worker.close)
         sys.setswitchinterval(_SWITCH_S)
@@ -149,7 +151,7 @@ class Coordinator:
             self._intake,
             worker,
             store,
-            folder.identity(),
+            name,
             Options(
                 settings.lease_s,
                 settings.settle_s,
@@ -182,11 +184,14 @@ class Coordinator:
         unfinished = await reconciler.start()
         self._closers.push_async_callback(reconciler.stop)
         self._spawn(reconciler.run(), "reconciler")
+        self._place = reconciler.place
         nodes = self._service.nodes()
         self._connections.know(node.address for node in nodes)
-        await self._listen(host, store.shared)
+        await self._listen(host, store.shared, name)
         if store.shared:
-            reconciler.place.publish(await asyncio.to_thread(told_address, self.address, settings.listen))
+            self._place.publish(await asyncio.to_thread(told_address, self.address, settings.listen))
+            silence = SilenceOfOthers(settings.token_path, settings.tls_folder)
+            self._spawn(self._place.ask_others(silence), "silence")
         self._spawn(self._accounts.run(), "accounts")
         self._spawn(self._audit.run(), "audit")
         self._spawn(self._forget_secrets(), "secrets")
@@ -206,7 +211,7 @@ class Coordinator:
             await self._start_dashboard(settings.dashboard)
         log.info("serving", address=self.address, unfinished_jobs=unfinished, shared_database=store.shared)
 
-    async def _listen(self, host: str, shared: bool) -> None:
+    async def _listen(self, host: str, shared: bool, name: str) -> None:
         settings = self._settings
         interceptor = CallInterceptor(
             self._accounts.authenticate,
@@ -237,6 +242,7 @@ class Coordinator:
             self._code,
             self._secrets,
             self._standing,
+            lambda: node_pb2.DatabaseSilenceReply(coordinator=name, silent_s=self._place.silent_s),
         )
         jobs = JobServicer(self._service, self.sessions, self.watchers, self._tuning, self._code, self._secrets)
         job_pb2_grpc.add_JobServiceServicer_to_server(jobs, server)

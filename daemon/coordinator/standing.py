@@ -3,7 +3,9 @@
 With SQLite nobody but this coordinator decides. A database server may have other coordinators, so time counts here, by
 this machine's clock, from what is certain:
 
-- From the last beat that was written the others count the silence of this coordinator's nodes.
+- From the last beat that was written the others count the silence of this coordinator's nodes; of a node whose session
+  ended from the writing of that, until its next session is written. While another one does not reach the database
+  either, as it says when it is asked, it counts nothing (``Place.answer``).
 - A coordinator that nobody knew of at the last look is a newcomer: it gives nobody up for ``outage_s`` and the time of
   the fence (``Options.gone_at``).
 - Where the port of the database refuses connections nobody uses it. That time counts for nobody.
@@ -15,7 +17,7 @@ import math
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from bagua.base.address import is_loopback, join_address, split_address
@@ -41,6 +43,14 @@ class Standing:
         self._looked = -math.inf
         self._alone = False
         self._addresses: list[str] | None = []  # of all coordinators; None: that of one is not known
+        self._others: dict[str, str] | None = {}  # the others' addresses, by name; None as above
+        self._still_s = 0.0  # for so long, since the last beat, none of the others counted
+        self._counted = -math.inf  # by the clock; time before it is in one of the sums, or will be in none
+        self._left: dict[str, float] = {}  # node -> when its session's end may first have been written; inf: it was not
+
+    def clock(self) -> float:
+        """For ``heard_others``."""
+        return self._clock()
 
     def now(self) -> float:
         """Seconds during which somebody may have used the database."""
@@ -54,36 +64,80 @@ class Standing:
     def wrote(self, began: float) -> None:
         """A beat is written, in a transaction that began at that time of ``now``."""
         self._written = began
+        self._reached()
+
+    def _reached(self) -> None:
+        """The database has answered: others may count again from now on."""
+        self._left = {node_id: at + self._still_s for node_id, at in self._left.items()}
+        self._still_s = 0.0
+        self._counted = self._clock()
         self._refused_at = None
 
     def looked(self, began: float, own: CoordinatorRecord, others: Iterable[CoordinatorRecord]) -> None:
         """Those are the others that live, or lived a moment ago, as of that time of ``now``."""
         others = list(others)
         self._looked = began
-        self._refused_at = None
+        self._written += self._still_s
+        self._reached()
         self._alone = not others
-        known = [address for one in (own, *others) if (address := _reached(one, own.machine))]
-        self._addresses = [] if self._alone else known if len(known) == 1 + len(others) else None
+        known = {one.owner: address for one in (own, *others) if (address := _reached_at(one, own.machine))}
+        complete = len(known) == 1 + len(others)
+        self._addresses = [] if self._alone else list(known.values()) if complete else None
+        self._others = {owner: at for owner, at in known.items() if owner != own.owner} if complete else None
+
+    @property
+    def others(self) -> Mapping[str, str]:
+        """Address of each of the others by its name, if all of them can be asked; else none."""
+        return self._others or {}
+
+    @property
+    def refused(self) -> bool:
+        """The port of the database refused the last try."""
+        return self._refused_at is not None
+
+    def heard_others(self, asked: float, silent: Mapping[str, float]) -> None:
+        """Each of ``others`` was asked after that time of ``clock``, and has not reached the database for so many
+        seconds, as it said."""
+        if not silent or silent.keys() != self.others.keys():
+            return
+        began = max(self._counted, self._clock() - min(silent.values()))
+        if began < asked:
+            self._still_s += asked - began
+            self._counted = asked
+
+    def holds(self, node_id: str) -> None:
+        """It is written that this coordinator has a session of the node."""
+        self._left[node_id] = math.inf
+
+    def lets_go(self, node_ids: Iterable[str], began: float) -> None:
+        """It is being written, in a transaction that began at that time of ``now``, that these sessions have ended."""
+        for node_id in node_ids:
+            self._left[node_id] = min(self._left.get(node_id, -math.inf), began)
 
     def failed(self, refused: bool) -> None:
         """The database could not be used; ``refused``: its port refuses connections."""
         now = self._clock()
         if refused and self._refused_at is not None:
-            self._refused_s += now - self._refused_at
+            self._refused_s += now - max(self._refused_at, self._counted)
+            self._counted = now
         self._refused_at = now if refused else None
 
-    def message(self) -> node_pb2.Standing | None:
-        """For daemons. None: nobody else decides."""
+    def message(self, node_id: str) -> node_pb2.Standing | None:
+        """For the daemon on that node. None: nobody else decides."""
         if not self._shared:
             return None
         now = self.now()
         newcomers_s = self._looked + self._outage_s - now  # a newcomer gives nobody up for so long
-        age_s = max(0.0, min(now - self._written, -newcomers_s) if self._alone else now - self._written)
+        age_s = max(0.0, -newcomers_s)
         refusals_s = 0.0 if self._addresses is None else max(0.0, newcomers_s)
+        if not self._alone:
+            since = min(self._written, self._left.get(node_id, -math.inf))
+            age_s = max(age_s, now - since - self._still_s)
+            refusals_s = 0.0 if math.isinf(since) else refusals_s
         return node_pb2.Standing(age_s=age_s, refusals_s=refusals_s, coordinators=self._addresses or ())
 
 
-def _reached(one: CoordinatorRecord, machine: str) -> str:
+def _reached_at(one: CoordinatorRecord, machine: str) -> str:
     """The address at which a daemon that talks to a coordinator of ``machine`` reaches that one. Empty: not known."""
     if not one.address:
         return ""

@@ -54,7 +54,7 @@ PLAIN = {
     "ASR": "ListJobs FindJob ListNodes ListTuning GetTuning",
     "ASJ": "CancelJob",
     "AS": "SubmitJob ScaleJob PauseJob ResumeJob ForgetTuning FindCode PutCode",
-    "A": "DrainNode UndrainNode UpgradeNode CreateToken ListTokens RevokeToken ListAudit",
+    "A": "DrainNode UndrainNode UpgradeNode CreateToken ListTokens RevokeToken ListAudit DatabaseSilence",
     "ANJ": "Session",
     "ASRN": "ServerReflectionInfo",
     "ASRNJ": "WhoAmI Check List Watch",

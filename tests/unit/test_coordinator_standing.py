@@ -31,11 +31,13 @@ def clock() -> Clock:
 
 @pytest.fixture
 def standing(clock: Clock) -> Standing:
-    return Standing(True, OUTAGE_S, clock)
+    made = Standing(True, OUTAGE_S, clock)
+    made.holds("node")
+    return made
 
 
-def said(standing: Standing) -> node_pb2.Standing:
-    found = standing.message()
+def said(standing: Standing, node_id: str = "node") -> node_pb2.Standing:
+    found = standing.message(node_id)
     assert found is not None
     return found
 
@@ -46,7 +48,7 @@ def beat(standing: Standing, *others: CoordinatorRecord) -> None:
 
 
 def test_on_sqlite_nobody_else_decides(clock: Clock) -> None:
-    assert Standing(False, OUTAGE_S, clock).message() is None
+    assert Standing(False, OUTAGE_S, clock).message("node") is None
 
 
 def test_nothing_is_said_for_sure_before_the_first_beat(standing: Standing) -> None:
@@ -87,6 +89,69 @@ def test_time_in_which_the_database_refuses_counts_for_nobody(standing: Standing
     clock.now += 5.0
     standing.failed(True)  # the first one since
     assert said(standing).age_s == 5.0
+
+
+def test_time_in_which_no_other_one_reaches_the_database_counts_for_nobody(standing: Standing, clock: Clock) -> None:
+    """They say for how long; a gap between two answers counts."""
+    beat(standing, OTHER)
+    clock.now += 10.0
+    standing.heard_others(clock.now, {"two": 4.0})
+    assert said(standing).age_s == 6.0
+    clock.now += 3.0
+    standing.heard_others(clock.now - 1.0, {"two": 100.0})  # two seconds more, to the moment of the question
+    assert said(standing).age_s == 7.0
+    for silent in ({}, {"another": 9.0}, {"two": 0.0}):
+        clock.now += 1.0
+        standing.heard_others(clock.now, silent)
+    assert said(standing).age_s == 10.0
+    beat(standing, OTHER)
+    clock.now += 5.0
+    standing.heard_others(clock.now, {"two": 100.0})
+    assert said(standing).age_s == 0.0, "before the beat there is nothing to forget"
+    standing.looked(standing.now(), OWN, [OTHER])
+    clock.now += 1.0
+    assert said(standing).age_s == 1.0
+
+
+def test_a_newcomer_may_reach_it_all_the_same(standing: Standing, clock: Clock) -> None:
+    beat(standing, OTHER)
+    clock.now += OUTAGE_S + 50.0
+    standing.heard_others(clock.now, {"two": OUTAGE_S + 50.0})
+    assert said(standing).age_s == 50.0
+
+
+def test_two_silences_are_not_counted_twice(standing: Standing, clock: Clock) -> None:
+    """One by refusals, the other by what others say."""
+    beat(standing, OTHER)
+    standing.failed(True)
+    clock.now += 10.0
+    standing.heard_others(clock.now, {"two": 100.0})
+    standing.failed(True)
+    clock.now += 10.0
+    standing.failed(True)
+    standing.heard_others(clock.now, {"two": 100.0})
+    assert said(standing).age_s == 0.0
+    clock.now += 7.0
+    assert said(standing).age_s == 7.0
+
+
+def test_of_a_node_whose_session_has_ended_time_counts_from_then(standing: Standing, clock: Clock) -> None:
+    """Others count from what was written, until its next session is."""
+    beat(standing, OTHER)
+    standing.lets_go(["node"], standing.now())
+    clock.now += 20.0
+    beat(standing, OTHER)
+    clock.now += 5.0
+    assert said(standing).age_s == 25.0 and said(standing).refusals_s == OUTAGE_S - 5.0
+    standing.heard_others(clock.now, {"two": 5.0})
+    assert said(standing).age_s == 20.0
+    standing.lets_go(["node"], standing.now())
+    assert said(standing).age_s == 20.0, "the first time counts"
+    standing.holds("node")
+    assert said(standing).age_s == 0.0
+    assert said(standing, "unknown").age_s == math.inf and not said(standing, "unknown").refusals_s
+    beat(standing)
+    assert said(standing, "unknown").age_s == 0.0, "nobody else decides"
 
 
 def test_refusals_of_one_whose_address_is_not_known_can_not_be_seen(standing: Standing) -> None:

@@ -23,7 +23,6 @@ from bagua.proto import node_pb2 as n
 
 LEASE_S = FENCE_S = 1.5
 SLOW_S = 6.0
-SLOW = {f"BAGUA_COORDINATOR_{name}": f"{SLOW_S}" for name in ("LEASE_S", "JOB_LEASE_S", "FENCE_AFTER")}
 RUNNING = {"state": c.RANK_STATE_RUNNING, "pid": 77}
 DONE = {"state": c.RANK_STATE_EXITED, "pid": 77, "exited_at": 5.0}
 WAIT_S = 60.0
@@ -45,6 +44,14 @@ def hello(node_id: str, *jobs: n.LocalJob, boot_id: str = "boot-1") -> n.NodeFac
     """Of a daemon that waits while the database is away."""
     more = {"hostname": node_id, "address": "127.0.0.1", "slots": 2, "version": "test", "boot_id": boot_id}
     return n.NodeFact(hello=n.Hello(node_id=node_id, waits=True, jobs=jobs, **more))
+
+
+def pair(start, folder, url: str, lease_s: float):
+    """Two coordinators with one token on one database."""
+    settings = {f"BAGUA_COORDINATOR_{name}": f"{lease_s}" for name in ("LEASE_S", "JOB_LEASE_S", "FENCE_AFTER")}
+    token = ("--token-file", str(folder / "token"))
+    names = ("one", "two")
+    return [start("--database-url", url, *token, state_dir=folder / name, **settings) for name in names]
 
 
 def running(client, peer, until) -> c.Job:
@@ -134,8 +141,7 @@ def test_a_stream_that_begins_while_the_database_is_away(start, connect, until, 
 def test_two_coordinators_whose_database_is_away_blame_nobody(start, connect, until, tmp_path, postgres, fault):
     """Neither has heard of the other one for long when it is back, and neither has lost its nodes. Each tries again
     within two seconds, which is less than a lease."""
-    one = start("--database-url", postgres.url, state_dir=tmp_path / "one", **SLOW)
-    two = start("--database-url", postgres.url, state_dir=tmp_path / "two", **SLOW)
+    one, two = pair(start, tmp_path, postgres.url, SLOW_S)
     a = connect(one, "a")
     with one.client() as client, two.client() as other:
         jobs = [running(client, a, until), running(other, a, until)]
@@ -143,16 +149,38 @@ def test_two_coordinators_whose_database_is_away_blame_nobody(start, connect, un
         until_standing(b, lambda told: told.coordinators)
         postgres.kill() if fault == "killed" else postgres.signal(signal.SIGSTOP)
         time.sleep(2 * SLOW_S)
-        if fault == "killed":  # nobody uses a database that refuses connections
-            until_standing(b, lambda told: told.age_s < SLOW_S)
-            postgres.start()
-        else:
-            assert standing(b).age_s > SLOW_S, "the other one may still reach it"
-            postgres.signal(signal.SIGCONT)
+        until_standing(b, lambda told: told.age_s < SLOW_S)  # it refuses, or is silent for the other one, too
+        postgres.start() if fault == "killed" else postgres.signal(signal.SIGCONT)
         time.sleep(SLOW_S)
         for job in jobs:
             assert until(client, job.job_id, c.JOB_STATE_RUNNING, c.JOB_STATE_FAILED).state == c.JOB_STATE_RUNNING
         assert all(node.connected for node in other.nodes())
+
+
+def test_a_host_is_lost_whose_daemon_talked_to_the_other_coordinator(start, connect, tmp_path, postgres_url):
+    """Its session has ended, and a peer has lost it: nobody waits for the end of a lease."""
+    one, two = pair(start, tmp_path, postgres_url, 2 * WAIT_S)
+    spec = c.JobSpec(entry="t.py", nnodes=2, nproc_per_node=1, elastic=True, min_nodes=1, stop_grace_s=1)
+    a, b = connect(one, "a", slots=1), connect(two, "b", slots=1)
+    with one.client() as client:
+        deadline = time.monotonic() + WAIT_S
+        while sum(node.connected for node in client.nodes()) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        job = client.submit(spec)
+        for peer, rank in ((a, 0), (b, 1)):
+            entered = {"entered": 1, "engine_address": f"127.0.0.1:{7000 + rank}"}
+            peer.report(peer.expect(n.RunJob), n.LOCAL_PHASE_STARTED, {rank: RUNNING}, **entered)
+        run = a.expect(n.RunJob)
+        while not all(host.engine_address for host in run.hosts):
+            run = a.expect(n.RunJob)
+        b.close()
+        lost = {"suspended": "lost host 1", "suspended_hosts": [1], "suspended_nodes": ["b"]}
+        a.report(run, n.LOCAL_PHASE_STARTED, {0: RUNNING}, **{**entered, "engine_address": "127.0.0.1:7000"}, **lost)
+        while run.generation == 1:
+            run = a.expect(n.RunJob)
+        assert [host.node_id for host in run.hosts] == ["a"]
+        assert client.get(job.job_id).state == c.JOB_STATE_RUNNING
 
 
 async def test_a_port_of_a_database_that_refuses(postgres, postgres_url, tmp_path, monkeypatch):

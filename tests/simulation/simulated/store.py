@@ -135,11 +135,11 @@ class MemoryTransaction:
             if known is not None and known.owner == owner:
                 self._store.nodes[node_id] = replace(known, owner=None, last_seen=last_seen)
 
-    def disconnect_all(self, owner: str) -> int:
+    def disconnect_all(self, owner: str) -> list[str]:
         found = [node for node in self._store.nodes.values() if node.owner == owner]
         for node in found:
             self._store.nodes[node.node_id] = replace(node, owner=None)
-        return len(found)
+        return [node.node_id for node in found]
 
     def _add(self, job_id: str, events: Iterable[Event]) -> None:
         known = self._store.events.get(job_id, ())
