@@ -777,7 +777,9 @@ class Standing(google.protobuf.message.Message):
     """For so many seconds, from the sending of that message, refusals of the coordinator's port renew the lease, too."""
     @property
     def coordinators(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Addresses, as host:port, of which each must refuse then, beside that of the coordinator. Empty: it is alone."""
+        """Addresses, as host:port, of which each must refuse then, beside the one that the daemon dials. Empty: the coordinator
+        is alone, and does not know its own.
+        """
 
     def __init__(
         self,

@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 class Place:
     """``neighbours``: None where no other coordinator uses the database. ``refuses`` tells whether the port of the
-    database refuses connections. ``missed_s``: after so long without a beat others may soon take this one for dead."""
+    database refuses connections. ``missed_s``: after so long without a beat others may soon take this one for dead.
+    ``put_forward`` moves the times at which nodes without a session were heard of."""
 
     def __init__(
         self,
@@ -29,12 +30,14 @@ class Place:
         standing: Standing,
         refuses: Callable[[], Awaitable[bool]] | None,
         missed_s: float,
+        put_forward: Callable[[float], None],
     ) -> None:
         self._clock = clock
         self._neighbours = neighbours
         self._standing = standing
         self._refuses = refuses
         self._missed_s = missed_s
+        self._put_forward = put_forward
         self._own = CoordinatorRecord(owner, machine=this_machine())
         self._announced: CoordinatorRecord | None = None  # as the database has it
         self._blind_since = math.inf  # by the service clock: since then the database was asked in vain
@@ -85,14 +88,15 @@ class Place:
         self._standing.looked(began, self._own, (one for one in coordinators if one.owner in living))
 
     async def answer(self, asked: Awaitable[T]) -> T:
-        """Waits for the database. While it does not answer it may answer others neither: they are not blamed for that
-        time."""
+        """Waits for the database. While it does not answer it may answer others neither: they, and their nodes, are not
+        blamed for that time."""
         self._blind_since = min(self._blind_since, self._clock.now())
         answer = await asked
         blind_s = self._clock.now() - self._blind_since
         self._blind_since = math.inf
         if self._neighbours is not None and blind_s > RESYNC_S:
             self._neighbours.put_forward(blind_s)
+            self._put_forward(blind_s)
         return answer
 
     @property

@@ -78,7 +78,7 @@ class Reconciler:
         self._beat_s = min(_BEAT_S, options.lease_s / 4, job_lease_s / 4 if store.shared else _BEAT_S)
         standing = standing or Standing(store.shared, options.outage_s)
         missed_s = options.lease_s - 2 * self._beat_s
-        self.place = Place(owner, clock, self._neighbours, standing, refuses, missed_s)
+        self.place = Place(owner, clock, self._neighbours, standing, refuses, missed_s, board.put_forward)
         self._resync = Resync(worker, store, clock, board, sessions, intake, publisher, self._neighbours, self.place)
         self._next_beat = 0.0
         self._in_doubt = False  # a write has failed: it may have been done all the same
@@ -227,6 +227,9 @@ class Reconciler:
         await self._decide(stage, looks, taken.room)
         for fault in stage.faults:
             self._publisher.note_fault(fault)
+        for node_id, words in stage.silent.items():  # the end of its session tells the coordinator that decides
+            if (session := self._sessions.get(node_id)) is not None:
+                session.close(words)
         return stage
 
     async def _decide(self, stage: Stage, looks: Iterable[str], room: bool) -> None:

@@ -26,6 +26,7 @@ from bagua.daemon.coordinator.domain import (
     Stored,
     reshaped,
 )
+from bagua.daemon.coordinator.evidence import accusers, host_loss
 from bagua.daemon.coordinator.observe import Changed, forget, observe
 from bagua.daemon.coordinator.options import Options
 from bagua.daemon.coordinator.wishes import Wished
@@ -74,6 +75,7 @@ class Stage:
         self.wakes: dict[str, float] = {}  # job id -> when to look again, by the service clock
         self.decisions = 0
         self.freed = False  # slots became free: jobs that wait may fit
+        self.silent: dict[str, str] = {}  # nodes with a session here, lost by jobs of other coordinators; why
         self.faults: list[Fault] = []
 
     def job(self, job_id: str) -> JobRecord | None:
@@ -169,7 +171,10 @@ class Stage:
 
     def _decide(self, job_id: str) -> None:
         while (job := self.job(job_id)) is not None:
-            if job.state.terminal or not (job_id in self._owners or self._mine(self._board.jobs[job_id])):
+            if job.state.terminal:
+                return
+            if not (job_id in self._owners or self._mine(self._board.jobs[job_id])):
+                self._listen(job)
                 return
             decision = decide(job, self._seen(job), self._now, self._options)
             if decision.wake_at is not None:
@@ -179,6 +184,20 @@ class Stage:
             new = self._step(job, decision)
             if new.state is job.state and not reshaped(job, new) and decision.wave is None:
                 return
+
+    def _listen(self, job: JobRecord) -> None:
+        """Another coordinator decides about the job, and only this one knows when it has heard of its own nodes."""
+        nodes = self._seen(job)
+        accused = accusers(job, nodes, self._options)
+        for host in job.hosts:
+            accuser = accused.get(host.node_id)
+            if accuser is None or host.withdrawn or host.phase is Phase.STOPPED or self._heard(host.node_id) is None:
+                continue
+            words, at = host_loss(host, accuser, nodes, self._now, self._options)
+            if words:
+                self.silent[host.node_id] = words
+            elif at is not None:
+                self.wakes[job.job_id] = min(at, self.wakes.get(job.job_id, at))
 
     def _step(self, job: JobRecord, decision: Decision) -> JobRecord:
         new, events = apply(job, decision, self._now, self._wall)

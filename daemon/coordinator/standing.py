@@ -42,8 +42,10 @@ class Standing:
         self._written = -math.inf
         self._looked = -math.inf
         self._alone = False
-        self._addresses: list[str] | None = []  # of all coordinators; None: that of one is not known
-        self._others: dict[str, str] | None = {}  # the others' addresses, by name; None as above
+        # Of all coordinators, for daemons may dial that of another one, or of a balancer. Empty: one that is alone does
+        # not know its own. None: that of one of several is not known.
+        self._addresses: list[str] | None = []
+        self._others: dict[str, str] | None = {}  # the others' addresses, by name; None: not all of them are known
         self._still_s = 0.0  # for so long, since the last beat, none of the others counted
         self._counted = -math.inf  # by the clock; time before it is in one of the sums, or will be in none
         self._left: dict[str, float] = {}  # node -> when its session's end may first have been written; inf: it was not
@@ -82,7 +84,7 @@ class Standing:
         self._alone = not others
         known = {one.owner: address for one in (own, *others) if (address := _reached_at(one, own.machine))}
         complete = len(known) == 1 + len(others)
-        self._addresses = [] if self._alone else list(known.values()) if complete else None
+        self._addresses = list(known.values()) if complete or self._alone else None
         self._others = {owner: at for owner, at in known.items() if owner != own.owner} if complete else None
 
     @property

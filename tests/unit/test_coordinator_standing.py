@@ -62,7 +62,8 @@ def test_one_that_is_alone_vouches_until_a_newcomer_could_decide(standing: Stand
     for away in (0.0, 300.0, 899.0, 1_000.0, 5_000.0):
         clock.now = last + away
         message = said(standing)
-        assert message.refusals_s == max(0.0, OUTAGE_S - away) and not message.coordinators
+        assert message.refusals_s == max(0.0, OUTAGE_S - away)
+        assert message.coordinators == ["10.0.0.1:7670"], "daemons may dial another address"
         assert message.age_s == max(0.0, away - OUTAGE_S)
         newcomer = Options(fence_s=fence_s, outage_s=OUTAGE_S, arrived_clock=last)
         assert clock.now - message.age_s + fence_s < newcomer.gone_at(last)

@@ -1,0 +1,355 @@
+"""Several coordinators over one database, a node, and its lease: who counts the node's silence, and from when.
+
+The parts that count are the real ones. Around them all is short: a coordinator looks, decides and writes in rounds, as
+``Reconciler`` does; the node holds one stream and beats, as ``Session`` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bagua.daemon.coordinator.clock import ServiceClock
+from bagua.daemon.coordinator.domain import CoordinatorRecord
+from bagua.daemon.coordinator.neighbours import RESYNC_S, Neighbours
+from bagua.daemon.coordinator.options import Options
+from bagua.daemon.coordinator.place import Place
+from bagua.daemon.coordinator.standing import Standing
+from bagua.daemon.node.lease import Lease
+from bagua.proto import node_pb2
+from simulated.loop import VirtualLoop
+
+NAMES = ("a", "b")
+OPTIONS = Options()
+JOB_LEASE_S = 3.0
+BEAT_S = JOB_LEASE_S / 4
+HEARTBEAT_S = 3.0
+NODE = "node"
+
+
+class RefusedError(Exception):
+    """The port of the database refuses."""
+
+
+class GivenUpError(Exception):
+    """A coordinator has given the node up."""
+
+
+@dataclass
+class Database:
+    """Records of coordinators, and the row of the node."""
+
+    loop: VirtualLoop
+    records: dict[str, CoordinatorRecord] = field(default_factory=dict)
+    node_owner: str | None = None
+    refuses: bool = False
+    silent_for: set[str] = field(default_factory=set)
+
+    async def do(self, name: str, action: Callable[[], Any]) -> Any:
+        """What ``action`` returns, as soon as the coordinator ``name`` reaches the database."""
+        while True:
+            if self.refuses:
+                raise RefusedError
+            if name not in self.silent_for:
+                return action()
+            await asyncio.sleep(0.25)
+
+
+class Coordinator:
+    """One run of it. ``world.coordinators`` has the runs that live."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
+        self.clock = ServiceClock(1.0, world.loop.time)
+        self.neighbours = Neighbours(name, self.clock, OPTIONS.lease_s, JOB_LEASE_S)
+        self.standing = Standing(True, OPTIONS.outage_s, world.loop.time)
+        missed_s = OPTIONS.lease_s - 2 * BEAT_S
+        self.place = Place(name, self.clock, self.neighbours, self.standing, self._refuses, missed_s, self._put_forward)
+        self.place.publish(f"127.0.0.1:{7670 + NAMES.index(name)}")
+        self.place._own = replace(self.place._own, machine="here")
+        self.session: int | None = None  # number of the node's stream
+        self.introduced = False
+        self.gone = False  # the end of a session waits to be written
+        self.heard = 0.0  # of the session, or of the node since
+        self.connected = False  # the node, here or there, as far as is known
+
+    def _put_forward(self, seconds: float) -> None:
+        """As ``Board.put_forward``."""
+        if not self.connected:
+            self.heard += seconds
+
+    async def _refuses(self) -> bool:
+        return self.world.database.refuses
+
+    async def run(self) -> None:
+        database, began = self.world.database, self.place.now()
+        held, records = await self._patiently(self._load)
+        self.clock.catch_up(max((one.clock for one in records), default=0.0))
+        self.heard = self.clock.now()
+        self.neighbours.observe({one.owner: one.clock for one in records})
+        self.place.held(began, held)
+        self.place.found(began, records)
+        asking = asyncio.create_task(self.place.ask_others(self))  # type: ignore[arg-type]
+        self.world.coordinators[self.name] = self
+        try:
+            while True:
+                try:
+                    await self._round(database)
+                except RefusedError:
+                    await self.place.failed()
+                    await asyncio.sleep(1.0)
+                await asyncio.sleep(RESYNC_S)
+                self.clock.tick()
+        finally:
+            asking.cancel()
+
+    async def _patiently(self, action: Callable[[], Any]) -> Any:
+        while True:
+            with contextlib.suppress(RefusedError):
+                return await self.world.database.do(self.name, action)
+            await asyncio.sleep(1.0)
+
+    def _load(self) -> tuple[list[str], list[CoordinatorRecord]]:
+        database = self.world.database
+        held = [NODE] if database.node_owner == self.name else []
+        if held:
+            database.node_owner = None
+        return held, list(database.records.values())
+
+    async def ask(self, others: Mapping[str, str]) -> dict[str, float]:
+        """As ``SilenceOfOthers``."""
+        await asyncio.sleep(0.1)
+        living = {} if self.world.parted else self.world.coordinators
+        found = {name: living[name].place.silent_s for name in others if name in living}
+        await asyncio.sleep(0.1)
+        return found
+
+    async def _round(self, database: Database) -> None:
+        began = self.place.now()
+
+        def look() -> tuple[list[CoordinatorRecord], str | None]:
+            return list(database.records.values()), database.node_owner
+
+        records, owner = await self.place.answer(database.do(self.name, look))
+        beats = {one.owner: one.clock for one in records}
+        alone = self.neighbours.alone(beats)
+        if jump := self.clock.catch_up(max(beats.values(), default=0.0)):
+            self._put_forward(jump)
+            self.neighbours.put_forward(jump)
+        self.neighbours.observe(beats)
+        self.place.looked(began, records, alone)
+        if self.session is None:
+            self._take_in(owner)
+        self._decide()
+        announced, now = self.place.announcement(), self.place.now()
+        gone, came = self.gone, None if self.introduced else self.session
+        self.gone = False
+        self.place.writes(now, [NODE] if gone else [])
+
+        def write() -> None:
+            known = database.records.get(self.name, CoordinatorRecord(self.name))
+            database.records[self.name] = replace(announced or known, clock=self.clock.now())
+            if gone and database.node_owner == self.name:
+                database.node_owner = None
+            if came is not None:
+                database.node_owner = self.name
+
+        try:
+            await self.place.answer(database.do(self.name, write))
+        except RefusedError:
+            self.gone = gone
+            raise
+        self.place.wrote(now, announced, [] if came is None else [NODE])
+        if came is not None and came == self.session:
+            self.introduced = self.connected = True
+
+    def _take_in(self, owner: str | None) -> None:
+        connected = owner not in (None, self.name) and self.neighbours.lives(owner or "")
+        if connected != self.connected:
+            self.heard = self._heard_of(owner, connected)
+            self.connected = connected
+
+    def _heard_of(self, owner: str | None, connected: bool) -> float:
+        if connected:
+            return 0.0
+        return self.clock.now() if owner in (None, self.name) else self.neighbours.heard(owner or "")
+
+    def _decide(self) -> None:
+        if self.connected or self.session is not None:
+            return
+        if self.clock.now() >= replace(OPTIONS, arrived_clock=self.place.arrived_clock).gone_at(self.heard):
+            raise GivenUpError(self.name)
+
+    # ---- the node's stream
+
+    def open(self, number: int) -> node_pb2.Welcome:
+        self.session, self.introduced = number, False
+        return self.terms()
+
+    def terms(self) -> node_pb2.Welcome:
+        self.heard = self.clock.now()
+        return node_pb2.Welcome(lease_s=OPTIONS.lease_s, fence_s=OPTIONS.fence_s, standing=self.vouch())
+
+    def vouch(self) -> node_pb2.Standing | None:
+        return self.standing.message(NODE)
+
+    def hang_up(self, number: int) -> None:
+        if self.session == number:
+            self.session, self.gone, self.connected = None, True, False
+
+
+class World:
+    """``events``: pairs of a pause in seconds and the name of a method."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.loop = loop
+        self.database = Database(loop)
+        self.coordinators: dict[str, Coordinator] = {}
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.parted = False  # coordinators don't reach each other
+        self.cut: set[str] = set()  # coordinators that the node does not reach
+        self.home = "a"  # the coordinator that the node dials
+        self.lease = Lease(lambda: None)
+
+    async def play(self, events: list[tuple[float, str]]) -> bool:
+        """True if the node's lease was over. Raises AssertionError if a coordinator has given the node up before."""
+        for name in NAMES:
+            self.start(name)
+        node = asyncio.create_task(self.node())
+        acting = asyncio.create_task(self._act(events))
+        try:
+            while not acting.done():
+                for task in self.tasks.values():
+                    if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                        assert isinstance(error, GivenUpError), repr(error)
+                        left = self.lease.deadline - self.loop.time()
+                        raise AssertionError(f"{error} gave the node up {left:.1f} s before its lease was over")
+                assert not node.done(), repr(node.exception())
+                if self.lease.deadline <= self.loop.time():
+                    return True
+                await asyncio.sleep(0.1)
+            acting.result()
+            return False
+        finally:
+            for task in (node, acting, *self.tasks.values()):
+                task.cancel()
+            await asyncio.gather(node, acting, *self.tasks.values(), return_exceptions=True)
+
+    async def _act(self, events: list[tuple[float, str]]) -> None:
+        await asyncio.sleep(15.0)
+        for pause, event in events:
+            getattr(self, event)()
+            await asyncio.sleep(pause)
+
+    def start(self, name: str) -> None:
+        if name not in self.tasks:
+            self.tasks[name] = asyncio.create_task(Coordinator(self, name).run())
+
+    def kill(self, name: str) -> None:
+        if name in self.tasks:
+            self.coordinators.pop(name, None)
+            self.tasks.pop(name).cancel()
+
+    # ---- events
+
+    def refuse(self) -> None:
+        self.database.refuses = not self.database.refuses
+
+    def silence(self) -> None:
+        silent = self.database.silent_for
+        self.database.silent_for = set() if silent else set(NAMES)
+
+    def silence_a(self) -> None:
+        self.database.silent_for ^= {"a"}
+
+    def silence_b(self) -> None:
+        self.database.silent_for ^= {"b"}
+
+    def restart_a(self) -> None:
+        self.kill("a")
+        self.start("a")
+
+    def kill_b(self) -> None:
+        self.kill("b")
+
+    def start_b(self) -> None:
+        self.start("b")
+
+    def part(self) -> None:
+        self.parted = not self.parted
+
+    def cut_a(self) -> None:
+        self.cut ^= {"a"}
+
+    def cut_all(self) -> None:
+        self.cut = set() if self.cut else set(NAMES)
+
+    def move(self) -> None:
+        self.home = "b" if self.home == "a" else "a"
+
+    def wait(self) -> None:
+        pass
+
+    # ---- the node
+
+    def reached(self, name: str) -> Coordinator | None:
+        return None if name in self.cut else self.coordinators.get(name)
+
+    async def node(self) -> None:
+        number = 0
+        while True:
+            number += 1
+            await self._stream(number)
+            await self._ask_the_ports()
+            await asyncio.sleep(0.5)
+
+    async def _ask_the_ports(self) -> None:
+        before = self.loop.time()
+        if self.lease.asks(before):
+            ports = {f"127.0.0.1:{7670 + NAMES.index(name)}": name for name in NAMES}
+            asked = {self.home, *(ports[address] for address in self.lease.coordinators)}
+            if all(name not in self.tasks and name not in self.cut for name in asked):
+                self.lease.refused(before)
+
+    async def _stream(self, number: int) -> None:
+        home = self.home
+        coordinator = self.reached(home)
+        if coordinator is None:
+            return
+        self.lease.hello(self.loop.time())
+        await asyncio.sleep(0.05)
+        if self.reached(home) is not coordinator:
+            return
+        try:
+            terms = coordinator.open(number)
+            await asyncio.sleep(0.05)
+            self.lease.welcome(terms)
+            while True:
+                sequence = self.lease.beat(self.loop.time())
+                await asyncio.sleep(0.05)
+                if self.reached(home) is not coordinator or self.home != home:
+                    return
+                coordinator.heard = coordinator.clock.now()
+                if sequence:
+                    self.lease.acknowledged(sequence, coordinator.vouch())
+                await asyncio.sleep(HEARTBEAT_S)
+        finally:
+            late = OPTIONS.lease_s if home in self.cut else 0.1
+            self.loop.call_later(late, coordinator.hang_up, number)
+
+
+EVENTS = "refuse silence silence_a silence_b restart_a kill_b start_b part cut_a cut_all move wait".split()
+
+
+def play(events: list[tuple[float, str]]) -> bool:
+    """True if the node's lease was over before the end."""
+    loop = VirtualLoop()
+    asyncio.set_event_loop(loop)
+    try:
+        return loop.run_until_complete(World(loop).play(events))
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
