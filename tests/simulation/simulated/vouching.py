@@ -49,7 +49,7 @@ class Database:
     silent_for: set[str] = field(default_factory=set)
 
     async def do(self, name: str, action: Callable[[], Any]) -> Any:
-        """What ``action`` returns, as soon as the coordinator ``name`` reaches the database."""
+        """Returns what ``action`` does, as soon as the coordinator ``name`` reaches the database."""
         while True:
             if self.refuses:
                 raise RefusedError
