@@ -3,41 +3,79 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.bench.elastic_peers import Found, Step, judge
+from tests.bench.elastic_peers import Cell, Found, Step, goes_on, judge, texts
+from tests.bench.elastic_systems import FAULTS, Struck
 
 HERE = Path(__file__).parent
 
 
-def steps(*times: float, first: int = 1, tried: int = 0) -> list[Step]:
-    return [Step(at, first + index, 2, first + index + tried) for index, at in enumerate(times)]
+def steps(*times: float, first: int = 1, tried: int = 0, ranks: int = 2) -> list[Step]:
+    return [Step(at, first + index, ranks, first + index + tried) for index, at in enumerate(times)]
+
+
+def killed(*victims: int, at: float = 3.5, ranks: int = 1) -> Struck:
+    return Struck(at, frozenset(victims), ranks)
+
+
+def write(folder: Path, pid: int, lines: list[Step]) -> None:
+    text = "".join(f"{step.at * 1e9:.0f} {step.number} {step.ranks} {step.tried}\n" for step in lines)
+    (folder / f"steps-{pid}").write_text(text)
 
 
 def test_a_pause_is_between_new_steps_of_those_that_are_left() -> None:
     left = steps(1, 2, 3) + steps(6, 7, first=4, tried=1)
-    found = judge({10: left, 11: steps(1, 2, 3)}, victim=11, killed_at=3.5)
+    found = judge({10: left, 11: steps(1, 2, 3)}, killed(11))
     assert found == Found(pause_s=2, step_s=1, in_vain=1)
 
 
 def test_steps_that_are_done_again_are_not_new() -> None:
     before = {10: steps(1, 2, 3), 11: steps(1, 2, 3)}
     again = {12: steps(8, 9, 10, 11, first=2), 13: steps(8, 9, 10, 11, first=2)}
-    found = judge(before | again, victim=11, killed_at=3.5)
+    found = judge(before | again, killed(11))
     assert found == Found(pause_s=6, step_s=1, in_vain=2), "steps 2 and 3 were done twice; step 4 came at 10"
 
 
+def test_a_newcomer_is_no_restart() -> None:
+    survivors = {pid: steps(1, 2, 3, 4) + steps(7, 8, first=5, ranks=3) for pid in (10, 11)}
+    found = judge(survivors | {12: steps(7, 8, first=5, ranks=3)}, killed())
+    assert found == Found(pause_s=2, step_s=1, in_vain=0)
+
+
+def test_who_joins_is_waited_for(tmp_path: Path) -> None:
+    me, struck = os.getpid(), killed(at=3.5, ranks=2)
+    write(tmp_path, me, steps(1, 2, 3, 4, 5, 6, 7, 8, 9, ranks=1))
+    write(tmp_path, os.getppid(), [])
+    assert not goes_on(tmp_path, struck), "it trains, but alone"
+    for pid in (me, os.getppid()):
+        write(tmp_path, pid, steps(1, 2, 3, ranks=1) + steps(4, 5, 6, 7, 8, first=4, ranks=2))
+    assert goes_on(tmp_path, struck)
+
+
+def test_a_system_that_did_not_go_on_has_a_row() -> None:
+    cell = Cell("silent", "torchrun", 1800.0, [], ["not within 120 s"])
+    assert texts(cell) == ("-", "-", "1800 s", "-", "-", "0 of 1")
+    cell.found.append(Found(pause_s=2, step_s=1, in_vain=0))
+    assert texts(cell)[0] == "2.00 s" and texts(cell)[-1] == "1 of 2"
+
+
 @pytest.mark.full
+@pytest.mark.timeout(900)
 def test_the_comparison_runs(tmp_path: Path) -> None:
-    size = ("--ranks", "2", "--megabytes", "4", "--rounds", "1", "--steps", "3", "--log", str(tmp_path / "log"))
-    command = (sys.executable, "-P", str(HERE / "elastic_peers.py"), *size, "--output", "json")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    size = ("--ranks", "2", "--hosts", "2", "--megabytes", "4", "--rounds", "1", "--steps", "3")
+    systems = ("--systems", "bagua,torchrun-5s,torchft", "--log", str(tmp_path / "log"))
+    command = (sys.executable, "-P", str(HERE / "elastic_peers.py"), *size, *systems, "--output", "json")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert document["found"]["bagua"][0]["in_vain"] == 0 and "torchrun" in document["found"]
+    cells = {(cell["fault"], cell["system"]): cell for cell in document["cells"]}
+    assert all(cells[fault, "bagua"]["found"][0]["in_vain"] == 0 for fault in FAULTS)
+    assert all((fault, "torchrun-5s") in cells for fault in FAULTS)
     if "torchft" in document["missing"]:
         pytest.skip(f"bagua and torchrun ran; torchft: {document['missing']['torchft']}")
