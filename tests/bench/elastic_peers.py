@@ -22,8 +22,10 @@ on``: rounds in which these made new steps, within --within seconds.
 
 torchrun starts all ranks again from the last checkpoint (every --checkpoint-every steps). It is measured with its own
 settings, and (torchrun-5s) with shorter ones: 5 s for an operation of Gloo and for an agent without a word, 1 s for
-late agents. torchft is measured with its own heartbeat (5 s), and with one of 1 s (torchft-1s); its operations may
-take 5 s. A system that waits longer than --within for a silent host is tried once.
+late agents, and a store of each attempt's own, without which an agent that joins hangs (torch 2.13). torchft is
+measured with its own heartbeat (5 s), and (torchft-1s) with one of 1 s and managers that ask a lost lighthouse again
+every second; its operations may take 5 s. A system that did not go on twice, or once where it waits longer than
+--within for a silent host, is not tried again.
 
 A system is looked for in this Python, or in the one that --python names; Bagua is that of this Python. What can't be
 imported is left out, and the table says so.
@@ -135,10 +137,11 @@ def all_at_work(folder: Path, ranks: int, options: argparse.Namespace) -> bool:
 
 def goes_on(folder: Path, struck: Struck) -> bool:
     found = {pid: steps for pid, steps in read(folder).items() if steps}
-    furthest = max((s.number for steps in found.values() for s in steps if s.at < struck.at), default=0)
-    # torchrun ends those that are left, some of them after one more step.
-    alive = [steps for pid, steps in found.items() if Path(f"/proc/{pid}").exists() and pid not in struck.victims]
-    at_work = [steps for steps in alive if steps[-1].at > struck.at]
+    left = {pid for pid in found if Path(f"/proc/{pid}").exists()} - struck.victims
+    # torchrun ends those that are left, some of them after more steps.
+    old = [s.number for pid, steps in found.items() for s in steps if s.at < struck.at or pid not in left]
+    furthest = max(old, default=0)
+    at_work = [found[pid] for pid in left if found[pid][-1].at > struck.at]
     new = [sum(s.number > furthest and s.ranks >= struck.ranks for s in steps) for steps in at_work]
     return len(at_work) >= struck.ranks and min(new) >= AFTER
 
@@ -173,13 +176,15 @@ def main() -> int:
         if unknown := set(wanted.split(",")) - set(known):
             parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(known)}")
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends all that was started here
-    results = rounds(options)
-    if options.output == "json":
-        cells = [{**asdict(cell), "found": [asdict(one) for one in cell.found]} for cell in results.cells]
-        shape = {"ranks": options.ranks, "hosts": options.hosts, "megabytes": options.megabytes}
-        print(json.dumps({**shape, "cells": cells, "missing": results.missing, "loads": results.loads}))
-    else:
-        show(options, results)
+    programs, results = prepare(options)
+    try:
+        rounds(programs, results, options)
+    finally:  # it takes long: who ends it early gets what there is
+        if options.output == "json":
+            shape = {"ranks": options.ranks, "hosts": options.hosts, "megabytes": options.megabytes}
+            print(json.dumps({**shape, **asdict(results)}))
+        else:
+            show(options, results)
     return 0 if all(cell.found for cell in results.cells if cell.system == "bagua") else 1
 
 
@@ -203,7 +208,8 @@ class Results:
     loads: list[float]
 
 
-def rounds(options: argparse.Namespace) -> Results:
+def prepare(options: argparse.Namespace) -> tuple[dict[str, str], Results]:
+    """The Python of each system, and results to be filled."""
     pythons = dict(entry.split("=", 1) for entry in options.python)
     programs = {
         name: pythons.get(name.partition("-")[0], sys.executable)
@@ -218,9 +224,13 @@ def rounds(options: argparse.Namespace) -> Results:
         for name in programs
         if name not in missing
     ]
-    results = Results(cells, missing, [])
-    for number, cell in itertools.product(range(options.rounds), cells):
-        if cell.why_not and (cell.limit_s or 0.0) > options.within:
+    return programs, Results(cells, missing, [])
+
+
+def rounds(programs: dict[str, str], results: Results, options: argparse.Namespace) -> None:
+    for number, cell in itertools.product(range(options.rounds), results.cells):
+        patience = 1 if (cell.limit_s or 0.0) > options.within else 2
+        if not cell.found and len(cell.why_not) == patience:
             continue  # the outcome would be the same, after as long a wait
         results.loads.append(os.getloadavg()[0])
         print(f"round {number + 1} of {options.rounds}: {cell.fault}, {cell.system}", file=sys.stderr, flush=True)
@@ -230,7 +240,6 @@ def rounds(options: argparse.Namespace) -> Results:
         except Unmeasured as error:
             cell.why_not.append(str(error))
             print(f"    {error}; see {options.log}", file=sys.stderr)
-    return results
 
 
 def show(options: argparse.Namespace, results: Results) -> None:
@@ -243,7 +252,7 @@ def show(options: argparse.Namespace, results: Results) -> None:
             print(f"    {cell.system:<16}" + "".join(f"{text:>14}" for text in texts(cell)))
     for name, why in results.missing.items():
         print(f"{name}: {why}")
-    loads = sorted(results.loads)
+    loads = sorted(results.loads) or [0.0]
     print(f"load of the machine before a start: median {statistics.median(loads):.1f}, most {loads[-1]:.1f}")
 
 

@@ -85,9 +85,10 @@ def torchrun(diary: Diary, folder: Path, megabytes: int, every: int) -> None:
 
     # With plain init_process_group("gloo") ranks that were started again may find addresses of the former attempt in
     # torchrun's store (torch 2.13), and fail.
-    store: dist.Store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    store = dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    ours = rank == 0 and os.environ["TORCHELASTIC_USE_AGENT_STORE"] != "True"
+    store: dist.Store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=ours)
+    store = dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
     limit = os.environ.get("BENCH_TIMEOUT_S")
     timeout = timedelta(seconds=float(limit)) if limit else None
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)

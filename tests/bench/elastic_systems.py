@@ -53,10 +53,16 @@ SETTINGS = {
     "bagua": Settings(SILENCE_S),
     # The others of a rank that is silent wait for torch's default timeout of an operation.
     "torchrun": Settings(1800.0),
-    "torchrun-5s": Settings(5.0, (TORCHRUN_5S,), {"BENCH_TIMEOUT_S": "5"}),
+    # torch 2.13: an agent that joins later waits for the address of the shared store, which nobody tells a second time.
+    "torchrun-5s": Settings(5.0, (TORCHRUN_5S,), {"BENCH_TIMEOUT_S": "5", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}),
     # The limit is that of Gloo's operations, as in its examples. The heartbeat is 5 s as well.
     "torchft": Settings(5.0, ("--join_timeout_ms", "10000")),
-    "torchft-1s": Settings(5.0, ("--join_timeout_ms", "1000", "--heartbeat_timeout_ms", "1000")),
+    "torchft-1s": Settings(
+        5.0,
+        ("--join_timeout_ms", "1000", "--heartbeat_timeout_ms", "1000"),
+        # Its managers ask a lost lighthouse again after a 60th of their quorum's minute. By default they never do.
+        {"TORCHFT_QUORUM_RETRIES": "59"},
+    ),
 }
 MODULES = {"bagua": "bagua.torch_api", "torchrun": "torch.distributed.run", "torchft": "torchft"}
 

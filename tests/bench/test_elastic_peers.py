@@ -58,6 +58,16 @@ def test_who_joins_is_waited_for(tmp_path: Path) -> None:
     assert goes_on(tmp_path, struck)
 
 
+def test_steps_that_are_done_again_are_not_waited_for(tmp_path: Path) -> None:
+    """Those that are left may train for long until they are started again, when one joins."""
+    ended, struck = 2**22 + 1, killed(at=3.5)
+    write(tmp_path, ended, steps(*range(1, 11)))
+    write(tmp_path, os.getpid(), steps(*range(20, 30), first=4))
+    assert not goes_on(tmp_path, struck), "ten steps were done before, and it is at the thirteenth"
+    write(tmp_path, os.getpid(), steps(*range(20, 32), first=4))
+    assert goes_on(tmp_path, struck)
+
+
 def test_a_system_that_did_not_go_on_has_a_row() -> None:
     cell = Cell("silent", "torchrun", 1800.0, [], ["not within 120 s"])
     assert texts(cell) == ("-", "-", "1800 s", "-", "-", "0 of 1")
