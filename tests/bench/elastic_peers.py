@@ -21,9 +21,9 @@ steps that a rank computed and that did not count (or counted twice), on average
 on``: rounds in which these made new steps, within --within seconds.
 
 torchrun starts all ranks again from the last checkpoint (every --checkpoint-every steps). It is measured with its own
-settings, and (torchrun-5s) with shorter ones: 5 s for an operation of Gloo and for an agent without a word, 1 s for
-late agents, and a store of each attempt's own, without which an agent that joins hangs (torch 2.13). torchft is
-measured with its own heartbeat (5 s), and (torchft-1s) with one of 1 s and managers that ask a lost lighthouse again
+times, and (torchrun-5s) with shorter ones: 5 s for an operation of Gloo and for an agent without a word, 1 s for late
+agents; both with a store for each attempt, because with the shared one an agent that joins hangs (torch 2.13). torchft
+is measured with its own heartbeat (5 s), and (torchft-1s) with one of 1 s and managers that ask a lost lighthouse again
 every second; its operations may take 5 s. A system that did not go on twice, or once where it waits longer than
 --within for a silent host, is not tried again.
 

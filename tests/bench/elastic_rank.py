@@ -83,15 +83,8 @@ def torchrun(diary: Diary, folder: Path, megabytes: int, every: int) -> None:
     """As its documentation says: rank 0 saves a checkpoint from time to time, and all begin with the last one."""
     import torch.distributed as dist
 
-    # With plain init_process_group("gloo") ranks that were started again may find addresses of the former attempt in
-    # torchrun's store (torch 2.13), and fail.
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    ours = rank == 0 and os.environ["TORCHELASTIC_USE_AGENT_STORE"] != "True"
-    store: dist.Store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=ours)
-    store = dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
     limit = os.environ.get("BENCH_TIMEOUT_S")
-    timeout = timedelta(seconds=float(limit)) if limit else None
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=float(limit)) if limit else None)
     model, checkpoint, step = make_model(megabytes), folder / "checkpoint.pt", 0
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True)

@@ -48,13 +48,15 @@ class Settings:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
+OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Each attempt of torchrun has a store of its own. With the one that attempts share by default (torch 2.13) an agent
+that joins waits for an address that nobody tells again, and ranks may find addresses of the former attempt."""
 TORCHRUN_5S = "keep_alive_interval=1,keep_alive_max_attempt=5,last_call_timeout=1"
 SETTINGS = {
     "bagua": Settings(SILENCE_S),
     # The others of a rank that is silent wait for torch's default timeout of an operation.
-    "torchrun": Settings(1800.0),
-    # torch 2.13: an agent that joins later waits for the address of the shared store, which nobody tells a second time.
-    "torchrun-5s": Settings(5.0, (TORCHRUN_5S,), {"BENCH_TIMEOUT_S": "5", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}),
+    "torchrun": Settings(1800.0, env=OWN_STORE),
+    "torchrun-5s": Settings(5.0, (TORCHRUN_5S,), {**OWN_STORE, "BENCH_TIMEOUT_S": "5"}),
     # The limit is that of Gloo's operations, as in its examples. The heartbeat is 5 s as well.
     "torchft": Settings(5.0, ("--join_timeout_ms", "10000")),
     "torchft-1s": Settings(
