@@ -92,10 +92,10 @@ def judge(diaries: dict[int, list[Step]], struck: Struck) -> Found:
         in_vain = float(furthest - again + 1)
     else:
         times = new_steps(left)
+        # A rank of torchft that was behind takes over the number of the others, so only what comes after counts.
+        last = [max((step for step in steps if step.at < struck.at), key=lambda step: step.at) for steps in left]
         in_vain = statistics.mean(steps[-1].tried - steps[-1].number for steps in left)
-        in_vain -= statistics.mean(
-            max(step.tried - step.number for step in steps if step.at < struck.at) for steps in left
-        )
+        in_vain -= statistics.mean(step.tried - step.number for step in last)
     gaps = [(later, later - earlier) for earlier, later in itertools.pairwise(times)]
     usual = statistics.median(gap for at, gap in gaps if at < struck.at)
     return Found(max(gap for at, gap in gaps if at > struck.at) - usual, usual, in_vain)

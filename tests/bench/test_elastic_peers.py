@@ -42,6 +42,12 @@ def test_steps_that_are_done_again_are_not_new() -> None:
     assert found == Found(pause_s=6, step_s=1, in_vain=2), "steps 2 and 3 were done twice; step 4 came at 10"
 
 
+def test_a_number_taken_over_before_the_fault_is_nothing_in_vain() -> None:
+    left = steps(1, 2) + steps(3, first=5) + steps(4, 5, first=6, tried=-2)
+    left[2] = Step(3, 5, 2, 3)
+    assert judge({10: left, 11: steps(1, 2, 3)}, killed(11)).in_vain == 0
+
+
 def test_a_newcomer_is_no_restart() -> None:
     survivors = {pid: steps(1, 2, 3, 4) + steps(7, 8, first=5, ranks=3) for pid in (10, 11)}
     found = judge(survivors | {12: steps(7, 8, first=5, ranks=3)}, killed())
