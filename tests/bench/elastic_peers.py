@@ -170,7 +170,7 @@ def main() -> int:
     parser.add_argument("--checkpoint-every", type=int, default=10)
     parser.add_argument("--python", action="append", default=[], metavar="SYSTEM=PATH")
     parser.add_argument("--log", type=Path, default=Path(tempfile.gettempdir()) / "bagua-elastic-peers.log")
-    parser.add_argument("--output", choices=("table", "json"), default="table")
+    parser.add_argument("--output", choices=("table", "markdown", "json"), default="table")
     options = parser.parse_args()
     for wanted, known in ((options.faults, FAULTS), (options.systems, SETTINGS)):
         if unknown := set(wanted.split(",")) - set(known):
@@ -244,12 +244,18 @@ def rounds(programs: dict[str, str], results: Results, options: argparse.Namespa
 
 def show(options: argparse.Namespace, results: Results) -> None:
     heads = ("median pause", "longest", "limit", "a step", "in vain", "went on")
+    if options.output == "markdown":
+        print(f"| fault | system | {' | '.join(heads)} |\n{'|---' * (2 + len(heads))}|")
     for fault, cells in itertools.groupby(results.cells, key=lambda cell: cell.fault):
         title = FAULTS[fault].format(ranks=options.ranks, hosts=options.hosts)
-        print(f"{title}, {options.megabytes} MB")
-        print(f"    {'':<16}" + "".join(f"{head:>14}" for head in heads))
+        if options.output == "table":
+            print(f"{title}, {options.megabytes} MB\n    {'':<16}" + "".join(f"{head:>14}" for head in heads))
         for cell in cells:
-            print(f"    {cell.system:<16}" + "".join(f"{text:>14}" for text in texts(cell)))
+            if options.output == "table":
+                print(f"    {cell.system:<16}" + "".join(f"{text:>14}" for text in texts(cell)))
+            else:
+                print(f"| {title} | {cell.system} | {' | '.join(texts(cell))} |")
+    print()
     for name, why in results.missing.items():
         print(f"{name}: {why}")
     loads = sorted(results.loads) or [0.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.elastic_peers import Cell, Found, Step, goes_on, judge, texts
+from tests.bench.elastic_peers import Cell, Found, Results, Step, goes_on, judge, show, texts
 from tests.bench.elastic_systems import FAULTS, Struck
 
 HERE = Path(__file__).parent
@@ -79,6 +80,17 @@ def test_a_system_that_did_not_go_on_has_a_row() -> None:
     assert texts(cell) == ("-", "-", "1800 s", "-", "-", "0 of 1")
     cell.found.append(Found(pause_s=2, step_s=1, in_vain=0))
     assert texts(cell)[0] == "2.00 s" and texts(cell)[-1] == "1 of 2"
+
+
+def test_the_page_gets_its_table_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    cells = [Cell("host", "bagua", None, [Found(pause_s=0.2, step_s=0.1, in_vain=0)], [])]
+    options = argparse.Namespace(output="markdown", hosts=3, ranks=4, megabytes=100)
+    show(options, Results(cells, {"torchft": "not installed"}, [1.0, 2.0, 3.0]))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "|---" * 8 + "|"
+    fault = "SIGKILL of 1 of 3 hosts with one rank each"
+    assert lines[2] == f"| {fault} | bagua | 0.20 s | 0.20 s |  | 0.10 s | 0.0 | 1 of 1 |"
+    assert lines[-2:] == ["torchft: not installed", "load of the machine before a start: median 2.0, most 3.0"]
 
 
 @pytest.mark.full
