@@ -92,10 +92,12 @@ def judge(diaries: dict[int, list[Step]], struck: Struck) -> Found:
         in_vain = float(furthest - again + 1)
     else:
         times = new_steps(left)
-        # A rank of torchft that was behind takes over the number of the others, so only what comes after counts.
-        last = [max((step for step in steps if step.at < struck.at), key=lambda step: step.at) for steps in left]
-        in_vain = statistics.mean(steps[-1].tried - steps[-1].number for steps in left)
-        in_vain -= statistics.mean(step.tried - step.number for step in last)
+        # A rank of torchft that is behind takes over the number of the others: it has not computed those steps.
+        last = [[step for step in steps if step.at < struck.at][-1] for steps in left]
+        more = [
+            (steps[-1].tried - old.tried, steps[-1].number - old.number) for steps, old in zip(left, last, strict=True)
+        ]
+        in_vain = statistics.mean(float(max(0, tried - counted)) for tried, counted in more)
     gaps = [(later, later - earlier) for earlier, later in itertools.pairwise(times)]
     usual = statistics.median(gap for at, gap in gaps if at < struck.at)
     return Found(max(gap for at, gap in gaps if at > struck.at) - usual, usual, in_vain)

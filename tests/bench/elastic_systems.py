@@ -184,7 +184,6 @@ class Bagua(System):
 
     def begin(self) -> None:
         self._state = tempfile.TemporaryDirectory(prefix="bagua-peers-")
-        os.environ["OMP_NUM_THREADS"] = "1"
         self._rig = Rig(Path(self._state.name), self.shape.ranks, self.folder, self.arguments[1:])
         self._rig.start_nodes(self.shape.hosts)
         self._rig.start_job(most=self.shape.room, respawn=0)
