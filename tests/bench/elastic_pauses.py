@@ -33,183 +33,34 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bagua.base.daemon_process import daemon_pid
-from bagua.base.security import read_token
-from bagua.cli.embedded import START_DEADLINE_S, STOP_DEADLINE_S, ServiceProcess
-from bagua.client import Client
 from bagua.daemon.node.keeper import MAX_DEATHS
-from bagua.proto import common_pb2
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from elastic_peers import Step, read
+from elastic_rig import SILENCE_S, Rig, Unmeasured
 
-RANK_MAIN = Path(__file__).with_name("elastic_rank.py")
 ON_ONE_HOST, BETWEEN_HOSTS, ABOVE = ("rank", "daemon", "join"), ("host", "silent"), ("coordinator",)
 ROWS = (*ON_ONE_HOST, *BETWEEN_HOSTS, *ABOVE)
 TARGETS = {"rank": (0.3, 1.0), "host": (0.3, 1.0), "silent": (0.5, 1.5), "daemon": (1.5, 3.0), "join": (0.2, 1.0)}
 """Seconds: median, 99 of 100."""
 TURN_S = 4.0
-SILENCE_S = 5.0
 DAEMON_DEATHS = MAX_DEATHS - 1
 """Of one daemon. At the next one its keeper would give up: so many within a minute mean that the daemon is broken."""
-STEPS = 8
-"""Of all ranks, before an event and after it."""
-WITHIN_S = 120.0
-
-
-def pause(diaries: Sequence[Sequence[Step]], began: float, ended: float) -> float:
-    """Seconds of these ranks, between two monotonic times, beyond a step of theirs before."""
-    usual, longest = [], 0.0
-    for diary in diaries:
-        for earlier, later in itertools.pairwise(diary):
-            if later.at <= began:
-                usual.append(later.at - earlier.at)
-            elif earlier.at < ended:
-                longest = max(longest, later.at - earlier.at)
-    return max(0.0, longest - statistics.median(usual[-50:]))
-
-
-class Rig:
-    """A coordinator, nodes, and a job on them that trains. Leaving the context ends all of it."""
-
-    def __init__(self, state: Path, slots: int, megabytes: int, heap: int) -> None:
-        self.nodes: dict[str, ServiceProcess] = {}
-        self._state, self._slots, self._megabytes, self._heap = state, slots, megabytes, heap
-        self._all: list[ServiceProcess] = []
-        self._diaries = state / "diaries"
-        self._diaries.mkdir()
-        self._nodes_wanted = 0
-        self._job = ""
-        self._address = "127.0.0.1:0"
-        self.start_coordinator()
-
-    def start_coordinator(self) -> None:
-        """At the address that it has had, if there was one before."""
-        database = f"sqlite:///{self._state / 'bagua.db'}"
-        place = ["--listen", self._address, "--state-dir", str(self._state), "--database-url", database]
-        label = f"coordinator-{len(self._all)}"
-        self.coordinator = self._launch(label, "bagua.daemon.coordinator", [*place, "--fence-after", "10"])
-        self._address = self.coordinator.wait_ready(time.monotonic() + START_DEADLINE_S)["address"]
-
-    def _launch(self, label: str, module: str, arguments: list[str]) -> ServiceProcess:
-        service = ServiceProcess(label, module, arguments, self._state / f"{label}.log")
-        self._all.append(service)
-        return service
-
-    def start_nodes(self, wanted: int) -> None:
-        self._nodes_wanted = wanted
-        while len(self.nodes) < wanted:
-            name = f"node-{len(self._all)}"
-            arguments = ["--name", name, "--node-id", name, "--slots", str(self._slots), "--pass-env", "*"]
-            reach = ["--coordinator", self._address, "--token-file", str(self._state / "token")]
-            service = self._launch(name, "bagua.daemon.node", [*arguments, *reach, "--state-dir", str(self._state)])
-            service.wait_ready(time.monotonic() + START_DEADLINE_S)
-            self.nodes[name] = service
-
-    def start_job(self) -> None:
-        spec = common_pb2.JobSpec(
-            name="pauses",
-            entry=str(RANK_MAIN),
-            args=["bagua", str(self._diaries), str(self._megabytes), "10", str(self._heap)],
-            env={"OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"},
-            workdir=str(self._state),
-            nnodes=self._nodes_wanted,
-            nproc_per_node=self._slots,
-            elastic=True,
-            min_nodes=1,
-            max_nodes=self._nodes_wanted,
-            respawn=1000,
-            python=sys.executable,
-            placement_timeout_s=60.0,
-            stop_grace_s=1.0,
-        )
-        with self._client() as client:
-            self._job = client.submit(spec).job_id
-        self.await_whole()
-
-    def _client(self) -> Client:
-        return Client(self._address, token=read_token(self._state / "token"))
-
-    def ranks(self) -> dict[int, str]:
-        """Members that train: their pids, and the nodes that they are on."""
-        with self._client() as client:
-            job = client.get(self._job)
-        found = read(self._diaries)
-        known = {rank.pid: rank.node_id for rank in job.ranks if rank.node_id in self.nodes}
-        return {pid: node for pid, node in known.items() if found.get(pid) and Path(f"/proc/{pid}").exists()}
-
-    def await_whole(self) -> None:
-        """Until all ranks that are wanted have trained together for some steps."""
-        wanted = self._nodes_wanted * self._slots
-
-        def whole() -> bool:
-            found = read(self._diaries)
-            pids = self.ranks()
-            together = [sum(step.ranks == wanted for step in found[pid][-STEPS:]) for pid in pids]
-            return len(pids) == wanted and min(together) == STEPS
-
-        until(whole, f"{wanted} ranks train together", lambda: str(self.ranks()))
-
-    def pause_of(self, left: Sequence[int], began: float) -> float:
-        """Of these ranks, once they have made some more steps."""
-
-        def go_on() -> bool:
-            found = read(self._diaries)
-            return all(sum(step.at > began for step in found[pid]) >= STEPS for pid in left)
-
-        until(go_on, "the ranks that are left go on", lambda: str(self.ranks()))
-        found = read(self._diaries)
-        return pause([found[pid] for pid in left], began, time.monotonic())
-
-    def turn(self, pids: Sequence[int], event: Callable[[], None]) -> float:
-        """Their pause in a time that begins with the event."""
-        began = time.monotonic()
-        event()
-        time.sleep(max(0.0, began + TURN_S - time.monotonic()))
-        found = read(self._diaries)
-        return pause([found[pid] for pid in pids], began, time.monotonic())
-
-    def join_of(self, left: Sequence[int], began: float) -> float:
-        """Their pause, when all ranks are there again: around the first step with more ranks than before it."""
-        self.await_whole()
-        found = read(self._diaries)
-        grown = [
-            (earlier.at, later.at)
-            for pid in left
-            for earlier, later in itertools.pairwise(found[pid])
-            if later.at > began and later.ranks > earlier.ranks
-        ]
-        first, last = min(earlier for earlier, _ in grown), max(later for _, later in grown)
-        return pause([found[pid] for pid in left], first, last)
-
-    def end(self) -> None:
-        with contextlib.suppress(Exception), self._client() as client:
-            client.cancel(self._job, reason="measured")
-        for service in self._all:
-            service.signal_group(signal.SIGCONT)
-        deadline = time.monotonic() + STOP_DEADLINE_S
-        for service in reversed(self._all):
-            service.signal_group(signal.SIGTERM)
-        for service in self._all:
-            service.wait(deadline)
-
-
-def until(condition: Callable[[], bool], what: str, state: Callable[[], str]) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise SystemExit(f"not within {WITHIN_S:g} s: {what} ({state()})")
-        time.sleep(0.05)
 
 
 @contextlib.contextmanager
 def rig(nodes: int, slots: int, options: argparse.Namespace) -> Iterator[Rig]:
     with tempfile.TemporaryDirectory(prefix="bagua-pauses-") as folder:
-        made = Rig(Path(folder), slots, options.megabytes, options.heap)
+        diaries = Path(folder) / "diaries"
+        diaries.mkdir()
+        made = Rig(Path(folder), slots, diaries, [str(options.megabytes), "10", str(options.heap)])
         try:
             made.start_nodes(nodes)
             made.start_job()
+            made.await_whole()
             yield made
+        except Unmeasured as error:
+            raise SystemExit(str(error)) from error
         finally:
             made.end()
 
@@ -262,9 +113,9 @@ def without_the_coordinator(options: argparse.Namespace, tell: Callable[[str, fl
     with rig(1, options.ranks, options) as made:
         pids = list(made.ranks())
         for _ in range(options.times):
-            tell("undisturbed", made.turn(pids, lambda: None))
-            tell("coordinator", made.turn(pids, made.coordinator.process.kill))
-            tell("restart", made.turn(pids, made.start_coordinator))
+            tell("undisturbed", made.turn(pids, lambda: None, TURN_S))
+            tell("coordinator", made.turn(pids, made.coordinator.process.kill, TURN_S))
+            tell("restart", made.turn(pids, made.start_coordinator, TURN_S))
 
 
 def most(times: Sequence[float]) -> float:

@@ -2,7 +2,8 @@
 
 ``elastic_rank.py SYSTEM FOLDER MEGABYTES CHECKPOINT_EVERY [HEAP]``
 
-HEAP: megabytes that it uses besides, which the kernel must take away when it was killed.
+HEAP: megabytes that it uses besides, which the kernel must take away when it was killed. BENCH_TIMEOUT_S in the
+environment: how long an operation of torchrun's process group may take; without it, torch's default.
 
 Each rank writes a line for each step that counts into a file of its own in FOLDER: ``steps-PID``, with the monotonic
 time in nanoseconds, the number of the step, how many ranks take part, and how many steps it has tried in all.
@@ -82,12 +83,8 @@ def torchrun(diary: Diary, folder: Path, megabytes: int, every: int) -> None:
     """As its documentation says: rank 0 saves a checkpoint from time to time, and all begin with the last one."""
     import torch.distributed as dist
 
-    # With plain init_process_group("gloo") ranks that were started again may find addresses of the former attempt in
-    # torchrun's store (torch 2.13), and fail.
-    store: dist.Store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    store = dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    limit = os.environ.get("BENCH_TIMEOUT_S")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=float(limit)) if limit else None)
     model, checkpoint, step = make_model(megabytes), folder / "checkpoint.pt", 0
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True)
@@ -124,7 +121,7 @@ def torchft(diary: Diary, folder: Path, megabytes: int, _: int) -> None:
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=timedelta(seconds=30)),
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=5)),
         min_replica_size=1,
         load_state_dict=load,
         state_dict=lambda: {"model": model.state_dict(), "optimizer": inner.state_dict()},

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.bench.elastic_cost import shapes
-from tests.bench.elastic_pauses import most, pause
-from tests.bench.elastic_peers import Step
+from tests.bench.elastic_pauses import most
+from tests.bench.elastic_rig import Step, pause
 
 HERE = Path(__file__).parent
 
