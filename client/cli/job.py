@@ -209,7 +209,13 @@ def logs(
     job_id: str = JobArgument,
     follow: bool = typer.Option(False, "--follow", "-f", help="Go on until the job has ended."),
     rank: list[int] | None = typer.Option(
-        None, "--rank", "--only-rank", min=0, help="Only this rank; may be repeated.", show_default=False
+        None,
+        "--rank",
+        "--only-rank",
+        min=0,
+        max=options.MAX_RANK,
+        help="Only this rank; may be repeated.",
+        show_default=False,
     ),
     prefix: options.PrefixOption = None,
     tail: int = typer.Option(0, min=0, max=1_000_000, help="Only the last N lines of each rank.", metavar="N"),

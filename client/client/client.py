@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from bagua.base.errors import ConfigError, InvalidRequestError, ServiceError, UnavailableError
 from bagua.base.rpc import CHANNEL_OPTIONS, MAX_SPEC_BYTES, error_of, too_large_spec
-from bagua.base.security import TlsFiles, call_metadata, channel_credentials, check_dial_address
+from bagua.base.security import TlsFiles, call_metadata, channel_credentials, check_dial_address, handshake_words
 from bagua.client.accounts import Accounts
 from bagua.client.packing import Packed, pack
 from bagua.client.reach import find_reach
@@ -336,7 +336,7 @@ class Client:
     def _lasting(
         self, read: Callable[[], Iterator[Reply]], patience_s: float, on_away: Callable[[str], None] | None
     ) -> Iterator[Reply]:
-        """What the stream of ``read`` gives; it is begun again when the coordinator was away."""
+        """Passes on what the stream of ``read`` gives; it is begun again when the coordinator was away."""
         away_since: float | None = None
         pause = _FIRST_PAUSE_S
         while True:
@@ -436,9 +436,12 @@ class Client:
                 ) from error
             if code is grpc.StatusCode.UNAVAILABLE:
                 self._renew()
+                remedy = handshake_words(details, self._tls is not None)
+                words = f"No coordinator answers at {self.address} ({details.rstrip('.')})."
+                if remedy:
+                    raise UnavailableError(f"{words} {remedy} [BG808]") from error
                 raise UnavailableError(
-                    f"No coordinator answers at {self.address} ({details.rstrip('.')}). "
-                    "Start one with `bagua coordinator`, or pass --coordinator. [BG801]"
+                    f"{words} Start one with `bagua coordinator`, or pass --coordinator. [BG801]"
                 ) from error
             if code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise UnavailableError(

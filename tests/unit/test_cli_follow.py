@@ -112,9 +112,7 @@ def test_output_that_can_not_be_read_any_more_is_told() -> None:
         told.set()
 
     terminal.note = note  # type: ignore[method-assign]
-    script = Script(
-        [[is_now(RUNNING), told, is_now(SUCCEEDED)]], [[chunk(b"one\ntw"), ForbiddenError("not any more")]]
-    )
+    script = Script([[is_now(RUNNING), told, is_now(SUCCEEDED)]], [[chunk(b"one\ntw"), ForbiddenError("not any more")]])
     follower(script, terminal).run()
     assert terminal.lines == ["one", "tw"]
     assert "The output can't be read any more: not any more" in terminal.notes

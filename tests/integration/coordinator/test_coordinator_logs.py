@@ -14,7 +14,8 @@ from bagua.base.errors import InvalidRequestError, UnavailableError
 from bagua.daemon.coordinator.logs import WINDOW_BYTES
 from bagua.proto import common_pb2 as c
 from bagua.proto import node_pb2 as n
-from tests.integration.coordinator.conftest import PATIENT
+
+from .conftest import PATIENT
 
 RUNNING = {"state": c.RANK_STATE_RUNNING, "pid": 77}
 
@@ -112,11 +113,9 @@ def test_a_node_that_goes_away_ends_its_logs_with_words(run, client):
 
 
 def held(order: n.RunJob) -> n.LocalJob:
-    """What a daemon that comes back says of it."""
+    """The words of a daemon that comes back."""
     ranks = [c.RankStatus(rank=rank, **RUNNING) for rank in (0, 1)]
-    return n.LocalJob(
-        job_id=order.job_id, generation=order.generation, phase=n.LOCAL_PHASE_STARTED, ranks=ranks
-    )
+    return n.LocalJob(job_id=order.job_id, generation=order.generation, phase=n.LOCAL_PHASE_STARTED, ranks=ranks)
 
 
 def test_whoever_follows_has_the_rest_when_a_node_is_back(start, connect, until):
