@@ -662,10 +662,27 @@ class ReadLogsRequest(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class HadEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.int
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.int = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     JOB_ID_FIELD_NUMBER: builtins.int
     RANKS_FIELD_NUMBER: builtins.int
     FOLLOW_FIELD_NUMBER: builtins.int
     TAIL_LINES_FIELD_NUMBER: builtins.int
+    HAD_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     follow: builtins.bool
     tail_lines: builtins.int
@@ -674,6 +691,10 @@ class ReadLogsRequest(google.protobuf.message.Message):
     def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """by member number; empty: all, those that are gone included"""
 
+    @property
+    def had(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.int]:
+        """Of ranks that an earlier call has read from: where to go on, in bytes since the rank's start."""
+
     def __init__(
         self,
         *,
@@ -681,8 +702,9 @@ class ReadLogsRequest(google.protobuf.message.Message):
         ranks: collections.abc.Iterable[builtins.int] | None = ...,
         follow: builtins.bool = ...,
         tail_lines: builtins.int = ...,
+        had: collections.abc.Mapping[builtins.int, builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["follow", b"follow", "job_id", b"job_id", "ranks", b"ranks", "tail_lines", b"tail_lines"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["follow", b"follow", "had", b"had", "job_id", b"job_id", "ranks", b"ranks", "tail_lines", b"tail_lines"]) -> None: ...
 
 global___ReadLogsRequest = ReadLogsRequest
 

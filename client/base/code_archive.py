@@ -40,6 +40,10 @@ def unsafe(name: str) -> str:
         return "an empty name"
     if len(name.encode("utf-8", "surrogateescape")) > MAX_NAME:
         return f"a name of more than {MAX_NAME} bytes"
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return "a name that is not UTF-8"
     if path.is_absolute() or ".." in path.parts or "\0" in name:
         return "a name that leads out of the folder"
     return ""

@@ -33,6 +33,18 @@ def disk_words(error: OSError, path: Path | str | None = None) -> str:
     return f"{place} can't be used: {error.strerror or error}."
 
 
+def ending_words(error: OSError) -> str:
+    """Words for an error that ends a command; empty: a fault of ours, not of a file that somebody named."""
+    if error.errno in FULL and error.filename is None:  # of a write: nothing says which file it was
+        return (
+            f"What this command writes has no room ({error.strerror}): its output, or a file that it should make. Make "
+            "room there, or have it written elsewhere. [BG109]"
+        )
+    if error.errno in FULL or (error.errno in CLOSED and error.filename):
+        return f"{disk_words(error)} [BG109]"
+    return ""
+
+
 def replace_file(path: Path, text: str) -> None:
     """Writes a small file of this user alone (0600) so that a reader, and the next start after a power cut, finds the
     old text or the new one, never half of it. Blocks on the disk. Raises OSError."""

@@ -42,8 +42,8 @@ def runtime_dir() -> Path:
     return Path(f"/tmp/bagua-{os.getuid()}")
 
 
-def make_private_dir(path: Path) -> Path:
-    """Creates ``path`` with mode 0700 and returns it. Raises ConfigError if that can not be."""
+def make_private_dir(path: Path, remedy: str = "Give another with --state-dir or BAGUA_STATE_DIR.") -> Path:
+    """Creates ``path`` with mode 0700 and returns it. Raises ConfigError, with the ``remedy``, if that can not be."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.stat()
@@ -54,10 +54,7 @@ def make_private_dir(path: Path) -> Path:
             code = errno.EROFS if os.statvfs(path).f_flag & os.ST_RDONLY else errno.EACCES
             raise OSError(code, os.strerror(code))
     except OSError as error:
-        raise ConfigError(
-            f"The folder {path} can't be written: {error.strerror}. Give another with --state-dir or BAGUA_STATE_DIR. "
-            "[BG108]"
-        ) from error
+        raise ConfigError(f"The folder {path} can't be written: {error.strerror}. {remedy} [BG108]") from error
     if status.st_uid != os.getuid():
         raise ConfigError(
             f"The folder {path} belongs to user {status.st_uid}, not to you. Run this as that user (`runuser -u USER "

@@ -50,7 +50,25 @@ class TlsFiles:
                     else "`bagua certs` makes it."
                 )
                 raise ConfigError(f"TLS file {path} can't be read: {error.strerror}. {remedy} [BG808]") from error
-        return found[0], found[1], found[2]
+        ca, cert, key = found
+        if words := self._trouble(ca, cert, key):  # gRPC's library says something else, or ends the process
+            raise ConfigError(f"{words} Copy the folder again, or make another one with `bagua certs`. [BG808]")
+        return ca, cert, key
+
+    def _trouble(self, ca: bytes, cert: bytes, key: bytes) -> str:
+        """The reason why they can't be used; empty: they can."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_verify_locations(cadata=ca.decode("ascii"))
+        except (ssl.SSLError, ValueError):
+            return f"TLS file {self.ca} holds no certificate."
+        try:
+            _load_pair(context, cert, key)
+        except (ssl.SSLError, OSError, ValueError) as error:
+            if getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
+                return f"TLS files {self.cert} and {self.key} are no pair: the key is that of another certificate."
+            return f"TLS files {self.cert} and {self.key} are no certificate and its key: one of them is damaged."
+        return ""
 
 
 def create_token(path: Path) -> str:
@@ -91,6 +109,15 @@ def read_token(path: Path) -> str:
         ) from error
     if not token:
         raise ConfigError(f"The token file {path} is empty. Remove it and start the coordinator again. [BG804]")
+    return checked_token(token, f"The token file {path}")
+
+
+def checked_token(token: str, source: str) -> str:
+    """``token``, if it can be sent. Raises ConfigError: gRPC's own words name neither the token nor ``source``."""
+    if not (token.isascii() and token.isprintable()):
+        raise ConfigError(
+            f"{source} has more than one line, or characters that no token has. Leave one token there. [BG804]"
+        )
     return token
 
 
@@ -166,23 +193,42 @@ def _server_context(found: tuple[bytes, bytes, bytes]) -> ssl.SSLContext | None:
     none."""
     ca, cert, key = found
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        _load_pair(context, cert, key)
+        context.load_verify_locations(cadata=ca.decode("ascii"))
+    except (ssl.SSLError, OSError, ValueError):
+        return None
+    return context
+
+
+def _load_pair(context: ssl.SSLContext, cert: bytes, key: bytes) -> None:
+    """Raises ssl.SSLError, OSError, ValueError."""
     with tempfile.TemporaryDirectory() as folder:  # 0700; the standard library takes files alone
-        paths = [os.path.join(folder, name) for name in ("cert.pem", "key.pem")]
+        paths = os.path.join(folder, "cert.pem"), os.path.join(folder, "key.pem")
         for path, data in zip(paths, (cert, key), strict=True):
             with open(path, "wb") as file:
                 file.write(data)
-        try:
-            context.load_cert_chain(*paths)
-            context.load_verify_locations(cadata=ca.decode("ascii"))
-        except (ssl.SSLError, OSError, ValueError):
-            return None
-    return context
+        context.load_cert_chain(paths[0], paths[1], password="")  # nobody is asked for one
 
 
 def channel_credentials(tls: TlsFiles) -> grpc.ChannelCredentials:
     """Mutual TLS, client side."""
     ca, cert, key = tls.read()
     return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
+
+
+def handshake_words(details: str, tls: bool) -> str:
+    """The remedy for a connection that failed, by gRPC's words; empty: it was not because of TLS."""
+    if "CERTIFICATE_VERIFY_FAILED" in details:
+        return (
+            "Its certificate is of another authority, or for another address, than these TLS files say: take the "
+            "folder that the coordinator was started with (--tls)."
+        )
+    if "WRONG_VERSION_NUMBER" in details:
+        return "It speaks without TLS: leave --tls and BAGUA_TLS out."
+    if not tls and "Socket closed" in details and "failed to connect" in details:
+        return "It hung up at once. If it was started with --tls, give these files here, too."
+    return ""
 
 
 def check_dial_address(address: str, tls: TlsFiles | None) -> None:

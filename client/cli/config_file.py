@@ -121,9 +121,11 @@ def _document(path: Path) -> dict[str, Any]:
     if len(data) > MAX_BYTES:
         raise UsageError(f"--config {path}: more than {MAX_BYTES} bytes: that is no file of options. [BG105]")
     try:
-        return tomllib.loads(data.decode())
+        return tomllib.loads(data.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"--config {path} is no TOML: {error} [BG105]") from error
+    except RecursionError as error:
+        raise UsageError(f"--config {path}: too many brackets in one another. [BG105]") from error
 
 
 def _value(path: Path, one: Declared, value: Any) -> Any:
@@ -135,6 +137,8 @@ def _value(path: Path, one: Declared, value: Any) -> Any:
     if typing.get_origin(one.kind) is list:
         item = typing.get_args(one.kind)[0]
         if isinstance(value, dict) and "K=" in (one.info.metavar or "") and all(map(_is_text, value.values())):
+            if odd := [key for key in value if "=" in key or not key]:
+                raise UsageError(f"--config {path}: {one.key}: {odd[0]!r} can't be the name of a variable. [BG105]")
             return [f"{key}={text}" for key, text in value.items()]
         if isinstance(value, list) and all(type(text) is item for text in value):
             return value

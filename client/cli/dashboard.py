@@ -6,11 +6,12 @@ import ctypes
 import importlib.util
 import os
 import signal
+import sys
 from typing import Annotated
 
 import typer
 
-from bagua.base.errors import ConfigError
+from bagua.base.errors import ConfigError, UsageError
 from bagua.cli.options import CoordinatorOption, TlsOption, TokenFileOption
 
 _PR_SET_PDEATHSIG = 1
@@ -68,6 +69,11 @@ def top(
     tls: TlsOption = None,
 ) -> None:
     """Nodes, jobs, figures and logs in this terminal, as they change."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):  # it reads keys from the one, and draws on the other
+        raise UsageError(
+            "bagua top needs a terminal. Without one, `bagua job list`, `bagua node list` and `bagua job show ID` "
+            "print what is so now. [BG112]"
+        )
     require("bagua top", "textual")
     from bagua.base.security import read_token
     from bagua.client import Client, find_reach

@@ -6,6 +6,7 @@ draws, so no two threads ever write to the terminal.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ class JobSource(Protocol):
 
     def watch(self, job_id: str, *, on_away: Callable[[str], None] | None = None) -> Iterator[job_pb2.JobUpdate]: ...
     def logs(
-        self, job_id: str, *, ranks: Iterable[int] = (), follow: bool = False
+        self, job_id: str, *, ranks: Iterable[int] = (), follow: bool = False, patience_s: float = 0.0
     ) -> Iterator[common_pb2.LogChunk]: ...
     def cancel(self, job_id: str, reason: str = "") -> job_pb2.Job: ...
 
@@ -101,7 +102,6 @@ class Follower:
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._credit = BoundedSemaphore(CHUNKS_IN_FLIGHT)
         self._assemblers: dict[int, LineAssembler] = {}
-        self._offsets: dict[int, int] = {}
         self._logs_ended = False
         self._interrupted = False
         self._deadline = float("inf")
@@ -135,7 +135,7 @@ class Follower:
             case job_pb2.JobUpdate():
                 self._update(event)
             case CoordinatorAway():
-                self._terminal.status(f"waiting for the coordinator: {event.why}")
+                self._terminal.away(event.why)
             case StreamEnded():
                 self._stream_ended(event)
             case ServiceDied():
@@ -172,15 +172,11 @@ class Follower:
             return
         if chunk.error:
             self._terminal.note(f"The output of rank {chunk.rank} can't be read: {chunk.error}")
-        # After a reconnect the log comes again from the start: skip what was shown.
-        seen = self._offsets.get(chunk.rank, 0)
         assembler = self._assemblers.setdefault(chunk.rank, LineAssembler())
-        if chunk.missing and chunk.offset > seen:
+        if chunk.missing:
             self._show(chunk.rank, assembler.finish())
-            self._terminal.note(missing_text(chunk.rank, chunk.offset - seen))
-        data = chunk.data[max(0, seen - chunk.offset) :]
-        self._offsets[chunk.rank] = max(seen, chunk.offset + len(chunk.data))
-        self._show(chunk.rank, assembler.feed(data, time.monotonic()))
+            self._terminal.note(missing_text(chunk.rank, chunk.missing))
+        self._show(chunk.rank, assembler.feed(chunk.data, time.monotonic()))
         if chunk.eof:
             self._show(chunk.rank, assembler.finish())
 
@@ -191,10 +187,9 @@ class Follower:
 
     def _stream_ended(self, event: StreamEnded) -> None:
         if event.stream == "logs":
-            if event.error is None or self.job.state in ENDED:
-                self._logs_ended = True
-            else:
-                self._start_logs(pause=1.0)
+            self._logs_ended = True
+            if event.error is not None and self.job.state not in ENDED:
+                self._terminal.note(f"The output can't be read any more: {event.error}")
         elif self.job.state not in ENDED:
             raise event.error or ServiceError("The coordinator stopped telling of the job before it had ended. [BG801]")
 
@@ -205,13 +200,14 @@ class Follower:
         """Called from the thread that watches."""
         self._events.put(CoordinatorAway(why))
 
-    def _start_logs(self, pause: float = 0.0) -> None:
-        self._start("logs", lambda: self._source.logs(self.job.job_id, ranks=self._ranks, follow=True), pause)
+    def _start_logs(self) -> None:
+        """They are waited for as long as the watch goes on."""
+        logs = self._source.logs
+        self._start("logs", lambda: logs(self.job.job_id, ranks=self._ranks, follow=True, patience_s=math.inf))
 
-    def _start(self, stream: str, start: Callable[[], Iterator[Event]], pause: float = 0.0) -> None:
+    def _start(self, stream: str, start: Callable[[], Iterator[Event]]) -> None:
         def read() -> None:
             error: Exception | None = None
-            time.sleep(pause)  # a pause before another try, not a wait for something
             try:
                 for event in start():
                     if isinstance(event, common_pb2.LogChunk):

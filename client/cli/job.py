@@ -209,7 +209,13 @@ def logs(
     job_id: str = JobArgument,
     follow: bool = typer.Option(False, "--follow", "-f", help="Go on until the job has ended."),
     rank: list[int] | None = typer.Option(
-        None, "--rank", "--only-rank", min=0, help="Only this rank; may be repeated.", show_default=False
+        None,
+        "--rank",
+        "--only-rank",
+        min=0,
+        max=options.MAX_RANK,
+        help="Only this rank; may be repeated.",
+        show_default=False,
     ),
     prefix: options.PrefixOption = None,
     tail: int = typer.Option(0, min=0, max=1_000_000, help="Only the last N lines of each rank.", metavar="N"),
@@ -220,10 +226,13 @@ def logs(
 ) -> None:
     """Prints what the ranks of a job printed. With --output json: one document {"lines": [{"rank", "text"}]}; with -f
     one document per line instead."""
+    from bagua.cli.terminal import Terminal
+
     with connect(coordinator, token_file, tls) as client:
         job = client.get(client.find(job_id))
+        aside = Terminal()
         several, begins = job.spec.nnodes * job.spec.nproc_per_node > 1, options.Shown(prefix=prefix)
-        chunks = client.logs(job.job_id, ranks=rank or (), follow=follow, tail=tail)
+        chunks = client.logs(job.job_id, ranks=rank or (), follow=follow, tail=tail, on_away=aside.away)
         lines = _lines(chunks)
         if output is Output.json and not follow:
             print_json({"job_id": job.job_id, "lines": [{"rank": number, "text": text} for number, text in lines]})

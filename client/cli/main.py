@@ -5,12 +5,14 @@ Commands are imported when that is settled: importing them takes a moment, and n
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable
+from io import TextIOWrapper
 from typing import NoReturn
 
-from bagua.base.disk import CLOSED, FULL, disk_words
+from bagua.base.disk import ending_words
 from bagua.base.errors import BaguaError, UsageError
 from bagua.base.platforms import require_linux
 from bagua.base.text import printable
@@ -25,6 +27,7 @@ def main() -> None:
 def guarded(program: Callable[[], None]) -> None:
     """Runs a program of ours. An error that we raise on purpose is one line and exit code 1 (2: usage); Ctrl-C ends
     with 130 wherever a command has no better plan."""
+    _prepare_streams()
     signal.signal(signal.SIGINT, _interrupted)
     try:
         require_linux()
@@ -34,9 +37,35 @@ def guarded(program: Callable[[], None]) -> None:
     except BaguaError as error:
         _fail(str(error), 1)
     except OSError as error:
-        if error.errno not in FULL and not (error.errno in CLOSED and error.filename):
-            raise  # a fault of ours, not of a file that was named
-        _fail(disk_words(error), 1)
+        if not (words := ending_words(error)):
+            raise
+        _fail(words, 1)
+    except UnicodeEncodeError as error:
+        if error.encoding != "utf-8":
+            raise
+        text = str(error.object)
+        _fail(
+            f"{text[:200]!r} is not UTF-8 text: it is sent to the service, which takes no other. Give it in UTF-8, or "
+            "give a file another name. [BG102]",
+            2,
+        )
+
+
+def _prepare_streams() -> None:
+    """Standard streams that are closed lead nowhere: the next file or socket that is opened would take their place, and
+    with it what is printed. Characters that the output's encoding does not have are shown by their numbers."""
+    for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _bagua() -> None:

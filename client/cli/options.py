@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 MAX_RANKS = 1024
 """On one node."""
 MAX_NODES = 4096
+MAX_RANK = (1 << 32) - 1
 
 
 class Output(StrEnum):
@@ -220,6 +221,7 @@ OnlyRankOption = Annotated[
     typer.Option(
         "--only-rank",
         min=0,
+        max=MAX_RANK,
         metavar="R",
         help="Show the output of this rank alone; may be repeated. Logs have all of them.",
         show_default=False,
@@ -425,3 +427,14 @@ def resolve_workdir(workdir: Path | None) -> Path:
     if not folder.is_dir():
         raise UsageError(f"--workdir {folder}: there is no such folder. [BG104]")
     return folder
+
+
+def check_new_file(path: Path) -> None:
+    """Raises ConfigError if ``path`` can't be written: before the work whose result goes there."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise ConfigError(f"{path} can't be written: there is no folder {folder}. [BG109]")
+    if path.is_dir():
+        raise ConfigError(f"{path} can't be written: it is a folder. Name a file. [BG109]")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"{path} can't be written: user {os.getuid()} may not make files in {folder}. [BG109]")

@@ -6,6 +6,7 @@ need to come together (address, token, certificates) lies in a file of mode 0600
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -25,6 +26,7 @@ from bagua.cli.hosts import RemoteService
 from bagua.hosts.end import ENDING, FAILED, Order
 
 REQUEUE_DEADLINE_S = 60.0
+SWEEP_DEADLINE_S = 10.0
 FORGOTTEN = (
     *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_DISTRIBUTION"),
     *("SLURM_GPUS_PER_TASK", "SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_CPU_BIND", "SLURM_GPU_BIND"),
@@ -41,6 +43,7 @@ class SrunWay:
     address: str
     shared: Path
     srun: str = "srun"
+    squeue: str = "squeue"
     ends_by_signal: bool = True
     _folder: Path | None = field(default=None, init=False)
     _log: Path | None = field(default=None, init=False)
@@ -48,7 +51,8 @@ class SrunWay:
     def start(self, order: Order, state: Path) -> list[RemoteService]:
         """See ``cli.hosts.Way``. Slurm names the nodes."""
         self._log = state / "nodes.log"
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{self.job}-", dir=make_private_dir(self.shared)))
+        sweep(make_private_dir(self.shared), self.squeue)
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{self.job}-", dir=self.shared))
         path = self._folder / "order"
         write_private(path, f"{order.line()}\n".encode())
         command = [
@@ -79,6 +83,21 @@ class SrunWay:
             (self._folder / ENDING).touch()
 
 
+def sweep(shared: Path, squeue: str) -> None:
+    """Removes the folders of jobs that Slurm has no more: `scancel` and `scontrol requeue` kill a batch script
+    before it can remove its own. Where Slurm does not answer, they stay until the next time."""
+    folders = [path for path in shared.iterdir() if path.name.partition("-")[0].isdecimal()]
+    if not folders:
+        return
+    command = [*squeue.split(), "--noheader", f"--user={os.getuid()}", "--format=%A"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=SWEEP_DEADLINE_S)
+        there = set(done.stdout.split())
+        for path in folders:
+            if path.name.partition("-")[0] not in there:
+                shutil.rmtree(path, ignore_errors=True)
+
+
 def srun_way(nodes: int | None, address: str, environment: Mapping[str, str] = os.environ) -> SrunWay:
     """The nodes of this allocation, ``nodes`` of them if that is given. Raises UsageError outside of one, for more
     nodes than it has, and where this node has no address for the others."""
@@ -92,6 +111,14 @@ def srun_way(nodes: int | None, address: str, environment: Mapping[str, str] = o
         raise UsageError(
             "srun has started this command several times. Call `bagua slurm run` once, without srun: it starts a "
             "daemon on each node by itself. [BG916]"
+        )
+    parts = _number(environment, "SLURM_HET_SIZE")
+    if parts > 1 and nodes is None:
+        groups = ",".join(map(str, range(parts)))
+        raise UsageError(
+            f"Slurm job {job} is heterogeneous, and `bagua slurm run` takes nodes of its first component alone: say "
+            f"how many with -N, or start a rank with each task of all components: srun --het-group={groups} python "
+            "train.py. [BG916]"
         )
     has = _number(environment, "SLURM_JOB_NUM_NODES")
     if nodes is not None and nodes > has:

@@ -24,7 +24,7 @@ from bagua.base.secrets import looks_secret
 from bagua.base.text import json_text
 from bagua.cli.bundle import Bundle, tail_of
 from bagua.cli.job import connect
-from bagua.cli.options import CoordinatorOption, TlsOption, TokenFileOption
+from bagua.cli.options import CoordinatorOption, TlsOption, TokenFileOption, check_new_file
 
 if TYPE_CHECKING:
     from bagua.client import Client
@@ -60,6 +60,7 @@ def support_bundle(
     Works without a coordinator, too; the file says then that it was away.
     """
     path = file or Path(time.strftime("bagua-support-%Y%m%d-%H%M%S.tar.gz"))
+    check_new_file(path)
     for address in metrics or ():
         if not address.startswith(("http://", "https://")):
             raise ConfigError(f"--metrics {address}: give a URL, such as http://127.0.0.1:9670/metrics. [BG102]")

@@ -46,6 +46,10 @@ class Terminal:
             self._status = text
             self.note(text)
 
+    def away(self, why: str) -> None:
+        """The coordinator does not answer; it is waited for."""
+        self.status(f"waiting for the coordinator: {why}")
+
     def passing(self, text: str) -> None:
         """A short-lived status: shown only where the next status takes its place."""
 

@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from bagua.base.errors import ConfigError
 from bagua.base.text import printable
 from bagua.cli.job import JobArgument, connect, print_json
-from bagua.cli.options import CoordinatorOption, Output, OutputOption, TlsOption, TokenFileOption
+from bagua.cli.options import (
+    CoordinatorOption,
+    Output,
+    OutputOption,
+    TlsOption,
+    TokenFileOption,
+    check_new_file,
+)
 
 if TYPE_CHECKING:
     from bagua.timeline.trace import Trace
@@ -34,7 +40,7 @@ def trace(
     https://ui.perfetto.dev."""
     from bagua.timeline.chrome import to_chrome
 
-    _check_writable(file)
+    check_new_file(file)
     if plot is not None:
         from bagua.bench import plots
 
@@ -53,11 +59,6 @@ def trace(
         _say(found, file, len(document["traceEvents"]))
     if found.empty:
         raise typer.Exit(1)
-
-
-def _check_writable(path: Path) -> None:
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"{path} can't be written: there is no folder {path.absolute().parent}. [BG109]")
 
 
 def _say(found: Trace, file: Path, events: int) -> None:

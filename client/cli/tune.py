@@ -78,6 +78,7 @@ def show(
 def forget(
     id: Annotated[str, typer.Argument(metavar="[ID]", help="Id, or the beginning of one.", show_default=False)] = "",
     all: bool = typer.Option(False, "--all", help="Everything that was tuned."),
+    output: OutputOption = Output.text,
     coordinator: CoordinatorOption = None,
     token_file: TokenFileOption = None,
     tls: TlsOption = None,
@@ -86,8 +87,12 @@ def forget(
     if bool(id) == all:
         raise UsageError("Give an ID, or --all. [BG103]")
     with connect(coordinator, token_file, tls) as client:
-        for one in client.forget_tuning(id, all):
-            print(f"forgotten: {one}")
+        forgotten = client.forget_tuning(id, all)
+    if output is Output.json:
+        print_json({"forgotten": list(forgotten)})
+        return
+    for one in forgotten:
+        print(f"forgotten: {one}")
 
 
 def state(found: job_pb2.Tuning) -> str:

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from bagua.base.errors import ConfigError, InvalidRequestError, ServiceError, UnavailableError
 from bagua.base.rpc import CHANNEL_OPTIONS, MAX_SPEC_BYTES, error_of, too_large_spec
-from bagua.base.security import TlsFiles, call_metadata, channel_credentials, check_dial_address
+from bagua.base.security import TlsFiles, call_metadata, channel_credentials, check_dial_address, handshake_words
 from bagua.client.accounts import Accounts
 from bagua.client.packing import Packed, pack
 from bagua.client.reach import find_reach
@@ -280,11 +280,12 @@ class Client:
                     case "progress": print(update.progress.step)
 
         When the coordinator goes away ``on_away`` is told why, and the watch goes on where it was if it comes back
-        within ``patience_s`` (jobs run on meanwhile); else UnavailableError is raised. The output is then over."""
+        within ``patience_s`` (jobs run on meanwhile); else UnavailableError is raised."""
         updates = functools.partial(self._updates, job_id, after_seq, patience_s, on_away)
         if not logs:
             return updates()
-        chunks = functools.partial(self.logs, job_id, follow=True)
+        # They wait for longer: of a coordinator that stays away the updates tell.
+        chunks = functools.partial(self.logs, job_id, follow=True, patience_s=2 * patience_s)
         return iter(Merged[job_pb2.JobUpdate | common_pb2.LogChunk](updates, chunks, patience_s=LOG_PATIENCE_S))
 
     def _updates(
@@ -294,17 +295,56 @@ class Client:
         patience_s: float,
         on_away: Callable[[str], None] | None,
     ) -> Iterator[job_pb2.JobUpdate]:
+        def read() -> Iterator[job_pb2.JobUpdate]:
+            nonlocal after_seq
+            request = job_pb2.WatchJobRequest(job_id=job_id, after_seq=after_seq)
+            for update in self._stub.WatchJob(request, metadata=self._metadata):
+                if update.WhichOneof("update") == "event":
+                    after_seq = update.event.seq
+                yield update
+
+        return self._lasting(read, patience_s, on_away)
+
+    def logs(
+        self,
+        job_id: str,
+        ranks: Iterable[int] = (),
+        follow: bool = False,
+        tail: int = 0,
+        patience_s: float = PATIENCE_S,
+        on_away: Callable[[str], None] | None = None,
+    ) -> Iterator[common_pb2.LogChunk]:
+        """The output of ranks (none: all), in chunks as they come; the last ``tail`` lines only if that is not 0. With
+        ``follow`` a job that is not placed yet is waited for, and the stream lasts until its ranks have ended; a
+        coordinator that goes away is waited for as by ``watch``."""
+        wanted = list(ranks)
+        had: dict[int, int] = {}
+
+        def read() -> Iterator[common_pb2.LogChunk]:
+            request = job_pb2.ReadLogsRequest(job_id=job_id, ranks=wanted, follow=follow, tail_lines=tail, had=had)
+            for chunk in self._stub.ReadLogs(request, metadata=self._metadata):
+                if (seen := had.get(chunk.rank)) is not None:  # older coordinators begin again
+                    chunk.data = chunk.data[max(0, seen - chunk.offset) :]
+                    chunk.missing = min(chunk.missing, max(0, chunk.offset - seen))
+                    chunk.offset = max(chunk.offset, seen)
+                if chunk.data or chunk.missing:
+                    had[chunk.rank] = chunk.offset + len(chunk.data)
+                yield chunk
+
+        return self._lasting(read, patience_s if follow else 0.0, on_away)
+
+    def _lasting(
+        self, read: Callable[[], Iterator[Reply]], patience_s: float, on_away: Callable[[str], None] | None
+    ) -> Iterator[Reply]:
+        """Passes on what the stream of ``read`` gives; it is begun again when the coordinator was away."""
         away_since: float | None = None
         pause = _FIRST_PAUSE_S
         while True:
             try:
-                request = job_pb2.WatchJobRequest(job_id=job_id, after_seq=after_seq)
                 with self._words():
-                    for update in self._stub.WatchJob(request, metadata=self._metadata):
+                    for one in read():
                         away_since, pause = None, _FIRST_PAUSE_S
-                        if update.WhichOneof("update") == "event":
-                            after_seq = update.event.seq
-                        yield update
+                        yield one
                 return
             except UnavailableError as error:
                 now = time.monotonic()
@@ -316,15 +356,6 @@ class Client:
                     on_away(str(error))
             self._closed.wait(pause)  # between two tries to connect
             pause = min(2 * pause, _LONGEST_PAUSE_S)
-
-    def logs(
-        self, job_id: str, ranks: Iterable[int] = (), follow: bool = False, tail: int = 0
-    ) -> Iterator[common_pb2.LogChunk]:
-        """The output of ranks (none: all), in chunks as they come; the last ``tail`` lines only if that is not 0. With
-        ``follow`` a job that is not placed yet is waited for, and the stream lasts until its ranks have ended."""
-        request = job_pb2.ReadLogsRequest(job_id=job_id, ranks=list(ranks), follow=follow, tail_lines=tail)
-        with self._words():
-            yield from self._stub.ReadLogs(request, metadata=self._metadata)
 
     def trace(self, job_id: str, steps: int = 0, timeout_s: float = 0.0) -> Trace:
         """Has all ranks and hosts of a job that runs record their next ``steps`` (0: 5); returns when they have, or
@@ -405,9 +436,12 @@ class Client:
                 ) from error
             if code is grpc.StatusCode.UNAVAILABLE:
                 self._renew()
+                remedy = handshake_words(details, self._tls is not None)
+                words = f"No coordinator answers at {self.address} ({details.rstrip('.')})."
+                if remedy:
+                    raise UnavailableError(f"{words} {remedy} [BG808]") from error
                 raise UnavailableError(
-                    f"No coordinator answers at {self.address} ({details.rstrip('.')}). "
-                    "Start one with `bagua coordinator`, or pass --coordinator. [BG801]"
+                    f"{words} Start one with `bagua coordinator`, or pass --coordinator. [BG801]"
                 ) from error
             if code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise UnavailableError(

@@ -13,12 +13,16 @@ import tarfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
 
 from bagua.base.code_archive import MAX_BYTES, MAX_FILES, MAX_UNPACKED_BYTES, link_leads_out, unsafe
 from bagua.base.errors import ConfigError
 from bagua.base.text import printable
 from bagua.proto import common_pb2
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
 
 IGNORE_FILE = ".baguaignore"
 """Patterns as in .gitignore: what matches is not packed."""
@@ -110,17 +114,16 @@ def _of_git(folder: Path) -> list[str] | None:
             found += [os.path.join(name.rstrip("/"), one) for one in _of_git(path) or ()]
         elif os.path.lexists(path):  # it may have been deleted, and not yet in git
             found.append(name)
-    return found
+    links = {name for name in found if (folder / name).is_symlink()}
+    # Git may still have files of a folder that is a link by now: they are those of the folder to which it leads.
+    return [name for name in found if links.isdisjoint(map(str, PurePath(name).parents))]
 
 
 def _without_ignored(folder: Path, of_git: list[str] | None) -> Iterable[str]:
-    from pathspec import GitIgnoreSpec
-
-    patterns = _patterns(folder / IGNORE_FILE)
-    if of_git is not None:
-        spec = GitIgnoreSpec.from_lines(patterns)
-        return [name for name in _outside_environments(of_git) if not spec.match_file(name)]
-    spec = GitIgnoreSpec.from_lines([*DEFAULT_IGNORES, *_patterns(folder / ".gitignore"), *patterns])
+    if of_git is not None:  # which knows .gitignore by itself
+        spec = _spec(folder, [], IGNORE_FILE)
+        return [name for name in _outside_environments(of_git) if not _matches(spec, name)]
+    spec = _spec(folder, DEFAULT_IGNORES, ".gitignore", IGNORE_FILE)
     found = []
     for path, folders, files in os.walk(folder):
         below = os.path.relpath(path, folder)
@@ -131,15 +134,18 @@ def _without_ignored(folder: Path, of_git: list[str] | None) -> Iterable[str]:
             inside = os.path.normpath(os.path.join(below, name))
             if os.path.islink(os.path.join(path, name)):
                 files.append(name)
-            elif not spec.match_file(inside + "/"):
+            elif not _matches(spec, inside + "/"):
                 continue
             folders.remove(name)
-        found += [
-            inside for name in files if not spec.match_file(inside := os.path.normpath(os.path.join(below, name)))
-        ]
+        found += [inside for name in files if not _matches(spec, inside := os.path.normpath(os.path.join(below, name)))]
         if len(found) > 10 * MAX_FILES:  # counted well enough for an error
             break
     return found
+
+
+def _matches(spec: GitIgnoreSpec, name: str) -> bool:
+    """Patterns see what is not UTF-8 in a name as question marks: some of pathspec's ways take nothing else."""
+    return spec.match_file(name.encode(errors="replace").decode())
 
 
 def _outside_environments(names: Sequence[str]) -> list[str]:
@@ -147,6 +153,22 @@ def _outside_environments(names: Sequence[str]) -> list[str]:
     folders = (os.path.split(name)[0] for name in names if os.path.basename(name) == ENVIRONMENT)
     environments = tuple(f"{folder}/" for folder in folders if folder)
     return [name for name in names if not name.startswith(environments)]
+
+
+def _spec(folder: Path, first: Sequence[str], *names: str) -> GitIgnoreSpec:
+    """Of what is left out: by the patterns ``first``, then by those of these files. Raises ConfigError for a pattern
+    that means nothing."""
+    from pathspec import GitIgnoreSpec
+
+    patterns = list(first)
+    for name in names:
+        lines = _patterns(folder / name)
+        try:
+            GitIgnoreSpec.from_lines(lines)
+        except ValueError as error:
+            raise ConfigError(f"{folder / name}: {printable(str(error))}. [BG815]") from error
+        patterns += lines
+    return GitIgnoreSpec.from_lines(patterns)
 
 
 def _patterns(path: Path) -> list[str]:
@@ -164,8 +186,16 @@ def _look_at(folder: Path, names: Sequence[str]) -> dict[str, int]:
     for name in names:
         path = folder / name
         if why := unsafe(name):
-            raise ConfigError(f"The working directory {folder} has {why}: {printable(name[:200])}. [BG815]")
-        status = path.lstat()
+            raise ConfigError(
+                f"The working directory {folder} has {why}: {printable(name[:200])}. Give it another one, or put it "
+                f"into {IGNORE_FILE}. [BG815]"
+            )
+        try:
+            status = path.lstat()
+        except FileNotFoundError:
+            continue  # somebody has deleted it since
+        except OSError as error:
+            raise ConfigError(f"{printable(str(path))} can't be read: {error.strerror}. [BG815]") from error
         if stat.S_ISLNK(status.st_mode):
             target = os.readlink(path)
             if link_leads_out(name, target) or not _is_inside(folder, path):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagua.base.paths import state_dir
-from bagua.base.security import TlsFiles, read_token
+from bagua.base.security import TlsFiles, checked_token, read_token
 
 DEFAULT_ADDRESS = "127.0.0.1:7670"
 
@@ -33,9 +33,15 @@ def find_reach(address: str | None = None, token: str | None = None, tls: TlsFil
         tls = Path(folder) if folder else None
     return Reach(
         address=explicit or published.get("address") or DEFAULT_ADDRESS,
-        token=token or os.environ.get("BAGUA_TOKEN") or read_token(_token_file(published, bool(explicit))),
+        token=_given(token) or read_token(_token_file(published, bool(explicit))),
         tls=TlsFiles.in_folder(tls) if isinstance(tls, Path) else tls,
     )
+
+
+def _given(token: str | None) -> str:
+    if token:
+        return checked_token(token, "The token")
+    return checked_token(os.environ.get("BAGUA_TOKEN", "").strip(), "BAGUA_TOKEN")
 
 
 def _token_file(published: dict[str, str], explicit: bool) -> Path:

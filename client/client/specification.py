@@ -132,6 +132,9 @@ def variables(
     autotune: bool = False,
 ) -> dict[str, str]:
     """Variables of a job: ``env``, and what the others say. Raises ConfigError."""
+    for name, value in env.items():
+        if not (isinstance(name, str) and isinstance(value, str)):  # protobuf's words would name neither
+            raise ConfigError(f"env: {name!r} is {value!r}: names and values must be texts. [BG107]")
     found = dict(env)
     if algorithm:
         try:

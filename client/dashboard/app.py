@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -33,7 +34,7 @@ from bagua.dashboard.documents import job_row, no_again
 from bagua.dashboard.feed import ENDED, Connect, Feeds
 from bagua.dashboard.log_tail import LogTail
 from bagua.dashboard.stream import ClusterView, JobView, events
-from bagua.proto import common_pb2
+from bagua.proto import common_pb2, job_pb2
 
 STATIC = Path(__file__).resolve().parent / "static"  # an editable installation has links
 MAX_BODY = 64 << 10
@@ -241,10 +242,10 @@ class Dashboard:
         job_id, key = request.path_params["job_id"], str((await _body(request)).get("key", ""))[:64]
         if len(key) < 8:
             return refusal(400, "key: at least 8 characters.")
-        spec = (await self._call(lambda client: client.get(job_id))).spec
-        if words := no_again(spec):
+        former = await self._call(lambda client: client.get(job_id))
+        if words := no_again(former.spec):
             return refusal(409, words)
-        return Document(job_row(await self._call(lambda client: client.submit(spec, f"dashboard-{key}"))))
+        return Document(job_row(await self._call(lambda client: submit_again(client, former, f"dashboard-{key}"))))
 
     async def _trace(self, request: Request) -> Response:
         """Records a step of a job that runs."""
@@ -253,10 +254,21 @@ class Dashboard:
             return Document(await self._call(lambda client: step_trace.record(client, job_id)))
 
 
+def submit_again(client: Client, former: job_pb2.Job, key: str) -> job_pb2.Job:
+    """The same job anew, in its namespace. Administrators keep the Unix user of its ranks; others submit as their
+    own."""
+    chooses = bool(former.unix_user) and client.accounts.whoami().role == "admin"
+    unix_user = former.unix_user if chooses else ""
+    return client.submit(former.spec, key, namespace=former.namespace, unix_user=unix_user)
+
+
 def _numbers(text: str) -> tuple[int, ...]:
     """``"0,3"``. Raises InvalidRequestError."""
     try:
-        return tuple(int(part) for part in text.split(",") if part)[:64]
+        found = tuple(int(part) for part in text.split(",") if part)[:64]
+        if all(0 <= rank < 1 << 32 for rank in found):
+            return found
+        raise ValueError
     except ValueError as error:
         raise InvalidRequestError(f"logs: {text!r} is no list of ranks. [BG820]") from error
 
@@ -267,6 +279,7 @@ async def _body(request: Request) -> dict[str, Any]:
         return {}
     try:
         found = await request.json()
-    except ValueError:
+        json.dumps(found, ensure_ascii=False).encode()  # escapes may spell what is no text
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

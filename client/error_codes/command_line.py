@@ -19,7 +19,8 @@ AREA = Area(
         Entry(
             "BG102",
             "The value of an option can't be used",
-            "The value has another form than the option takes, or lies outside of its limits. The error names both.",
+            "The value has another form than the option takes, or lies outside of its limits. The error names both. "
+            "What goes to the service must be UTF-8 text; names of files may be something else on Linux.",
             "Correct the value. `bagua COMMAND --help` shows what each option takes.",
         ),
         Entry(
@@ -69,8 +70,9 @@ AREA = Area(
             "BG109",
             "A file can't be read or written",
             "A file that an option names is not there, can't be read, is no text, exists already where a new one "
-            "is to be made, or lies in a folder that does not exist.",
-            "Check path and permissions. Pictures need a name that ends with `.png`, `.svg` or `.pdf`.",
+            "is to be made, or lies in a folder that does not exist. Or its disk is full, or that of the file that the "
+            "output goes to.",
+            "Check path and permissions, and make room. Pictures need a name that ends with `.png`, `.svg` or `.pdf`.",
         ),
         Entry(
             "BG110",
@@ -86,6 +88,14 @@ AREA = Area(
             "A port can't be used",
             "Another program listens at this address already, or the address is none of this machine.",
             "Stop the other program (`ss -ltnp` shows it), or choose another port. Port 0 takes any free one.",
+        ),
+        Entry(
+            "BG112",
+            "A terminal is needed",
+            "The command draws on the terminal and reads keys, and there is none: it was started by cron, by another "
+            "program, or with its input or standard error sent elsewhere.",
+            "Start it in a terminal; with ssh, `ssh -t HOST bagua top`. For programs and files take the commands that "
+            "print once, with `--output json`.",
         ),
     ),
 )

@@ -17,7 +17,7 @@ import typer
 # Before gRPC is imported: its own log has a line for each handshake of TLS that fails, as many as a stranger likes.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-from bagua.base.disk import disk_words
+from bagua.base.disk import disk_words, ending_words
 from bagua.base.errors import ConfigError, ServiceError, UnavailableError
 from bagua.base.notify import Notifier
 from bagua.base.spelling import COMMAND_SETTINGS
@@ -203,6 +203,10 @@ def main() -> None:
         fail(error.format_message())
     except (ConfigError, ServiceError) as error:
         fail(str(error), error)
+    except OSError as error:
+        if not (words := ending_words(error)):
+            raise
+        fail(words, error)
     if code:
         raise SystemExit(code)
 

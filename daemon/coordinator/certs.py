@@ -25,7 +25,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], renew: bool = False) -
     """ca.pem, cert.pem and key.pem in ``folder`` (0700), for ``hosts`` and this machine's loopback. Files that are
     there and cover the hosts are kept, unless ``renew``. Raises ConfigError if they don't, or the folder can't be
     written."""
-    files = TlsFiles.in_folder(make_private_dir(folder))
+    files = TlsFiles.in_folder(make_private_dir(folder, "Choose another folder."))
     names = tuple(dict.fromkeys((*hosts, *_ALWAYS)))
     if files.key.exists() and not renew:
         _check(files, names)

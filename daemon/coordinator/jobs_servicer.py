@@ -9,7 +9,13 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from bagua.base.errors import ForbiddenError, InvalidRequestError, ServiceError, UnavailableError
+from bagua.base.errors import (
+    ForbiddenError,
+    InvalidRequestError,
+    NotFoundError,
+    ServiceError,
+    UnavailableError,
+)
 from bagua.daemon.coordinator import traces, wishes
 from bagua.daemon.coordinator.accounts import check_namespace, check_unix_user
 from bagua.daemon.coordinator.answers import Answers
@@ -178,7 +184,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
             if not job.ranks:
                 return
             ranks = asked_ranks(request, job.homes)
-            reader = LogReader(self._sessions, job, ranks, request.follow, request.tail_lines)
+            reader = LogReader(self._sessions, job, ranks, request, lambda: self._is_over(job.job_id))
             grows = job.spec.elastic and request.follow and not request.ranks
             newcomers = asyncio.create_task(self._add_newcomers(reader, watcher, job.job_id)) if grows else None
             try:
@@ -200,6 +206,12 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
                 yield chunk
         finally:
             tracing.close()
+
+    async def _is_over(self, job_id: str) -> bool:
+        try:
+            return (await self._service.job(job_id)).state.terminal
+        except NotFoundError:  # it was too old to keep
+            return True
 
     async def _add_newcomers(self, reader: LogReader, watcher: Watcher, job_id: str) -> None:
         with contextlib.suppress(ServiceError):  # of the end: the reader reads what it has

@@ -7,8 +7,9 @@ half of them. So a reader that takes nothing costs ``WINDOW_BYTES``, and no byte
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from bagua.base.errors import InvalidRequestError
@@ -19,6 +20,8 @@ from bagua.proto import common_pb2, job_pb2, node_pb2
 WINDOW_BYTES = 256 << 10  # of one call, shared by its ranks
 LEAST_WINDOW_BYTES = 4 << 10  # of one rank
 MAX_TAIL_LINES = 1_000_000
+LOOK_S = 0.5  # between two looks whether a node is back
+_QUIET_LOOKS = 6  # a reader is told of a node that is away after so many: most are back by then
 
 
 def check_tail(request: job_pb2.ReadLogsRequest) -> None:
@@ -54,22 +57,33 @@ class _Stream:
     started: bool = False  # a chunk came: ``position`` counts, ``tail_lines`` no longer
     waiting: int = 0  # bytes that came and that the reader has not taken
     done: bool = False
+    looks: int = 0  # for its node while that is away
 
 
 class LogReader:
     """One call of ReadLogs, once the ranks of ``job`` are placed; ``ranks`` are member numbers. Read ``chunks``, then
-    ``close`` it."""
+    ``close`` it. Where a job is followed, a node that is away is waited for until ``over`` says that the job has ended:
+    daemons come back after a network was down, after a restart of theirs, and after one of the coordinator."""
 
-    def __init__(self, sessions: Sessions, job: JobRecord, ranks: Sequence[int], follow: bool, tail_lines: int) -> None:
+    def __init__(
+        self,
+        sessions: Sessions,
+        job: JobRecord,
+        ranks: Sequence[int],
+        request: job_pb2.ReadLogsRequest,
+        over: Callable[[], Awaitable[bool]],
+    ) -> None:
         self._sessions = sessions
         self._job_id = job.job_id
-        self._follow = follow
-        self._tail_lines = tail_lines
+        self._follow = request.follow
+        self._tail_lines = request.tail_lines
+        self._over = over
         self._window = max(LEAST_WINDOW_BYTES, WINDOW_BYTES // max(1, len(ranks)))
         self._chunks: deque[tuple[_Stream, common_pb2.LogChunk]] = deque()
         self._wake = asyncio.Event()
-        homes = job.homes
-        self._streams = [_Stream(rank, homes[rank]) for rank in ranks]
+        self._next_look = 0.0
+        homes, had = job.homes, request.had
+        self._streams = [_Stream(rank, homes[rank], position=had.get(rank, 0), started=rank in had) for rank in ranks]
         for stream in self._streams:
             self._open(stream)
 
@@ -87,13 +101,27 @@ class LogReader:
             while self._chunks:
                 stream, chunk = self._chunks.popleft()
                 stream.waiting -= len(chunk.data)
-                if stream.request_id is None and not stream.done and stream.waiting <= self._window // 2:
+                idle = stream.request_id is None and not stream.done and not stream.looks
+                if idle and stream.waiting <= self._window // 2:
                     self._open(stream)
                 yield chunk
             if all(stream.done for stream in self._streams):
                 return
-            await self._wake.wait()
+            away = any(stream.looks for stream in self._streams)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), LOOK_S if away else None)
             self._wake.clear()
+            if away and asyncio.get_running_loop().time() >= self._next_look:
+                await self._look()
+
+    async def _look(self) -> None:
+        """Asks nodes that were away again."""
+        self._next_look = asyncio.get_running_loop().time() + LOOK_S
+        over = await self._over()
+        for stream in [stream for stream in self._streams if stream.looks]:
+            self._open(stream)
+            if stream.looks and over:
+                self._fail(stream, f"node {stream.node_id} is not connected: its logs can't be read now")
 
     def close(self) -> None:
         """Tells the nodes that nobody reads any more."""
@@ -118,13 +146,20 @@ class LogReader:
             self._take(stream, chunk)
 
         stream.request_id = self._sessions.open_log(stream.node_id, read, sink)
-        if stream.request_id is None:
+        if stream.request_id is not None:
+            stream.looks = 0
+        elif self._follow:
+            self._miss(stream)
+        else:
             self._fail(stream, f"node {stream.node_id} is not connected: its logs can't be read now")
 
     def _take(self, stream: _Stream, chunk: common_pb2.LogChunk | None) -> None:
         if chunk is None:
             stream.request_id = None
-            self._fail(stream, f"node {stream.node_id} has lost its connection: read again when it is back")
+            if self._follow:
+                self._miss(stream)
+            else:
+                self._fail(stream, f"node {stream.node_id} has lost its connection: read again when it is back")
             return
         if stream.waiting + len(chunk.data) > self._window:
             self._end_request(stream)
@@ -144,6 +179,16 @@ class LogReader:
         self._chunks.append((stream, chunk))
         self._wake.set()
 
+    def _miss(self, stream: _Stream) -> None:
+        """Its node is away, and may come back."""
+        stream.looks += 1
+        if stream.looks == 1:
+            self._next_look = asyncio.get_running_loop().time() + LOOK_S
+            self._wake.set()
+        elif stream.looks == _QUIET_LOOKS:
+            words = f"node {stream.node_id} is not connected: the rest comes when it is back"
+            self._put(stream, common_pb2.LogChunk(offset=stream.position, error=words))
+
     def _fail(self, stream: _Stream, text: str) -> None:
-        stream.done = True
+        stream.done, stream.looks = True, 0
         self._put(stream, common_pb2.LogChunk(offset=stream.position, error=text))

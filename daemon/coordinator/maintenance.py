@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,16 @@ from bagua.daemon.coordinator.state_folder import DATABASE, StateFolder
 
 StateDir = Annotated[Path | None, typer.Option(help="The coordinator's state folder, as it was started with.")]
 DatabaseUrl = Annotated[str | None, typer.Option(help="postgresql://…, as the coordinator was started with.")]
-Output = Annotated[str, typer.Option(metavar="text|json", help="How to print.")]
+
+
+class Form(StrEnum):
+    """How a report is printed."""
+
+    text = "text"
+    json = "json"
+
+
+Output = Annotated[Form, typer.Option(help="How to print.")]
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -37,7 +47,7 @@ def backup(
     state_dir: StateDir = None,
     database_url: DatabaseUrl = None,
     replace: Annotated[bool, typer.Option("--replace", help="Write over a file that is there.")] = False,
-    output: Output = "text",
+    output: Output = Form.text,
 ) -> None:
     """Copies the database into one file, as of one moment, while the coordinator goes on."""
     url = existing_url(make_settings(state_dir=state_dir, database_url=database_url))
@@ -52,7 +62,7 @@ def restore_command(
     replace: Annotated[
         bool, typer.Option("--replace", help="Also where the database holds jobs. A file of SQLite is kept beside.")
     ] = False,
-    output: Output = "text",
+    output: Output = Form.text,
 ) -> None:
     """Puts a backup in the place of the database. No coordinator may run."""
     settings = make_settings(state_dir=state_dir, database_url=database_url)
@@ -70,7 +80,7 @@ def check(
     ] = None,
     state_dir: StateDir = None,
     database_url: DatabaseUrl = None,
-    output: Output = "text",
+    output: Output = Form.text,
 ) -> None:
     """Reads the whole database: is it whole, of which version, and do its rows fit together? Exit code 1: no."""
     if file is not None and not file.is_file():
@@ -80,9 +90,9 @@ def check(
     tell(report, output, report.line)
 
 
-def tell(report: Report, output: str, line: str) -> None:
+def tell(report: Report, output: Form, line: str) -> None:
     """Prints it; exit code 1 if there are problems."""
-    if output == "json":
+    if output is Form.json:
         print(json.dumps({**asdict(report), "ok": not report.problems}))
     else:
         print("\n".join([line, *(f"problem: {words}" for words in report.problems)]))

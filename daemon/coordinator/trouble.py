@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 import sqlalchemy as sa
 
@@ -55,10 +56,16 @@ def describe(error: sa.exc.DBAPIError | sqlite3.Error, url: sa.URL) -> Trouble |
     detail = " ".join(str(cause).split())
     if url.get_backend_name() == "sqlite":
         code = getattr(cause, "sqlite_errorcode", None)
-        return None if code is None else _sqlite(code & 0xFF, detail, Path(url.database or "").absolute())
+        return None if code is None else _sqlite(code & 0xFF, detail, _file(url))
     lost = isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
     refused = isinstance(error, sa.exc.OperationalError) and not getattr(cause, "sqlstate", None)
     return _postgresql(getattr(cause, "sqlstate", None) or "", lost or refused, detail, url)
+
+
+def _file(url: sa.URL) -> Path:
+    """Of SQLite; some URLs name it by a URI."""
+    name = url.database or ""
+    return Path(unquote(name.removeprefix("file:")) if name.startswith("file:") else name).absolute()
 
 
 def _sqlite(code: int, detail: str, file: Path) -> Trouble | None:

@@ -85,6 +85,12 @@ class Settings:
             )
         if not 0 <= self.drain_grace_s < math.inf:
             raise ConfigError(f"--drain-grace {self.drain_grace_s:g} makes no sense: give seconds, 0 or more. [BG901]")
+        if self.exit_when_idle_s is not None and not self.exit_when_idle_s >= 0:
+            raise ConfigError(
+                f"--exit-when-idle {self.exit_when_idle_s:g} makes no sense: give seconds, 0 or more. [BG901]"
+            )
+        if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:
+            raise ConfigError(f"--metrics-port {self.metrics_port} is no port: give 0 (any free one) to 65535. [BG901]")
         if self.run_as is not None:
             self.run_as.check()
         check_dial_address(self.coordinator, self.tls)
@@ -135,8 +141,8 @@ def open_node_folder(settings: Settings, log: FilteringBoundLogger) -> NodeFolde
     make_private_dir(path / "journal")
     logs = make_private_dir(path / "jobs")
     if settings.log_dir is not None:
-        make_private_dir(settings.log_dir)
-        logs = make_private_dir(settings.log_dir / path.name)
+        make_private_dir(settings.log_dir, "Give another with --log-dir.")
+        logs = make_private_dir(settings.log_dir / path.name, "Give another with --log-dir.")
     return NodeFolder(path, _node_id(path / "node.json", settings, log), lock, logs)
 
 

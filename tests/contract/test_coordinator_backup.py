@@ -195,7 +195,7 @@ def test_a_newer_backup_and_what_is_none_are_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="is not a backup of a coordinator"):
         restore(tmp_path / "none.db", target)
     (tmp_path / "text.db").write_text("no database " * 500)
-    with pytest.raises(ConfigError, match=r"text\.db is damaged"):
+    with pytest.raises(ConfigError, match=rf"The database {tmp_path}/text\.db is damaged"):
         restore(tmp_path / "text.db", target)
     with pytest.raises(ConfigError, match=r"There is no backup .*absent\.db"):
         restore(tmp_path / "absent.db", target)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rig import kubelet, kubernetes
 from rig.kubernetes_neighbours import NEIGHBOURS
-from rig.operators import MANIFESTS, Operated
+from rig.operators import JOBS, MANIFESTS, Operated
 
 from bagua.enroll.certificates import Authority, key_pem, new_key
 
@@ -113,6 +113,24 @@ def test_a_deleted_job_leaves_nothing_and_drains_nothing(cluster: Operated) -> N
     cluster.delete("deleted")
     left = "/api/v1/namespaces/default/pods"  # those on their way out, too
     cluster.wait(lambda: not [name for name in cluster.names(left) if name.startswith("deleted-")])
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_a_deleted_namespace_leaves_nothing_and_drains_nothing(cluster: Operated) -> None:
+    """Its pods are deleted before its BaguaJobs, that of the coordinator among them."""
+    space = "/api/v1/namespaces/team"
+    cluster.api.post("/api/v1/namespaces", json={"metadata": {"name": "team"}}).raise_for_status()
+    jobs = JOBS.replace("/default/", "/team/")
+    body = {"apiVersion": "bagua.dev/v1", "kind": "BaguaJob", "metadata": {"name": "leaves"}}
+    for name in ("leaves", "too"):
+        body["metadata"] = {"name": name}
+        cluster.api.post(jobs, json={**body, "spec": digits(2, 2000, drainGraceSeconds=3600)}).raise_for_status()
+    cluster.wait(lambda: all(one.get("status", {}).get("step") for one in cluster.api.get(jobs).json()["items"]))
+    cluster.api.delete(space).raise_for_status()
+    cluster.wait(lambda: cluster.api.get(space).status_code == 404)
+    cluster.submit("after", image=IMAGE, replicas=1, run={"program": "/bin/true"})
+    assert cluster.wait_for_phase("after", "Succeeded", "Failed")["phase"] == "Succeeded", cluster.explain()
 
 
 @pytest.mark.full

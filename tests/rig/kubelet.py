@@ -87,7 +87,8 @@ class Running:
     process: subprocess.Popen[bytes]
     folder: Path
     address: str
-    ends_at: float = 0.0  # monotonic; 0: nobody has asked for its end
+    ends_at: float = 0.0  # monotonic
+    grace: float | None = None  # None: nobody has asked for its end
     told: bool = False
     secrets: dict[str, Path] = field(default_factory=dict)
 
@@ -198,10 +199,11 @@ class Kubelet(threading.Thread):
         code = one.process.poll()
         if "deletionTimestamp" in metadata:
             grace = metadata.get("deletionGracePeriodSeconds", 30)
-            if not one.ends_at:
-                one.ends_at = time.monotonic() + grace
+            if one.grace is None:
                 with contextlib.suppress(ProcessLookupError):
                     one.process.send_signal(signal.SIGTERM)
+            if one.grace is None or grace < one.grace:  # a second deletion may give less time, never more
+                one.ends_at, one.grace = time.monotonic() + grace, grace
             if code is not None or time.monotonic() > one.ends_at:
                 _kill(one.process)
                 del self.running[uid]

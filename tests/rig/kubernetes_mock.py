@@ -54,7 +54,7 @@ class Api(kmock.KubernetesEmulator):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        self.refusals: dict[tuple[str, str], tuple[int, str]] = {}
+        self.refusals: dict[tuple[str, str], tuple[int, str, dict[str, Any]]] = {}
         self.asked: Counter[tuple[str, str]] = Counter()
         for version, kinds in KINDS.items():
             for kind in kinds:
@@ -65,15 +65,17 @@ class Api(kmock.KubernetesEmulator):
                 }
         self["put"] << self._replace_status
 
-    def refuse(self, method: str, path: str, code: int, message: str) -> None:
-        self.refusals[method, path] = (code, message)
+    def refuse(self, method: str, path: str, code: int, message: str, **details: Any) -> None:
+        """Once."""
+        self.refusals[method, path] = (code, message, details)
 
     async def __call__(self, request: aiohttp.web.BaseRequest) -> aiohttp.web.StreamResponse:
         self.asked[request.method, request.path] += 1
         refusal = self.refusals.pop((request.method, request.path), None)
         if refusal is not None:
-            body = {"kind": "Status", "status": "Failure", "code": refusal[0], "message": refusal[1], "reason": ""}
-            return _as_kubernetes(aiohttp.web.json_response(body, status=refusal[0]))
+            code, message, details = refusal
+            body = {"kind": "Status", "status": "Failure", "code": code, "message": message, "reason": ""}
+            return _as_kubernetes(aiohttp.web.json_response({**body, "details": details}, status=code))
         place = PATH.fullmatch(request.path)
         if place and request.method == "PATCH" and "apply-patch" in request.content_type:
             self._make_room(f"{place['version']}/{place['plural']}", place["namespace"], place["name"])

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from bagua.base.address import is_loopback, join_address, split_address
 from bagua.base.errors import BaguaError, ConfigError
 from bagua.base.paths import cache_dir, make_private_dir, state_dir
-from bagua.base.security import TlsFiles, check_dial_address, check_listen_address, create_token, read_token
+from bagua.base.security import (
+    TlsFiles,
+    check_dial_address,
+    check_listen_address,
+    create_token,
+    handshake_words,
+    read_token,
+)
+from bagua.daemon.coordinator.certs import make_certificates
 
 
 @given(st.ip_addresses(), st.integers(0, 65535))
@@ -119,6 +127,10 @@ def test_a_damaged_token_is_told_and_one_from_a_pipe_is_taken(tmp_path: Path):
     path.chmod(0o600)
     with pytest.raises(ConfigError, match="damaged"):
         read_token(path)
+    for text in ("old\nnew\n", "to\0ken", "to\x1b[1mken"):  # gRPC's own words would be "Invalid metadata"
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=r"token has more than one line.*BG804"):
+            read_token(path)
     reader, writer = os.pipe()
     os.write(writer, b"t\n")
     os.close(writer)
@@ -136,7 +148,38 @@ def test_a_private_key_that_others_can_read_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match=f"private key {files.key}"):
         files.read()
     files.key.chmod(0o600)
-    assert files.read() == (b"x", b"x", b"x")
+    with pytest.raises(ConfigError, match="holds no certificate"):
+        files.read()
+
+
+def test_certificates_that_can_not_be_used_are_told(tmp_path: Path):
+    """gRPC speaks of handshakers and of ports in use, and ends the process for an empty file."""
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        make_certificates(folder, ["127.0.0.1"])
+    files = TlsFiles.in_folder(folders[0])
+    good = files.read()
+    assert good == (files.ca.read_bytes(), files.cert.read_bytes(), files.key.read_bytes())
+    other = (folders[1] / "key.pem").read_bytes()
+    for path, data, words in (
+        (files.ca, b"", rf"{files.ca} holds no certificate.*BG808"),
+        (files.ca, b"\xff", rf"{files.ca} holds no certificate"),
+        (files.cert, b"", "are no certificate and its key: one of them is damaged"),
+        (files.key, good[2][:50], "are no certificate and its key: one of them is damaged"),
+        (files.key, other, "are no pair: the key is that of another certificate"),
+    ):
+        before = path.read_bytes()
+        path.write_bytes(data)
+        with pytest.raises(ConfigError, match=words):
+            files.read()
+        path.write_bytes(before)
+
+
+def test_a_handshake_that_fails_says_what_to_do():
+    assert "take the folder" in handshake_words("SSL_ERROR_SSL: ... CERTIFICATE_VERIFY_FAILED: unable", True)
+    assert "leave --tls" in handshake_words("SSL routines:OPENSSL_internal:WRONG_VERSION_NUMBER", True)
+    assert "--tls" in handshake_words("failed to connect to all addresses; last error: Socket closed", False)
+    assert handshake_words("Stream removed (Socket closed)", False) == handshake_words("Connection refused", True) == ""
 
 
 def test_missing_token_says_where_it_comes_from(tmp_path: Path):

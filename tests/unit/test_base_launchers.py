@@ -139,11 +139,13 @@ def test_an_allocation() -> None:
     assert slurm.srun_way(1, "", job).address == "127.0.0.1"
     way = slurm.srun_way(None, "10.0.0.1", job)
     assert (way.hosts, way.address) == (2, "10.0.0.1")
+    assert slurm.srun_way(1, "", {**job, "SLURM_HET_SIZE": "2"}).hosts == 1
     for nodes, environment, words in (
         (3, job, "has 2 nodes"),
         (None, {}, "no allocation"),
         (None, job, "--address"),
         (None, STEP, "srun has started this command several times"),
+        (None, {**job, "SLURM_HET_SIZE": "2"}, r"job 12 is heterogeneous.*srun --het-group=0,1 python train\.py"),
     ):
         with pytest.raises(UsageError, match=words):
             slurm.srun_way(nodes, "", environment)

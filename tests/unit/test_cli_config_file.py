@@ -89,6 +89,9 @@ def test_a_file_serves_both_commands(tmp_path: Path, capsys: pytest.CaptureFixtu
         ("output = 'yaml'", "one of text, json"),
         ("log_dir = 'a'\nlog-dir = 'b'", "there twice"),
         ("name = ", "is no TOML"),
+        ('[env]\n"A=B" = "c"', "'A=B' can't be the name of a variable"),
+        ('[env]\n"" = "c"', "'' can't be the name of a variable"),
+        ("args = " + 3000 * "[", "too many brackets"),
     ],
 )
 def test_what_is_wrong_is_told(tmp_path: Path, text: str, words: str) -> None:
@@ -106,6 +109,11 @@ def test_a_file_that_can_not_be_read(tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match="no TOML"):
         config_file.values(tmp_path / "binary.toml", "run")
+
+
+def test_a_mark_of_byte_order_is_no_trouble(tmp_path: Path) -> None:
+    (tmp_path / "marked.toml").write_bytes("\ufeffname = 'x'".encode())
+    assert config_file.values(tmp_path / "marked.toml", "run") == {"name": "x"}
 
 
 def test_the_command_line_wins(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ from threading import Event
 
 import pytest
 
-from bagua.base.errors import NotFoundError, ServiceError, UnavailableError
-from bagua.cli import follow
+from bagua.base.errors import ForbiddenError, NotFoundError, ServiceError
 from bagua.cli.follow import Detached, Follower, Interrupted, ServiceDied
 from bagua.cli.terminal import Terminal
 from bagua.proto import common_pb2, job_pb2
@@ -54,7 +53,9 @@ class Script:
             else:
                 yield step
 
-    def logs(self, job_id: str, *, ranks: Iterable[int] = (), follow: bool = False) -> Iterator[common_pb2.LogChunk]:
+    def logs(
+        self, job_id: str, *, ranks: Iterable[int] = (), follow: bool = False, patience_s: float = 0.0
+    ) -> Iterator[common_pb2.LogChunk]:
         assert follow
         for step in self.log_streams.pop(0) if self.log_streams else ():
             if isinstance(step, Exception):
@@ -103,23 +104,18 @@ def test_lines_of_several_ranks_carry_their_rank() -> None:
     assert terminal.lines == ["[rank 0] a", "[rank 1] b"]
 
 
-def test_a_broken_log_stream_repeats_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow.time, "sleep", lambda _: None)
-    terminal, done = Recorder(), Event()
+def test_output_that_can_not_be_read_any_more_is_told() -> None:
+    terminal, told = Recorder(), Event()
 
-    class Told(Script):
-        def logs(
-            self, job_id: str, *, ranks: Iterable[int] = (), follow: bool = False
-        ) -> Iterator[common_pb2.LogChunk]:
-            yield from super().logs(job_id, follow=follow)
-            done.set()
+    def note(text: str) -> None:
+        terminal.notes.append(text)
+        told.set()
 
-    script = Told(
-        [[is_now(RUNNING), done, is_now(SUCCEEDED)]],
-        [[chunk(b"one\ntw"), UnavailableError("gone")], [chunk(b"one\ntwo\n"), chunk(b"three\n", 8, eof=True)]],
-    )
+    terminal.note = note  # type: ignore[method-assign]
+    script = Script([[is_now(RUNNING), told, is_now(SUCCEEDED)]], [[chunk(b"one\ntw"), ForbiddenError("not any more")]])
     follower(script, terminal).run()
-    assert terminal.lines == ["one", "two", "three"]
+    assert terminal.lines == ["one", "tw"]
+    assert "The output can't be read any more: not any more" in terminal.notes
 
 
 def test_a_coordinator_that_is_away_for_a_while() -> None:
@@ -189,11 +185,10 @@ def test_logs_that_can_not_be_read_are_told() -> None:
 
 
 def test_output_that_is_gone_is_told_where_it_is_missing() -> None:
-    """In the middle of a line: it ends there. After a reconnect, bytes that were shown before do not count."""
+    """In the middle of a line: it ends there."""
     terminal = Recorder()
     gap = common_pb2.LogChunk(rank=0, data=b"late\n", offset=3_000_000, missing=2_999_990)
-    again = common_pb2.LogChunk(rank=0, data=b"late\nlast\n", offset=3_000_000, missing=3_000_000, eof=True)
-    source = Script([[is_now(RUNNING), is_now(SUCCEEDED)]], [[chunk(b"early\ncut "), gap, again]])
+    source = Script([[is_now(RUNNING), is_now(SUCCEEDED)]], [[chunk(b"early\ncut "), gap, chunk(b"last\n", 3_000_005)]])
     Follower(source, job(RUNNING), terminal, lambda: 0.0).run()
     assert terminal.lines == ["early", "cut ", "late", "last"]
     gaps = [note for note in terminal.notes if "missing" in note]

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagua.base.errors import ConfigError
+from bagua.cli import support
 from bagua.cli.bundle import ENTRY_BYTES, Bundle
 from bagua.cli.scrub import scrub
 
@@ -82,3 +83,19 @@ def test_a_bundle_is_bounded_and_says_what_is_missing(tmp_path: Path) -> None:
     assert set(manifest["notes"]) == {"away.txt", "long.txt", "rest.txt", "none.txt"}
     assert (tmp_path / "b.tar.gz").stat().st_mode & 0o777 == 0o600
     assert list(tmp_path.iterdir()) == [tmp_path / "b.tar.gz"]
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [("absent/bundle.tar.gz", "there is no folder"), (".", "it is a folder. Name a file"), ("file/x", "no folder")],
+)
+def test_a_place_that_can_not_be_written_is_told_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, words: str
+) -> None:
+    def work() -> dict[str, str]:
+        raise AssertionError
+
+    monkeypatch.setattr(support, "versions", work)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=f"can't be written: .*{words}.*BG109"):
+        support.support_bundle(file=tmp_path / path)

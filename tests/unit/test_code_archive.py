@@ -118,6 +118,35 @@ def test_git_says_what_belongs_to_a_checkout(folder: Path) -> None:
     assert set(pack(folder).names) == {*expected, ".baguaignore"} - {"forced.tmp", "data/words.txt"}
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_a_folder_of_git_that_is_a_link_by_now(folder: Path, tmp_path: Path) -> None:
+    """Git has files below it still, which are those of another folder."""
+    subprocess.run(["git", "init", "-q", folder], check=True)
+    file(folder, "old/words.txt")
+    subprocess.run(["git", "-C", folder, "add", "."], check=True)
+    shutil.rmtree(folder / "old")
+    (folder / "old").symlink_to("data")
+    copy = unpacked(pack(folder), tmp_path)
+    assert (copy / "old").is_symlink() and (copy / "old" / "words.txt").read_text() == "data/words.txt"
+
+
+def test_names_and_patterns_that_can_not_be_used_are_told(folder: Path) -> None:
+    odd = Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.txt"))
+    odd.touch()
+    with pytest.raises(ConfigError, match=r"a name that is not UTF-8: caf\\udce9\.txt\. .*\.baguaignore"):
+        pack(folder)
+    (folder / ".baguaignore").write_text("caf*\n")
+    assert not any("caf" in name for name in pack(folder).names)
+    (folder / ".baguaignore").write_text("caf*\n\\\n")
+    with pytest.raises(ConfigError, match=r"\.baguaignore: Invalid git pattern"):
+        pack(folder)
+
+
+def test_a_file_that_goes_meanwhile_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "_of_git", lambda folder: ["train.py", "gone.swp"])
+    assert pack(folder).names == ("train.py",)
+
+
 def test_what_can_not_be_shipped_is_told(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         pack(tmp_path / "absent")

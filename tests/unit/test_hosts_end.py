@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rig.limits import SOON_S
 
-from bagua.cli.slurm import SrunWay
+from bagua.cli.slurm import SrunWay, sweep
 from bagua.hosts.end import Order
 
 SRUN = """#!/bin/sh
@@ -54,3 +54,20 @@ def test_a_node_without_a_daemon_is_named(
         way.close()
     assert told.startswith("The node daemon of n2 failed: ") and words in told and "srun:" not in told
     assert not list((tmp_path / "shared").iterdir())
+
+
+def test_folders_of_jobs_that_slurm_has_no_more_go(tmp_path: Path) -> None:
+    """With the token and the certificates in them; `scancel` kills who would remove them."""
+    shared = tmp_path / "shared"
+    for name in ("7-abc", "8-def", "70-ghi", "notes"):
+        (shared / name).mkdir(parents=True)
+        (shared / name / "order").touch()
+    squeue = tmp_path / "squeue"
+    squeue.write_text("#!/bin/sh\nexit 1\n")
+    squeue.chmod(0o755)
+    for absent in (str(squeue), str(tmp_path / "absent")):
+        sweep(shared, absent)
+        assert len(list(shared.iterdir())) == 4, "Slurm did not answer"
+    squeue.write_text("#!/bin/sh\necho 8\necho 9\n")
+    sweep(shared, str(squeue))
+    assert {path.name for path in shared.iterdir()} == {"8-def", "notes"}

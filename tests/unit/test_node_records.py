@@ -1,10 +1,11 @@
 """The journal and the folder for sockets."""
 
 import json
+import math
 import os
 import stat
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,27 @@ def settings(state, node_id=""):
     return Settings(
         "h:1", "n", node_id, 1, "127.0.0.1", state, state / "token", None, None, None, None, 1 << 20, 3, wire
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("exit_when_idle_s", math.nan, "--exit-when-idle nan makes no sense"),
+        ("exit_when_idle_s", -1.0, "--exit-when-idle -1 makes no sense"),
+        ("metrics_port", 99_999, "--metrics-port 99999 is no port"),
+    ],
+)
+def test_numbers_that_make_no_sense(tmp_path, name, value, words):
+    chosen = replace(settings(tmp_path), coordinator="127.0.0.1:1")
+    chosen.check()
+    with pytest.raises(ConfigError, match=words):
+        replace(chosen, **{name: value}).check()
+
+
+def test_the_option_of_a_folder_that_can_not_be_used_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="Give another with --log-dir"):
+        open_node_folder(replace(settings(tmp_path), log_dir=tmp_path / "file"), structlog.get_logger())
 
 
 @pytest.mark.parametrize("text", ["", "{", "null", "5", '{"node_id": 5}', '{"node_id": "../x"}', "\udcff"])

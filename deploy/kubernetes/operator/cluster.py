@@ -44,6 +44,12 @@ NODE = create_global_resource("", "v1", "Node", "nodes")
 FORBIDDEN, NOT_FOUND, CONFLICT = 403, 404, 409
 
 
+def ends(error: ApiError) -> bool:
+    """Whether the namespace is being deleted: nothing can be made in it any more."""
+    causes = error.status.details.causes if error.status.details is not None else None
+    return any(one.reason == "NamespaceTerminating" for one in causes or ())
+
+
 class Cluster:
     """One client for all jobs; may be used from several threads. Raises ConfigError if the API can't be found; methods
     raise ApiError and httpx2.HTTPError."""
@@ -155,6 +161,19 @@ class Cluster:
         except ApiError as error:
             if error.status.code != NOT_FOUND:
                 raise
+
+    def end_pods(self, namespace: str, name: str, owner: str, seconds: int) -> None:
+        """Those of the daemons of the BaguaJob with the uid ``owner`` end within so many seconds; those that are on
+        their way out, too, whatever time they were given."""
+        labels: dict[str, Any] = {JOB_LABEL: name, ROLE_LABEL: "daemon"}
+        for one in [dict(one) for one in self._client.list(KINDS["Pod"], namespace=namespace, labels=labels)]:
+            if any(reference["uid"] == owner for reference in one["metadata"].get("ownerReferences") or ()):
+                try:
+                    pod = one["metadata"]["name"]
+                    self._client.delete(KINDS["Pod"], pod, namespace=namespace, grace_period=seconds)
+                except ApiError as error:
+                    if error.status.code != NOT_FOUND:
+                        raise
 
     def write_status(self, body: Manifest, status: Manifest) -> Manifest:
         """The BaguaJob with the new status, unless it has changed meanwhile (then this decision is void)."""

@@ -11,11 +11,11 @@ from typing import Any
 import httpx2
 from lightkube import ApiError
 
-from bagua.base.errors import BaguaError, ConflictError
+from bagua.base.errors import BaguaError, ConflictError, UnavailableError
 from bagua.client import Client
 from bagua.enroll.certificates import Authority
 from bagua.operator import credentials, facts, service, status
-from bagua.operator.cluster import CONFLICT, Cluster
+from bagua.operator.cluster import CONFLICT, Cluster, ends
 from bagua.operator.facts import Action, Manifest, Seen, Task
 from bagua.operator.job import parse
 from bagua.operator.memory import Memory, Objects
@@ -28,6 +28,8 @@ RETRY_S = 1.0
 """After an API that refused, or did not answer."""
 SOON_S = 0.2
 """After a change that came in between."""
+END_S = 30
+"""Time for pods of a deleted job to end, where their daemons can't be told."""
 DELETED = "its BaguaJob was deleted"
 
 
@@ -50,6 +52,10 @@ class Controller:
         except ApiError as error:
             if error.status.code == CONFLICT:
                 return SOON_S
+            if ends(error):
+                log.info("%s/%s: the namespace is being deleted", namespace, name)
+                self._leave((namespace, name))
+                return None
             log.warning("%s/%s: the Kubernetes API refuses: %s", namespace, name, error)
             return RETRY_S
         except httpx2.HTTPError as error:
@@ -87,9 +93,11 @@ class Controller:
             coordinator_credentials=kept.started_with,
             api_groups=self._cluster.api_groups(),
         )
-        if kept.access is None or seen.status.get("phase") in status.ENDED:
+        if seen.status.get("phase") in status.ENDED:
             memory.running = None
             self.connections.drop(job)
+            return self._act(seen, None)
+        if kept.access is None:  # not made yet, or somebody has deleted them: what is known of the attempt stays
             return self._act(seen, None)
         client = self.connections.client(job, self._address(seen), *kept.access)
         attempt = attempt_name(seen, seen.status.get("attempt", 0))
@@ -104,7 +112,7 @@ class Controller:
         )
         if answer.task is not None and not answer.task.ended:
             self._follow(seen, answer.task)
-        else:
+        elif answer.reachable:
             memory.running = None
         try:
             return self._act(seen, client)
@@ -113,16 +121,20 @@ class Controller:
                 self.connections.drop(job)
 
     def _leave(self, job: Key) -> None:
-        """The BaguaJob was deleted, and its pods go. Its attempt is cancelled, else their daemons would drain: wait for
-        ranks to leave a job that others go on with. They do so where the coordinator's pod was gone first."""
+        """The BaguaJob was deleted, or all of its namespace, and its pods go. Its attempt is cancelled, else their
+        daemons would drain: wait for ranks to leave a job that others go on with. Where that is not possible, as the
+        coordinator's pod was gone first, they get no time for it."""
         memory, client = self._memories.pop(job, None), self.connections.kept(job)
         running = memory.running if memory is not None else None
-        if running is not None and running.task is not None and client is not None:
+        if running is not None and running.task is not None:
             try:
+                if client is None:
+                    raise UnavailableError("The coordinator is gone. [BG801]")
                 client.cancel(running.task.job_id, DELETED)
                 log.info("%s/%s was deleted: %s is cancelled", *job, running.task.job_id)
             except BaguaError as error:
-                log.warning("%s/%s was deleted, and its pods drain: %s", *job, error)
+                log.warning("%s/%s was deleted, and its pods end without a drain: %s", *job, error)
+                self._cluster.end_pods(*job, running.uid, END_S)
         self.connections.drop(job)
 
     def _read_objects(self, job: Key) -> Objects:

@@ -185,8 +185,10 @@ def run(
         raise ConfigError('yaml is not installed: pip install "bagua[kubernetes]" [BG209]') from error
     try:
         documents = [one for one in yaml.safe_load_all(file.read_text("utf-8")) if one]
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{file} can't be read: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{file} can't be read: {error.strerror}. [BG109]") from error
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{file} can't be read: {error} [BG109]") from error
     made = []
     for one in documents:
         new, notes = convert(one) if isinstance(one, dict) and one.get("kind") == "Bagua" else (one, [])

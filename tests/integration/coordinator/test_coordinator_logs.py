@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import signal
 import threading
+import time
 
 import pytest
 
@@ -12,6 +14,8 @@ from bagua.base.errors import InvalidRequestError, UnavailableError
 from bagua.daemon.coordinator.logs import WINDOW_BYTES
 from bagua.proto import common_pb2 as c
 from bagua.proto import node_pb2 as n
+
+from .conftest import PATIENT
 
 RUNNING = {"state": c.RANK_STATE_RUNNING, "pid": 77}
 
@@ -42,7 +46,8 @@ class Reading(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        self.chunks += self.call
+        for chunk in self.call:
+            self.chunks.append(chunk)
 
     def texts(self) -> dict[int, bytes]:
         self.join(20)
@@ -98,13 +103,85 @@ def test_the_node_is_told_when_the_reader_goes_away(coordinator, run):
 
 def test_a_node_that_goes_away_ends_its_logs_with_words(run, client):
     a, order = run
-    reading = Reading(client, order.job_id, ranks=[0], follow=True)
+    reading = Reading(client, order.job_id, ranks=[0])
     reply(a, a.expect(n.ReadLog), b"before")
     a.close()
     reading.join(20)
     assert reading.chunks[-1].eof and "node a has lost its connection" in reading.chunks[-1].error
     late = list(client.logs(order.job_id, ranks=[0]))
     assert "node a is not connected" in late[0].error
+
+
+def held(order: n.RunJob) -> n.LocalJob:
+    """The words of a daemon that comes back."""
+    ranks = [c.RankStatus(rank=rank, **RUNNING) for rank in (0, 1)]
+    return n.LocalJob(job_id=order.job_id, generation=order.generation, phase=n.LOCAL_PHASE_STARTED, ranks=ranks)
+
+
+def test_whoever_follows_has_the_rest_when_a_node_is_back(start, connect, until):
+    coordinator = start(**PATIENT)  # so that the job goes on meanwhile
+    a = connect(coordinator, "a")
+    with coordinator.client() as client:
+        job = client.submit(c.JobSpec(entry="t.py", nnodes=1, nproc_per_node=2, placement_timeout_s=20))
+        order = a.expect(n.RunJob)
+        a.report(order, n.LOCAL_PHASE_STARTED, {0: RUNNING, 1: RUNNING})
+        until(client, job.job_id, c.JOB_STATE_RUNNING)
+        reading = Reading(client, job.job_id, ranks=[0], follow=True)
+        reply(a, a.expect(n.ReadLog), b"before ")
+        while not reading.chunks:
+            time.sleep(0.05)
+        a.close()
+        while not reading.chunks[-1].error:
+            time.sleep(0.05)
+        told = reading.chunks.pop()
+        assert not told.eof and "node a is not connected: the rest comes when it is back" in told.error
+        a = connect(coordinator, "a", jobs=(held(order),))
+        while not isinstance(read := a.next(), n.ReadLog):
+            pass
+        assert read.offset == len(b"before ")
+        reply(a, read, b"and after", offset=read.offset, eof=True)
+        assert reading.texts() == {0: b"before and after"}
+
+
+def test_a_node_that_stays_away_ends_its_logs_with_the_job(run, client, until):
+    a, order = run
+    reading = Reading(client, order.job_id, ranks=[0], follow=True)
+    reply(a, a.expect(n.ReadLog), b"before")
+    a.close()
+    client.cancel(order.job_id)
+    until(client, order.job_id, c.JOB_STATE_CANCELLED, c.JOB_STATE_FAILED)
+    reading.join(20)
+    assert reading.chunks[-1].eof and "node a is not connected" in reading.chunks[-1].error
+
+
+def test_whoever_follows_has_the_rest_when_the_coordinator_is_back(start, connect, until):
+    """Nothing twice, and nothing left out: neither of a rank that was read before nor of one that was not."""
+    first = start()
+    a = connect(first, "a")
+    with first.client() as client:
+        job = client.submit(c.JobSpec(entry="t.py", nnodes=1, nproc_per_node=2, placement_timeout_s=20))
+        order = a.expect(n.RunJob)
+        a.report(order, n.LOCAL_PHASE_STARTED, {0: RUNNING, 1: RUNNING})
+        until(client, job.job_id, c.JOB_STATE_RUNNING)
+        away: list[str] = []
+        reading = Reading(client, job.job_id, follow=True, tail=3, on_away=away.append)
+        reads = {read.rank: read for read in (a.expect(n.ReadLog), a.expect(n.ReadLog))}
+        reply(a, reads[0], b"be")
+        reply(a, reads[0], b"fore ", offset=2)
+        while len(reading.chunks) < 2:
+            time.sleep(0.05)
+        first.end(signal.SIGKILL)
+        second = start(listen=first.address)
+        a = connect(second, "a", jobs=(held(order),))
+        again = {}
+        while len(again) < 2:
+            if isinstance(found := a.next(), n.ReadLog):
+                again[found.rank] = found
+        assert [(again[rank].offset, again[rank].tail_lines) for rank in (0, 1)] == [(7, 0), (0, 3)]
+        reply(a, again[0], b"before and after", eof=True)  # as from an older coordinator, which begins again
+        reply(a, again[1], b"all", eof=True)
+        assert reading.texts() == {0: b"before and after", 1: b"all"}
+        assert "No coordinator answers" in away[0]
 
 
 def test_following_a_job_that_waits_for_nodes(coordinator, client, connect):

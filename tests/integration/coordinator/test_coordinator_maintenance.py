@@ -44,6 +44,7 @@ def server(postgres_server: str) -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.root
+@pytest.mark.timeout(600)
 def test_a_service_moves_to_postgresql(tmp_path: Path, server: dict[str, str]) -> None:
     """Its jobs are there afterwards, in a database that belongs to the role of the page."""
     store = Store(open_engine(sqlite_url(_folder(tmp_path) / "bagua.db")))
@@ -65,7 +66,12 @@ def test_a_service_moves_to_postgresql(tmp_path: Path, server: dict[str, str]) -
         text = text.replace(here, there)
     env = {**os.environ, **server, "BAGUA_STATE_DIR": str(tmp_path)}
     done = subprocess.run(
-        ["sh", "-eu", "-c", text], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=SOON_S
+        ["sh", "-eu", "-c", text],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=8 * SOON_S,  # one program after the other, with a start of Python each
     )
     assert done.returncode == 0, done.stdout
     assert done.stdout.splitlines()[-1].endswith("1 jobs (1 PENDING), 1 events"), done.stdout

@@ -190,6 +190,26 @@ def test_cancel_and_submit_again(served, page, job, peers):
             time.sleep(0.02)
 
 
+def test_a_job_submitted_again_stays_where_it_was(served, page):
+    with served.client() as client:
+        spec = c.JobSpec(name="far", entry="t.py", nnodes=99, nproc_per_node=1, placement_timeout_s=60)
+        former = client.submit(spec, namespace="vision", unix_user="ann")
+        made = page.post(f"/api/jobs/{former.job_id}/again", json={"key": "another-key-of-this"}).json()
+        again = client.get(made["id"])
+        for ranks in ("-1", str(1 << 32), "x"):
+            with page.stream("GET", f"/api/stream?job={former.job_id}&logs={ranks}") as answer:
+                assert answer.status_code == 400
+        for one in (former, again):
+            client.cancel(one.job_id)
+    assert (again.namespace, again.unix_user) == ("vision", "ann")
+
+
+@pytest.mark.parametrize("body", ['{"key": "\\ud800-and-more"}', '{"key": ' + "[" * 40_000], ids=["text", "depth"])
+def test_a_document_that_can_not_be_read_counts_as_none(page, body):
+    answer = page.post("/api/jobs/job-none/again", content=body)
+    assert (answer.status_code, answer.json()) == (400, {"error": "key: at least 8 characters."})
+
+
 def test_what_is_not_there(page):
     assert page.get("/api/stream?job=job-none").status_code == 404
     assert page.post("/api/jobs/job-none/cancel", json={}).status_code == 404

@@ -131,6 +131,33 @@ def test_a_deleted_job_is_cancelled(again: bool, operator: Operator, coordinator
     assert job.reason == "cancelled: its BaguaJob was deleted"
 
 
+def test_a_job_whose_namespace_goes_is_cancelled(operator: Operator, coordinator_of: Callable[[str], Any]) -> None:
+    """Its Secrets may go first; others can't be made in their place."""
+    operator.submit("j", **ELASTIC)
+    coordinator = coordinator_of("j")
+    begin(operator, coordinator, "j-0", "j-1")
+    job_id = operator.wait(lambda: (found := operator.status("j")).get("phase") == "Running" and found)["jobId"]
+    causes = [{"reason": "NamespaceTerminating", "message": "namespace n is being terminated"}]
+    operator.api.refuse("PATCH", f"{SECRETS}/j-token", 403, "it is being terminated", causes=causes)
+    operator.http.delete(f"{SECRETS}/j-token").raise_for_status()
+    operator.change(f"{JOBS}/j", metadata={"labels": {"look": "again"}})
+    with coordinator.client() as client:
+        operator.wait(lambda: client.get(job_id).state == JOB_STATE_CANCELLED)
+
+
+def test_pods_whose_coordinator_went_first_get_no_time_to_drain(
+    operator: Operator, coordinator_of: Callable[[str], Any]
+) -> None:
+    operator.submit("j", **ELASTIC)
+    coordinator = coordinator_of("j")
+    begin(operator, coordinator, "j-0", "j-1")
+    operator.wait(lambda: operator.status("j").get("phase") == "Running")
+    coordinator.end()
+    operator.wait(lambda: "can't be reached" in operator.status("j").get("message", ""))
+    operator.http.delete(f"{JOBS}/j").raise_for_status()
+    operator.wait(lambda: operator.names(PODS) == [])
+
+
 def test_a_wrong_specification_is_refused_in_words(operator: Operator) -> None:
     operator.submit("wrong", image="b:1", run={"script": "a.py", "module": "b"})
     status = operator.wait(lambda: (found := operator.status("wrong")).get("phase") == "Failed" and found)
