@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from bagua.chaos.plan import KINDS
+
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = ("accuracy", "elastic", "performance", "study", "torch-distributed")
 FIGURE = re.compile(r"\s*\**[-+<]?\d[\d.,/]*( ?(%|s|ms|µs|GB/s|points)| to | \(|, |\**\s*$)")
@@ -105,3 +107,36 @@ TABLE = "| size | ms |\n|---|---|\n| 4 KiB | 0.1 (2) |\n"
 def test_a_table_without_them_is_found(text: str, good: bool, tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text(text)
     assert (unsourced(tmp_path / "page.md") == []) is good
+
+
+def faults_of_the_table() -> dict[str, tuple[int, int]]:
+    """Of each kind of fault in the page on elastic jobs: how often it was played, and the longest pause in ms."""
+    rows = re.findall(r"^\| ([a-z-]+) \|(.*)\|$", of_section(DOCS / "elastic.md", "chaos"), re.MULTILINE)
+    cells = {kind: [cell.strip() for cell in row.split("|")] for kind, row in rows if kind in KINDS}
+    return {kind: (int(row[1]), int(row[-1])) for kind, row in cells.items()}
+
+
+def test_all_pages_count_the_faults_of_chaos_alike() -> None:
+    """The table is played again now and then; the sums in words stand elsewhere, too."""
+    played = faults_of_the_table()
+    assert played.keys() == KINDS.keys()
+    said = {}
+    for page in [DOCS.parent / "README.md", *DOCS.rglob("*.md")]:
+        text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", page.read_text())  # words of a link, without its target
+        if found := re.findall(r"\b(\d+) faults of (?:(\d+) kinds|`bagua chaos`)", text):
+            said[str(page.relative_to(DOCS.parent))] = found
+    assert {"README.md", "docs/elastic.md", "docs/design/atomic-steps.md"} <= said.keys()
+    faults, kinds = str(sum(times for times, _ in played.values())), str(len(played))
+    other = {name: found for name, found in said.items() if any(n != faults or k not in ("", kinds) for n, k in found)}
+    assert not other, f"the table has {faults} faults of {kinds} kinds"
+
+
+def test_the_readme_sums_up_the_table_of_chaos() -> None:
+    played = faults_of_the_table()
+    text = (DOCS.parent / "README.md").read_text()
+    rows = re.findall(r"^\| [^|:]+: ([a-z, -]+) \| (\d+) \|.*\| (\d+) \|$", text, re.MULTILINE)
+    groups = {tuple(names.split(", ")): (int(times), int(longest)) for names, times, longest in rows}
+    assert sorted(kind for names in groups for kind in names) == sorted(KINDS)
+    for names, found in groups.items():
+        these = [played[kind] for kind in names]
+        assert found == (sum(times for times, _ in these), max(longest for _, longest in these)), names
