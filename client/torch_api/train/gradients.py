@@ -34,6 +34,7 @@ from bagua.torch_api.join.connection import Times
 from bagua.torch_api.train.bucket import Allocate, PlanBucket, Region, region_of, views_like
 from bagua.torch_api.train.dataflow import repeatable, tail_path, tail_reaches_all
 from bagua.torch_api.train.execution import AllIn, StartOrder, Work, join_all, nothing_follows
+from bagua.torch_api.train.parameters import refuse_changed
 from bagua.torch_api.train.phases import RESULTS, WAIT, WATCH, phase
 
 BUFFERS = 2  # contributions and results
@@ -78,9 +79,13 @@ class Entry:
             assert gradient is not None
             if gradient.layout is not torch.strided:
                 raise sparse_gradient(self.name, gradient)
-            # Under create_graph=True it has a history, which ends here.
-            view.copy_(gradient.detach() if gradient.requires_grad else gradient)
-            parameter.grad = view
+            try:
+                # Under create_graph=True it has a history, which ends here.
+                view.copy_(gradient.detach() if gradient.requires_grad else gradient)
+                parameter.grad = view
+            except (RuntimeError, TypeError):
+                self.bucket.refuse_changed()
+                raise
 
     def fresh(self) -> torch.Tensor:
         """The gradient of this pass where it lies, in dtype and strides of ``views``. One with others is copied."""
@@ -194,12 +199,22 @@ class GradientBucket(PlanBucket):
                     raise sparse_gradient(entry.name, gradient)
                 views.append(view)
                 gradients.append(gradient.detach() if gradient.requires_grad else gradient)
-        torch._foreach_copy_(views, gradients)
+        try:
+            torch._foreach_copy_(views, gradients)
+        except RuntimeError:
+            self.refuse_changed()
+            raise
         for index in self.absent:
             tail[index].zero_()
         if self.again:
             tail[-1].fill_(1)
         self.execution.start()
+
+    def refuse_changed(self) -> None:
+        """Raises BaguaError if a parameter has another shape, dtype or device than when the model was wrapped. Asked
+        for where torch refuses a gradient: to compare all of them in each step would take time."""
+        for entry in self.entries:
+            refuse_changed(entry.name, entry.parameter, entry.views[0])
 
     def asks_again(self) -> bool:
         """Whether any rank asked for the step to be reduced again. False if no rank can know it of the others."""
@@ -227,7 +242,11 @@ class GradientBucket(PlanBucket):
             entry.carried = True
             parameter, view = entry.parameter, entry.views[result]
             if not keep_own_memory:
-                parameter.grad = view
+                try:
+                    parameter.grad = view
+                except (RuntimeError, TypeError):
+                    self.refuse_changed()
+                    raise
             elif parameter.grad is None or parameter.grad.requires_grad:
                 parameter.grad = view.clone()
             else:

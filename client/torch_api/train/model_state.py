@@ -199,7 +199,9 @@ class ModelState:
         text = first_difference([theirs, self._model.description])
         if not text and document["experts"] and document["model"]["ranks"] != self._runner.everyone.nranks():
             text = f"It has experts of {document['model']['ranks']} ranks: start as many ranks."
-        text = text.replace("The ranks' models differ. ", "").replace("The ranks' optimizers differ: ", "")
+        text = text.replace("The ranks' models differ. ", "")
+        text = text.replace("The ranks' optimizers differ:", "Of its optimizers")
+        text = text.replace("Make the same ones on every rank.", "Make the optimizers that it was written with.")
         return text.replace("rank 0 has", "the checkpoint has").replace("rank 1 has", "this program has")
 
     def make_room(self, document: Any, own: Any) -> Kept:

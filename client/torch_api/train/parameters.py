@@ -83,6 +83,15 @@ def refuse_newcomers(module: torch.nn.Module, ignored: frozenset[str], known: Co
             )
 
 
+def refuse_changed(name: str, parameter: torch.Tensor, wrapped: torch.Tensor) -> None:
+    """Raises BaguaError if the parameter is unlike ``wrapped``, its place in a bucket, in shape, dtype or device."""
+    if parameter.shape != wrapped.shape or parameter.dtype != wrapped.dtype or parameter.device != wrapped.device:
+        raise BaguaError(
+            f"Parameter {name} was {wrapped.dtype} {list(wrapped.shape)} when the model was wrapped, and is "
+            f"{parameter.dtype} {list(parameter.shape)} on {parameter.device} now: call with_bagua again. [BG602]"
+        )
+
+
 def shared_state(module: torch.nn.Module, ignored: frozenset[str]) -> list[tuple[str, torch.Tensor]]:
     """All parameters (also frozen ones) and buffers that every rank must begin with alike, each once."""
     everything: Iterable[tuple[str, torch.Tensor]] = [*module.named_parameters(), *module.named_buffers()]

@@ -11,6 +11,7 @@ from bagua.algorithms.plan import WEIGHT, Step
 from bagua.base.errors import BaguaError
 from bagua.torch_api.join.connection import NOWHERE
 from bagua.torch_api.train.bucket import Allocate, PlanBucket, Region, region_of, views_like
+from bagua.torch_api.train.parameters import refuse_changed
 
 
 class WeightBucket(PlanBucket):
@@ -53,12 +54,7 @@ class WeightBucket(PlanBucket):
         for index, (parameter, part) in enumerate(zip(self.tensors, self._parts, strict=True)):
             if parameter.data_ptr() == part.data_ptr():
                 continue
-            if parameter.shape != part.shape or parameter.dtype != part.dtype or parameter.device != part.device:
-                raise BaguaError(
-                    f"Parameter {self.names[index]} was {part.dtype} {list(part.shape)} when the model was wrapped, "
-                    f"and is {parameter.dtype} {list(parameter.shape)} on {parameter.device} now: call with_bagua "
-                    "again. [BG602]"
-                )
+            refuse_changed(self.names[index], parameter, part)
             moved.append(index)
         self._move_in(moved)
 

@@ -17,12 +17,14 @@ from bagua.base.errors import BaguaError
 from bagua.torch_api.saving import folder as on_disk
 
 
-def rank_tells(folder: str, width: int = WIDTH, states: bool = False, limit: int = 0) -> tuple[str, list[str], int]:
+def rank_tells(
+    folder: str, width: int = WIDTH, states: bool = False, limit: int = 0, adam: bool = False
+) -> tuple[str, list[str], int]:
     """(the error of resuming or the step, names in the folder, checkpoints that failed)."""
     bagua.init_process_group()
     torch.manual_seed(3)
     model = Net(width)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = (torch.optim.Adam if adam else torch.optim.SGD)(model.parameters(), lr=0.1)
     model.with_bagua([optimizer])
     if states:
         bagua.register_state("more", torch.optim.lr_scheduler.StepLR(optimizer, 2))
@@ -75,6 +77,9 @@ def test_bad_checkpoints_and_folders(make_ranks: Any, tmp_path: Path) -> None:
 
     assert "is a checkpoint of another program. Its model 1 differs." in run(2, width=4)[0]
     assert "this program has model 1, state more" in run(3, states=True)[0]
+    text = run(7, adam=True)[0]
+    assert "Its model 1 differs. Of its optimizers the checkpoint has [['SGD'," in text
+    assert "this program has [['Adam'," in text and "Make the optimizers that it was written with." in text
 
     for number in (2, 3, 4):
         (folder / folder_of(number) / "bagua.json").unlink()

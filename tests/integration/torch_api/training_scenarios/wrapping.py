@@ -162,6 +162,66 @@ def trained_since() -> None:
         assert bool((everyone == everyone[0]).all())
 
 
+@scenario
+def thawed_in_any_step() -> None:
+    """A parameter that was frozen when the model was wrapped is noticed in the first step that trains it: not one step
+    makes replicas differ."""
+    rank = bagua.get_rank()
+    model = seeded(mlp)
+    model[0].weight.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    wrap(model, optimizer)
+    for step in range(4):
+        square(model, rank, step).backward()
+        optimizer.step()
+    model[0].weight.requires_grad_(True)
+    with pytest.raises(BaguaError, match=r"Parameter 0\.weight is trained now"):
+        square(model, rank, 4)
+    check_identical(model)
+
+
+@scenario
+def changed_since() -> None:
+    """A parameter with another dtype or shape than when the model was wrapped is named; wrapped again, the model goes
+    on."""
+    rank = bagua.get_rank()
+
+    def widen(model: nn.Module) -> nn.Module:
+        return model.double()
+
+    def grow(model: nn.Module) -> nn.Module:
+        model[-1].bias.data, model[-1].bias.grad = torch.zeros(model[-1].bias.numel() * 2), None
+        return model
+
+    def loss(model: nn.Module) -> torch.Tensor:
+        return (
+            sum((parameter * (rank + 1.0)).sum() for parameter in model.parameters()) + model(inputs(model)).sum() * 0
+        )
+
+    def inputs(model: nn.Module) -> torch.Tensor:
+        return torch.ones(2, model[0].in_features, dtype=model[0].weight.dtype)
+
+    class Odd(nn.Sequential):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return self[0](rows)
+
+    for change, name in ((widen, "."), (grow, "1.bias")):
+        model = seeded(lambda: Odd(nn.Linear(80, 300), nn.Linear(5, 3)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        wrap(model, optimizer)
+        loss(model).backward()
+        optimizer.zero_grad()
+        change(model)
+        with pytest.raises(BaguaError, match=f"Parameter .*{name}.* was torch.float32 .* when the model was wrapped"):
+            loss(model).backward()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        optimizer.zero_grad()
+        wrap(model, optimizer)
+        loss(model).backward()
+        optimizer.step()
+        check_identical(model)
+
+
 class SparseLookup(nn.Module):
     """Rows of a table, by a function that nothing tells of its sparse gradient."""
 
