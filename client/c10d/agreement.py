@@ -79,6 +79,11 @@ def _install() -> None:
     distributed_c10d._new_process_group_helper = make  # type: ignore[assignment]
 
 
+def default_name() -> str:
+    """The name of the present default group: the same on all its ranks. No default group before it had it."""
+    return _Default.name
+
+
 class _Call:
     """One call of ``new_group`` on this rank."""
 
