@@ -26,7 +26,7 @@ from bagua.base.errors import CommunicationError
 from bagua.c10d.lanes import THREADS, Lane
 from bagua.c10d.messages import Messages
 from bagua.c10d.sparse import add_up, check_sparse
-from bagua.c10d.tensors import blocks, carried, check, flat, ratio, reduction, same_numel
+from bagua.c10d.tensors import blocks, carried, check, check_written, flat, ratio, reduction, same_numel
 from bagua.c10d.work import Operation, Together, run_within
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.join.session import current
@@ -173,11 +173,15 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
     def abort(self) -> None:
         """Operations raise DistBackendError on this rank: those from now on, and those that wait."""
         self._everyone.abort()
+        self._end("the group was aborted on this rank. [BG512]")
+
+    def _end(self, why: str) -> None:
         for operation in list(self._operations):
-            operation.end(DistBackendError(f"{operation.name}: the group was aborted on this rank. [BG512]"))
+            operation.end(DistBackendError(f"{operation.name}: {why}"))
 
     def shutdown(self) -> None:
-        """Gives communicators back."""
+        """Gives communicators back. Operations that are not over raise DistBackendError."""
+        self._end("the group was destroyed on this rank before it was done. [BG512]")
         self._messages.close()
         self.shut_down()
 
@@ -199,6 +203,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         tensors = (*outputs, *inputs)
         for some in [tensors] if together else [(tensor,) for tensor in tensors]:
             check(some)
+        check_written(outputs)
         everyone, seconds = self._everyone, self._limit(opts)
         self._sequence += 1
 
@@ -442,12 +447,14 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         """From the rank at position ``src``."""
         (tensor,) = _listed(tensors)
         check([tensor])
+        check_written([tensor])
         return self._noted(self._messages.recv(tensor, src, tag))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Operation:
         """From whoever sends first."""
         (tensor,) = _listed(tensors)
         check([tensor])
+        check_written([tensor])
         return self._noted(self._messages.recv_any(tensor, tag))
 
     def _noted(self, operation: Operation) -> Operation:

@@ -471,6 +471,21 @@ def tensors_with_gradients() -> None:
         assert one.is_leaf and one.requires_grad and one.grad_fn is None
 
 
+def tensors_of_inference_mode() -> None:
+    """They may be written in that mode alone, and threads of ours that finish an operation are not in it."""
+    n = size()
+    with torch.inference_mode():
+        whole, own, parts = torch.zeros(3, 2).t(), torch.full((2,), 1.0 * me()), [torch.zeros(2) for _ in range(n)]
+        exchanged = [torch.zeros(3, 1).t() for _ in range(n)]
+        for work in (dist.all_reduce(whole.add_(1), async_op=True), dist.all_gather(parts, own, async_op=True)):
+            work.get_future().wait()
+    assert whole.unique().tolist() == [n] and [part.unique().item() for part in parts] == list(range(n))
+    dist.all_reduce(whole)
+    assert whole.is_inference() and whole.unique().tolist() == [n * n]
+    dist.all_to_all(exchanged, [torch.full((1, 3), 1.0 * peer) for peer in range(n)])
+    assert {one.unique().item() for one in exchanged} == {me()}
+
+
 def objects() -> None:
     gathered: list[Any] = [None] * size()
     dist.all_gather_object(gathered, {"rank": me(), "text": "x" * me()})
@@ -579,7 +594,9 @@ def twice_in_one_store(folder: str) -> None:
     store = dist.FileStore(f"{folder}/one for all", size())
     for last in (1, size() - 1):
         dist.destroy_process_group()
-        dist.init_process_group("bagua", store=store, rank=int(environment("RANK")), world_size=int(environment("WORLD_SIZE")))
+        dist.init_process_group(
+            "bagua", store=store, rank=int(environment("RANK")), world_size=int(environment("WORLD_SIZE"))
+        )
         if me() == 0:
             dist.recv(found := torch.zeros(1))
             assert found.item() == last
@@ -611,6 +628,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
         groups_that_others_do_not_know,  # before ranks have different numbers of groups: torch names them by that
         groups,
         tensors_with_gradients,
+        tensors_of_inference_mode,
         a_mesh,
         objects,
         works_and_futures,

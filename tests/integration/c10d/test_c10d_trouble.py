@@ -57,6 +57,14 @@ def rank_bad_input(folder: str) -> None:
     refused(lambda: dist.all_reduce(torch.ones(2, dtype=torch.uint16)), "can't be reduced", "BG405")
     refused(lambda: dist.all_to_all_single(torch.ones(4), ones, [3, 1], [1, 2]), "add up to|split", "BG403")
     refused(lambda: group.send([ones], dist.get_rank(), 0), "one of the other 1", "BG404")
+    two = torch.ones(2)
+    for call in (
+        lambda: dist.all_reduce(torch.ones(1).expand(4)),
+        lambda: dist.all_gather([two, torch.ones(1).expand(2)], two),
+        lambda: dist.all_gather_into_tensor(torch.ones(1, 2).expand(2, 2), two),
+        lambda: dist.recv(torch.ones(1).expand(2), 1 - dist.get_rank()),
+    ):
+        refused(call, "one place in memory", "BG401")
     refused(lambda: dist.init_process_group("bagua"), "twice")
     dist.all_reduce(ones)
     assert ones.tolist() == [2.0] * 4
@@ -351,6 +359,22 @@ def rank_aborts(folder: str) -> None:
 @pytest.mark.skipif(not hasattr(dist.ProcessGroup, "abort"), reason="this torch has no abort")
 def test_an_aborted_group_ends_its_operations(ranks: Ranks, tmp_path: Path) -> None:
     ranks.run(rank_aborts, 2, folder=str(tmp_path))
+
+
+def rank_destroys_while_it_receives(folder: str) -> None:
+    rank = begin(folder)
+    group = dist.new_group()
+    work = dist.irecv(torch.ones(1), 1 - rank, group)
+    assert work is not None
+    dist.destroy_process_group(group)
+    if hasattr(dist.ProcessGroup, "shutdown"):  # else torch only forgets the group
+        with pytest.raises(RuntimeError, match="the group was destroyed on this rank before it was done"):
+            work.wait()
+    dist.barrier()
+
+
+def test_a_destroyed_group_ends_its_operations(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.run(rank_destroys_while_it_receives, 2, folder=str(tmp_path))
 
 
 def rank_with_a_wrong_number(folder: str) -> None:
