@@ -235,7 +235,7 @@ class _Call:
         if noted:
             notes, ranks = json.loads(noted)
             for other in ranks:
-                if not self._came([f"{notes}/{other}"]):
+                if other != rank and not self._came([f"{notes}/{other}"]):
                     yield ranks, other
 
 
