@@ -173,15 +173,16 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
     def abort(self) -> None:
         """Operations raise DistBackendError on this rank: those from now on, and those that wait."""
         self._everyone.abort()
-        self._end("the group was aborted on this rank. [BG512]")
+        self._end_all("aborted")
 
-    def _end(self, why: str) -> None:
+    def _end_all(self, what: str) -> None:
+        """``what`` became of the group."""
         for operation in list(self._operations):
-            operation.end(DistBackendError(f"{operation.name}: {why}"))
+            operation.end(DistBackendError(f"{operation.name}: the group was {what} on this rank. [BG512]"))
 
     def shutdown(self) -> None:
         """Gives communicators back. Operations that are not over raise DistBackendError."""
-        self._end("the group was destroyed on this rank before it was done. [BG512]")
+        self._end_all("destroyed")
         self._messages.close()
         self.shut_down()
 

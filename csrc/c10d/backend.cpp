@@ -78,13 +78,13 @@ at::Tensor BaguaBackend::allocateTensor(long size, at::TensorOptions options) {
 }
 
 void BaguaBackend::abort() {
-  fail("the group was aborted on this rank [BG512]");
+  end_all("aborted");
 }
 
-void BaguaBackend::fail(const std::string& why) {
-  collectives_->fail(why);
+void BaguaBackend::end_all(const std::string& what) {
+  collectives_->fail("the group was " + what + " on this rank [BG512]");
   const Lock lock(mutex_);
-  for (const WorkPtr& work : apart_) work->fail(why);
+  for (const WorkPtr& work : apart_) work->end_with_group(what);
 }
 
 void BaguaBackend::shutdown() {
@@ -94,7 +94,7 @@ void BaguaBackend::shutdown() {
     closed_ = true;
   }
   reap();
-  fail("the group was destroyed on this rank before it was done [BG512]");
+  end_all("destroyed");
   if (seat_.shut_down) seat_.shut_down();
 }
 

@@ -146,11 +146,11 @@ bool BaguaWork::wait(std::chrono::milliseconds timeout) {
 }
 
 void BaguaWork::abort() {
-  fail("it was aborted on this rank [BG512]");
+  queue_->fail(title_ + " was aborted on this rank [BG512]");
 }
 
-void BaguaWork::fail(const std::string& why) {
-  queue_->fail(title_ + ": " + why);
+void BaguaWork::end_with_group(const std::string& what) {
+  queue_->fail(title_ + ": the group was " + what + " on this rank [BG512]");
 }
 
 int BaguaWork::sourceRank() const {

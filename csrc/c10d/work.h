@@ -60,7 +60,7 @@ class BaguaWork : public ::c10d::Work {
   bool wait(std::chrono::milliseconds timeout) override;
   void synchronize() override { wait(kNoTimeout); }
   void abort() override;
-  void fail(const std::string& why);
+  void end_with_group(const std::string& what);  // which became of the group
   int sourceRank() const override;
   std::vector<at::Tensor> result() override { return plan_.outputs; }
   uint64_t getSequencenumber() const override { return sequence_; }
