@@ -19,6 +19,7 @@ import json
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -47,10 +48,11 @@ LONG = 64
 
 class _Default:
     """The default group of this process. ``name``: of its notes, the same on all ranks, and no other group's.
-    ``refused``: names of groups that this rank was refused."""
+    ``refused``: names of groups that this rank was refused. ``agreed``: how often it was not."""
 
     name = ""
     refused: ClassVar[set[str]] = set()
+    agreed: ClassVar[Counter[str]] = Counter()
 
 
 def begin(everyone: Communicator) -> None:
@@ -59,6 +61,7 @@ def begin(everyone: Communicator) -> None:
     everyone.broadcast(number, 0)
     _Default.name = f"bagua groups {int(number):x}"
     _Default.refused.clear()
+    _Default.agreed.clear()
     _install()
 
 
@@ -79,12 +82,19 @@ def _install() -> None:
     distributed_c10d._new_process_group_helper = make  # type: ignore[assignment]
 
 
+def default_name() -> str:
+    """The name of the present default group: the same on all its ranks. No default group before it had it."""
+    return _Default.name
+
+
 class _Call:
     """One call of ``new_group`` on this rank."""
 
     def __init__(self, store: Any, name: str, ranks: list[int]) -> None:
         self._store = PrefixStore(_Default.name, store)
         self._name = name
+        self._notes = f"{name} {_Default.agreed[name]}"  # torch may give a list the same name again
+        self._everyone_calls = name.isdigit()  # else torch has made the name of the list: only members call
         self._ranks = ranks
         default = distributed_c10d._get_default_group()
         self._me, self._world = default.rank(), default.size()
@@ -96,23 +106,27 @@ class _Call:
         except ConfigError as error:
             _Default.refused.add(self._name)
             self._store.set(f"refused {self._me}", json.dumps([self._name, str(error)]))
+            if not self._everyone_calls:
+                self._store.delete_key(self._note(self._me))  # it has not come, should others make this group later
             raise
+        _Default.agreed[self._name] += 1
 
     def _agree(self, timeout: timedelta) -> None:
         if _Default.refused:
             self._store.set(f"refused {self._me}", "")  # the program goes on without that group
         text = _text(self._ranks)
         self._store.set(self._note(self._me), text)
-        if self._name.isdigit():  # else torch has made the name of the list: only members call
+        if self._everyone_calls:
             if self._all_came(text):
                 return
             self._compare([rank for rank in range(self._world) if self._came([self._note(rank)])], text)
         if self._me in self._ranks:
             self._await_members(max(timeout, MEETING))
-            self._compare(self._ranks, text)
+            if self._everyone_calls:
+                self._compare(self._ranks, text)
 
     def _note(self, rank: int) -> str:
-        return f"{self._name}/{rank}"
+        return f"{self._notes}/{rank}"
 
     def _came(self, keys: Sequence[str]) -> bool:
         return bool(self._store.check(list(keys)))
@@ -148,7 +162,7 @@ class _Call:
     def _await_members(self, timeout: timedelta) -> None:
         """All ranks of the list have noted it."""
         place = f"at {self._me}"
-        self._store.set(place, json.dumps([self._name, self._ranks]))
+        self._store.set(place, json.dumps([self._notes, self._ranks]))
         left, look = timeout.total_seconds(), FIRST_LOOK
         for rank in self._ranks:
             while not self._wait(self._note(rank), min(look, left)):
@@ -219,9 +233,9 @@ class _Call:
         place = f"at {rank}"
         noted = self._store.get(place) if self._came([place]) else b""
         if noted:
-            name, ranks = json.loads(noted)
+            notes, ranks = json.loads(noted)
             for other in ranks:
-                if not self._came([f"{name}/{other}"]):
+                if other != rank and not self._came([f"{notes}/{other}"]):
                     yield ranks, other
 
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from torch.distributed.distributed_c10d import PrefixStore
 
 from bagua.base.errors import BuildError, ConfigError
 from bagua.c10d import agreement, ddp, joining, native
@@ -48,8 +49,10 @@ def create(options: Any, backend_options: Any = None) -> Any:
         return native.create(options.group_rank, options.group_size, timeout, member)
     from bagua.c10d import fallback
 
+    # A store may outlive its ranks, and torch may give a group the name of one before it.
+    store = PrefixStore(f"{agreement.default_name()} {member.communicator.id}", options.store)
     return fallback.create(
-        options.store,
+        store,
         options.group_rank,
         options.group_size,
         timeout,

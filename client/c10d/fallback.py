@@ -26,7 +26,7 @@ from bagua.base.errors import CommunicationError
 from bagua.c10d.lanes import THREADS, Lane
 from bagua.c10d.messages import Messages
 from bagua.c10d.sparse import add_up, check_sparse
-from bagua.c10d.tensors import blocks, carried, check, flat, ratio, reduction, same_numel
+from bagua.c10d.tensors import blocks, carried, check, check_written, flat, ratio, reduction, same_numel
 from bagua.c10d.work import Operation, Together, run_within
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.join.session import current
@@ -77,7 +77,8 @@ def create(
     name: str,
     shut_down: Callable[[], None],
 ) -> BaguaProcessGroup:
-    """The group of the ranks of ``communicator``, whose ranks it numbers alike. ``shut_down``: called at its end."""
+    """The group of the ranks of ``communicator``, whose ranks it numbers alike. ``store``: of this group, and of no
+    group before it. ``shut_down``: called at its end."""
     made = BaguaProcessGroup(store, rank, size, timeout, communicator, name)
     made.shut_down = shut_down
     return made
@@ -172,11 +173,16 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
     def abort(self) -> None:
         """Operations raise DistBackendError on this rank: those from now on, and those that wait."""
         self._everyone.abort()
+        self._end_all("aborted")
+
+    def _end_all(self, what: str) -> None:
+        """``what`` became of the group."""
         for operation in list(self._operations):
-            operation.end(DistBackendError(f"{operation.name}: the group was aborted on this rank. [BG512]"))
+            operation.end(DistBackendError(f"{operation.name}: the group was {what} on this rank. [BG512]"))
 
     def shutdown(self) -> None:
-        """Gives communicators back."""
+        """Gives communicators back. Operations that are not over raise DistBackendError."""
+        self._end_all("destroyed")
         self._messages.close()
         self.shut_down()
 
@@ -198,6 +204,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         tensors = (*outputs, *inputs)
         for some in [tensors] if together else [(tensor,) for tensor in tensors]:
             check(some)
+        check_written(outputs)
         everyone, seconds = self._everyone, self._limit(opts)
         self._sequence += 1
 
@@ -372,7 +379,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
 
         def run(everyone: Communicator) -> None:
             with blocks(inputs, inputs[0]) as source, blocks(outputs, outputs[0], changes=True) as target:
-                self._exchange(everyone, source, given, target, taken)
+                self._exchange(everyone, inputs[0].dtype, source, given, target, taken)
 
         return self._begin("all_to_all", outputs, run, opts, inputs)
 
@@ -389,7 +396,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
 
         def run(everyone: Communicator) -> None:
             with flat(input) as source, flat(output, changes=True) as target:
-                self._exchange(everyone, source.view(-1), given, target.view(-1), taken)
+                self._exchange(everyone, input.dtype, source.view(-1), given, target.view(-1), taken)
 
         return self._begin("all_to_all_single", [output], run, opts, [input])
 
@@ -413,12 +420,17 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
     def _exchange(
         self,
         everyone: Communicator,
+        dtype: torch.dtype,
         source: torch.Tensor,
         given: Sequence[int],
         target: torch.Tensor,
         taken: Sequence[int],
     ) -> None:
-        everyone.alltoall_v(carried(source), given, _starts(given), carried(target), taken, _starts(taken))
+        """``given`` and ``taken`` count elements of ``dtype``, which may travel as several."""
+        source, target = carried(source), carried(target)
+        parts = dtype.itemsize // source.element_size()
+        given, taken = [parts * count for count in given], [parts * count for count in taken]
+        everyone.alltoall_v(source, given, _starts(given), target, taken, _starts(taken))
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Operation:
         """Done when all ranks have called it."""
@@ -429,17 +441,22 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Operation:
         """To the rank at position ``dst``."""
         (tensor,) = _listed(tensors)
-        return self._noted(self._messages.send(carried(tensor.detach().contiguous()), dst, tag))
+        check([tensor])
+        return self._noted(self._messages.send(tensor, dst, tag))
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Operation:
         """From the rank at position ``src``."""
         (tensor,) = _listed(tensors)
-        return self._noted(self._messages.recv(carried(tensor), src, tag))
+        check([tensor])
+        check_written([tensor])
+        return self._noted(self._messages.recv(tensor, src, tag))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Operation:
         """From whoever sends first."""
         (tensor,) = _listed(tensors)
-        return self._noted(self._messages.recv_any(carried(tensor), tag))
+        check([tensor])
+        check_written([tensor])
+        return self._noted(self._messages.recv_any(tensor, tag))
 
     def _noted(self, operation: Operation) -> Operation:
         self._operations.add(operation)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bagua.base.errors import ConfigError
+from bagua.c10d import agreement
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.communicators import communicators
 from bagua.torch_api.comm.members import hashed_number
@@ -48,7 +49,8 @@ def join(store: Any, rank: int, size: int, global_ranks: Sequence[int], name: st
     if tuple(ranks) == made.world.ranks:
         communicator = Communicator(made.next_world_id(), ranks, session.membership.rank, session.connection)
     else:
-        key = f"c10d {name}"
+        # torch counts groups anew after each default group, a session may outlive it, and members may change.
+        key = f"{agreement.default_name()} {name}"
         number = hashed_number(f"{key} {made.count(key)}")
         communicator = Communicator(number, ranks, session.membership.rank, session.connection)
     return Member(session, communicator, name, not global_ranks)

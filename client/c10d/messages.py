@@ -12,6 +12,7 @@ from torch.distributed.distributed_c10d import Store
 
 from bagua.base.errors import CommunicationError
 from bagua.c10d.lanes import THREADS, Lane
+from bagua.c10d.tensors import carried, flat
 from bagua.c10d.work import Operation, run_within
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.members import hashed_number
@@ -43,18 +44,25 @@ class Messages:
         self._broken: dict[Route, CommunicationError] = {}
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> Operation:
-        """Begins to send ``tensor`` (contiguous, of a dtype that travels)."""
+        """Begins to send ``tensor``."""
         self._check(to, "to")
         route = self._rank, to, tag
+        with flat(tensor) as given:
+            whole = carried(given)
         self._store.add(_key(route), 1)
-        return self._begin("send", tensor, route, lambda one: one.send(tensor, self._there(route)))
+        return self._begin("send", tensor, route, lambda one: one.send(whole, self._there(route)))
 
     def recv(self, tensor: torch.Tensor, source: int, tag: int, deadline: float = math.inf) -> Operation:
         """Begins to receive into ``tensor``. ``deadline``: of ``time.monotonic``, beside the timeout."""
         self._check(source, "from")
         route = source, self._rank, tag
         self._taken[route] += 1
-        operation = self._begin("recv", tensor, route, lambda one: one.recv(tensor, self._there(route)), deadline)
+
+        def run(one: Communicator) -> None:
+            with flat(tensor, changes=True) as whole:
+                one.recv(carried(whole), self._there(route))
+
+        operation = self._begin("recv", tensor, route, run, deadline)
         operation.source = source
         return operation
 

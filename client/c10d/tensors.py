@@ -60,7 +60,13 @@ def flat(tensor: torch.Tensor, changes: bool = False) -> Iterator[torch.Tensor]:
         one = one.resolve_conj().resolve_neg()
     yield torch.view_as_real(one) if one.is_complex() else one
     if changes and one is not plain and one.data_ptr() != plain.data_ptr():
-        plain.copy_(one)
+        _write(plain, one)
+
+
+def _write(to: torch.Tensor, source: torch.Tensor) -> None:
+    """Copies, in whatever thread: a tensor that was made in inference mode may be written in that mode alone."""
+    with torch.inference_mode(to.is_inference() or torch.is_inference_mode_enabled()), torch.no_grad():
+        to.copy_(source)
 
 
 @contextmanager
@@ -75,7 +81,7 @@ def blocks(parts: Sequence[torch.Tensor], like: torch.Tensor, changes: bool = Fa
     yield torch.view_as_real(made).view(-1) if made.is_complex() else made
     if changes:
         for part, result in zip(plain, torch.split(made, [part.numel() for part in plain]), strict=True):
-            part.copy_(result.view(part.shape))
+            _write(part, result.view(part.shape))
 
 
 def same_numel(parts: Sequence[torch.Tensor], numel: int, ranks: int, name: str) -> None:
@@ -111,3 +117,13 @@ def check(tensors: Sequence[torch.Tensor]) -> None:
         raise TypeError(
             f"Tensors have different dtypes: {', '.join(sorted(map(str, dtypes)))}. They must agree. [BG402]"
         )
+
+
+def check_written(tensors: Sequence[torch.Tensor]) -> None:
+    """Raises ValueError for tensors of which several elements are one place in memory."""
+    for tensor in tensors:
+        if tensor.numel() and any(step == 0 and n > 1 for step, n in zip(tensor.stride(), tensor.shape, strict=True)):
+            raise ValueError(
+                "Several elements of a tensor are one place in memory, as expand() makes them: pass tensor.clone(). "
+                "[BG401]"
+            )

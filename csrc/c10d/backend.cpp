@@ -1,5 +1,6 @@
 #include "c10d/backend.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -42,6 +43,14 @@ void check(const char* title, const at::Tensor& tensor) {
                     tensor.device(), ". Pass one on the CPU or on a CUDA device. [BG401]");
 }
 
+// Of a tensor that is written.
+void check_written(const char* title, const at::Tensor& tensor) {
+  check(title, tensor);
+  TORCH_CHECK_VALUE(tensor.numel() == 0 || at::has_internal_overlap(tensor) != at::MemOverlap::Yes, title,
+                    ": several elements of the tensor are one place in memory, as expand() makes them. Pass "
+                    "tensor.clone(). [BG401]");
+}
+
 }  // namespace
 
 BaguaBackend::BaguaBackend(std::shared_ptr<Host> host, Seat seat, Milliseconds timeout)
@@ -69,9 +78,13 @@ at::Tensor BaguaBackend::allocateTensor(long size, at::TensorOptions options) {
 }
 
 void BaguaBackend::abort() {
-  collectives_->fail("the group was aborted on this rank [BG512]");
+  end_all("aborted");
+}
+
+void BaguaBackend::end_all(const std::string& what) {
+  collectives_->fail("the group was " + what + " on this rank [BG512]");
   const Lock lock(mutex_);
-  for (const WorkPtr& work : apart_) work->abort();
+  for (const WorkPtr& work : apart_) work->end_with_group(what);
 }
 
 void BaguaBackend::shutdown() {
@@ -81,6 +94,7 @@ void BaguaBackend::shutdown() {
     closed_ = true;
   }
   reap();
+  end_all("destroyed");
   if (seat_.shut_down) seat_.shut_down();
 }
 
@@ -127,7 +141,7 @@ at::Tensor BaguaBackend::given(Call* call, const at::Tensor& tensor) const {
 }
 
 at::Tensor BaguaBackend::taken(Call* call, const at::Tensor& tensor) const {
-  check(call->title, tensor);
+  check_written(call->title, tensor);
   call->on_device = call->on_device || !tensor.device().is_cpu();
   at::Tensor written = tensor;
   if (!plain(tensor)) {
@@ -139,6 +153,7 @@ at::Tensor BaguaBackend::taken(Call* call, const at::Tensor& tensor) const {
 }
 
 at::Tensor BaguaBackend::both(Call* call, const at::Tensor& tensor) const {
+  check_written(call->title, tensor);
   const at::Tensor used = given(call, tensor);
   if (used.unsafeGetTensorImpl() != tensor.unsafeGetTensorImpl()) {
     call->plan.copies.emplace_back(tensor.detach(), used);
@@ -179,6 +194,7 @@ at::Tensor BaguaBackend::given_list(Call* call, const Tensors& list, const at::T
 
 at::Tensor BaguaBackend::taken_list(Call* call, const Tensors& list, const at::Tensor& like) const {
   check_list(call->title, list, like, seat_.size);
+  for (const at::Tensor& tensor : list) check_written(call->title, tensor);
   if (in_a_row(list)) {
     call->plan.held.insert(call->plan.held.end(), list.begin(), list.end());
     return list.front();

@@ -133,6 +133,7 @@ class BaguaBackend : public ::c10d::Backend {
   TorchWork begin_apart(Call call);  // one that waits for no other
   TorchWork begin_in(const std::shared_ptr<Queue>& queue, Call call, uint64_t sequence);
   void reap();
+  void end_all(const std::string& what);  // that is not over; `what` became of the group
 
   const std::shared_ptr<Host> host_;
   const Seat seat_;

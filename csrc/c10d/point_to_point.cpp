@@ -1,5 +1,4 @@
 // Sends and receives, and all-to-all, which consists of them: blocks may differ in size, and ranks know only their own.
-#include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
 #include <numeric>
@@ -76,9 +75,8 @@ TorchWork BaguaBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std
   }
   const int64_t length = to[own + 1] - to[own];
   if (length > 0) {
-    const at::NoGradGuard no_grad;
-    const at::Tensor flat = takes.view({-1});
-    flat.narrow(0, to[own], length).copy_(gives.view({-1}).narrow(0, from[own], length));
+    copy_plainly(takes.detach().view({-1}).narrow(0, to[own], length),
+                 gives.detach().view({-1}).narrow(0, from[own], length));
   }
   call.plan.outputs.push_back(output);
   return begin_apart(std::move(call));
@@ -105,8 +103,7 @@ TorchWork BaguaBackend::alltoall(Tensors& outputs, Tensors& inputs, const ::c10d
     add_block(&call, Kind::kRecv, taken(&call, outputs[before]), 0, outputs[before].numel(), static_cast<int>(before),
               tag);
   }
-  const at::NoGradGuard no_grad;
-  taken(&call, outputs[own]).view({-1}).copy_(given(&call, inputs[own]).view({-1}));
+  copy_plainly(taken(&call, outputs[own]).detach().view({-1}), given(&call, inputs[own]).detach().view({-1}));
   call.plan.outputs = outputs;
   return begin_apart(std::move(call));
 }

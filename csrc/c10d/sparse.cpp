@@ -52,7 +52,7 @@ TorchWork BaguaBackend::allreduce_of_sparse(const at::Tensor& tensor, const ::c1
     used_values.push_back(all_values[rank].narrow(0, 0, count));
   }
   const at::Tensor sum = at::sparse_coo_tensor(at::cat(used_indices, 1), at::cat(used_values, 0), own.sizes());
-  at::Tensor(tensor).copy_(sum.coalesce());
+  copy_plainly(tensor, sum.coalesce());
   call.plan.requests.push_back(request(Kind::kBarrier, {DType::kU8, 1}, {}, 0));
   call.plan.outputs.push_back(tensor);
   return begin(std::move(call));

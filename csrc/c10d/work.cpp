@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue_inl.h>
 #include <ATen/core/jit_type.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 
@@ -38,6 +39,12 @@ std::string seconds_text(int64_t ns) {
 }
 
 }  // namespace
+
+void copy_plainly(const at::Tensor& to, const at::Tensor& from) {
+  const c10::InferenceMode guard(to.is_inference() || c10::InferenceMode::is_enabled());
+  const at::NoGradGuard no_grad;
+  to.copy_(from);
+}
 
 BaguaWork::BaguaWork(std::shared_ptr<Queue> queue, std::shared_ptr<Host> host, int rank, ::c10d::OpType type,
                      const char* title, const std::optional<std::vector<at::Tensor>>& inputs, Plan plan,
@@ -91,9 +98,8 @@ Progress BaguaWork::run_alone(int64_t deadline_ns, Interrupt interrupt) {
 
 void BaguaWork::copy_out() {
   if (plan_.copies.empty()) return;
-  const at::NoGradGuard no_grad;
   const c10::OptionalStreamGuard guard(plan_.stream);
-  for (auto& [to, from] : plan_.copies) to.copy_(from);
+  for (auto& [to, from] : plan_.copies) copy_plainly(to, from);
   if (plan_.stream) plan_.stream->synchronize();  // whoever waits may work on another stream
 }
 
@@ -141,6 +147,10 @@ bool BaguaWork::wait(std::chrono::milliseconds timeout) {
 
 void BaguaWork::abort() {
   queue_->fail(title_ + " was aborted on this rank [BG512]");
+}
+
+void BaguaWork::end_with_group(const std::string& what) {
+  queue_->fail(title_ + ": the group was " + what + " on this rank [BG512]");
 }
 
 int BaguaWork::sourceRank() const {
@@ -268,6 +278,7 @@ WorkPtr Queue::step(Lock* lock, int64_t deadline_ns, bool interruptible) {
       why_not = std::current_exception();
     }
     lock->lock();
+    if (why_not && aborted_.load()) why_not = broken_;  // that is why it failed
     if (!why_not && !over) {
       if (made == Progress::kBusy) changed_.wait_for(*lock, std::chrono::nanoseconds(kBusyNs));
       if (made == Progress::kLate && first->deadline_ns_ >= 0 && now_ns() >= first->deadline_ns_) late(*first);

@@ -47,6 +47,9 @@ struct Plan {
   int root = -1;                      // of a receive: position of the sender, -1: any
 };
 
+// Copies without history, in any thread: what was made in inference mode may be written in that mode alone.
+void copy_plainly(const at::Tensor& to, const at::Tensor& from);
+
 class BaguaWork : public ::c10d::Work {
  public:
   BaguaWork(std::shared_ptr<Queue> queue, std::shared_ptr<Host> host, int rank, ::c10d::OpType type, const char* title,
@@ -57,6 +60,7 @@ class BaguaWork : public ::c10d::Work {
   bool wait(std::chrono::milliseconds timeout) override;
   void synchronize() override { wait(kNoTimeout); }
   void abort() override;
+  void end_with_group(const std::string& what);  // which became of the group
   int sourceRank() const override;
   std::vector<at::Tensor> result() override { return plan_.outputs; }
   uint64_t getSequencenumber() const override { return sequence_; }

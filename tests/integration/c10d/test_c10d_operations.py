@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from rig.engine_hosts import Ranks
 from rig.scenarios import check_passed
 
@@ -256,6 +257,41 @@ def all_to_all() -> None:
     same(even, torch.cat([torch.arange(4) + 4.0 * me() + 100.0 * peer for peer in range(size())]))
 
 
+def dtypes_that_we_have_no_name_for() -> None:
+    """They travel as bytes, several for an element."""
+    for dtype, like in ((torch.uint16, torch.int16), (torch.uint32, torch.int32), (torch.float8_e5m2, torch.uint8)):
+
+        def given(number: int, rows: int, dtype: torch.dtype = dtype, like: torch.dtype = like) -> torch.Tensor:
+            return of_rank(number, (rows, 3), like).view(dtype)
+
+        def same_bits(found: torch.Tensor, expected: torch.Tensor, like: torch.dtype = like) -> None:
+            same(found.contiguous().view(like), expected.contiguous().view(like))
+
+        gives = [given(10 * me() + peer, me() + 2 * peer) for peer in range(size())]
+        takes = [given(0, peer + 2 * me()) for peer in range(size())]
+        dist.all_to_all(takes, gives)
+        for peer, found in enumerate(takes):
+            same_bits(found, given(10 * peer + me(), peer + 2 * me()))
+        sizes = [2 * me() + peer for peer in range(size())], [me() + 2 * peer for peer in range(size())]
+        whole, parts = given(0, sum(sizes[0])), [given(10 * me() + peer, rows) for peer, rows in enumerate(sizes[1])]
+        dist.all_to_all_single(whole, torch.cat([part.view(like) for part in parts]).view(dtype), *sizes)
+        same_bits(whole, torch.cat([one.view(like) for one in takes]).view(dtype))
+        sent = dist.isend(given(me(), 2).t(), (me() + 1) % size())
+        dist.recv(found := given(0, 2).t(), (me() - 1) % size())
+        same_bits(found, given((me() - 1) % size(), 2).t())
+        assert sent is not None
+        sent.wait()
+
+
+def functional_collectives_of_complex_numbers() -> None:
+    """Those of ``dist`` pass them on as pairs; these as they are."""
+    rows = torch.arange(1.0 * size()).repeat_interleave(2) + 1j * me()
+    found = functional.wait_tensor(functional.all_to_all_single(rows, None, None, dist.group.WORLD))
+    same(found, (me() + 1j * torch.arange(size())).repeat_interleave(2))
+    found = functional.wait_tensor(functional.all_gather_tensor(rows.conj(), 0, dist.group.WORLD))
+    same(found, torch.cat([torch.arange(1.0 * size()).repeat_interleave(2) - 1j * rank for rank in range(size())]))
+
+
 def messages() -> None:
     right, left = (me() + 1) % size(), (me() - 1) % size()
     for count in (0, 1, 1_000_000):
@@ -435,6 +471,21 @@ def tensors_with_gradients() -> None:
         assert one.is_leaf and one.requires_grad and one.grad_fn is None
 
 
+def tensors_of_inference_mode() -> None:
+    """They may be written in that mode alone, and threads of ours that finish an operation are not in it."""
+    n = size()
+    with torch.inference_mode():
+        whole, own, parts = torch.zeros(3, 2).t(), torch.full((2,), 1.0 * me()), [torch.zeros(2) for _ in range(n)]
+        exchanged = [torch.zeros(3, 1).t() for _ in range(n)]
+        for work in (dist.all_reduce(whole.add_(1), async_op=True), dist.all_gather(parts, own, async_op=True)):
+            work.get_future().wait()
+    assert whole.unique().tolist() == [n] and [part.unique().item() for part in parts] == list(range(n))
+    dist.all_reduce(whole)
+    assert whole.is_inference() and whole.unique().tolist() == [n * n]
+    dist.all_to_all(exchanged, [torch.full((1, 3), 1.0 * peer) for peer in range(n)])
+    assert {one.unique().item() for one in exchanged} == {me()}
+
+
 def objects() -> None:
     gathered: list[Any] = [None] * size()
     dist.all_gather_object(gathered, {"rank": me(), "text": "x" * me()})
@@ -531,6 +582,26 @@ def twice_in_one_process(folder: str) -> None:
         begin(folder, f"again {number}")
         dist.all_reduce(tensor := torch.ones(1))
         assert tensor.item() == size()
+        # torch counts groups anew: this one has the name of the one before it, and other members.
+        pair = dist.new_group([number, size() - 1])
+        if me() in (number, size() - 1):
+            dist.all_reduce(tensor, group=pair)
+            assert tensor.item() == 2 * size()
+
+
+def twice_in_one_store(folder: str) -> None:
+    """As under torchrun. A message that was received is forgotten there."""
+    store = dist.FileStore(f"{folder}/one for all", size())
+    for last in (1, size() - 1):
+        dist.destroy_process_group()
+        dist.init_process_group(
+            "bagua", store=store, rank=int(environment("RANK")), world_size=int(environment("WORLD_SIZE"))
+        )
+        if me() == 0:
+            dist.recv(found := torch.zeros(1))
+            assert found.item() == last
+        elif me() == last:
+            dist.send(torch.tensor([1.0 * last]), 0)
 
 
 SCENARIOS: dict[str, Callable[[], None]] = {
@@ -548,6 +619,8 @@ SCENARIOS: dict[str, Callable[[], None]] = {
         coalesced,
         a_block_that_an_exception_ends,
         all_to_all,
+        dtypes_that_we_have_no_name_for,
+        functional_collectives_of_complex_numbers,
         messages,
         tags,
         any_source,
@@ -555,6 +628,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
         groups_that_others_do_not_know,  # before ranks have different numbers of groups: torch names them by that
         groups,
         tensors_with_gradients,
+        tensors_of_inference_mode,
         a_mesh,
         objects,
         works_and_futures,
@@ -564,6 +638,10 @@ SCENARIOS: dict[str, Callable[[], None]] = {
         many_at_once,
     )
 }
+
+
+LAST = (twice_in_one_process, twice_in_one_store)
+"""Those that end the default group."""
 
 
 def begin(folder: str, name: str = "rendezvous") -> None:
@@ -585,8 +663,9 @@ def run_all(names: list[str], folder: str) -> None:
         SCENARIOS[name]()
         dist.barrier()
         print(f"passed {name}", flush=True)
-    twice_in_one_process(folder)
-    print("passed twice_in_one_process", flush=True)
+    for last in LAST:
+        last(folder)
+        print(f"passed {last.__name__}", flush=True)
 
 
 LAYOUTS = {"one host": [[0, 1, 2]], "two hosts": [[0, 1], [2]]}
@@ -605,9 +684,9 @@ def outputs(
     with make_ranks(folder) as ranks:
         started = ranks.start(run_all, hosts=LAYOUTS[request.param], names=names, folder=str(folder))
         ranks.wait(DEADLINE_S)
-        yield {"names": [*names, "twice_in_one_process"], "outputs": [rank.output for rank in started]}
+        yield {"outputs": [rank.output for rank in started]}
 
 
-@pytest.mark.parametrize("name", [*SCENARIOS, "twice_in_one_process"])
+@pytest.mark.parametrize("name", [*SCENARIOS, *(last.__name__ for last in LAST)])
 def test_operations(outputs: dict[str, list[str]], name: str) -> None:
     check_passed(outputs["outputs"], name)

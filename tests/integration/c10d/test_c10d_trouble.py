@@ -57,6 +57,14 @@ def rank_bad_input(folder: str) -> None:
     refused(lambda: dist.all_reduce(torch.ones(2, dtype=torch.uint16)), "can't be reduced", "BG405")
     refused(lambda: dist.all_to_all_single(torch.ones(4), ones, [3, 1], [1, 2]), "add up to|split", "BG403")
     refused(lambda: group.send([ones], dist.get_rank(), 0), "one of the other 1", "BG404")
+    two = torch.ones(2)
+    for call in (
+        lambda: dist.all_reduce(torch.ones(1).expand(4)),
+        lambda: dist.all_gather([two, torch.ones(1).expand(2)], two),
+        lambda: dist.all_gather_into_tensor(torch.ones(1, 2).expand(2, 2), two),
+        lambda: dist.recv(torch.ones(1).expand(2), 1 - dist.get_rank()),
+    ):
+        refused(call, "one place in memory", "BG401")
     refused(lambda: dist.init_process_group("bagua"), "twice")
     dist.all_reduce(ones)
     assert ones.tolist() == [2.0] * 4
@@ -188,6 +196,17 @@ def rank_local_groups_that_differ(folder: str) -> dict[str, str]:
             lambda lists=lists: dist.new_group(lists[rank], use_local_synchronization=True)  # type: ignore[misc]
         )
         dist.new_group()  # names of groups depend on their number
+    for _ in range(2):  # the second group has the name of the first one, which is over
+        if rank != 2:
+            pair = dist.new_group([0, 1], use_local_synchronization=True)
+            dist.all_reduce(torch.ones(1), group=pair)
+            dist.destroy_process_group(pair)
+    dist.barrier()
+    name = "one of two that was there before"
+    if rank != 2:
+        found[name] = error_of(lambda: dist.new_group([[0, 1], [0, 1, 2]][rank], use_local_synchronization=True))
+    dist.barrier()  # who waits for a rank that was refused a moment ago may be told so
+    dist.new_group()
     if rank != 1:  # who rightly never comes is not waited for
         pair = dist.new_group([0, 2], use_local_synchronization=True)
         dist.all_reduce(torch.ones(1), group=pair)
@@ -199,7 +218,8 @@ def test_groups_that_members_alone_make_and_that_differ_are_an_error_on_every_ra
     ranks: Ranks, tmp_path: Path
 ) -> None:
     for rank, errors in enumerate(ranks.run(rank_local_groups_that_differ, 3, folder=str(tmp_path))):
-        for name in LOCAL_SHAPES:
+        assert len(errors) == len(LOCAL_SHAPES) + (rank != 2)
+        for name in errors:
             assert "differs between ranks: rank " in errors[name], (rank, name, errors)
             assert "waits in new_group() of ranks [" in errors[name], (rank, name, errors)
 
@@ -340,6 +360,22 @@ def rank_aborts(folder: str) -> None:
 @pytest.mark.skipif(not hasattr(dist.ProcessGroup, "abort"), reason="this torch has no abort")
 def test_an_aborted_group_ends_its_operations(ranks: Ranks, tmp_path: Path) -> None:
     ranks.run(rank_aborts, 2, folder=str(tmp_path))
+
+
+def rank_destroys_while_it_receives(folder: str) -> None:
+    rank = begin(folder)
+    group = dist.new_group()
+    work = dist.irecv(torch.ones(1), 1 - rank, group)
+    assert work is not None
+    dist.destroy_process_group(group)
+    if hasattr(dist.ProcessGroup, "shutdown"):  # else torch only forgets the group
+        with pytest.raises(RuntimeError, match="the group was destroyed on this rank"):
+            work.wait()
+    dist.barrier()
+
+
+def test_a_destroyed_group_ends_its_operations(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.run(rank_destroys_while_it_receives, 2, folder=str(tmp_path))
 
 
 def rank_with_a_wrong_number(folder: str) -> None:
