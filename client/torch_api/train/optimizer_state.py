@@ -50,7 +50,8 @@ def encode_optimizer(optimizer: torch.optim.Optimizer, tensors: list[torch.Tenso
         _plain_items({name: value for name, value in group.items() if name != "params"}, tensors)
         for group in optimizer.param_groups
     ]
-    named = {name: value for name, value in optimizer.state.items() if isinstance(name, str)}
+    state: Mapping[Any, Any] = optimizer.state
+    named = {name: value for name, value in state.items() if isinstance(name, str)}
     return {"states": states, "groups": groups, "named": _plain_items(named, tensors)}
 
 
