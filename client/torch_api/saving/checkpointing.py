@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -228,11 +229,8 @@ def _read(path: Path) -> dict[str, Any]:
 def _numbers_of_numpy() -> AbstractContextManager[object]:
     """Files of the original, which wrote states as they were, may hold numbers of NumPy, such as a learning rate."""
     allow = getattr(torch.serialization, "safe_globals", None)  # torch 2.4 has none
-    try:
-        import numpy
-    except ImportError:  # torch does without it
-        return nullcontext()
-    if allow is None:
+    numpy = sys.modules.get("numpy")  # torch imports it where it is there, and does without it
+    if allow is None or numpy is None:
         return nullcontext()
     dtypes = [numpy.dtype(one) for one in ("bool", "int32", "int64", "float16", "float32", "float64")]
     rebuild = numpy.float64(0).__reduce__()[0]
