@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import sys
 from collections import Counter, OrderedDict
 from typing import Any
 
@@ -20,6 +22,7 @@ def encode(value: Any, tensors: list[torch.Tensor]) -> Any:
         tensors.append(value)
         on_device = value.device.type != "cpu"
         return {"tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), on_device]}
+    value = _plain_number(value)
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, (list, tuple)):
@@ -29,6 +32,29 @@ def encode(value: Any, tensors: list[torch.Tensor]) -> Any:
         kind = _KINDS_OF_MAPPINGS.get(type(value), "dict")
         return {kind: [[encode(key, tensors), encode(item, tensors)] for key, item in value.items()]}
     raise TypeError(f"a {type(value).__name__} can't be sent to other ranks [BG408]")
+
+
+def _plain_number(value: Any) -> Any:
+    """A number of NumPy as one of Python: schedules that NumPy computes leave them in optimizers."""
+    numpy = sys.modules.get("numpy")
+    return value.item() if numpy is not None and isinstance(value, numpy.generic) else value
+
+
+def with_plain_numbers(value: Any) -> Any:
+    """``value`` with numbers of Python in place of NumPy's, also inside dictionaries, lists and tuples. Containers that
+    hold none stay the same objects."""
+    if isinstance(value, dict):
+        items = {key: with_plain_numbers(item) for key, item in value.items()}
+        if all(items[key] is item for key, item in value.items()):
+            return value
+        changed = copy.copy(value)  # of its own class, with its attributes
+        for key, item in items.items():  # update() of a Counter adds
+            changed[key] = item
+        return changed
+    if type(value) in (list, tuple):
+        found = [with_plain_numbers(item) for item in value]
+        return value if all(new is old for new, old in zip(found, value, strict=True)) else type(value)(found)
+    return _plain_number(value)
 
 
 def decode(document: Any, tensors: list[torch.Tensor], like: torch.Tensor | None = None) -> Any:

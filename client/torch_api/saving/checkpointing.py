@@ -15,7 +15,9 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ import torch
 from torch import nn
 
 from bagua.base.errors import BaguaError
+from bagua.torch_api.comm.plain_data import with_plain_numbers
 from bagua.torch_api.join import environment
 from bagua.torch_api.saving.expert_states import ExpertStates
 from bagua.torch_api.train.agreement import raise_together
@@ -97,15 +100,15 @@ def load_checkpoint(
     """
     folder = Path(checkpoints_path)
     try:
-        text = (folder / LATEST).read_text().strip()
+        text = (folder / LATEST).read_text(errors="replace").strip()
     except FileNotFoundError:
         return 0
-    if not text.isdigit():
+    if not text.isdecimal():
         raise BaguaError(f"{folder / LATEST} holds {text[:40]!r}: it must be the number of an iteration. [BG708]")
     model, at = _plain(model), _folder(folder, int(text))
     experts = ExpertStates.of(model)
     document = _read(at / MODEL)
-    states = dict(document["model"])
+    states = dict(_part(document, "model", at))
     experts.check(states, at)
     states |= experts.join([_read(at / EXPERT.format(number)) for number in experts.files(document.get("ranks"))])
     try:
@@ -133,9 +136,10 @@ def _optimizer_states(
     return experts.join_optimizer(files, model, optimizer, at)
 
 
-def _part(document: dict[str, Any], name: str, at: Path) -> Any:
-    if name not in document:
-        raise BaguaError(f"{at} has no state of {name}: load it with {name}=None. [BG709]")
+def _part(document: Any, name: str, at: Path) -> Any:
+    if not isinstance(document, dict) or name not in document:
+        what = "of the model" if name == "model" else f"of {name}: load it with {name}=None"
+        raise BaguaError(f"{at} has no state {what}. [BG709]")
     return document[name]
 
 
@@ -178,9 +182,17 @@ def _nothing() -> None:
 
 def _write(document: dict[str, Any], path: Path) -> None:
     with path.open("wb") as file:
-        torch.save(document, file)
+        torch.save(with_plain_numbers(document), file)
         file.flush()
         os.fsync(file.fileno())
+    find_foreign = getattr(torch.serialization, "get_unsafe_globals_in_checkpoint", None)  # torch 2.5 has none
+    with _numbers_of_numpy():
+        names = find_foreign(path) if find_foreign is not None else ()
+    if names:
+        raise RuntimeError(
+            f"a state holds {', '.join(sorted(names))}, and load_checkpoint reads plain data alone: it could not load "
+            "this again. Leave it out of state_dict(), or keep it there as numbers, strings or tensors."
+        )
 
 
 def _write_text(text: str, path: Path) -> None:
@@ -204,13 +216,28 @@ def _replace(new: Path, target: Path) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        with _numbers_of_numpy():
+            found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise BaguaError(f"{path} is missing: the checkpoint is not whole. {_advice(path)} [BG708]") from None
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
         words = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BaguaError(f"{path} can't be read, it may have been cut off: {words}. {_advice(path)} [BG708]") from None
     return found
+
+
+def _numbers_of_numpy() -> AbstractContextManager[object]:
+    """Files of the original, which wrote states as they were, may hold numbers of NumPy, such as a learning rate."""
+    allow = getattr(torch.serialization, "safe_globals", None)  # torch 2.4 has none
+    numpy = sys.modules.get("numpy")  # torch imports it where it is there, and does without it
+    if allow is None or numpy is None:
+        return nullcontext()
+    dtypes = [numpy.dtype(one) for one in ("bool", "int32", "int64", "float16", "float32", "float64")]
+    rebuild = numpy.float64(0).__reduce__()[0]
+    old = (rebuild, "numpy.core.multiarray.scalar")  # its name before NumPy 2
+    new = (rebuild, "numpy._core.multiarray.scalar")
+    made: AbstractContextManager[object] = allow([old, new, numpy.dtype, *{type(one) for one in dtypes}])
+    return made
 
 
 def _advice(path: Path) -> str:

@@ -42,22 +42,28 @@ def encode_experts(optimizer: torch.optim.Optimizer, tensors: list[torch.Tensor]
 
 
 def encode_optimizer(optimizer: torch.optim.Optimizer, tensors: list[torch.Tensor]) -> Any:
-    """State by the parameter's position, and hyper-parameters of every group as far as they are plain data. Experts
-    (``.expert``) have none: each rank's are others."""
+    """State by the parameter's position, hyper-parameters of every group, and what an optimizer of the user's keeps
+    in ``state`` under names, both as far as they are plain data. Experts (``.expert``) have none: each rank's are
+    others."""
     states = _encode_states(optimizer, tensors, experts=False)
-    groups = []
-    for group in optimizer.param_groups:
-        found = {}
-        for name, value in group.items():
-            if name == "params":
-                continue
-            try:
-                encode(value, [])
-            except TypeError:  # a function, say: every rank keeps its own
-                continue
-            found[name] = encode(value, tensors)
-        groups.append(found)
-    return {"states": states, "groups": groups}
+    groups = [
+        _plain_items({name: value for name, value in group.items() if name != "params"}, tensors)
+        for group in optimizer.param_groups
+    ]
+    state: Mapping[Any, Any] = optimizer.state
+    named = {name: value for name, value in state.items() if isinstance(name, str)}
+    return {"states": states, "groups": groups, "named": _plain_items(named, tensors)}
+
+
+def _plain_items(items: Mapping[str, Any], tensors: list[torch.Tensor]) -> dict[str, Any]:
+    found = {}
+    for name, value in items.items():
+        try:
+            encode(value, [])
+        except TypeError:  # a function, say: every rank keeps its own
+            continue
+        found[name] = encode(value, tensors)
+    return found
 
 
 def optimizer_paths(
@@ -71,6 +77,8 @@ def optimizer_paths(
         found += [("state", name, *path) for path in tensor_paths(state)]
     for number, group in enumerate(document["groups"]):
         found += [("groups", str(number), name, *path) for name, one in group.items() for path in tensor_paths(one)]
+    for name, one in document.get("named", {}).items():
+        found += [("named", name, *path) for path in tensor_paths(one)]
     return found
 
 
@@ -80,6 +88,9 @@ def decode_optimizer(optimizer: torch.optim.Optimizer, document: Any, tensors: l
     for group, found in zip(optimizer.param_groups, document["groups"], strict=True):
         for name, value in found.items():
             group[name] = decode(value, tensors, group["params"][0] if group["params"] else None)
+    first = next(iter(_parameters(optimizer)), None)
+    for name, value in document.get("named", {}).items():  # earlier versions wrote none
+        optimizer.state[name] = decode(value, tensors, first)
 
 
 def decode_experts(optimizer: torch.optim.Optimizer, document: Any, tensors: list[torch.Tensor]) -> None:

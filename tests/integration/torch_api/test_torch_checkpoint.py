@@ -131,6 +131,45 @@ def test_without_experts_and_without_a_job(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path, larger, strict=False) == 8
 
 
+def test_numbers_of_numpy(tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    trained, other = make(0), make(0, seed=1)
+    trained[1].param_groups[0] |= {"lr": numpy.float64(0.125), "betas": (numpy.float32(0.5), 0.75), "eps": 2.0**-10}
+    trained[0](torch.randn(8, WIDTH)).square().sum().backward()
+    trained[1].step()
+    save_checkpoint(1, tmp_path, trained[0], trained[1])
+    file = tmp_path / "iter_0000001" / "mp_rank_00_model_states.pt"
+    saved = torch.load(file, weights_only=True)["optimizer"]["param_groups"][0]
+    assert type(saved["lr"]) is float and [type(one) for one in saved["betas"]] == [float, float]
+    assert type(trained[1].param_groups[0]["lr"]) is numpy.float64, "the program's own is as it was"
+    for written_by_the_original in (False, True):
+        if written_by_the_original:
+            states = {"iteration": 1, "model": trained[0].state_dict(), "optimizer": trained[1].state_dict()}
+            torch.save(states, file)
+        assert load_checkpoint(tmp_path, other[0], other[1]) == 1
+        group = other[1].param_groups[0]
+        assert group["lr"] == 0.125 and group["betas"] == (0.5, 0.75)
+        other[1].param_groups[0]["lr"] = 1.0
+
+
+class Schedule:
+    """With a state that ``load_checkpoint`` would refuse."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"path": Path("somewhere")}
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.serialization, "get_unsafe_globals_in_checkpoint"), reason="this torch can't look into files"
+)
+def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
+    trained = make(0)
+    save_checkpoint(1, tmp_path, trained[0])
+    with pytest.raises(BaguaError, match=r"No checkpoint was written.*a state holds pathlib.*BG710"):
+        save_checkpoint(2, tmp_path, trained[0], None, Schedule())
+    assert load_checkpoint(tmp_path, trained[0]) == 1
+
+
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
@@ -147,9 +186,14 @@ class Malicious:
         (lambda folder: (folder / "iter_0000001/mp_rank_00_model_states.pt").write_bytes(b""), "can't be read"),
         (lambda folder: (folder / "iter_0000001/mp_rank_00_model_states.pt").unlink(), "is missing: the checkpoint"),
         (lambda folder: (folder / "latest_checkpointed_iteration.txt").write_text("x"), "must be the number of an"),
+        (
+            lambda folder: (folder / "latest_checkpointed_iteration.txt").write_bytes(b"\xff\xfe\0"),
+            "must be the number",
+        ),
+        (lambda folder: torch.save({}, folder / "iter_0000001/mp_rank_00_model_states.pt"), "no state of the model"),
         (lambda folder: torch.save(Malicious(), folder / "iter_0000001/mp_rank_00_model_states.pt"), "can't be read"),
     ],
-    ids=["cut", "empty", "missing", "latest", "code"],
+    ids=["cut", "empty", "missing", "latest", "latest is no text", "another file", "code"],
 )
 def test_damage(tmp_path: Path, damage: Callable[[Path], object], words: str) -> None:
     trained = make(0)
