@@ -105,3 +105,27 @@ TABLE = "| size | ms |\n|---|---|\n| 4 KiB | 0.1 (2) |\n"
 def test_a_table_without_them_is_found(text: str, good: bool, tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text(text)
     assert (unsourced(tmp_path / "page.md") == []) is good
+
+
+def rows_of_faults(page: Path) -> list[list[str]]:
+    """The cells of the table whose heading begins with "kind" or "faults" and ends with "longest"."""
+    found = [rows for _, rows, _ in tables(page.read_text()) if re.match(r"\| (kind|faults) \|.*\| longest \|$", rows[0])]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in found[0][2:]]
+
+
+def test_the_readme_has_the_faults_of_the_long_table() -> None:
+    long = {row[0]: row for row in rows_of_faults(DOCS / "elastic.md")}
+    del long["join"]  # the answer to a loss, no fault
+    readme = DOCS.parent / "README.md"
+    kinds = []
+    for name, times, samples, replicas, _, longest in rows_of_faults(readme):
+        of_row = [long[kind] for kind in name.split(": ")[1].split(", ")]
+        kinds += [row[0] for row in of_row]
+        assert int(times) == sum(int(row[2]) for row in of_row), name
+        assert int(samples) == sum(int(row[3]) + int(row[4]) for row in of_row), name
+        assert int(replicas) == sum(int(row[5]) for row in of_row), name
+        assert int(longest) == max(int(row[8]) for row in of_row), name
+    assert sorted(kinds) == sorted(long)
+    faults = sum(int(row[2]) for row in long.values())
+    assert f"The sum of {faults} faults of {len(long)} kinds" in (DOCS / "elastic.md").read_text()
+    assert re.search(rf"^{faults} faults of `bagua chaos`", readme.read_text(), re.MULTILINE)
