@@ -109,7 +109,9 @@ def test_a_table_without_them_is_found(text: str, good: bool, tmp_path: Path) ->
 
 def rows_of_faults(page: Path) -> list[list[str]]:
     """The cells of the table whose heading begins with "kind" or "faults" and ends with "longest"."""
-    found = [rows for _, rows, _ in tables(page.read_text()) if re.match(r"\| (kind|faults) \|.*\| longest \|$", rows[0])]
+    found = [
+        rows for _, rows, _ in tables(page.read_text()) if re.match(r"\| (kind|faults) \|.*\| longest \|$", rows[0])
+    ]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in found[0][2:]]
 
 
