@@ -88,8 +88,8 @@ NnodesOption = Annotated[
         "-N",
         parser=parse_nodes,
         metavar="N|MIN:MAX",
-        help="Node daemons to run on. MIN:MAX: as many as there are, and the job goes on with MIN if others are lost. "
-        "Default: 1.",
+        help="Node daemons to run on. MIN:MAX: as many as there are (`bagua run` starts MAX), and the job goes on with "
+        "MIN if others are lost. Default: 1.",
         show_default=False,
     ),
 ]

@@ -16,7 +16,8 @@ AREA = Area(
             "No coordinator runs at this address, the network or a firewall does not let the call through, it took "
             "longer than the limit, or the coordinator ended meanwhile.",
             "Check `--coordinator` or `BAGUA_COORDINATOR`. Start one with `bagua coordinator`. Jobs that run go on "
-            "without it for a minute (`--fence-after`).",
+            "while its host refuses connections. Where the host is unreachable, nodes end their ranks after a minute "
+            "(`--fence-after`; docs/operations.md#without-coordinators-or-their-database has all cases).",
         ),
         Entry(
             "BG802",

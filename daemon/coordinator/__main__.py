@@ -83,7 +83,10 @@ def run(
     ] = None,
     fence_after: Annotated[
         float | None,
-        typer.Option(help="Daemons that can't reach a coordinator for so many seconds end their ranks. [default: 60]"),
+        typer.Option(
+            help="Daemons end their ranks after so many seconds in which they can't know whether a coordinator has "
+            "given them up: its host is silent, say, not only the coordinator down. 0: never. [default: 60]"
+        ),
     ] = None,
     log_json: Annotated[bool | None, typer.Option("--log-json", help="The same as --log-format json.")] = None,
     log_format: Annotated[

@@ -16,7 +16,7 @@ import os
 import pickle
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -180,6 +180,16 @@ def _nothing() -> None:
     """Another rank does it."""
 
 
+class _ForeignStateError(RuntimeError):
+    """State of these types could not be loaded again."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__(
+            f"a state holds {', '.join(sorted(names))}, and load_checkpoint reads plain data alone: it could not load "
+            "this again. Leave it out of state_dict(), or keep it there as numbers, strings or tensors."
+        )
+
+
 def _write(document: dict[str, Any], path: Path) -> None:
     with path.open("wb") as file:
         torch.save(with_plain_numbers(document), file)
@@ -189,10 +199,7 @@ def _write(document: dict[str, Any], path: Path) -> None:
     with _numbers_of_numpy():
         names = find_foreign(path) if find_foreign is not None else ()
     if names:
-        raise RuntimeError(
-            f"a state holds {', '.join(sorted(names))}, and load_checkpoint reads plain data alone: it could not load "
-            "this again. Leave it out of state_dict(), or keep it there as numbers, strings or tensors."
-        )
+        raise _ForeignStateError(names)
 
 
 def _write_text(text: str, path: Path) -> None:
