@@ -171,6 +171,8 @@ class Feeds:
     def _look_once(self, looked: bool) -> None:
         running = tuple(self._client.list(RUNNING, MAX_RUNNING))
         recent = tuple(self._client.page(ENDED, 25)[0]) if looked else self.recent
+        ended = {job.job_id for job in recent}  # one may have ended between the two questions
+        running = tuple(job for job in running if job.job_id not in ended)
         nodes = {node.node_id: node for node in self._client.nodes()} if looked else self.nodes
         self._set_away("")
         if looked and not self.complete:

@@ -149,7 +149,7 @@ def test_a_stop_in_good_order_leaves_jobs_running(start, connect, until):
         job = running(client, a, until)
         stream = client.watch(job.job_id, patience_s=0)
         next(stream)
-        logs = client.logs(job.job_id, follow=True)
+        logs = client.logs(job.job_id, follow=True, patience_s=0)
         code, errors = first.end(signal.SIGTERM)
         assert code == 0, errors
         assert "Traceback" not in errors
