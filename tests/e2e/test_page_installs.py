@@ -209,9 +209,9 @@ class Environment:
         return done.out
 
     def begin(self, command: str, log: Path) -> subprocess.Popen[str]:
-        """Starts a command in the folder of its log."""
+        """Starts a command in the folder of its log. It gets SIGINT, also where whoever runs the tests ignores that."""
         with log.open("w") as out:
-            words = f"cd {log.parent} && exec {command.removesuffix('&')}"
+            words = f"cd {log.parent} && exec env --default-signal=INT {command.removesuffix('&')}"
             return self.sandbox.start("sh", "-c", words, env=self.env, stdout=out, stderr=out)
 
     def added(self, command: str) -> str:
