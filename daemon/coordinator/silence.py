@@ -43,7 +43,11 @@ class SilenceOfOthers:
         except ConfigError as error:
             self._tell("", str(error))
             return {}
-        answers = await asyncio.gather(*(self._ask(name, channel(at), metadata) for name, at in others.items()))
+        try:
+            answers = await asyncio.gather(*(self._ask(name, channel(at), metadata) for name, at in others.items()))
+        except Exception:  # a question is a help in an outage: its failure must not end this coordinator in one
+            log.exception("others_not_asked")
+            return {}
         return {name: silent_s for name, silent_s in zip(others, answers, strict=True) if silent_s is not None}
 
     def _channels(self) -> Callable[[str], grpc.aio.Channel]:
