@@ -71,6 +71,14 @@ def tell_one(findings: Findings, route: str, one: dict[str, Any], apart: float) 
         },
         target="met" if us["all"] / one["buckets"] < HOST_US else "missed",
     )
+    host = {name: value * 1e6 for name, value in one["host_step_s"].items()}
+    findings.row(
+        "host's time of a whole step",
+        route=route,
+        model=name,
+        **{"bagua us": host["bagua"], "DDP us": host["ddp"], "alone us": host["alone"]},
+        **{"times DDP's": host["bagua"] / host["ddp"]},
+    )
 
 
 if __name__ == "__main__":

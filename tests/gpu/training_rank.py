@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -85,9 +87,9 @@ class Training:
         self.model = DistributedDataParallel(self.model, device_ids=places, gradient_as_bucket_view=True)
         return self
 
-    def step(self) -> None:
+    def step(self, set_to_none: bool = False) -> None:
         """One step, without a wait of its own."""
-        self.optimizer.zero_grad(set_to_none=False)
+        self.optimizer.zero_grad(set_to_none=set_to_none)
         self.loss_of(self.model).backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
 
@@ -117,7 +119,8 @@ def step_times(port: int, kind: str, models: list[Any], limit_s: float) -> list[
 
 def step_times_of(make: Callable[..., Workload], which: Any, device: torch.device) -> dict[str, Any]:
     """``seconds`` of a step with Bagua, with DDP, and alone; ``host_s``: those that the host spends in Bagua's calls in
-    a step; how far the gradients of both replicas are apart; buckets; bytes of parameters."""
+    a step; ``host_step_s``: in a whole step, by each of the three, with new gradients as torch makes them by default;
+    how far the gradients of both replicas are apart; buckets; bytes of parameters."""
     with HostTime() as host:
         ours = Training(make(which, device)).with_bagua()
         ddp = Training(make(which, device)).with_ddp(device)
@@ -125,14 +128,20 @@ def step_times_of(make: Callable[..., Workload], which: Any, device: torch.devic
         for one in (ours, ddp):
             one.step()
         apart = gradients_apart(ours.model, ddp.model)
-        found = in_turns({"bagua": ours.step, "ddp": ddp.step, "alone": alone.step}, device)
+        works = {"bagua": ours.step, "ddp": ddp.step, "alone": alone.step}
+        found = in_turns(works, device)
         turns = [host.of(ours.step, device) for _ in range(HOST_ROUNDS)]
+    whole: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(HOST_ROUNDS):
+        for name, one in (("bagua", ours), ("ddp", ddp), ("alone", alone)):
+            whole[name].append(host_seconds(functools.partial(one.step, set_to_none=True), device))
     nbytes = sum(p.numel() * p.element_size() for p in alone.model.parameters())
     buckets = len(ours.model.bagua_buckets)  # type: ignore[arg-type]
     ours.model.bagua_ddp.close()  # type: ignore[union-attr, operator]
     return {
         "seconds": {name: slowest(value, device) for name, value in found.items()},
         "host_s": {name: slowest(median([one[name] for one in turns]), device) for name in turns[0]},
+        "host_step_s": {name: slowest(median(taken), device) for name, taken in whole.items()},
         "apart": apart,
         "bytes": nbytes,
         "buckets": buckets,
@@ -184,6 +193,17 @@ class HostTime:
         found = self._seconds
         synchronize(device)
         return found
+
+
+def host_seconds(work: Callable[[], None], device: torch.device) -> float:
+    """Of the host in ``work`` on a device that had nothing to do: it enqueues, and waits for nothing."""
+    dist.barrier()
+    synchronize(device)
+    begun = time.perf_counter()
+    work()
+    taken = time.perf_counter() - begun
+    synchronize(device)
+    return taken
 
 
 def gradients_apart(mine: nn.Module, theirs: nn.Module) -> float:

@@ -16,7 +16,7 @@ import torch
 from bagua.base.errors import CommunicationError
 from bagua.torch_api.comm import members
 from bagua.torch_api.cuda import connection, port
-from bagua.torch_api.cuda.step_times import CudaSteps
+from bagua.torch_api.cuda.step_times import TOGETHER, CudaSteps
 from bagua.torch_api.join.connection import Regrouped
 
 
@@ -89,8 +89,25 @@ def test_steps_whose_tickets_were_released(monkeypatch: pytest.MonkeyPatch) -> N
         device.wait(ticket)
     steps.add(operations, PassedMoment(), PassedMoment())
     steps.add([device.wait(6)], PassedMoment(), PassedMoment())
+    steps.settle()
     assert counted == [[], [(6, 7, 10)]]
     assert 6 in device._leg.released  # nobody asks again: the next operation has its events
+
+
+def test_steps_are_looked_at_together() -> None:
+    """Some at a time; all of them where they are asked for."""
+    counted: list[int] = []
+    recorder: Any = SimpleNamespace(add_step=lambda operations, begin, end: counted.append(end))
+    steps = CudaSteps(recorder, lambda ticket: (0, 0, 0))
+    for _ in range(TOGETHER - 1):
+        steps.add([], PassedMoment(), PassedMoment())
+    assert not counted
+    steps.add([], PassedMoment(), PassedMoment())
+    assert len(counted) == TOGETHER
+    steps.add([], PassedMoment(), PassedMoment())
+    assert len(counted) == TOGETHER
+    steps.settle(wait=True)
+    assert len(counted) == TOGETHER + 1
 
 
 @pytest.mark.parametrize(

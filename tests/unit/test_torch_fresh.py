@@ -61,7 +61,7 @@ def test_nothing_is_copied() -> None:
     assert matrix.grad is before[0] and not bucket.slot(GRADIENT).any()
     assert bucket.region(GRADIENT, bucket.side).tail.tolist() == [1, 1, 0]
     bucket.slot(RESULT).fill_(7)
-    bucket.show_results(keep_own_memory=False)
+    bucket.show_results()
     assert matrix.grad is not before[0] and bool((matrix.grad == 7).all()) and bool((vector.grad == 7).all())
 
 
@@ -70,7 +70,7 @@ def test_what_is_accumulated_into_a_result_is_the_next_gradient() -> None:
     vector.grad = torch.ones(3)
     arrive(bucket)
     bucket.slot(RESULT).fill_(2)
-    bucket.show_results(keep_own_memory=False)
+    bucket.show_results()
     assert vector.grad is not None
     vector.grad += 1
     arrive(bucket)

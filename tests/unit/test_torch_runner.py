@@ -266,7 +266,7 @@ def test_gradients_change_places_and_carry_their_tail() -> None:
     for _ in range(2):
         bucket.execution.start()
         bucket.join()
-        bucket.show_results(False)
+        bucket.show_results()
     first, second = rig.connection.submitted
     assert (first["src"], first["dst"], second["src"], second["dst"]) == (*places, *reversed(places))
     assert first["count"] == 10 + 3 and first["exact"] == 3
@@ -286,7 +286,7 @@ def test_the_tail_goes_with_the_first_all_reduce_whatever_it_reads() -> None:
     bucket.join()
     assert [one["count"] for one in rig.connection.submitted] == [13, 10]
     assert bucket.asks_again()
-    bucket.show_results(False)
+    bucket.show_results()
     assert [slot.parameter.grad is None for slot in bucket.entries] == [False, True]
 
 

@@ -7,7 +7,7 @@ place of ``PORT.cuda``.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -51,8 +51,7 @@ class Cuda:
 
     def stream(self, index: int) -> int:
         """Handle of the stream in whose order this thread works on a device now."""
-        handle: int = torch.cuda.current_stream(index).cuda_stream
-        return handle
+        return _raw_stream(index)
 
     def clock(self, index: int) -> Clock:
         """Moments of a device. Waits for the device once."""
@@ -70,6 +69,15 @@ class Cuda:
         with torch.cuda.stream(stream):
             yield
         current.wait_stream(stream)
+
+
+def _public_stream(index: int) -> int:
+    handle: int = torch.cuda.current_stream(index).cuda_stream
+    return handle
+
+
+# Private to torch. The public way makes a Stream, which took 16 us in a step on an H100's host, twice for each bucket.
+_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _public_stream)
 
 
 RENEW_MS = 60_000.0

@@ -11,6 +11,7 @@ from bagua.torch_api.join.connection import Times
 from bagua.torch_api.join.statistics import StatisticsRecorder
 
 LONGEST = 256  # steps that are waited for; older ones go uncounted (a program that only queues work, for minutes)
+TOGETHER = 8  # steps that are looked at together, since the first look of a while costs more than those after it
 
 
 class _Step(NamedTuple):
@@ -32,7 +33,8 @@ class CudaSteps:
         """A step whose operations have been waited for between two moments of the stream. Of the operations' times only
         the first number, the ticket, is known."""
         self._open.append(_Step(operations, begin, end))
-        self.settle()
+        if len(self._open) % TOGETHER == 0:
+            self.settle()
 
     def forget(self) -> None:
         """The steps that are not counted yet will not be: nobody knows their tickets any more."""

@@ -288,7 +288,7 @@ class SteppingReducer(GradientReducer):
             )
         if not self._shown:
             self._steps.begin()
-        bucket.show_results(self._keep_own_memory)
+        bucket.show_results()
         self._shown += 1
         self._steps.take(bucket)
 

@@ -40,7 +40,8 @@ from bagua.torch_api.train.phases import RESULTS, WAIT, WATCH, phase
 BUFFERS = 2  # contributions and results
 
 # Smaller gradients are copied together when their bucket is complete: one call is cheaper than many. A larger one is
-# copied as it comes, while it is in the cache and other ranks still compute.
+# copied as it comes, while it is in the cache and other ranks still compute. On a device all of a bucket are copied
+# together: a launch takes the host longer than the copy takes the device.
 ALONE_BYTES = 64 << 10
 
 
@@ -54,9 +55,10 @@ class Entry:
 
     ``views``: its gradient in both buffers. ``ready``: this backward filled it. ``carried``: ``.grad`` is, or began
     as, a result, which is the same on all ranks. ``aside``: the carried gradient while backward makes a new one.
+    ``alone``: it is copied by itself, as it comes; ``moves``: with the others, and its own memory is given back then.
     """
 
-    __slots__ = ("alone", "aside", "bucket", "carried", "index", "name", "parameter", "ready", "views")
+    __slots__ = ("alone", "aside", "bucket", "carried", "index", "moves", "name", "parameter", "ready", "views")
     views: tuple[torch.Tensor, ...]
 
     def __init__(self, name: str, parameter: torch.Tensor, bucket: GradientBucket, index: int) -> None:
@@ -64,7 +66,8 @@ class Entry:
         self.parameter = parameter
         self.bucket = bucket
         self.index = index
-        self.alone = parameter.numel() * parameter.element_size() > ALONE_BYTES
+        large = parameter.numel() * parameter.element_size() > ALONE_BYTES
+        self.alone, self.moves = large and not bucket.on_device, large and bucket.on_device
         self.ready = False
         self.carried = False
         self.aside: torch.Tensor | None = None
@@ -115,6 +118,7 @@ class GradientBucket(PlanBucket):
 
     ``copies``: the plan wants contributions in one piece. ``repeatable``: it may run twice on the same gradients.
     ``shows``: it fills RESULT. ``informed``: every rank sees in the tail whether any rank wants that.
+    ``keep_own_memory``: ``.grad`` stays where autograd made it.
     """
 
     sides = BUFFERS
@@ -133,7 +137,7 @@ class GradientBucket(PlanBucket):
         self._all_there = torch.ones_like(self.buffers[0].tail)  # the tail where no gradient is absent
         self._all_there[-1] = 0
         self.absent: list[int] = []
-        self.again = self.drop_carried = False
+        self.again = self.drop_carried = self.keep_own_memory = False
         self.copies = True
         self.repeatable = self.shows = self.informed = True
         self._told_by = RESULT  # the slot whose tail holds the answers of all ranks
@@ -187,6 +191,7 @@ class GradientBucket(PlanBucket):
         tail = self.buffers[side].tail
         # A device is given all in one launch. It is not given numbers of Python's: the host would wait for it.
         views, gradients = [tail], [self._all_there]
+        moved: list[tuple[torch.Tensor, torch.Tensor]] = []
         for entry in self.entries:
             gradient = entry.parameter.grad
             view = entry.views[side]
@@ -199,9 +204,13 @@ class GradientBucket(PlanBucket):
                     raise sparse_gradient(entry.name, gradient)
                 views.append(view)
                 gradients.append(gradient.detach() if gradient.requires_grad else gradient)
+                if entry.moves and not self.keep_own_memory:
+                    moved.append((entry.parameter, view))
         try:
             torch._foreach_copy_(views, gradients)
-        except RuntimeError:
+            for parameter, view in moved:
+                parameter.grad = view
+        except (RuntimeError, TypeError):
             self.refuse_changed()
             raise
         for index in self.absent:
@@ -220,7 +229,7 @@ class GradientBucket(PlanBucket):
         """Whether any rank asked for the step to be reduced again. False if no rank can know it of the others."""
         return self.informed and self.region(self._told_by, self.side).tail[-1].item() > 0
 
-    def show_results(self, keep_own_memory: bool) -> None:
+    def show_results(self) -> None:
         """``.grad`` of every parameter that got a gradient on any rank becomes the result, and the buffers change
         roles. A plan that fills no result leaves ``.grad`` as it is.
 
@@ -241,7 +250,7 @@ class GradientBucket(PlanBucket):
                 continue
             entry.carried = True
             parameter, view = entry.parameter, entry.views[result]
-            if not keep_own_memory:
+            if not self.keep_own_memory:
                 try:
                     parameter.grad = view
                 except (RuntimeError, TypeError):
@@ -281,10 +290,10 @@ class GradientReducer:
         the times of a pass's operations, and when waiting for them began and ended by ``clock``.
         """
         self._drop_carried = drop_carried
+        self._keep_own_memory = keep_own_memory
         self.use(buckets)
         self._rearrange = rearrange
         self._arrivals: list[str] = []  # of the first pass, while it is recorded
-        self._keep_own_memory = keep_own_memory
         self._on_finished = on_finished
         self._clock = clock
         self._early = True  # submit before the end of the pass
@@ -301,7 +310,7 @@ class GradientReducer:
         self._order = StartOrder(self.buckets)
         self._entries: dict[str, Entry] = {entry.name: entry for bucket in buckets for entry in bucket.entries}
         for bucket in buckets:
-            bucket.drop_carried = self._drop_carried
+            bucket.drop_carried, bucket.keep_own_memory = self._drop_carried, self._keep_own_memory
 
     def weigh(self) -> None:
         """In an elastic job: before a pass accumulates more."""
@@ -400,7 +409,7 @@ class GradientReducer:
             for bucket in self.buckets:
                 if self.factor != 1.0 and bucket.shows:
                     bucket.slot(RESULT).mul_(self.factor)
-                bucket.show_results(self._keep_own_memory)
+                bucket.show_results()
         self._begin_anew()
         if self._on_finished is not None:
             self._on_finished(times, begin, end)

@@ -157,7 +157,7 @@ void Communicator::drop_nccl() {
   if (runtime_->failure.failed()) {
     abort_together(runtime_, all);
   } else {
-    for (const auto& handle : all) handle->destroy();
+    destroy_together(runtime_, all);
   }
 }
 

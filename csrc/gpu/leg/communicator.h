@@ -91,7 +91,7 @@ class Communicator {
   Status make_ids(HostCollectives* daemon, bool maker, int leader, size_t count, std::vector<NcclId>* ids,
                   std::string* why);
   Status connect(HostCollectives* daemon, bool flat, Handles* made, std::string* why);
-  Status divide(HostCollectives* daemon, const Handles& handles, std::string* why);
+  Status divide(HostCollectives* daemon, const Handles& handles, Handles* children, std::string* why);
   Status await(HostCollectives* daemon, const Handles& handles, Status mine, std::string* why);
   Status agree(HostCollectives* daemon, const Status& mine, std::string* why);
   Status finish_flat(const Handles& handles);
@@ -121,7 +121,7 @@ class Communicator {
   OperationsInFlight in_flight_;
 
   // constant between open() and close()
-  std::map<Route, Handles> handles_;
+  std::map<Route, Handles> handles_;  // with parents, which no route uses
   std::unique_ptr<FlatRoute> flat_;
   std::unique_ptr<HierarchicalRoute> hierarchical_;
 

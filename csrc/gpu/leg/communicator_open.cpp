@@ -161,12 +161,12 @@ Status Communicator::open(uint8_t forced) {
 // has the route. An error means that the job has failed.
 Status Communicator::set_up(HostCollectives* daemon, Route route) {
   const bool flat = route == Route::kFlat;
-  Handles made;
+  Handles made, children;
   std::string why;
   Status status = connect(daemon, flat, &made, &why);
   if (status && why.empty() && divides_) {
     std::string undivided;
-    status = divide(daemon, made, &undivided);
+    status = divide(daemon, made, &children, &undivided);
     if (status && !undivided.empty()) {  // at all members
       divides_ = false;
       excluded_.undivided = undivided;
@@ -174,7 +174,9 @@ Status Communicator::set_up(HostCollectives* daemon, Route route) {
       status = connect(daemon, flat, &made, &why);
     }
   }
-  if (status && why.empty()) status = agree(daemon, flat ? finish_flat(made) : finish_hierarchical(made), &why);
+  const Handles& used = children.empty() ? made : children;
+  if (status && why.empty()) status = agree(daemon, flat ? finish_flat(used) : finish_hierarchical(used), &why);
+  made.insert(made.end(), children.begin(), children.end());
   if (!status || !why.empty()) {
     if (flat) flat_.reset();
     if (!flat) hierarchical_.reset();
@@ -203,13 +205,13 @@ Status Communicator::connect(HostCollectives* daemon, bool flat, Handles* made, 
   return await(daemon, *made, status, why);
 }
 
-// Puts children that block in the place of the communicators.
-Status Communicator::divide(HostCollectives* daemon, const Handles& handles, std::string* why) {
+// Makes children that block.
+Status Communicator::divide(HostCollectives* daemon, const Handles& handles, Handles* children, std::string* why) {
   Status mine;
   for (size_t i = 0; i < handles.size() && mine; ++i) mine = handles[i]->divide();
   const Status status = await(daemon, handles, mine, why);
   if (!status || !why->empty()) return status;
-  for (const auto& handle : handles) handle->drop_parent();
+  for (const auto& handle : handles) children->push_back(handle->take_child());
   return Status::ok();
 }
 
@@ -337,10 +339,8 @@ void Communicator::drop_slower() {
     }
     if (it->first == Route::kFlat) flat_.reset();
     if (it->first == Route::kHierarchical) hierarchical_.reset();
-    for (const auto& handle : it->second) {
-      watcher_->remove(handle);
-      handle->destroy();
-    }
+    for (const auto& handle : it->second) watcher_->remove(handle);
+    destroy_together(runtime_, it->second);
     it = handles_.erase(it);
   }
 }

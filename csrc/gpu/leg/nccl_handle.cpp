@@ -3,7 +3,6 @@
 #include <sched.h>
 
 #include <chrono>
-#include <future>
 #include <thread>
 #include <utility>
 
@@ -88,15 +87,12 @@ Status NcclHandle::ready(bool* over) {
   return runtime_->nccl(state, divided_ ? "dividing a communicator" : "making a communicator");
 }
 
-void NcclHandle::drop_parent() {
-  NcclComm parent = nullptr;
-  {
-    const Lock lock(mutex_);
-    parent = std::exchange(comm_, child_);
-  }
-  child_ = nullptr;
-  blocks_ = true;
-  give_back(runtime_, parent);
+std::shared_ptr<NcclHandle> NcclHandle::take_child() {
+  auto child = std::make_shared<NcclHandle>(runtime_, ranks_, rank_);
+  child->blocks_ = true;
+  const Lock lock(child->mutex_);
+  child->comm_ = std::exchange(child_, nullptr);
+  return child;
 }
 
 NcclComm NcclHandle::begin() {
@@ -171,17 +167,7 @@ void NcclHandle::destroy() {
     idle_.wait(lock, [this]() REQUIRES(mutex_) { return !in_use_; });
     std::swap(comm, comm_);
   }
-  if (comm == nullptr) return;
-  if (!blocks_) return give_back(runtime_, comm);
-  const auto over = std::make_shared<std::promise<void>>();
-  std::thread([runtime = runtime_, comm, over] {
-    {
-      OnDevice here(*runtime);
-      give_back(runtime, comm);
-    }
-    over->set_value();
-  }).detach();
-  if (over->get_future().wait_for(kDestroy) != std::future_status::ready) runtime_->stuck.store(true);
+  if (comm != nullptr) give_back(runtime_, comm);
 }
 
 namespace {
@@ -193,9 +179,17 @@ void abort_one(const Runtime& runtime, NcclHandle* handle) {
   OnDevice here(runtime);
   handle->abort();
 }
-}  // namespace
 
-void abort_together(Runtime* runtime, const std::vector<std::shared_ptr<NcclHandle>>& handles) {
+void destroy_one(const Runtime& runtime, NcclHandle* handle) {
+  OnDevice here(runtime);
+  handle->destroy();
+}
+
+using Handles = std::vector<std::shared_ptr<NcclHandle>>;
+
+// Calls `end` for each, by a thread of its own, which is left alone after the limit.
+void end_together(Runtime* runtime, const Handles& handles, void (*end)(const Runtime&, NcclHandle*),
+                  std::chrono::seconds limit) {
   struct Left {
     Mutex mutex;
     Condition none;
@@ -207,15 +201,24 @@ void abort_together(Runtime* runtime, const std::vector<std::shared_ptr<NcclHand
     left->count = handles.size();
   }
   for (const auto& handle : handles) {
-    std::thread([runtime, handle, left] {
-      abort_one(*runtime, handle.get());
+    std::thread([runtime, handle, left, end] {
+      end(*runtime, handle.get());
       const Lock lock(left->mutex);
       if (--left->count == 0) left->none.notify_all();
     }).detach();
   }
   Lock lock(left->mutex);
-  if (!left->none.wait_for(lock, kAbort, [&left]() REQUIRES(left->mutex) { return left->count == 0; }))
+  if (!left->none.wait_for(lock, limit, [&left]() REQUIRES(left->mutex) { return left->count == 0; }))
     runtime->stuck.store(true);
+}
+}  // namespace
+
+void abort_together(Runtime* runtime, const Handles& handles) {
+  end_together(runtime, handles, &abort_one, kAbort);
+}
+
+void destroy_together(Runtime* runtime, const Handles& handles) {
+  end_together(runtime, handles, &destroy_one, kDestroy);
 }
 
 }  // namespace bagua::device

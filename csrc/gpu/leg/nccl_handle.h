@@ -2,10 +2,11 @@
 //
 // One thread at a time calls NCCL. The communicator is non-blocking: while NCCL waits for other ranks it answers "in
 // progress" and is polled, so every wait ends when the leg fails. NCCL starts a thread for each group of such a
-// communicator, which costs the caller a quarter of a millisecond. divide() puts a child that blocks in its place: then
-// the caller's thread enqueues, and where it waits for other ranks in NCCL, only abort() ends that.
+// communicator, which costs the caller a quarter of a millisecond. divide() makes a child that blocks: then the caller's
+// thread enqueues, and where it waits for other ranks in NCCL, only abort() ends that. The parent stays, unused, until
+// both are given back: NCCL takes up to half a second to end a communicator, since a thread of its looks every 500 ms.
 //
-// Thread safety: one thread calls create(), divide(), ready() and drop_parent(); any thread calls the rest. No lock is
+// Thread safety: one thread calls create(), divide(), ready() and take_child(); any thread calls the rest. No lock is
 // held while calling NCCL.
 #pragma once
 
@@ -21,7 +22,8 @@ namespace bagua::device {
 class NcclHandle {
  public:
   NcclHandle(Runtime* runtime, int ranks, int rank) : runtime_(runtime), ranks_(ranks), rank_(rank) {}
-  NcclHandle(const NcclHandle&) = delete;  // call destroy() or abort() first
+  ~NcclHandle() = default;  // call destroy() or abort() first
+  NcclHandle(const NcclHandle&) = delete;
   NcclHandle& operator=(const NcclHandle&) = delete;
 
   // Begins to join the other members. Call abort() even after an error.
@@ -30,8 +32,8 @@ class NcclHandle {
   Status divide();
   // Sets `over` when all members have done what was begun, or an error has occurred.
   Status ready(bool* over);
-  // The child takes the place of its parent, which is destroyed. Call it when all members are ready().
-  void drop_parent();
+  // The child, in a handle of its own. Call it when all members are ready().
+  std::shared_ptr<NcclHandle> take_child();
 
   // Runs `calls(comm)`, which returns its first error, as one group of NCCL. Returns when the group is enqueued. It
   // waits for other ranks if NCCL has to make connections.
@@ -61,7 +63,8 @@ class NcclHandle {
   Status async_error();
   // Releases threads and device work that hang in NCCL. Gives callers some time to return by themselves first.
   void abort();
-  // Orderly end: no operation may be pending. Waits for the other members for at most 10 s, then aborts.
+  // Orderly end: no operation may be pending. Aborts if NCCL has not ended it in 10 s; where the communicator blocks,
+  // the call takes as long as NCCL does.
   void destroy();
 
   int ranks() const { return ranks_; }
@@ -82,7 +85,7 @@ class NcclHandle {
 
   NcclComm child_ = nullptr;  // NCCL writes it while divide() is under way
   bool divided_ = false;      // divide() has begun
-  bool blocks_ = false;       // constant after drop_parent()
+  bool blocks_ = false;       // constant: this is a child
 
   Mutex mutex_;
   Condition idle_;
@@ -94,5 +97,7 @@ class NcclHandle {
 // not aborted yet. If it does not return within 10 s it sets Runtime::stuck, because its threads still use the handles
 // and the runtime.
 void abort_together(Runtime* runtime, const std::vector<std::shared_ptr<NcclHandle>>& handles);
+// Destroys all at once; as above if that takes longer than 12 s.
+void destroy_together(Runtime* runtime, const std::vector<std::shared_ptr<NcclHandle>>& handles);
 
 }  // namespace bagua::device

@@ -86,7 +86,7 @@ def test_an_abort_ends_a_call_that_nccl_blocks(make_job: Callable[..., Any]) -> 
         result = job.line(rank)
         assert "raised" not in result and result["misuse"] == [], result
         found = result["result"]
-        assert found["aborts"] == 1 and found["left"]["communicators"] == 0
+        assert found["aborts"] == 2 and found["left"]["communicators"] == 0
         if rank != max(job.tokens):
             assert "NCCL connects with other ranks, for a reduction." in found["what"]
             assert "the generation ends" in found["said"]

@@ -38,9 +38,9 @@ def lost(test: Member, route: str, hang: bool) -> dict[str, Any]:
         later = str(error)
     test.fakes.drain(test.stream)  # the user's stream is free
     done = all(test.leg.done(ticket) for ticket in tickets)
-    aborts = test.leg.counters()["aborts"]
     test.close()
     took = time.monotonic() - begin
+    aborts = test.leg.counters()["aborts"]
     return {"said": said, "later": later, "took": took, "done": done, "aborts": aborts, "left": test.fakes.left()}
 
 
