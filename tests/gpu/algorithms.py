@@ -85,6 +85,7 @@ JOB_SHARE = 1 / 6
 """Of the time. A rank that takes longer for a job ends, and the others with it: a hang costs no more than this."""
 _LINE = re.compile(r"^\S.*::.* (PASSED|FAILED|ERROR|SKIPPED)\b", re.MULTILINE)
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S.*)$", re.MULTILINE)
+_WHY = re.compile(r"^_{3,} (\S.*?) _{3,}\n(.*?)(?=^_{3,} |^={3,} )", re.MULTILINE | re.DOTALL)
 
 
 def outcomes(text: str) -> dict[str, int]:
@@ -96,6 +97,11 @@ def outcomes(text: str) -> dict[str, int]:
 def failures(text: str) -> list[str]:
     """Names of the tests that pytest lists as failed at its end."""
     return _FAILED.findall(text)
+
+
+def reasons(text: str) -> dict[str, str]:
+    """By the name of a test, without its file: what pytest writes of its failure."""
+    return dict(_WHY.findall(text))
 
 
 def command(device: str, part: Part) -> list[str]:
@@ -158,10 +164,11 @@ def work(findings: Findings, parts: Sequence[Part], given: Any) -> None:
 def tell(findings: Findings, name: str, code: int | None, text: str) -> None:
     """One part's outcome."""
     print(text)
-    found = outcomes(text)
+    found, why = outcomes(text), reasons(text)
     findings.row("tests of the contract suite", part=name, **found)
     for test in failures(text)[:30]:
-        findings.check(f"{name}: {test[:200]}", False)
+        detail = next((words for label, words in why.items() if test.partition("::")[2].startswith(label)), "")
+        findings.check(f"{name}: {test[:200]}", False, detail[-1500:])
     if code in (None, INTERRUPTED):
         findings.check(f"{name}: the suite came to its end", False, text[-600:])
     elif code or not found["passed"]:
