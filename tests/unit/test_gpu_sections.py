@@ -35,7 +35,7 @@ def test_what_pytest_says() -> None:
     )
     assert algorithms.outcomes(text) == {"passed": 1, "failed": 1, "error": 0, "skipped": 0}
     assert algorithms.failures(text) == ["t.py::test_c - assert 1 == 2"]
-    text = "=== FAILURES ===\n___ test_c[a b] ___\nrank 0: no\nrank 1: no\n___ test_d ___\nE why\n=== short summary ===\n"
+    text = "=== F ===\n___ test_c[a b] ___\nrank 0: no\nrank 1: no\n___ test_d ___\nE why\n=== short summary ===\n"
     assert algorithms.reasons(text) == {"test_c[a b]": "rank 0: no\nrank 1: no\n", "test_d": "E why\n"}
 
 
