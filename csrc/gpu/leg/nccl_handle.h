@@ -2,9 +2,10 @@
 //
 // One thread at a time calls NCCL. The communicator is non-blocking: while NCCL waits for other ranks it answers "in
 // progress" and is polled, so every wait ends when the leg fails. NCCL starts a thread for each group of such a
-// communicator, which costs the caller a quarter of a millisecond. divide() makes a child that blocks: then the caller's
-// thread enqueues, and where it waits for other ranks in NCCL, only abort() ends that. The parent stays, unused, until
-// both are given back: NCCL takes up to half a second to end a communicator, since a thread of its looks every 500 ms.
+// communicator, which costs the caller a quarter of a millisecond. divide() makes a child that blocks: then the
+// caller's thread enqueues, and where it waits for other ranks in NCCL, only abort() ends that. The parent stays,
+// unused, until both are given back: NCCL takes up to half a second to end a communicator, since a thread of its looks
+// every 500 ms.
 //
 // Thread safety: one thread calls create(), divide(), ready() and take_child(); any thread calls the rest. No lock is
 // held while calling NCCL.
