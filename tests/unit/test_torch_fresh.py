@@ -11,6 +11,7 @@ from torch import nn
 
 from bagua.algorithms import AllReduce, Local, Plan
 from bagua.algorithms.plan import FRESH, GRADIENT, RESULT
+from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.join.connection import Place
 from bagua.torch_api.train.execution import NotReady
 from bagua.torch_api.train.gradients import GradientBucket
@@ -84,6 +85,25 @@ def test_a_plan_that_reads_both_has_both() -> None:
     vector.grad = torch.ones(70000)
     arrive(bucket)
     assert bool((bucket.slot(GRADIENT) == 1).all()) and bool((bucket.views(FRESH)[0] == 1).all())
+
+
+@pytest.mark.parametrize("keep_own_memory", [False, True])
+def test_on_a_device_all_are_copied_in_one_call(monkeypatch: pytest.MonkeyPatch, keep_own_memory: bool) -> None:
+    """A large one's own memory is given back then, unless it is to be kept."""
+    monkeypatch.setattr(PORT.cuda, "holds", lambda tensor: True)
+    bucket, (large, small) = bucket_of(torch.zeros(70000), torch.zeros(3), reads=(GRADIENT,))
+    bucket.keep_own_memory = keep_own_memory
+    assert not any(entry.alone for entry in bucket.entries)
+    large.grad, small.grad = torch.ones(70000), torch.ones(3)
+    own = small.grad
+    calls: list[int] = []
+    copy = torch._foreach_copy_
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda to, of: (calls.append(len(to)), copy(to, of)))
+    bucket.start()
+    assert calls == [3], "two gradients and the tail"
+    assert bool((bucket.slot(GRADIENT) == 1).all())
+    assert (large.grad is bucket.entries[0].views[bucket.side]) is not keep_own_memory
+    assert small.grad is own
 
 
 def test_other_strides_and_dtypes_are_copied_into_those_of_the_parameter() -> None:
