@@ -22,6 +22,7 @@ import torch
 from bagua import csrc
 from bagua.algorithms import Codec
 from bagua.base.errors import BaguaError, BuildError, CommunicationError
+from bagua.torch_api.cuda.gate import Gate
 from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.cuda.step_times import CudaSteps
 from bagua.torch_api.cuda.transcoding import CudaTranscoder
@@ -73,6 +74,7 @@ class CudaConnection:
             world=False,
             blocking=not connection.elastic,
         )
+        self._gate = Gate(connection, self.abandon)
         self._open()
         self._say_what_is_missing()
         self.clock = self._cuda.clock(index)
@@ -108,9 +110,11 @@ class CudaConnection:
 
     def _give_up(self) -> None:
         """Closes the leg; operations under way fail."""
+        words = "Members have changed: communicators of those that were there before are aborted."
         self._parted = True
-        self._leg.abort("Members have changed: communicators of those that were there before are aborted.")
-        self.close()
+        self._leg.abort(words)
+        self._gate.drop(Regrouped(words))
+        self._close_leg()
 
     def _translate(self, error: Exception) -> CommunicationError:
         """NCCL, or the device, may have failed before the engines know that a member is lost: they get some time."""
@@ -195,11 +199,21 @@ class CudaConnection:
     def submit(self, request: Request) -> int:
         """See ``Connection``. The operation begins after the current stream's work. Places are (DEVICE, address);
         ``comm`` is a twin's number. Raises CommunicationError, too, while the stream is captured into a CUDA graph."""
+        return self._hand_over(self._leg, request, self._cuda.stream(self.index))
+
+    def submit_out_of_step(self, request: Request) -> int:
+        """See ``Connection``, and ``Gate``. The operation begins after the current stream's work, and perhaps after
+        more that follows."""
+        return self._gate.submit(
+            request, functools.partial(self._hand_over, self._leg, request, self._cuda.stream(self.index))
+        )
+
+    def _hand_over(self, leg: Leg, request: Request, stream: int) -> int:
         src, dst = request["src"], request["dst"]
         native: dict[str, Any] = {**request, "src": src[1], "dst": dst[1]}
         del native["residual_sides"]  # the leg keeps residuals of its own, of one side: its steps are not repeated
         try:
-            ticket = self._leg.submit(**native, stream=self._cuda.stream(self.index))
+            ticket = leg.submit(**native, stream=stream)
         except self._error as error:
             raise self._translate(error) from None
         self._in_use[ticket] = src, dst
@@ -207,6 +221,8 @@ class CudaConnection:
 
     def done(self, ticket: int) -> bool:
         """Whether the result is there, or never will be. Raises CommunicationError for an error of the device."""
+        if ticket < 0:
+            return self._gate.done(ticket, self.done)
         with self._translated():
             return self._leg.done(ticket)
 
@@ -223,7 +239,10 @@ class CudaConnection:
 
     def wait(self, ticket: int, deadline_s: float = math.inf) -> Times:
         """Makes the current stream wait for the operation. Returns (ticket, 0, 0): ``CudaSteps`` learns the times
-        when they are known. ``deadline_s`` has no meaning: nothing waits here."""
+        when they are known. ``deadline_s`` has no meaning: nothing waits here, but for the members of an operation that
+        was submitted out of step."""
+        if ticket < 0:
+            ticket = self._gate.take(ticket)
         try:
             self._leg.wait(ticket, self._cuda.stream(self.index))
         except self._error as error:
@@ -237,6 +256,8 @@ class CudaConnection:
 
     def abandon(self, ticket: int) -> None:
         """See ``Connection``. Its memory is held until ``close``: the operation may still write there."""
+        if ticket < 0:
+            self._gate.abandon(ticket)
 
     def await_results(self) -> None:
         """Returns when all that the current stream waits for is there: the one wait on the host in a step of an elastic
@@ -256,6 +277,10 @@ class CudaConnection:
 
     def close(self) -> None:
         """Pending operations fail. Idempotent. Comes before the connection's."""
+        self._gate.close()
+        self._close_leg()
+
+    def _close_leg(self) -> None:
         self._watchdog.stop()
         self._leg.close()
 

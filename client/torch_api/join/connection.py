@@ -133,6 +133,11 @@ class Connection(Protocol):
         """Hands over one operation; returns its ticket at once."""
         ...
 
+    def submit_out_of_step(self, request: Request) -> int:
+        """As ``submit``, by ranks that are not in step: nothing but ``wait`` waits for the other members, on any
+        device, before all of them have submitted it."""
+        ...
+
     def done(self, ticket: int) -> bool:
         """Whether ``wait`` for this operation would return, or raise, at once."""
         ...
@@ -337,6 +342,8 @@ class HostConnection:
             return self._rank.submit(**request, generation=getattr(self._thread, "generation", self._settled))
         except self._error as error:
             raise self._translate(error) from None
+
+    submit_out_of_step = submit
 
     def send_flags(self, flags: core.Flags) -> None:
         """Submits them by themselves. With another operation: as its ``behind``."""

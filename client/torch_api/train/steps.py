@@ -23,10 +23,12 @@ NewTranscoder = Callable[[Codec, int], Transcoder | CudaTranscoder]
 
 
 class Surroundings(Protocol):
-    """The rank, as steps see it. ``repeats``: operations may be repeated, until ``Action.commit``."""
+    """The rank, as steps see it. ``repeats``: operations may be repeated, until ``Action.commit``. ``waits``: ranks are
+    in step where they exchange something."""
 
     connection: Connection
     repeats: bool
+    waits: bool
     chunk_kib: int
     allocate: Allocate
     """Makes memory that can be communicated."""
@@ -117,7 +119,9 @@ class OneOperation:
     def send(self, members: Members) -> Tickets:
         """Submits for these members."""
         self.comm = members.id
-        return (self.around.connection.submit(self.request(members, self.bucket.side)),)
+        connection = self.around.connection
+        submit = connection.submit if self.around.waits else connection.submit_out_of_step
+        return (submit(self.request(members, self.bucket.side)),)
 
 
 class BroadcastAction(OneOperation):

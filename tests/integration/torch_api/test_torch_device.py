@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import test_torch_primitives as primitives
 
 import bagua.torch_api as bagua
+from bagua.algorithms import AsyncModelAverageAlgorithm
 from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.cuda.connection import CudaConnection
 from bagua.torch_api.cuda.devices import devices
@@ -221,6 +222,43 @@ def rank_closes_alone() -> tuple[bool, str]:
 def test_a_rank_ends_the_exchange_alone(ranks: Any, route: str) -> None:
     found = ranks.run(rank_closes_alone, 2, environment=placing.environment("fake", route))
     assert found == [(True, "")] * 2
+
+
+def rank_averages_out_of_step() -> list[int]:
+    """Operations that were handed to the device: before all ranks have begun the average, and after that."""
+    bagua.init_process_group()
+    model = new_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model = model.with_bagua([optimizer], AsyncModelAverageAlgorithm(sync_interval_ms=0))
+    [device] = devices(current()).all()
+    found = [device.counters()["ops"]]
+    if bagua.get_rank() == 0:
+        train(model, optimizer, 0)
+        time.sleep(0.2)
+        found.append(device.counters()["ops"])
+    bagua.barrier()
+    if bagua.get_rank() != 0:
+        found.append(device.counters()["ops"])
+        train(model, optimizer, 0)
+    deadline = time.monotonic() + 60
+    while not all(bucket.execution.done() for bucket in model.bagua_buckets):
+        assert time.monotonic() < deadline, "the average was handed over, wherever programs are"
+        time.sleep(0.01)
+    found.append(device.counters()["ops"])
+    bagua.barrier()
+    for step in range(STEPS):
+        train(model, optimizer, step)
+    model.bagua_ddp.close()
+    return found
+
+
+@pytest.mark.parametrize("route", ["staged", "flat"])
+def test_averages_out_of_step_hold_no_device(ranks: Any, route: str) -> None:
+    """A device that waits for ranks that have not begun would hold up calls that wait for the whole of it."""
+    for before, alone, after in ranks.run(
+        rank_averages_out_of_step, hosts=[[0, 1]], environment=placing.environment("fake", route)
+    ):
+        assert before == alone < after
 
 
 def rank_is_killed(route: str) -> str:

@@ -1,0 +1,174 @@
+"""Operations that are held back until all their members have begun them."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from bagua.base.errors import CommunicationError
+from bagua.torch_api.cuda.gate import Gate
+
+
+class Host:
+    """Barriers that are over when the test says so; their tickets count from 1."""
+
+    kinds, dtypes = {"barrier": 0}, {"uint8": 6}
+    first_warning_s = 60.0
+
+    def __init__(self) -> None:
+        self.submitted: list[int] = []  # communicators, by ticket
+        self.over: set[int] = set()
+        self.failed: set[int] = set()
+        self.abandoned: list[int] = []
+        self.limit = math.inf
+
+    def submit(self, request: Any) -> int:
+        self.submitted.append(request["comm"])
+        return len(self.submitted)
+
+    def done(self, ticket: int) -> bool:
+        if ticket in self.failed:
+            raise CommunicationError("rank 1 was lost")
+        return ticket in self.over
+
+    def wait(self, ticket: int) -> None:
+        self.done(ticket)
+
+    def abandon(self, ticket: int) -> None:
+        self.abandoned.append(ticket)
+
+    def go_on(self, waited: float) -> float:
+        if waited >= self.limit:
+            raise CommunicationError("gave up")
+        return self.first_warning_s
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.host = Host()
+        self.abandoned: list[int] = []
+        host: Any = self.host
+        self.gate = Gate(host, self.abandoned.append)
+        self.handed: list[str] = []
+
+    def submit(self, name: str, comm: int = 1, hand_over: Callable[[], int] | None = None) -> int:
+        def hand() -> int:
+            self.handed.append(name)
+            return len(self.handed) if hand_over is None else hand_over()
+
+        request: Any = {"comm": comm}
+        return self.gate.submit(request, hand)
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    made = Rig()
+    yield made
+    made.gate.close()
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def never(_: int) -> bool:
+    return False
+
+
+def test_nothing_is_handed_over_before_all_have_begun(rig: Rig) -> None:
+    number = rig.submit("a")
+    time.sleep(0.05)
+    assert number < 0 and not rig.handed and not rig.gate.done(number, never)
+    rig.host.over.add(1)
+    eventually(lambda: rig.handed == ["a"])
+    assert rig.gate.take(number) == 1
+
+
+def test_operations_of_a_communicator_keep_their_order(rig: Rig) -> None:
+    """However their barriers are seen; those of others do not wait for them."""
+    for name, comm in (("a", 1), ("b", 1), ("c", 2)):
+        rig.submit(name, comm)
+    rig.host.over.update({2, 3})
+    eventually(lambda: rig.handed == ["c"])
+    time.sleep(0.02)
+    assert rig.handed == ["c"]
+    rig.host.over.add(1)
+    eventually(lambda: rig.handed == ["c", "a", "b"])
+
+
+def test_an_operation_is_over_when_the_device_says_so(rig: Rig) -> None:
+    number = rig.submit("a")
+    rig.host.over.add(1)
+    eventually(lambda: rig.gate.done(number, lambda ticket: ticket == 1))
+    assert not rig.gate.done(number, never)
+
+
+def test_the_one_who_waits_gets_the_error(rig: Rig) -> None:
+    """Of the device, and of the barrier."""
+
+    def refused() -> int:
+        raise CommunicationError("this stream is being captured")
+
+    first, second = rig.submit("a", hand_over=refused), rig.submit("b", 2)
+    rig.host.over.add(1)
+    rig.host.failed.add(2)
+    for number, words in ((first, "captured"), (second, "rank 1 was lost")):
+        eventually(lambda number=number: rig.gate.done(number, never))
+        with pytest.raises(CommunicationError, match=words):
+            rig.gate.take(number)
+    assert rig.handed == ["a"]
+
+
+def test_what_is_abandoned_is_handed_over_all_the_same(rig: Rig) -> None:
+    """The other members count on it."""
+    rig.gate.abandon(rig.submit("a"))
+    assert not rig.abandoned
+    rig.host.over.add(1)
+    eventually(lambda: rig.abandoned == [1])
+
+
+def test_members_have_changed(rig: Rig) -> None:
+    """What is held is dropped, but for what is being handed over; later ones go on."""
+    enter, leave = threading.Event(), threading.Event()
+
+    def slow() -> int:
+        enter.set()
+        assert leave.wait(30)
+        raise CommunicationError("aborted")
+
+    under_way, held = rig.submit("a", hand_over=slow), rig.submit("b", 2)
+    rig.host.over.add(1)
+    assert enter.wait(30)
+    rig.gate.drop(CommunicationError("members have changed"))
+    leave.set()
+    with pytest.raises(CommunicationError, match="members have changed"):
+        rig.gate.take(held)
+    with pytest.raises(CommunicationError, match="aborted"):
+        rig.gate.take(under_way)
+    assert rig.host.abandoned == [2]
+    number = rig.submit("c")
+    rig.host.over.update({2, 3})
+    assert rig.gate.take(number) == 2 and rig.handed == ["a", "c"]
+
+
+def test_a_wait_for_members_has_an_end(rig: Rig) -> None:
+    number = rig.submit("a")
+    rig.host.first_warning_s, rig.host.limit = 0.01, 0.03
+    with pytest.raises(CommunicationError, match="gave up"):
+        rig.gate.take(number)
+
+
+def test_a_closed_gate_holds_nothing(rig: Rig) -> None:
+    number = rig.submit("a")
+    rig.gate.close()
+    rig.gate.close()
+    with pytest.raises(CommunicationError, match="was closed"):
+        rig.gate.take(number)
