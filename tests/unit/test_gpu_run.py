@@ -60,7 +60,7 @@ def test_commands_for_a_short_lease() -> None:
     readme = (TESTS / "gpu" / "README.md").read_text()
     lines = [line.split() for line in readme.splitlines() if "tests/gpu/run.py --out" in line and "--only" in line]
     commands = [line for line in lines if "--seconds" in line]
-    assert len(commands) == 4
+    assert len(commands) == 3
     for words in commands:
         options = run.arguments(words[words.index("tests/gpu/run.py") + 1 :])
         assert sum(section.limit_s for section in sections.by_name(options.sections)) < options.seconds
@@ -333,7 +333,7 @@ def test_the_command_of_the_pages(tmp_path: Path, request: pytest.FixtureRequest
 @pytest.mark.full
 def test_the_commands_for_a_short_lease_as_written(tmp_path: Path) -> None:
     commands = pages.run_by("test_the_commands_for_a_short_lease_as_written", "tests/gpu/README.md")
-    assert len(commands) == 4
+    assert len(commands) == 3
     run_as_written(commands, tmp_path)
 
 
