@@ -43,10 +43,11 @@ void Helpers::serve() {
   Lock lock(mutex_);
   for (;;) {
     while (!tasks_.empty()) {
-      const std::function<void()> task = std::move(tasks_.front());
+      std::function<void()> task = std::move(tasks_.front());
       tasks_.pop_front();
       lock.unlock();
       task();
+      task = nullptr;  // what it holds may need the interpreter's lock to be freed: not under mutex_
       lock.lock();
     }
     ++idle_;

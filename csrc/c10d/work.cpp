@@ -326,6 +326,7 @@ bool Queue::wait(BaguaWork* work, int64_t deadline_ns) {
     } else {
       done->complete();
     }
+    done.reset();
     lock.lock();
   }
   const std::exception_ptr why_not = work->why_not_;
@@ -339,11 +340,12 @@ bool Queue::poll(BaguaWork* work) {
   Lock lock(mutex_);
   while (!work->over_ && !driven_) {
     driven_ = true;
-    const WorkPtr done = step(&lock, 0, true);
+    WorkPtr done = step(&lock, 0, true);
     leave();
     if (done == nullptr) break;
     lock.unlock();
     done->complete();
+    done.reset();
     lock.lock();
   }
   return work->over_;
@@ -354,7 +356,7 @@ void Queue::help() {
   helper_asked_ = false;
   while (needs_driver()) {
     driven_ = true;
-    const WorkPtr done = step(&lock, -1, false);
+    WorkPtr done = step(&lock, -1, false);
     if (done == nullptr) {
       driven_ = false;
       continue;
@@ -365,6 +367,7 @@ void Queue::help() {
     if (done->future_ != nullptr && needs_driver()) ask_helper();
     lock.unlock();
     done->complete();
+    done.reset();
     lock.lock();
   }
   changed_.notify_all();

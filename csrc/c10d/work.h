@@ -9,7 +9,9 @@
 //
 // Callbacks of futures run when the driver has given up its place, so they may communicate and wait.
 //
-// Thread safety: any thread. Queue::mutex_ guards what is marked so; it is held for no wait and no callback.
+// Thread safety: any thread. Queue::mutex_ guards what is marked so; it is held for no wait and no callback. Nor is it
+// held while a work is freed: freeing its tensors may need the interpreter's lock, which a thread that wants mutex_
+// has.
 #pragma once
 
 #include <c10/core/Stream.h>

@@ -154,7 +154,7 @@ class TorchGroup:
         """The generation ends here: operations of other threads on it, and those of others with this rank, fail."""
         if self._is_up():
             self._down = True
-            last = [self._mine]
+            last = _backends_of_all()
             with suppress(RuntimeError, AttributeError):  # older torch has no abort, and Gloo's does nothing yet
                 self._mine.abort()
             self._take_down()
@@ -218,8 +218,11 @@ class TorchGroup:
         if self._interface is not None and os.environ.get(INTERFACE) == self._interface:
             del os.environ[INTERFACE]
         if distributed.is_initialized() and distributed.group.WORLD is mine:
+            kept = _backends_of_all()
             with suppress(RuntimeError):  # a peer that is gone
                 distributed.destroy_process_group()
+            del mine
+            kept.clear()
 
     def abandon(self) -> None:
         """The process ends by an error: others may be gone, and nobody is waited for but threads of this process."""
@@ -255,6 +258,17 @@ def connects_lazily() -> bool:
 def backends() -> str:
     """Backends for the user's own tensors: Gloo, and NCCL for those on CUDA devices where there are any."""
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and distributed.is_nccl_available() else "gloo"
+
+
+def _backends_of_all() -> list[Any]:
+    """Those of all groups of torch.distributed, for as long as the groups are freed. Before version 2.8 torch frees a
+    group while it holds the interpreter's lock. Gloo then joins threads that may wait for this lock, because they have
+    a tensor to free. A backend that Python holds is freed without the lock."""
+    found: list[Any] = []
+    for group in distributed.distributed_c10d._world.pg_map:
+        with suppress(RuntimeError):  # a group of the user's own kind
+            found += [group._get_backend(device) for device in group._device_types]
+    return found
 
 
 def _never_free() -> None:

@@ -378,6 +378,30 @@ def test_a_destroyed_group_ends_its_operations(ranks: Ranks, tmp_path: Path) -> 
     ranks.run(rank_destroys_while_it_receives, 2, folder=str(tmp_path))
 
 
+def rank_asks_while_a_helper_frees(folder: str) -> None:
+    """Freeing a tensor that Python knows needs the interpreter's lock. Rank 0 has it, and asks for a later work."""
+    rank = begin(folder)
+    group = dist.group.WORLD
+    assert group is not None
+    pair = dist.new_group()
+    for turn in range(8):
+        if rank == 0:
+            dist.all_reduce(torch.ones(4), async_op=True).get_future()  # type: ignore[union-attr]
+            other = dist.all_reduce(torch.ones(4), group=pair if turn % 2 else group, async_op=True)
+            assert other is not None
+            dist.send(torch.ones(1), 1)
+            while not other.is_completed():
+                other.get_future()
+        else:
+            dist.recv(torch.ones(1), 0)
+            dist.all_reduce(torch.ones(4))
+            dist.all_reduce(torch.ones(4), group=pair if turn % 2 else group)
+
+
+def test_questions_do_not_wait_for_a_thread_that_waits_for_the_interpreter(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.run(rank_asks_while_a_helper_frees, 2, folder=str(tmp_path))
+
+
 def rank_with_a_wrong_number(folder: str) -> None:
     import bagua.c10d  # noqa: F401
 

@@ -109,6 +109,24 @@ def rank_alone_or_not() -> None:
     assert dist.is_initialized() == (me == 2)
 
 
+def rank_ends_within_an_operation(folder: str) -> None:
+    """A thread of torch's frees the tensor of rank 0, which has left nothing else that holds it."""
+    bagua.init_process_group()
+    dist.barrier()
+    begun = Path(folder, "begun")
+    if bagua.get_rank() == 0:
+        dist.all_reduce(torch.ones(4), async_op=True)
+        begun.touch()
+    else:
+        await_file(begun)
+        dist.all_reduce(torch.ones(4))
+    bagua.destroy_process_group()
+
+
+def test_the_end_waits_for_an_operation_of_the_programs_own(ranks: Any, tmp_path: Path) -> None:
+    ranks.run(rank_ends_within_an_operation, 2, folder=str(tmp_path))
+
+
 def rank_fails_with_torch() -> None:
     bagua.init_process_group()
     dist.barrier()
