@@ -18,7 +18,7 @@ from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgor
 from bagua.torch_api.communication import CommMember, _torch_to_bagua_pg_map, from_torch_group, new_group
 from bagua.torch_api.data_parallel.functional import all_reduce
 from bagua.torch_api.join.session import current
-from bagua.torch_api.join.torch_distributed import connects_lazily
+from bagua.torch_api.join.torch_distributed import _backends_of_all, connects_lazily
 
 
 def check_groups_of_torch() -> None:
@@ -120,6 +120,7 @@ def rank_ends_within_an_operation(folder: str) -> None:
     else:
         await_file(begun)
         dist.all_reduce(torch.ones(4))
+    assert _backends_of_all(), "torch has moved what is private to it"
     bagua.destroy_process_group()
 
 
