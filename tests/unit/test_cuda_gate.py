@@ -136,7 +136,7 @@ def test_what_is_abandoned_is_handed_over_all_the_same(rig: Rig) -> None:
 
 
 def test_members_have_changed(rig: Rig) -> None:
-    """What is held is dropped, but for what is being handed over; later ones go on."""
+    """All that is held is dropped, but for the one that is being handed over; later ones go on."""
     enter, leave = threading.Event(), threading.Event()
 
     def slow() -> int:
