@@ -172,3 +172,5 @@ def test_a_closed_gate_holds_nothing(rig: Rig) -> None:
     rig.gate.close()
     with pytest.raises(CommunicationError, match="was closed"):
         rig.gate.take(number)
+    with pytest.raises(CommunicationError, match=r"init_process_group\(\)"):
+        rig.submit("b")

@@ -59,6 +59,8 @@ class Gate:
         held = _Held(comm, self._host.submit(barrier), hand_over)
         number = next(self._numbers)
         with self._changed:
+            if self._closed:  # nobody would hand it over
+                raise closed()
             self._held[number] = held
             self._queue.append(held)
             if self._thread is None:
@@ -114,8 +116,9 @@ class Gate:
 
     def close(self) -> None:
         """As ``drop``, for good. Idempotent."""
-        self._closed = True
-        self.drop(CommunicationError("The connection to this GPU was closed. [BG504]"))
+        with self._changed:
+            self._closed = True
+        self.drop(closed())
         if self._thread is not None:
             self._thread.join(END_S)
 
@@ -168,3 +171,11 @@ class Gate:
             self._changed.notify_all()
         if abandoned and ticket is not None:
             self._abandon(ticket)
+
+
+def closed() -> CommunicationError:
+    """The error of operations after ``close``."""
+    return CommunicationError(
+        "This rank's connection to the GPU was closed: its job has ended, or destroy_process_group() was called. Call "
+        "init_process_group() and wrap the model again to go on. [BG506]"
+    )
