@@ -40,8 +40,9 @@ def find(job: JobRecord, nodes: Nodes, now: float, options: Options) -> Evidence
     wake: list[float] = []
     away = False
     accused = accusers(job, nodes, options)
+    watched = _watched(job, nodes, options)
     for host in job.hosts:
-        words, at = host_loss(host, accused.get(host.node_id), nodes, now, options)
+        words, at = host_loss(host, accused.get(host.node_id), nodes, now, options, host.node_id in watched)
         if words:
             lost[host.node_id] = words
         elif at is not None:
@@ -70,9 +71,10 @@ def accusers(job: JobRecord, nodes: Nodes, options: Options) -> dict[str, HostRe
 
 
 def host_loss(
-    host: HostRecord, accuser: HostRecord | None, nodes: Nodes, now: float, options: Options
+    host: HostRecord, accuser: HostRecord | None, nodes: Nodes, now: float, options: Options, watched: bool = False
 ) -> tuple[str, float | None]:
-    """(why the whole host is out, None), or (empty, when to look again). ``accuser``: see ``accusers``."""
+    """(why the whole host is out, None), or (empty, when to look again). ``accuser``: see ``accusers``; ``watched``:
+    see ``_watched``."""
     if host.withdrawn or (host.new and host.error):
         return host.error_text, None
     if host.phase is Phase.STOPPED:
@@ -86,7 +88,7 @@ def host_loss(
         if now < late:
             return "", late
         return f"node {host.name} is silent, and node {accuser.node_id} has lost it", None
-    limit = longest_silence(nodes, options, heard)
+    limit = longest_silence(nodes, options, heard, watched and accuser is None)
     if now >= heard + limit:
         return f"node {host.name} has not been heard of for {limit:g} s", None
     if accuser is not None and node is not None and node.hung_up:
@@ -94,11 +96,34 @@ def host_loss(
     return "", heard + limit
 
 
-def longest_silence(nodes: Nodes, options: Options, heard: float) -> float:
-    """After so many seconds without a word, since ``heard``, a node is out. While no node at all is heard it is rather
-    this coordinator that is cut off, as one is that leads while all daemons know another one's address: then nodes are
-    out when nothing can be left of their ranks. Nobody could go on without them meanwhile."""
-    return options.lease_s if any(node.connected for node in nodes.values()) else options.gone_at(heard) - heard
+def longest_silence(nodes: Nodes, options: Options, heard: float, watched: bool = False) -> float:
+    """After so many seconds without a word, since ``heard``, a node is out. One that its peers watch is out when
+    nothing can be left of its ranks: before that it is they who lose it, after eight median steps of theirs. While no
+    node at all is heard it is rather this coordinator that is cut off, as one is that leads while all daemons know
+    another one's address: then it is the same. Nobody could go on without them meanwhile."""
+    if watched and not options.fence_s:
+        return max(options.lease_s, options.watched_s)
+    if watched or not any(node.connected for node in nodes.values()):
+        return options.gone_at(heard) - heard
+    return options.lease_s
+
+
+def _watched(job: JobRecord, nodes: Nodes, options: Options) -> frozenset[str]:
+    """Nodes of the hosts whose silence is seen by a peer as soon as it waits for them: both train in this generation,
+    or in the last one as long as a planned change waits for its step. Who has suspended it waits for nobody."""
+    if job.plan.holds:
+        return frozenset()
+    before = not passed(job)
+    training = [
+        host
+        for host in job.hosts
+        if (host.entered == job.generation or (before and host.entered))
+        and host.phase is not Phase.STOPPED
+        and not host.exited
+    ]
+    if any(not host.suspended and silent_since(host, nodes, options) is None for host in training):
+        return frozenset(host.node_id for host in training)
+    return frozenset()
 
 
 def _silent_at(heard: float, lost: float, options: Options) -> float:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LOAD_S = 2.0
 """A core that is built is loaded within this time."""
+LONGEST_SILENCE_S = 60.0
+"""Elastic jobs wait for a silent host as long as eight steps take, but no longer. A host without a coordinator has ended
+its ranks by then (``fence_after``)."""
 
 
 class CoreHost:
@@ -111,7 +114,8 @@ async def make_engine(
     hosts = spec.world_alone() if alone else tuple(host.ranks for host in spec.hosts)
     elastic: dict[str, Any] = {}
     if spec.elastic:
-        elastic = {"elastic": True, "members": spec.joining if alone else spec.all_members}
+        members = spec.joining if alone else spec.all_members
+        elastic = {"elastic": True, "members": members, "peer_timeout_s": LONGEST_SILENCE_S}
     if alone:
         elastic["newcomers"] = True
     return await in_thread(

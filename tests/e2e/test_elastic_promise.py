@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,13 +29,15 @@ REST_S = "0.03"
 class Training:
     """A job that trains, and its diaries."""
 
-    def __init__(self, service: Service, folder: Path, *options: str, workers: int = 0) -> None:
+    def __init__(
+        self, service: Service, folder: Path, *options: str, workers: int = 0, rest_s: str = REST_S
+    ) -> None:
         self.service = service
         self.folder = folder
         folder.mkdir()
         self._diaries = Diaries(folder)
         self.id = service.submit(
-            "--elastic", "--env", "OMP_NUM_THREADS=1", *options, *PROGRAM, folder, str(workers), REST_S
+            "--elastic", "--env", "OMP_NUM_THREADS=1", *options, *PROGRAM, folder, str(workers), rest_s
         )
         job = service.wait_for_state(self.id, ["running"], within=SOON_S)
         self.nodes = {rank["pid"]: rank["node_id"] for rank in job["ranks"]}
@@ -132,6 +135,33 @@ def test_a_notice_that_is_shorter_than_a_step(idle_service: Service, sandbox: Sa
     training.wait_for_steps([left])
     assert "had not left it within --drain-grace 0.5" in service.call("job", "show", training.id).out
     assert sorted(training.finish()) == [left]
+
+
+@pytest.mark.full  # unit/test_coordinator_silence.py has the decision
+def test_a_host_is_silent_for_longer_than_its_lease_and_less_than_eight_steps(
+    idle_service: Service, sandbox: Sandbox
+) -> None:
+    """Keeper, daemon and rank stand still for seven seconds. Eight steps take longer: nobody is lost."""
+    service = idle_service
+    sandbox.env |= {"BAGUA_COORDINATOR_HEARTBEAT_S": "0.3", "BAGUA_COORDINATOR_LEASE_S": "1"}
+    service.start_coordinator()
+    keepers = {name: service.start_node(name, 1).pid for name in ("node-a", "node-b")}
+    shape = ("--nnodes", "2", "--nproc-per-node", "1")
+    training = Training(service, sandbox.folder / "diaries", *shape, rest_s="1.5")
+    frozen = training.pids[1]
+    keeper = keepers[training.nodes[frozen]]
+    host = [keeper, daemon_pid(keeper), frozen]
+    for pid in host:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        sandbox.wait_until(lambda: len(service.connected_nodes()) == 1, SOON_S)
+        time.sleep(6)  # nothing is decided meanwhile; where steps are short it would be after 5 s
+    finally:
+        for pid in host:
+            os.kill(pid, signal.SIGCONT)
+    training.wait_for_steps(training.pids)
+    assert service.job(training.id)["generation"] == 1
+    assert {diary.world for diary in training.diaries().values()} == {2}
 
 
 @pytest.mark.full

@@ -7,6 +7,9 @@ from dataclasses import replace
 import pytest
 from rig.elastic_job import OPTIONS, Cluster
 
+from bagua.daemon.coordinator.domain import Plan
+from bagua.daemon.coordinator.evidence import find
+
 
 def test_who_is_silent_and_accused_is_out_before_its_lease_is_over():
     c = Cluster("abc")
@@ -43,3 +46,62 @@ def test_who_is_accused_and_speaks_is_no_loss():
         c.views[name] = replace(c.views[name], heard_clock=c.now)
     assert c.decide().generation == 1 and c.wake() == pytest.approx(c.now + OPTIONS.regroup_s)
     assert c.decide(0.3).generation == 2 and len(c.members()) == 3
+
+
+def test_a_host_that_its_peers_watch_has_more_time_than_its_lease():
+    """They lose it after eight median steps, however long a step takes. Without their word it is out when its daemon
+    has ended its ranks."""
+    c = Cluster("abc")
+    c.views["b"] = replace(c.views["b"], connected=False, heard_clock=c.now, hung_up=True)
+    c.decide(OPTIONS.lease_s)
+    assert c.job.generation == 1 and c.wake() == pytest.approx(c.now - OPTIONS.lease_s + OPTIONS.gone_s)
+    c.says("a", suspended="no word from host 1", suspended_nodes=("b",))
+    c.decide()
+    assert c.job.generation == 2 and [host.node_id for host in c.job.hosts] == ["a", "c"]
+
+
+def test_a_host_that_its_peers_watch_is_out_when_nothing_is_left_of_its_ranks():
+    c = Cluster("abc")
+    c.views["b"] = replace(c.views["b"], connected=False, heard_clock=c.now, hung_up=True)
+    c.decide(OPTIONS.gone_s)
+    assert c.job.reason == f"generation 2: node b has not been heard of for {OPTIONS.gone_s:g} s; 4 ranks go on"
+
+
+def test_without_a_fence_it_is_out_after_a_minute():
+    options = replace(OPTIONS, fence_s=0.0)
+    c = Cluster("ab")
+    c.views["b"] = replace(c.views["b"], connected=False, heard_clock=c.now)
+    for after, lost in ((OPTIONS.lease_s, False), (options.watched_s, True)):
+        assert bool(find(c.job, c.views, c.now + after, options).lost) is lost
+
+
+@pytest.mark.parametrize("who", ["is not in the generation", "is suspended", "is silent, too", "waits"])
+def test_nobody_watches(who: str):
+    """Then the lease counts."""
+    c = Cluster("abc")
+    if who == "is not in the generation":
+        c.job = replace(c.job, hosts=tuple(replace(host, entered=0) for host in c.job.hosts))
+    elif who == "is suspended":
+        for name in "ac":
+            c.says(name, suspended="the connection broke")
+    elif who == "waits":
+        c.job = replace(c.job, paused=True)
+        c.decide()
+        assert c.job.plan.holds
+    for name in "abc" if who == "is silent, too" else "b":
+        c.views[name] = replace(c.views[name], connected=False, heard_clock=c.now)
+    c.there("d")
+    assert not find(c.job, c.views, c.now + OPTIONS.lease_s - 0.1, OPTIONS).lost
+    assert "b" in find(c.job, c.views, c.now + OPTIONS.lease_s, OPTIONS).lost
+
+
+def test_a_planned_change_takes_no_time_from_the_hosts_of_before():
+    """It comes after their step, and that may be long."""
+    c = Cluster("abc", most=3)
+    c.views["c"] = replace(c.views["c"], asked_to_drain=True)
+    c.decide()
+    assert c.job.plan is Plan.PLANNED and c.job.generation == 2
+    c.views["b"] = replace(c.views["b"], connected=False, heard_clock=c.now)
+    assert not find(c.job, c.views, c.now + OPTIONS.lease_s, OPTIONS).lost
+    c.says("a", entered=2)
+    assert "b" in find(c.job, c.views, c.now + OPTIONS.lease_s, OPTIONS).lost
