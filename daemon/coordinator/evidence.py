@@ -100,11 +100,11 @@ def longest_silence(nodes: Nodes, options: Options, heard: float, watched: bool 
     """After so many seconds without a word, since ``heard``, a node is out. One that its peers watch is out when
     nothing can be left of its ranks: before that it is they who lose it, after eight median steps of theirs. While no
     node at all is heard it is rather this coordinator that is cut off, as one is that leads while all daemons know
-    another one's address: then it is the same. Nobody could go on without them meanwhile."""
-    if watched and not options.fence_s:
-        return max(options.lease_s, options.watched_s)
-    if watched or not any(node.connected for node in nodes.values()):
+    another one's address: then it is the same, later for one that is new. Nobody could go on without them meanwhile."""
+    if not any(node.connected for node in nodes.values()):
         return options.gone_at(heard) - heard
+    if watched:
+        return options.gone_s if options.fence_s else max(options.lease_s, options.watched_s)
     return options.lease_s
 
 

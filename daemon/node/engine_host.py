@@ -22,7 +22,7 @@ T = TypeVar("T")
 LOAD_S = 2.0
 """A core that is built is loaded within this time."""
 LONGEST_SILENCE_S = 60.0
-"""Elastic jobs wait for a silent host as long as eight steps take, but no longer. A host without a coordinator has ended
+"""Elastic jobs wait for a silent host as long as eight steps take, but no longer. One without a coordinator has ended
 its ranks by then (``fence_after``)."""
 
 

@@ -29,9 +29,7 @@ REST_S = "0.03"
 class Training:
     """A job that trains, and its diaries."""
 
-    def __init__(
-        self, service: Service, folder: Path, *options: str, workers: int = 0, rest_s: str = REST_S
-    ) -> None:
+    def __init__(self, service: Service, folder: Path, *options: str, workers: int = 0, rest_s: str = REST_S) -> None:
         self.service = service
         self.folder = folder
         folder.mkdir()
