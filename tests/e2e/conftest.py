@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rig.ports import free_port
 
 from bagua.client import Client
 from bagua.client.describe import event_document, job_document
@@ -178,7 +179,7 @@ class Service:
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
         self.coordinator: subprocess.Popen[str] | None = None
-        self.address = "127.0.0.1:0"
+        self.address = f"127.0.0.1:{free_port()}"
         self._token = Path()
 
     def launch(self, *arguments: str, prefix: Sequence[str] = ()) -> tuple[subprocess.Popen[str], dict[str, str]]:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from rig import pages
 from rig.limits import SOON_S
-from rig.sshd import Sshd, free_port
+from rig.ports import free_port
+from rig.sshd import Sshd
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Sandbox

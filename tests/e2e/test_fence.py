@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+from rig.ports import free_port
 
 from bagua.base.daemon_process import daemon_pid
 from bagua.base.errors import ServiceError
@@ -113,7 +114,7 @@ class Cluster:
         self.folder = folder
         self._programs: list[subprocess.Popen[bytes]] = []
         self._options = ["--fence-after", f"{fence_s}", *(["--database-url", database] if database else [])]
-        ready = self.coordinate("127.0.0.1:0")
+        ready = self.coordinate(f"127.0.0.1:{free_port()}")
         self.relay = Relay(ready["address"])
         address = self.relay.address if relay else ready["address"]
         self.start("node", "--name", "n", "--node-id", "n", "--slots", "2", "--coordinator", address)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 from rig.limits import SOON_S
-from rig.sshd import free_port
+from rig.ports import free_port
 
 from bagua.base.daemon_process import daemon_pid
 from bagua.chaos import sockets

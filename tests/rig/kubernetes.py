@@ -8,13 +8,14 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import httpx
+
+from rig.ports import free_ports
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager")
 START_S = 240.0
@@ -35,15 +36,6 @@ def missing() -> str:
     """Why there can be no control plane here; empty: there can."""
     absent = [name for name in (*PROGRAMS, "openssl") if program(name) is None]
     return f"no {', '.join(absent)} in KUBEBUILDER_ASSETS or PATH" if absent else ""
-
-
-def free_ports(number: int) -> list[int]:
-    """Different ports that nobody listens on."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 class ControlPlane:

@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 from rig.limits import SOON_S
-from rig.sshd import PLACES, free_port
+from rig.ports import free_ports
+from rig.sshd import PLACES
 
 PREFIX = "BAGUA_TEST_SLURM"
 """A command that runs programs where those of Slurm are, with this file system, such as ``ssh login``."""
@@ -86,7 +87,7 @@ class _Cluster:
         key = folder / "key"
         key.write_bytes(secrets.token_bytes(1024))
         key.chmod(0o400)
-        ports = [free_port() for _ in range(3)]
+        ports = free_ports(3)
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
         (folder / "slurm.conf").write_text(_settings(folder, host, ports))
         munge = {"key-file": key, "socket": folder / "run" / "munge", "pid-file": folder / "munged.pid"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Sequence
@@ -13,14 +12,9 @@ from pathlib import Path
 import pytest
 
 from rig.limits import SOON_S
+from rig.ports import free_port
 
 PLACES = "/usr/sbin:/usr/local/sbin:/sbin"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def find_sshd() -> str:

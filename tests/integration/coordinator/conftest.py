@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 import pytest
+from rig.ports import free_port
 
 from bagua.base.security import TlsFiles, call_metadata, channel_credentials
 from bagua.client import Client
@@ -46,11 +47,12 @@ class CoordinatorProcess:
         self,
         state_dir: Path,
         *arguments: str,
-        listen: str = "127.0.0.1:0",
+        listen: str = "",  # a port of loopback
         descriptors: int | None = None,
         **environment: str,
     ) -> None:
         ready, write_end = os.pipe()
+        listen = listen or f"127.0.0.1:{free_port()}"
         command = [sys.executable, "-P", "-m", "bagua.daemon.coordinator", "--listen", listen]
         command += ["--state-dir", str(state_dir), "--ready-fd", str(write_end), "--death-signal", *arguments]
         if descriptors is not None:

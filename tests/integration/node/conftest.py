@@ -17,6 +17,7 @@ import grpc.aio
 import psutil
 import pytest
 from rig.limits import SOON_S
+from rig.ports import free_port
 
 from bagua.base.code_archive import PIECE_BYTES
 from bagua.base.daemon_process import daemon_pid
@@ -61,7 +62,7 @@ class CoordinatorEnd(NodeServiceServicer):
         self.context: Any = None
         self.changed = asyncio.Condition()
         self.writing = asyncio.Lock()
-        self.port = 0
+        self.port = free_port()
         self.server: grpc.aio.Server | None = None
 
     async def start(self, tls: TlsFiles | None = None) -> None:
