@@ -13,7 +13,6 @@ import importlib.util
 import os
 import pwd
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # tests/rig, and helpers of one folder that ranks import too
 
 from rig import shares
+from rig.ports import free_port
 from rig.postgres import as_postgres, binaries
 
 # For all that tests start: on a machine with more busy processes than cores, threads of OpenMP that wait for each other
@@ -101,12 +101,6 @@ def short_folder() -> Iterator[Path]:
     """A folder with a short path, for Unix sockets: Linux takes paths of at most 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="bg-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextlib.contextmanager

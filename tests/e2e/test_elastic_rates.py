@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import pytest
 from rig import pages
 from rig.limits import SOON_S
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 PAGE = "docs/learning-rate.md"
 
 
+@pytest.mark.full  # unit/test_learning_rate.py
 def test_the_rate_follows_the_ranks(core: None, sandbox: Sandbox) -> None:
     for block in pages.of_path(pages.ROOT / PAGE):
         if block.file:

@@ -259,6 +259,7 @@ def played(name: str) -> list[pages.Block]:
     return [block for block in pages.of_page(name) if not block.mark and not pages.is_shown_on_readme(block)]
 
 
+@pytest.mark.full  # contract/test_coordinator_backup.py
 def test_operations(reader: Reader) -> None:
     """A backup comes back; a job that came later does not."""
     reader.start("bagua coordinator")

@@ -115,7 +115,9 @@ def test_a_job_from_its_creation_to_its_deletion(operator: Operator, coordinator
     assert operator.names(JOBS) == ["next"]
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["", "and-made-again"])
+@pytest.mark.parametrize(
+    "again", [pytest.param(False, id=""), pytest.param(True, id="and-made-again", marks=pytest.mark.full)]
+)
 def test_a_deleted_job_is_cancelled(again: bool, operator: Operator, coordinator_of: Callable[[str], Any]) -> None:
     """Before its coordinator goes, too: its daemons have nothing to drain then."""
     operator.submit("j", **ELASTIC)

@@ -163,7 +163,7 @@ def test_loopback_is_plain(make_world: Callable[..., Any]) -> None:
         assert engine.stats()["bytes_encrypted"] == 0 < engine.stats()["bytes_sent"]
 
 
-@pytest.mark.parametrize("plain", [0, 1])
+@pytest.mark.parametrize("plain", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_hosts_that_disagree(make_world: Callable[..., Any], plain: int) -> None:
     settings = ["always", "always"]
     settings[plain] = "never"
