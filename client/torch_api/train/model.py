@@ -51,7 +51,8 @@ from bagua.torch_api.train.wrapping import compare_ranks, find_device, members_g
 LOG = logging.getLogger("bagua")
 NewTuner = Callable[["DistributedModel", ModelBuckets, Runner, Session], Tuner]
 LOOK_EVERY = 10
-"""Training steps between looks for parameters that came later (0.1 to 0.3 ms); thawed ones are seen at once."""
+"""Training steps between looks for parameters that came later (0.1 to 0.3 ms); thawed ones, and those of a state that
+was loaded, are seen at once."""
 ALONE_S = 2.0
 """Operations of ranks that fail in the same step are over much sooner."""
 
@@ -111,6 +112,7 @@ class DistributedModel(ShadowedModel):
         self.uneven: Uneven | None = None
         self._known: set[torch.Tensor] = set()
         self._frozen: list[torch.Tensor] = []
+        self._loaded = False  # state was loaded: with ``assign=True`` all parameters are new ones
         self._session = current()
         self._runner = Runner(self._session, self.process_group)
         self._join_buckets = self._runner.join if self._session.elastic else join_all
@@ -265,6 +267,8 @@ class DistributedModel(ShadowedModel):
         add = self._handles.append
         add(self.module.register_forward_pre_hook(ModuleHook(self.module, self._before_forward)))
         add(self.module.register_forward_hook(ModuleHook(self.module, self._after_forward)))
+        for part in self.module.modules():
+            add(part.register_load_state_dict_post_hook(ModuleHook(part, self._after_loading)))
         parameters = self.bagua_build_params()
         self._known = {parameter for _, parameter in parameters}
         self._frozen = [parameter for parameter in self.module.parameters() if not parameter.requires_grad]
@@ -348,6 +352,9 @@ class DistributedModel(ShadowedModel):
             self.uneven.tell(self, Event.FORWARD if self.require_backward_grad_sync else Event.FORWARD_UNSYNCED)
         self._begin_step(inputs)
 
+    def _after_loading(self, *_: Any) -> None:
+        self._loaded = True
+
     def _begin_step(self, inputs: Any) -> None:
         if self._between_steps is not None and self.require_backward_grad_sync:
             self._renewal.thread = threading.get_ident()
@@ -360,12 +367,18 @@ class DistributedModel(ShadowedModel):
         self._renewal.follow()
         if self.bagua_algorithm.need_reset() or self._renewal.due:
             self._renewal.reset_together()
-        elif self.bagua_train_step_counter % LOOK_EVERY == 2 or any(one.requires_grad for one in self._frozen):
+        elif self._may_have_newcomers():
             refuse_newcomers(self.module, self.parameters_to_ignore, self._known)
+            self._loaded = False
         if self.broadcast_buffers and self.require_backward_grad_sync:
             self._buffers.run(self._group, 0 if self.uneven is None else self.uneven.root)
         self._on_input(inputs)
         self._tracer.forward(self, begin=True)
+
+    def _may_have_newcomers(self) -> bool:
+        if self._loaded or self.bagua_train_step_counter % LOOK_EVERY == 2:
+            return True
+        return any(one.requires_grad for one in self._frozen)
 
     def recut(self, cuts: Cuts) -> bool:
         """Cuts buckets anew; each element keeps its state. All ranks call it between the same two steps. False, on all

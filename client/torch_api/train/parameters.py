@@ -77,9 +77,10 @@ def refuse_newcomers(module: torch.nn.Module, ignored: frozenset[str], known: Co
     for name, parameter in trainable_parameters(module, ignored):
         if parameter not in known:
             raise BaguaError(
-                f"Parameter {name} is trained now, but was not when the model was wrapped (it was frozen, or not there "
-                "yet): nothing exchanges it, and replicas drift apart. Call with_bagua() again after such a change, or "
-                "put the name into the module's _bagua_params_and_buffers_to_ignore before with_bagua(). [BG602]"
+                f"Parameter {name} is trained now, but was not when the model was wrapped (it was frozen, not there "
+                "yet, or loaded with assign=True): nothing exchanges it, and replicas drift apart. Call with_bagua() "
+                "again after such a change, or put the name into the module's _bagua_params_and_buffers_to_ignore "
+                "before with_bagua(). [BG602]"
             )
 
 

@@ -181,6 +181,28 @@ def thawed_in_any_step() -> None:
 
 
 @scenario
+def loaded_by_assignment() -> None:
+    """``load_state_dict(assign=True)`` puts other parameters into the model, or into a part of it: the next step says
+    so. A load that copies changes nothing."""
+    rank = bagua.get_rank()
+    for whole in (True, False):
+        model = seeded(mlp)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        wrap(model, optimizer)
+        for step in range(4):
+            square(model, rank, step).backward()
+            optimizer.step()
+            model.load_state_dict(copy.deepcopy(model.state_dict()))
+        part = model if whole else model[0]
+        part.load_state_dict(copy.deepcopy(part.state_dict()), assign=True)
+        with pytest.raises(BaguaError, match=r"Parameter 0\.weight is trained now"):
+            square(model, rank, 4)
+        wrap(model, torch.optim.SGD(model.parameters(), lr=0.05))
+        square(model, rank, 1).backward()
+        check_identical(model)
+
+
+@scenario
 def changed_since() -> None:
     """A parameter with another dtype or shape than when the model was wrapped is named; wrapped again, the model goes
     on."""
