@@ -127,9 +127,14 @@ def _watched(job: JobRecord, nodes: Nodes, options: Options) -> frozenset[str]:
 
 
 def _silent_at(heard: float, lost: float, options: Options) -> float:
-    """When a host is silent that was heard of, and lost by a peer, at these moments. Where it was lost before it had
-    been silent for long, its connection broke: its daemon may be starting again, and has the whole time for that."""
-    return (heard if lost >= heard + options.silence_s else max(heard, lost)) + options.silence_s
+    """When a host is silent that was heard of, and lost by a peer, at these moments. Where it was lost soon after a
+    word of it, its connection broke: its daemon may be starting again, and has the whole time for that. Where it was
+    lost a moment too soon, it may be either, and has as long as a start takes mostly."""
+    if lost >= heard + options.silence_s:
+        return heard + options.silence_s
+    if lost >= heard + options.silence_s - options.last_words_s:
+        return lost + options.last_words_s
+    return max(heard, lost) + options.silence_s
 
 
 def leaving(job: JobRecord, lost: Iterable[str] = ()) -> bool:

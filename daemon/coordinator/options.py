@@ -19,6 +19,8 @@ class Options:
     regroup_s: float = 0.2
     # A host that others have lost, and that has said nothing for so long, is out.
     silence_s: float = 5.0
+    # Its last word to the coordinator may be younger by so much than the one to its peers.
+    last_words_s: float = 1.0
     # One that others would lose, did they wait for it, is out after so long where daemons fence nothing.
     watched_s: float = 60.0
     # A generation that was suspended within such a time, while nobody was lost, has made no progress; after so many of

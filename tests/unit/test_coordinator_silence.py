@@ -30,6 +30,16 @@ def test_a_daemon_that_is_started_again_has_its_time_from_the_loss_on():
     assert c.job.reason == "generation 2: node b is silent, and node a has lost it; 4 ranks go on"
 
 
+def test_a_word_to_the_coordinator_after_the_last_one_to_its_peers_costs_no_second_silence():
+    """Keeper and daemon are stopped one after the other, or a heartbeat left in the last step."""
+    c = Cluster("abc")
+    c.says("a", suspended="no word from host 1", suspended_nodes=("b",))
+    c.views["b"] = replace(c.views["b"], heard_clock=c.now - OPTIONS.silence_s + 0.3)
+    c.decide()
+    assert c.job.generation == 1 and c.wake() == c.now + OPTIONS.last_words_s
+    assert c.decide(OPTIONS.last_words_s).generation == 2
+
+
 def test_who_talks_to_another_coordinator_is_not_taken_for_silent():
     c = Cluster("abc")
     c.says("a", suspended="no word from host 1", suspended_nodes=("b",))
