@@ -268,7 +268,8 @@ class DistributedModel(ShadowedModel):
         add(self.module.register_forward_pre_hook(ModuleHook(self.module, self._before_forward)))
         add(self.module.register_forward_hook(ModuleHook(self.module, self._after_forward)))
         for part in self.module.modules():
-            add(part.register_load_state_dict_post_hook(ModuleHook(part, self._after_loading)))
+            loaded = ModuleHook(part, self._after_loading)
+            add(part.register_load_state_dict_post_hook(loaded))  # type: ignore[no-untyped-call]
         parameters = self.bagua_build_params()
         self._known = {parameter for _, parameter in parameters}
         self._frozen = [parameter for parameter in self.module.parameters() if not parameter.requires_grad]
