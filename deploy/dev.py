@@ -59,7 +59,7 @@ NCCL_REFERENCE = "nvidia-nccl-cu13==2.28.9"  # the others are for --full
 NCCL_FOLDER = VENV / "nccl"
 # Tests wait more than they compute: there are more processes than cores. tests/conftest.py says how they share the
 # tests out.
-WORKERS = min(3 * (os.cpu_count() or 1), 6)
+WORKERS = min(2 * (os.cpu_count() or 1), 6)
 BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
 """Of tests: modules are compiled once, whatever the user's environment says."""
 EDITABLE = VENV / ".bagua-editable"

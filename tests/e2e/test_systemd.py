@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import queue
 import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,8 +59,12 @@ class Manager:
         self.path = folder / f"{name}.notify"
         self.words = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.words.bind(str(self.path))
-        self.words.settimeout(1.0)
+        self.words.settimeout(0.2)
         self.heard: list[dict[str, str]] = []
+        self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._over = threading.Event()
+        self._listener = threading.Thread(target=self._listen)
+        self._listener.start()
         asked = {"NOTIFY_SOCKET": str(self.path), "WATCHDOG_USEC": "600000", "BAGUA_STATE_DIR": str(folder / "state")}
         self.process = subprocess.Popen(
             [*closed(name), *PROGRAM, *command],
@@ -66,14 +73,20 @@ class Manager:
             text=True,
         )
 
+    def _listen(self) -> None:
+        """As systemd does, all the time: the kernel keeps ten messages, and the next one would be lost."""
+        while not self._over.is_set():
+            with contextlib.suppress(TimeoutError):
+                self._said.put(self.words.recv(4096).decode())
+
     def until(self, name: str, value: str = "1") -> dict[str, str]:
         """The next message that says so."""
         give_up = time.monotonic() + WAIT_S
         while time.monotonic() < give_up:
             assert self.process.poll() is None or name == "STOPPING", self.process.stderr
             try:
-                lines = self.words.recv(4096).decode().splitlines()
-            except TimeoutError:
+                lines = self._said.get(timeout=1.0).splitlines()
+            except queue.Empty:
                 continue
             self.heard.append(dict(line.split("=", 1) for line in lines))
             if self.heard[-1].get(name) == value:
@@ -88,6 +101,8 @@ class Manager:
         finally:
             assert self.process.stderr is not None
             self.process.stderr.close()
+            self._over.set()
+            self._listener.join()
             self.words.close()
 
 
