@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LOAD_S = 2.0
 """A core that is built is loaded within this time."""
-LONGEST_SILENCE_S = 60.0
-"""Elastic jobs wait for a silent host as long as eight steps take, but no longer. One without a coordinator has ended
-its ranks by then (``fence_after``)."""
 
 
 class CoreHost:
@@ -114,8 +111,7 @@ async def make_engine(
     hosts = spec.world_alone() if alone else tuple(host.ranks for host in spec.hosts)
     elastic: dict[str, Any] = {}
     if spec.elastic:
-        members = spec.joining if alone else spec.all_members
-        elastic = {"elastic": True, "members": members, "peer_timeout_s": LONGEST_SILENCE_S}
+        elastic = {"elastic": True, "members": spec.joining if alone else spec.all_members}
     if alone:
         elastic["newcomers"] = True
     return await in_thread(

@@ -12,8 +12,9 @@ namespace bagua {
 namespace {
 
 constexpr int64_t kDepartureCheckNs = 250 * kNsPerMs;  // while a host is leaving and something is pending
-// Elastic jobs go on without a host that says nothing for so many steps, and at least so long.
-constexpr int64_t kSilentSteps = 8, kLeastSilenceNs = 5 * kNsPerS;
+// Elastic jobs go on without a host that says nothing for so many steps, and at least so long. It gets no more than a
+// minute: a host without a coordinator has ended its ranks by then (`--fence-after`).
+constexpr int64_t kSilentSteps = 8, kLeastSilenceNs = 5 * kNsPerS, kMostSilenceNs = 60 * kNsPerS;
 
 }  // namespace
 
@@ -69,8 +70,8 @@ void HostLoop::note_steps(const ExecutorInbox::Content& content) {
   if (content.collectives.empty() && content.between.empty()) return;
   const int64_t now = now_ns();
   for (const Collective& operation : content.collectives) steps_.note(operation.first().descriptor, now);
-  const int64_t limit = std::max(kLeastSilenceNs, kSilentSteps * steps_.median()) - kNsPerS;
-  parts_.mesh->set_silence_timeout(std::min(limit, state_->job().options().peer_timeout_ns));
+  const int64_t limit = std::clamp(kSilentSteps * steps_.median(), kLeastSilenceNs, kMostSilenceNs);
+  parts_.mesh->set_silence_timeout(limit - kNsPerS);
 }
 
 Status HostLoop::settle_ring() {
