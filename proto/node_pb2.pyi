@@ -906,6 +906,7 @@ class RunJob(google.protobuf.message.Message):
     HOLD_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
     PACKED_FIELD_NUMBER: builtins.int
+    LONGEST_SILENCE_S_FIELD_NUMBER: builtins.int
     UNIX_USER_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     generation: builtins.int
@@ -926,6 +927,10 @@ class RunJob(google.protobuf.message.Message):
     packed: builtins.bytes
     """Of a large job, for daemons that say `unpacks`: all but host_index, as a RunJob compressed by zlib. A thousand nodes
     get a thousand hosts each.
+    """
+    longest_silence_s: builtins.float
+    """Of elastic jobs: hosts wait for a silent one as long as eight training steps take, and no longer than so many
+    seconds. It has ended its ranks by then if it is without a coordinator. 0: a minute.
     """
     unix_user: builtins.str
     """Unix user of the ranks, for daemons that run them as their submitter. Empty: the job has none."""
@@ -958,10 +963,11 @@ class RunJob(google.protobuf.message.Message):
         hold: builtins.bool = ...,
         waiting: builtins.str = ...,
         packed: builtins.bytes = ...,
+        longest_silence_s: builtins.float = ...,
         unix_user: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "hold", b"hold", "host_index", b"host_index", "hosts", b"hosts", "job_id", b"job_id", "job_key", b"job_key", "joining", b"joining", "master_addr", b"master_addr", "master_port", b"master_port", "packed", b"packed", "planned", b"planned", "spec", b"spec", "unix_user", b"unix_user", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["generation", b"generation", "hold", b"hold", "host_index", b"host_index", "hosts", b"hosts", "job_id", b"job_id", "job_key", b"job_key", "joining", b"joining", "longest_silence_s", b"longest_silence_s", "master_addr", b"master_addr", "master_port", b"master_port", "packed", b"packed", "planned", b"planned", "spec", b"spec", "unix_user", b"unix_user", "waiting", b"waiting"]) -> None: ...
 
 global___RunJob = RunJob
 

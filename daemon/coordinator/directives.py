@@ -62,11 +62,12 @@ def concerns(wanted: Run | Stop, host: HostRecord) -> bool:
 
 
 class Order:
-    """A wish about a job, ready to be sent to its hosts."""
+    """A wish about a job, ready to be sent to its hosts. ``longest_silence_s``: see RunJob."""
 
-    def __init__(self, wish: Run | Stop, job: JobRecord) -> None:
+    def __init__(self, wish: Run | Stop, job: JobRecord, longest_silence_s: float = 0.0) -> None:
         self.wish = wish
         self._job = job
+        self._longest_silence_s = longest_silence_s
 
     @cached_property
     def nodes(self) -> frozenset[str]:
@@ -92,7 +93,7 @@ class Order:
     def _shared(self) -> bytes:
         if isinstance(self.wish, Stop):
             return _stop_message(self.wish)
-        return _run_message(self.wish, self._job).SerializeToString()
+        return self._run(self.wish).SerializeToString()
 
     @cached_property
     def _packed(self) -> bytes:
@@ -104,7 +105,10 @@ class Order:
     def _dismissal(self) -> bytes:
         """Its ranks leave after their step, also where others wait then, or have begun another generation since."""
         assert isinstance(self.wish, Run)
-        return _run_message(replace(self.wish, plan=Plan.PLANNED), self._job).SerializeToString()
+        return self._run(replace(self.wish, plan=Plan.PLANNED)).SerializeToString()
+
+    def _run(self, run: Run) -> node_pb2.RunJob:
+        return _run_message(run, self._job, self._longest_silence_s)
 
     @cached_property
     def _leave(self) -> bytes:
@@ -132,7 +136,7 @@ def _stop_message(stop: Stop) -> bytes:
     return node_pb2.Directive(stop=message).SerializeToString()
 
 
-def _run_message(run: Run, job: JobRecord) -> node_pb2.RunJob:
+def _run_message(run: Run, job: JobRecord, longest_silence_s: float) -> node_pb2.RunJob:
     """All but ``host_index``."""
     hosts = [
         node_pb2.HostPlan(
@@ -167,4 +171,5 @@ def _run_message(run: Run, job: JobRecord) -> node_pb2.RunJob:
         hold=run.plan.holds,
         waiting=run.waiting,
         unix_user=job.unix_user,
+        longest_silence_s=longest_silence_s,
     )

@@ -21,7 +21,7 @@ class Options:
     silence_s: float = 5.0
     # Its last word to the coordinator may be younger by so much than the one to its peers.
     last_words_s: float = 1.0
-    # One that others would lose, did they wait for it, is out after so long where daemons fence nothing.
+    # The same for one that others would lose, did they wait for it, where daemons fence nothing.
     watched_s: float = 60.0
     # A generation that was suspended within such a time, while nobody was lost, has made no progress; after so many of
     # them the job fails.

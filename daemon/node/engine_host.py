@@ -111,7 +111,8 @@ async def make_engine(
     hosts = spec.world_alone() if alone else tuple(host.ranks for host in spec.hosts)
     elastic: dict[str, Any] = {}
     if spec.elastic:
-        elastic = {"elastic": True, "members": spec.joining if alone else spec.all_members}
+        members = spec.joining if alone else spec.all_members
+        elastic = {"elastic": True, "members": members, "longest_silence_s": spec.longest_silence_s}
     if alone:
         elastic["newcomers"] = True
     return await in_thread(

@@ -464,7 +464,9 @@ class Job:
             stopped = [member for member, pid in pids.items() if late_ranks.is_stopped(pid)]
             if len(stopped) == sum(len(host.members) for host in self.spec.hosts):
                 continue  # nobody waits, and nobody else has the state
-            for member, seconds in late.look(self._loop.time(), stopped, self.engine.step_s()).items():
+            newcomers_alone = self.engine.present.host_index < 0  # they make no steps yet, and others wait for them
+            limit_s = late_ranks.LEAST_S if newcomers_alone else late_ranks.longest_stop(self.engine.step_s())
+            for member, seconds in late.look(self._loop.time(), stopped, limit_s).items():
                 self._late[member] = late_words(seconds)
                 self._log.warning("a rank is ended", member=member, why=self._late[member])
                 signal_group(pids[member], signal.SIGKILL)

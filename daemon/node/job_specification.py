@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import zlib
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ MAX_ENVIRONMENT_BYTES = 1 << 20
 MAX_RUN_BYTES = 16 << 20
 DEFAULT_GRACE_S = 5.0
 DEFAULT_JOIN_S = 300.0
+DEFAULT_SILENCE_S = 60.0
 MAX_GRACE_S = 3600.0
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
@@ -99,6 +101,7 @@ class JobSpecification:
     planned: bool = False
     hold: bool = False
     waiting: str = ""  # why the job waits, in words
+    longest_silence_s: float = DEFAULT_SILENCE_S  # of a host that others wait for
     unix_user: str = ""  # of its ranks, where daemons run them as their submitter
     wire: bytes = b""  # the RunJob that it was made from
 
@@ -189,6 +192,7 @@ def parse_specification(run: node_pb2.RunJob, node_id: str) -> JobSpecification:
         planned=run.planned,
         hold=run.hold,
         waiting=run.waiting,
+        longest_silence_s=silence if 0 < (silence := run.longest_silence_s) < math.inf else DEFAULT_SILENCE_S,
         unix_user=run.unix_user,
         wire=run.SerializeToString(),
     )

@@ -14,8 +14,15 @@ from bagua.daemon.node.proc import read_status
 LOOK_EVERY_S = 1.0
 LEAST_S = 5.0
 STEPS = 8
+UNKNOWN_S = 30.0
 _LONGEST_LOOK_S = 2 * LOOK_EVERY_S
 _STOPPED = "T"
+
+
+def longest_stop(step_s: float) -> float:
+    """For so many seconds a rank may be stopped: eight training steps, 5 s at the least; 30 s while it is not known yet
+    how long a step takes (0)."""
+    return max(LEAST_S, STEPS * step_s) if step_s else UNKNOWN_S
 
 
 class LateRanks:
@@ -26,14 +33,13 @@ class LateRanks:
         self._looked_at: float | None = None
         self._stopped: dict[int, float] = {}  # member -> seconds
 
-    def look(self, now: float, stopped: Iterable[int], step_s: float = 0.0) -> dict[int, float]:
-        """These members are stopped now. Returns those that are late, with the seconds for which they were seen so: as
-        long as eight steps of ``step_s``, and 5 s at the least."""
+    def look(self, now: float, stopped: Iterable[int], limit_s: float = LEAST_S) -> dict[int, float]:
+        """These members are stopped now. Returns those that are late, with the seconds for which they were seen so:
+        ``limit_s`` at the least."""
         passed = 0.0 if self._looked_at is None else min(now - self._looked_at, _LONGEST_LOOK_S)
         self._looked_at = now
         self._stopped = {member: self._stopped.get(member, -passed) + passed for member in stopped}
-        limit = max(LEAST_S, STEPS * step_s)
-        return {member: seconds for member, seconds in self._stopped.items() if seconds >= limit}
+        return {member: seconds for member, seconds in self._stopped.items() if seconds >= limit_s}
 
 
 def is_stopped(pid: int) -> bool:

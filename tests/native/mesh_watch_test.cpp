@@ -97,6 +97,14 @@ TEST(a_peer_that_has_not_begun_has_longer) {
   EXPECT(now_ns() - start >= 400 * kNsPerMs);
 }
 
+TEST(a_peer_that_has_not_begun_has_less_once_steps_are_known) {
+  RawPeer peer(1, true, patient(600'000, 600'000));
+  std::vector<Mesh::Completion> done;
+  peer.mesh.set_first_word_timeout(100 * kNsPerMs);
+  peer.mesh.set_waiting(true);
+  says(collect_error(&peer.mesh, &done).message(), "host 1 has not answered for ");
+}
+
 TEST(a_peer_that_sends_slowly_is_alive) {
   RawPeer peer(1, true, patient(150, 600'000));
   std::string payload(100'000, 'x');

@@ -46,6 +46,12 @@ class Host:
             "events": engine.events(),
         }
 
+    def do_know_step(self, job: str) -> dict[str, Any]:
+        """Waits until the engine knows how long a training step takes."""
+        while not self.engines[job].step_s():
+            time.sleep(0.05)
+        return {"step_s": self.engines[job].step_s()}
+
     def do_error(self, job: str) -> dict[str, Any]:
         """Waits until the engine has failed."""
         engine = self.engines[job]

@@ -9,7 +9,7 @@ import pytest
 from rig.elastic_job import Cluster
 
 from bagua.daemon.coordinator.directives import Order, wish
-from bagua.daemon.node.job_specification import SpecificationError, unpack
+from bagua.daemon.node.job_specification import SpecificationError, parse_specification, unpack
 from bagua.proto import node_pb2
 
 
@@ -31,6 +31,14 @@ def test_nodes_learn_the_unix_user():
     job = replace(Cluster("ab").job, unix_user="ann")
     sent = Order(wish(job), job).to(job.hosts[0])
     assert node_pb2.Directive.FromString(sent).run.unix_user == "ann"
+
+
+@pytest.mark.parametrize(("told", "taken"), [(0.0, 60.0), (300.0, 300.0), (float("nan"), 60.0), (-1.0, 60.0)])
+def test_nodes_learn_how_long_a_host_may_be_silent(told: float, taken: float):
+    job = replace(Cluster("ab").job, job_key=bytes(32))
+    run = node_pb2.Directive.FromString(Order(wish(job), job, told).to(job.hosts[0])).run
+    run.spec.entry = "train.py"
+    assert parse_specification(run, "a").longest_silence_s == taken
 
 
 @pytest.mark.parametrize("packed", [b"no zlib", zlib.compress(b"\xff" * 100), zlib.compress(bytes(17 << 20))])

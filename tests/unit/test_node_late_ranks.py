@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 
-from bagua.daemon.node.late_ranks import LateRanks, is_stopped
+from bagua.daemon.node.late_ranks import LateRanks, is_stopped, longest_stop
 
 
 def test_a_rank_is_late_after_five_seconds() -> None:
@@ -18,8 +18,10 @@ def test_a_rank_is_late_after_five_seconds() -> None:
 
 def test_long_steps_give_more_time() -> None:
     late = LateRanks()
-    found = [bool(late.look(float(now), [3], step_s=1.0)) for now in range(10)]
+    found = [bool(late.look(float(now), [3], longest_stop(1.0))) for now in range(10)]
     assert found.index(True) == 8
+    assert [longest_stop(step_s) for step_s in (0.1, 20.0)] == [5.0, 160.0]
+    assert longest_stop(0.0) == 30.0, "no step is known yet"
 
 
 def test_who_goes_on_begins_anew() -> None:

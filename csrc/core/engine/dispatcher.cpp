@@ -19,12 +19,8 @@ int spin_count(size_t local_ranks) {
 
 }  // namespace
 
-Dispatcher::Dispatcher(GenerationState* state, Registry* registry, int64_t step_ns)
-    : state_(state),
-      page_(&state->job().page()),
-      registry_(registry),
-      spins_(spin_count(state->locals().size())),
-      step_ns_(step_ns) {}
+Dispatcher::Dispatcher(GenerationState* state, Registry* registry)
+    : state_(state), page_(&state->job().page()), registry_(registry), spins_(spin_count(state->locals().size())) {}
 
 void Dispatcher::start() {
   local_ = std::make_unique<LocalExecutor>(state_);
@@ -175,7 +171,7 @@ void Dispatcher::advance(const std::shared_ptr<Communicator>& comm) {
 // All ranks of this host have called it: the time that they wait for each other is part of a step.
 void Dispatcher::note_step(const Collective& operation) {
   steps_.note(operation.first().descriptor, now_ns());
-  if (const int64_t median = steps_.median(); median > 0) step_ns_.store(median, std::memory_order_relaxed);
+  if (const int64_t median = steps_.median(); median > 0) state_->set_step_ns(median);
 }
 
 std::vector<int> Dispatcher::departed_ranks() const {

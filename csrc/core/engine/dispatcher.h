@@ -19,8 +19,7 @@ namespace bagua {
 
 class Dispatcher {
  public:
-  // `step_ns`: see step_ns(); known from before.
-  Dispatcher(GenerationState* state, Registry* registry, int64_t step_ns);
+  Dispatcher(GenerationState* state, Registry* registry);
   ~Dispatcher() { stop(); }
 
   void start();
@@ -29,8 +28,6 @@ class Dispatcher {
   // Returns when it has taken all that was submitted before the call, or after that time: ranks that are not the last
   // to submit do not wake it. Returns at once when the thread has ended. Any thread.
   void look(int64_t longest_ns);
-  // The median training step of elastic jobs; 0: not known yet. Any thread.
-  int64_t step_ns() const { return step_ns_.load(std::memory_order_relaxed); }
 
  private:
   void run();
@@ -54,7 +51,6 @@ class Dispatcher {
   std::atomic<uint32_t> rounds_{0};  // of taking all; futex word of look()
   std::atomic<int> lookers_{0};
   StepClock steps_;  // dispatcher's thread only
-  std::atomic<int64_t> step_ns_;
   std::thread thread_;
 };
 

@@ -19,7 +19,7 @@ Generation::Generation(JobState* job, Membership membership, const Generation* l
       network_(&state_,
                [this](uint32_t comm, uint64_t instance, int host) { return registry_.clash(comm, instance, host); }),
       registry_(state_.membership(), [this](Communicator* comm) { prepare(comm); }),
-      dispatcher_(&state_, &registry_, last == nullptr ? 0 : last->step_ns()) {}
+      dispatcher_(&state_, &registry_) {}
 
 Status Generation::open() {
   if (Status status = state_.open(); !status) return status;

@@ -42,8 +42,7 @@ class Generation {
   std::string error() const { return state_.error(); }
   std::string why() const { return state_.why(); }  // it has ended
   bool lost() const { return state_.lost(); }
-  // The median training step of an elastic job, of the generation before until this one knows; 0: not known yet.
-  int64_t step_ns() const { return dispatcher_.step_ns(); }
+  int64_t step_ns() const { return state_.step_ns(); }
   // Lines about operations that have waited for longer than that.
   std::string waiting(int64_t longer_than_ns);
 

@@ -69,6 +69,10 @@ class GenerationState {
   // The verdict on the number of streams to host `host`.
   StreamVerdict* stream_verdict(int host) { return stream_verdicts_[static_cast<size_t>(host)].get(); }
 
+  // The median training step of an elastic job, of the generation before until this one knows; 0: not known yet.
+  int64_t step_ns() const { return step_ns_.load(std::memory_order_relaxed); }
+  void set_step_ns(int64_t step_ns) { step_ns_.store(step_ns, std::memory_order_relaxed); }
+
   // The order in which rings go round the hosts. The first one stays.
   void set_ring(std::vector<int> order);
   // Empty: not known yet.
@@ -95,6 +99,7 @@ class GenerationState {
   Loss loss_ GUARDED_BY(mutex_);
   std::vector<int> ring_ GUARDED_BY(mutex_);
   std::atomic<State> state_{State::kRunning};  // set after loss_
+  std::atomic<int64_t> step_ns_{0};
 };
 
 }  // namespace bagua

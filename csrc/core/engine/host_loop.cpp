@@ -12,9 +12,8 @@ namespace bagua {
 namespace {
 
 constexpr int64_t kDepartureCheckNs = 250 * kNsPerMs;  // while a host is leaving and something is pending
-// Elastic jobs go on without a host that says nothing for so many steps, and at least so long. It gets no more than a
-// minute: a host without a coordinator has ended its ranks by then (`--fence-after`).
-constexpr int64_t kSilentSteps = 8, kLeastSilenceNs = 5 * kNsPerS, kMostSilenceNs = 60 * kNsPerS;
+// Elastic jobs go on without a host that says nothing for so many steps, and at least so long.
+constexpr int64_t kSilentSteps = 8, kLeastSilenceNs = 5 * kNsPerS;
 
 }  // namespace
 
@@ -32,6 +31,7 @@ void HostLoop::serve() {
 // One round: new operations, then the network, then one computation.
 Status HostLoop::turn() {
   take_inbox();
+  follow_step();
   if (Status status = settle_ring(); !status) return status;
   if (Status status = parts_.exchange->pump(); !status) return status;
   parts_.departures->settle(progress_ns_);
@@ -53,7 +53,6 @@ void HostLoop::take_inbox() {
   ExecutorInbox::Content content = parts_.inbox->take();
   const bool any = !content.collectives.empty() || !content.between.empty();
   if (any && idle()) progress_ns_ = now_ns();
-  if (state_->job().options().elastic) note_steps(content);
   for (Collective& operation : content.collectives) parts_.exchange->add(std::move(operation));
   for (Communicator::Between& one : content.between) {
     if (const auto* target = std::get_if<Communicator::Target>(&one)) {
@@ -65,13 +64,16 @@ void HostLoop::take_inbox() {
   parts_.departures->tell_left(content.left);
 }
 
-// A ping leaves after the first second of a silence.
-void HostLoop::note_steps(const ExecutorInbox::Content& content) {
-  if (content.collectives.empty() && content.between.empty()) return;
-  const int64_t now = now_ns();
-  for (const Collective& operation : content.collectives) steps_.note(operation.first().descriptor, now);
-  const int64_t limit = std::clamp(kSilentSteps * steps_.median(), kLeastSilenceNs, kMostSilenceNs);
-  parts_.mesh->set_silence_timeout(limit - kNsPerS);
+// How long a host may be silent, once it is known how long a step takes. A ping leaves after the first second of a
+// silence. Every host of the generation has made the world; other communicators are made when their ranks like.
+void HostLoop::follow_step() {
+  const int64_t step_ns = state_->step_ns();
+  if (step_ns == step_ns_) return;
+  step_ns_ = step_ns;
+  const int64_t most_ns = std::max(kLeastSilenceNs, state_->job().options().longest_silence_ns);
+  const int64_t silence_ns = std::clamp(kSilentSteps * step_ns, kLeastSilenceNs, most_ns) - kNsPerS;
+  parts_.mesh->set_silence_timeout(silence_ns);
+  if (comm_->id() == 0) parts_.mesh->set_first_word_timeout(silence_ns);
 }
 
 Status HostLoop::settle_ring() {

@@ -17,7 +17,6 @@
 #include "engine/inquiry.h"
 #include "engine/p2p.h"
 #include "engine/ring_survey.h"
-#include "engine/step_clock.h"
 #include "engine/traffic.h"
 #include "transport/mesh.h"
 
@@ -50,7 +49,7 @@ class HostLoop {
   Status turn();
   void take_inbox();
   Status settle_ring();
-  void note_steps(const ExecutorInbox::Content& content);
+  void follow_step();
   void tell_mesh_what_we_await();
   int64_t next_deadline() const;
   Status network_failed(const Status& status) const;
@@ -64,7 +63,7 @@ class HostLoop {
   const Communicator* const comm_;
   const HostParts parts_;
   int64_t progress_ns_ = 0;    // when something arrived last
-  StepClock steps_;            // of elastic jobs
+  int64_t step_ns_ = 0;        // that the limits of silence follow
   std::vector<bool> awaited_;  // by peer: a word from it is needed; kept for its memory
   std::vector<Mesh::Completion> completions_;
   std::atomic<uint64_t> begun_elsewhere_{0};

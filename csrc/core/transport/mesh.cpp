@@ -168,6 +168,10 @@ void Mesh::set_silence_timeout(int64_t ns) {
   impl_->watch.set_silence_timeout(ns);
 }
 
+void Mesh::set_first_word_timeout(int64_t ns) {
+  impl_->watch.set_first_word_timeout(ns);
+}
+
 void Mesh::set_waiting(bool waiting) {
   impl_->watch.set_waiting(waiting);
 }

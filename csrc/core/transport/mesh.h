@@ -109,6 +109,8 @@ class Mesh {
   void set_waiting(bool waiting);
   // Takes the place of MeshOptions::silence_timeout_ns.
   void set_silence_timeout(int64_t ns);
+  // Takes the place of MeshOptions::first_word_timeout_ns.
+  void set_first_word_timeout(int64_t ns);
   // By peer: the caller waits for a control message from it. The loss of such a peer is an error even while frames that
   // it sent before wait for their receives.
   void set_awaited(const std::vector<bool>& peers);

@@ -33,7 +33,7 @@ int64_t Watch::ping_after() const {
 }
 
 int64_t Watch::patience(const Peer& peer) const {
-  return peer.heard_ns < 0 ? shared_->options.first_word_timeout_ns : silence_ns_;
+  return peer.heard_ns < 0 ? first_word_ns_ : silence_ns_;
 }
 
 void Watch::look() {

@@ -22,12 +22,15 @@ class Watch {
         poller_(poller),
         losses_(losses),
         outbox_(outbox),
-        silence_ns_(shared->options.silence_timeout_ns) {}
+        silence_ns_(shared->options.silence_timeout_ns),
+        first_word_ns_(shared->options.first_word_timeout_ns) {}
 
   // Says whether the caller waits for other hosts.
   void set_waiting(bool waiting);
   // For the answer to a ping, from now on.
   void set_silence_timeout(int64_t ns) { silence_ns_ = ns; }
+  // The same for a peer from which nothing has come yet.
+  void set_first_word_timeout(int64_t ns) { first_word_ns_ = ns; }
   // Pings silent peers, fails the mesh if one does not answer, and inspects connections.
   void look();
   // When look() must be called again at the latest; -1: no limit.
@@ -47,6 +50,7 @@ class Watch {
   Losses* const losses_;
   Outbox* const outbox_;
   int64_t silence_ns_;
+  int64_t first_word_ns_;
   int64_t waiting_ns_ = -1;   // since when the caller waits
   int64_t inspected_ns_ = 0;  // when the connections were inspected
 };

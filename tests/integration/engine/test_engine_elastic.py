@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,8 @@ def test_a_changed_bit_between_hosts_costs_no_member(make_world: Callable[..., A
 class Hosts:
     """One job whose engines are processes of their own, with one rank each."""
 
-    def __init__(self, folder: Path, count: int, **options: Any) -> None:
+    def __init__(self, folder: Path, count: int, rest_s: float = 0.0, **options: Any) -> None:
+        self.rest_s = rest_s
         core = load().__file__
         self.tokens = {member: secrets.token_hex(32) for member in range(count + 1)}
         self.sockets = [str(folder / f"{host}.sock") for host in range(count)]
@@ -139,7 +141,7 @@ class Hosts:
     def start(self, host: int, member: int) -> None:
         task = {
             "core": load().__file__, "socket": self.sockets[host], "token": self.tokens[member], "rank": member,
-            "world": 0, "script": "through", "args": {"count": COUNT},
+            "world": 0, "script": "through", "args": {"count": COUNT, "rest_s": self.rest_s},
         }  # fmt: skip
         self.ranks[member] = Program(f"member {member}", WORKER, task)
 
@@ -201,11 +203,45 @@ def test_a_host_is_stopped(make_hosts: Callable[..., Hosts]) -> None:
     """It is out long before the timeout of jobs that can't go on without it."""
     job = make_hosts(2, peer_timeout_s=3600.0)
     job.expect({"generation": 1, "hosts": [[0], [1]], "members": [0, 1]})
+    job.engines[0].ask("know_step", job="job")
     job.engines[1].signal(signal.SIGSTOP)
     event = job.engines[0].ask("await", job="job", kind="suspended")
     assert event["host"] == 1 and "its daemon does not run" in event["text"], event
     assert "its daemon does not run" in job.ranks[0].answer()["regrouped"]
     job.expect(job.regroup(2, {0: [0]}))
+
+
+def test_a_host_is_stopped_at_the_beginning_of_a_generation(make_hosts: Callable[..., Hosts]) -> None:
+    """After its connections, and before it said anything. Others know from before how long it may be silent."""
+    job = make_hosts(2, peer_timeout_s=3600.0)
+    job.expect({"generation": 1, "hosts": [[0], [1]], "members": [0, 1]})
+    job.engines[0].ask("know_step", job="job")
+    for rank in job.ranks.values():
+        rank.signal(signal.SIGSTOP)
+    job.regroup(2, {0: [0], 1: [1]})
+    time.sleep(1)  # they connect
+    job.engines[1].signal(signal.SIGSTOP)
+    job.ranks[0].signal(signal.SIGCONT)
+    event = job.engines[0].ask("await", job="job", kind="suspended")
+    assert event["host"] == 1 and "its daemon does not run" in event["text"], event
+
+
+def test_a_host_has_eight_steps_also_at_the_beginning_of_a_generation(make_hosts: Callable[..., Hosts]) -> None:
+    """It stands still for longer than the five seconds that it has where steps are short."""
+    job = make_hosts(2, rest_s=1.2)
+    job.expect({"generation": 1, "hosts": [[0], [1]], "members": [0, 1]})
+    assert job.engines[0].ask("know_step", job="job")["step_s"] >= 1.2
+    view = job.regroup(2, {0: [0], 1: [1]})
+    for member in (0, 1):
+        assert "generation 2 follows" in job.ranks[member].answer()["regrouped"]
+    job.expect(view)
+    job.engines[1].signal(signal.SIGSTOP)
+    time.sleep(6)
+    job.engines[1].signal(signal.SIGCONT)
+    view = job.regroup(3, {0: [0], 1: [1]})
+    for member in (0, 1):
+        assert "generation 3 follows" in job.ranks[member].answer()["regrouped"]  # nobody was lost before
+    job.expect(view)
 
 
 def test_a_rank_is_killed_on_one_of_two_hosts(make_hosts: Callable[..., Hosts]) -> None:

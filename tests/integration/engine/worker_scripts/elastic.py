@@ -17,10 +17,11 @@ def check(result: np.ndarray, view: dict[str, Any], comm: list[int] | None = Non
     assert (result == expected).all(), f"{set(result)} is not {expected} in {view}"
 
 
-def through(rank: Rank, count: int, idle: bool = False) -> dict[str, Any]:
+def through(rank: Rank, count: int, idle: bool = False, rest_s: float = 0.0) -> dict[str, Any]:
     """All-reduces without end. Says each view that it enters, after the first result there, and each end.
 
-    ``idle``: member 1 waits before the second operation of each generation, so that all others wait for it.
+    ``idle``: member 1 waits before the second operation of each generation, so that all others wait for it. ``rest_s``:
+    after each operation.
     """
     member = rank.rank
     rank.view(rank.src, "float32", count)[:] = member + 1
@@ -36,6 +37,7 @@ def through(rank: Rank, count: int, idle: bool = False) -> dict[str, Any]:
             while True:
                 rank.run("allreduce", count=count, label="bucket 1")
                 check(result, view)
+                time.sleep(rest_s)
         except core.Regrouped as why:
             say(regrouped=str(why), at=time.monotonic())
         entered = rank.native.enter(60.0)
