@@ -981,10 +981,13 @@ class StopJob(google.protobuf.message.Message):
     GENERATION_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     GRACE_S_FIELD_NUMBER: builtins.int
+    OTHERS_GO_ON_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     generation: builtins.int
     reason: builtins.str
     grace_s: builtins.float
+    others_go_on: builtins.bool
+    """An elastic job goes on without this node: to the others its end is a loss, and no failure of the job."""
     def __init__(
         self,
         *,
@@ -992,8 +995,9 @@ class StopJob(google.protobuf.message.Message):
         generation: builtins.int = ...,
         reason: builtins.str = ...,
         grace_s: builtins.float = ...,
+        others_go_on: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "grace_s", b"grace_s", "job_id", b"job_id", "reason", b"reason"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["generation", b"generation", "grace_s", b"grace_s", "job_id", b"job_id", "others_go_on", b"others_go_on", "reason", b"reason"]) -> None: ...
 
 global___StopJob = StopJob
 

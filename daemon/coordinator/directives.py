@@ -36,6 +36,7 @@ class Stop:
     generation: int
     reason: str
     grace_s: float
+    others_go_on: bool = False  # of an elastic job
 
 
 def wish(job: JobRecord) -> Run | Stop | None:
@@ -69,11 +70,16 @@ class Order:
         self._job = job
         self._longest_silence_s = longest_silence_s
 
+    def counts(self, part: HostRecord) -> bool:
+        """Of all parts on a node one is told: that of the generation, or else one that leaves it by a planned change.
+        Of an end all are."""
+        if part.index >= 0 or not isinstance(self.wish, Run):
+            return True
+        return part.node_id not in self._nodes and (part.dismissed or part.node_id not in self.wish.dismissed)
+
     @cached_property
-    def nodes(self) -> frozenset[str]:
-        """Those of the current generation, which are told to run it whatever else they have; of an end all parts are
-        told."""
-        return frozenset(host.node_id for host in self._job.hosts if isinstance(self.wish, Run))
+    def _nodes(self) -> frozenset[str]:
+        return frozenset(host.node_id for host in self._job.hosts)
 
     def to(self, host: HostRecord, packs: bool = False) -> bytes:
         """A serialized Directive for the node of this part. ``packs``: its daemon takes large ones compressed."""
@@ -113,7 +119,7 @@ class Order:
     @cached_property
     def _leave(self) -> bytes:
         text = f"the job goes on without this node since generation {self._job.generation}"
-        return _stop_message(Stop(self._job.job_id, self._job.generation, text, self._job.spec.stop_grace_s))
+        return _stop_message(Stop(self._job.job_id, self._job.generation, text, self._job.spec.stop_grace_s, True))
 
 
 _LARGE = 4_096
@@ -132,7 +138,13 @@ def _varint(number: int) -> bytes:
 
 
 def _stop_message(stop: Stop) -> bytes:
-    message = node_pb2.StopJob(job_id=stop.job_id, generation=stop.generation, reason=stop.reason, grace_s=stop.grace_s)
+    message = node_pb2.StopJob(
+        job_id=stop.job_id,
+        generation=stop.generation,
+        reason=stop.reason,
+        grace_s=stop.grace_s,
+        others_go_on=stop.others_go_on,
+    )
     return node_pb2.Directive(stop=message).SerializeToString()
 
 

@@ -142,10 +142,8 @@ class Sessions:
         """Passes ``order`` about a job on to these of its parts, as far as they are connected."""
         for host in hosts:
             session = self._sessions.get(host.node_id)
-            # Of two parts on a node that of the generation counts; one that is over does not.
-            beside = host.index < 0 and order is not None and host.node_id in order.nodes
             over = host.index < 0 and host.phase is Phase.STOPPED
-            if session is not None and not over and not beside:
+            if session is not None and not over and (order is None or order.counts(host)):
                 session.order(job_id, host, order)
 
     def forget(self, job_id: str) -> None:

@@ -97,6 +97,7 @@ class StopRequested(Event):
     reason: str
     grace_s: float
     error: str = ""  # why it stops, where the coordinator does not know
+    others_go_on: bool = False  # if the job is elastic
 
 
 @dataclass(frozen=True)

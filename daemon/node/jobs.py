@@ -160,7 +160,8 @@ class Jobs:
             self._remember(node_pb2.LocalJob(job_id=directive.job_id, generation=directive.generation))
         elif directive.generation >= held.generation and isinstance(held, Job):
             reason = directive.reason or "the coordinator stopped the job"
-            held.post(events.StopRequested(reason, clamp_grace(directive.grace_s)))
+            grace_s, others = clamp_grace(directive.grace_s), directive.others_go_on
+            held.post(events.StopRequested(reason, grace_s, others_go_on=others))
         self._on_report(directive.job_id)
 
     def find(self, job_id: str) -> Job | EndedJob | None:
@@ -274,7 +275,7 @@ class Jobs:
 
     def _stop_for(self, held: Job | EndedJob, reason: str) -> None:
         if isinstance(held, Job):
-            held.post(events.StopRequested(reason, held.spec.stop_grace_s))
+            held.post(events.StopRequested(reason, held.spec.stop_grace_s, others_go_on=True))
 
     def _begin_later(self, held: Job | EndedJob, directive: node_pb2.RunJob) -> None:
         waiting = self._next.get(directive.job_id)

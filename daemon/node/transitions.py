@@ -93,12 +93,12 @@ def _close(state: JobState) -> Step:
     return replace(state, phase=Phase.CLOSING, deadline=None, waiting=""), [CloseEngine()]
 
 
-def _terminate(state: JobState, now: float, reason: str, grace_s: float) -> Step:
+def _terminate(state: JobState, now: float, reason: str, grace_s: float, others_go_on: bool = False) -> Step:
     """SIGTERM to whoever lives, and a time for it. Ranks that others started get the engine's word alone."""
     state = replace(state, failure=state.failure or reason, pending_error="")
     if not state.alive:
         return _close(state)
-    withdraws = state.elastic and state.withdrawn
+    withdraws = state.elastic and (state.withdrawn or others_go_on)
     instructions: list[Instruction] = [] if state.aborted else [Withdraw(reason) if withdraws else Abort(reason)]
     if not state.adopt:
         instructions.append(SignalRanks(tuple(rank.pid for rank in state.alive), signal.SIGTERM))
@@ -269,7 +269,7 @@ def _verdict(state: JobState, now: float) -> Step:
 def _stop(state: JobState, event: StopRequested, now: float) -> Step:
     if event.error and not state.failure:
         state = replace(state, error=event.error, withdrawn=True)
-    return _terminate(state, now, event.reason, event.grace_s)
+    return _terminate(state, now, event.reason, event.grace_s, event.others_go_on)
 
 
 def _failing_timer(state: JobState, event: TimerFired, now: float) -> Step:

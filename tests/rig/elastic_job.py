@@ -146,9 +146,7 @@ class Cluster:
         assert wanted is not None
         order = Order(wanted, self.job)
         (host,) = [
-            part
-            for part in self.job.parts
-            if part.node_id == name and concerns(wanted, part) and not (part.index < 0 and name in order.nodes)
+            part for part in self.job.parts if part.node_id == name and concerns(wanted, part) and order.counts(part)
         ]
         directive = node_pb2.Directive.FromString(order.to(host))
         assert directive.WhichOneof("directive") == "run"

@@ -12,6 +12,7 @@ from bagua.daemon.coordinator import wishes
 from bagua.daemon.coordinator.decide import apply, decide
 from bagua.daemon.coordinator.directives import NOWHERE, Order, wish
 from bagua.daemon.coordinator.domain import JobState, Phase, Plan
+from bagua.daemon.coordinator.sessions import NodeSession, Sessions
 from bagua.proto import node_pb2
 
 # ---- planned changes
@@ -44,6 +45,27 @@ def test_newcomers_that_are_not_wanted_any_more():
     c.decide()
     c.asks(wishes.scale, 2)
     assert c.joining() == [("b", [2, 3])] and c.job.failures == 0
+
+
+def test_a_node_leaves_after_its_step_also_when_its_newcomers_are_not_wanted_any_more():
+    """It would end the job for all, did it stop while they are in its generation."""
+    c = Cluster("abc", least=1, most=3, respawn=2)
+    c.says("c", killed(5))
+    c.decide()
+    c.enter()
+    assert c.joining() == [("c", [6])]
+    c.says("c", entered=2)
+    c.asks(wishes.scale, 2)
+    assert (c.job.plan, c.members(), c.joining()) == (Plan.PLANNED, [("a", [0, 1]), ("b", [2, 3])], [])
+    left = [part for part in c.job.former if part.node_id == "c" and part.phase is not Phase.STOPPED]
+    assert sorted(part.dismissed for part in left) == [False, True]
+    assert c.run("c").planned
+    sessions = Sessions(lambda: None)
+    session = NodeSession("c", "boot c", "")
+    sessions.add(session)
+    sessions.tell(c.job.job_id, c.job.parts, sessions.order(c.job))
+    told = [session.outgoing.get_nowait() for _ in range(session.outgoing.qsize())]
+    assert [node_pb2.Directive.FromString(one).run.planned for one in told] == [True]
 
 
 def test_who_was_dismissed_and_hangs_is_stopped():

@@ -116,7 +116,7 @@ def test_what_the_nodes_are_told():
     (out,) = [host for host in job.former if host.phase is not Phase.STOPPED]
     stop = node_pb2.Directive.FromString(order.to(out)).stop
     assert (out.node_id, stop.generation) == ("c", 2)
-    assert stop.reason == "the job goes on without this node since generation 2"
+    assert stop.reason == "the job goes on without this node since generation 2" and stop.others_go_on
     job = says(job, "c", phase=Phase.STOPPED, generation=1)
     assert [host.node_id for host in job.parts if concerns(wanted, host)] == ["a", "b"]
 

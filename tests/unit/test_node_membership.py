@@ -59,6 +59,8 @@ def test_a_killed_rank_of_an_elastic_job_is_no_failure():
 def test_a_daemon_that_stops_does_not_end_the_job_of_the_others():
     _, told = drive(elastic(), ev.StopRequested("SIGTERM", 5.0, error="SIGTERM"))
     assert told == [ev.Withdraw("SIGTERM"), ev.SignalRanks((72, 73), signal.SIGTERM)]
+    _, told = drive(elastic(), ev.StopRequested("the job goes on without this node", 5.0, others_go_on=True))
+    assert told[0] == ev.Withdraw("the job goes on without this node")
     _, told = drive(elastic(), ev.StopRequested("cancelled", 5.0))
     assert told == [ev.Abort("cancelled"), ev.SignalRanks((72, 73), signal.SIGTERM)], "it ends everywhere"
 
