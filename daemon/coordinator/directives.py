@@ -71,15 +71,21 @@ class Order:
         self._longest_silence_s = longest_silence_s
 
     def counts(self, part: HostRecord) -> bool:
-        """Of all parts on a node one is told: that of the generation, or else one that leaves it by a planned change.
-        Of an end all are."""
+        """Of all parts on a node one is told: that of the generation, or else one that leaves it by a planned change,
+        or else one that prepares to join. Of an end all are."""
         if part.index >= 0 or not isinstance(self.wish, Run):
             return True
-        return part.node_id not in self._nodes and (part.dismissed or part.node_id not in self.wish.dismissed)
+        if part.node_id in self._hosts or part.node_id in self.wish.dismissed:
+            return part.node_id not in self._hosts and part.dismissed
+        return part.joining or part.node_id not in self._newcomers
 
     @cached_property
-    def _nodes(self) -> frozenset[str]:
+    def _hosts(self) -> frozenset[str]:
         return frozenset(host.node_id for host in self._job.hosts)
+
+    @cached_property
+    def _newcomers(self) -> frozenset[str]:
+        return frozenset(part.node_id for part in self._job.joining)
 
     def to(self, host: HostRecord, packs: bool = False) -> bytes:
         """A serialized Directive for the node of this part. ``packs``: its daemon takes large ones compressed."""

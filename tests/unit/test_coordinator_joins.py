@@ -261,6 +261,17 @@ def happens(c: Cluster, kind: str, choice: int) -> None:
         c.now += (1.0, 6.0, 120.0)[choice % 3]
 
 
+def expect_one_word_to_each_node(c: Cluster) -> None:
+    """However many parts are there: a second word would contradict the first."""
+    wanted = wish(c.job)
+    assert wanted is not None
+    order = Order(wanted, c.job)
+    for name in c.views:
+        parts = [part for part in c.job.parts if part.node_id == name and part.phase is not Phase.STOPPED]
+        words = {order.to(part) for part in parts if order.counts(part)}
+        assert len(words) == bool(parts)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     least=st.sampled_from((0, 2)),
@@ -276,6 +287,7 @@ def test_whatever_happens_members_are_somewhere_and_newcomers_repeat_nothing(lea
         if not c.job.state.under_way:
             return
         c.members()
+        expect_one_word_to_each_node(c)
         somewhere = [rank.number for part in c.job.parts for rank in part.ranks]
         assert sorted(somewhere) == list(range(c.job.next_member))
         assert (c.job.state is JobState.WAITING) is c.job.plan.holds
