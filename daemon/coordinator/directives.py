@@ -25,6 +25,7 @@ class Run:
     plan: Plan = Plan.AT_ONCE
     joining: tuple[tuple[int, ...], ...] = ()  # members of each part that prepares to join
     dismissed: tuple[str, ...] = ()  # nodes that leave after the same step as the others
+    ending: tuple[str, ...] = ()  # nodes on which former newcomers end before the next ones begin
     waiting: str = ""  # why the job waits
 
 
@@ -50,11 +51,17 @@ def wish(job: JobRecord) -> Run | Stop | None:
             job.plan,
             tuple(tuple(rank.number for rank in part.ranks) for part in job.joining),
             tuple(part.node_id for part in job.former if part.dismissed and part.phase is not Phase.STOPPED),
+            _ending(job),
             job.reason if job.state is JobState.WAITING else "",
         )
     if job.state is JobState.PENDING:
         return None
     return Stop(job.job_id, job.generation, job.reason, job.spec.stop_grace_s)
+
+
+def _ending(job: JobRecord) -> tuple[str, ...]:
+    left = {part.node_id for part in job.former if not part.dismissed and part.phase is not Phase.STOPPED}
+    return tuple(part.node_id for part in job.joining if part.node_id in left)
 
 
 def concerns(wanted: Run | Stop, host: HostRecord) -> bool:
@@ -72,20 +79,16 @@ class Order:
 
     def counts(self, part: HostRecord) -> bool:
         """Of all parts on a node one is told: that of the generation, or else one that leaves it by a planned change,
-        or else one that prepares to join. Of an end all are."""
+        or else one that is to end, or else one that prepares to join. Of an end all are."""
         if part.index >= 0 or not isinstance(self.wish, Run):
             return True
         if part.node_id in self._hosts or part.node_id in self.wish.dismissed:
             return part.node_id not in self._hosts and part.dismissed
-        return part.joining or part.node_id not in self._newcomers
+        return not part.joining or part.node_id not in self.wish.ending
 
     @cached_property
     def _hosts(self) -> frozenset[str]:
         return frozenset(host.node_id for host in self._job.hosts)
-
-    @cached_property
-    def _newcomers(self) -> frozenset[str]:
-        return frozenset(part.node_id for part in self._job.joining)
 
     def to(self, host: HostRecord, packs: bool = False) -> bytes:
         """A serialized Directive for the node of this part. ``packs``: its daemon takes large ones compressed."""

@@ -262,14 +262,14 @@ def happens(c: Cluster, kind: str, choice: int) -> None:
 
 
 def expect_one_word_to_each_node(c: Cluster) -> None:
-    """However many parts are there: a second word would contradict the first."""
+    """However many parts are there."""
     wanted = wish(c.job)
     assert wanted is not None
     order = Order(wanted, c.job)
     for name in c.views:
         parts = [part for part in c.job.parts if part.node_id == name and part.phase is not Phase.STOPPED]
         words = {order.to(part) for part in parts if order.counts(part)}
-        assert len(words) == bool(parts)
+        assert len(words) == bool(parts), "a second word would contradict the first"
 
 
 @settings(max_examples=60, deadline=None)

@@ -114,11 +114,20 @@ async def test_the_others_go_on_without_a_killed_rank(end, daemon, elastic):
     assert (await end.stopped("job")).error == ""
 
 
+def counting_steps(pause_s: float) -> str:
+    """The program says each step, and rests so long after it."""
+    pause = "        time.sleep(0.02)\n"
+    assert pause in PROGRAM
+    said = f"        steps.append(0)\n        print('steps', len(steps), flush=True)\n        time.sleep({pause_s})\n"
+    return "steps = []\n" + PROGRAM.replace(pause, said)
+
+
 async def test_a_rank_that_is_stopped_is_out(end, daemon, elastic):
     """Those that wait for it are not, however long that takes."""
+    elastic.script.write_text(counting_steps(0.02))
     await elastic.run([0, 1, 2])
     job = await elastic.all_running()
-    await until_printed(end, job.ranks, lambda rank: f"generation 1 rank {rank.rank} of 3 sum 3")
+    await until_printed(end, job.ranks, lambda rank: "steps 3")
     os.kill(job.ranks[1].pid, signal.SIGSTOP)
     job = await elastic.until(lambda job: job.ranks[1].state == EXITED and job.suspended)
     assert [rank.state for rank in job.ranks] == [RUNNING, EXITED, RUNNING]
@@ -127,12 +136,7 @@ async def test_a_rank_that_is_stopped_is_out(end, daemon, elastic):
 
 async def test_a_rank_that_is_stopped_has_eight_steps(end, daemon, elastic):
     """Of a second each, which is more than the 5 s of other jobs."""
-    pause = "        time.sleep(0.02)\n"
-    assert pause in PROGRAM
-    slow = PROGRAM.replace(
-        pause, "        steps.append(0)\n        print('steps', len(steps), flush=True)\n        time.sleep(1)\n"
-    )
-    elastic.script.write_text("steps = []\n" + slow)
+    elastic.script.write_text(counting_steps(1))
     await elastic.run([0, 1])
     job = await elastic.all_running()
     await until_printed(end, job.ranks, lambda rank: "steps 3")
