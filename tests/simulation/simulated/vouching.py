@@ -138,6 +138,8 @@ class Coordinator:
         alone = self.neighbours.alone(beats)
         if jump := self.clock.catch_up(max(beats.values(), default=0.0)):
             self._put_forward(jump)
+            if self.connected:  # as Sessions.put_forward
+                self.heard += jump
             self.neighbours.put_forward(jump)
         self.neighbours.observe(beats)
         self.place.looked(began, records, alone)
