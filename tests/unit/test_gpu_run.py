@@ -171,6 +171,7 @@ def has_ended(pid: int) -> bool:
         return bool(select.select([process], [], [], 20)[0])
 
 
+@pytest.mark.full
 def test_what_hangs_or_dies_stops_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is cut at its share with what it started, what it had found is kept, and only it is left to do."""
     package = tmp_path / "work" / "site" / "gpu"  # found before that of the tests

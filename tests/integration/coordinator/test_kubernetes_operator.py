@@ -133,6 +133,7 @@ def test_a_deleted_job_is_cancelled(again: bool, operator: Operator, coordinator
     assert job.reason == "cancelled: its BaguaJob was deleted"
 
 
+@pytest.mark.full
 def test_a_job_whose_namespace_goes_is_cancelled(operator: Operator, coordinator_of: Callable[[str], Any]) -> None:
     """Its Secrets may go first; others can't be made in their place."""
     operator.submit("j", **ELASTIC)
@@ -147,6 +148,7 @@ def test_a_job_whose_namespace_goes_is_cancelled(operator: Operator, coordinator
         operator.wait(lambda: client.get(job_id).state == JOB_STATE_CANCELLED)
 
 
+@pytest.mark.full
 def test_pods_whose_coordinator_went_first_get_no_time_to_drain(
     operator: Operator, coordinator_of: Callable[[str], Any]
 ) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import psutil
+import pytest
 
 from bagua.proto import common_pb2, node_pb2
 
@@ -138,6 +139,7 @@ async def test_a_daemon_that_is_killed_keeps_its_deadline(end, daemon, script, u
     await until_gone(pids, 60)
 
 
+@pytest.mark.full
 async def test_a_coordinator_that_is_down_ends_nothing(end, daemon, script, alive):
     """Its port refuses connections: nobody decides."""
     _, pids = await running(end, script)

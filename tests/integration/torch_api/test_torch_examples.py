@@ -36,6 +36,7 @@ def test_charlm_learns(ranks: Any) -> None:
     assert "The model writes:" in output
 
 
+@pytest.mark.full
 def test_digits_as_json(ranks: Any) -> None:
     codes, output = run_example(ranks, "digits", "--epochs", "1", "--output", "json")
     assert codes == [1, 1] and "below 97%" in output, output  # one epoch is too little, and the job says so
