@@ -104,7 +104,11 @@ class Postgres:
     def signal(self, number: int) -> None:
         """To all its processes: PostgreSQL's children lead sessions of their own."""
         assert self._process is not None
-        for pid in (*_children(self._process.pid), self._process.pid):
+        parent = self._process.pid
+        if number == signal.SIGSTOP:  # it makes no child that would go on
+            os.kill(parent, number)
+            os.waitid(os.P_PID, parent, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        for pid in (*_children(parent), parent):
             try:
                 os.kill(pid, number)
             except ProcessLookupError:
