@@ -272,6 +272,7 @@ class LocalJob(google.protobuf.message.Message):
     TAKES_NEWCOMERS_FIELD_NUMBER: builtins.int
     ENTERED_FIELD_NUMBER: builtins.int
     SUSPENDED_NODES_FIELD_NUMBER: builtins.int
+    PATIENCE_S_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     generation: builtins.int
     phase: global___LocalPhase.ValueType
@@ -294,6 +295,10 @@ class LocalJob(google.protobuf.message.Message):
     entered: builtins.int
     """The generation that the engine here is in: `generation`, or an older one as long as a planned change waits for its
     step. 0: none, there are newcomers alone.
+    """
+    patience_s: builtins.float
+    """Of an elastic job: eight training steps take at most so many seconds, as seen here (not told before it is more than
+    five). Hosts wait so long for a silent one. It never gets less.
     """
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[bagua.proto.common_pb2.RankStatus]: ...
@@ -321,8 +326,9 @@ class LocalJob(google.protobuf.message.Message):
         takes_newcomers: builtins.bool = ...,
         entered: builtins.int = ...,
         suspended_nodes: collections.abc.Iterable[builtins.str] | None = ...,
+        patience_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["engine_address", b"engine_address", "entered", b"entered", "error", b"error", "generation", b"generation", "job_id", b"job_id", "phase", b"phase", "ranks", b"ranks", "suspended", b"suspended", "suspended_hosts", b"suspended_hosts", "suspended_nodes", b"suspended_nodes", "takes_newcomers", b"takes_newcomers", "waiting", b"waiting", "withdrawn", b"withdrawn"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["engine_address", b"engine_address", "entered", b"entered", "error", b"error", "generation", b"generation", "job_id", b"job_id", "patience_s", b"patience_s", "phase", b"phase", "ranks", b"ranks", "suspended", b"suspended", "suspended_hosts", b"suspended_hosts", "suspended_nodes", b"suspended_nodes", "takes_newcomers", b"takes_newcomers", "waiting", b"waiting", "withdrawn", b"withdrawn"]) -> None: ...
 
 global___LocalJob = LocalJob
 
@@ -906,7 +912,7 @@ class RunJob(google.protobuf.message.Message):
     HOLD_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
     PACKED_FIELD_NUMBER: builtins.int
-    LONGEST_SILENCE_S_FIELD_NUMBER: builtins.int
+    PATIENCE_S_FIELD_NUMBER: builtins.int
     UNIX_USER_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     generation: builtins.int
@@ -928,9 +934,10 @@ class RunJob(google.protobuf.message.Message):
     """Of a large job, for daemons that say `unpacks`: all but host_index, as a RunJob compressed by zlib. A thousand nodes
     get a thousand hosts each.
     """
-    longest_silence_s: builtins.float
-    """Of elastic jobs: hosts wait for a silent one as long as eight training steps take, and no longer than so many
-    seconds. It has ended its ranks by then if it is without a coordinator. 0: a minute.
+    patience_s: builtins.float
+    """Of an elastic job: the most that a node has told, LocalJob.patience_s. The daemon ends the ranks of this job so many
+    seconds later than Welcome.fence_s says: who is silent for less than eight steps is still a member. It never gets
+    less, so no daemon waits longer than the coordinator counts, whatever it has heard of.
     """
     unix_user: builtins.str
     """Unix user of the ranks, for daemons that run them as their submitter. Empty: the job has none."""
@@ -963,11 +970,11 @@ class RunJob(google.protobuf.message.Message):
         hold: builtins.bool = ...,
         waiting: builtins.str = ...,
         packed: builtins.bytes = ...,
-        longest_silence_s: builtins.float = ...,
+        patience_s: builtins.float = ...,
         unix_user: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "hold", b"hold", "host_index", b"host_index", "hosts", b"hosts", "job_id", b"job_id", "job_key", b"job_key", "joining", b"joining", "longest_silence_s", b"longest_silence_s", "master_addr", b"master_addr", "master_port", b"master_port", "packed", b"packed", "planned", b"planned", "spec", b"spec", "unix_user", b"unix_user", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["generation", b"generation", "hold", b"hold", "host_index", b"host_index", "hosts", b"hosts", "job_id", b"job_id", "job_key", b"job_key", "joining", b"joining", "master_addr", b"master_addr", "master_port", b"master_port", "packed", b"packed", "patience_s", b"patience_s", "planned", b"planned", "spec", b"spec", "unix_user", b"unix_user", "waiting", b"waiting"]) -> None: ...
 
 global___RunJob = RunJob
 

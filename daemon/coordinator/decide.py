@@ -151,7 +151,7 @@ def _lost_at_start(job: JobRecord, nodes: Nodes, now: float, options: Options) -
         return {}, None
     silent = [host for host in job.hosts if not failed_by_itself(host)]
     accused = accusers(job, nodes, options)
-    losses = {host.node_id: host_loss(host, accused.get(host.node_id), nodes, now, options) for host in silent}
+    losses = {host.node_id: host_loss(job, host, accused.get(host.node_id), nodes, now, options) for host in silent}
     wakes = [wake for words, wake in losses.values() if not words and wake is not None]
     return {name: words for name, (words, _) in losses.items() if words}, min(wakes, default=None)
 
@@ -187,7 +187,7 @@ def _stopping(job: JobRecord, nodes: Nodes, now: float, options: Options) -> Dec
         if host.phase is Phase.STOPPED:
             continue
         heard = silent_since(host, nodes, options)
-        deadline = overdue_at if heard is None else options.gone_at(heard)
+        deadline = overdue_at if heard is None else options.gone_at(heard, job.patience_s)
         if now < deadline:
             wake.append(deadline)
         elif heard is None:

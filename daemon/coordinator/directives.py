@@ -27,6 +27,7 @@ class Run:
     dismissed: tuple[str, ...] = ()  # nodes that leave after the same step as the others
     ending: tuple[str, ...] = ()  # nodes on which former newcomers end before the next ones begin
     waiting: str = ""  # why the job waits
+    patience_s: float = 0.0  # see RunJob
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ def wish(job: JobRecord) -> Run | Stop | None:
             tuple(part.node_id for part in job.former if part.dismissed and part.phase is not Phase.STOPPED),
             _ending(job),
             job.reason if job.state is JobState.WAITING else "",
+            job.patience_s,
         )
     if job.state is JobState.PENDING:
         return None
@@ -70,12 +72,11 @@ def concerns(wanted: Run | Stop, host: HostRecord) -> bool:
 
 
 class Order:
-    """A wish about a job, ready to be sent to its hosts. ``longest_silence_s``: see RunJob."""
+    """A wish about a job, ready to be sent to its hosts."""
 
-    def __init__(self, wish: Run | Stop, job: JobRecord, longest_silence_s: float = 0.0) -> None:
+    def __init__(self, wish: Run | Stop, job: JobRecord) -> None:
         self.wish = wish
         self._job = job
-        self._longest_silence_s = longest_silence_s
 
     def counts(self, part: HostRecord) -> bool:
         """Of all parts on a node one is told: that of the generation, or else one that leaves it by a planned change,
@@ -123,7 +124,7 @@ class Order:
         return self._run(replace(self.wish, plan=Plan.PLANNED)).SerializeToString()
 
     def _run(self, run: Run) -> node_pb2.RunJob:
-        return _run_message(run, self._job, self._longest_silence_s)
+        return _run_message(run, self._job)
 
     @cached_property
     def _leave(self) -> bytes:
@@ -157,7 +158,7 @@ def _stop_message(stop: Stop) -> bytes:
     return node_pb2.Directive(stop=message).SerializeToString()
 
 
-def _run_message(run: Run, job: JobRecord, longest_silence_s: float) -> node_pb2.RunJob:
+def _run_message(run: Run, job: JobRecord) -> node_pb2.RunJob:
     """All but ``host_index``."""
     hosts = [
         node_pb2.HostPlan(
@@ -192,5 +193,5 @@ def _run_message(run: Run, job: JobRecord, longest_silence_s: float) -> node_pb2
         hold=run.plan.holds,
         waiting=run.waiting,
         unix_user=job.unix_user,
-        longest_silence_s=longest_silence_s,
+        patience_s=run.patience_s,
     )

@@ -250,6 +250,9 @@ class JobRecord:
     wanted_nodes: int = 0  # that it grows to, as somebody has asked for; 0: as many as it may have
     paused: bool = False  # as somebody has asked for
     next_member: int = 0  # number of the next newcomer
+    # Of an elastic job: the most that a node has told, see LocalJob of the protocol. A daemon that can't reach a
+    # coordinator ends its ranks so much later than those of other jobs. It never gets less.
+    patience_s: float = 0.0
     failures: int = 0  # waves of newcomers, in a row, of which one failed
     retry_clock: float = 0.0  # nobody is started to join before
     respawns: tuple[tuple[str, float], ...] = ()  # (node, when) of replacements that were begun within an hour
@@ -491,6 +494,7 @@ class LocalJob:
     withdrawn: bool = False
     takes_newcomers: bool = False
     entered: int = 0
+    patience_s: float = 0.0
 
 
 @dataclass(frozen=True)

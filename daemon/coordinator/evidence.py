@@ -42,7 +42,7 @@ def find(job: JobRecord, nodes: Nodes, now: float, options: Options) -> Evidence
     accused = accusers(job, nodes, options)
     watched = _watched(job, nodes, options)
     for host in job.hosts:
-        words, at = host_loss(host, accused.get(host.node_id), nodes, now, options, host.node_id in watched)
+        words, at = host_loss(job, host, accused.get(host.node_id), nodes, now, options, host.node_id in watched)
         if words:
             lost[host.node_id] = words
         elif at is not None:
@@ -71,7 +71,13 @@ def accusers(job: JobRecord, nodes: Nodes, options: Options) -> dict[str, HostRe
 
 
 def host_loss(
-    host: HostRecord, accuser: HostRecord | None, nodes: Nodes, now: float, options: Options, watched: bool = False
+    job: JobRecord,
+    host: HostRecord,
+    accuser: HostRecord | None,
+    nodes: Nodes,
+    now: float,
+    options: Options,
+    watched: bool = False,
 ) -> tuple[str, float | None]:
     """(why the whole host is out, None), or (empty, when to look again). ``accuser``: see ``accusers``; ``watched``:
     see ``_watched``."""
@@ -88,7 +94,7 @@ def host_loss(
         if now < late:
             return "", late
         return f"node {host.name} is silent, and node {accuser.node_id} has lost it", None
-    limit = longest_silence(nodes, options, heard, watched and accuser is None)
+    limit = longest_silence(nodes, options, heard, job.patience_s, watched and accuser is None)
     if now >= heard + limit:
         return f"node {host.name} has not been heard of for {limit:g} s", None
     if accuser is not None and node is not None and node.hung_up:
@@ -96,15 +102,17 @@ def host_loss(
     return "", heard + limit
 
 
-def longest_silence(nodes: Nodes, options: Options, heard: float, watched: bool = False) -> float:
+def longest_silence(
+    nodes: Nodes, options: Options, heard: float, patience_s: float = 0.0, watched: bool = False
+) -> float:
     """After so many seconds without a word, since ``heard``, a node is out. One that its peers watch is out when
     nothing can be left of its ranks: before that it is they who lose it, after eight median steps of theirs. While no
     node at all is heard it is rather this coordinator that is cut off, as one is that leads while all daemons know
     another one's address: then it is the same, later for one that is new. Nobody could go on without them meanwhile."""
     if not any(node.connected for node in nodes.values()):
-        return options.gone_at(heard) - heard
+        return options.gone_at(heard, patience_s) - heard
     if watched:
-        return options.gone_s if options.fence_s else max(options.lease_s, options.watched_s)
+        return options.gone_s(patience_s) if options.fence_s else max(options.lease_s, options.watched_s + patience_s)
     return options.lease_s
 
 

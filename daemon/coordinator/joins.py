@@ -138,7 +138,7 @@ def _failure(job: JobRecord, part: HostRecord, nodes: Nodes, now: float, options
     if ended is not None:
         return describe_exit(ended), None
     if job.host_index(part.node_id) is None:
-        words, at = host_loss(part, accusers(job, nodes, options).get(part.node_id), nodes, now, options)
+        words, at = host_loss(job, part, accusers(job, nodes, options).get(part.node_id), nodes, now, options)
         if words:
             return words, None
         if part.error:

@@ -54,6 +54,7 @@ jobs = Table(
     Column("wanted_nodes", Integer, nullable=False, server_default="0"),
     Column("paused", Boolean, nullable=False, server_default=false()),
     Column("next_member", Integer, nullable=False, server_default="0"),
+    Column("patience_s", Float, nullable=False, server_default="0"),
     Column("failures", Integer, nullable=False, server_default="0"),
     Column("retry_clock", Float, nullable=False, server_default="0"),
     Column("respawns", Text, nullable=False, server_default=""),  # a list of (node, clock) in JSON; empty: none

@@ -60,12 +60,21 @@ def _observe_host(job: JobRecord, index: int, boot_id: str, fact: LocalJob, now:
     if old.boot_id != boot_id and _needed(job) and old.phase is not Phase.STOPPED:
         fact = replace(fact, error=fact.error or RESTARTED.format(old.node_id), withdrawn=True)
     host, started, exited = _merge_ranks(job, _merge_host(old, fact, now), fact.ranks, now)
+    job, events = _with_patience(job, old, fact, wall)
     if host == old:
-        return job, ()
+        return job, events
     job = replace(job, hosts=(*job.hosts[:index], host, *job.hosts[index + 1 :]))
     if old.new and not host.new:
         job = replace(job, failures=0)
-    return job, tuple(_events(job, old, host, started, exited, wall))
+    return job, (*events, *_events(job, old, host, started, exited, wall))
+
+
+def _with_patience(job: JobRecord, host: HostRecord, fact: LocalJob, wall: float) -> Changed:
+    if fact.patience_s <= job.patience_s or not (job.spec.elastic and job.state.under_way):
+        return job, ()
+    text = f"a host that says nothing is waited for up to {fact.patience_s:g} s: eight steps take long, says node"
+    event = Event("patience", f"{text} {host.name}", job.generation, wall)
+    return replace(job, patience_s=fact.patience_s), (event,)
 
 
 def _observe_part(

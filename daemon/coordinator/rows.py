@@ -84,7 +84,17 @@ def _plain(value: Any) -> Any:
 
 
 # Columns of JobRecord that need no word about how.
-_JOB_FIELDS = ("stalls", "wanted_nodes", "paused", "next_member", "failures", "retry_clock", "respawns", "plan")
+_JOB_FIELDS = (
+    "stalls",
+    "wanted_nodes",
+    "paused",
+    "next_member",
+    "patience_s",
+    "failures",
+    "retry_clock",
+    "respawns",
+    "plan",
+)
 _ORIGIN = ("namespace", "submitted_by", "unix_user")  # written once
 _HOST_FIELDS = tuple(field.name for field in fields(HostRecord) if field.name not in ("index", "ranks"))
 

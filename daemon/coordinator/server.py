@@ -96,7 +96,7 @@ class Coordinator:
         self._activity = asyncio.Event()
         self._closers = contextlib.AsyncExitStack()
         self.counters = Counters()
-        self.sessions = Sessions(self._activity.set, settings.fence_after)
+        self.sessions = Sessions(self._activity.set)
         self.watchers = Watchers()
         self.address = ""
         self.dashboard_url = ""

@@ -70,16 +70,15 @@ class NodeSession:
 
 
 class Sessions:
-    """All living sessions, by node id. ``longest_silence_s``: see RunJob."""
+    """All living sessions, by node id."""
 
-    def __init__(self, on_change: Callable[[], None], longest_silence_s: float = 0.0) -> None:
+    def __init__(self, on_change: Callable[[], None]) -> None:
         self._sessions: dict[str, NodeSession] = {}
         self._orders: dict[str, Order] = {}  # the last about each job
         self._numbers: dict[str, tuple[str, int]] = {}  # node -> the run of its daemon, its youngest stream
         self._log_sinks: dict[int, tuple[NodeSession, Callable[[common_pb2.LogChunk | None], None]]] = {}
         self._next_request = 1
         self._on_change = on_change
-        self._longest_silence_s = longest_silence_s
         self.ever_connected = False
         self.upgrades = Upgrades()
         self.traces = Traces()
@@ -158,7 +157,7 @@ class Sessions:
             self._orders.pop(job.job_id, None)
             return None
         if before is None or before.wish != now:
-            self._orders[job.job_id] = before = Order(now, job, self._longest_silence_s)
+            self._orders[job.job_id] = before = Order(now, job)
         return before
 
     # ---- logs

@@ -193,7 +193,7 @@ class Stage:
             accuser = accused.get(host.node_id)
             if accuser is None or host.withdrawn or host.phase is Phase.STOPPED or self._heard(host.node_id) is None:
                 continue
-            words, at = host_loss(host, accuser, nodes, self._now, self._options)
+            words, at = host_loss(job, host, accuser, nodes, self._now, self._options)
             if words:
                 self.silent[host.node_id] = words
             elif at is not None:

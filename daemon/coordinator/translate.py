@@ -31,6 +31,7 @@ MAX_ENV = 2_000
 MAX_TEXT = 512 << 10  # bytes of all arguments, and of the whole environment
 MAX_RANKS = 100_000
 MAX_SLOTS = 4_096
+MAX_PATIENCE_S = 7 * 86_400.0
 MAX_WAIT_S = 30 * 86_400.0
 MAX_FACT = 16 << 10  # characters of one text of a fact
 MAX_RESPAWN = 1_000
@@ -238,6 +239,7 @@ def local_job(fact: node_pb2.LocalJob) -> LocalJob:
             takes_newcomers=fact.takes_newcomers,
             entered=fact.entered & MAX_NUMBER,
             withdrawn=fact.withdrawn,
+            patience_s=min(fact.patience_s, MAX_PATIENCE_S) if fact.patience_s > 0 else 0.0,
             ranks=tuple(_local_rank(rank) for rank in fact.ranks),
         )
     except ValueError as error:  # a number that is not in an enumeration

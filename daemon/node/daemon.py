@@ -88,7 +88,7 @@ class NodeDaemon:
         run_as = settings.run_as
         self._core = CoreHost()
         self._refused_frames = RefusedFrames()
-        self._fence = Fence(keeper, lambda: bool(self._jobs.running()), self._end_ranks, log)
+        self._fence = Fence(keeper, self._patience, self._end_ranks, log)
         node = NodeContext(
             node_id=folder.node_id,
             data_host=settings.data_host,
@@ -280,7 +280,8 @@ class NodeDaemon:
         match directive.WhichOneof("directive"):
             case "run":
                 unpack(directive.run)
-                if self._fence.over():  # it lay unread while this process, or the machine, stood still
+                # It may have lain unread while this process, or the machine, stood still.
+                if self._fence.over(directive.run.job_id):
                     self._log.warning("an old directive is not followed", job=directive.run.job_id)
                 elif not self._stop.is_set():
                     self._jobs.run(directive.run)
@@ -335,8 +336,11 @@ class NodeDaemon:
         if self._draining and not self._jobs.running():
             self.stop("drained")
 
-    def _end_ranks(self, text: str) -> None:
-        self._jobs.end_all(f"node {self._folder.node_id} {text}", grace_s=0.0)
+    def _patience(self) -> dict[str, float]:
+        return {job.job_id: job.spec.patience_s for job in self._jobs.running()}
+
+    def _end_ranks(self, job_id: str, text: str) -> None:
+        self._jobs.end(job_id, f"node {self._folder.node_id} {text}", grace_s=0.0)
 
     def _check_idle(self) -> None:
         jobs = self._jobs.running()

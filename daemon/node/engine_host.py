@@ -112,7 +112,7 @@ async def make_engine(
     elastic: dict[str, Any] = {}
     if spec.elastic:
         members = spec.joining if alone else spec.all_members
-        elastic = {"elastic": True, "members": members, "longest_silence_s": spec.longest_silence_s}
+        elastic = {"elastic": True, "members": members}
     if alone:
         elastic["newcomers"] = True
     return await in_thread(

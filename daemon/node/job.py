@@ -75,6 +75,7 @@ class Job:
         self._closing: asyncio.Task[None] | None = None
         self._joined: dict[int, int] = {}  # member -> pid that got the way to the engine
         self._late: dict[int, str] = {}  # members that were ended for it, and why
+        self._patience_s = 0.0  # see LocalJob
         self.engine = JobEngine(spec, node, self._log, self._take_engine_event)
         self._processes = RankProcesses(spec.job_id, node, self._log, self._rank_exited)
         self._record = JobRecord(spec.job_id, node.journal, self._journal_entry, self._log)
@@ -233,7 +234,7 @@ class Job:
 
     def snapshot(self) -> node_pb2.LocalJob:
         """Everything that the coordinator may know of the job."""
-        return local_job(self.job_id, self.state, self._log_path)
+        return local_job(self.job_id, self.state, self._log_path, self._patience_s)
 
     # ── for ranks ──
 
@@ -456,10 +457,14 @@ class Job:
                 self.post(events.WaitsChanged(self.engine.waiting(WAITS_LONGER_THAN_S)))
 
     async def _watch_late_ranks(self) -> None:
-        """Ends ranks that are stopped while others would wait for them."""
+        """Ends ranks that are stopped while others would wait for them; tells for how long hosts wait for each
+        other."""
         late = late_ranks.LateRanks()
         while self.state.phase is Phase.RUNNING:
             await asyncio.sleep(late_ranks.LOOK_EVERY_S)
+            if (patience_s := late_ranks.patience(self.engine.step_s())) > self._patience_s:
+                self._patience_s = patience_s
+                self._on_report(self.job_id)
             pids = {rank.member: rank.pid for rank in self.state.ranks if rank.phase is RankPhase.RUNNING and rank.pid}
             stopped = [member for member, pid in pids.items() if late_ranks.is_stopped(pid)]
             if len(stopped) == sum(len(host.members) for host in self.spec.hosts):

@@ -28,7 +28,7 @@ _RANK_STATES = {
 LogPath = Callable[[int], Path | None]
 
 
-def local_job(job_id: str, state: JobState, log_path: LogPath) -> node_pb2.LocalJob:
+def local_job(job_id: str, state: JobState, log_path: LogPath, patience_s: float = 0.0) -> node_pb2.LocalJob:
     """Everything that the coordinator may know of the job. Of the last words only those of the first to end: when a
     thousand ranks fail together, they must still fit in a message."""
     exited = sorted((rank for rank in state.present if rank.error_tail), key=lambda rank: rank.exited_at)
@@ -51,6 +51,7 @@ def local_job(job_id: str, state: JobState, log_path: LogPath) -> node_pb2.Local
         withdrawn=state.withdrawn,
         takes_newcomers=state.takes_newcomers,
         entered=state.entered,
+        patience_s=patience_s,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import zlib
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ MAX_ENVIRONMENT_BYTES = 1 << 20
 MAX_RUN_BYTES = 16 << 20
 DEFAULT_GRACE_S = 5.0
 DEFAULT_JOIN_S = 300.0
-DEFAULT_SILENCE_S = 60.0
+MAX_PATIENCE_S = 7 * 86_400.0
 MAX_GRACE_S = 3600.0
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
@@ -101,7 +100,7 @@ class JobSpecification:
     planned: bool = False
     hold: bool = False
     waiting: str = ""  # why the job waits, in words
-    longest_silence_s: float = DEFAULT_SILENCE_S  # of a host that others wait for
+    patience_s: float = 0.0  # eight training steps of the job, where they take more than five seconds
     unix_user: str = ""  # of its ranks, where daemons run them as their submitter
     wire: bytes = b""  # the RunJob that it was made from
 
@@ -192,7 +191,7 @@ def parse_specification(run: node_pb2.RunJob, node_id: str) -> JobSpecification:
         planned=run.planned,
         hold=run.hold,
         waiting=run.waiting,
-        longest_silence_s=silence if 0 < (silence := run.longest_silence_s) < math.inf else DEFAULT_SILENCE_S,
+        patience_s=run.patience_s if 0 < run.patience_s <= MAX_PATIENCE_S else 0.0,
         unix_user=run.unix_user,
         wire=run.SerializeToString(),
     )

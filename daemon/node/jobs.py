@@ -195,17 +195,19 @@ class Jobs:
         """Jobs that are not over here. Any thread."""
         return [held for held in list(self._held.values()) if isinstance(held, Job) and not held.stopped]
 
-    def end_all(self, reason: str, grace_s: float) -> list[Job]:
-        """Begins to end every job, for a reason that the coordinator is told; returns those that are not over yet."""
-        self._next.clear()
-        jobs = self.running()
-        for job in jobs:
-            job.post(events.StopRequested(reason, grace_s, error=reason))
-        return jobs
+    def end(self, job_id: str, reason: str, grace_s: float) -> None:
+        """Begins to end a job, for a reason that the coordinator is told."""
+        self._next.pop(job_id, None)
+        held = self._held.get(job_id)
+        if isinstance(held, Job) and not held.stopped:
+            held.post(events.StopRequested(reason, grace_s, error=reason))
 
     async def stop_all(self, reason: str, grace_s: float, timeout_s: float) -> None:
         """Ends every job, telling the coordinator why; returns when they are over or the time has passed."""
-        if jobs := self.end_all(reason, grace_s):
+        self._next.clear()
+        if jobs := self.running():
+            for job in jobs:
+                self.end(job.job_id, reason, grace_s)
             waits = [asyncio.ensure_future(job.finished()) for job in jobs]
             _, late = await asyncio.wait(waits, timeout=timeout_s)
             for task in late:

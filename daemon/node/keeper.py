@@ -24,7 +24,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +84,7 @@ class Keeper:
         self._memory: dict[str, int] = {}  # by job: a file of what its engine keeps from step to step
         self._connections: list[int] = []
         self._deadline = math.inf
+        self._later: dict[str, float] = {}  # jobs with a later deadline of their own
         self._ending = False
         self._renewal: subprocess.Popen[str] | None = None  # says which versions the next daemon would have
         self._renewal_ends = math.inf
@@ -232,7 +233,7 @@ class Keeper:
                 self._connections = descriptors
                 return descriptors
             case "deadline":
-                self._deadline = message["at"]
+                self._deadline, self._later = message["at"], message.get("later", {})
             case "renew":
                 self._renew()
         return ()
@@ -362,30 +363,32 @@ class Keeper:
     # ── ends ──
 
     def _look_at_lease(self, now: float) -> float:
-        """Ends what runs when the lease is over; seconds until the next look."""
-        left = self._deadline - now
-        if left > 0:
-            return min(left, LOOK_S) if not math.isinf(left) else math.inf
-        found = self._below()
-        if not found:
-            self._deadline = math.inf  # until the next one comes
-            return math.inf
-        self._say({"say": "acted", "deadline": self._deadline})
-        _kill(found)
-        text = f"The daemon could not renew the lease: {len(found)} processes are ended."
-        print(text, file=sys.stderr)
-        return KILL_S
+        """Ends what runs when the lease is over, but for jobs that have more time; seconds until the next look."""
+        over = [at for at in (self._deadline, *self._later.values()) if at <= now]
+        if over:
+            spared = {job: at for job, at in self._later.items() if at > now}
+            if found := self._below(spared):
+                self._say({"say": "acted", "deadline": max(over), "spared": list(spared)})
+                _kill(found)
+                text = f"The daemon could not renew the lease: {len(found)} processes are ended."
+                print(text, file=sys.stderr)
+                return KILL_S
+            self._deadline, self._later = math.inf, spared  # until others come
+        left = min((self._deadline, *self._later.values())) - now
+        return min(left, LOOK_S) if not math.isinf(left) else math.inf
 
-    def _below(self) -> list[int]:
-        """Processes below this one, but for the daemon and what it runs itself."""
+    def _below(self, spared: Collection[str] = ()) -> list[int]:
+        """Processes below this one, but for the daemon and what it runs itself, and but for ranks of these jobs and
+        what belongs to them."""
         with self._reserve:
-            return self._look_below()
+            return self._look_below(spared)
 
-    def _look_below(self) -> list[int]:
-        daemon = {self._daemon, *(status.pid for status in proc.below(self._daemon))} if self._daemon else set()
-        if self._renewal is not None:
-            daemon |= {self._renewal.pid, *(status.pid for status in proc.below(self._renewal.pid))}
-        return [status.pid for status in proc.below(os.getpid()) if status.pid not in daemon]
+    def _look_below(self, spared: Collection[str]) -> list[int]:
+        leaders = {pid for pid, kept in self._kept.items() if kept.name.rpartition("/")[0] in spared}
+        tops = {self._daemon, *leaders} - {0} | ({self._renewal.pid} if self._renewal is not None else set())
+        left = {status.pid for top in tops for status in proc.below(top)} | tops
+        found = [status for status in proc.below(os.getpid()) if status.pid not in left]
+        return [status.pid for status in found if status.session not in leaders]
 
     def _end_all(self) -> None:
         give_up = time.monotonic() + LAST_KILL_S

@@ -50,7 +50,8 @@ class KeeperLink:
         self._memory: dict[str, int] = {}
         self.on_refusal: Callable[[str], None] = lambda reason: None  # of ``renew``
         self.on_loss: Callable[[str], None] = lambda words: None  # the keeper could not take what it should keep
-        self.acted = 0.0  # the last deadline at which the keeper has ended ranks
+        # The last deadline at which the keeper has ended ranks, and jobs whose ranks it has left alone.
+        self.acted: tuple[float, frozenset[str]] = (0.0, frozenset())
         self._loop.add_reader(self._wire.fileno(), self.hear)
 
     @property
@@ -155,9 +156,10 @@ class KeeperLink:
         except OSError as error:
             self.on_loss(_not_kept({"what": "connections", "job": "", "reason": error.strerror}))
 
-    def set_deadline(self, at: float) -> None:
-        """Seconds of CLOCK_BOOTTIME at which the keeper ends what runs here; inf: never."""
-        self._send({"do": "deadline", "at": at})
+    def set_deadline(self, at: float, later: Mapping[str, float]) -> None:
+        """Seconds of CLOCK_BOOTTIME at which the keeper ends what runs here; inf: never. ``later``: jobs with a later
+        deadline of their own."""
+        self._send({"do": "deadline", "at": at, "later": later})
 
     def hear(self) -> None:
         """Takes what has come by now."""
@@ -216,7 +218,7 @@ class KeeperLink:
                 else:
                     self._codes[pid] = code
             case "acted":
-                self.acted = message["deadline"]
+                self.acted = (message["deadline"], frozenset(message.get("spared", ())))
             case "not renewed":
                 self.on_refusal(message["reason"])
             case "not kept":

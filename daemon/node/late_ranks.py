@@ -7,8 +7,10 @@ if it were still a member.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
+from bagua.daemon.node.job_specification import MAX_PATIENCE_S
 from bagua.daemon.node.proc import read_status
 
 LOOK_EVERY_S = 1.0
@@ -23,6 +25,13 @@ def longest_stop(step_s: float) -> float:
     """For so many seconds a rank may be stopped: eight training steps, 5 s at the least; 30 s while it is not known yet
     how long a step takes (0)."""
     return max(LEAST_S, STEPS * step_s) if step_s else UNKNOWN_S
+
+
+def patience(step_s: float) -> float:
+    """So many seconds hosts wait for a silent one, at the most: eight training steps, rounded up to 10, 20, 40 ..., so
+    that it is told once or twice in the life of a job. 0: it is not more than 5 s, or not known."""
+    wanted = min(STEPS * step_s, MAX_PATIENCE_S)
+    return min(LEAST_S * 2.0 ** math.ceil(math.log2(wanted / LEAST_S)), MAX_PATIENCE_S) if wanted > LEAST_S else 0.0
 
 
 class LateRanks:

@@ -20,7 +20,7 @@ def boottime() -> float:
 
 
 class Lease:
-    """Times are those of ``boottime``. ``on_change`` is called when ``deadline`` may have moved."""
+    """Times are those of ``boottime``. ``on_change`` is called when a ``deadline`` may have moved."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self._on_change = on_change
@@ -48,10 +48,9 @@ class Lease:
         """True if nobody gives this node up while coordinators refuse connections."""
         return now < self._refusals_until and self._fence_s > 0
 
-    @property
-    def deadline(self) -> float:
-        """When the ranks of this node must be gone."""
-        return self._renewed + self._fence_s if self._fence_s else math.inf
+    def deadline(self, patience_s: float = 0.0) -> float:
+        """When the ranks of a job must be gone from this node. ``patience_s``: see RunJob."""
+        return self._renewed + self._fence_s + patience_s if self._fence_s else math.inf
 
     def hello(self, now: float) -> None:
         """A stream begins; its first message is sent now."""

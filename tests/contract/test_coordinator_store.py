@@ -524,7 +524,7 @@ async def test_a_newcomer_gives_nobody_up_before_its_time(open_database: Callabl
         await one.until(lambda: one.board.jobs[job_id].job.generation == 1)
         one.reconciler.stop = no_stop  # type: ignore[method-assign]
     two = Desk(open_database(), "two" if newcomer else "one", shared=True)
-    gone_s, outage_s = two.options.gone_s, two.options.outage_s
+    gone_s, outage_s = two.options.gone_s(), two.options.outage_s
     assert 2 * gone_s < outage_s
 
     async def passes(seconds: float) -> JobState:

@@ -33,12 +33,16 @@ def test_nodes_learn_the_unix_user():
     assert node_pb2.Directive.FromString(sent).run.unix_user == "ann"
 
 
-@pytest.mark.parametrize(("told", "taken"), [(0.0, 60.0), (300.0, 300.0), (float("nan"), 60.0), (-1.0, 60.0)])
-def test_nodes_learn_how_long_a_host_may_be_silent(told: float, taken: float):
-    job = replace(Cluster("ab").job, job_key=bytes(32))
-    run = node_pb2.Directive.FromString(Order(wish(job), job, told).to(job.hosts[0])).run
+@pytest.mark.parametrize(
+    ("told", "taken"), [(0.0, 0.0), (320.0, 320.0), (float("nan"), 0.0), (-1.0, 0.0), (float("inf"), 0.0)]
+)
+def test_nodes_learn_how_long_hosts_of_the_job_wait(told: float, taken: float):
+    before = replace(Cluster("ab").job, job_key=bytes(32))
+    job = replace(before, patience_s=told)
+    assert told == 0.0 or wish(job) != wish(before), "it is told when it changes"
+    run = node_pb2.Directive.FromString(Order(wish(job), job).to(job.hosts[0])).run
     run.spec.entry = "train.py"
-    assert parse_specification(run, "a").longest_silence_s == taken
+    assert parse_specification(run, "a").patience_s == taken
 
 
 @pytest.mark.parametrize("packed", [b"no zlib", zlib.compress(b"\xff" * 100), zlib.compress(bytes(17 << 20))])

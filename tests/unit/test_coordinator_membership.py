@@ -253,7 +253,7 @@ def test_the_end_waits_for_former_parts():
         job = says(job, name, phase=Phase.STOPPED, now=114.0)
     assert step(job, 115.0, views(b=102.0)).state is JobState.STOPPING
     assert "b" in job.waiting
-    assert step(job, 102.0 + OPTIONS.gone_s, views(b=102.0)).state is JobState.CANCELLED
+    assert step(job, 102.0 + OPTIONS.gone_s(), views(b=102.0)).state is JobState.CANCELLED
     assert step(says(job, "b", phase=Phase.STOPPED, generation=1), 115.0).state is JobState.CANCELLED
 
 

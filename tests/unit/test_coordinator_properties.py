@@ -224,7 +224,7 @@ class Cluster(RuleBasedStateMachine):
             left = [host for host in job.parts if host.phase is not Phase.STOPPED]
             heard = [silent_since(host, views, OPTIONS) for host in left]
             late = job.stopping_clock + job.spec.stop_grace_s + OPTIONS.stop_margin_s
-            over = all(self.now >= (late if at is None else at + OPTIONS.gone_s) for at in heard)
+            over = all(self.now >= (late if at is None else at + OPTIONS.gone_s()) for at in heard)
             decision = decide(job, views, self.now, OPTIONS)
             assert (decision.state is job.outcome) is over
             if not over:

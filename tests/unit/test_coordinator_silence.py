@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from rig.elastic_job import OPTIONS, Cluster
 
-from bagua.daemon.coordinator.domain import Plan
+from bagua.daemon.coordinator.domain import JobState, Phase, Plan
 from bagua.daemon.coordinator.evidence import find
 
 
@@ -64,7 +64,7 @@ def test_a_host_that_its_peers_watch_has_more_time_than_its_lease():
     c = Cluster("abc")
     c.views["b"] = replace(c.views["b"], connected=False, heard_clock=c.now, hung_up=True)
     c.decide(OPTIONS.lease_s)
-    assert c.job.generation == 1 and c.wake() == pytest.approx(c.now - OPTIONS.lease_s + OPTIONS.gone_s)
+    assert c.job.generation == 1 and c.wake() == pytest.approx(c.now - OPTIONS.lease_s + OPTIONS.gone_s())
     c.says("a", suspended="no word from host 1", suspended_nodes=("b",))
     c.decide()
     assert c.job.generation == 2 and [host.node_id for host in c.job.hosts] == ["a", "c"]
@@ -73,16 +73,57 @@ def test_a_host_that_its_peers_watch_has_more_time_than_its_lease():
 def test_a_host_that_its_peers_watch_is_out_when_nothing_is_left_of_its_ranks():
     c = Cluster("abc")
     c.views["b"] = replace(c.views["b"], connected=False, heard_clock=c.now, hung_up=True)
-    c.decide(OPTIONS.gone_s)
-    assert c.job.reason == f"generation 2: node b has not been heard of for {OPTIONS.gone_s:g} s; 4 ranks go on"
+    c.decide(OPTIONS.gone_s())
+    assert c.job.reason == f"generation 2: node b has not been heard of for {OPTIONS.gone_s():g} s; 4 ranks go on"
 
 
-def test_without_a_fence_it_is_out_after_a_minute():
+@pytest.mark.parametrize("patience_s", [0.0, 320.0])
+def test_without_a_fence_it_is_out_after_a_minute_or_eight_steps(patience_s: float):
     options = replace(OPTIONS, fence_s=0.0)
     c = Cluster("ab")
+    c.says("a", patience_s=patience_s)
     c.views["b"] = replace(c.views["b"], connected=False, heard_clock=c.now)
-    for after, lost in ((OPTIONS.lease_s, False), (options.watched_s, True)):
+    for after, lost in ((OPTIONS.lease_s, False), (options.watched_s + patience_s, True)):
         assert bool(find(c.job, c.views, c.now + after, options).lost) is lost
+
+
+def test_where_eight_steps_take_long_nobody_is_given_up_before():
+    """Its daemon ends its ranks that much later, too."""
+    c = Cluster("abc")
+    c.says("a", patience_s=160.0)
+    for name in "bc":
+        c.says(name, patience_s=80.0)
+    c.says("a")
+    assert c.job.patience_s == 160.0, "it never gets less: some daemon may not have heard of that"
+    c.views["b"] = replace(c.views["b"], connected=False, heard_clock=c.now, hung_up=True)
+    gone_s = OPTIONS.gone_s(160.0)
+    assert gone_s == 1.05 * (OPTIONS.fence_s + 160.0)
+    c.decide(gone_s - 0.1)
+    assert c.job.generation == 1 and c.wake() == pytest.approx(c.now + 0.1)
+    c.job = replace(c.job, cancel_reason="enough")
+    assert c.decide().state is JobState.STOPPING
+    for name in "ac":
+        c.says(name, phase=Phase.STOPPED)
+    assert c.decide(0.05).state is JobState.STOPPING, "its ranks may run"
+    assert c.decide(0.1).state is JobState.CANCELLED
+
+
+def test_long_steps_are_told_once():
+    c = Cluster("ab")
+    c.told.clear()
+    for told in (160.0, 160.0, 20.0, 0.0, 320.0):
+        c.says("b", patience_s=told)
+    words = "a host that says nothing is waited for up to {} s: eight steps take long, says node b"
+    assert [text for text in c.told if "waited for" in text] == [words.format(160), words.format(320)]
+
+
+def test_a_job_that_is_stopped_hears_of_no_longer_steps():
+    """What daemons are told is in the record before, and they are told to stop alone."""
+    c = Cluster("ab")
+    c.job = replace(c.job, cancel_reason="enough")
+    c.decide()
+    c.says("a", patience_s=160.0)
+    assert c.job.patience_s == 0.0
 
 
 @pytest.mark.parametrize("who", ["is not in the generation", "is suspended", "is silent, too", "waits"])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 import sys
 
-from bagua.daemon.node.late_ranks import LateRanks, is_stopped, longest_stop
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bagua.daemon.node.late_ranks import LateRanks, is_stopped, longest_stop, patience
 
 
 def test_a_rank_is_late_after_five_seconds() -> None:
@@ -22,6 +26,16 @@ def test_long_steps_give_more_time() -> None:
     assert found.index(True) == 8
     assert [longest_stop(step_s) for step_s in (0.1, 20.0)] == [5.0, 160.0]
     assert longest_stop(0.0) == 30.0, "no step is known yet"
+
+
+@given(st.floats(0.0, 1e9))
+def test_patience_is_eight_steps_rounded_up(step_s: float) -> None:
+    """It is told to the coordinator, so it must rarely change."""
+    told = patience(step_s)
+    if 8 * step_s <= 5.0:
+        assert told == 0.0
+    else:
+        assert told == 7 * 86_400 or (8 * step_s <= told <= 16 * step_s and math.log2(told / 5.0).is_integer())
 
 
 def test_who_goes_on_begins_anew() -> None:

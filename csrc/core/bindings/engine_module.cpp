@@ -59,8 +59,7 @@ std::unique_ptr<Engine> make_engine(std::string job_id, uint64_t generation, int
                                     std::string listen, int streams, int64_t chunk_bytes, int threads,
                                     double connect_timeout_s, uint64_t memory_limit, double peer_timeout_s,
                                     bool measure_ring, bool zero_copy, const std::string& encryption, Members members,
-                                    bool elastic, bool newcomers, int memory, int64_t rank_uid,
-                                    double longest_silence_s) {
+                                    bool elastic, bool newcomers, int memory, int64_t rank_uid) {
   EngineOptions options;
   options.credentials.job_id = std::move(job_id);
   Membership membership{generation, host_index, std::move(hosts), std::move(members).value_or(std::vector<int>()),
@@ -83,7 +82,6 @@ std::unique_ptr<Engine> make_engine(std::string job_id, uint64_t generation, int
   options.zero_copy = zero_copy;
   options.connect_timeout_ns = std::max<int64_t>(0, seconds(connect_timeout_s));
   options.peer_timeout_ns = std::max<int64_t>(kNsPerMs, seconds(peer_timeout_s));
-  options.longest_silence_ns = std::max<int64_t>(0, seconds(longest_silence_s));
   options.measure_ring = measure_ring;
   std::unique_ptr<Engine> engine;
   py::gil_scoped_release release;
@@ -163,7 +161,7 @@ void bind_engine(py::module_* module) {
            py::arg("connect_timeout_s") = 30.0, py::arg("memory_limit") = 0, py::arg("peer_timeout_s") = 30.0,
            py::arg("measure_ring") = true, py::arg("zero_copy") = false, py::arg("encryption") = "beyond loopback",
            py::arg("members") = Members(), py::arg("elastic") = false, py::arg("newcomers") = false,
-           py::arg("memory") = -1, py::arg("rank_uid") = -1, py::arg("longest_silence_s") = 60.0)
+           py::arg("memory") = -1, py::arg("rank_uid") = -1)
       .def("open_lobby", &open_lobby, py::kw_only(), py::arg("members"), py::arg("tokens"))
       .def("plan", &plan, py::kw_only(), py::arg("generation"), py::arg("host_index") = 0,
            py::arg("hosts") = std::vector<std::vector<int>>{}, py::arg("members") = Members(),

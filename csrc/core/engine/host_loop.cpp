@@ -70,8 +70,7 @@ void HostLoop::follow_step() {
   const int64_t step_ns = state_->step_ns();
   if (step_ns == step_ns_) return;
   step_ns_ = step_ns;
-  const int64_t most_ns = std::max(kLeastSilenceNs, state_->job().options().longest_silence_ns);
-  const int64_t silence_ns = std::clamp(kSilentSteps * step_ns, kLeastSilenceNs, most_ns) - kNsPerS;
+  const int64_t silence_ns = std::max(kSilentSteps * step_ns, kLeastSilenceNs) - kNsPerS;
   parts_.mesh->set_silence_timeout(silence_ns);
   if (comm_->id() == 0) parts_.mesh->set_first_word_timeout(silence_ns);
 }

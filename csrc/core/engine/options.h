@@ -28,13 +28,10 @@ struct EngineOptions {
   uint64_t memory_limit = 0;  // bytes of tensor memory; 0: none but the host's
   int64_t connect_timeout_ns = 30'000'000'000;
   int64_t peer_timeout_ns = 30'000'000'000;  // silence of a host that is waited for; see transport/mesh.h
-  // Elastic jobs wait for a silent host as long as eight steps take, and no longer than that: it has ended its ranks by
-  // then if it is without a coordinator.
-  int64_t longest_silence_ns = 60'000'000'000;
-  bool measure_ring = true;  // that of host 0 counts; see ring_survey.h
-  int memory = -1;           // a file for what outlives the daemon (vault.h); -1: one of its own
-  int64_t rank_uid = -1;     // the user of the local ranks; -1: this process's
-  bool elastic = false;      // a lost member suspends the generation, and another one may follow
+  bool measure_ring = true;                  // that of host 0 counts; see ring_survey.h
+  int memory = -1;                           // a file for what outlives the daemon (vault.h); -1: one of its own
+  int64_t rank_uid = -1;                     // the user of the local ranks; -1: this process's
+  bool elastic = false;                      // a lost member suspends the generation, and another one may follow
 };
 
 // The hosts and ranks of one generation.

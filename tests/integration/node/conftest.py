@@ -174,7 +174,7 @@ class CoordinatorEnd(NodeServiceServicer):
 
     async def run_script(self, job_id: str, script: Path | str, *, nproc: int = 1, **spec: Any) -> None:
         """RunJob for one host with ``nproc`` ranks."""
-        generation = spec.pop("generation", 1)
+        generation, patience_s = spec.pop("generation", 1), spec.pop("patience_s", 0.0)
         spec.setdefault("stop_grace_s", 5.0)
         spec.setdefault("workdir", str(Path(script).parent) if Path(script).is_absolute() else "")
         await self.send(
@@ -186,6 +186,7 @@ class CoordinatorEnd(NodeServiceServicer):
                 job_key=bytes(32),
                 master_addr="127.0.0.1",
                 master_port=12345,
+                patience_s=patience_s,
             )
         )
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
@@ -50,6 +51,41 @@ async def test_ranks_end_when_nothing_is_acknowledged(end, daemon, script, until
     await until_gone(pids)
     assert WORDS in last.error
     assert {rank.signal for rank in last.ranks} == {signal.SIGKILL}
+
+
+LONG_S = 4.0
+LONG_WORDS = WORDS.replace(f"{FENCE_S:g}", f"{FENCE_S + LONG_S:g}")
+
+
+@pytest.mark.parametrize("who", ["the daemon", "its keeper"])
+async def test_each_job_has_its_own_time(end, daemon, script, until_gone, alive, who):
+    """That of one with long steps is longer: hosts wait for each other meanwhile."""
+    path = script(WITH_CHILD)
+    pids = {}
+    for job_id, patience_s in (("short", 0.0), ("long", LONG_S)):
+        await end.run_script(job_id, path, patience_s=patience_s)
+        job = await end.job_until(job_id, lambda job: job.ranks[0].state == common_pb2.RANK_STATE_RUNNING)
+        pids[job_id] = [job.ranks[0].pid]
+    for found in pids.values():
+        while not psutil.Process(found[0]).children():
+            await asyncio.sleep(0.02)
+        found += [child.pid for child in psutil.Process(found[0]).children()]
+    await end.welcome_again(fence_s=FENCE_S)
+    known = end.acknowledged
+    await end.until(lambda: end.acknowledged > known)
+    end.acknowledges = False
+    began = time.monotonic()
+    if who == "its keeper":
+        daemon.proper().suspend()
+    try:
+        await until_gone(pids["short"], 60)
+        assert all(alive(pid) for pid in pids["long"])
+        await until_gone(pids["long"], 60)
+        assert time.monotonic() - began > LONG_S
+    finally:
+        daemon.proper().resume()
+    assert WORDS in (await end.stopped("short")).error
+    assert LONG_WORDS in (await end.stopped("long")).error
 
 
 async def test_ranks_stay_while_heartbeats_are_acknowledged(end, daemon, script, alive):
@@ -104,7 +140,7 @@ async def main():
     said = []
     keeper = KeeperLink(int(sys.argv[1]))
     await keeper.begin()
-    fence = Fence(keeper, lambda: True, said.append, structlog.get_logger())
+    fence = Fence(keeper, lambda: {"job": 0.0}, lambda job, text: said.append(text), structlog.get_logger())
     reader, writer = os.pipe()
     argv = [sys.executable, "-c", "import time; time.sleep(600)"]
     pid = await keeper.spawn("job/0", argv, dict(os.environ), "/", (writer, writer), (reader, reader))

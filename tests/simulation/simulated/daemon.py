@@ -471,7 +471,7 @@ class SimulatedDaemon:
     def _arm(self) -> None:
         if self._fence is not None:
             self._fence.cancel()
-        deadline = self.lease.deadline
+        deadline = self.lease.deadline()
         if deadline < float("inf"):
             self._fence = self._loop.call_at(deadline, self._over)
 

@@ -25,7 +25,7 @@ from simulated.training import Training
 
 GRACE_S = 2.0
 # Everything must have come to rest so long after the last trouble: whatever waits, waits for one of these.
-REST_S = OPTIONS.start_s + OPTIONS.gone_s + OPTIONS.stop_margin_s + 4 * GRACE_S + 20.0
+REST_S = OPTIONS.start_s + OPTIONS.gone_s() + OPTIONS.stop_margin_s + 4 * GRACE_S + 20.0
 
 
 @dataclass(frozen=True)
