@@ -27,6 +27,7 @@ from bagua.daemon.coordinator.domain import JobRecord, LocalJob
 from bagua.daemon.coordinator.inbox import Inbox
 from bagua.daemon.coordinator.intake import Intake
 from bagua.daemon.coordinator.nodes_servicer import NodeServicer
+from bagua.daemon.coordinator.options import Options
 from bagua.daemon.coordinator.sessions import NodeSession
 from bagua.daemon.coordinator.store import Store, Transaction
 
@@ -215,6 +216,13 @@ def test_a_late_hello_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_node_without_a_fence_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulated_daemon.SimulatedDaemon, "_over", lambda self: None)
+    assert "computes it still" in first_broken(range(3_000))
+
+
+def test_a_node_that_waits_longer_than_is_counted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of the job take long, so its ranks are ended later."""
+    gone_s = Options.gone_s
+    monkeypatch.setattr(Options, "gone_s", lambda self, patience_s=0.0: gone_s(self))
     assert "computes it still" in first_broken(range(3_000))
 
 

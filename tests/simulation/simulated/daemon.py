@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 HEARTBEAT_S = 4.0
 KEEPALIVE_S = 6.0  # so long without a sign from the other side, and a daemon gives its stream up
 WELCOME_S = 10.0
+PATIENCE_S = (0.0, 0.0, 10.0, 40.0)  # that nodes may have with a job
 NUMBERED = True  # streams tell which of them is the youngest
 
 WAITING, RUNNING, EXITED = (
@@ -76,7 +78,7 @@ class SimulatedDaemon:
         self._streams = 0
         self.parts = {}
         self.lease = Lease(self._arm)
-        self._fence: asyncio.TimerHandle | None = None
+        self._fences: list[asyncio.TimerHandle] = []
         self._task = self._loop.create_task(self._run())
 
     def kill(self) -> None:
@@ -84,8 +86,8 @@ class SimulatedDaemon:
         assert self._task is not None
         self._task.cancel()
         self._task = None
-        if self._fence is not None:
-            self._fence.cancel()
+        for fence in self._fences:
+            fence.cancel()
         for job_id, part in self.parts.items():
             self._die(job_id, part)
         self.connected = False
@@ -145,6 +147,7 @@ class SimulatedDaemon:
     def _follow_run(self, part: Part, run: node_pb2.RunJob) -> None:
         """A newer generation of a job that is here, or other newcomers."""
         part.run = run
+        self._arm()
         part.fact.generation = run.generation
         mine, lobby = _plans(run, self.node_id)
         wanted = {*mine, *lobby} - (part.present - set(mine) if mine else set())
@@ -207,6 +210,7 @@ class SimulatedDaemon:
         part.present = frozenset(mine.members)
         part.fact.entered = run.generation
         part.boundary = False
+        self._learn_steps(part)
         part.nodes = tuple(host.node_id for host in run.hosts)
         for number, member in zip(mine.ranks, mine.members, strict=True):
             if member in held:
@@ -214,6 +218,12 @@ class SimulatedDaemon:
         part.fact.suspended = ""
         del part.fact.suspended_nodes[:]
         self.changed(part)
+
+    def _learn_steps(self, part: Part) -> None:
+        """In some generations a node finds that steps take long. No random number: it is the same in each history."""
+        if part.elastic:
+            found = PATIENCE_S[zlib.crc32(f"{part.fact.job_id} {part.fact.entered} {self.node_id}".encode()) % 4]
+            part.fact.patience_s = max(part.fact.patience_s, found)
 
     def slots_of(self, part: Part) -> int:
         """Of ranks that are members, or may become members."""
@@ -372,7 +382,8 @@ class SimulatedDaemon:
         elif kind == "ack":
             self.lease.acknowledged(directive.ack.seq)
         elif kind == "run":
-            if self._loop.time() < self.lease.deadline:
+            held = self.parts.get(directive.run.job_id)
+            if self._loop.time() < self._deadline(None if held is None else held.run):
                 self._begin(directive.run)
         elif kind == "stop":
             part = self.parts.get(directive.stop.job_id)
@@ -405,6 +416,7 @@ class SimulatedDaemon:
         fact = node_pb2.LocalJob(job_id=run.job_id, generation=run.generation, phase=node_pb2.LOCAL_PHASE_PREPARING)
         fact.takes_newcomers = "takes" in run.spec.args
         part = self.parts[run.job_id] = Part(fact, elastic=run.spec.elastic, run=run)
+        self._arm()
         if lobby:
             self.history.append((run.job_id, part))
             self._add_newcomers(part, lobby)
@@ -435,6 +447,7 @@ class SimulatedDaemon:
         part.fact.engine_address = "127.0.0.1:1"
         for rank in part.fact.ranks:
             rank.state, rank.pid = RUNNING, 1 + rank.rank
+        self._learn_steps(part)
         self.changed(part)
 
     def _stop_if(self, part: Part, token: object) -> None:
@@ -469,15 +482,17 @@ class SimulatedDaemon:
     # ---- the fence; the keeper acts also while the daemon is frozen
 
     def _arm(self) -> None:
-        if self._fence is not None:
-            self._fence.cancel()
-        deadline = self.lease.deadline()
-        if deadline < float("inf"):
-            self._fence = self._loop.call_at(deadline, self._over)
+        for fence in self._fences:
+            fence.cancel()
+        deadlines = {self._deadline(part.run) for part in self.parts.values() if part.fact.phase != STOPPED}
+        self._fences = [self._loop.call_at(at, self._over) for at in sorted(deadlines) if at < float("inf")]
+
+    def _deadline(self, run: node_pb2.RunJob | None) -> float:
+        return self.lease.deadline(0.0 if run is None else run.patience_s)
 
     def _over(self) -> None:
         for job_id, part in self.parts.items():
-            if part.fact.phase != STOPPED:
+            if part.fact.phase != STOPPED and self._deadline(part.run) <= self._loop.time():
                 self._die(job_id, part)
                 part.fact.withdrawn = True
                 self._stop(part, code=-9, error="could not reach the coordinator")

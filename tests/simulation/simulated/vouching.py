@@ -227,10 +227,10 @@ class World:
                 for task in self.tasks.values():
                     if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                         assert isinstance(error, GivenUpError), repr(error)
-                        left = self.lease.deadline - self.loop.time()
+                        left = self.lease.deadline() - self.loop.time()
                         raise AssertionError(f"{error} gave the node up {left:.1f} s before its lease was over")
                 assert not node.done(), repr(node.exception())
-                if self.lease.deadline <= self.loop.time():
+                if self.lease.deadline() <= self.loop.time():
                     return True
                 await asyncio.sleep(0.1)
             acting.result()

@@ -18,14 +18,14 @@ from bagua.daemon.coordinator.translate import checked_spec
 from bagua.daemon.coordinator.wishes import Wished
 from bagua.proto import common_pb2
 from simulated.coordinator import OPTIONS, OWNER, Life
-from simulated.daemon import STOPPED, Part, SimulatedDaemon
+from simulated.daemon import PATIENCE_S, STOPPED, Part, SimulatedDaemon
 from simulated.database import Trouble
 from simulated.network import Stream
 from simulated.training import Training
 
 GRACE_S = 2.0
 # Everything must have come to rest so long after the last trouble: whatever waits, waits for one of these.
-REST_S = OPTIONS.start_s + OPTIONS.gone_s() + OPTIONS.stop_margin_s + 4 * GRACE_S + 20.0
+REST_S = OPTIONS.start_s + OPTIONS.gone_s(max(PATIENCE_S)) + OPTIONS.stop_margin_s + 4 * GRACE_S + 20.0
 
 
 @dataclass(frozen=True)
