@@ -85,7 +85,8 @@ def run(
         float | None,
         typer.Option(
             help="Daemons end their ranks after so many seconds in which they can't know whether a coordinator has "
-            "given them up: its host is silent, say, not only the coordinator down. 0: never. [default: 60]"
+            "given them up: its host is silent, say, not only the coordinator down. Ranks of an elastic job whose "
+            "eight steps take more than 5 s have that much longer. 0: never. [default: 60]"
         ),
     ] = None,
     log_json: Annotated[bool | None, typer.Option("--log-json", help="The same as --log-format json.")] = None,

@@ -13,7 +13,7 @@ EVENT_KINDS = {
     "suspended": "A node holds the step, because something was lost.",
     "regrouped": "The job goes on with other members: the next generation.",
     "stopped": "Ranks that had left, and did not end by themselves, were stopped.",
-    "patience": "Hosts wait longer for a silent one, because steps of the job take long.",
+    "patience": "Steps of an elastic job take long: a silent host has longer, and so have nodes without a coordinator.",
     "rank_exited": "Ranks of a node ended.",
     "node_error": "A node can't go on with its part of the job; in its words.",
     "node_stopped": "Nothing of the job is left on a node.",

@@ -72,8 +72,8 @@ def _observe_host(job: JobRecord, index: int, boot_id: str, fact: LocalJob, now:
 def _with_patience(job: JobRecord, host: HostRecord, fact: LocalJob, wall: float) -> Changed:
     if fact.patience_s <= job.patience_s or not (job.spec.elastic and job.state.under_way):
         return job, ()
-    text = f"a host that says nothing is waited for up to {fact.patience_s:g} s: eight steps take long, says node"
-    event = Event("patience", f"{text} {host.name}", job.generation, wall)
+    text = f"eight steps take up to {fact.patience_s:g} s on node {host.name}: so long a host may say nothing"
+    event = Event("patience", text, job.generation, wall)
     return replace(job, patience_s=fact.patience_s), (event,)
 
 

@@ -40,7 +40,8 @@ class Options:
     stop_margin_s: float = 30.0
     # Every rank must have been started so long after the placement: a node may have to compile the core first.
     start_s: float = 900.0
-    # A daemon that can't renew its lease ends its ranks after so long. 0: it never does, and is not waited for.
+    # A daemon that can't renew its lease ends its ranks after so long; those of a job with long steps later, see
+    # JobRecord.patience_s. 0: it never does, and is not waited for.
     fence_s: float = 60.0
     started_clock: float = 0.0
     # A coordinator over a database that others have used gives no silent node up for so long, and the time of a fence,

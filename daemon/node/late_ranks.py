@@ -28,8 +28,8 @@ def longest_stop(step_s: float) -> float:
 
 
 def patience(step_s: float) -> float:
-    """So many seconds hosts wait for a silent one, at the most: eight training steps, rounded up to 10, 20, 40 ..., so
-    that it is told once or twice in the life of a job. 0: it is not more than 5 s, or not known."""
+    """Seconds for which hosts wait for a silent one: eight training steps, rounded up to 10, 20, 40 and on, for it is
+    told to the coordinator and must rarely change. 0: it is not more than 5 s, or not known."""
     wanted = min(STEPS * step_s, MAX_PATIENCE_S)
     return min(LEAST_S * 2.0 ** math.ceil(math.log2(wanted / LEAST_S)), MAX_PATIENCE_S) if wanted > LEAST_S else 0.0
 

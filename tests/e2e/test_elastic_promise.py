@@ -148,7 +148,7 @@ def test_a_host_is_silent_for_less_than_eight_steps(idle_service: Service, sandb
     frozen = training.pids[1]
     keeper = keepers[training.nodes[frozen]]
     host = [keeper, daemon_pid(keeper), frozen]
-    words = "a host that says nothing is waited for up to 20 s"
+    words = "eight steps take up to 20 s"
     sandbox.wait_until(lambda: words in service.call("job", "show", training.id).out, SOON_S)
     time.sleep(1)  # the daemons hear of it
     for pid in host:

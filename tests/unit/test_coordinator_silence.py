@@ -113,12 +113,12 @@ def test_long_steps_are_told_once():
     c.told.clear()
     for told in (160.0, 160.0, 20.0, 0.0, 320.0):
         c.says("b", patience_s=told)
-    words = "a host that says nothing is waited for up to {} s: eight steps take long, says node b"
-    assert [text for text in c.told if "waited for" in text] == [words.format(160), words.format(320)]
+    words = "eight steps take up to {} s on node b: so long a host may say nothing"
+    assert [text for text in c.told if "eight steps" in text] == [words.format(160), words.format(320)]
 
 
 def test_a_job_that_is_stopped_hears_of_no_longer_steps():
-    """What daemons are told is in the record before, and they are told to stop alone."""
+    """Its daemons are told nothing but to stop."""
     c = Cluster("ab")
     c.job = replace(c.job, cancel_reason="enough")
     c.decide()
