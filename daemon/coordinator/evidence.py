@@ -95,6 +95,8 @@ def host_loss(
             return "", late
         return f"node {host.name} is silent, and node {accuser.node_id} has lost it", None
     limit = longest_silence(nodes, options, heard, job.patience_s, watched and accuser is None)
+    if accuser is None and not host.new:
+        limit = max(limit, job.patience_s)
     if now >= heard + limit:
         return f"node {host.name} has not been heard of for {limit:g} s", None
     if accuser is not None and node is not None and node.hung_up:

@@ -126,10 +126,12 @@ def test_a_job_that_is_stopped_hears_of_no_longer_steps():
     assert c.job.patience_s == 0.0
 
 
+@pytest.mark.parametrize("patience_s", [0.0, 20.0])
 @pytest.mark.parametrize("who", ["is not in the generation", "is suspended", "is silent, too", "waits"])
-def test_nobody_watches(who: str):
-    """Then the lease counts."""
+def test_nobody_watches(who: str, patience_s: float):
+    """Then the lease counts, or eight steps where these take longer."""
     c = Cluster("abc")
+    c.says("a", patience_s=patience_s)
     if who == "is not in the generation":
         c.job = replace(c.job, hosts=tuple(replace(host, entered=0) for host in c.job.hosts))
     elif who == "is suspended":
@@ -142,8 +144,20 @@ def test_nobody_watches(who: str):
     for name in "abc" if who == "is silent, too" else "b":
         c.views[name] = replace(c.views[name], connected=False, heard_clock=c.now)
     c.there("d")
-    assert not find(c.job, c.views, c.now + OPTIONS.lease_s - 0.1, OPTIONS).lost
-    assert "b" in find(c.job, c.views, c.now + OPTIONS.lease_s, OPTIONS).lost
+    limit_s = max(OPTIONS.lease_s, patience_s)
+    assert not find(c.job, c.views, c.now + limit_s - 0.1, OPTIONS).lost
+    assert "b" in find(c.job, c.views, c.now + limit_s, OPTIONS).lost
+
+
+def test_a_newcomer_that_nobody_hears_has_a_lease_however_long_steps_are():
+    c = Cluster("ab", most=3)
+    c.says("a", patience_s=160.0)
+    c.there("c")
+    c.decide()
+    assert [part.node_id for part in c.job.joining] == ["c"]
+    c.views["c"] = replace(c.views["c"], connected=False, heard_clock=c.now)
+    assert c.decide(OPTIONS.lease_s - 0.1).joining
+    assert not c.decide(0.2).joining
 
 
 def test_a_planned_change_takes_no_time_from_the_hosts_of_before():
