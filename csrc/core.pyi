@@ -47,9 +47,9 @@ class Engine:
         threads: int = 0,  # 0: by the number of cores
         connect_timeout_s: float = 30.0,
         memory_limit: int = 0,  # bytes of tensor memory of all local ranks together; 0: what the host can give
-        peer_timeout_s: float = 30.0,  # silence of a host that is waited for, then the job fails and names it
-        # Elastic jobs wait for a silent host as long as eight training steps take, at least 5 s. Until they know how
-        # long a step takes it is peer_timeout_s.
+        # Silence of a host that is waited for: then the job fails, and names it. Elastic jobs wait as long as eight
+        # training steps take, at least 5 s, once they know how long one takes.
+        peer_timeout_s: float = 30.0,
         # With at least 4 hosts: measure the bandwidths between them before the first operation and let rings go round
         # accordingly. Host 0's word counts. Sums of floats depend on the order.
         measure_ring: bool = True,

@@ -10,6 +10,8 @@ PROTOCOL = 2
 """Of this version. 1: bagua 0.1, which does not say a number; 2: bagua 0.2."""
 OLDEST = 1
 """With which this version talks."""
+MAX_PATIENCE_S = 7 * 86_400.0
+"""The most that LocalJob.patience_s and RunJob.patience_s may be."""
 
 
 def misfit(version: str, protocol: int, oldest: int, whose: str) -> str:

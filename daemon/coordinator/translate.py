@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from bagua.base import code_archive
 from bagua.base.errors import InvalidRequestError
+from bagua.base.protocol import MAX_PATIENCE_S
 from bagua.base.rpc import MAX_SPEC_BYTES, too_large_spec
 from bagua.base.secrets import HIDDEN, looks_secret, shown
 from bagua.daemon.coordinator.domain import (
@@ -31,7 +32,6 @@ MAX_ENV = 2_000
 MAX_TEXT = 512 << 10  # bytes of all arguments, and of the whole environment
 MAX_RANKS = 100_000
 MAX_SLOTS = 4_096
-MAX_PATIENCE_S = 7 * 86_400.0
 MAX_WAIT_S = 30 * 86_400.0
 MAX_FACT = 16 << 10  # characters of one text of a fact
 MAX_RESPAWN = 1_000

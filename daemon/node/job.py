@@ -134,6 +134,8 @@ class Job:
         if spec.generation > self.spec.generation:
             self._log = self._node.log.bind(job=spec.job_id, generation=spec.generation)
             self._log.info("job goes on", ranks=list(spec.ranks), members=list(spec.members), planned=spec.planned)
+        if spec.patience_s != self.spec.patience_s:
+            self._log.info("a silent host of the job has longer: its steps take long", eight_steps_s=spec.patience_s)
         self.spec = spec
         self._make_tokens()
         self.post(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from google.protobuf.message import DecodeError
 
 from bagua.base import code_archive
+from bagua.base.protocol import MAX_PATIENCE_S
 from bagua.proto import common_pb2, node_pb2
 
 MAX_LOCAL_RANKS = 1024
@@ -18,7 +19,6 @@ MAX_ENVIRONMENT_BYTES = 1 << 20
 MAX_RUN_BYTES = 16 << 20
 DEFAULT_GRACE_S = 5.0
 DEFAULT_JOIN_S = 300.0
-MAX_PATIENCE_S = 7 * 86_400.0
 MAX_GRACE_S = 3600.0
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from bagua.daemon.node.job_specification import MAX_PATIENCE_S
+from bagua.base.protocol import MAX_PATIENCE_S
 from bagua.daemon.node.proc import read_status
 
 LOOK_EVERY_S = 1.0

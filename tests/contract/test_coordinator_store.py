@@ -125,6 +125,7 @@ def test_every_field_of_hosts_and_ranks_is_kept(store: Store):
             placed_clock=4.5,
             stopping_clock=2.5,
             stalls=3,
+            patience_s=160.0,
         )
         assert not tx.save([step])
     with store.read() as tx:

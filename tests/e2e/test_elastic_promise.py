@@ -148,9 +148,9 @@ def test_a_host_is_silent_for_less_than_eight_steps(idle_service: Service, sandb
     frozen = training.pids[1]
     keeper = keepers[training.nodes[frozen]]
     host = [keeper, daemon_pid(keeper), frozen]
-    words = "eight steps take up to 20 s"
-    sandbox.wait_until(lambda: words in service.call("job", "show", training.id).out, SOON_S)
-    time.sleep(1)  # the daemons hear of it
+    logs = list(sandbox.runtime.glob("daemon-*.log"))
+    sandbox.wait_until(lambda: all("eight_steps_s=20" in log.read_text() for log in logs), SOON_S)
+    assert len(logs) == 2 and "eight steps take up to 20 s" in service.call("job", "show", training.id).out
     for pid in host:
         os.kill(pid, signal.SIGSTOP)
     try:

@@ -29,15 +29,15 @@ def unused_address() -> str:
         return f"127.0.0.1:{server.getsockname()[1]}"
 
 
-async def running(end, script, nproc=2, **spec):
+async def running(end, script, nproc=2, job_id="job", **spec):
     """A job that runs, each rank with a child: (pids of the ranks, pids of all)."""
-    await end.run_script("job", script(WITH_CHILD), nproc=nproc, **spec)
+    await end.run_script(job_id, script(WITH_CHILD), nproc=nproc, **spec)
 
     def complete(job):
         ranks = [rank.pid for rank in job.ranks if rank.state == common_pb2.RANK_STATE_RUNNING]
         return len(ranks) == nproc
 
-    job = await end.job_until("job", complete)
+    job = await end.job_until(job_id, complete)
     ranks = [rank.pid for rank in job.ranks]
     while not all(psutil.Process(rank).children() for rank in ranks):
         await asyncio.sleep(0.02)
@@ -60,16 +60,8 @@ LONG_WORDS = WORDS.replace(f"{FENCE_S:g}", f"{FENCE_S + LONG_S:g}")
 @pytest.mark.parametrize("who", ["the daemon", "its keeper"])
 async def test_each_job_has_its_own_time(end, daemon, script, until_gone, alive, who):
     """That of one with long steps is longer: hosts wait for each other meanwhile."""
-    path = script(WITH_CHILD)
-    pids = {}
-    for job_id, patience_s in (("short", 0.0), ("long", LONG_S)):
-        await end.run_script(job_id, path, patience_s=patience_s)
-        job = await end.job_until(job_id, lambda job: job.ranks[0].state == common_pb2.RANK_STATE_RUNNING)
-        pids[job_id] = [job.ranks[0].pid]
-    for found in pids.values():
-        while not psutil.Process(found[0]).children():
-            await asyncio.sleep(0.02)
-        found += [child.pid for child in psutil.Process(found[0]).children()]
+    _, short = await running(end, script, nproc=1, job_id="short")
+    _, long = await running(end, script, nproc=1, job_id="long", patience_s=LONG_S)
     await end.welcome_again(fence_s=FENCE_S)
     known = end.acknowledged
     await end.until(lambda: end.acknowledged > known)
@@ -78,9 +70,9 @@ async def test_each_job_has_its_own_time(end, daemon, script, until_gone, alive,
     if who == "its keeper":
         daemon.proper().suspend()
     try:
-        await until_gone(pids["short"], 60)
-        assert all(alive(pid) for pid in pids["long"])
-        await until_gone(pids["long"], 60)
+        await until_gone(short, 60)
+        assert all(alive(pid) for pid in long)
+        await until_gone(long, 60)
         assert time.monotonic() - began > LONG_S
     finally:
         daemon.proper().resume()
