@@ -4,4 +4,4 @@ Nothing heavy is imported here, so that ``import bagua`` costs nothing. Training
 command line is ``bagua``, programs that control jobs use ``bagua.client``.
 """
 
-__version__ = "0.2.0.dev0"
+__version__ = "1.0.0.dev0"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,6 +90,29 @@ def test_tests_run_against_an_installation():
     """The wheel in CI, an editable installation while developing; never the bare checkout."""
     assert importlib.metadata.version("bagua") == bagua.__version__
     assert Path(bagua.__file__).parent != ROOT / "client"
+
+
+@pytest.mark.parametrize("upgrade", [(), ("--upgrade",)], ids=["install", "upgrade"])
+def test_requirements_of_programs_for_the_original_keep_this_bagua(tmp_path: Path, upgrade: tuple[str, ...]):
+    """Its examples ask for 0.6 to 0.8. A package index has 0.9.2, which pip would put over ours if that were older."""
+    record = "bagua-0.9.2.dist-info/METADATA", "bagua-0.9.2.dist-info/WHEEL", "bagua-0.9.2.dist-info/RECORD"
+    with zipfile.ZipFile(tmp_path / "bagua-0.9.2-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(record[0], "Metadata-Version: 2.1\nName: bagua\nVersion: 0.9.2\n")
+        wheel.writestr(record[1], "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(record[2], "".join(f"{name},,\n" for name in record))
+    command = [sys.executable, "-P", "-m", "pip", "install", "--dry-run", "--no-deps", "--no-index", *upgrade]
+    wanted = ["bagua", "bagua>=0.6", "bagua>=0.8,!=0.9.0"]
+    done = subprocess.run(
+        [*command, "--find-links", tmp_path, *wanted], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "already satisfied" in done.stdout and "Would install" not in done.stdout
+
+
+def test_images_have_the_version_that_is_released_next():
+    release, _, _ = bagua.__version__.partition(".dev")
+    places = [*ROOT.glob("deploy/kubernetes/**/*.yaml"), *ROOT.glob("docs/**/kubernetes.md")]
+    named = {tag for path in places for tag in re.findall(r"(?:\bbagua:|newTag: )(\d[\w.]*)", path.read_text())}
+    assert named == {release}
 
 
 def test_wheel_holds_every_source_file():
