@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -28,6 +28,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests/rig, and helpers of one 
 from rig import shares
 from rig.ports import free_port
 from rig.postgres import as_postgres, binaries
+
+if TYPE_CHECKING:
+    from rig.pool import Pools
 
 # For all that tests start: on a machine with more busy processes than cores, threads of OpenMP that wait for each other
 # cost more than they bring. The daemon's own setting has a test of its own (unit/test_node_launch.py).
@@ -101,6 +104,16 @@ def short_folder() -> Iterator[Path]:
     """A folder with a short path, for Unix sockets: Linux takes paths of at most 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="bg-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def pools() -> Iterator[Pools]:
+    """Ranks that stay, for tests whose functions take milliseconds: ``pools([0, 1]).run(function, argument=...)``."""
+    from rig.pool import Pools  # imports torch
+
+    made = Pools()
+    yield made
+    made.close()
 
 
 @contextlib.contextmanager

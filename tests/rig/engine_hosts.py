@@ -265,12 +265,12 @@ class Ranks:
             try:
                 rank.process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                self._ask_where_they_are()
+                self.ask_where_they_are()
                 waits = "\n".join(host.engine.waiting(0.0) for host in self.hosts)
                 outputs = "\n".join(f"rank {one.rank}: {one.output}" for one in self.started)
                 pytest.fail(f"rank {rank.rank} did not end in {deadline_s} s\nwaiting: {waits}\n{outputs}")
 
-    def _ask_where_they_are(self) -> None:
+    def ask_where_they_are(self) -> None:
         """The stacks of all threads of ranks that have not ended come into their outputs."""
         for rank in self.started:
             if rank.process.poll() is None:

@@ -1,0 +1,138 @@
+"""A habit: a program that does what programs do, written once, and run under torch's DistributedDataParallel on Gloo
+and under each of our ways.
+
+A program is a function with ``habit`` before it, in a file of ``programs``:
+
+    @habit(kind=1)
+    def keeps_gradients(by: Way) -> Found:
+        net, optimizer = mlp()
+        model = by.wrap(net, optimizer)
+        ...
+        return {"kept": torch.equal(kept, copy), "weights": weights(net)}
+
+What it returns is compared, rank by rank, with what it returned under torch's. It gets the same batches and weights
+everywhere, must train in float32 or float64 on the CPU, and takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Found = dict[str, Any]
+"""Tensors, numbers, truth values and words by name, or lists of them."""
+
+
+class Way(ABC):
+    """How the program's model becomes a distributed one, on this rank."""
+
+    name: str
+    exact = True
+    """Whether gradients are the averages of all ranks', and not something near them."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+
+    @abstractmethod
+    def wrap(self, net: nn.Module, *optimizers: torch.optim.Optimizer, **options: Any) -> Any:
+        """What the program calls instead of ``net``. ``options``: of torch's DistributedDataParallel; a way that has
+        no such option takes no notice."""
+
+    @abstractmethod
+    def no_sync(self, model: Any) -> AbstractContextManager[Any]:
+        """The block in which backward passes of ``model`` stay on this rank."""
+
+    def batch(self, step: int, *shape: int) -> Tensor:
+        """Normal, other numbers for each rank and step; [8, 4] if not told."""
+        generator = torch.Generator().manual_seed(100 * step + self.rank)
+        return torch.randn(*(shape or (8, 4)), generator=generator)
+
+    def close(self) -> None:  # noqa: B027 - some have nothing to end
+        """Ends what ``wrap`` began."""
+
+
+Program = Callable[[Way], Found]
+
+
+@dataclass(frozen=True)
+class Habit:
+    """A program, and what ``habit`` was told of it."""
+
+    name: str
+    kind: int
+    program: Program
+    tolerance: float
+    only: tuple[str, ...]
+    without: tuple[str, ...]
+
+
+HABITS: dict[str, Habit] = {}
+
+
+def habit(
+    kind: int, tolerance: float = 0.0, only: tuple[str, ...] = (), without: tuple[str, ...] = ()
+) -> Callable[[Program], Program]:
+    """Adds a program to the suite.
+
+    Args:
+        kind: 1: it touches gradients and weights; 2: its steps don't go through ``model(...)`` in train mode; 3: it
+            shares its process with the library; 4: it ends.
+        tolerance: The largest absolute and relative difference to torch's; 0: the same bits.
+        only: Names of ways; empty: all.
+        without: Names of ways that can't run it.
+    """
+
+    def add(program: Program) -> Program:
+        name = program.__name__
+        if name in HABITS:
+            raise ValueError(f"There is another habit {name!r}.")
+        HABITS[name] = Habit(name, kind, program, tolerance, only, without)
+        return program
+
+    return add
+
+
+def load_habits() -> dict[str, Habit]:
+    """All habits by name, in the order of files and lines."""
+    for path in sorted(Path(__file__).parent.joinpath("programs").glob("*.py")):
+        importlib.import_module(f"habits.programs.{path.stem}")
+    return HABITS
+
+
+def mlp(lr: float = 0.1, **options: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """[*, 4] -> [*, 2], and SGD. Other weights on each rank would be overwritten, so they are the same."""
+    torch.manual_seed(7)
+    net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    return net, torch.optim.SGD(net.parameters(), lr=lr, **options)
+
+
+def step(by: Way, model: Any, optimizer: torch.optim.Optimizer, number: int) -> None:
+    """An ordinary training step."""
+    optimizer.zero_grad()
+    model(by.batch(number)).square().mean().backward()
+    optimizer.step()
+
+
+def train(by: Way, model: Any, optimizer: torch.optim.Optimizer, steps: int = 3) -> None:
+    """Ordinary training steps: what a program does after the habit, and what must go on."""
+    for number in range(steps):
+        step(by, model, optimizer, 50 + number)
+
+
+def weights(net: nn.Module) -> list[Tensor]:
+    """Copies of all parameters and buffers."""
+    return [one.detach().clone() for one in [*net.parameters(), *net.buffers()]]
+
+
+def gradients(net: nn.Module) -> list[Tensor | None]:
+    """Copies of all gradients."""
+    return [None if one.grad is None else one.grad.detach().clone() for one in net.parameters()]

@@ -1,0 +1,100 @@
+"""What programs do with a model under torch's DistributedDataParallel, they do under each of our ways, and find the
+same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from habits.case import HABITS, Found, load_habits
+from habits.failing import FAILING
+from habits.rank_side import run_habit
+from habits.ways import ELASTIC, EQUAL, NEAR, ORACLE, WAYS
+from rig.pool import Pools
+
+RANKS = [0, 1]
+
+
+def cases() -> list[Any]:
+    """(habit, way), with a mark where it is known to fail."""
+    found = []
+    for habit in load_habits().values():
+        for way in habit.only or WAYS:
+            if way == ORACLE or way in habit.without:
+                continue
+            ways, reason = FAILING.get(habit.name, ("", ""))
+            marks = pytest.mark.xfail(strict=True, reason=reason) if way in ways.split() else ()
+            found.append(pytest.param(habit.name, way, id=f"{habit.name}-{way}", marks=marks))
+    return found
+
+
+@pytest.fixture(scope="session")
+def oracles() -> dict[str, list[Found]]:
+    """What programs found under torch's on every rank, by name."""
+    return {}
+
+
+@pytest.mark.parametrize(("name", "way"), cases())
+def test_a_program_finds_what_it_finds_under_torch(
+    pools: Pools, oracles: dict[str, list[Found]], name: str, way: str
+) -> None:
+    if name not in oracles:
+        oracles[name] = pools(RANKS).run(run_habit, name=name, way=ORACLE)
+    found = pools(RANKS, elastic=way in ELASTIC).run(run_habit, name=name, way=way)
+    if way in NEAR:
+        wrong = near_difference(found, oracles[name], equal=way in EQUAL)
+    else:
+        pairs = enumerate(zip(found, oracles[name], strict=True))
+        tolerance = HABITS[name].tolerance
+        wrong = "\n".join(filter(None, (difference(*pair, tolerance, f"rank {rank}") for rank, pair in pairs)))
+    if wrong:
+        pytest.fail(wrong, pytrace=False)
+
+
+def difference(mine: Any, theirs: Any, tolerance: float, where: str) -> str:
+    """Where two values of a program are not the same, but for rounding where it is told so; empty if they are."""
+    if isinstance(theirs, torch.Tensor):
+        return tensor_difference(mine, theirs, tolerance, where)
+    if isinstance(theirs, float) and type(mine) is float:
+        return tensor_difference(torch.tensor(mine).double(), torch.tensor(theirs).double(), tolerance, where)
+    if isinstance(theirs, dict | list | tuple) and type(mine) is type(theirs) and places(mine) == places(theirs):
+        parts = (difference(mine[one], theirs[one], tolerance, f"{where}, {one!r}") for one in places(theirs))
+        return next(filter(None, parts), "")
+    return "" if mine == theirs else f"{where}: {mine!r}, and under torch's {theirs!r}"
+
+
+def places(many: Any) -> list[Any]:
+    """Keys or indices."""
+    return list(many) if isinstance(many, dict) else list(range(len(many)))
+
+
+def tensor_difference(mine: Any, theirs: torch.Tensor, tolerance: float, where: str) -> str:
+    """The same for a tensor."""
+    if not isinstance(mine, torch.Tensor):
+        return f"{where}: {mine!r}, and under torch's a tensor"
+    kinds = [(one.dtype, tuple(one.shape), one.layout) for one in (mine, theirs)]
+    if kinds[0] != kinds[1]:
+        return f"{where}: {kinds[0]}, and under torch's {kinds[1]}"
+    mine, theirs = mine.detach().to_dense(), theirs.detach().to_dense()
+    if torch.allclose(mine, theirs, tolerance, tolerance, equal_nan=True):
+        return ""
+    return f"{where}: off by {(mine - theirs).abs().max().item():.3g}, {mine.flatten()[:4].tolist()}"
+
+
+def near_difference(found: list[Found], theirs: list[Found], equal: bool) -> str:
+    """Where words or truth values are not the oracle's. ``equal``: or where numbers differ between ranks that are the
+    same on all of them under torch's."""
+    for key, value in theirs[0].items():
+        mine, other = [one[key] for one in found], [one[key] for one in theirs]
+        if isinstance(value, bool | str | int):
+            if mine != other:
+                return f"{key!r}: {mine}, and under torch's {other}"
+        elif equal and alike(other) and not alike(mine):
+            return f"{key!r} differs between ranks"
+    return ""
+
+
+def alike(values: list[Any]) -> bool:
+    """Whether all ranks have the same."""
+    return not any(difference(other, values[0], 0.0, "") for other in values[1:])
