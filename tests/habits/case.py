@@ -44,7 +44,7 @@ class Way(ABC):
 
     @abstractmethod
     def wrap(self, net: nn.Module, *optimizers: torch.optim.Optimizer, **options: Any) -> Any:
-        """What the program calls instead of ``net``. ``options``: of torch's DistributedDataParallel; a way that has
+        """The model to call instead of ``net``. ``options``: of torch's DistributedDataParallel; a way that has
         no such option takes no notice."""
 
     @abstractmethod

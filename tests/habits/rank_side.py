@@ -14,7 +14,7 @@ import bagua.torch_api as bagua
 
 
 def run_habit(name: str, way: str) -> Found:
-    """What the program found."""
+    """The program's findings."""
     by = WAYS[way](bagua.get_rank(), bagua.get_world_size())
     found = load_habits()[name].program(by)
     by.close()

@@ -1,5 +1,4 @@
-"""What programs do with a model under torch's DistributedDataParallel, they do under each of our ways, and find the
-same."""
+"""Programs find under each of our ways what they find under torch's DistributedDataParallel on Gloo."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ def cases() -> list[Any]:
 
 @pytest.fixture(scope="session")
 def oracles() -> dict[str, list[Found]]:
-    """What programs found under torch's on every rank, by name."""
+    """Findings under torch's on every rank, by name of the program."""
     return {}
 
 

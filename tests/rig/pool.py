@@ -49,7 +49,7 @@ class Seat:
         return new.decode(errors="replace")
 
     def answer(self) -> Answer:
-        """What the rank says when its channel is readable."""
+        """The rank's answer, when its channel is readable."""
         try:
             found: Answer = pickle.load(self.stream)
         except (EOFError, ConnectionError):
@@ -75,8 +75,8 @@ class Pool:
         """How often ranks were started."""
 
     def run(self, function: Callable[..., Any], hang_s: float = HANG_S, **arguments: Any) -> list[Any]:
-        """What ``function(**arguments)``, of a file that has no relative imports, returned on every rank. Fails the
-        test with the errors of all ranks if it did not return on one of them."""
+        """Runs ``function(**arguments)``, of a file that has no relative imports, on every rank. Returns their results.
+        Fails the test with the errors of all ranks if it did not return on one of them."""
         if not self._seats:
             self._start()
         name = f"{function.__name__}({', '.join(map(str, arguments.values()))})"

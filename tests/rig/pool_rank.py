@@ -40,7 +40,7 @@ def rank_serve(address: str) -> None:
 
 
 def run(file: str, function: str, arguments: dict[str, Any], files: dict[str, ModuleType]) -> tuple[bytes, bool]:
-    """What the pool gets: the function's result, or the error that kept it from one. The next function finds the
+    """The pool's answer: the function's result, or the error that kept it from one. The next function finds the
     process as this one did."""
     torch.manual_seed(0)
     error = ""
