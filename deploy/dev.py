@@ -128,8 +128,9 @@ def make_venv() -> None:
         pip("install", "--upgrade", "pip", "setuptools>=77", "wheel")
 
 
-def pip(*arguments: str | Path) -> None:
-    run(tool("python"), "-m", "pip", *arguments, "--quiet", "--disable-pip-version-check")
+def pip(*arguments: str | Path, quiet: bool = False) -> None:
+    """Runs pip. ``quiet``: what takes a moment. Of anything longer pip shows what it fetches, and how much is left."""
+    run(tool("python"), "-m", "pip", *arguments, *(["--quiet"] if quiet else []), "--disable-pip-version-check")
 
 
 def once(stamp: str, key: str, action: Callable[[], None]) -> None:
@@ -144,7 +145,7 @@ def once(stamp: str, key: str, action: Callable[[], None]) -> None:
 
 def install_dependencies(extra: str) -> None:
     def action() -> None:
-        say("packages (a few minutes the first time)")
+        say("packages")
         # torch first and alone: a range would make pip look for the newest build.
         torch = [f"torch=={TORCH}"] if TORCH else ["-c", CONSTRAINTS, "torch"]
         pip("install", *torch)
@@ -168,7 +169,7 @@ def install_package() -> None:
     def action() -> None:
         say("bagua itself")
         with tempfile.TemporaryDirectory() as out:
-            pip("install", "--no-deps", "--force-reinstall", build_wheel(Path(out)))
+            pip("install", "--no-deps", "--force-reinstall", build_wheel(Path(out)), quiet=True)
         EDITABLE.unlink(missing_ok=True)
 
     once("package", digest(sources()), action)
@@ -240,7 +241,7 @@ def develop(_: list[str]) -> None:
     make_venv()
     install_dependencies("dev")
     # strict: type checkers see the packages; run it again after adding a file.
-    pip("install", "--no-deps", "--no-build-isolation", "-e", ROOT, "-C", "editable_mode=strict")
+    pip("install", "--no-deps", "--no-build-isolation", "-e", ROOT, "-C", "editable_mode=strict", quiet=True)
     (VENV / ".bagua-package").unlink(missing_ok=True)
     EDITABLE.touch()
     for rubbish in ROOT.glob("*.egg-info"):

@@ -47,12 +47,15 @@ class TlsFiles:
                 remedy = (
                     f"Give it to the user that runs this program: `chown -R USER: {path.parent}`."
                     if isinstance(error, PermissionError)
-                    else "`bagua certs` makes it."
+                    else "Copy the folder that the coordinator uses here; for a new service `bagua certs` makes one."
                 )
                 raise ConfigError(f"TLS file {path} can't be read: {error.strerror}. {remedy} [BG808]") from error
         ca, cert, key = found
         if words := self._trouble(ca, cert, key):  # gRPC's library says something else, or ends the process
-            raise ConfigError(f"{words} Copy the folder again, or make another one with `bagua certs`. [BG808]")
+            raise ConfigError(
+                f"{words} Copy the folder that the coordinator uses again; for a new service `bagua certs` makes one. "
+                "[BG808]"
+            )
         return ca, cert, key
 
     def _trouble(self, ca: bytes, cert: bytes, key: bytes) -> str:
@@ -72,10 +75,11 @@ class TlsFiles:
 
 
 def create_token(path: Path) -> str:
-    """The token in ``path``; made (mode 0600) if there is none. Safe when two processes do it at once. Raises
-    ConfigError if it can't be made or read."""
+    """The secret in ``path``, for the program that it belongs to; made (mode 0600) if there is none. Safe when two
+    processes do it at once. Raises ConfigError if it can't be made or read."""
+    remedy = "Remove it: the next start makes another one. Copy that to wherever the old one was used."
     if path.exists():
-        return read_token(path)
+        return _read_token(path, remedy, remedy)
     try:
         descriptor, temporary = tempfile.mkstemp(dir=path.parent)  # mode 0600
         try:
@@ -89,26 +93,28 @@ def create_token(path: Path) -> str:
         raise ConfigError(
             f"The token file {path} can't be made: {error.strerror}. Name another one. [BG804]"
         ) from error
-    return read_token(path)
+    return _read_token(path, remedy, remedy)
 
 
 def read_token(path: Path) -> str:
-    """The token in ``path``. Raises ConfigError if there is none, or if others can read it: whoever has it may run any
-    command on every node."""
+    """The token in ``path``, for those who call a service. Raises ConfigError if there is none, or if others can read
+    it: whoever has it may run any command on every node."""
+    name = "Or name another file with --token-file or BAGUA_TOKEN_FILE."
+    administrator = "an administrator of the service gives you one (`bagua token create`)"
+    missing = f"Put your token there; {administrator}. {name} For a service of your own start `bagua coordinator`."
+    return _read_token(path, missing, f"Write your token into it again; {administrator}. {name}")
+
+
+def _read_token(path: Path, missing: str, damaged: str) -> str:
+    """Remedies: for a file that can't be read, and for one that holds no token."""
     try:
         token = read_private(path, "The token file").decode("ascii").strip()
     except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"The token file {path} is damaged: a token is plain text. Remove it and start the coordinator again, then "
-            "copy the new one to wherever the old one was used. [BG804]"
-        ) from error
+        raise ConfigError(f"The token file {path} is damaged: a token is plain text. {damaged} [BG804]") from error
     except OSError as error:
-        raise ConfigError(
-            f"No credential: {path} can't be read ({error.strerror}). Start a coordinator with the same state folder, "
-            "or copy its token file here and name it with BAGUA_TOKEN_FILE. [BG804]"
-        ) from error
+        raise ConfigError(f"No credential: {path} can't be read ({error.strerror}). {missing} [BG804]") from error
     if not token:
-        raise ConfigError(f"The token file {path} is empty. Remove it and start the coordinator again. [BG804]")
+        raise ConfigError(f"The token file {path} is empty. {damaged} [BG804]")
     return checked_token(token, f"The token file {path}")
 
 
@@ -221,13 +227,13 @@ def handshake_words(details: str, tls: bool) -> str:
     """The remedy for a connection that failed, by gRPC's words; empty: it was not because of TLS."""
     if "CERTIFICATE_VERIFY_FAILED" in details:
         return (
-            "Its certificate is of another authority, or for another address, than these TLS files say: take the "
-            "folder that the coordinator was started with (--tls)."
+            "Its certificate is of another authority, or for another address, than these TLS files say: take a copy of "
+            "the folder that the coordinator was started with (its administrator has it), and the address it was made for."
         )
     if "WRONG_VERSION_NUMBER" in details:
         return "It speaks without TLS: leave --tls and BAGUA_TLS out."
     if not tls and "Socket closed" in details and "failed to connect" in details:
-        return "It hung up at once. If it was started with --tls, give these files here, too."
+        return "It hung up at once. If it uses TLS, give a copy of its folder of certificates: --tls DIR or BAGUA_TLS."
     return ""
 
 
@@ -238,5 +244,6 @@ def check_dial_address(address: str, tls: TlsFiles | None) -> None:
     host, _ = split_address(address)
     if tls is None and not is_loopback(host):
         raise ConfigError(
-            f"Refusing to call {address} without TLS: pass --tls DIR (certificates made with `bagua certs`). [BG807]"
+            f"Refusing to call {address} without TLS: pass --tls DIR or set BAGUA_TLS, a copy of the folder of "
+            "certificates that the coordinator uses (its administrator made it with `bagua certs`). [BG807]"
         )

@@ -10,7 +10,7 @@ import typer
 from bagua.base.errors import UsageError
 from bagua.cli.job import print_json
 from bagua.cli.options import Output, OutputOption
-from bagua.error_codes import AREAS, ENTRIES, area_of, codes_in
+from bagua.error_codes import AREAS, ENTRIES, area_of, code_of, codes_in
 from bagua.error_codes.entry import Entry
 
 WIDTH = 100
@@ -18,12 +18,14 @@ WIDTH = 100
 
 def explain_code(
     code: list[str] | None = typer.Argument(
-        None, help="Codes such as BG101, or a whole error text. Without: a list of all codes.", show_default=False
+        None,
+        help="Codes such as BG101 or 101, or a whole error text. Without: a list of all codes.",
+        show_default=False,
     ),
     output: OutputOption = Output.text,
 ) -> None:
     """Tells the cause and the remedy of an error by the code at its end. (`bagua job explain` is about a job.)"""
-    chosen = _chosen(" ".join(code)) if code else list(ENTRIES.values())
+    chosen = _chosen(" ".join(map(code_of, code))) if code else list(ENTRIES.values())
     if output is Output.json:
         print_json([{**dataclasses.asdict(entry), "page": _page(entry)} for entry in chosen])
     elif code:

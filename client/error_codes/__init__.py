@@ -39,11 +39,18 @@ AREAS: tuple[Area, ...] = (
 ENTRIES: dict[str, Entry] = {entry.code: entry for area in AREAS for entry in area.entries}
 
 _CODE = re.compile(r"\bBG\d{3}\b", re.IGNORECASE)
+_SHORT = re.compile(r"\W*(?:BG)?[ _-]?#?(\d{3})\W*", re.IGNORECASE)
 
 
 def codes_in(text: str) -> list[str]:
     """The codes that ``text`` (a code, or any part of a log) names, each once, in their order there."""
     return list(dict.fromkeys(found.upper() for found in _CODE.findall(text)))
+
+
+def code_of(text: str) -> str:
+    """The code that a user means by "501", "bg501", "BG-501", with brackets or without. Any other text as it is."""
+    found = _SHORT.fullmatch(text.strip())
+    return f"BG{found[1]}" if found else text
 
 
 def area_of(code: str) -> Area:

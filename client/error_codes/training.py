@@ -123,10 +123,12 @@ AREA = Area(
         Entry(
             "BG615",
             "A model can't be wrapped with these arguments",
-            "`optimizers` is no list of optimizers of torch, an optimizer's state can't be copied to other ranks, "
+            "`optimizers` is no list of optimizers of torch, an optimizer has no parameter of this model, its state "
+            "can't be copied to other ranks, "
             "`process_group` is no group of Bagua or one without this rank, or a part of the model is in torch's "
             "DistributedDataParallel already.",
-            "Pass `model.with_bagua([optimizer], algorithm)`; take groups from `bagua.communication.new_group()`; "
+            "Pass `model.with_bagua([optimizer], algorithm)` with an optimizer that was made from this model's "
+            "parameters; take groups from `bagua.communication.new_group()`; "
             "leave DistributedDataParallel out.",
         ),
         Entry(

@@ -121,6 +121,21 @@ def test_a_group_may_read_a_file_of_root_and_no_other(tmp_path: Path):
         read_token(path)
 
 
+@pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe", None])
+def test_who_calls_a_service_is_told_what_they_can_do_themselves(tmp_path: Path, content: bytes | None):
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_bytes(content)
+        path.chmod(0o600)
+    with pytest.raises(ConfigError, match="BG804") as told:
+        read_token(path)
+    assert "administrator" in str(told.value) and "--token-file" in str(told.value)
+    assert "emove" not in str(told.value), "that is for the coordinator, whose file it is"
+    if content is not None:
+        with pytest.raises(ConfigError, match=r"Remove it.*BG804"):
+            create_token(path)
+
+
 def test_a_damaged_token_is_told_and_one_from_a_pipe_is_taken(tmp_path: Path):
     path = tmp_path / "token"
     path.write_bytes(b"\xff\xfe")
@@ -176,7 +191,7 @@ def test_certificates_that_can_not_be_used_are_told(tmp_path: Path):
 
 
 def test_a_handshake_that_fails_says_what_to_do():
-    assert "take the folder" in handshake_words("SSL_ERROR_SSL: ... CERTIFICATE_VERIFY_FAILED: unable", True)
+    assert "administrator" in handshake_words("SSL_ERROR_SSL: ... CERTIFICATE_VERIFY_FAILED: unable", True)
     assert "leave --tls" in handshake_words("SSL routines:OPENSSL_internal:WRONG_VERSION_NUMBER", True)
     assert "--tls" in handshake_words("failed to connect to all addresses; last error: Socket closed", False)
     assert handshake_words("Stream removed (Socket closed)", False) == handshake_words("Connection refused", True) == ""

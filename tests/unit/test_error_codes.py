@@ -286,6 +286,11 @@ def test_explain() -> None:
     assert (
         told.exit_code == 0 and "BAGUA_WAIT_TIMEOUT_S" in told.output and "docs/errors/communication.md" in told.output
     )
+    whole = run.invoke(app, ["explain", "BG501"]).output
+    for short in ("501", "bg501", "[BG501]", "[501]", "BG-501", "BG 501", " 501."):
+        assert run.invoke(app, ["explain", short]).output == whole
+    assert {"BG501", "BG502"} <= set(codes_in(run.invoke(app, ["explain", "501", "bg502"]).output))
+    assert run.invoke(app, ["explain", "exit code 501 of 4501"]).exit_code
     listed = run.invoke(app, ["explain"])
     assert all(entry.code in listed.output for entry in ENTRIES.values())
     assert '"code": "BG101"' in run.invoke(app, ["explain", "--output", "json", "BG101"]).output.replace("\n", "")

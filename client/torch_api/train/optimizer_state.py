@@ -7,19 +7,30 @@ from typing import Any
 
 import torch
 
-from bagua.base.errors import BaguaError
+from bagua.base.errors import BaguaError, ConfigError
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.plain_data import decode, encode, tensor_paths
 from bagua.torch_api.join.session import Session
 from bagua.torch_api.train.agreement import broadcast_json, broadcast_tensors
 
 
-def check_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Raises TypeError if one of them is another object."""
-    for optimizer in optimizers:
+def check_optimizers(optimizers: Sequence[torch.optim.Optimizer], module: torch.nn.Module) -> None:
+    """Raises TypeError if one of them is another object, ConfigError if it has parameters, and none of ``module``: it
+    was made for another model, or before this one was copied. Some of others, weights of losses, say, are all right.
+    """
+    own = set(module.parameters())
+    for number, optimizer in enumerate(optimizers):
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(
                 f"optimizers holds a {type(optimizer).__name__}: pass a list of torch.optim.Optimizer objects. [BG615]"
+            )
+        foreign = _parameters(optimizer)
+        if foreign and own.isdisjoint(foreign):
+            raise ConfigError(
+                f"optimizers[{number}], a {type(optimizer).__name__} of {len(foreign)} parameters (the first of shape "
+                f"{tuple(foreign[0].shape)}), has no parameter of this model, a {type(module).__name__}: it would train "
+                "another one. Make it from model.parameters() of the model that you wrap, after the last copy of that. "
+                "An optimizer of copies, such as master weights, is left out of the list. [BG615]"
             )
 
 

@@ -78,7 +78,7 @@ def compare_ranks(model: Wrapped, algorithm: Algorithm | None, group: Communicat
     try:
         chosen = choose(algorithm, speaks=group.rank() == 0)
         model.bagua_algorithm = reify(chosen, model.process_group)
-        check_optimizers(model.bagua_optimizers)
+        check_optimizers(model.bagua_optimizers, model.module)
         refuse_ddp(model.module)
         settings: dict[str, object] = {
             "algorithm": describe_algorithm(chosen),

@@ -275,3 +275,23 @@ def arguments_that_are_none() -> None:
         seeded(mlp).with_bagua(None)
     with pytest.raises(TypeError, match="reify returned a NoneType"):
         seeded(mlp).with_bagua([], Forgetful())
+
+
+@scenario
+def optimizer_of_another_model() -> None:
+    rank, n = bagua.get_rank(), bagua.get_world_size()
+    own, other = seeded(mlp), seeded(mlp)
+    for foreign in (sgd(other), sgd(copy.deepcopy(own))):
+        with pytest.raises(BaguaError, match=r"optimizers\[1\], a SGD .*has no parameter of this model.*BG615"):
+            own.with_bagua([sgd(own), foreign] if rank == n - 1 else [sgd(own), sgd(own)])
+    weight_of_loss = nn.Parameter(torch.ones(()))
+    mixed = torch.optim.SGD([{"params": own.parameters()}, {"params": [weight_of_loss]}], lr=0.05)
+    own.with_bagua([mixed])
+    for step in range(2):
+        mixed.zero_grad()
+        (square(own, rank, step) * weight_of_loss).backward()
+        mixed.step()
+    check_identical(own)
+    emptied = sgd(other)
+    emptied.param_groups.clear()
+    other.with_bagua([emptied])
