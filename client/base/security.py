@@ -47,7 +47,7 @@ class TlsFiles:
                 remedy = (
                     f"Give it to the user that runs this program: `chown -R USER: {path.parent}`."
                     if isinstance(error, PermissionError)
-                    else "Copy the folder that the coordinator uses here; for a new service `bagua certs` makes one."
+                    else "Copy the coordinator's folder of them; for a new service `bagua certs` makes one."
                 )
                 raise ConfigError(f"TLS file {path} can't be read: {error.strerror}. {remedy} [BG808]") from error
         ca, cert, key = found
@@ -228,7 +228,8 @@ def handshake_words(details: str, tls: bool) -> str:
     if "CERTIFICATE_VERIFY_FAILED" in details:
         return (
             "Its certificate is of another authority, or for another address, than these TLS files say: take a copy of "
-            "the folder that the coordinator was started with (its administrator has it), and the address it was made for."
+            "the folder that the coordinator was started with (its administrator has it), and the address that it was "
+            "made for."
         )
     if "WRONG_VERSION_NUMBER" in details:
         return "It speaks without TLS: leave --tls and BAGUA_TLS out."
