@@ -28,8 +28,8 @@ def check_optimizers(optimizers: Sequence[torch.optim.Optimizer], module: torch.
         if foreign and own.isdisjoint(foreign):
             raise ConfigError(
                 f"optimizers[{number}], a {type(optimizer).__name__} of {len(foreign)} parameters (the first of shape "
-                f"{tuple(foreign[0].shape)}), has no parameter of this model, a {type(module).__name__}: it trains another "
-                "one. Make it from model.parameters() of the model that you wrap, after the last copy of it. "
+                f"{tuple(foreign[0].shape)}), has no parameter of this model, a {type(module).__name__}: it trains "
+                "another one. Make it from model.parameters() of the model that you wrap, after the last copy of it. "
                 "An optimizer of copies, such as master weights, is left out of the list. [BG615]"
             )
 
