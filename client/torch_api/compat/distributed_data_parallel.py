@@ -140,8 +140,12 @@ class DistributedDataParallel_V1_9_0(torch.nn.Module, JoinableModel):
 
     @property
     def require_backward_grad_sync(self) -> bool:
-        """Whether a backward pass now would exchange anything."""
+        """Whether a backward pass now would exchange anything. May be set, as that of torch's class."""
         return self._inner().require_backward_grad_sync
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, wanted: bool) -> None:
+        self._inner().require_backward_grad_sync = wanted
 
     @property
     def parameters_to_ignore(self) -> frozenset[str]:

@@ -126,6 +126,7 @@ class DistributedModel(ShadowedModel):
         self._handles: list[Any] = []
         self._closed = False
         self._pass: BackwardPass | None = None
+        self._synced = True
         self._reducer: GradientReducer | None = None
         self._tracer = self._session.keep(Tracer)
         self._tracer.add(self)

@@ -19,21 +19,25 @@ from bagua.torch_api.train.module_hook import tensors_in
 from bagua.torch_api.train.runner import Runner
 from bagua.torch_api.train.tracer import Tracer
 
+SYNC = "require_backward_grad_sync"
+"""Attribute of the module that ``with_bagua`` has wrapped, where programs set it that know no other object."""
+
 
 class BackwardPasses:
-    """The part of ``DistributedModel`` that hooks of autograd call. ``_on_backward_end``: the algorithm's hook."""
+    """The part of ``DistributedModel`` that hooks of autograd call. ``_on_backward_end``: the algorithm's hook.
+    ``_synced``: the present pass, or the last one, is exchanged."""
 
     module: torch.nn.Module
     bagua_optimizers: list[torch.optim.Optimizer]
     bagua_train_step_counter: int
     exchanged: str
-    require_backward_grad_sync: bool
     _session: Session
     _runner: Runner
     _tracer: Tracer
     _guest: Guest
     _reducer: GradientReducer | None
     _pass: BackwardPass | None
+    _synced: bool
     _on_backward_end: Callable[[], None]
 
     @property
@@ -44,6 +48,15 @@ class BackwardPasses:
     def in_backward(self) -> bool:
         """Whether a backward pass of this model runs now."""
         return self._pass is not None
+
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        """Whether a backward pass now would exchange anything. Programs set it as they set that of torch's DDP."""
+        return bool(self.module.__dict__.get(SYNC, True))
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, wanted: bool) -> None:
+        self.module.__dict__[SYNC] = wanted
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -78,12 +91,13 @@ class BackwardPasses:
     ) -> None:
         if self._pass is None or not self._pass.alive():
             self._begin_pass()
-        if self.require_backward_grad_sync:
+        if self._synced:
             on_gradient(name, parameter)
 
     def _begin_pass(self) -> None:
         if self._pass is not None:
             self._abandon_pass()
+        self._synced = self.require_backward_grad_sync
         if self._reducer is not None:
             self._reducer.weigh()
         self._pass = BackwardPass(self._end_pass)
@@ -93,10 +107,10 @@ class BackwardPasses:
         self._pass = None
         if self._reducer is not None:
             self._reducer.end_pass()
-        if self.require_backward_grad_sync:
+        if self._synced:
             with torch.no_grad():
                 self._on_backward_end()
-        self._tracer.backward(self, begin=False, synchronised=self.require_backward_grad_sync)
+        self._tracer.backward(self, begin=False, synchronised=self._synced)
 
     def _abandon_pass(self) -> None:
         """The pass before this one ended by an exception."""
@@ -110,6 +124,6 @@ class BackwardPasses:
                 "ranks are no longer in step: end this process, or catch such exceptions before backward begins. "
                 "[BG604]"
             )
-        if self.exchanged == WEIGHT and self.require_backward_grad_sync:
+        if self.exchanged == WEIGHT and self._synced:
             with torch.no_grad():  # the exchange of weights does not depend on that pass's gradients
                 self._on_backward_end()
