@@ -25,10 +25,18 @@ MOST_SENDERS = 8
 UNKNOWN = -(1 << 40)  # below all checksums, and their negatives
 
 
+def elements_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Its elements, to be read and set: where it is expanded each stands once."""
+    found = tensor.detach()
+    if 0 in found.stride() and found.numel():
+        found = found[tuple(slice(None) if stride else 0 for stride in found.stride())]
+    return found
+
+
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a tensor whose elements lie without gaps, in the order in which they lie; else a copy in order. Of
     a tensor on a GPU it is a copy on the host."""
-    plain = tensor.detach()
+    plain = elements_of(tensor).resolve_conj().resolve_neg()
     if not plain.is_cpu:
         plain = plain.contiguous().cpu()
     if not plain.is_contiguous():
@@ -113,7 +121,7 @@ class StateCopy:
                 f"{self._session.membership.members[self._senders[0]]} has. [BG504]"
             )
         with torch.no_grad():
-            for tensor, held in zip(self._tensors, self._bytes, strict=True):
+            for tensor, held in zip(map(elements_of, self._tensors), self._bytes, strict=True):
                 if tensor.numel() and held.data_ptr() != tensor.data_ptr():
                     tensor.copy_(held.view(tensor.dtype).view(tensor.shape))
 

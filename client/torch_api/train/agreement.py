@@ -11,6 +11,7 @@ import torch
 
 from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.communicator import Communicator
+from bagua.torch_api.comm.state_copy import elements_of
 from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.join.session import Session
 
@@ -84,7 +85,8 @@ def by_device(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
 
 def _broadcast_through(stage: torch.Tensor, tensors: Sequence[torch.Tensor], group: Communicator, root: int) -> None:
     """``broadcast_tensors`` for tensors of one device, in packs that fit into ``stage``."""
-    plain = [tensor.detach().contiguous() for tensor in tensors]
+    settable = [elements_of(tensor) for tensor in tensors]
+    plain = [tensor.resolve_conj().resolve_neg().contiguous() for tensor in settable]
     for pack in _packs([tensor.view(-1).view(torch.uint8) for tensor in plain if tensor.numel()]):
         end = pack[-1][0] + pack[-1][1].numel()
         if group.rank() == root:
@@ -94,10 +96,9 @@ def _broadcast_through(stage: torch.Tensor, tensors: Sequence[torch.Tensor], gro
         if group.rank() != root:
             for begin, data in pack:
                 data.copy_(stage[begin : begin + data.numel()])
-    with torch.no_grad():
-        for tensor, received in zip(tensors, plain, strict=True):
-            if not tensor.is_contiguous():
-                tensor.copy_(received)
+    for tensor, received in zip(settable, plain, strict=True):
+        if received is not tensor:
+            tensor.copy_(received)
 
 
 def _packs(everything: Sequence[torch.Tensor]) -> Iterator[list[tuple[int, torch.Tensor]]]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from bagua.torch_api.comm.communicator import Communicator
+from bagua.torch_api.comm.state_copy import elements_of
 from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.join.session import Session
 from bagua.torch_api.train.agreement import by_device
@@ -26,7 +27,8 @@ class BufferBroadcast:
 
     def run(self, communicator: Communicator, root: int = 0) -> None:
         """Everybody's buffers become those of the rank at position ``root``."""
-        buffers = [buffer for buffer in self._find() if buffer.numel()]
+        # ``data``, so that the graph of a forward pass is still valid after the next one, as with DDP.
+        buffers = [elements_of(buffer.data) for buffer in self._find() if buffer.numel()]
         if not buffers or communicator.nranks() == 1:
             return
         kinds = [(buffer.dtype, buffer.shape, buffer.device) for buffer in buffers]
@@ -57,9 +59,12 @@ class _Pack:
 
     def exchange(self, buffers: list[torch.Tensor], communicator: Communicator, root: int) -> None:
         """They become those of ``root``."""
+        # One by one: torch copies no lists that hold lazily negated tensors.
         with torch.no_grad():
             if communicator.rank() == root:
-                torch._foreach_copy_(self._parts, buffers)
+                for part, buffer in zip(self._parts, buffers, strict=True):
+                    part.copy_(buffer)
             communicator.broadcast(self._stage, root)
             if communicator.rank() != root:
-                torch._foreach_copy_(buffers, self._parts)
+                for part, buffer in zip(self._parts, buffers, strict=True):
+                    buffer.copy_(part)

@@ -38,14 +38,42 @@ def trainable_parameters(module: torch.nn.Module, ignored: frozenset[str]) -> li
 
 
 def _check(name: str, parameter: torch.nn.Parameter) -> None:
-    if torch.nn.parameter.is_lazy(parameter):
-        raise TypeError(f"Parameter {name} has no shape yet: run one forward pass before with_bagua. [BG601]")
-    if parameter.device.type not in ("cpu", "cuda"):
-        raise TypeError(
-            f"Parameter {name} is on {parameter.device}: move the model to the CPU or to a CUDA device. [BG601]"
-        )
+    _check_memory("Parameter", name, parameter)
     if parameter.dtype not in DTYPES:
         raise TypeError(f"Parameter {name} has dtype {parameter.dtype}, whose gradients can't be reduced. [BG601]")
+
+
+def _check_memory(what: str, name: str, tensor: torch.Tensor) -> None:
+    """Raises TypeError that names the tensor if its elements do not lie in plain memory of this rank's."""
+    if torch.nn.parameter.is_lazy(tensor):
+        raise TypeError(f"{what} {name} has no shape yet: run one forward pass before with_bagua. [BG601]")
+    if hasattr(type(tensor), "__tensor_flatten__"):
+        raise TypeError(f"{what} {name} is a {type(tensor).__name__}, {_of_subclass(tensor)} [BG601]")
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        kind = "quantised" if tensor.is_quantized else "nested" if tensor.is_nested else f"{tensor.layout}"
+        raise TypeError(
+            f"{what} {name} is no dense tensor ({kind}), and only dense ones can become rank 0's: make it the same on "
+            f"all ranks yourself, and {_LEFT_OUT} [BG601]"
+        )
+    if tensor.device.type not in ("cpu", "cuda"):
+        where = "has no memory (device meta)" if tensor.is_meta else f"is on {tensor.device}"
+        raise TypeError(
+            f"{what} {name} {where}: move the model to the CPU or to a CUDA device before with_bagua (model.to(), or "
+            f"model.to_empty() and its weights), or {_LEFT_OUT} [BG601]"
+        )
+
+
+_LEFT_OUT = "put the name into the module's list _bagua_params_and_buffers_to_ignore before with_bagua."
+
+
+def _of_subclass(tensor: torch.Tensor) -> str:
+    if type(tensor).__name__ != "DTensor":
+        return f"whose elements with_bagua can't send: make it the same on all ranks yourself, and {_LEFT_OUT}"
+    return (
+        "of which each rank holds a part (fully_shard, tensor parallelism): its exchange is torch's, and with_bagua "
+        'is for models that each rank holds whole. Leave with_bagua out, and train with init_process_group("bagua") of '
+        "torch.distributed, over which torch then exchanges."
+    )
 
 
 def _refuse_several_devices(parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
@@ -94,11 +122,15 @@ def refuse_changed(name: str, parameter: torch.Tensor, wrapped: torch.Tensor) ->
 
 
 def shared_state(module: torch.nn.Module, ignored: frozenset[str]) -> list[tuple[str, torch.Tensor]]:
-    """All parameters (also frozen ones) and buffers that every rank must begin with alike, each once."""
-    everything: Iterable[tuple[str, torch.Tensor]] = [*module.named_parameters(), *module.named_buffers()]
-    return [
-        (name, tensor) for name, tensor in everything if name not in ignored and not getattr(tensor, "expert", False)
-    ]
+    """All parameters (also frozen ones) and buffers that every rank must begin with alike, each once. Raises TypeError
+    for those that can't be sent."""
+    found = []
+    for what, named in (("Parameter", module.named_parameters()), ("Buffer", module.named_buffers())):
+        for name, tensor in named:
+            if name not in ignored and not getattr(tensor, "expert", False):
+                _check_memory(what, name, tensor)
+                found.append((name, tensor))
+    return found
 
 
 def describe(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Protocol
 
@@ -57,13 +58,19 @@ def members_group(process_group: BaguaProcessGroup | None) -> BaguaProcessGroup:
 
 
 def refuse_ddp(module: torch.nn.Module) -> None:
-    """Raises BaguaError if ``DistributedDataParallel`` of torch exchanges gradients of the model or of a part of it."""
+    """Raises BaguaError if torch exchanges gradients of the model or of a part of it already."""
+    fsdp = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
     for name, part in module.named_modules():
+        kind = None
         if isinstance(part, torch.nn.parallel.DistributedDataParallel) or IN_DDP.get(part, _nobody)() is not None:
+            kind = "DistributedDataParallel"
+        elif isinstance(part, fsdp):
+            kind = "FullyShardedDataParallel"
+        if kind is not None:
             where = f"its part {name!r}" if name else "it"
             raise BaguaError(
-                f"with_bagua() can't wrap this model: {where} is in a DistributedDataParallel of torch, which "
-                "exchanges the gradients already. Leave one of the two out. [BG615]"
+                f"with_bagua() can't wrap this model: {where} is in a {kind} of torch, which exchanges the gradients "
+                "already. Leave one of the two out. [BG615]"
             )
 
 
