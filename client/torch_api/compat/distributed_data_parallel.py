@@ -54,7 +54,7 @@ class DistributedDataParallel_V1_9_0(torch.nn.Module, JoinableModel):
     """
 
     __module__ = "bagua.torch_api.data_parallel.distributed"  # the public path, in pickles and messages
-    inner: BaguaDistributedDataParallel | None
+    inner: BaguaDistributedDataParallel | None = None
 
     def __init__(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -133,8 +134,24 @@ def with_bagua(
     return self
 
 
+class _Member:
+    """A property that ``torch.jit`` takes no notice of: it compiles all that are a ``property``."""
+
+    def __init__(self, of: property) -> None:
+        self._of = of
+        self.__doc__ = of.__doc__
+
+    def __get__(self, module: torch.nn.Module | None, kind: type) -> Any:
+        return self if module is None else self._of.__get__(module, kind)
+
+    def __set__(self, module: torch.nn.Module, value: Any) -> None:
+        self._of.__set__(module, value)
+
+
 def install() -> None:
     """Adds the members of ``BaguaModule`` to ``torch.nn.Module``."""
     for name, member in vars(BaguaModule).items():
-        if isinstance(member, property) or name in ("with_bagua", "_bagua_wrapper"):
+        if isinstance(member, property):
+            setattr(torch.nn.Module, name, _Member(member))
+        elif name in ("with_bagua", "_bagua_wrapper"):
             setattr(torch.nn.Module, name, member)

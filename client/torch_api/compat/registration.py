@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -15,6 +17,8 @@ Getter = Callable[[Any], torch.Tensor | None]
 Setter = Callable[[Any, torch.Tensor], Any]
 
 _ATTRIBUTE = "_bagua_registration"
+_KNOWN: dict[int, Registration] = {}
+"""By id of the tensor: an attribute would be pickled with it, and ``torch.load`` refuse it."""
 
 
 class BackendTensor:
@@ -59,7 +63,7 @@ class Registration:
     def __init__(
         self, tensor: torch.Tensor, name: str, module_name: str | None, getter: Getter | None, setter: Setter | None
     ) -> None:
-        self._tensor = weakref.ref(tensor)
+        self._tensor = weakref.ref(tensor, functools.partial(_forget, _KNOWN, id(tensor)))
         self.name = name
         self.module_name = module_name
         self.getter = getter
@@ -70,6 +74,10 @@ class Registration:
     def is_of(self, tensor: torch.Tensor) -> bool:
         """Whether ``tensor`` is the registered one."""
         return self._tensor() is tensor
+
+    def is_named_by(self, reference: weakref.ref[torch.Tensor]) -> bool:
+        """Whether ``reference`` is this one's, to a tensor that may be gone."""
+        return self._tensor is reference
 
     @property
     def owner(self) -> torch.Tensor:
@@ -115,7 +123,7 @@ def _no_bucket() -> None:
 
 def registration(tensor: torch.Tensor) -> Registration | None:
     """The registration of a Bagua tensor; None if the tensor is none."""
-    found: Registration | None = tensor.__dict__.get(_ATTRIBUTE)
+    found: Registration | None = tensor.__dict__.get(_ATTRIBUTE) or _KNOWN.get(id(tensor))
     return found if found is not None and found.is_of(tensor) else None  # copy.copy takes attributes along
 
 
@@ -143,5 +151,21 @@ def register(
             f"Tensor {name!r} has a setter_closure and no getter_closure: pass both, or the getter alone. [BG411]"
         )
     made = Registration(tensor, name, module_name, getter, setter)
-    setattr(tensor, _ATTRIBUTE, made)
+    tensor.__dict__.pop(_ATTRIBUTE, None)
+    if _holds_nothing(getter) and _holds_nothing(setter):
+        _KNOWN[id(tensor)] = made
+    else:  # the tensor may be in reach of the functions, which must go with it
+        setattr(tensor, _ATTRIBUTE, made)
     return made
+
+
+def _holds_nothing(function: Callable[..., Any] | None) -> bool:
+    return function is None or (
+        isinstance(function, FunctionType) and not function.__closure__ and not function.__defaults__
+    )
+
+
+def _forget(known: dict[int, Registration], number: int, gone: weakref.ref[torch.Tensor]) -> None:
+    """Called at the end of a tensor, which may be the end of the interpreter, too."""
+    if number in known and known[number].is_named_by(gone):
+        del known[number]

@@ -35,7 +35,7 @@ from bagua.torch_api.train.guest import Guest
 from bagua.torch_api.train.lbfgs_loss import average_losses
 from bagua.torch_api.train.model_renewal import ModelRenewal
 from bagua.torch_api.train.model_state import ModelState
-from bagua.torch_api.train.module_hook import ModuleHook
+from bagua.torch_api.train.module_hook import Mark, ModuleHook
 from bagua.torch_api.train.optimizer_state import broadcast_optimizers
 from bagua.torch_api.train.parameters import ignored_names, refuse_newcomers, trainable_parameters
 from bagua.torch_api.train.recorder import recorder_of
@@ -57,7 +57,7 @@ ALONE_S = 2.0
 """Operations of ranks that fail in the same step are over much sooner."""
 
 
-class DistributedModel(ShadowedModel):
+class DistributedModel(Mark, ShadowedModel):
     """Keeps the replicas of ``module`` alike: rank 0's state at the start, the algorithm's exchange in every step.
 
     Args:
@@ -490,14 +490,6 @@ class DistributedModel(ShadowedModel):
                 bucket.start()
             self._join_buckets(buckets)
 
-    # A copy of a wrapped model is an ordinary model
-
-    def __deepcopy__(self, _: dict[int, Any]) -> None:
-        return None
-
-    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
-        return (_nothing, ())
-
 
 def join_models(
     models: Sequence[DistributedModel], divide_by_initial_world_size: bool, enable: bool, throws: bool
@@ -505,10 +497,6 @@ def join_models(
     """The block in which ranks have different numbers of batches. Its beginning raises ConfigError for models that
     can't be in one."""
     return Uneven(models, divide_by_initial_world_size, throws) if enable else nullcontext()
-
-
-def _nothing() -> None:
-    """Takes the place of a pickled wrapper."""
 
 
 def _after_step(hook: Callable[[torch.optim.Optimizer], None], optimizer: torch.optim.Optimizer, *_: Any) -> None:

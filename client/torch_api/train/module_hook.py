@@ -1,7 +1,9 @@
-"""Hooks on modules that do not follow a copy of the module."""
+"""Marks of ours on a wrapped model, which no copy of the model has, and which ``torch.jit`` does not see."""
 
 from __future__ import annotations
 
+import functools
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,20 +15,25 @@ except ImportError:  # private, and may move
     from torch.compiler import disable as beside_graphs  # type: ignore[no-redef]
 
 
-class NoHook:
-    """Takes the place of the hook in a copied or pickled module."""
+class Mark:
+    """Base of objects that belong to one module. A copy of the module, or a pickled one, is without them. Where the
+    module's class has its own way to be copied, they come as None."""
 
-    def __call__(self, *_: Any) -> None:
-        """Does nothing."""
+    def __deepcopy__(self, _: dict[int, Any]) -> Any:
+        return None
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return type(None), ()
 
 
-class ModuleHook:
-    """Calls ``function`` for ``module`` alone. A deep copy of the module, or one that was pickled, gets ``NoHook``.
+class ModuleHook(Mark):
+    """Calls ``function`` for ``module`` alone.
 
     torch.compile leaves it out of its graphs and calls it before or after them: the function computes nothing.
     """
 
-    def __init__(self, module: torch.nn.Module, function: Callable[..., None]) -> None:
+    def __init__(self, module: torch.nn.Module | None, function: Callable[..., None]) -> None:
+        _mind_marks()
         self._module = module
         self._function = function
 
@@ -35,11 +42,47 @@ class ModuleHook:
         if module is self._module:
             self._function(module, *rest)
 
-    def __deepcopy__(self, _: dict[int, Any]) -> NoHook:
-        return NoHook()
+    def __deepcopy__(self, _: dict[int, Any]) -> ModuleHook:
+        return ModuleHook(None, _nothing)
 
-    def __reduce__(self) -> tuple[type[NoHook], tuple[()]]:
-        return NoHook, ()
+    def __reduce__(self) -> tuple[type[ModuleHook], tuple[None, Callable[..., None]]]:
+        return ModuleHook, (None, _nothing)
+
+
+def _nothing(*_: Any) -> None:
+    """The function of a hook whose module is another one."""
+
+
+@functools.cache
+def _mind_marks() -> None:
+    """Has copies of modules leave marks out, and ``torch.jit``, which would compile hooks. Once in a process."""
+    state_of = torch.nn.Module.__getstate__
+
+    @functools.wraps(state_of)
+    def state(self: torch.nn.Module) -> Any:
+        return _unmarked(state_of(self))  # type: ignore[no-untyped-call]
+
+    torch.nn.Module.__getstate__ = state  # type: ignore[method-assign]
+    stubs_of = getattr(torch.jit._recursive, "get_hook_stubs", None)  # private, and may move: a test tells
+    if stubs_of is not None:
+
+        def hook_stubs(module: torch.nn.Module) -> Any:
+            bare = object.__new__(type(module))
+            bare.__dict__.update(_unmarked(module.__dict__))
+            return stubs_of(bare)
+
+        torch.jit._recursive.get_hook_stubs = hook_stubs
+
+
+def _unmarked(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a module without marks, also in its dictionaries of hooks."""
+    found = {}
+    for name, value in attributes.items():
+        if isinstance(value, OrderedDict) and any(isinstance(one, Mark) for one in value.values()):
+            found[name] = OrderedDict((key, one) for key, one in value.items() if not isinstance(one, Mark))
+        elif not isinstance(value, Mark):
+            found[name] = value
+    return found
 
 
 def tensors_in(output: Any) -> Iterator[torch.Tensor]:
