@@ -1,7 +1,7 @@
 """Builds native code on first use and loads it: ``load()`` the core, ``load_device()`` the GPU leg (see build.py);
 ``kernels_library()`` and ``net_plugin()`` are shared libraries (build_cuda.py, build_plugin.py)."""
 
-from bagua.csrc.build import built, core_path, describe, is_built, load, load_c10d, load_device
+from bagua.csrc.build import built, core_path, describe, is_built, load, load_c10d, load_device, progress
 from bagua.csrc.build_cache import BuildError
 from bagua.csrc.build_cuda import kernels_library
 from bagua.csrc.build_plugin import net_plugin
@@ -17,4 +17,5 @@ __all__ = [
     "load_c10d",
     "load_device",
     "net_plugin",
+    "progress",
 ]

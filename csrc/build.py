@@ -2,12 +2,12 @@
 
 Loading a built module does not import torch. Building happens in a process of its own (this file, run as a script):
 torch brings pybind11 and the builder. What is kept where: see build_cache.py; what need not be built: prebuilt.py.
-torch's own lock file survives a killed builder and would block later ones for ever; every build gets a fresh folder, so
-it never meets one.
+A build that was killed goes on where it was: ninja's log tells it which objects are complete.
 """
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import importlib.machinery
 import importlib.metadata
@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +26,7 @@ from typing import Any
 
 from bagua.csrc import build_cache, prebuilt
 from bagua.csrc.build_cache import BuildError, march
+from bagua.csrc.build_progress import Progress, told
 
 SOURCE_DIR = Path(__file__).resolve().parent
 COMPILE_FLAGS = ("-std=c++17", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra")
@@ -79,7 +81,7 @@ C10D = Extension(
     ("-O1", "-fvisibility=hidden", "-Wall", "-Wextra"),
     needs_no_torch=False,
 )
-_EXTENSIONS = {extension.kind: extension for extension in (CORE, DEVICE, C10D)}
+EXTENSIONS = {extension.kind: extension for extension in (CORE, DEVICE, C10D)}
 
 
 def _sources(extension: Extension = CORE) -> list[Path]:
@@ -95,8 +97,18 @@ def _units(extension: Extension) -> list[Path]:
 
 def _joined(extension: Extension, folder: Path) -> list[Path]:
     """The compiler's input: files of ``folder`` that include those of JOINED, and the other units by themselves."""
+    joined, alone = _joined_texts(extension)
+    for name, text in joined.items():
+        file = folder / name
+        if not file.is_file() or file.read_text() != text:  # ninja goes by its time
+            file.write_text(text)
+    return [*(folder / name for name in joined), *alone]
+
+
+def _joined_texts(extension: Extension) -> tuple[dict[str, str], list[Path]]:
+    """Files that include others, by name, and the units that no file includes."""
     alone = _units(extension)
-    joined = []
+    joined = {}
     for names, optimised in JOINED.items():
         units = [unit for unit in alone if any(SOURCE_DIR / name in unit.parents for name in names)]
         if not units:
@@ -104,9 +116,15 @@ def _joined(extension: Extension, folder: Path) -> list[Path]:
         alone = [unit for unit in alone if unit not in units]
         lines = [f'#pragma GCC optimize("{optimised}")'] if optimised else []
         lines += [f'#include "{unit.relative_to(SOURCE_DIR).as_posix()}"' for unit in units]
-        joined.append(folder / f"joined_{'_'.join(Path(name).name for name in names)}.cpp")
-        joined[-1].write_text("\n".join(lines) + "\n")
-    return [*joined, *alone]
+        joined[f"joined_{'_'.join(Path(name).name for name in names)}.cpp"] = "\n".join(lines) + "\n"
+    return joined, alone
+
+
+def progress(kind: str = CORE.kind, cache_dir: Path | None = None) -> Progress:
+    """How far the build of that module is, in whichever process. Raises BuildError if torch is missing."""
+    extension = EXTENSIONS[kind]
+    total = sum(map(len, _joined_texts(extension)))
+    return Progress(extension.what, build_cache.building_folder(core_path(cache_dir, extension)), total)
 
 
 def _compile_flags(extension: Extension = CORE) -> list[str]:
@@ -174,22 +192,24 @@ def is_built(cache_dir: Path | None = None) -> bool:
 
 def built() -> list[Path]:
     """Modules that fit and lie in the cache. Raises BuildError if torch is missing."""
-    places = (build_cache.place(one.kind, core_key(one), f"{one.module}.so", None) for one in _EXTENSIONS.values())
+    places = (build_cache.place(one.kind, core_key(one), f"{one.module}.so", None) for one in EXTENSIONS.values())
     return [path for path in places if path.is_file()]
 
 
 def describe(cache_dir: Path | None = None) -> dict[str, str]:
-    """Versions that the build depends on, for ``bagua doctor``; "" for those that are missing. Raises nothing."""
+    """Versions that the build depends on, and the paths of the modules that are built (``built core``), for ``bagua
+    doctor``; "" for those that are missing. Raises nothing."""
     compiler = os.environ.get("CXX", "c++")
     found = {"compiler": shutil.which(compiler) or shutil.which("g++") or "", "ninja": _ninja() or ""}
     found["march"] = march()
     try:
         found["torch"] = torch_version()
         found["cuda"] = _cuda_version()
-        found["path"] = str(core_path(cache_dir))
-        found["built"] = "yes" if is_built(cache_dir) else ""
+        for extension in (CORE, C10D):
+            path = core_path(cache_dir, extension)
+            found[f"built {extension.kind}"] = str(path) if path.is_file() else ""
     except (BuildError, OSError) as error:
-        found.update(torch="", cuda="", path="", built="", problem=str(error))
+        found.update({"torch": "", "cuda": "", "built core": "", "built c10d": "", "problem": str(error)})
     return found
 
 
@@ -236,6 +256,12 @@ def build(cache_dir: Path | None = None, extension: Extension = CORE) -> Path:
 
 def _compile(extension: Extension, folder: Path) -> None:
     """Compiles into ``folder``. Runs in the builder's own process; imports torch."""
+    # ninja inherits standard input, and with it this lock: where a builder was killed alone, its ninja works on.
+    descriptor = os.open(folder / "compiling", os.O_RDWR | os.O_CREAT, 0o600)
+    os.dup2(descriptor, 0)
+    os.close(descriptor)
+    fcntl.flock(0, fcntl.LOCK_EX)
+    (folder / "lock").unlink(missing_ok=True)  # torch's own, of a builder that was killed: it would wait for ever
     ninja = _ninja()
     if ninja is not None:  # torch looks for it on the PATH only
         os.environ["PATH"] = f"{Path(ninja).parent}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -270,12 +296,13 @@ def _load(path: Path, extension: Extension = CORE) -> Any:
     return module
 
 
-def load(cache_dir: Path | None = None) -> Any:
-    """The module ``bagua_core_native`` (typed by core.pyi), built first if need be (about a minute on two cores).
+def load(cache_dir: Path | None = None, tells: bool = True) -> Any:
+    """The module ``bagua_core_native`` (typed by core.pyi), built first if need be. ``tells``: a build's progress, on
+    standard error.
 
     One module per process. Raises BuildError.
     """
-    return _load(_first_path(cache_dir, CORE), CORE)
+    return _load(_first_path(cache_dir, CORE, tells), CORE)
 
 
 def load_device(cache_dir: Path | None = None) -> Any:
@@ -295,19 +322,23 @@ def load_c10d(cache_dir: Path | None = None) -> Any:
     return _load(_first_path(cache_dir, C10D), C10D)
 
 
-@functools.cache
-def _first_path(cache_dir: Path | None, extension: Extension) -> Path:
-    """The path that this process uses from now on, though sources or environment change later. The first rank of a host
-    says so where it has to be built: nobody shall take that for a hang."""
-    if os.environ.get("LOCAL_RANK") == "0" and not core_path(cache_dir, extension).is_file():
-        print(f"bagua: compiling the {extension.what} (about a minute, once)", file=sys.stderr, flush=True)
-    return build(cache_dir, extension)
+_paths: dict[tuple[Path | None, Extension], Path] = {}
+
+
+def _first_path(cache_dir: Path | None, extension: Extension, tells: bool = True) -> Path:
+    """The path that this process uses from now on, though sources or environment change later."""
+    key = cache_dir, extension
+    if key not in _paths:
+        built = core_path(cache_dir, extension).is_file()
+        with nullcontext() if built or not tells else told(progress(extension.kind, cache_dir)):
+            _paths[key] = build(cache_dir, extension)
+    return _paths[key]
 
 
 def _main(arguments: list[str]) -> int:
     """``KIND TARGET``: builds that target. ``[KIND]`` (``python -m bagua.csrc.build``: the core) builds what is missing
     and prints its path."""
-    extension = _EXTENSIONS[arguments[0]] if arguments else CORE
+    extension = EXTENSIONS[arguments[0]] if arguments else CORE
     try:
         if len(arguments) > 1:
             build_cache.make_once(Path(arguments[1]), lambda folder: _compile(extension, folder))

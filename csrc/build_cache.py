@@ -2,7 +2,8 @@
 
 A build lies in ``<cache>/<kind>/<key>/<file>``; the key names everything that the result depends on, so an
 upgrade never disturbs a running job. Each is built at most once, under an operating-system lock that vanishes with its
-holder, in a fresh folder: what a killed builder left behind hinders nobody.
+holder, in ``<key>.build`` beside it. That folder stays until the build is done: a build that was killed goes on there,
+with the objects that it had finished.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import os
 import platform
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -130,10 +130,16 @@ def locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def building_folder(target: Path) -> Path:
+    """Where ``target`` is built: objects of one key alone lie there."""
+    return target.parent.with_name(f"{target.parent.name}.build")
+
+
 def make_once(target: Path, make: Callable[[Path], None], remembered_s: float = 0) -> Path:
     """Makes ``target`` (see ``place``) unless it is there; returns it. ``make`` leaves a file of that name in the
-    folder that it is given. Raises OSError if the cache can't be written, and what ``make`` raises: a BuildError again
-    to all who ask within ``remembered_s``, without another try."""
+    folder that it is given, which may hold what an earlier try had finished. Raises OSError if the cache can't be
+    written, and what ``make`` raises: a BuildError again to all who ask within ``remembered_s``, without another try.
+    """
     if target.is_file():
         return target
     root, name = target.parent.parent, target.parent.name
@@ -143,9 +149,8 @@ def make_once(target: Path, make: Callable[[Path], None], remembered_s: float = 
             return target
         failure = root / f"{name}.failed"
         _raise_remembered(failure, remembered_s)
-        for left_over in root.glob(f"{name}.build-*"):  # of a builder that was killed: we hold its lock now
-            shutil.rmtree(left_over, ignore_errors=True)
-        folder = Path(tempfile.mkdtemp(prefix=f"{name}.build-", dir=root))
+        folder = building_folder(target)
+        folder.mkdir(mode=0o700, exist_ok=True)
         try:
             make(folder)
             target.parent.mkdir(mode=0o700, exist_ok=True)
@@ -156,8 +161,8 @@ def make_once(target: Path, make: Callable[[Path], None], remembered_s: float = 
                 with suppress(OSError):
                     failure.write_text(str(error))
             raise
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.with_suffix(".told").unlink(missing_ok=True)
     return target
 
 
@@ -203,14 +208,19 @@ def run_compiler(command: Sequence[str]) -> None:
         )
 
 
-def run_compilers(commands: Sequence[Sequence[str]]) -> None:
-    """Runs compilers side by side, as many as there are cores (MAX_JOBS: fewer). Raises the first's BuildError."""
+def compile_objects(command: Sequence[str], sources: Sequence[Path], root: Path, folder: Path) -> list[str]:
+    """Compiles those of ``sources``, below ``root``, whose objects are not in ``folder`` yet; returns all objects. An
+    object has its name when it is complete. Raises BuildError."""
+    objects = [folder / (path.relative_to(root).as_posix().replace("/", "-") + ".o") for path in sources]
+
+    def one(source: Path, target: Path) -> None:
+        if not target.is_file():
+            part = target.with_suffix(f".{os.getpid()}")  # the compiler of a builder that was killed may still write
+            run_compiler([*command, "-c", str(source), "-o", str(part)])
+            os.replace(part, target)
+
     jobs = int(os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(max(1, jobs)) as pool:
-        for future in [pool.submit(run_compiler, command) for command in commands]:
+        for future in [pool.submit(one, *pair) for pair in zip(sources, objects, strict=True)]:
             future.result()
-
-
-def objects_of(sources: Sequence[Path], root: Path, folder: Path) -> list[str]:
-    """A name in ``folder`` for the object of each source; sources of the same name in different folders get two."""
-    return [str(folder / path.relative_to(root).as_posix().replace("/", "-")) + ".o" for path in sources]
+    return [str(path) for path in objects]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bagua.csrc import build_cache
 from bagua.csrc.build_cache import SOURCE_DIR, BuildError
+from bagua.csrc.build_progress import Progress, told
 
 LIBRARY = "libbagua_kernels.so"
 KERNELS = "gpu/kernels"
@@ -182,26 +183,28 @@ def kernels_library(cache_dir: Path | None = None) -> Path:
     if nvcc is None:
         raise _no_nvcc()
     target = _kernels_path(nvcc, cache_dir)
+    if target.is_file():
+        return target
     try:
-        return build_cache.make_once(target, lambda folder: _compile(nvcc, folder), REMEMBERED_S)
+        with told(Progress("library of CUDA kernels", build_cache.building_folder(target), len(_units()))):
+            return build_cache.make_once(target, lambda folder: _compile(nvcc, folder), REMEMBERED_S)
     except OSError as error:
         raise build_cache.unwritable("library of CUDA kernels", target, error) from error
 
 
+def _units() -> list[Path]:
+    return build_cache.files_of(SOURCE_DIR, (KERNELS,), (".cu",))
+
+
 def _compile(nvcc: Nvcc, folder: Path) -> None:
-    sources = build_cache.files_of(SOURCE_DIR, (KERNELS,), (".cu",))
+    sources = _units()
     if not sources:
         raise BuildError(
             f"There are no CUDA sources in {SOURCE_DIR / KERNELS}: the installation is not complete. [BG208]"
         )
     base = [nvcc.path, *_host_compiler()]
-    objects = build_cache.objects_of(sources, SOURCE_DIR, folder)
-    build_cache.run_compilers(
-        [
-            [*base, *FLAGS, *arch_flags(nvcc), *build_cache.include_flags(SOURCE_DIR), "-c", str(source), "-o", out]
-            for source, out in zip(sources, objects, strict=True)
-        ]
-    )
+    compiler = [*base, *FLAGS, *arch_flags(nvcc), *build_cache.include_flags(SOURCE_DIR)]
+    objects = build_cache.compile_objects(compiler, sources, SOURCE_DIR, folder)
     # pip's tree has `lib`, where nvcc looks in `lib64`.
     beside = [f"-L{nvcc.home / 'lib'}"] if (nvcc.home / "lib").is_dir() else []
     build_cache.run_compiler([*base, *LINK_FLAGS, *beside, *objects, "-o", str(folder / LIBRARY)])

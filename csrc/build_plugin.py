@@ -57,10 +57,7 @@ def _compile(folder: Path) -> None:
             f"There are no sources in {SOURCE_DIR / 'nccl_net'}: the installation is not complete. [BG208]"
         )
     compiler = [build_cache.compiler(), *FLAGS, *build_cache.march_flags(), *build_cache.include_flags(SOURCE_DIR)]
-    objects = build_cache.objects_of(sources, SOURCE_DIR, folder)
-    build_cache.run_compilers(
-        [[*compiler, "-c", str(source), "-o", out] for source, out in zip(sources, objects, strict=True)]
-    )
+    objects = build_cache.compile_objects(compiler, sources, SOURCE_DIR, folder)
     exports = folder / "exports"
     exports.write_text(EXPORTS)
     script = f"-Wl,--version-script={exports}"

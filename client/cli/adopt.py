@@ -84,7 +84,7 @@ def run_adopted(descriptor: int, nnodes: int, nproc_per_node: int, master_addr: 
 def _serve(starter: Starter, nnodes: int, nproc_per_node: int, master_addr: str, context: str) -> int:
     from bagua.base.security import TlsFiles, read_token
     from bagua.cli.embedded import EmbeddedCluster, StateFolder, forget_other_service
-    from bagua.cli.native import CoreBuild
+    from bagua.cli.native import NativeBuild
     from bagua.client import Client
     from bagua.client.describe import exit_code
 
@@ -92,7 +92,7 @@ def _serve(starter: Starter, nnodes: int, nproc_per_node: int, master_addr: str,
     admission = Admission(nnodes, master_addr, context) if nnodes > 1 else None
     state = StateFolder()
     try:
-        with CoreBuild() as build, EmbeddedCluster(state.path) as cluster:
+        with NativeBuild() as build, EmbeddedCluster(state.path) as cluster:
             _start(cluster, nproc_per_node, admission)
             # No rank can join before the core is there, and the patience with them is shorter than a build.
             build.wait()

@@ -80,7 +80,7 @@ def run_task(task: Task) -> int:
     in ``task.result`` then. Raises BaguaError."""
     from bagua.cli.embedded import EmbeddedCluster, StateFolder, forget_other_service
     from bagua.cli.interrupts import Interrupts
-    from bagua.cli.native import CoreBuild
+    from bagua.cli.native import NativeBuild
     from bagua.cli.run import follow_job
     from bagua.cli.terminal import open_terminal
     from bagua.client.describe import SUCCEEDED, summary
@@ -90,14 +90,12 @@ def run_task(task: Task) -> int:
     terminal = open_terminal(task.quiet, aside=True)
     state = StateFolder()
     try:
-        with EmbeddedCluster(state.path) as cluster, CoreBuild() as build:
+        with EmbeddedCluster(state.path) as cluster, NativeBuild() as build:
             interrupts = Interrupts(cluster, state)
             try:
                 terminal.status("starting the daemons")
                 _start(task, cluster)
-                if build.running:
-                    terminal.status("building the native core (about a minute, once)")
-                build.wait()
+                build.wait(terminal.advance)
                 job = follow_job(task.spec(), cluster, interrupts, terminal)
             except KeyboardInterrupt:
                 return interrupts.exit_code

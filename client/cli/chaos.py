@@ -71,7 +71,8 @@ def _run(wanted: Wanted, log_dir: Path | None) -> Findings:
     from bagua.cli.chaos_cluster import ChaosCluster, copy_logs, private_disk
     from bagua.cli.chaos_run import Chaos
     from bagua.cli.embedded import StateFolder, forget_other_service
-    from bagua.cli.native import CoreBuild
+    from bagua.cli.native import NativeBuild
+    from bagua.cli.terminal import Terminal
 
     forget_other_service()
     state = StateFolder()
@@ -81,9 +82,9 @@ def _run(wanted: Wanted, log_dir: Path | None) -> Findings:
         with (
             tempfile.TemporaryDirectory(prefix="bagua-chaos-") as folder,
             ChaosCluster(state.path, wanted.nproc_per_node, wanted.postgresql) as cluster,
-            CoreBuild() as build,
+            NativeBuild() as build,
         ):
-            build.wait()
+            build.wait(Terminal().advance)
             tell = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
             try:
                 return Chaos(wanted, cluster, Path(folder), tell).run()

@@ -14,23 +14,37 @@ if TYPE_CHECKING:
     from bagua.cli.checks import Finding
 
 
-def core(build: bool) -> Finding:
-    """The native core: built, or built now if ``build``."""
+BUILT = {"core": "native core", "c10d": "backend of torch.distributed"}
+
+
+def built(build: bool) -> list[Finding]:
+    """Native modules: built, or built now if ``build``."""
     from bagua.base.errors import BuildError
     from bagua.cli import native
     from bagua.cli.checks import FAIL, OK, WARN, Finding
+    from bagua.cli.terminal import open_terminal
 
+    failed = {}
+    for kind, name in BUILT.items() if build else ():
+        terminal = open_terminal(quiet=False, aside=True)
+        try:
+            with native.NativeBuild(kind) as building:
+                building.wait(terminal.advance)
+        except BuildError as error:
+            failed[kind] = Finding(name, FAIL, str(error), "Mend what it says, then `bagua doctor --build`.")
+        finally:
+            terminal.close()
     try:
-        if build:
-            with native.CoreBuild() as building:
-                building.wait()
-        found = native.describe()
+        described = native.describe()
     except BuildError as error:
-        return Finding("native core", FAIL, str(error), "Mend what it says, then `bagua doctor --build`.")
-    if found["built"]:
-        return Finding("native core", OK, found["path"])
-    fix = "bagua doctor --build (else the first run builds it, in about a minute)"
-    return Finding("native core", WARN, found.get("problem") or "not built yet", fix)
+        return [Finding("native core", FAIL, str(error), "Mend what it says.")]
+    missing = described.get("problem") or "not built yet"
+    fix = "bagua doctor --build (else the first run that needs it builds it, and says how far it is)"
+    found = {
+        kind: Finding(name, OK, path) if (path := described[f"built {kind}"]) else Finding(name, WARN, missing, fix)
+        for kind, name in BUILT.items()
+    }
+    return list((found | failed).values())
 
 
 def findings(build: bool) -> list[Finding]:
@@ -38,11 +52,13 @@ def findings(build: bool) -> list[Finding]:
     from bagua.cli import crypto_checks, gpu_checks
     from bagua.cli.checks import CHECKS
 
-    return [*(check() for check in CHECKS), crypto_checks.encryption(), *gpu_checks.findings(), core(build)]
+    return [*(check() for check in CHECKS), crypto_checks.encryption(), *gpu_checks.findings(), *built(build)]
 
 
 def doctor(
-    build: bool = typer.Option(False, "--build", help="Build the native core if it is not built."),
+    build: bool = typer.Option(
+        False, "--build", help="Build the native core and the backend of torch.distributed if they are not built."
+    ),
     output: OutputOption = Output.text,
 ) -> None:
     """Checks this machine, and says how to mend what is missing.

@@ -1,4 +1,4 @@
-"""The native core, built or described by a process of its own: building imports torch, the command line never does."""
+"""Native modules, built or described by a process of its own: building imports torch, the command line never does."""
 
 from __future__ import annotations
 
@@ -8,25 +8,29 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from bagua.base.errors import BuildError
 from bagua.cli.signals import uninterrupted
+from bagua.csrc.build import progress
 
 BUILD_DEADLINE_S = 600.0
 DESCRIBE_DEADLINE_S = 60.0
+TELL_S = 1.0
 _DESCRIBE = "import json; from bagua.csrc.build import describe; print(json.dumps(describe()))"
 _BUILD = """
 import bagua.csrc.build as builder
 try:
-    print(builder.build())
+    print(builder.build(extension=builder.EXTENSIONS[{kind!r}]))
 except builder.BuildError as error:
     raise SystemExit(str(error))
 """
 
 
 def describe() -> dict[str, str]:
-    """Describes the build of the core: its key, and whether it is built (see bagua.csrc.build). Raises BuildError."""
+    """Describes what native modules are built of, and which are built (see bagua.csrc.build). Raises BuildError."""
     command = [sys.executable, "-P", "-c", _DESCRIBE]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DESCRIBE_DEADLINE_S)
@@ -49,14 +53,19 @@ def _kill_session(session: int) -> None:
     os.kill(session, signal.SIGKILL)
 
 
-class CoreBuild:
-    """A build of the core that runs beside us; over at once if the core is built. Leaving the context ends it."""
+class NativeBuild:
+    """A build that runs beside us, of the core unless ``kind`` says another module; over at once if that is built.
+    Leaving the context ends it."""
 
-    def __enter__(self) -> CoreBuild:
+    def __init__(self, kind: str = "core") -> None:
+        self._kind = kind
+
+    def __enter__(self) -> NativeBuild:
         try:
+            self._begin = time.monotonic()
             with uninterrupted():
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _BUILD],
+                    [sys.executable, "-P", "-c", _BUILD.format(kind=self._kind)],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -79,11 +88,22 @@ class CoreBuild:
     def running(self) -> bool:
         return self._process.poll() is None
 
-    def wait(self) -> None:
-        """Returns when the core is built. Raises BuildError with the builder's words."""
-        try:
-            _, words = self._process.communicate(timeout=BUILD_DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            raise BuildError(f"The native core was not built within {BUILD_DEADLINE_S:.0f} s. [BG204]") from None
+    def wait(self, tell: Callable[[str], None] = lambda words: None) -> None:
+        """Returns when the module is built; ``tell`` hears every second how far it is. Raises BuildError with the
+        builder's words."""
+        words = None
+        while words is None:
+            try:
+                _, words = self._process.communicate(timeout=TELL_S)
+            except subprocess.TimeoutExpired:
+                seconds = time.monotonic() - self._begin
+                if seconds > BUILD_DEADLINE_S:
+                    raise BuildError(
+                        f"Native code was not built within {BUILD_DEADLINE_S:.0f} s. What was compiled is kept: the "
+                        "next start goes on there. [BG204]"
+                    ) from None
+                with contextlib.suppress(RuntimeError, OSError):  # the builder itself tells of such trouble
+                    if (found := progress(self._kind)).under_way:
+                        tell(found.words(seconds))
         if self._process.returncode:
             raise BuildError(words.strip() or f"The builder ended with exit code {self._process.returncode}.")

@@ -114,7 +114,7 @@ def run_with_restarts(options: RunOptions, most: int) -> int:
 def run_embedded(options: RunOptions, restarts_left: int) -> Ended:
     """Starts the cluster, runs the job, stops everything. Raises BaguaError."""
     from bagua.cli.embedded import StateFolder, forget_other_service
-    from bagua.cli.native import CoreBuild
+    from bagua.cli.native import NativeBuild
     from bagua.cli.terminal import open_terminal
     from bagua.client.describe import exit_code
 
@@ -124,7 +124,7 @@ def run_embedded(options: RunOptions, restarts_left: int) -> Ended:
     terminal = open_terminal(options.quiet, aside=options.aside or options.output is Output.json)
     state = StateFolder()
     try:
-        with _cluster(options, state) as cluster, CoreBuild() as build:
+        with _cluster(options, state) as cluster, NativeBuild() as build:
             interrupts = Interrupts(cluster, state)
             announcements = _announcements(options, interrupts, terminal)
             try:
@@ -132,9 +132,7 @@ def run_embedded(options: RunOptions, restarts_left: int) -> Ended:
                 cluster.start_coordinator()
                 names = [f"node-{i}" for i in range(options.nodes["nnodes"])]
                 cluster.start_nodes(names, options.nproc_per_node)
-                if build.running:
-                    terminal.status("building the native core (about a minute, once)")
-                build.wait()
+                build.wait(terminal.advance)
                 if options.way is not None:
                     terminal.note(_reach(state.path))
                 job = follow_job(

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 PLAIN_INTERVAL_S = 2.0
 """Seconds between two progress lines where there is no terminal."""
+ADVANCE_INTERVAL_S = 10.0
+"""The same, before training begins."""
 
 
 def metrics_text(metrics: dict[str, float]) -> str:
@@ -32,6 +34,7 @@ class Terminal:
         self.aside = aside
         self._status = ""
         self._shown_at = float("-inf")
+        self._advanced_at = float("-inf")
         self._pending = ""
 
     def line(self, text: str) -> None:
@@ -49,6 +52,12 @@ class Terminal:
     def away(self, why: str) -> None:
         """The coordinator does not answer; it is waited for."""
         self.status(f"waiting for the coordinator: {why}")
+
+    def advance(self, text: str) -> None:
+        """How far something is that takes its time: told again and again, shown now and then."""
+        if time.monotonic() - self._advanced_at >= ADVANCE_INTERVAL_S:
+            self._advanced_at = time.monotonic()
+            self.status(text)
 
     def passing(self, text: str) -> None:
         """A short-lived status: shown only where the next status takes its place."""
@@ -121,6 +130,9 @@ class BarTerminal(Terminal):
 
     def status(self, text: str) -> None:
         self._bar.update(self._task, description=printable(text))
+
+    def advance(self, text: str) -> None:
+        self.status(text)
 
     def passing(self, text: str) -> None:
         self.status(text)

@@ -43,17 +43,18 @@ class CoreHost:
         """Begins to load, if nobody has; the future holds the module or the error. A failed load is tried again."""
         done = self._loading is not None and self._loading.done()
         if self._loading is None or (done and self._loading.exception() is not None):
-            self._loading = in_thread(bagua.csrc.load)
+            self._loading = in_thread(lambda: bagua.csrc.load(tells=False))
             self._loading.add_done_callback(lambda future: future.exception())  # an error is told to whoever asks
         return self._loading
 
-    async def load(self, on_build: Callable[[], None] = lambda: None) -> Any:
-        """The module (types: csrc/core.pyi). ``on_build`` is called if that takes so long that it must be a build.
-        Raises BuildError."""
+    async def load(self, on_build: Callable[[str], None] = lambda files: None) -> Any:
+        """The module (types: csrc/core.pyi). If that takes so long that it must be a build, ``on_build`` hears how far
+        it is: "3 of 9 files". Raises BuildError."""
         loading = self.start_loading()
-        done, _ = await asyncio.wait([loading], timeout=LOAD_S)
-        if not done:
-            on_build()
+        told = ""
+        while not (await asyncio.wait([loading], timeout=LOAD_S))[0]:
+            if (files := await in_thread(lambda: bagua.csrc.progress().files())) != told:
+                on_build(told := files)
         return await asyncio.shield(loading)
 
 

@@ -367,8 +367,8 @@ class Job:
         return await self._make_engine()
 
     async def _make_engine(self) -> str:
-        words = f"node {self._node.node_id} compiles the native core (a minute or two, once)"
-        core = await self._node.core.load(lambda: self.post(events.WaitsChanged(words)))
+        words = f"node {self._node.node_id} compiles the native core, once for this machine"
+        core = await self._node.core.load(lambda files: self.post(events.WaitsChanged(f"{words}: {files}")))
         self.post(events.WaitsChanged(""))
         await self._processes.serve()
         user = self._processes.user

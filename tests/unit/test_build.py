@@ -13,9 +13,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from bagua.csrc import build
+from bagua.csrc import build, build_progress
 
 # The real compiler takes half a minute: a small library stands for the core, everything around it is real.
 FAKE = """
@@ -177,19 +178,74 @@ def test_loading_does_not_import_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize(("local_rank", "says"), [("0", True), ("1", False), (None, False)])
-def test_one_rank_of_a_host_says_that_it_builds(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    local_rank: str | None,
-    says: bool,
+COMPILER = """#!/bin/sh
+case "$*" in
+  *-dump*|*-v) exec g++ "$@";;
+  *-c*c.cpp*) echo c >> {log}; test -e {hold} && {{ echo begun > {begun}; read go < {go}; }};;
+  *-c*) echo one >> {log};;
+esac
+exec g++ "$@"
+"""
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["builder and compiler killed", "builder killed"])
+def test_a_killed_build_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
+    sources, target = tmp_path / "csrc", tmp_path / "cache" / "core" / "key" / "bagua_core_native.so"
+    (sources / "core").mkdir(parents=True)
+    shutil.copy(build.SOURCE_DIR / "build.py", sources)
+    for name in "abc":
+        (sources / "core" / f"{name}.cpp").write_text(f"int {name}() {{ return 1; }}\n")
+    files = {name: tmp_path / name for name in ("log", "hold", "begun", "go")}
+    files["hold"].touch()
+    os.mkfifo(files["begun"])
+    os.mkfifo(files["go"])
+    (tmp_path / "compiler").write_text(COMPILER.format(**files))
+    (tmp_path / "compiler").chmod(0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "compiler"))
+    monkeypatch.setenv("MAX_JOBS", "1")
+    command = [sys.executable, "-P", str(sources / "build.py"), "core", str(target)]
+    builder = subprocess.Popen(command)
+    assert files["begun"].read_text() == "begun\n"
+    below = psutil.Process(builder.pid).children(recursive=True)
+    progress = build.Progress("core", target.parent.with_name("key.build"), 3)
+    assert progress.files() == "2 of 3 files"
+    for process in [] if alone else below:
+        process.kill()
+    builder.kill()
+    builder.wait()
+    files["hold"].unlink()
+    again = subprocess.Popen(command)
+    if alone:
+        files["go"].write_text("go\n")  # the compiler of the killed builder goes on
+    assert again.wait(120) == 0
+    assert not [process for process in below if process.is_running()], "the next builder waits for them"
+    assert target.is_file() and not progress.folder.exists()
+    compiled = files["log"].read_text().split()
+    assert compiled.count("one") == 2 and 1 <= compiled.count("c") <= 2
+
+
+def test_one_process_tells_how_far_a_build_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    if local_rank is not None:
-        monkeypatch.setenv("LOCAL_RANK", local_rank)
-    with pytest.raises(build.BuildError, match="No C\\+\\+ compiler"):
-        build.load(tmp_path)
-    assert ("compiling the native core (about a minute, once)" in capsys.readouterr().err) is says
+    monkeypatch.setattr(build_progress, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(build_progress, "LOG_S", 0.001)
+    progress = build_progress.Progress("toy", tmp_path / "key.build", 3)
+    progress.folder.mkdir()
+    told = ""
+    with build_progress.told(progress), build_progress.told(progress):
+        for name in ("", "a.o", "b.o"):
+            if name:
+                (progress.folder / name).touch()
+            while progress.files() not in told:
+                told += capsys.readouterr().err
+    lines = told.splitlines()
+    assert all(line.startswith("bagua: compiling the toy") for line in lines)
+    assert [line.split(": ")[2].split()[0] for line in lines] == sorted(
+        line.split(": ")[2].split()[0] for line in lines
+    )
+
+
+def test_nothing_is_told_of_what_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "told", None)
+    monkeypatch.setattr(build, "_paths", {})
+    assert build.load().VERSION

@@ -11,6 +11,7 @@ import re
 import shutil
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -258,16 +259,41 @@ def test_what_is_included_is_part_of_the_key(files: list[Path]) -> None:
     assert {name for name in used if not any(root / name in files for root in roots)} == set()
 
 
-def test_objects_have_different_names(tmp_path: Path) -> None:
+@pytest.fixture
+def compiler(tmp_path: Path) -> Callable[[str], list[str]]:
+    """The command of a compiler that runs a shell's ``script`` with the source as $1 and the object as $2."""
+
+    def write(script: str) -> list[str]:
+        program = tmp_path / "compiler"
+        program.write_text(f'#!/bin/sh\nset -- "$2" "$4"\n{script}\n')  # -c SOURCE -o OBJECT
+        program.chmod(0o755)
+        return [str(program)]
+
+    return write
+
+
+def test_objects_have_different_names_and_are_kept(tmp_path: Path, compiler: Callable[[str], list[str]]) -> None:
     """torch's builder puts all objects into one folder; ours names them by their folders, too."""
     stems = [path.stem for path in build._sources(build.DEVICE) if path.suffix == ".cpp"]
     assert len(stems) == len(set(stems))
-    names = build_cache.objects_of([tmp_path / "a" / "x.cpp", tmp_path / "b" / "x.cpp"], tmp_path, tmp_path)
-    assert len(set(names)) == 2
+    sources = [tmp_path / "a" / "x.cpp", tmp_path / "b" / "x.cpp"]
+    log = tmp_path / "log"
+    # The second one is killed when it has written a part of its object.
+    command = compiler(f'echo "$1" >> {log}; echo object > "$2"; case "$1" in */b/*) kill -9 $$;; esac')
+    with pytest.raises(build_cache.BuildError, match="exit code -9"):
+        build_cache.compile_objects(command, sources, tmp_path, tmp_path)
+    command = compiler(f'echo "$1" >> {log}; echo whole > "$2"')
+    first, second = build_cache.compile_objects(command, sources, tmp_path, tmp_path)
+    assert (Path(first).read_text(), Path(second).read_text()) == ("object\n", "whole\n")
+    assert sorted(log.read_text().split()) == sorted(map(str, [*sources, sources[1]]))
 
 
-def test_compilers_run_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compilers_run_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: Callable[[str], list[str]]
+) -> None:
     """Each waits until the other has begun."""
     monkeypatch.setenv("MAX_JOBS", "2")
     os.mkfifo(tmp_path / "pipe")
-    build_cache.run_compilers([["sh", "-c", f"echo x > {tmp_path / 'pipe'}"], ["sh", "-c", f"cat {tmp_path / 'pipe'}"]])
+    pipe = tmp_path / "pipe"
+    command = compiler(f'case "$1" in */a.cpp) echo x > {pipe};; *) cat {pipe};; esac; touch "$2"')
+    build_cache.compile_objects(command, [tmp_path / "a.cpp", tmp_path / "b.cpp"], tmp_path, tmp_path)

@@ -10,6 +10,7 @@ import pytest
 
 from bagua.base.errors import BuildError
 from bagua.cli import native
+from bagua.csrc.build_progress import Progress
 
 # A builder as ninja makes it: its compiler has a process group of its own. Both hold the fifo open.
 _BUILDER = """
@@ -30,10 +31,21 @@ def test_leaving_a_build_ends_its_compilers(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(native, "_BUILD", _BUILDER.format(fifo=str(fifo)))
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        with native.CoreBuild() as build:
+        monkeypatch.setattr(native, "TELL_S", 0.001)
+        monkeypatch.setattr(native, "progress", lambda kind: Progress("toy", tmp_path, 3))
+        told: list[str] = []
+        with native.NativeBuild() as build:
             assert select.select([reader], [], [], 60)[0]
             assert os.read(reader, 1) == b"x"
             assert build.running
+
+            def tell(words: str) -> None:
+                told.append(words)
+                raise KeyboardInterrupt
+
+            with pytest.raises(KeyboardInterrupt):
+                build.wait(tell)
+            assert "toy" in told[0] and "0 of 3 files" in told[0]
         # The end of the file comes when builder and compiler are both gone.
         assert select.select([reader], [], [], 60)[0]
         assert os.read(reader, 1) == b""
@@ -43,5 +55,5 @@ def test_leaving_a_build_ends_its_compilers(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_build_that_fails_is_told_in_its_words(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(native, "_BUILD", "raise SystemExit('no compiler: install g++')")
-    with native.CoreBuild() as build, pytest.raises(BuildError, match="no compiler: install g"):
+    with native.NativeBuild() as build, pytest.raises(BuildError, match="no compiler: install g"):
         build.wait()
