@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 
@@ -16,9 +17,6 @@ class BackwardPass:
 
     def __init__(self, at_end: Callable[[], None]) -> None:
         """Only inside a pass."""
-
-        def callback() -> None:
-            at_end()
-
+        callback = functools.partial(at_end)  # another one for each pass, and no frame that torch.compile would take
         self.alive: Callable[[], object | None] = weakref.ref(callback)
         torch.autograd.Variable._execution_engine.queue_callback(callback)

@@ -16,6 +16,7 @@ import torch
 from bagua.base.errors import BaguaError, ConfigError
 from bagua.torch_api.join.connection import Times
 from bagua.torch_api.train.gradients import GradientBucket, GradientReducer
+from bagua.torch_api.train.module_hook import beside_graphs
 from bagua.torch_api.train.optimizer_code import Exchange, first_behind, home_of_step, own_code
 from bagua.torch_api.train.phases import WAIT, phase
 
@@ -126,6 +127,7 @@ class _Part:
             self._optimizer.param_groups = groups
             self._exchange.take_back()
 
+    @beside_graphs
     def _before_step(self, _: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         if not self.seen:
             return
@@ -152,6 +154,7 @@ class _Part:
         before = self._values.get(parameter)
         return before is not None and not _equal(before, parameter.grad)
 
+    @beside_graphs
     def _after_step(self, *_: Any) -> None:
         self._exchange.take_back()
         if not self.seen:

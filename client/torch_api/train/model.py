@@ -35,7 +35,7 @@ from bagua.torch_api.train.guest import Guest
 from bagua.torch_api.train.lbfgs_loss import average_losses
 from bagua.torch_api.train.model_renewal import ModelRenewal
 from bagua.torch_api.train.model_state import ModelState
-from bagua.torch_api.train.module_hook import Mark, ModuleHook
+from bagua.torch_api.train.module_hook import Mark, ModuleHook, beside_graphs
 from bagua.torch_api.train.optimizer_state import broadcast_optimizers
 from bagua.torch_api.train.parameters import ignored_names, refuse_newcomers, trainable_parameters
 from bagua.torch_api.train.recorder import recorder_of
@@ -278,7 +278,7 @@ class DistributedModel(Mark, ShadowedModel):
             hook = functools.partial(self._after_gradient, on_gradient, name)
             add(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
             if adding and self._reducer is not None:
-                aside = functools.partial(self._reducer.set_aside, name)
+                aside = beside_graphs(functools.partial(self._reducer.set_aside, name))
                 add(parameter.register_hook(aside))  # type: ignore[no-untyped-call]
         average = functools.partial(self._reduce_loss, ReduceOp.SUM if adding else ReduceOp.AVG)
         for optimizer in self.bagua_optimizers:
@@ -432,6 +432,7 @@ class DistributedModel(Mark, ShadowedModel):
     def gone_back(self, ranks: int, anew: bool) -> None:
         self._renewal.go_back(ranks, anew)
 
+    @beside_graphs
     def _reduce_loss(self, op: ReduceOp, loss: float) -> float:
         total = torch.tensor([loss], dtype=torch.float64, device="cpu")
         self._group.allreduce_inplace(total, op)
@@ -499,5 +500,6 @@ def join_models(
     return Uneven(models, divide_by_initial_world_size, throws) if enable else nullcontext()
 
 
+@beside_graphs
 def _after_step(hook: Callable[[torch.optim.Optimizer], None], optimizer: torch.optim.Optimizer, *_: Any) -> None:
     hook(optimizer)

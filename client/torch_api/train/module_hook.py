@@ -1,18 +1,26 @@
-"""Marks of ours on a wrapped model, which no copy of the model has, and which ``torch.jit`` does not see."""
+"""Marks of ours on a wrapped model, which no copy of the model has, and which ``torch.jit`` does not see; and hooks that
+torch.compile does not take into its graphs."""
 
 from __future__ import annotations
 
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 try:
-    from torch._compile import _disable_dynamo as beside_graphs  # torch.compiler.disable would import dynamo at once
+    from torch._compile import _disable_dynamo  # torch.compiler.disable would import dynamo at once
 except ImportError:  # private, and may move
-    from torch.compiler import disable as beside_graphs  # type: ignore[no-redef]
+    from torch.compiler import disable as _disable_dynamo  # type: ignore[no-redef]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def beside_graphs(function: F) -> F:
+    """A decorator: torch.compile leaves the function out of its graphs."""
+    return _disable_dynamo(function)  # type: ignore[return-value]
 
 
 class Mark:

@@ -15,7 +15,7 @@ from bagua.torch_api.join.session import Session
 from bagua.torch_api.train.backward_pass import BackwardPass
 from bagua.torch_api.train.gradients import GradientReducer
 from bagua.torch_api.train.guest import Guest
-from bagua.torch_api.train.module_hook import tensors_in
+from bagua.torch_api.train.module_hook import beside_graphs, tensors_in
 from bagua.torch_api.train.runner import Runner
 from bagua.torch_api.train.tracer import Tracer
 
@@ -76,6 +76,7 @@ class BackwardPasses:
                 if tensor.requires_grad:
                     tensor.register_hook(self._before_gradient)  # type: ignore[no-untyped-call]
 
+    @beside_graphs
     def _before_gradient(self, gradient: torch.Tensor) -> torch.Tensor | None:
         """Begins the pass. What follows from this gradient is weighted by the rank's share of the samples."""
         if self._pass is None or not self._pass.alive():
@@ -83,6 +84,7 @@ class BackwardPasses:
         weight = self._session.batch_weight
         return None if weight == 1.0 else gradient * weight
 
+    @beside_graphs
     def _after_gradient(
         self,
         on_gradient: Callable[[str, torch.nn.Parameter], None],
@@ -103,6 +105,7 @@ class BackwardPasses:
         self._pass = BackwardPass(self._end_pass)
         self._tracer.backward(self, begin=True)
 
+    @beside_graphs
     def _end_pass(self) -> None:
         self._pass = None
         if self._reducer is not None:

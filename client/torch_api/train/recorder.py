@@ -25,7 +25,7 @@ from bagua.torch_api.join.connection import Times
 from bagua.torch_api.join.environment import read_int
 from bagua.torch_api.join.session import Session
 from bagua.torch_api.join.statistics import union_length
-from bagua.torch_api.train.module_hook import ModuleHook, tensors_in
+from bagua.torch_api.train.module_hook import ModuleHook, beside_graphs, tensors_in
 from bagua.tuning.profile import REFERENCE, BucketCost, Gradient, StepProfile
 
 LOG = logging.getLogger("bagua")
@@ -130,6 +130,7 @@ class StepRecorder:
     def noting(self, on_gradient: Callable[[str, torch.nn.Parameter], None]) -> Callable[..., None]:
         """``on_gradient``, and the moment when it is called."""
 
+        @beside_graphs
         def note(name: str, parameter: torch.nn.Parameter) -> None:
             self._came[name] = time.monotonic_ns()
             on_gradient(name, parameter)
@@ -159,6 +160,7 @@ class StepRecorder:
                 if tensor.requires_grad:
                     tensor.register_hook(self._begin_backward)  # type: ignore[no-untyped-call]
 
+    @beside_graphs
     def _begin_backward(self, _: torch.Tensor) -> None:
         if not self._backward:
             self._backward = time.monotonic_ns()

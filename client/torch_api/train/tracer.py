@@ -24,6 +24,7 @@ from bagua.proto.rank_pb2 import TraceReport
 from bagua.torch_api.join.connection import Times
 from bagua.torch_api.join.daemon import DaemonClient
 from bagua.torch_api.join.session import Session
+from bagua.torch_api.train.module_hook import beside_graphs
 from bagua.torch_api.train.phases import WATCH, bucket_name
 
 LOG = logging.getLogger("bagua")
@@ -131,6 +132,7 @@ class Recording:
             after = functools.partial(self._optimizer, name, False)
             self._handles += [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
 
+    @beside_graphs
     def _optimizer(self, name: str, begin: bool, *_: Any) -> None:
         self._enclose("optimizer", begin, name)
 
