@@ -1,4 +1,4 @@
-"""Marks of ours on a wrapped model, which no copy of the model has, and which ``torch.jit`` does not see; and hooks that
+"""Marks of ours on a wrapped model, which no copy of the model has and ``torch.jit`` does not see, and hooks that
 torch.compile does not take into its graphs."""
 
 from __future__ import annotations
