@@ -137,7 +137,7 @@ class DataParallel(Protocol):
     def bagua_buckets(self) -> Sequence[Bucket]: ...
     @property
     def bagua_train_step_counter(self) -> int:
-        """Forward passes in training so far."""
+        """Steps so far: forward passes in training, and exchanged passes that none began (a method was called)."""
         ...
 
     @property
@@ -226,7 +226,8 @@ class AlgorithmImpl:
         self.process_group = process_group
 
     def need_reset(self) -> bool:
-        """Asked before every forward pass in training. True: tensors, buckets and plans are made again, and with them
+        """Asked where a step begins: before a forward pass in training, or after the step of the optimizer if the pass
+        before it had none. True: tensors, buckets and plans are made again, and with them
         what error feedback has kept: it begins anew. Parameters become rank 0's once more, and so does the state of
         optimizers where weights were exchanged until now: it may differ between ranks."""
         return False
@@ -250,7 +251,8 @@ class AlgorithmImpl:
         )
 
     def init_forward_pre_hook(self, bagua_ddp: DataParallel) -> Callable[[Any], None]:
-        """The returned function gets the input of every forward pass in training, before it."""
+        """The returned function gets the input of every forward pass in training, before it. Where training calls a
+        method of the model, or the model in evaluation mode, it is called at the end of the backward pass, with ()."""
         return _nothing
 
     def init_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[str, torch.nn.Parameter], None]:

@@ -36,8 +36,9 @@ from bagua.torch_api.train.lbfgs_loss import average_losses
 from bagua.torch_api.train.model_renewal import ModelRenewal
 from bagua.torch_api.train.model_state import ModelState
 from bagua.torch_api.train.module_hook import Mark, ModuleHook, beside_graphs
+from bagua.torch_api.train.newcomers import Newcomers
 from bagua.torch_api.train.optimizer_state import broadcast_optimizers
-from bagua.torch_api.train.parameters import ignored_names, refuse_newcomers, trainable_parameters
+from bagua.torch_api.train.parameters import ignored_names, trainable_parameters
 from bagua.torch_api.train.recorder import recorder_of
 from bagua.torch_api.train.recut import Cuts, recut
 from bagua.torch_api.train.repeating_reducer import RepeatingReducer
@@ -50,9 +51,6 @@ from bagua.torch_api.train.wrapping import compare_ranks, find_device, members_g
 
 LOG = logging.getLogger("bagua")
 NewTuner = Callable[["DistributedModel", ModelBuckets, Runner, Session], Tuner]
-LOOK_EVERY = 10
-"""Training steps between looks for parameters that came later (0.1 to 0.3 ms); thawed ones, and those of a state that
-was loaded, are seen at once."""
 ALONE_S = 2.0
 """Operations of ranks that fail in the same step are over much sooner."""
 
@@ -110,9 +108,6 @@ class DistributedModel(Mark, ShadowedModel):
         self.require_backward_grad_sync = True
         self.bagua_train_step_counter = 0
         self.uneven: Uneven | None = None
-        self._known: set[torch.Tensor] = set()
-        self._frozen: list[torch.Tensor] = []
-        self._loaded = False  # state was loaded: with ``assign=True`` all parameters are new ones
         self._session = current()
         self._runner = Runner(self._session, self.process_group)
         self._join_buckets = self._runner.join if self._session.elastic else join_all
@@ -124,9 +119,11 @@ class DistributedModel(Mark, ShadowedModel):
         self._guest = self._new_guest()
         self._layout = ModelBuckets(self, self._guest, self._session, self._runner)
         self._handles: list[Any] = []
+        self._optimizer_handles: list[Any] = []
         self._closed = False
         self._pass: BackwardPass | None = None
         self._synced = True
+        self._begun = self._begins_after_step = False
         self._reducer: GradientReducer | None = None
         self._tracer = self._session.keep(Tracer)
         self._tracer.add(self)
@@ -264,27 +261,31 @@ class DistributedModel(Mark, ShadowedModel):
         if self._recorder is not None:
             on_gradient = self._recorder.noting(on_gradient)
             self._handles += self._recorder.watch(self.module)
-        on_step = algorithm.init_post_optimizer_step_hook(self)
+        self._on_step = algorithm.init_post_optimizer_step_hook(self)
+        self._watch_optimizers()
         add = self._handles.append
         add(self.module.register_forward_pre_hook(ModuleHook(self.module, self._before_forward)))
         add(self.module.register_forward_hook(ModuleHook(self.module, self._after_forward)))
-        for part in self.module.modules():
-            loaded = ModuleHook(part, self._after_loading)
-            add(part.register_load_state_dict_post_hook(loaded))  # type: ignore[no-untyped-call]
         parameters = self.bagua_build_params()
-        self._known = {parameter for _, parameter in parameters}
-        self._frozen = [parameter for parameter in self.module.parameters() if not parameter.requires_grad]
+        self._newcomers = Newcomers(self.module, self.parameters_to_ignore, [one for _, one in parameters])
+        self._handles += self._newcomers.watch()
         for name, parameter in parameters:
             hook = functools.partial(self._after_gradient, on_gradient, name)
             add(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
             if adding and self._reducer is not None:
                 aside = beside_graphs(functools.partial(self._reducer.set_aside, name))
                 add(parameter.register_hook(aside))  # type: ignore[no-untyped-call]
-        average = functools.partial(self._reduce_loss, ReduceOp.SUM if adding else ReduceOp.AVG)
+
+    def _watch_optimizers(self) -> None:
+        """Once: their hooks stay when the model begins anew, which may happen in one of them."""
+        if self._optimizer_handles:
+            return
+        add = self._optimizer_handles.append
         for optimizer in self.bagua_optimizers:
-            add(optimizer.register_step_post_hook(functools.partial(_after_step, on_step)))
-            if isinstance(optimizer, torch.optim.LBFGS) and self.exchanged == GRADIENT:
-                add(optimizer.register_step_pre_hook(functools.partial(average_losses, average)))
+            add(optimizer.register_step_pre_hook(self._before_step))
+            add(optimizer.register_step_post_hook(self._after_step))
+            if isinstance(optimizer, torch.optim.LBFGS):
+                add(optimizer.register_step_pre_hook(functools.partial(average_losses, self._reduce_loss)))
 
     def _remove_hooks(self) -> None:
         for handle in self._handles:
@@ -305,6 +306,8 @@ class DistributedModel(Mark, ShadowedModel):
         if self._session.elastic:
             units(self._session).admission.forget(self._state)
         self._remove_hooks()
+        for handle in self._optimizer_handles:
+            handle.remove()
         if self._steps is not None:
             self._steps.close()
         if self._tuner is not None:
@@ -353,9 +356,8 @@ class DistributedModel(Mark, ShadowedModel):
         if self.uneven is not None:
             self.uneven.tell(self, Event.FORWARD if self.require_backward_grad_sync else Event.FORWARD_UNSYNCED)
         self._begin_step(inputs)
-
-    def _after_loading(self, *_: Any) -> None:
-        self._loaded = True
+        self._begun = self._begun or (torch.is_grad_enabled() and self.require_backward_grad_sync)
+        self._tracer.forward(self, begin=True)
 
     def _begin_step(self, inputs: Any) -> None:
         if self._between_steps is not None and self.require_backward_grad_sync:
@@ -369,18 +371,19 @@ class DistributedModel(Mark, ShadowedModel):
         self._renewal.follow()
         if self.bagua_algorithm.need_reset() or self._renewal.due:
             self._renewal.reset_together()
-        elif self._may_have_newcomers():
-            refuse_newcomers(self.module, self.parameters_to_ignore, self._known)
-            self._loaded = False
         if self.broadcast_buffers and self.require_backward_grad_sync:
             self._buffers.run(self._group, 0 if self.uneven is None else self.uneven.root)
         self._on_input(inputs)
-        self._tracer.forward(self, begin=True)
 
-    def _may_have_newcomers(self) -> bool:
-        if self._loaded or self.bagua_train_step_counter % LOOK_EVERY == 2:
-            return True
-        return any(one.requires_grad for one in self._frozen)
+    @beside_graphs
+    def _before_step(self, *_: Any) -> None:
+        self._newcomers.refuse_registered()
+
+    @beside_graphs
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._on_step(optimizer)
+        if self._begins_after_step and optimizer is self.bagua_optimizers[-1]:
+            self._begin_late()
 
     def recut(self, cuts: Cuts) -> bool:
         """Cuts buckets anew; each element keeps its state. All ranks call it between the same two steps. False, on all
@@ -433,9 +436,12 @@ class DistributedModel(Mark, ShadowedModel):
         self._renewal.go_back(ranks, anew)
 
     @beside_graphs
-    def _reduce_loss(self, op: ReduceOp, loss: float) -> float:
+    def _reduce_loss(self, loss: float) -> float:
+        """See ``average_losses``."""
+        if self.exchanged != GRADIENT:
+            return loss
         total = torch.tensor([loss], dtype=torch.float64, device="cpu")
-        self._group.allreduce_inplace(total, op)
+        self._group.allreduce_inplace(total, ReduceOp.SUM if self._adding else ReduceOp.AVG)
         return total.item()
 
     def mark_ready(self, name: str, parameter: torch.nn.Parameter) -> None:
@@ -498,8 +504,3 @@ def join_models(
     """The block in which ranks have different numbers of batches. Its beginning raises ConfigError for models that
     can't be in one."""
     return Uneven(models, divide_by_initial_world_size, throws) if enable else nullcontext()
-
-
-@beside_graphs
-def _after_step(hook: Callable[[torch.optim.Optimizer], None], optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    hook(optimizer)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bagua.algorithms.plan import WEIGHT
+from bagua.algorithms.plan import GRADIENT, WEIGHT
 from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.join.session import Session
@@ -16,8 +16,10 @@ from bagua.torch_api.train.backward_pass import BackwardPass
 from bagua.torch_api.train.gradients import GradientReducer
 from bagua.torch_api.train.guest import Guest
 from bagua.torch_api.train.module_hook import beside_graphs, tensors_in
+from bagua.torch_api.train.newcomers import Newcomers
 from bagua.torch_api.train.runner import Runner
 from bagua.torch_api.train.tracer import Tracer
+from bagua.torch_api.train.uneven import Uneven
 
 SYNC = "require_backward_grad_sync"
 """Attribute of the module that ``with_bagua`` has wrapped, where programs set it that know no other object."""
@@ -25,7 +27,8 @@ SYNC = "require_backward_grad_sync"
 
 class BackwardPasses:
     """The part of ``DistributedModel`` that hooks of autograd call. ``_on_backward_end``: the algorithm's hook.
-    ``_synced``: the present pass, or the last one, is exchanged."""
+    ``_synced``: the present pass, or the last one, is exchanged. ``_begun``: a forward pass in training has begun the
+    step of the next one that is. ``_begins_after_step``: see ``_exchange_pass``."""
 
     module: torch.nn.Module
     bagua_optimizers: list[torch.optim.Optimizer]
@@ -38,6 +41,11 @@ class BackwardPasses:
     _reducer: GradientReducer | None
     _pass: BackwardPass | None
     _synced: bool
+    _begun: bool
+    _begins_after_step: bool
+    _newcomers: Newcomers
+    _begin_step: Callable[[Any], None]
+    uneven: Uneven | None
     _on_backward_end: Callable[[], None]
 
     @property
@@ -99,6 +107,7 @@ class BackwardPasses:
     def _begin_pass(self) -> None:
         if self._pass is not None:
             self._abandon_pass()
+        self._newcomers.refuse()
         self._synced = self.require_backward_grad_sync
         if self._reducer is not None:
             self._reducer.weigh()
@@ -111,9 +120,30 @@ class BackwardPasses:
         if self._reducer is not None:
             self._reducer.end_pass()
         if self._synced:
-            with torch.no_grad():
-                self._on_backward_end()
+            self._exchange_pass()
         self._tracer.backward(self, begin=False, synchronised=self._synced)
+
+    def _exchange_pass(self) -> None:
+        """The end of an exchanged pass. One that no call of the model in training mode began (a method was called, or
+        the model is in evaluation mode) has the beginning of its step here: that of an exchange of weights, which has
+        its result at once, before the pass ends. Where gradients are exchanged, hooks of the pass have begun with it,
+        so what begins there, such as the end of a warm-up, does so after the optimizer's step."""
+        late, self._begun = not self._begun, False
+        if late and self.exchanged == WEIGHT:
+            self._begin_late()
+        with torch.no_grad():
+            self._on_backward_end()
+        if late and self.exchanged == GRADIENT:
+            self._begins_after_step = True
+            if not self.bagua_optimizers:
+                self._begin_late()
+
+    def _begin_late(self) -> None:
+        """Not while ranks have different numbers of batches: those without any would have to be told."""
+        if self.uneven is None:
+            self._begins_after_step = False
+            with torch.enable_grad():
+                self._begin_step(())
 
     def _abandon_pass(self) -> None:
         """The pass before this one ended by an exception."""
@@ -128,5 +158,4 @@ class BackwardPasses:
                 "[BG604]"
             )
         if self.exchanged == WEIGHT and self._synced:
-            with torch.no_grad():  # the exchange of weights does not depend on that pass's gradients
-                self._on_backward_end()
+            self._exchange_pass()  # the exchange of weights does not depend on that pass's gradients

@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 
 import torch
-from habits.case import Found, Way, gradients, habit, mlp, weights
+from habits.case import Found, Way, gradients, habit, mlp, step, weights
+from torch.func import functional_call
 
 
 @habit(kind=3)
@@ -43,3 +44,44 @@ def compiles_the_whole_step(by: Way) -> Found:
         losses = [fast(by.batch(number)).detach() for number in range(3)]
     torch._dynamo.reset()
     return {"losses": losses, "weights": weights(net)}
+
+
+@habit(kind=2)
+def calls_with_computed_weights(by: Way) -> Found:
+    """pytorch#63929: ``functional_call`` with weights that follow from the model's."""
+    net, optimizer = mlp()
+    model = by.wrap(net, optimizer)
+    for number in range(14):
+        optimizer.zero_grad()
+        fast = {name: one * 0.9 for name, one in model.named_parameters()}
+        functional_call(model, fast, (by.batch(number),)).square().mean().backward()
+        optimizer.step()
+    return {"gradients": gradients(net), "weights": weights(net)}
+
+
+@habit(kind=2)
+def learns_to_learn(by: Way) -> Found:
+    """MAML: an inner step that keeps its graph, and an outer loss at the weights behind it."""
+    net, optimizer = mlp()
+    model = by.wrap(net, optimizer)
+    for number in range(6):
+        optimizer.zero_grad()
+        named = dict(model.named_parameters())
+        with by.no_sync(model):
+            inner = model(by.batch(number)).square().mean()
+            steps = torch.autograd.grad(inner, list(named.values()), create_graph=True)
+        fast = {name: one - 0.1 * step for (name, one), step in zip(named.items(), steps, strict=True)}
+        functional_call(model, fast, (by.batch(100 + number),)).square().mean().backward()
+        optimizer.step()
+    return {"gradients": gradients(net), "weights": weights(net)}
+
+
+@habit(kind=2)
+def trains_in_evaluation_mode(by: Way) -> Found:
+    """Fine-tuning with statistics that stay."""
+    net, optimizer = mlp()
+    model = by.wrap(net, optimizer)
+    model.eval()
+    for number in range(4):
+        step(by, model, optimizer, number)
+    return {"gradients": gradients(net), "weights": weights(net)}

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
 import torch
 from torch import nn
 
+import bagua.torch_api as bagua
+from bagua.base.errors import BaguaError
+from bagua.torch_api.algorithms import Algorithm
+from bagua.torch_api.algorithms.one_bit_adam import OneBitAdamOptimizer
+from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
+from bagua.torch_api.algorithms.zero_one_adam import ZeroOneAdamOptimizer
 from bagua.torch_api.data_parallel import DistributedDataParallel
-from training_scenarios.support import scenario
+from training_scenarios.support import batch, check_identical, mlp, scenario, seeded, square, wrap
 
 
 @scenario
@@ -16,3 +26,104 @@ def two_forward_passes() -> None:
     model = DistributedDataParallel(net)
     (model(torch.randn(8, 4)) - model(torch.randn(8, 4))).mean().backward()
     assert all(parameter.grad is not None for parameter in net.parameters())
+
+
+class Losses(nn.Module):
+    """Its loss is a method, and its call the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = mlp()
+
+    def loss(self, rank: int, step: int) -> torch.Tensor:
+        return square(self.layers, rank, step)
+
+    forward = loss
+
+
+Make = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+def of_adam(kind: Callable[..., torch.optim.Optimizer], **arguments: int) -> Make:
+    return lambda parameters: kind(parameters, lr=0.01, **arguments)
+
+
+def slow_sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.01)
+
+
+ALGORITHMS: dict[str, tuple[dict[str, Any], Make]] = {
+    "gradient_allreduce": ({}, slow_sgd),
+    "decentralized": ({"hierarchical": False}, slow_sgd),
+    "low_precision_decentralized": ({}, slow_sgd),
+    "local_sgd": ({"interval": 2, "warmup_steps": 3}, slow_sgd),
+    "top_k": ({"warmup_steps": 3}, slow_sgd),
+    "power_sgd": ({"start_after": 3}, slow_sgd),
+    "qadam": ({}, of_adam(QAdamOptimizer, warmup_steps=3)),
+    "one_bit_adam": ({}, of_adam(OneBitAdamOptimizer, warmup_steps=3)),
+    "zero_one_adam": ({}, of_adam(ZeroOneAdamOptimizer, var_freeze_step=3)),
+}
+
+
+@scenario
+def methods_and_evaluation_mode() -> None:
+    """Training that calls a method, or the model in evaluation mode, ends with the bits of training that calls the
+    model in training mode: warm-ups end in the same step, and weights travel in each."""
+    rank = bagua.get_rank()
+    for name, (arguments, make) in ALGORITHMS.items():
+        ends = []
+        for how in ("call", "method", "evaluation"):
+            model = seeded(Losses)
+            optimizer = make(model.parameters())
+            model.with_bagua([optimizer], Algorithm.init(name, **arguments)).train(how != "evaluation")
+            for step in range(8):
+                optimizer.zero_grad()
+                (model.loss if how == "method" else model)(rank, step).backward()
+                optimizer.step()
+            assert model.bagua_ddp.bagua_train_step_counter == 8
+            ends.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+        assert all(torch.equal(one, ends[0]) for one in ends[1:]), name
+
+
+@scenario
+def asynchronous_by_method() -> None:
+    """The warm-up ends, and averages are applied."""
+    rank = bagua.get_rank()
+    model = seeded(Losses)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model.with_bagua([optimizer], Algorithm.init("async", sync_interval_ms=0, warmup_steps=3))
+    for step in range(100):
+        model.loss(rank, step).backward()
+        optimizer.step()
+        bagua.barrier()
+    assert model.bagua_algorithm.exchanged == "weight"
+    assert bagua.get_world_size() == 1 or model.bagua_algorithm.rounds > 0
+
+
+@scenario
+def other_tensors_in_the_model() -> None:
+    """``functional_call`` with tensors that are no parameters of the model is no change of it, in any step, and what is
+    registered anywhere else is none either."""
+    rank = bagua.get_rank()
+    model = wrap(seeded(mlp))
+    for step in range(12):
+        model.zero_grad()
+        kept = nn.Linear(3, 3)
+        copies = {name: nn.Parameter(one.detach().clone()) for name, one in model.named_parameters()}
+        output = torch.func.functional_call(model, copies, (batch(rank, step, 6, 10),))
+        output.square().mean().backward()
+        assert all(one.grad is None for one in model.parameters()) and kept.weight.grad is None
+        square(model, rank, step).backward()
+    check_identical(model)
+
+
+@scenario
+def replaced_and_trained_by_a_method() -> None:
+    """Not one parameter that was there has a gradient, and no pass of the model begins: the optimizer's step tells."""
+    model = seeded(Losses)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    wrap(model, optimizer)
+    model.layers = seeded(mlp)
+    model.loss(bagua.get_rank(), 0).backward()
+    with pytest.raises(BaguaError, match=r"Parameter layers\..* is trained now.*\[BG602\]"):
+        optimizer.step()

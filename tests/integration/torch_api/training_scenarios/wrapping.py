@@ -140,21 +140,35 @@ def wrapped_again() -> None:
 
 @scenario
 def trained_since() -> None:
-    """A parameter that is trained since the model was wrapped is noticed, whether it was frozen or not there; wrapped
-    again, the model goes on."""
+    """A parameter that is trained since the model was wrapped is noticed in the next step, whether it was frozen, not
+    there or replaced; wrapped again, the model goes on."""
     rank = bagua.get_rank()
-    for thawed in (True, False):
+
+    def thaw(model: nn.Module) -> str:
+        model[0].weight.requires_grad_(True)
+        return "0"
+
+    def append(model: nn.Module) -> str:
+        model.append(nn.Linear(4, 4))
+        return "5"
+
+    def assign(model: nn.Module) -> str:
+        model[4] = nn.Linear(24, 4)
+        return "4"
+
+    def set_parameter(model: nn.Module) -> str:
+        model[2].weight = nn.Parameter(model[2].weight.detach().clone())
+        return "2"
+
+    for change in (thaw, append, assign, set_parameter):
         model = seeded(mlp)
-        model[0].weight.requires_grad_(not thawed)
+        model[0].weight.requires_grad_(change is not thaw)
         wrap(model, torch.optim.SGD(model.parameters(), lr=0.05))
-        square(model, rank, 0).backward()
-        if thawed:
-            model[0].weight.requires_grad_(True)
-        else:
-            model.append(nn.Linear(4, 4))
-        with pytest.raises(BaguaError, match=f"Parameter {'0' if thawed else '5'}.weight is trained now"):
-            for step in range(20):
-                square(model, rank, step).backward()
+        for step in range(3):
+            square(model, rank, step).backward()
+        name = change(model)
+        with pytest.raises(BaguaError, match=rf"Parameter {name}\.weight is trained now.*\[BG602\]"):
+            square(model, rank, 3).backward()
         wrap(model, torch.optim.SGD(model.parameters(), lr=0.05))
         square(model, rank, 1).backward()
         everyone = torch.zeros(bagua.get_world_size(), 320)
@@ -176,7 +190,7 @@ def thawed_in_any_step() -> None:
         optimizer.step()
     model[0].weight.requires_grad_(True)
     with pytest.raises(BaguaError, match=r"Parameter 0\.weight is trained now"):
-        square(model, rank, 4)
+        square(model, rank, 4).backward()
     check_identical(model)
 
 
@@ -196,7 +210,7 @@ def loaded_by_assignment() -> None:
         part = model if whole else model[0]
         part.load_state_dict(copy.deepcopy(part.state_dict()), assign=True)
         with pytest.raises(BaguaError, match=r"Parameter 0\.weight is trained now"):
-            square(model, rank, 4)
+            square(model, rank, 4).backward()
         wrap(model, torch.optim.SGD(model.parameters(), lr=0.05))
         square(model, rank, 1).backward()
         check_identical(model)

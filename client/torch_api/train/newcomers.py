@@ -1,0 +1,65 @@
+"""Notices parameters that are trained now and were not when the model was wrapped: nothing exchanges them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+
+from bagua.torch_api.train.parameters import refuse_newcomers
+
+LOOK_EVERY = 10
+"""Passes between looks (0.1 to 0.3 ms) that nothing has asked for: ``ModuleList.insert`` registers nothing."""
+
+
+class Newcomers:
+    """Those of one model. Looks when parameters or modules were registered anywhere in the process, and when frozen
+    ones are trained.
+
+    It looks in moments when the model is as the program left it: ``functional_call`` puts other tensors into it for the
+    time of a forward pass.
+    """
+
+    def __init__(self, module: torch.nn.Module, ignored: frozenset[str], known: Iterable[torch.Tensor]) -> None:
+        """``known``: parameters that are exchanged."""
+        self._module = module
+        self._ignored = ignored
+        self._known = set(known)
+        self._frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
+        self._passes = 0
+        self._registered = False
+
+    def watch(self) -> list[Any]:
+        """Hooks of the process. Returns what removes them."""
+        me = weakref.ref(self)  # they don't keep a model alive that is dropped without ``close``
+
+        def note(*_: Any) -> None:
+            if (found := me()) is not None:
+                found._registered = True
+
+        handles = [register_module_parameter_registration_hook(note), register_module_module_registration_hook(note)]
+        for handle in handles:
+            weakref.finalize(self, handle.remove).atexit = False
+        return handles
+
+    def refuse(self) -> None:
+        """At the first gradient of a pass. Raises BaguaError for a newcomer."""
+        self._passes += 1
+        thawed = any(parameter.requires_grad for parameter in self._frozen)
+        if thawed or self._registered or self._passes % LOOK_EVERY == 2:
+            self._look()
+
+    def refuse_registered(self) -> None:
+        """Before a step of an optimizer: none of the parameters that there were need have had a gradient."""
+        if self._registered:
+            self._look()
+
+    def _look(self) -> None:
+        refuse_newcomers(self._module, self._ignored, self._known)
+        self._registered = False
