@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 Found = dict[str, Any]
@@ -55,6 +56,12 @@ class Way(ABC):
         """Normal, other numbers for each rank and step; [8, 4] if not told."""
         generator = torch.Generator().manual_seed(100 * step + self.rank)
         return torch.randn(*(shape or (8, 4)), generator=generator)
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        """The average of all ranks' tensors, by an all-reduce of the program's own."""
+        total = tensor.detach().clone()
+        dist.all_reduce(total)
+        return total / self.size
 
     def close(self) -> None:  # noqa: B027 - some have nothing to end
         """Ends what ``wrap`` began."""

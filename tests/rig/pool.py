@@ -58,6 +58,13 @@ class Seat:
         return found
 
 
+def last_words(error: str) -> str:
+    """The first line of the exception at a traceback's end."""
+    lines = error.strip().splitlines()
+    last = max((place for place, line in enumerate(lines) if line.startswith("  ")), default=-1)
+    return lines[min(last + 1, len(lines) - 1)]
+
+
 class Pool:
     """Ranks of one layout, started with the first function.
 
@@ -87,12 +94,14 @@ class Pool:
                 seat.channel.sendall(task)
         answers = self._answers(hang_s)
         pairs = enumerate(zip(self._seats, answers, strict=True))
-        errors = [f"rank {rank}: {error}\n{seat.news()}" for rank, (seat, (_, error)) in pairs if error]
-        if errors:
-            before = ", ".join(self._done[-LAST:]) or "nothing"
-            waits = "\n".join(host.engine.waiting(0.0) for host in self._ranks.hosts) if self._ranks else ""
+        failed = {rank: (error, seat.news()) for rank, (seat, (_, error)) in pairs if error}
+        if failed:
+            short = "; ".join(f"rank {rank}: {last_words(error)}" for rank, (error, _) in failed.items())
+            waits = [host.engine.waiting(0.0) for host in self._ranks.hosts] if self._ranks else []
+            whole = [f"rank {rank}: {error}\n{output}" for rank, (error, output) in failed.items()]
+            before = f"before it: {', '.join(self._done[-LAST:]) or 'nothing'}"
             self.close()
-            pytest.fail("\n".join([f"{name} (before it: {before})", *errors, waits]), pytrace=False)
+            pytest.fail("\n".join([f"{name}: {short}", before, *whole, *waits]), pytrace=False)
         self._done.append(name)
         return [result for result, _ in answers]
 

@@ -83,7 +83,7 @@ class Noting(pickle.Unpickler):
 
 @habit(kind=3, only=WAYS)
 def loads_weights_only(by: Way) -> Found:
-    """What ``torch.load`` refuses to load is no checkpoint for others."""
+    """A checkpoint that ``torch.load`` takes with ``weights_only``, which others need."""
     net, model, optimizer = trained(by)
     saved = [list(net.parameters()), net.state_dict(keep_vars=True), optimizer.state_dict(), net[0].weight]
     for one in saved:

@@ -1,19 +1,238 @@
-"""Programs that put something else in the place of gradients or weights."""
+"""Programs that put something else in the place of gradients."""
 
 from __future__ import annotations
 
-from habits.case import Found, Way, habit, mlp, weights
+import warnings
+from typing import Any
+
+import torch
+from habits.case import Found, Way, gradients, habit, mlp, step, train, weights
+from torch import nn
+
+
+def passes(by: Way, change: Any, steps: int = 6, **options: Any) -> Found:
+    """Trains with ``change(net)`` between the pass and the optimizer's step."""
+    net, optimizer = mlp(**options)
+    model = by.wrap(net, optimizer)
+    for number in range(steps):
+        optimizer.zero_grad()
+        model(by.batch(number)).square().mean().backward()
+        change(net)
+        optimizer.step()
+    return {"gradients": gradients(net), "weights": weights(net)}
 
 
 @habit(kind=1)
 def sets_data_of_gradients(by: Way) -> Found:
     """Clipping, scaling: ``p.grad.data = ...``"""
+
+    def clip(net: nn.Module) -> None:
+        for one in net.parameters():
+            one.grad.data = one.grad.data.clamp(-0.05, 0.05)  # type: ignore[union-attr]
+
+    return passes(by, clip)
+
+
+@habit(kind=1)
+def replaces_gradients(by: Way) -> Found:
+    """``p.grad = ...``"""
+
+    def clip(net: nn.Module) -> None:
+        for one in net.parameters():
+            one.grad = one.grad.clamp(-0.05, 0.05)  # type: ignore[union-attr]
+
+    return passes(by, clip)
+
+
+@habit(kind=1)
+def swaps_gradients(by: Way) -> Found:
+    """Two parameters of one shape change theirs."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    model = by.wrap(net, optimizer)
+    for number in range(5):
+        optimizer.zero_grad(set_to_none=number != 2)
+        model(by.batch(number)).square().mean().backward()
+        net[0].weight.grad, net[2].weight.grad = net[2].weight.grad, net[0].weight.grad
+        optimizer.step()
+    return {"gradients": gradients(net), "weights": weights(net)}
+
+
+@habit(kind=1)
+def drops_gradients(by: Way) -> Found:
+    """Some steps leave parameters alone: their gradient is None, or deleted."""
+
+    def drop(net: Any) -> None:
+        net[0].weight.grad = None
+        del net[2].bias.grad
+
+    return passes(by, drop, momentum=0.9)
+
+
+@habit(kind=1)
+def detaches_gradients(by: Way) -> Found:
+    """As ``zero_grad(set_to_none=False)`` and old loops do it."""
+
+    def detach(net: nn.Module) -> None:
+        for one in net.parameters():
+            one.grad.detach_()  # type: ignore[union-attr]
+            one.grad.requires_grad_(False)  # type: ignore[union-attr]
+
+    return passes(by, detach)
+
+
+@habit(kind=1)
+def keeps_zeros(by: Way) -> Found:
+    """Gradients are never None: zeros are added to, in memory that stays."""
     net, optimizer = mlp()
     model = by.wrap(net, optimizer)
-    for number in range(8):
+    places = set()
+    for number in range(4):
+        optimizer.zero_grad(set_to_none=False)
+        model(by.batch(number)).square().mean().backward()
+        optimizer.step()
+        places.add(tuple(one.grad.data_ptr() for one in net.parameters()))
+    return {"places": len(places), "gradients": gradients(net), "weights": weights(net)}
+
+
+@habit(kind=1)
+def zeroes_by_hand(by: Way) -> Found:
+    """``p.grad.zero_()``, ``fill_`` and ``copy_`` in place of zero_grad."""
+    net, optimizer = mlp()
+    model = by.wrap(net, optimizer)
+    for number in range(4):
+        model(by.batch(number)).square().mean().backward()
+        optimizer.step()
+        for place, one in enumerate(net.parameters()):
+            if place % 2:
+                one.grad.zero_()
+            else:
+                one.grad.copy_(torch.full_like(one, 0.01))
+    return {"gradients": gradients(net), "weights": weights(net)}
+
+
+@habit(kind=1)
+def frees_memory_of_gradients(by: Way) -> Found:
+    """The storage of a gradient is made empty, as offloading does it."""
+    net, optimizer = mlp()
+    model = by.wrap(net, optimizer)
+    for number in range(4):
+        step(by, model, optimizer, number)
+        for one in net.parameters():
+            one.grad.untyped_storage().resize_(0)
+            one.grad = None
+    return {"weights": weights(net)}
+
+
+@habit(kind=1)
+def resizes_gradients(by: Way) -> Found:
+    """``resize_`` and ``set_`` of a gradient."""
+
+    def resize(net: Any) -> None:
+        net[0].weight.grad.resize_(2, 2).resize_(6, 4)
+        net[2].weight.grad.set_(torch.ones(2, 6))
+
+    return passes(by, resize)
+
+
+@habit(kind=1)
+def has_gradients_in_one_buffer(by: Way) -> Found:
+    """Megatron, Apex: gradients are views of one tensor, which is clipped, zeroed and stepped as a whole."""
+    net, _ = mlp()
+    flat = torch.zeros(sum(one.numel() for one in net.parameters()))
+    begin = 0
+    for one in net.parameters():
+        one.grad = flat[begin : begin + one.numel()].view_as(one)
+        begin += one.numel()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    model = by.wrap(net, optimizer)
+    norms = []
+    for number in range(4):
+        flat.zero_()
+        model(by.batch(number)).square().mean().backward()
+        norms.append(flat.norm())
+        flat.mul_(0.1 / flat.norm())
+        optimizer.step()
+    return {"norms": norms, "flat": flat, "gradients": gradients(net), "weights": weights(net)}
+
+
+@habit(kind=1)
+def takes_the_buffer_of_gradients(by: Way) -> Found:
+    """Gradients become views of one tensor after the pass, once and for all."""
+    net, optimizer = mlp()
+    model = by.wrap(net, optimizer)
+    flat = torch.zeros(0)
+    for number in range(5):
+        optimizer.zero_grad(set_to_none=False)
+        model(by.batch(number)).square().mean().backward()
+        if number == 1:
+            flat = torch.cat([one.grad.flatten() for one in net.parameters()])
+            begin = 0
+            for one in net.parameters():
+                one.grad.data = flat[begin : begin + one.numel()].view_as(one)
+                begin += one.numel()
+        flat.clamp_(-0.05, 0.05)
+        optimizer.step()
+    return {"flat": flat, "gradients": gradients(net), "weights": weights(net)}
+
+
+@habit(kind=1)
+def makes_gradients_sparse(by: Way) -> Found:
+    """``p.grad = p.grad.to_sparse()``"""
+
+    def sparse(net: Any) -> None:
+        net[2].weight.grad = net[2].weight.grad.to_sparse()
+
+    net, optimizer = mlp()
+    model = by.wrap(net, optimizer)
+    for number in range(3):
         optimizer.zero_grad()
         model(by.batch(number)).square().mean().backward()
-        for one in net.parameters():
-            one.grad.data = one.grad.data.clamp(-0.05, 0.05)
+        sparse(net)
         optimizer.step()
     return {"weights": weights(net)}
+
+
+@habit(kind=1)
+def transposes_gradients(by: Way) -> Found:
+    """A gradient of other strides, by which zeros are kept."""
+    net, optimizer = mlp()
+    model = by.wrap(net, optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that it is slower
+        for number in range(4):
+            optimizer.zero_grad(set_to_none=number == 3)
+            model(by.batch(number)).square().mean().backward()
+            net[0].weight.grad = net[0].weight.grad.t().contiguous().t()
+            optimizer.step()
+    return {"gradients": gradients(net), "weights": weights(net)}
+
+
+@habit(kind=1)
+def fills_gradients_by_hand(by: Way) -> Found:
+    """No backward pass of the model: autograd.grad, an all-reduce of the program's own, and ``p.grad = ...``."""
+    net, optimizer = mlp()
+    model = by.wrap(net, optimizer)
+    step(by, model, optimizer, 9)
+    for number in range(3):
+        optimizer.zero_grad()
+        found = torch.autograd.grad(net(by.batch(number)).square().mean(), list(net.parameters()))
+        for one, gradient in zip(net.parameters(), found, strict=True):
+            one.grad = by.mean(gradient)
+        optimizer.step()
+    train(by, model, optimizer)
+    return {"weights": weights(net)}
+
+
+@habit(kind=1)
+def scales_with_foreach(by: Way) -> Found:
+    """Lists of gradients are changed in place at once, by foreach and by clipping."""
+
+    def scale(net: nn.Module) -> None:
+        found = [one.grad for one in net.parameters() if one.grad is not None]
+        torch._foreach_mul_(found, 3.0)
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5, foreach=True)
+        torch.nn.utils.clip_grad_value_(net.parameters(), 0.2)
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.3, foreach=False)
+
+    return passes(by, scale)

@@ -1,0 +1,289 @@
+"""Programs with several passes a step, or other passes than one of the whole model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from habits.case import Found, Way, gradients, habit, mlp, step, train, weights
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+
+@habit(kind=1)
+def accumulates(by: Way) -> Found:
+    """Several passes, of which each is exchanged."""
+    net, optimizer = mlp()
+    model = by.wrap(net, optimizer)
+    for number in range(3):
+        optimizer.zero_grad(set_to_none=number != 1)
+        for part in range(3):
+            (model(by.batch(10 * number + part)).square().mean() / 3).backward()
+        optimizer.step()
+    return {"gradients": gradients(net), "weights": weights(net)}
+
+
+@habit(kind=1)
+def accumulates_without_sync(by: Way) -> Found:
+    """Several passes, of which the last one is exchanged; gradients are changed between them."""
+    net, optimizer = mlp()
+    model = by.wrap(net, optimizer)
+    for number in range(3):
+        optimizer.zero_grad()
+        for part in range(3):
+            loss = lambda: model(by.batch(10 * number + part)).square().mean()  # noqa: B023, E731
+            if part < 2:
+                with by.no_sync(model):
+                    loss().backward()
+                for one in net.parameters():
+                    one.grad *= 0.5
+            else:
+                loss().backward()
+        optimizer.step()
+    return {"gradients": gradients(net), "weights": weights(net)}
+
+
+@habit(kind=1)
+def replaces_what_it_accumulates(by: Way) -> Found:
+    """Between passes that accumulate, some gradients become new tensors, None, or have other data."""
+    net, optimizer = mlp()
+    model = by.wrap(net, optimizer)
+    for number in range(3):
+        optimizer.zero_grad()
+        with by.no_sync(model):
+            model(by.batch(10 * number)).square().mean().backward()
+        net[0].weight.grad = net[0].weight.grad * 0.5
+        net[0].bias.grad.data = net[0].bias.grad.data * 0.5
+        net[2].weight.grad = None
+        model(by.batch(10 * number + 1)).square().mean().backward()
+        optimizer.step()
+    return {"gradients": gradients(net), "weights": weights(net)}
+
+
+@habit(kind=1)
+def climbs_and_steps(by: Way) -> Found:
+    """SAM: a pass at the weights, another one beside them, whose gradients are used."""
+    net, optimizer = mlp()
+    model = by.wrap(net, optimizer)
+    for number in range(3):
+        optimizer.zero_grad()
+        model(by.batch(number)).square().mean().backward()
+        norm = torch.stack([one.grad.norm() for one in net.parameters()]).norm()
+        climbs = [0.05 * one.grad / norm for one in net.parameters()]
+        kept = [one.grad for one in net.parameters()]
+        with torch.no_grad():
+            torch._foreach_add_(list(net.parameters()), climbs)
+        optimizer.zero_grad()
+        model(by.batch(number)).square().mean().backward()
+        with torch.no_grad():
+            torch._foreach_sub_(list(net.parameters()), climbs)
+            for one, first in zip(net.parameters(), kept, strict=True):
+                one.grad.add_(first, alpha=0.1)
+        optimizer.step()
+    return {"weights": weights(net)}
+
+
+@habit(kind=1, without=("local_sgd", "decentralized", "async"))
+def calls_a_closure(by: Way) -> Found:
+    """LBFGS, which keeps the last gradient and direction."""
+    net, _ = mlp()
+    optimizer = torch.optim.LBFGS(net.parameters(), lr=0.2, max_iter=3)
+    model = by.wrap(net, optimizer)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = model(by.batch(0)).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+    return {"weights": weights(net)}
+
+
+@habit(kind=1)
+def scales_its_loss(by: Way) -> Found:
+    """GradScaler, with clipping in between and a step that overflows on one rank."""
+    net, optimizer = mlp()
+    model = by.wrap(net, optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
+    for number in range(5):
+        optimizer.zero_grad()
+        loss = model(by.batch(number)).square().mean()
+        if number == 2 and by.rank == 1:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+    return {"scale": scaler.get_scale() if by.exact else 0.0, "weights": weights(net)}
+
+
+@habit(kind=1)
+def penalizes_gradients(by: Way) -> Found:
+    """A gradient of the inputs is part of the loss (WGAN-GP)."""
+    net, optimizer = mlp()
+    model = by.wrap(net, optimizer)
+    for number in range(3):
+        optimizer.zero_grad()
+        x = by.batch(number).requires_grad_()
+        out = model(x).square().sum(1)
+        slope = torch.autograd.grad(out.sum(), x, create_graph=True)[0]
+        (out.mean() + (slope.norm(dim=1) - 1).square().mean()).backward()
+        optimizer.step()
+    return {"weights": weights(net)}
+
+
+@habit(kind=1)
+def changes_gradients_in_hooks(by: Way) -> Found:
+    """Hooks of tensors that return new gradients, from before the model is wrapped and after."""
+    net, optimizer = mlp()
+    net[0].weight.register_hook(lambda gradient: gradient * 2)
+    model = by.wrap(net, optimizer)
+    net[2].weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+    net[2].bias.register_hook(lambda gradient: None)
+    for number in range(3):
+        step(by, model, optimizer, number)
+    return {"gradients": gradients(net), "weights": weights(net)}
+
+
+@habit(kind=1)
+def looks_at_gradients_in_hooks(by: Way) -> Found:
+    """Hooks that keep a layer's local gradients."""
+    net, optimizer = mlp()
+    kept: list[Tensor] = []
+    for one in net.parameters():
+        one.register_hook(kept.append)
+    model = by.wrap(net, optimizer)
+    train(by, model, optimizer)
+    return {"kept": kept, "weights": weights(net)}
+
+
+@habit(kind=1)
+def computes_a_part_again(by: Way) -> Found:
+    """Checkpoints of activations."""
+    net, optimizer = mlp()
+    model = by.wrap(Recomputed(net), optimizer)
+    train(by, model, optimizer)
+    return {"gradients": gradients(net), "weights": weights(net)}
+
+
+class Recomputed(nn.Module):
+    """Its first layers run again in backward."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Any:
+        first: Any = self.net[:2]  # type: ignore[index]
+        return self.net[2](checkpoint(first, x, use_reentrant=False))  # type: ignore[index]
+
+
+@habit(kind=1)
+def leaves_parameters_out(by: Way) -> Found:
+    """Another part of the model is used in each step, and another one on each rank."""
+    torch.manual_seed(0)
+    net = Branches()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    model = by.wrap(net, optimizer, find_unused_parameters=True)
+    for number in range(6):
+        optimizer.zero_grad(set_to_none=number % 2 == 0)
+        model(by.batch(number), (number + by.rank * (number > 3)) % 3).square().mean().backward()
+        optimizer.step()
+    return {"weights": weights(net)}
+
+
+class Branches(nn.Module):
+    """Three layers, of which one is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 2) for _ in range(3))
+
+    def forward(self, x: Tensor, which: int) -> Any:
+        return self.layers[which](x)
+
+
+@habit(kind=1)
+def trains_two_models_in_turns(by: Way) -> Found:
+    """A GAN: the second model is frozen while the first one trains through it."""
+    (maker, of_maker), (judge, of_judge) = mlp(), mlp()
+    makes, judges = by.wrap(maker, of_maker), by.wrap(judge, of_judge)
+    for number in range(3):
+        judge.requires_grad_(True)
+        of_judge.zero_grad()
+        fake = torch.cat([makes(by.batch(number))] * 2, 1).detach()
+        (judges(fake).mean() - judges(by.batch(20 + number)).mean()).backward()
+        of_judge.step()
+        judge.requires_grad_(False)
+        of_maker.zero_grad()
+        (-judges(torch.cat([makes(by.batch(40 + number))] * 2, 1))).mean().backward()
+        of_maker.step()
+    return {"weights": [*weights(maker), *weights(judge)]}
+
+
+@habit(kind=1)
+def uses_another_optimizer(by: Way) -> Found:
+    """An optimizer that was made after the model was wrapped, with groups that came later."""
+    net, optimizer = mlp()
+    model = by.wrap(net, optimizer)
+    train(by, model, optimizer, 2)
+    other = torch.optim.AdamW(net[0].parameters(), lr=0.01)
+    train(by, model, other, 2)
+    other.add_param_group({"params": net[2].parameters(), "lr": 0.02})
+    train(by, model, other, 2)
+    other.load_state_dict(other.state_dict())
+    train(by, model, other, 2)
+    return {"weights": weights(net)}
+
+
+@habit(kind=1)
+def steps_in_place_of_the_optimizer(by: Way) -> Found:
+    """``p.data -= lr * p.grad``, and no optimizer's step."""
+    net, optimizer = mlp()
+    model = by.wrap(net, optimizer)
+    for number in range(4):
+        model(by.batch(number)).square().mean().backward()
+        for one in net.parameters():
+            one.data -= 0.1 * one.grad
+            one.grad = None
+    return {"weights": weights(net)}
+
+
+@habit(kind=1)
+def steps_as_one_kernel(by: Way) -> Found:
+    """Fused optimizers read all gradients at once."""
+    net, _ = mlp()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01, fused=True)
+    model = by.wrap(net, optimizer)
+    train(by, model, optimizer, 4)
+    return {"weights": weights(net)}
+
+
+@habit(kind=1)
+def runs_backward_of_a_part(by: Way) -> Found:
+    """Two forward passes, of which one has a backward pass; outputs that nobody uses."""
+    net, optimizer = mlp()
+    model = by.wrap(net, optimizer)
+    for number in range(3):
+        optimizer.zero_grad()
+        with torch.no_grad():
+            target = model(by.batch(30 + number))
+        first = model(by.batch(number))
+        (first - target).square().mean().backward()
+        optimizer.step()
+    return {"gradients": gradients(net), "weights": weights(net)}
+
+
+@habit(kind=1)
+def contrasts_two_views(by: Way) -> Found:
+    """Two forward passes before one backward pass."""
+    net, optimizer = mlp()
+    model = by.wrap(net, optimizer)
+    for number in range(3):
+        optimizer.zero_grad()
+        (model(by.batch(number)) * model(by.batch(20 + number))).sum(1).exp().mean().backward()
+        optimizer.step()
+    return {"gradients": gradients(net), "weights": weights(net)}
