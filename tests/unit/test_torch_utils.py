@@ -89,6 +89,20 @@ def test_average_over_time() -> None:
     assert average.get(10.0) == pytest.approx(values[-1])
 
 
+@pytest.mark.parametrize(
+    ("seconds", "mean"),
+    [(0.5, 6.0), (1, 6.0), (2, (6 + 5) / 2), (3, (6 + 4.5 * 2) / 3), (5, (6 + 3.5 * 4) / 5), (7, (6 + 2.5 * 6) / 7)],
+)
+def test_average_over_time_of_the_originals_records(seconds: float, mean: float) -> None:
+    """Mean over the last second 5, over two 4.5, over four 3.5, over all six 2.5; then another second of 6."""
+    clock = Clock()
+    average = utils.StatisticalAverage(0.0, [5.0, 4.5, 3.5], (2.0, 2.5), clock)
+    clock.now = 1.0
+    average.record(6.0)
+    assert average.get_records_mean(seconds) == pytest.approx(mean, abs=0.1)
+    assert average.total_recording_time() == 7.0 and str(average.records) in str(average)
+
+
 def test_average_over_time_of_slow_and_quick_measurements() -> None:
     clock = Clock()
     average = utils.StatisticalAverage(clock=clock)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -115,13 +115,13 @@ def average_by_removing_extreme_values(raw_score_list: Sequence[float]) -> tuple
 class StatisticalAverage:
     """The mean over time of a quantity that is measured now and then, over the last 1, 2, 4, ... seconds.
 
-    Each measurement stands for the time since the one before it. The public attributes are those that the original
-    sends between processes.
+    Each measurement stands for the time since the one before it. Between two spans whose means are kept, the mean is
+    interpolated. The public attributes are those that the original sends between processes.
 
     Args:
         last_update_time: Seconds since the epoch of the last measurement. Default: now.
         records: Mean over the last 2^i seconds, for i = 0, 1, ...
-        record_tail: (seconds, mean) of what is older than the last whole record.
+        record_tail: (seconds beyond the longest of these spans, mean over the whole time).
         clock: Seconds since the epoch.
     """
 
@@ -148,17 +148,15 @@ class StatisticalAverage:
     def get_records_mean(self, last_n_seconds: float) -> float:
         """Mean over the last ``last_n_seconds`` seconds before the last measurement, as far back as is known; 0.0 if
         nothing is."""
-        seconds = min(last_n_seconds, self.total_recording_time())
-        if seconds <= 0:
-            return self.records[0] if self.records else self.record_tail[1]
-        total = 0.0
-        for length, mean in self._pieces():
-            part = min(length, seconds)
-            total += part * mean
-            seconds -= part
-            if seconds <= 0:
-                break
-        return total / min(last_n_seconds, self.total_recording_time())
+        if last_n_seconds <= 0:
+            return 0.0
+        kept = [(2.0**number, mean) for number, mean in enumerate(self.records)]
+        if self.record_tail[0] > 0:
+            kept.append((self.total_recording_time(), self.record_tail[1]))
+        for (near, newer), (far, whole) in itertools.pairwise([(0.0, kept[0][1]), *kept] if kept else []):
+            if last_n_seconds <= far:
+                return newer + (whole - newer) * (last_n_seconds - near) / (far - near)
+        return kept[-1][1] if kept else self.record_tail[1]
 
     def record(self, val: float) -> None:
         """``val`` was the value since the last measurement until now."""
@@ -166,52 +164,25 @@ class StatisticalAverage:
         passed = now - self.last_update_time
         if passed <= 0:
             return
-        pieces = [(passed, float(val)), *self._pieces()]
-        self.last_update_time = now
-        total = sum(length for length, _ in pieces)
-        self.records = []
-        reach = 1.0
-        while reach <= total:
-            self.records.append(_mean_of_newest(pieces, reach))
-            reach *= 2
-        rest = total - self.record_seconds()
-        covered = self.record_seconds()
-        whole = _mean_of_newest(pieces, total) * total
-        newest = (self.records[-1] if self.records else 0.0) * covered
-        self.record_tail = (rest, (whole - newest) / rest if rest > 0 else 0.0)
+
+        def mean(seconds: float) -> float:
+            older = max(0.0, seconds - passed)
+            return (val * (seconds - older) + self.get_records_mean(older) * older) / seconds
+
+        total = self.total_recording_time() + passed
+        records = []
+        while 2.0 ** len(records) <= total:
+            records.append(mean(2.0 ** len(records)))
+        whole = mean(total)
+        self.last_update_time, self.records = now, records
+        self.record_tail = (total - self.record_seconds(), whole)
 
     def get(self, last_n_seconds: float) -> float:
-        """Mean over the last ``last_n_seconds`` seconds until now; the newest value counts on until it is measured
-        again."""
+        """Mean over the part of the last ``last_n_seconds`` seconds that the last measurement ends; the newest value
+        if that is older."""
         silent = max(0.0, self._clock() - self.last_update_time)
-        newest = self.get_records_mean(1.0)
-        if silent >= last_n_seconds:
-            return newest
-        known = min(last_n_seconds - silent, self.total_recording_time())
-        if known + silent <= 0:
-            return newest
-        return (newest * silent + self.get_records_mean(known) * known) / (silent + known)
+        return self.get_records_mean(last_n_seconds - silent if last_n_seconds > silent else 1.0)
 
-    def _pieces(self) -> list[tuple[float, float]]:
-        """(seconds, mean), newest first."""
-        pieces: deque[tuple[float, float]] = deque()
-        for index, mean in enumerate(self.records):
-            if index == 0:
-                pieces.append((1.0, mean))
-            else:
-                half = 2.0 ** (index - 1)
-                pieces.append((half, 2 * mean - self.records[index - 1]))
-        if self.record_tail[0] > 0:
-            pieces.append(self.record_tail)
-        return list(pieces)
-
-
-def _mean_of_newest(pieces: Sequence[tuple[float, float]], seconds: float) -> float:
-    left, total = seconds, 0.0
-    for length, mean in pieces:
-        part = min(length, left)
-        total += part * mean
-        left -= part
-        if left <= 0:
-            break
-    return total / seconds
+    def __str__(self) -> str:
+        shown = ("last_update_time", "records", "record_tail")
+        return str({name: getattr(self, name) for name in shown})
