@@ -65,6 +65,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         self.rounds = 0
         self.averaging = True
         self._under_way = False
+        self._model: DataParallel | None = None
         self._next_start = 0.0  # by time.monotonic()
         self._pairs: dict[str, Pairs] = {}  # by bucket
         if self.peer_selection_mode == "shift_one":
@@ -95,6 +96,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
             bucket.set_plan(self.warm_up.plan())
             return
         own = bagua_ddp.own_communicator()
+        self._model = bagua_ddp
         if self.peer_selection_mode == "shift_one":
             # One step that communicates, never two: the second one would be waited for.
             pairs = self._pairs[bucket.name] = Pairs(self.process_group, hierarchical=False, private=True, rests=True)
@@ -128,7 +130,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
 
     def init_forward_pre_hook(self, bagua_ddp: DataParallel) -> Callable[[Any], None]:
         """Applies the average that has arrived, and starts the next one when it is time."""
-        return lambda _: self._look(bagua_ddp) if self.exchanged == WEIGHT else None
+        return lambda _: self._look(bagua_ddp) if self.averaging and self.exchanged == WEIGHT else None
 
     def init_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[str, torch.nn.Parameter], None]:
         """Gradients are exchanged in the warm-up alone."""
@@ -140,8 +142,6 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
 
     def _look(self, bagua_ddp: DataParallel) -> None:
         """Looks after the exchange at the beginning of a forward pass. It never waits for another rank."""
-        if not self.averaging:
-            return
         if self._under_way:
             if not all(bucket.done() for bucket in bagua_ddp.bagua_buckets):
                 return
@@ -160,17 +160,24 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         self._next_start = time.monotonic() + self.sync_interval_ms / 1000
 
     def abort(self, bagua_ddp: Any = None) -> None:
-        """From now on this rank applies no average and starts none; it trains on alone. May be called at any moment,
-        on any ranks, again and again.
+        """Ends averaging, with the same weights on all ranks. All ranks call it after their last step.
 
-        Waits for nobody (the original's waits for all ranks, and stops them all): the other ranks' next average waits
-        for this one's ``resume``, while they train on. What is under way stays so. ``bagua_ddp``: the model, its
-        wrapper or ``bagua_ddp``, as in the original; this object knows its model anyway.
+        A rank that comes early takes part in the averages of the others until all are there; then all get the mean of
+        their weights. In the warm-up, when replicas are equal, it waits for nobody; nothing if it was called before.
+        ``bagua_ddp``: the model, its wrapper or ``bagua_ddp``, as in the original; this object knows its model anyway.
+        Raises CommunicationError if a rank leaves the job instead.
         """
-        self.averaging = False
+        model, was_averaging, self.averaging = self._model, self.averaging, False
+        if model is not None and was_averaging:
+            model.settle(lambda: self._look(model), lambda: self._finish(model) if self._under_way else None)
+
+    def close(self) -> None:
+        """There is nothing left to end."""
+        self._model = None
 
     def resume(self, bagua_ddp: Any = None) -> None:
-        """Takes part again from the next forward pass on. Waits for nobody. Nothing if not aborted."""
+        """Takes part again from the next forward pass on. Waits for nobody: the others' next average waits for this
+        rank, while they train on. Nothing if not aborted."""
         self.averaging = True
 
 
@@ -207,9 +214,10 @@ class AsyncModelAverageAlgorithm(Algorithm):
         everywhere: With a codec: encode inside hosts, too. "shift_one" always does so, if there are several hosts.
         warmup_codec: How gradients are encoded between hosts in the warm-up; None: as they are.
 
-    ``model.bagua_algorithm.abort(model)`` and ``.resume(model)`` are local and never wait. A rank that ends its
-    training leaves the others without averages and without an error. It waits for them when it wraps the model anew,
-    calls ``model.bagua_ddp.close()`` or ``destroy_process_group()``, or its process ends.
+    After training all ranks call ``model.bagua_algorithm.abort(model)``: it waits for all, and leaves the same weights
+    on all; ``.resume(model)`` goes on. A rank that ends without it leaves the others without averages and without an
+    error. It waits for them when it wraps the model anew, calls ``model.bagua_ddp.close()`` or
+    ``destroy_process_group()``, or its process ends.
     """
 
     def __init__(

@@ -166,6 +166,13 @@ class DataParallel(Protocol):
         """Runs the plans of all buckets side by side, and waits for them. In an elastic job they count together."""
         ...
 
+    def settle(self, meanwhile: Callable[[], None], finish: Callable[[], None]) -> None:
+        """Where ranks begin exchanges of weights at moments of their own: waits until all ranks of the model have
+        called it, and calls ``meanwhile`` again and again until then. After that ``finish`` ends the run of this rank
+        that is under way, and ranks that have begun fewer catch up. Last, all get the mean of their weights, with the
+        same bits. Raises CommunicationError if a rank leaves instead."""
+        ...
+
     def own_communicator(self) -> Communicator:
         """A new communicator of all ranks of the model, for what may come at different moments on different ranks.
         All ranks call it together. It lives as long as the wrapped model or the algorithm's next reset."""

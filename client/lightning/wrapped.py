@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import bagua.torch_api as bagua
-from bagua.algorithms import Algorithm
+from bagua.algorithms import Algorithm, AsyncModelAverageAlgorithmImpl
 from bagua.torch_api.compat.model import BaguaDistributedDataParallel
 from bagua.torch_api.train.parameters import IGNORE_LISTS
 
@@ -59,8 +59,10 @@ class StepModule(torch.nn.Module):
             bagua.broadcast(buffer, src=0)
 
     def end(self, alone: bool = False) -> None:
-        """``module`` is an ordinary one again. All ranks do it together, or this one ``alone``: it then waits for no
-        other."""
+        """``module`` is an ordinary one again. All ranks do it together, and asynchronous averages end with the same
+        weights on all; or this one ``alone``: it then waits for no other."""
         if self.exchange is not None:
+            if not alone and isinstance(self.exchange.bagua_algorithm, AsyncModelAverageAlgorithmImpl):
+                self.exchange.bagua_algorithm.abort()
             self.exchange.close(alone)
             self.exchange = None

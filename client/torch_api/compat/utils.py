@@ -170,7 +170,7 @@ class StatisticalAverage:
             return (val * (seconds - older) + self.get_records_mean(older) * older) / seconds
 
         total = self.total_recording_time() + passed
-        records = []
+        records: list[float] = []
         while 2.0 ** len(records) <= total:
             records.append(mean(2.0 ** len(records)))
         whole = mean(total)

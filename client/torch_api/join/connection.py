@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, Protocol, TypedDict
@@ -23,6 +24,7 @@ LOG = logging.getLogger("bagua")
 
 FIRST_WARNING_S = 30.0
 WARNING_EVERY_S = 60.0
+LOOK_AGAIN_S = 0.001
 
 Times = tuple[int, int, int]
 Told = tuple[int, int, int]
@@ -442,10 +444,19 @@ class HostConnection:
         """See ``Connection``."""
         self._rank.abandon(ticket)
 
-    def barrier(self, comm: int = 0, deadline_s: float = math.inf) -> None:
-        """Returns when every member has called it."""
+    def barrier(
+        self, comm: int = 0, deadline_s: float = math.inf, meanwhile: Callable[[], object] | None = None
+    ) -> None:
+        """Returns when every member has called it. Until then ``meanwhile`` is called again and again."""
         operation = request(self.kinds["barrier"], comm=comm, dtype=self.dtypes["uint8"], count=0)
-        self.wait(self.submit(operation), deadline_s)
+        ticket = self.submit(operation)
+        began, told = time.monotonic(), self.first_warning_s
+        while meanwhile is not None and not self.done(ticket):
+            meanwhile()
+            time.sleep(LOOK_AGAIN_S)
+            if (waited := time.monotonic() - began) >= told:
+                told = waited + self.go_on(waited, deadline_s)
+        self.wait(ticket, deadline_s)
 
     def _who_waits(self) -> str:
         if self._describe_waits is None:

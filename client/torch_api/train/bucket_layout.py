@@ -191,6 +191,14 @@ class ModelBuckets:
             for run, starts in zip(self._runs, most, strict=True):
                 run.catch_up(starts)
 
+    def run_as_often(self) -> None:
+        """After ``compare_starts``: each bucket runs to its end until it has been started as often as on the rank that
+        is ahead."""
+        for bucket, most in zip(self.buckets, self._most[1], strict=True):
+            for _ in range(most - bucket.execution.starts):
+                bucket.start()
+                bucket.join()
+
     @property
     def _runs(self) -> list[Execution]:
         return [bucket.execution for bucket in self.buckets if isinstance(bucket.execution, Execution)]

@@ -311,6 +311,10 @@ class _DdpModel:
         """Nothing is exchanged outside of backward."""
         raise CommunicationError("In DistributedDataParallel gradients are exchanged in backward alone. [BG606]")
 
+    def settle(self, *_: Any) -> None:
+        """As ``exchange``."""
+        self.exchange()
+
     def own_communicator(self) -> Communicator:
         """Another communicator of all ranks of the model."""
         return self._runner.own_communicator()

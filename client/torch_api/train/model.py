@@ -43,6 +43,7 @@ from bagua.torch_api.train.recorder import recorder_of
 from bagua.torch_api.train.recut import Cuts, recut
 from bagua.torch_api.train.repeating_reducer import RepeatingReducer
 from bagua.torch_api.train.runner import Runner
+from bagua.torch_api.train.settling import settle
 from bagua.torch_api.train.shadowed import ShadowedModel
 from bagua.torch_api.train.tracer import Tracer
 from bagua.torch_api.train.tuner import Tuner
@@ -496,6 +497,10 @@ class DistributedModel(Mark, ShadowedModel):
             for bucket in buckets:
                 bucket.start()
             self._join_buckets(buckets)
+
+    def settle(self, meanwhile: Callable[[], None], finish: Callable[[], None]) -> None:
+        """See ``bagua.algorithms.base.DataParallel``."""
+        settle(self._runner, self._layout, meanwhile, finish)
 
 
 def join_models(

@@ -329,6 +329,10 @@ def failures_leave_nothing() -> None:
                 with pytest.raises(ZeroDivisionError) if failing else nullcontext():
                     trainer.fit(model, make_loader())
                 used.append(in_use(model))
+            mine = torch.cat([one.detach().flatten() for one in model.parameters()])
+            first = mine.clone()
+            bagua.broadcast(first)
+            assert torch.equal(mine, first), algorithm
         assert len(set(used)) == 1 and used[0][0] == 0, used
 
 

@@ -1,4 +1,4 @@
-"""Asynchronous model average on real ranks: nobody waits for anybody, whatever they do and whenever they end."""
+"""Asynchronous model average on real ranks: in training nobody waits for anybody; after ``abort`` all are the same."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 import bagua.torch_api as bagua
+from bagua.base.errors import CommunicationError
 from bagua.torch_api.algorithms.async_model_average import AsyncModelAverageAlgorithm
 
-SEQUENCES = 200
+SEQUENCES = 40
 LIVENESS_EVERY = 10
 TWO_HOSTS = [[0, 1], [2, 3]]
 
@@ -51,26 +52,72 @@ class Trainer:
             self.step()
         assert all(bool(parameter.isfinite().all()) for parameter in self.model.parameters())
 
+    def differs(self) -> float:
+        """The largest distance of a weight from rank 0's."""
+        mine = torch.cat([parameter.detach().flatten() for parameter in self.model.parameters()])
+        first = mine.clone()
+        bagua.broadcast(first)
+        return (mine - first).abs().max().item()
 
-def rank_random_sequences(mode: str) -> int:
-    """Every rank aborts, resumes and trains as its own dice say; sometimes all resume, and an average must come."""
+
+def rank_random_sequences(options: dict[str, Any]) -> int:
+    """All ranks abort and resume in the same order, and each takes as many steps in between as its own dice say."""
     bagua.init_process_group()
-    trainer = Trainer(peer_selection_mode=mode)
-    dice = random.Random(bagua.get_rank())
-    what = (trainer.algorithm.abort, trainer.algorithm.resume, lambda _: trainer.step())
+    trainer = Trainer(**options)
+    trainer.steps(4)  # the warm-up, in which ranks are in step
+    common, own = random.Random(0), random.Random(bagua.get_rank())
     for number in range(SEQUENCES):
-        for _ in range(dice.randrange(1, 8)):
-            dice.choice(what)(trainer.model)
-        if number % LIVENESS_EVERY == LIVENESS_EVERY - 1:
-            trainer.algorithm.resume(trainer.model)
+        trainer.steps(own.randrange(8))
+        what, argument = common.choice(("abort", "resume")), common.choice((trainer.model, None))
+        getattr(trainer.algorithm, what)(argument)
+        if what == "abort" and number % LIVENESS_EVERY == LIVENESS_EVERY - 1:
+            trainer.algorithm.resume()
             trainer.average_once_more()
+            trainer.algorithm.abort()
+            assert trainer.differs() == 0
     return trainer.algorithm.rounds
 
 
-@pytest.mark.parametrize("mode", ["all", "shift_one"])
-def test_abort_and_resume_at_any_moment(ranks: Any, mode: str) -> None:
-    rounds = ranks.run(rank_random_sequences, hosts=TWO_HOSTS, mode=mode)
-    assert min(rounds) >= SEQUENCES // LIVENESS_EVERY
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"peer_selection_mode": "shift_one"}, {"codec": "int4", "everywhere": True, "warmup_steps": 3}],
+    ids=["all", "pairs", "codec"],
+)
+def test_abort_leaves_the_same_weights_on_all_ranks(ranks: Any, options: dict[str, Any]) -> None:
+    assert min(ranks.run(rank_random_sequences, hosts=TWO_HOSTS, options=options)) > 0
+
+
+def rank_aborts_early() -> float:
+    """Rank 0 has no more batches, and the others go on until they have had more averages with it."""
+    bagua.init_process_group()
+    trainer = Trainer()
+    trainer.average_once_more()
+    more = trainer.algorithm.rounds + 5
+    while bagua.get_rank() and trainer.algorithm.rounds < more:
+        trainer.step()
+    trainer.algorithm.abort(trainer.model)
+    return trainer.differs()
+
+
+def test_a_rank_that_aborts_takes_part_until_all_have(ranks: Any) -> None:
+    assert ranks.run(rank_aborts_early, hosts=TWO_HOSTS) == [0] * 4
+
+
+def rank_aborts_alone() -> str:
+    bagua.init_process_group()
+    trainer = Trainer()
+    trainer.average_once_more()
+    bagua.barrier()
+    if bagua.get_rank() == 1:
+        bagua.destroy_process_group()
+        return ""
+    with pytest.raises(CommunicationError) as caught:
+        trainer.algorithm.abort()
+    return str(caught.value)
+
+
+def test_abort_does_not_wait_for_a_rank_that_has_left(ranks: Any) -> None:
+    assert "rank 1" in ranks.run(rank_aborts_alone, hosts=[[0, 1]])[0]
 
 
 def rank_one_stands_still() -> None:

@@ -98,6 +98,27 @@ def test_one_joins_while_another_waits(ranks: Ranks, tmp_path: Path, options: di
     assert [one.result() for one in ranks.started] == [4] * 4
 
 
+def rank_aborts() -> float:
+    """Member 2 is killed, and the others end their training. Returns the largest distance from rank 0's weights."""
+    bagua.init_process_group()
+    trainer = Trainer()
+    for _ in range(5 + 5 * bagua.get_rank()):
+        trainer.step()
+    if current().membership.member == 2:
+        kill_self()
+    trainer.model.bagua_algorithm.abort()  # type: ignore[union-attr, operator]
+    mine = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
+    first = mine.clone()
+    bagua.broadcast(first)
+    return (mine - first).abs().max().item()
+
+
+def test_one_is_lost_while_others_end_their_averages(ranks: Ranks) -> None:
+    ranks.start(rank_aborts, hosts=[[0, 1], [2, 3]], elastic=True)
+    ranks.wait(DEADLINE_S)
+    assert [ranks.started[member].result() for member in (0, 1, 3)] == [0] * 3
+
+
 def rank_beside() -> int:
     """Trains, and another thread communicates. It is the first to hear that member 2 is lost, or the last."""
     bagua.init_process_group()
