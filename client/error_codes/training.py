@@ -22,7 +22,9 @@ AREA = Area(
             "The model has changed since it was wrapped",
             "A parameter has another dtype, shape or device now, or is trained now and was not when the model was "
             "wrapped. Nothing would exchange its gradient, and replicas would drift apart.",
-            "Call `with_bagua()` again after such a change, on all ranks.",
+            "Wrap the model again after such a change, on all ranks: `with_bagua()`, or `DistributedDataParallel()`. "
+            "Lightning's `BaguaStrategy` follows parameters that a callback thaws or adds by itself; change shapes and "
+            "dtypes before `fit`.",
         ),
         Entry(
             "BG603",

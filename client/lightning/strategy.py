@@ -146,6 +146,12 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
             wrapped.begin(self.optimizers, self._algorithm, self._flatten, self._broadcast_buffers)
             self.model = wrapped
 
+        def training_step(self, *inputs: Any, **named: Any) -> Any:
+            """That of the LightningModule, with the parameters that are trained now."""
+            if isinstance(self.model, StepModule):
+                self.model.follow_parameters()
+            return super().training_step(*inputs, **named)
+
         def process_dataloader(self, dataloader: Any) -> Any:
             """Batches of an ``ElasticSampler`` in epochs of a Trainer."""
             found = super().process_dataloader(dataloader)

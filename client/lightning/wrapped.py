@@ -46,6 +46,11 @@ class StepModule(torch.nn.Module):
         """That of ``module``, which Lightning sends on to ``training_step``."""
         return self.module(*inputs, **named)
 
+    def follow_parameters(self) -> None:
+        """Before a training step: a callback may have thawed parameters (``BackboneFinetuning``), or added some."""
+        if self.exchange is not None:
+            self.exchange.follow_parameters()
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes in this block only accumulate on this rank."""

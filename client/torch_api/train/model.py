@@ -48,7 +48,13 @@ from bagua.torch_api.train.shadowed import ShadowedModel
 from bagua.torch_api.train.tracer import Tracer
 from bagua.torch_api.train.tuner import Tuner
 from bagua.torch_api.train.uneven import Event, Uneven
-from bagua.torch_api.train.wrapping import compare_ranks, find_device, members_group, take_state_of_rank_0
+from bagua.torch_api.train.wrapping import (
+    compare_ranks,
+    compare_ranks_again,
+    find_device,
+    members_group,
+    take_state_of_rank_0,
+)
 
 LOG = logging.getLogger("bagua")
 NewTuner = Callable[["DistributedModel", ModelBuckets, Runner, Session], Tuner]
@@ -385,6 +391,14 @@ class DistributedModel(Mark, ShadowedModel):
         self._on_step(optimizer)
         if self._begins_after_step and optimizer is self.bagua_optimizers[-1]:
             self._begin_late()
+
+    def follow_parameters(self) -> None:
+        """Parameters that are trained now, and were not when the model was wrapped, are exchanged from now on; the
+        algorithm goes on. All ranks call it between the same two steps. Raises BaguaError, on every rank, if they train
+        different ones."""
+        if self._newcomers.found():
+            self._runner.together(lambda: compare_ranks_again(self, self._group))
+            self._renewal.reset_together()
 
     def recut(self, cuts: Cuts) -> bool:
         """Cuts buckets anew; each element keeps its state. All ranks call it between the same two steps. False, on all

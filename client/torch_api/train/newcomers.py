@@ -12,7 +12,8 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from bagua.torch_api.train.parameters import refuse_newcomers
+from bagua.base.errors import BaguaError
+from bagua.torch_api.train.parameters import trainable_parameters
 
 LOOK_EVERY = 10
 """Passes between looks (0.1 to 0.3 ms) that nothing has asked for: ``ModuleList.insert`` registers nothing."""
@@ -48,18 +49,39 @@ class Newcomers:
             weakref.finalize(self, handle.remove).atexit = False
         return handles
 
+    def found(self) -> bool:
+        """Whether there is one, as far as anything has told. Outside of ``functional_call``."""
+        return (self._registered or self._thawed) and self._look() is not None
+
     def refuse(self) -> None:
         """At the first gradient of a pass. Raises BaguaError for a newcomer."""
         self._passes += 1
-        thawed = any(parameter.requires_grad for parameter in self._frozen)
-        if thawed or self._registered or self._passes % LOOK_EVERY == 2:
-            self._look()
+        if self._thawed or self._registered or self._passes % LOOK_EVERY == 2:
+            self._refuse()
 
     def refuse_registered(self) -> None:
         """Before a step of an optimizer: none of the parameters that there were need have had a gradient."""
         if self._registered:
-            self._look()
+            self._refuse()
 
-    def _look(self) -> None:
-        refuse_newcomers(self._module, self._ignored, self._known)
+    @property
+    def _thawed(self) -> bool:
+        return any(parameter.requires_grad for parameter in self._frozen)
+
+    def _look(self) -> str | None:
+        if any(parameter not in self._known for parameter in self._module.parameters() if parameter.requires_grad):
+            for name, parameter in trainable_parameters(self._module, self._ignored):
+                if parameter not in self._known:
+                    return name
         self._registered = False
+        return None
+
+    def _refuse(self) -> None:
+        name = self._look()
+        if name is not None:
+            raise BaguaError(
+                f"Parameter {name} is trained now, but was not when the model was wrapped (it was frozen, not there "
+                "yet, or loaded with assign=True): nothing exchanges it, and replicas would drift apart. After such a "
+                "change wrap the model again, on all ranks (with_bagua(), or DistributedDataParallel()), or put the "
+                "name into the module's _bagua_params_and_buffers_to_ignore before it is wrapped. [BG602]"
+            )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -98,26 +98,13 @@ def _refuse_sparse_gradients(module: torch.nn.Module, names: dict[torch.Tensor, 
             )
 
 
-def refuse_newcomers(module: torch.nn.Module, ignored: frozenset[str], known: Container[torch.Tensor]) -> None:
-    """Raises BaguaError if ``trainable_parameters`` would find one that is not among ``known``."""
-    if all(parameter in known for parameter in module.parameters() if parameter.requires_grad):
-        return
-    for name, parameter in trainable_parameters(module, ignored):
-        if parameter not in known:
-            raise BaguaError(
-                f"Parameter {name} is trained now, but was not when the model was wrapped (it was frozen, not there "
-                "yet, or loaded with assign=True): nothing exchanges it, and replicas drift apart. Call with_bagua() "
-                "again after such a change, or put the name into the module's _bagua_params_and_buffers_to_ignore "
-                "before with_bagua(). [BG602]"
-            )
-
-
 def refuse_changed(name: str, parameter: torch.Tensor, wrapped: torch.Tensor) -> None:
     """Raises BaguaError if the parameter is unlike ``wrapped``, its place in a bucket, in shape, dtype or device."""
     if parameter.shape != wrapped.shape or parameter.dtype != wrapped.dtype or parameter.device != wrapped.device:
         raise BaguaError(
             f"Parameter {name} was {wrapped.dtype} {list(wrapped.shape)} when the model was wrapped, and is "
-            f"{parameter.dtype} {list(parameter.shape)} on {parameter.device} now: call with_bagua again. [BG602]"
+            f"{parameter.dtype} {list(parameter.shape)} on {parameter.device} now: wrap the model again after such a "
+            "change, on all ranks (under a Trainer: change it before fit). [BG602]"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -81,21 +82,36 @@ def _nobody() -> None:
 def compare_ranks(model: Wrapped, algorithm: Algorithm | None, group: Communicator) -> None:
     """Sets the model's ``bagua_algorithm`` and its ``description``. Raises the same BaguaError on every rank if they
     don't fit. All are told a mistake of one rank."""
-    mistake: Exception | None = None
-    try:
+
+    def settings() -> dict[str, object]:
         chosen = choose(algorithm, speaks=group.rank() == 0)
         model.bagua_algorithm = reify(chosen, model.process_group)
         check_optimizers(model.bagua_optimizers, model.module)
         refuse_ddp(model.module)
-        settings: dict[str, object] = {
+        return {
             "algorithm": describe_algorithm(chosen),
             "bucket_bytes": model.bucket_bytes or environment.get_default_bucket_size(),
         }
+
+    _compare(model, settings, group)
+
+
+def compare_ranks_again(model: Wrapped, group: Communicator) -> None:
+    """``compare_ranks`` when other parameters are trained than before."""
+    before = model.description["settings"]
+    assert isinstance(before, dict)
+    _compare(model, lambda: before, group)
+
+
+def _compare(model: Wrapped, settings: Callable[[], dict[str, object]], group: Communicator) -> None:
+    mistake: Exception | None = None
+    try:
+        agreed = settings()
         model.description = describe(
             shared_state(model.module, model.parameters_to_ignore),
             [name for name, _ in model.bagua_build_params()],
             model.bagua_optimizers,
-            settings,
+            agreed,
         )
         text = canonical(model.description)
     except Exception as error:

@@ -145,6 +145,31 @@ def manual_optimization() -> None:
     check_same(ours, theirs)
 
 
+def fine_tuning() -> None:
+    """A callback thaws layers in the second epoch: from then on ranks exchange them, too."""
+    from lightning.pytorch.callbacks import BackboneFinetuning
+
+    from bagua.lightning import BaguaStrategy
+
+    def make() -> Any:
+        model = make_model(lambda parameters: torch.optim.SGD([one for one in parameters if one.requires_grad], 1e-2))
+        model.backbone, model.head = model.net[0], model.net[3]
+        return model
+
+    def tune() -> list[Any]:
+        return [BackboneFinetuning(1, backbone_initial_lr=1e-2, should_align=False, verbose=False)]
+
+    for strategy in ("bagua", BaguaStrategy("local_sgd", interval=2, warmup_steps=2)):
+        model = make()
+        begun = model.backbone.weight.detach().clone()
+        trainer = fit(strategy, model, max_epochs=3, callbacks=tune())
+        assert trainer.global_step == 3 * BATCHES and not torch.equal(model.backbone.weight, begun)
+        mine = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        everyone = torch.empty(2, len(mine), dtype=mine.dtype)
+        bagua.allgather(mine, everyone)
+        assert torch.equal(everyone[0], everyone[1])
+
+
 def checkpoints() -> None:
     """A training that stops after the first of two epochs, and goes on from its checkpoint, is one without a stop. The
     checkpoint has the names of the model alone, so DDP goes on from it, too."""
@@ -405,6 +430,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
         accumulation,
         clipping,
         manual_optimization,
+        fine_tuning,
         checkpoints,
         algorithm_by_name,
         algorithm_with_an_optimizer,
