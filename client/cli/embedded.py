@@ -8,12 +8,8 @@ the cluster from the main thread.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import select
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,8 +17,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Protocol
 
-from bagua.base.errors import ServiceError
-from bagua.base.memory_kills import MemoryWatch
+from bagua.base.child_service import ServiceProcess as ServiceProcess
 from bagua.base.run_folder import StateFolder as StateFolder
 from bagua.cli.signals import uninterrupted
 
@@ -41,86 +36,6 @@ def forget_other_service() -> None:
     """Takes the settings of another service out of the environment: neither we nor our children shall meet it."""
     for name in FOREIGN_SETTINGS:
         os.environ.pop(name, None)
-
-
-class ServiceProcess:
-    """A coordinator or node daemon started by us. Its standard output and error go to ``log``.
-
-    ``prefix``: a command that becomes the service, by exec, after it has changed something (``ip netns exec NAME``).
-    """
-
-    def __init__(
-        self, label: str, module: str, arguments: Sequence[str], log: Path, prefix: Sequence[str] = ()
-    ) -> None:
-        self.label = label
-        self.log = log
-        self._ready, write_end = os.pipe()
-        program = [*prefix, sys.executable, "-P", "-m", module]
-        command = [*program, *arguments, "--ready-fd", str(write_end), "--death-signal"]
-        try:
-            with log.open("ab") as output:
-                self.process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    pass_fds=[write_end],
-                    start_new_session=True,
-                )
-        finally:
-            os.close(write_end)
-        self._pidfd = os.pidfd_open(self.process.pid)
-        self._memory = MemoryWatch(self.process.pid)
-
-    def wait_ready(self, deadline: float) -> dict[str, str]:
-        """The ready line of the service. Raises ServiceError, with its own words, if it can't start by ``deadline``."""
-        data = b""
-        try:
-            while not data.endswith(b"\n"):
-                if not select.select([self._ready], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                    raise ServiceError(
-                        f"The {self.label} was not ready in time: is this machine overloaded?{self._last_words()} "
-                        "[BG910]"
-                    )
-                received = os.read(self._ready, 65536)
-                if not received:
-                    break
-                data += received
-        finally:
-            os.close(self._ready)
-        if not data.endswith(b"\n"):
-            raise ServiceError(f"The {self.label} ended while it started.{self._last_words()} [BG910]")
-        line: dict[str, str] = json.loads(data)
-        if "error" in line:
-            raise ServiceError(f"The {self.label} can't start: {line['error']}")
-        return line
-
-    def describe_end(self) -> str:
-        """Waits for the end of the process and says how it ended."""
-        select.select([self._pidfd], [], [])
-        code = self.process.wait()
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        why = f" {self._memory.explain()}" if code == -signal.SIGKILL else ""
-        return f"The {self.label} {how}.{why}{self._last_words()}"
-
-    def signal_group(self, number: int) -> None:
-        """Signals the process and what it started in its session, if it has not been reaped yet."""
-        if self.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, number)
-
-    def wait(self, deadline: float) -> None:
-        """Waits for the end of the process; kills it at ``deadline`` (of time.monotonic())."""
-        if not select.select([self._pidfd], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            self.signal_group(signal.SIGKILL)
-        self.process.wait()
-
-    def _last_words(self) -> str:
-        try:
-            lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        except FileNotFoundError:  # whoever started it has stopped it, and has removed the folder meanwhile
-            return ""
-        return f" Its last words: {lines[-1].strip()}" if lines else ""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ INTERNAL = {
 """Errors that no user meets, by file and first words."""
 
 PASSED_ON = {
-    "client/cli/embedded.py: The {self.label} can't start": "the service's own words have the code",
+    "client/base/child_service.py: The {self.label} can't start": "the service's own words have the code",
     "client/cli/native.py": "the builder's own words have the code",
     "client/torch_api/join/service_process.py: str(message['error'])": "the service's own words have the code",
     "client/torch_api/join/connection.py": "the core's words have the code",
