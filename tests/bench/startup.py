@@ -1,7 +1,11 @@
 #!/usr/bin/env python3
-"""How long ``bagua run`` of a script that does nothing takes, with a warm core, and with a core that must be built.
+"""How long a start takes: worlds of processes that nothing has started a daemon for, beside Gloo, and ``bagua run``.
 
-python tests/bench/startup.py --rounds 5
+    python tests/bench/startup.py
+    python tests/bench/startup.py --beside OTHER/.venv/bin/python     # another version in turns with this one
+
+A world is ``init_process_group``, one all-reduce and ``destroy_process_group`` in processes that have imported torch.
+The first world of the processes brings up a daemon, and further ones have it.
 """
 
 from __future__ import annotations
@@ -15,9 +19,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 RUN_DEADLINE_S = 600.0
+FURTHER = 5
+WORLDS = "--worlds"
+WAYS = ("gloo", "bagua", "bagua.torch_api")
+"""Backends of torch.distributed, and our own interface."""
 
 
 def run(script: Path, arguments: list[str], env: dict[str, str]) -> float:
@@ -28,29 +38,87 @@ def run(script: Path, arguments: list[str], env: dict[str, str]) -> float:
     return time.perf_counter() - started
 
 
+def begin_worlds(way: str, ranks: int) -> None:
+    """In a process of its own: prints the seconds of each world, as rank 0 sees them."""
+    import torch.multiprocessing as mp
+
+    if way != "gloo":
+        from bagua import csrc
+
+        csrc.load()
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(_rank, args=(ranks, folder, way), nprocs=ranks, start_method="fork")
+
+
+def _rank(rank: int, ranks: int, folder: str, way: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    seconds = []
+    for number in range(1 + FURTHER):
+        store = dist.FileStore(f"{folder}/{number}", ranks)
+        values = torch.ones(4)
+        began = time.perf_counter()
+        if way == "bagua.torch_api":
+            import bagua.torch_api as bagua
+
+            bagua.init_process_group(store, rank, ranks, ranks)
+            bagua.allreduce_inplace(values)
+            bagua.destroy_process_group()
+        else:
+            dist.init_process_group(way, store=store, rank=rank, world_size=ranks)
+            dist.all_reduce(values)
+            dist.destroy_process_group()
+        seconds.append(time.perf_counter() - began)
+    if rank == 0:
+        print(json.dumps(seconds), flush=True)
+
+
+def worlds(rounds: int, ranks: int, beside: str) -> list[dict[str, Any]]:
+    """The versions and ways in turns."""
+    pythons = {"": sys.executable, **({"other: ": beside} if beside else {})}
+    found = defaultdict(list)
+    for number in range(rounds + 1):  # the first is not counted: whatever was cold is warm then
+        for version, python in pythons.items():
+            for way in WAYS:
+                command = [python, "-P", str(Path(__file__).absolute()), WORLDS, way, str(ranks)]
+                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=RUN_DEADLINE_S)
+                first, *further = json.loads(done.stdout)
+                if number:
+                    found[f"{version}{way}, first world"].append(first)
+                    found[f"{version}{way}, further worlds"] += further
+    return [{"what": what, "s": round(statistics.median(values), 4)} for what, values in sorted(found.items())]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", choices=("text", "json"), default="text")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ranks", type=int, default=2, help="of a world")
+    parser.add_argument("--beside", default="", metavar="PYTHON", help="interpreter with another version of Bagua")
     parser.add_argument("--no-cold", action="store_true", help="don't build a core")
+    parser.add_argument(WORLDS, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.worlds:
+        begin_worlds(options.worlds[0], int(options.worlds[1]))
+        return
+    rows = worlds(options.rounds, options.ranks, options.beside)
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "nothing.py"
         script.write_text("")
         run(script, [], {})  # whatever was cold is warm now
         shapes = {"1 x 1": [], "2 x 2": ["--nnodes", "2", "--nproc-per-node", "2"]}
-        rows = []
         for shape, arguments in shapes.items():
             values = [run(script, arguments, {}) for _ in range(options.rounds)]
-            rows.append({"what": f"warm, {shape} ranks", "s": round(statistics.median(values), 3)})
+            rows.append({"what": f"bagua run, warm, {shape} ranks", "s": round(statistics.median(values), 3)})
         if not options.no_cold:
             cold = run(script, [], {"BAGUA_CACHE_DIR": str(Path(folder) / "cache")})
-            rows.append({"what": "cold, 1 x 1 ranks", "s": round(cold, 3)})
+            rows.append({"what": "bagua run, cold, 1 x 1 ranks", "s": round(cold, 3)})
     if options.output == "json":
         print(json.dumps({"unit": "seconds, median", "system": platform.platform(), "rows": rows}))
         return
     for row in rows:
-        print(f"{row['what']:<24} {row['s']:.2f} s")
+        print(f"{row['what']:<42} {row['s']:.3f} s")
 
 
 if __name__ == "__main__":
