@@ -10,6 +10,9 @@ import socket
 from typing import Any
 
 MAX_BYTES = 64 << 10
+CLUSTER_SOCKET = "cluster.sock"
+"""Beside the daemon's socket for ranks: processes of an ephemeral cluster's host show there that they live, and ask for
+jobs."""
 JOINED = {"joined": True}
 """From the rank that started the service: it has joined its job, and the service lives on without it."""
 

@@ -358,10 +358,6 @@ def run(
     ssh: options.SshOption = "",
     address: options.AddressOption = "",
     requeue: options.RequeueOption = False,
-    adopt: bool = typer.Option(False, "--adopt", hidden=True),
-    leash: int = typer.Option(-1, hidden=True),
-    master_addr: str = typer.Option("127.0.0.1", hidden=True),
-    start_context: str = typer.Option("", "--context", hidden=True),
     config: ConfigOption = None,
     print_config: PrintConfigOption = False,
 ) -> None:
@@ -371,16 +367,8 @@ def run(
     """
     if print_config:
         config_file.print_config(context, context.params)
-    way, nnodes, nproc_per_node = _way(context, hosts, ssh, address, nnodes, nproc_per_node, adopt)
+    way, nnodes, nproc_per_node = _way(context, hosts, ssh, address, nnodes, nproc_per_node)
     nodes = options.spec_nodes(nnodes, elastic, respawn=respawn)
-    if adopt:
-        from bagua.cli.adopt import run_adopted
-
-        if nodes["elastic"]:
-            raise UsageError("--elastic and --adopt exclude each other: torchrun ends all ranks with one. [BG103]")
-        if leash < 0:
-            raise UsageError("--adopt needs --leash. [BG103]")
-        raise typer.Exit(run_adopted(leash, nodes["nnodes"], nproc_per_node, master_addr, start_context))
     if max_restarts and nodes["elastic"]:
         raise UsageError("--max-restarts starts all ranks again; an elastic job replaces some: --respawn. [BG103]")
     options.check_entry(script, module, no_python)
@@ -437,7 +425,6 @@ def _way(
     address: str,
     nodes: options.Nodes | None,
     nproc: int,
-    adopted: bool,
 ) -> tuple[Way | None, options.Nodes | None, int]:
     """How daemons come to other hosts (None: to none), and how many nodes and ranks there are then. Raises UsageError
     for options that contradict each other."""
@@ -445,7 +432,7 @@ def _way(
     if not (in_slurm or hosts):
         if ssh or address:
             raise UsageError("--ssh and --address go with --hosts. [BG103]")
-        if not adopted and (words := launchers.on_one_host(os.environ)):
+        if words := launchers.on_one_host(os.environ):
             print(f"note: {words}.", file=sys.stderr)
         return None, nodes, nproc
     if in_slurm:

@@ -59,11 +59,12 @@ from bagua.daemon.coordinator.silence import SilenceOfOthers
 from bagua.daemon.coordinator.standing import Standing, told_address
 from bagua.daemon.coordinator.state_folder import StateFolder
 from bagua.daemon.coordinator.store import Store
+from bagua.daemon.coordinator.translate import checked_spec
 from bagua.daemon.coordinator.tuning import Tuning
 from bagua.daemon.coordinator.watchers import STOPPING, Watchers
 from bagua.daemon.coordinator.worker import Worker
 from bagua.otel.tracing import open_tracing
-from bagua.proto import account_pb2_grpc, job_pb2_grpc, node_pb2
+from bagua.proto import account_pb2_grpc, common_pb2, job_pb2_grpc, node_pb2
 
 _TICK_S = 1.0
 _SWITCH_S = 0.001  # threads of the database give the event loop its turn so soon
@@ -270,6 +271,16 @@ class Coordinator:
 
         task.add_done_callback(check)
         self._closers.push_async_callback(end)
+
+    async def submit(self, spec: common_pb2.JobSpec) -> str:
+        """The id of a new job of the process that holds this coordinator. Raises InvalidRequestError."""
+        return (await self._service.submit(checked_spec(spec), "")).job_id
+
+    async def ended(self, job_id: str) -> None:
+        """Returns when the job has ended. Raises UnavailableError if the coordinator stops before."""
+        with self.watchers.watch(job_id) as watcher:
+            while not self._service.ended(job_id):
+                await watcher.wait()
 
     def stop(self) -> None:
         """Asks ``serve`` to end."""

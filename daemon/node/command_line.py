@@ -17,6 +17,7 @@ import typer
 from bagua.base.disk import disk_words
 from bagua.base.errors import ConfigError
 from bagua.base.keep import parse_keep
+from bagua.base.leash import receive
 from bagua.base.paths import state_dir as default_state_dir
 from bagua.base.security import TlsFiles
 from bagua.base.spelling import COMMAND_SETTINGS
@@ -28,6 +29,9 @@ from bagua.daemon.node.rank_user import RunAs, parse_limits, parse_umask
 from bagua.daemon.node.settings import Settings, WireSettings
 
 DEFAULT_RANK_DIR = Path("/var/lib/bagua-ranks")
+FROM_LEASH = "-"
+"""For ``--coordinator``: the process at the other end of ``--leash`` tells it later. It starts its coordinator while
+this daemon starts."""
 
 
 class RunAsName(StrEnum):
@@ -79,7 +83,7 @@ def node(
         int | None, typer.Option(hidden=True, help="Socket of the keeper that has started this process.")
     ] = None,
     leash: Annotated[
-        int | None, typer.Option(hidden=True, help="Socket of the rank that starts this daemon for its own job.")
+        int | None, typer.Option(hidden=True, help="Socket of the process that starts this daemon for its own job.")
     ] = None,
     pass_env: Annotated[
         list[str] | None,
@@ -171,6 +175,8 @@ def node(
     if not die_with_parent(signal.SIGKILL):
         raise typer.Exit(0)
     state = state_dir or default_state_dir()
+    if coordinator == FROM_LEASH:
+        coordinator = _told_coordinator(leash)
     try:
         settings = Settings(
             coordinator=coordinator,
@@ -210,6 +216,15 @@ def node(
         _tell(ready_fd, {"error": words})
         print(f"error: {words}", file=sys.stderr)
         raise typer.Exit(2) from None
+
+
+def _told_coordinator(leash: int | None) -> str:
+    """Ends this process if the other one has gone."""
+    with socket.socket(fileno=os.dup(leash if leash is not None else -1)) as end:
+        told = receive(end)
+    if told is None:
+        raise typer.Exit(0)
+    return str(told["coordinator"])
 
 
 def _tell(descriptor: int | None, line: dict[str, str]) -> None:

@@ -153,7 +153,7 @@ class NodeDaemon:
         loop.add_signal_handler(signal.SIGINT, self.stop, "SIGINT")
         async with contextlib.AsyncExitStack() as closing:
             if self._settings.leash is not None:
-                gone = "the rank that started it ended before it had joined its job"
+                gone = "the process that started it has ended"
                 closing.callback(LeashWatch(self._settings.leash, lambda: self.stop(gone)).close)
             closing.push_async_callback(end_children, KILL_CHILDREN_S)
             closing.callback(leave_socket_folder, self._sockets, self._folder.path)

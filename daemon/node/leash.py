@@ -1,4 +1,4 @@
-"""Ends a daemon whose starter died before it joined its job: see ``base/leash.py``."""
+"""Ends a daemon whose starter died, unless it was released before: see ``base/leash.py``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bagua.base import leash
 
 class LeashWatch:
     """Calls ``on_gone`` if the process at the other end of the socket ``descriptor`` ends before it has said that it
-    has joined its job. Made with the event loop running."""
+    has joined its job, which a cluster never says. Made with the event loop running."""
 
     def __init__(self, descriptor: int, on_gone: Callable[[], None]) -> None:
         self._socket = socket.socket(fileno=descriptor)

@@ -140,7 +140,7 @@ def test_torchrun_starts_ranks_again(sandbox: Sandbox, how: str, deaths: list[st
 
 
 @pytest.mark.full  # integration/node/test_node_jobs.py ends what starts
-@pytest.mark.parametrize("service", ["cli.main run --adopt", "daemon.node"])
+@pytest.mark.parametrize("service", ["daemon.ephemeral", "daemon.node"])
 def test_torchrun_that_is_ended_while_its_ranks_start_leaves_nothing(sandbox: Sandbox, service: str) -> None:
     """At the first sight of the first and of the last process that ranks bring up."""
     script = sandbox.script("sum_script.py", SUM)

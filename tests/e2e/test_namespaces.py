@@ -214,7 +214,7 @@ def test_scripts_started_by_torchrun_style_environment_on_two_hosts(hosts: Hosts
         if bagua.get_rank() == 0:  # the coordinator listens where others reach this host, and nowhere else
             import os, psutil
             for process in psutil.process_iter(["cmdline"]):
-                if "bagua.daemon.coordinator" in (process.info["cmdline"] or []):
+                if "bagua.daemon.ephemeral" in (process.info["cmdline"] or []):
                     if process.environ().get("BAGUA_TEST_MARK") == os.environ["BAGUA_TEST_MARK"]:
                         found = [c.laddr.ip for c in process.net_connections("inet") if c.status == "LISTEN"]
                         assert [ip.removeprefix("::ffff:") for ip in found] == [os.environ["MASTER_ADDR"]], found

@@ -1,8 +1,9 @@
 """A daemon for scripts that were not started by one: torchrun, srun, mpirun, ``torch.multiprocessing.spawn``, plain
 ``python``.
 
-Rank 0 starts ``bagua run --adopt`` (coordinator, node daemon, and a job whose ranks join by themselves), the first rank
-of every other host starts a node daemon. Their messages to find each other go through the store of
+Rank 0 starts an ephemeral cluster (``bagua.daemon.ephemeral``: coordinator, node daemon, and a job whose ranks join by
+themselves), or asks the one of a former world on this host for another job. The first rank of every other host starts a
+node daemon. Their messages to find each other go through the store of
 ``torch.distributed``'s env:// rendezvous, which anybody may read and change (``meeting.py``): the services of two hosts
 prove to each other that they hold the job's secret, and the ranks carry their messages (``enroll/exchange.py``). No
 secret is in a rank, and no gradient in the store.
@@ -28,6 +29,7 @@ from bagua.base import launchers
 from bagua.base.errors import BaguaError, BuildError, ConfigError, ServiceError
 from bagua.torch_api.join import environment
 from bagua.torch_api.join.daemon import DaemonClient
+from bagua.torch_api.join.lifeline import Lifeline
 from bagua.torch_api.join.meeting import DEADLINE_S, Meeting, Superseded, text_of
 from bagua.torch_api.join.service_process import ServiceProcess
 from bagua.torch_api.join.session import Session
@@ -113,14 +115,30 @@ def _build_core() -> None:
 
 def _join_alone() -> Session:
     _build_core()
-    service = _start_cluster(Place(0, 1, 1), "")
+    place = Place(0, 1, 1)
+    if (found := _ask_former_cluster(place)) is not None:
+        return _join_daemon(*found, 0)
+    service = _start_cluster(place, "")
     try:
         info = service.receive(START_DEADLINE_S)
         session = _join_daemon(info["socket"], info["job_id"], 0)
-        service.release()
+        Lifeline.hold(info["socket"], service.keep())
         return session
     finally:
         service.close()
+
+
+def _ask_former_cluster(place: Place) -> tuple[str, str] | None:
+    """A new job of the cluster that this process uses already: (path of its daemon's socket, id of the job). None if
+    there is none, or the ranks are on several hosts. Raises ServiceError."""
+    held = Lifeline.held
+    if held is None or place.nnodes > 1:
+        return None
+    job_id = held.ask_job(place.world_size, START_DEADLINE_S)
+    if job_id is None:
+        Lifeline.let_go()
+        return None
+    return held.daemon, job_id
 
 
 def _attempt(rank: int, world_size: int, store: Store) -> Session:
@@ -130,21 +148,34 @@ def _attempt(rank: int, world_size: int, store: Store) -> Session:
         try:
             _build_core()
             place = _locate(rank, world_size, meeting)
-            service = _start_service(place, meeting)
-            if service is not None:
-                started.callback(service.close)
-                carry = _lead if rank == 0 else _follow
-                carry(place, meeting, service)
+            service = _serve(place, meeting, started)
             job_id = meeting.result()
             path = text_of(meeting.ask(f"ready/{place.node_rank}", place.first_rank(place.node_rank)), "socket")
             _check_socket(path)
+            if place.nnodes == 1:
+                Lifeline.hold(path, service.keep() if service is not None else None)
         except BaguaError as error:
             meeting.fail(str(error))
             raise
         session = _join_daemon(path, job_id, rank)
-        if service is not None:
+        if service is not None and place.nnodes > 1:
             service.release()
         return session
+
+
+def _serve(place: Place, meeting: Meeting, started: ExitStack) -> ServiceProcess | None:
+    """The first rank of a host does it for the others. Returns the service that was started for this world, if any."""
+    if place.local_rank:
+        return None
+    if place.rank == 0 and (found := _ask_former_cluster(place)) is not None:
+        path, job_id = found
+        meeting.tell("ready/0", socket=path)
+        meeting.succeed(job_id)
+        return None
+    service = (_start_node if place.rank else _start_cluster)(place, _context(place, meeting))
+    started.callback(service.close)
+    (_follow if place.rank else _lead)(place, meeting, service)
+    return service
 
 
 def _join_daemon(path: str, job_id: str, rank: int) -> Session:
@@ -204,16 +235,9 @@ def _context(place: Place, meeting: Meeting) -> str:
     return f"{os.environ.get('TORCHELASTIC_RUN_ID', '')} {meeting.name} {place.nnodes} x {place.local_world_size}"
 
 
-def _start_service(place: Place, meeting: Meeting) -> ServiceProcess | None:
-    """The first rank of a host does it for the others."""
-    if place.local_rank:
-        return None
-    return (_start_node if place.rank else _start_cluster)(place, _context(place, meeting))
-
-
 def _start_cluster(place: Place, context: str) -> ServiceProcess:
-    """``bagua run --adopt``: its first message says where to join."""
-    command = ["bagua.cli.main", "run", "--adopt", "--nnodes", str(place.nnodes)]
+    """Its first message says where to join."""
+    command = ["bagua.daemon.ephemeral", "--nnodes", str(place.nnodes)]
     command += ["--nproc-per-node", str(place.local_world_size), f"--context={context}"]
     if place.nnodes > 1:
         command += ["--master-addr", environment.get_master_addr()]

@@ -25,6 +25,8 @@ DEADLINE_S = 300.0
 FIRST_PAUSE_S, PAUSE_S, PAUSE_PER_RANK_S = 0.002, 0.2, 1e-4
 """Between two looks into the store. It can't wait for one key or another one, and its waits warn when they time out.
 Many ranks look less often: 10,000 times a second in all."""
+SHARE = 1 / 16
+"""A pause is so much of the wait before it: what is looked for is found that much later."""
 LAST_WORDS_S = 5.0
 MAX_BYTES = 64 << 10
 MAX_TEXT = 4_000
@@ -43,7 +45,7 @@ class Meeting:
         self._all = PrefixStore("bagua", store)
         self._rank = rank
         self._others = range(1, world_size)
-        self._pause = max(PAUSE_S, world_size * PAUSE_PER_RANK_S)
+        self._least_pause = max(FIRST_PAUSE_S, world_size * PAUSE_PER_RANK_S)
         try:
             self.number = self._begin() if rank == 0 else self._find(rank)
         except RuntimeError as error:
@@ -75,20 +77,19 @@ class Meeting:
     def ask(self, key: str, who: str, alive: Callable[[], None] | None = None) -> dict[str, Any]:
         """The value that ``who`` has told under ``key``. ``alive`` is called now and then, and may raise.
         Raises ServiceError if the attempt fails, or nothing comes; Superseded."""
-        deadline = time.monotonic() + DEADLINE_S
-        pause = FIRST_PAUSE_S
+        began = time.monotonic()
         while (value := self._look(key)) is None:
             if key != _END:
                 _raise_if_failed(self._look(_END) or {})
             if alive is not None:
                 alive()
-            if time.monotonic() > deadline:
+            waited = time.monotonic() - began
+            if waited > DEADLINE_S:
                 raise ServiceError(f"{who} did not come within {DEADLINE_S:.0f} s. Look at its output. [BG909]")
-            time.sleep(pause)
-            pause = min(2 * pause, self._pause)
+            time.sleep(max(self._least_pause, min(waited * SHARE, PAUSE_S)))
         return value
 
-    def succeed(self, job_id: str, alive: Callable[[], None]) -> None:
+    def succeed(self, job_id: str, alive: Callable[[], None] | None = None) -> None:
         """Ends the attempt well, for all ranks, once they have come. For rank 0. Raises like ``ask``."""
         for rank in self._others:
             self.ask(_here(rank), f"Rank {rank}", alive)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,7 @@ FOREIGN_SETTINGS = (
 
 class ServiceProcess:
     """``python -m ARGUMENTS --leash DESCRIPTOR`` in a session of its own. It ends when this process does, or calls
-    ``close``, unless it was released before: then it ends when its job does."""
+    ``close``, unless it was released before: then it ends when its job does. After ``keep`` it ends with the socket."""
 
     _started: ClassVar[list[subprocess.Popen[bytes]]] = []  # kept, so that they are reaped and not warned about
 
@@ -86,6 +87,10 @@ class ServiceProcess:
         except OSError:
             pass  # it has ended, and with it the job, whose ranks learn so by themselves
         self.close()
+
+    def keep(self) -> socket.socket:
+        """The socket, which is the caller's from here on."""
+        return socket.socket(fileno=self._socket.detach())
 
     def close(self) -> None:
         """Idempotent."""

@@ -1,0 +1,74 @@
+"""Ties this process to the ephemeral cluster of its host: a socket that the kernel closes when the process ends.
+
+The cluster stays as long as one of its processes lives, so that each further world of them begins at once: whoever is
+its rank 0 asks for a job over this socket.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any, ClassVar
+
+from bagua.base import leash
+from bagua.base.errors import ServiceError
+
+
+class Lifeline:
+    """``daemon``: path of the socket for ranks of the cluster's node daemon. A process has one at most."""
+
+    held: ClassVar[Lifeline | None] = None
+    _guarded: ClassVar[bool] = False
+
+    def __init__(self, end: socket.socket, daemon: str) -> None:
+        self.daemon = daemon
+        self._end = end
+
+    @classmethod
+    def hold(cls, daemon: str, end: socket.socket | None = None) -> None:
+        """From now on the cluster with this daemon stays for this process, and no other does. ``end``: a socket to it,
+        if there is one. Raises ServiceError if it has gone."""
+        if cls.held is not None and cls.held.daemon == daemon:
+            return
+        cls.let_go()
+        cls.held = cls(end if end is not None else _connect(daemon), daemon)
+        if not cls._guarded:
+            cls._guarded = True
+            # A child that outlives this process must not keep the cluster.
+            os.register_at_fork(after_in_child=cls.let_go)
+
+    @classmethod
+    def let_go(cls) -> None:
+        """The cluster does not stay for this process."""
+        held, cls.held = cls.held, None
+        if held is not None:
+            held._end.close()
+
+    def ask_job(self, ranks: int, deadline_s: float) -> str | None:
+        """The id of a new job of so many ranks on this host. None if the cluster has gone. Raises ServiceError with its
+        reason, or if nothing comes in time."""
+        self._end.settimeout(deadline_s)
+        try:
+            leash.send(self._end, {"ranks": ranks})
+            reply: dict[str, Any] | None = leash.receive(self._end)
+        except TimeoutError:
+            raise ServiceError(f"The daemon did not answer within {deadline_s:.0f} s. [BG910]") from None
+        except OSError:
+            return None
+        if reply is not None and "error" in reply:
+            raise ServiceError(str(reply["error"]))
+        return None if reply is None else str(reply["job_id"])
+
+
+def _connect(daemon: str) -> socket.socket:
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        end.connect(str(Path(daemon).with_name(leash.CLUSTER_SOCKET)))
+    except OSError as error:
+        end.close()
+        raise ServiceError(
+            f"The cluster of the node daemon at {daemon} does not answer ({error.strerror}). Did it end just now? "
+            "[BG914]"
+        ) from None
+    return end

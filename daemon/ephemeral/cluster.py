@@ -1,0 +1,114 @@
+"""Coordinator and node daemon of an ephemeral cluster, and the jobs that its processes ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+from bagua.base import leash
+from bagua.base.errors import ServiceError
+from bagua.base.security import read_token
+from bagua.daemon.coordinator.server import Coordinator
+from bagua.daemon.coordinator.settings import make_settings
+from bagua.daemon.ephemeral.admission import Admission
+from bagua.daemon.ephemeral.node_process import NodeProcess
+from bagua.daemon.ephemeral.users import Users, send
+from bagua.daemon.log_lines import configure_logging
+from bagua.proto import common_pb2
+
+FENCE_AFTER_S = 10.0
+"""All of it comes and goes together: ranks need not outlive a coordinator that is away for long."""
+PLACEMENT_PATIENCE_S = 300.0
+"""How long the daemons of the other hosts may take to come."""
+JOIN_PATIENCE_S = 360.0
+"""How long a placed job waits for its first rank. They join when all have come, and wait five minutes for the last; if
+the processes of the cluster end before, it does not wait."""
+
+
+class Cluster:
+    """Serves the processes that use it, from the first one to the end of the last."""
+
+    def __init__(self, state: Path, node: NodeProcess, admission: Admission | None) -> None:
+        """``admission``: of the other hosts; None: there is one host."""
+        configure_logging(as_json=False)
+        self._node = node
+        self._admission = admission
+        self._coordinator = Coordinator(
+            make_settings(
+                listen="127.0.0.1:0" if admission is None else admission.listen,
+                state_dir=state,
+                token_file=state / "token",
+                database_url=f"sqlite:///{state / 'coordinator' / 'bagua.db'}",
+                fence_after=FENCE_AFTER_S,
+                tls=None if admission is None else admission.tls,
+            )
+        )
+        self._token_file = state / "token"
+        self._socket = ""  # of the node daemon, for ranks
+
+    async def serve(self, starter: socket.socket, nnodes: int, nproc_per_node: int) -> None:
+        """Raises ServiceError if it can't start, or a part of it ends."""
+        stopped = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+        users = Users(self._answer)
+        await self._coordinator.start()
+        parts = (
+            self._work(users, starter, nnodes, nproc_per_node),
+            users.gone(),
+            stopped.wait(),
+            self._watch_node(),
+            self._coordinator.serve(),
+        )
+        ends = [asyncio.ensure_future(part) for part in parts]
+        try:
+            users.add(starter)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for end in ends:
+                if end.done():
+                    end.result()
+        finally:
+            await users.close()
+            # The daemon first: the coordinator hears how the ranks ended.
+            await asyncio.to_thread(self._node.stop)
+            for end in ends:
+                end.cancel()
+            await asyncio.gather(*ends, return_exceptions=True)
+            await self._coordinator.close()
+
+    async def _work(self, users: Users, starter: socket.socket, nnodes: int, nproc_per_node: int) -> None:
+        """From the first job to the end of the cluster."""
+        self._socket = await asyncio.to_thread(self._node.begin, self._coordinator.address)
+        job_id = await self._submit(nnodes, nproc_per_node)
+        if self._admission is None:
+            users.listen(Path(self._socket).with_name(leash.CLUSTER_SOCKET))
+        else:
+            self._admission.open(self._coordinator.address, read_token(self._token_file), job_id)
+        await send(starter, {"job_id": job_id, "socket": self._socket})
+        gc.enable()
+        await (users.gone() if self._admission is None else self._coordinator.ended(job_id))
+
+    async def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Raises ServiceError, ConfigError."""
+        if self._admission is not None:
+            return {"welcome": self._admission.answer(int(message["host"]), str(message["hello"]))}
+        return {"job_id": await self._submit(1, int(message["ranks"])), "socket": self._socket}
+
+    async def _submit(self, nnodes: int, nproc_per_node: int) -> str:
+        spec = common_pb2.JobSpec(
+            name="adopted",
+            entry="(joins by itself)",
+            nnodes=nnodes,
+            nproc_per_node=nproc_per_node,
+            adopt=True,
+            placement_timeout_s=PLACEMENT_PATIENCE_S,
+            join_timeout_s=JOIN_PATIENCE_S,
+            stop_grace_s=2.0,
+        )
+        return await self._coordinator.submit(spec)
+
+    async def _watch_node(self) -> None:
+        raise ServiceError(f"{await asyncio.to_thread(self._node.describe_end)} [BG910]")

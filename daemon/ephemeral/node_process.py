@@ -1,0 +1,64 @@
+"""The node daemon of an ephemeral cluster's first host, as a child of this process."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bagua.base import leash
+from bagua.base.child_service import ServiceProcess
+
+if TYPE_CHECKING:
+    from bagua.daemon.ephemeral.admission import Admission
+
+NAME = "node-00000"
+SLOTS = 4_096
+"""Worlds of one host may be larger than the first one, and several at once: it is not for us to count them."""
+START_DEADLINE_S = 240.0
+STOP_DEADLINE_S = 4.0
+
+
+class NodeProcess:
+    """Starts at once, and waits for the coordinator's address. Leaving the context ends it."""
+
+    def __init__(self, state: Path, nproc_per_node: int, admission: Admission | None) -> None:
+        """``admission``: of other hosts, None if there are none. Raises ConfigError."""
+        command = ["--coordinator", "-", "--token-file", str(state / "token"), "--state-dir", str(state / "node")]
+        command += ["--name", NAME, "--node-id", NAME]
+        if admission is None:
+            command += ["--slots", str(SLOTS)]
+        else:
+            tls = admission.write_certificates(state / "tls")
+            command += ["--slots", str(nproc_per_node), "--tls", str(tls), "--data-host", admission.address]
+        self._leash, theirs = leash.pair()
+        with theirs:
+            command += ["--leash", str(theirs.fileno())]
+            log = state / "node.log"
+            self._service = ServiceProcess("node daemon", "bagua.daemon.node", command, log, passed=[theirs.fileno()])
+
+    def __enter__(self) -> NodeProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def begin(self, coordinator: str) -> str:
+        """Tells it the coordinator's address, and waits until it is known there; returns the path of its socket for
+        ranks. Raises ServiceError with the reason why it can't start."""
+        try:
+            leash.send(self._leash, {"coordinator": coordinator})
+        except OSError:
+            pass  # it has ended, and says why
+        return self._service.wait_ready(time.monotonic() + START_DEADLINE_S)["socket"]
+
+    def describe_end(self) -> str:
+        """Waits for its end and says how it ended."""
+        return self._service.describe_end()
+
+    def stop(self) -> None:
+        """Ends it, with the jobs that it holds. Idempotent."""
+        self._service.signal_group(signal.SIGTERM)
+        self._service.wait(time.monotonic() + STOP_DEADLINE_S)
+        self._leash.close()

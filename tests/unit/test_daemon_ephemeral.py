@@ -1,0 +1,120 @@
+"""The ephemeral cluster: who uses it, what it answers, where it listens for other hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bagua.base import leash
+from bagua.base.errors import ConfigError
+from bagua.daemon.ephemeral import admission
+from bagua.daemon.ephemeral.users import Users
+
+LIMIT_S = 10.0
+
+
+async def double(message: dict[str, Any]) -> dict[str, Any]:
+    """Stands for the cluster's answers."""
+    if "odd" in message:
+        raise ConfigError("That is odd.")
+    return {"doubled": message["value"] * 2}
+
+
+def played(play: Callable[[Users], Awaitable[None]]) -> None:
+    async def main() -> None:
+        users = Users(double)
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                await play(users)
+        finally:
+            await users.close()
+
+    asyncio.run(main())
+
+
+async def ask(user: socket.socket, **message: Any) -> Any:
+    leash.send(user, message)
+    return await asyncio.to_thread(leash.receive, user)
+
+
+def test_users_get_answers_and_the_last_one_that_goes_is_noticed(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)  # paths of sockets are short
+
+    async def play(users: Users) -> None:
+        starter, ours = leash.pair()
+        users.add(ours)
+        users.listen(Path("cluster.sock"))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other, starter:
+            other.connect("cluster.sock")
+            assert await ask(other, value=3) == {"doubled": 6}
+            assert await ask(starter, value="ab") == {"doubled": "abab"}
+            assert await ask(starter, odd=True) == {"error": "That is odd."}
+            gone = asyncio.ensure_future(users.gone())
+            starter.close()
+            assert await ask(other, value=1) == {"doubled": 2}
+            assert not gone.done()
+        await gone
+
+    played(play)
+
+
+@pytest.mark.parametrize("words", [b"{}", b"no json", b"[1]", b'{"value": null}'])
+def test_a_user_that_talks_nonsense_is_gone(words: bytes) -> None:
+    async def play(users: Users) -> None:
+        user, ours = leash.pair()
+        with user:
+            users.add(ours)
+            user.send(words)
+            await users.gone()
+            assert leash.receive(user) is None
+
+    played(play)
+
+
+def test_one_that_has_joined_is_counted_for_ever() -> None:
+    async def play(users: Users) -> None:
+        (first, ours), (second, theirs) = leash.pair(), leash.pair()
+        users.add(ours)
+        users.add(theirs)
+        leash.send(first, leash.JOINED)
+        first.close()
+        second.close()
+        await asyncio.sleep(0)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(users.gone(), 0.05)
+
+    played(play)
+
+
+def test_the_first_host_listens_where_it_is_reached_and_nowhere_else() -> None:
+    assert admission.own_address("127.0.0.1") == admission.own_address("localhost") == "127.0.0.1"
+    with pytest.raises(ConfigError, match=r"MASTER_ADDR 192\.0\.2\.1 .* is no address of the first host"):
+        admission.own_address("192.0.2.1")
+    with pytest.raises(ConfigError, match="means nothing on the first host"):
+        admission.own_address("no.such.name.invalid")
+
+
+def test_of_several_addresses_that_of_a_network_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian names 127.0.1.1 after the host."""
+    found = [(0, 0, 0, "", (address, 0)) for address in ("127.0.1.1", "192.0.2.1", "10.1.2.3")]
+    monkeypatch.setattr(admission.socket, "getaddrinfo", lambda *_, **__: found)
+    bound: list[str] = []
+
+    class Probe:
+        def __init__(self, *_: object) -> None: ...
+        def __enter__(self) -> Probe:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+        def bind(self, address: tuple[str, int]) -> None:
+            bound.append(address[0])
+            if address[0] == "192.0.2.1":
+                raise OSError("not ours")
+
+    monkeypatch.setattr(admission.socket, "socket", Probe)
+    assert admission.own_address("head") == "10.1.2.3" and bound == ["192.0.2.1", "10.1.2.3"]
