@@ -13,6 +13,7 @@ from bagua.cli import (
     bench_accuracy,
     bench_net,
     chaos,
+    convert,
     dashboard,
     doctor,
     explain,
@@ -77,6 +78,7 @@ app.command()(doctor.doctor)
 app.command("explain")(explain_code.explain_code)
 app.command("support-bundle")(support.support_bundle)
 app.command()(chaos.chaos)
+app.command(no_args_is_help=True)(convert.convert)
 
 
 @app.callback(invoke_without_command=True)

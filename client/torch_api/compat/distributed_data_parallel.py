@@ -29,7 +29,7 @@ def to_bagua_process_group(process_group: Any = None) -> BaguaProcessGroup:
     return from_torch_group(process_group)
 
 
-class DistributedDataParallel_V1_9_0(torch.nn.Module, JoinableModel):
+class DistributedDataParallel(torch.nn.Module, JoinableModel):
     """A module around ``module`` whose training is distributed.
 
     Args:
@@ -41,6 +41,7 @@ class DistributedDataParallel_V1_9_0(torch.nn.Module, JoinableModel):
         process_group: The ranks that train it, as a group of ours or of torch.distributed. None: all.
         bucket_cap_mb: Mebibytes per bucket of gradients. 25, the default: as ``with_bagua`` does it.
         find_unused_parameters: Accepted: parameters without a gradient are always handled.
+        static_graph: Accepted: a graph that stays the same needs no word.
         check_reduction: Accepted: that all ranks exchange the same is always checked.
         gradient_as_bucket_view: ``.grad`` is a view of shared memory (True), or keeps memory of its own, at the price
             of a copy.
@@ -62,14 +63,16 @@ class DistributedDataParallel_V1_9_0(torch.nn.Module, JoinableModel):
         device_ids: Sequence[Any] | None = None,
         output_device: Any = None,
         dim: int = 0,
-        broadcast_buffers: bool = True,
+        broadcast_buffers: bool | None = True,
         process_group: Any = None,
-        bucket_cap_mb: float = DEFAULT_BUCKET_MB,
+        bucket_cap_mb: float | None = DEFAULT_BUCKET_MB,
         find_unused_parameters: bool = False,
         check_reduction: bool = False,
         gradient_as_bucket_view: bool = True,
         optimizers: Sequence[torch.optim.Optimizer] = (),
         algorithm: Algorithm | None = None,
+        *,
+        static_graph: bool = False,
     ) -> None:
         super().__init__()
         JoinableModel.__init__(self)
@@ -78,6 +81,8 @@ class DistributedDataParallel_V1_9_0(torch.nn.Module, JoinableModel):
             raise ValueError(
                 f"dim is {dim}: batches are not split here, so that it has no meaning. Leave it out. [BG607]"
             )
+        broadcast_buffers = True if broadcast_buffers is None else broadcast_buffers  # torch's defaults
+        bucket_cap_mb = DEFAULT_BUCKET_MB if bucket_cap_mb is None else bucket_cap_mb
         if not bucket_cap_mb > 0:
             raise ValueError(f"bucket_cap_mb is {bucket_cap_mb}: it must be positive. [BG607]")
         group = to_bagua_process_group(process_group)
@@ -221,32 +226,5 @@ def _check_module(module: torch.nn.Module, device_ids: Sequence[Any] | None, out
     check_devices(device_ids, output_device, parameters[0].device)
 
 
-def DistributedDataParallel(
-    module: torch.nn.Module,
-    device_ids: Sequence[Any] | None = None,
-    output_device: Any = None,
-    dim: int = 0,
-    broadcast_buffers: bool = True,
-    process_group: Any = None,
-    bucket_cap_mb: float = DEFAULT_BUCKET_MB,
-    find_unused_parameters: bool = False,
-    check_reduction: bool = False,
-    gradient_as_bucket_view: bool = True,
-    optimizers: Sequence[torch.optim.Optimizer] = (),
-    algorithm: Algorithm | None = None,
-) -> DistributedDataParallel_V1_9_0:
-    """``DistributedDataParallel_V1_9_0`` with these arguments, as a function, as in the original."""
-    return DistributedDataParallel_V1_9_0(
-        module,
-        device_ids,
-        output_device,
-        dim,
-        broadcast_buffers,
-        process_group,
-        bucket_cap_mb,
-        find_unused_parameters,
-        check_reduction,
-        gradient_as_bucket_view,
-        optimizers,
-        algorithm,
-    )
+DistributedDataParallel_V1_9_0 = DistributedDataParallel
+"""The original's name of the class; there ``DistributedDataParallel`` is a function that makes one."""
