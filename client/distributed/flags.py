@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Mapping, MutableMapping
@@ -109,20 +110,27 @@ def entry(options: argparse.Namespace) -> list[str]:
 
 
 def bagua_run(arguments: list[str], environment: Mapping[str, str]) -> None:
-    """``bagua run`` in this process: it ends with the job's exit code."""
+    """``bagua run`` in this process. Returns when the job has succeeded; otherwise raises SystemExit with its code."""
     from bagua.cli.app import app
 
     pairs = [word for name, value in environment.items() for word in ("--env", f"{name}={value}")]
-    app(["run", *pairs, *arguments], prog_name="bagua")
+    try:
+        app(["run", *pairs, *arguments], prog_name="bagua")
+    except SystemExit as end:
+        if end.code:
+            raise
 
 
-def torchrun(arguments: list[str], options: argparse.Namespace) -> None:
-    """This process becomes torchrun. Its ranks start Bagua's daemon by themselves."""
+def torchrun(arguments: list[str], options: argparse.Namespace, become: bool = True) -> None:
+    """This process becomes torchrun, or without ``become`` waits for it. Its ranks start Bagua's daemon by themselves.
+    Raises what torchrun raises when a rank has failed."""
     set_bagua_env(options, os.environ)
     if options.enable_bagua_net:
         from bagua.base import net_plugin
         from bagua.cli.net import built_plugin
 
         os.environ.update(net_plugin.variables(built_plugin(), os.environ))
-    # -P: a folder named like one of our packages in the working directory must not shadow it.
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "torch.distributed.run", *arguments])
+    if become:
+        # -P: a folder named like one of our packages in the working directory must not shadow it.
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "torch.distributed.run", *arguments])
+    importlib.import_module("torch.distributed.run").main(arguments)

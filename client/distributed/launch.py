@@ -95,7 +95,7 @@ def torchrun_arguments(options: argparse.Namespace) -> list[str]:
 
 
 def launch(arguments: Sequence[str] | None = None) -> None:
-    """Starts the job. Raises UsageError."""
+    """Starts the job, and returns when it has succeeded. Raises UsageError, or SystemExit with the job's code."""
     options = parse_args(arguments)
     flags.tell(*notes(options))
     if options.node_rank >= options.nnodes:

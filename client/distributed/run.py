@@ -26,12 +26,15 @@ from bagua.distributed import flags
 from bagua.distributed.flags import set_bagua_env
 
 __all__ = [
+    "config_from_args",
     "determine_local_world_size",
     "get_args_parser",
+    "get_rdzv_endpoint",
     "main",
     "parse_args",
     "parse_min_max_nnodes",
     "run",
+    "run_script_path",
     "set_bagua_env",
 ]
 
@@ -49,7 +52,8 @@ OF_TORCHRUN = {
 }
 """Options that only torchrun has -> the value that asks for nothing. With another value the job is torchrun's."""
 
-TORCHS = ("get_rdzv_endpoint", "config_from_args", "run_script_path")
+DEFAULT_PORT = 29500
+"""Of the rendezvous of several hosts. A job on one host takes a free one."""
 
 PASSED_ON = (*OF_TORCHRUN, "rdzv_backend", "rdzv_id", "max_restarts", "monitor_interval", "log_dir", "nproc_per_node")
 
@@ -82,13 +86,12 @@ def get_args_parser() -> flags.Parser:
     return parser
 
 
-def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line, checked. Ends the process (2) for what is wrong with it; raises UsageError for --nnodes."""
-    parser = get_args_parser()
-    options = parser.parse_args(arguments)
+    options = get_args_parser().parse_args(args)
     try:
-        options.nodes = parse_nodes(options.nnodes)
-        options.ranks = count_ranks(options.nproc_per_node)
+        parse_nodes(options.nnodes)
+        count_ranks(options.nproc_per_node)
     except typer.BadParameter as error:
         raise UsageError(str(error)) from error
     if options.run_path and (options.module or options.no_python):
@@ -97,26 +100,47 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
-    """``"1:4"`` -> (1, 4), ``"2"`` -> (2, 2). Raises typer.BadParameter."""
-    nodes = parse_nodes(nnodes)
+    """``"1:4"`` -> (1, 4), ``"2"`` -> (2, 2). Raises ValueError."""
+    try:
+        nodes = parse_nodes(nnodes)
+    except typer.BadParameter as error:
+        raise ValueError(str(error)) from error
     return nodes.least or nodes.count, nodes.count
 
 
-determine_local_world_size = count_ranks
+def determine_local_world_size(nproc_per_node: str) -> int:
+    """``"4"`` -> 4; ``"cpu"``, ``"gpu"`` and ``"auto"``: as many as this host has. Raises ValueError."""
+    try:
+        return count_ranks(nproc_per_node)
+    except typer.BadParameter as error:
+        raise ValueError(str(error)) from error
 
 
-def __getattr__(name: str) -> Any:
-    """Functions that the original copied from torch: torch's own."""
-    if name not in TORCHS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("torch.distributed.run"), name)
+def get_rdzv_endpoint(args: argparse.Namespace) -> str:
+    """Where the hosts meet: host 0's address and port, if that is all they know."""
+    if args.rdzv_backend == "static" and not args.rdzv_endpoint:
+        return f"{args.master_addr}:{args.master_port or DEFAULT_PORT}"
+    return str(args.rdzv_endpoint)
+
+
+def config_from_args(args: argparse.Namespace) -> tuple[Any, Any, list[str]]:
+    """A job for ``torch.distributed.launcher.elastic_launch``: its configuration, what each rank runs, and arguments of
+    that."""
+    torchs = importlib.import_module("torch.distributed.run")
+    found: tuple[Any, Any, list[str]] = torchs.config_from_args(torchs.parse_args(torchrun_arguments(args)))
+    return found
+
+
+def run_script_path(training_script: str, *training_script_args: str) -> None:
+    """Runs a script in this process, with these arguments."""
+    importlib.import_module("torch.distributed.run").run_script_path(training_script, *training_script_args)
 
 
 def on_this_host(options: argparse.Namespace) -> bool:
     """Whether ``bagua run`` does all of it."""
     if options.standalone:
         options.rdzv_backend, options.rdzv_endpoint, options.rdzv_id = "static", "", "none"
-    alone = options.nodes.count == 1 and options.rdzv_backend == "static"
+    alone = parse_nodes(options.nnodes).count == 1 and options.rdzv_backend == "static"
     return alone and all(getattr(options, name) == value for name, value in OF_TORCHRUN.items())
 
 
@@ -137,7 +161,8 @@ def run_arguments(options: argparse.Namespace) -> list[str]:
     port = ["--master-port", str(options.master_port)] if options.master_port else []
     logs = ["--log-dir", options.log_dir] if options.log_dir else []
     net = ["--enable-bagua-net"] if options.enable_bagua_net else []
-    numbers = ["--nproc-per-node", str(options.ranks), "--max-restarts", str(options.max_restarts)]
+    ranks = count_ranks(options.nproc_per_node)
+    numbers = ["--nproc-per-node", str(ranks), "--max-restarts", str(options.max_restarts)]
     return [*numbers, *port, *logs, *net, *flags.entry(options)]
 
 
@@ -147,26 +172,30 @@ def torchrun_arguments(options: argparse.Namespace) -> list[str]:
     given = {name: value for name, value in given.items() if value not in (None, "", False, OF_TORCHRUN.get(name))}
     words = [f"--{hyphens(name)}" + ("" if value is True else f"={value}") for name, value in given.items()]
     if options.rdzv_backend == "static":
-        port = options.master_port or 29500
+        port = options.master_port or DEFAULT_PORT
         words += [f"--node-rank={options.node_rank}", f"--master-addr={options.master_addr}", f"--master-port={port}"]
     return [f"--nnodes={options.nnodes}", *words, *flags.entry(options)]
 
 
-def run(arguments: Sequence[str] | None = None) -> None:
-    """Starts the job. Raises UsageError."""
-    options = parse_args(arguments)
+def run(args: argparse.Namespace) -> None:
+    """Starts the job that ``parse_args`` has read, and returns when it has succeeded. Raises SystemExit with its code,
+    or torchrun's ChildFailedError."""
+    _start(args, become=False)
+
+
+def _start(options: argparse.Namespace, become: bool) -> None:
     flags.tell(*notes(options))
     if on_this_host(options):
         shown = {"TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts), "TORCHELASTIC_RUN_ID": options.rdzv_id}
         flags.bagua_run(run_arguments(options), {**shown, **flags.variables(options)})
     else:
-        flags.torchrun(torchrun_arguments(options), options)
+        flags.torchrun(torchrun_arguments(options), options, become)
 
 
-def main() -> None:
-    """Entry point."""
-    guarded(run)
+def main(args: Sequence[str] | None = None) -> None:
+    """``run`` for a command line; None: that of this process. Raises UsageError, too."""
+    run(parse_args(args))
 
 
 if __name__ == "__main__":
-    main()
+    guarded(lambda: _start(parse_args(), become=True))

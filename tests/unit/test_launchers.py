@@ -114,6 +114,35 @@ def test_options_of_torchrun_alone_are_torchruns(own: str) -> None:
     assert "--master-port=29500" in run.torchrun_arguments(options)
 
 
+def test_programs_may_call_run_and_main(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They return when the job has succeeded. What a program changes in the arguments counts."""
+    ends, told = [0, 3], []
+
+    def job(words: list[str], **_: str) -> None:
+        told.append(words)
+        sys.exit(ends.pop(0))
+
+    monkeypatch.setattr("bagua.cli.app.app", job)
+    monkeypatch.setattr("torch.distributed.run.main", told.append)
+    args = run.parse_args(args=["--nproc_per_node=1", "x.py"])
+    args.nproc_per_node = "2"
+    run.run(args)
+    with pytest.raises(SystemExit) as end:
+        run.main(["--nproc_per_node=2", "x.py"])
+    assert end.value.code == 3 and told[0] == told[1] and "--nproc-per-node" in told[0]
+    several = ["--nnodes=2", "--nproc_per_node=1", "x.py"]
+    run.main(args=several)
+    assert told[2] == run.torchrun_arguments(run.parse_args(several))
+    assert run.get_rdzv_endpoint(run.parse_args(several)) == "127.0.0.1:29500"
+    config, program, words = run.config_from_args(run.parse_args(several))
+    assert (config.min_nodes, config.nproc_per_node, program, words) == (2, 1, sys.executable, ["-u", "x.py"])
+    for wrong in ("x", "0"):
+        with pytest.raises(ValueError, match=r"\[BG102\]"):
+            run.determine_local_world_size(nproc_per_node=wrong)
+    with pytest.raises(ValueError, match=r"\[BG110\]"):
+        run.parse_min_max_nnodes("1:2:3")
+
+
 def test_an_elastic_job_is_torchruns() -> None:
     given = "--nnodes=1:4 --nproc_per_node=8 --rdzv_id=JOB_ID --rdzv_backend=c10d --rdzv_endpoint=192.168.1.1:1234"
     options = run.parse_args([*given.split(), "main.py"])
