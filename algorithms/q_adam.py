@@ -181,6 +181,11 @@ class QAdamAlgorithm(Algorithm):
         self.codec = Codec.of(codec)
         self.scaled = scaled
 
+    @property
+    def optimizer(self) -> QAdamOptimizer | None:
+        """``q_adam_optimizer``."""
+        return self.q_adam_optimizer
+
     def reify(self, process_group: ProcessGroup) -> QAdamAlgorithmImpl:
         """A new implementation for one model."""
         return QAdamAlgorithmImpl(process_group, self.q_adam_optimizer, self.hierarchical, self.codec, self.scaled)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -89,10 +90,17 @@ def launch_arguments(options: argparse.Namespace, number: int) -> list[str]:
     return [f"--nproc_per_node={options.nproc_per_node}", *place, *net, *flags.entry(options)]
 
 
-def pssh_bagua_launch(options: argparse.Namespace) -> int:
-    """Starts the job on all hosts and waits for its end; returns the exit code: that of the first host that failed, or
-    128 and the number of the signal that ended us. Raises UsageError, ConfigError."""
-    order = environment(options, os.environ)
+def pssh_bagua_launch(args: argparse.Namespace, script_cmd: str = "", env: Mapping[str, str] | None = None) -> int:
+    """Starts the job that ``parse_args`` has read on all hosts and waits for its end.
+
+    Returns the exit code: that of the first host that failed, or 128 and the number of the signal that ended us.
+    ``script_cmd``: another script, with its arguments, as in a shell. ``env``: more variables for all hosts. Raises
+    UsageError, ConfigError.
+    """
+    options = argparse.Namespace(**vars(args))
+    if script_cmd:
+        options.training_script, *options.training_script_args = shlex.split(script_cmd)
+    order = environment(options, os.environ) | dict(env or {})
     ended: SimpleQueue[object] = SimpleQueue()
 
     def interrupt(number: int, _: object) -> None:

@@ -178,7 +178,8 @@ def test_errors_of_the_dataset_are_its_own() -> None:
         ({"backend": "lmdb"}, "choose one of host, redis"),
         ({"writer_buffer_size": 0}, "writer_buffer_size is 0"),
         ({"capacity": 0}, "capacity is 0"),
-        ({"hosts": []}, "don't fit backend='host'"),
+        ({"backend": "host", "hosts": []}, "don't fit backend='host'"),
+        ({"hosts": [], "folder": "x"}, "don't fit backend='redis'"),
         ({"backend": Memory(), "folder": "x"}, "it is a store already|is a store already"),
     ],
 )

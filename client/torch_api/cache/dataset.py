@@ -22,7 +22,7 @@ class CachedDataset(Dataset[Any]):
     def __init__(
         self,
         dataset: Any,
-        backend: Any = "host",
+        backend: Any = None,
         dataset_name: str = "",
         writer_buffer_size: int = 20,
         **options: Any,

@@ -83,10 +83,10 @@ class HostStore(Store):
         """A value that is larger than the capacity is not kept."""
         self.mset({key: value})
 
-    def mset(self, mapping: Mapping[str, bytes]) -> None:
+    def mset(self, dictionary: Mapping[str, bytes]) -> None:
         """In one transaction."""
         with self._used() as connection:
-            kept = {key: value for key, value in mapping.items() if _size(value) <= self._limit()}
+            kept = {key: value for key, value in dictionary.items() if _size(value) <= self._limit()}
             with _transaction(connection):
                 self._drop(connection, "key", list(kept))
                 self._make_room(connection, sum(map(_size, kept.values())))

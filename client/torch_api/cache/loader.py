@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import time
@@ -24,6 +25,7 @@ LOG = logging.getLogger("bagua")
 PAUSE_S = 5.0
 """A store that failed is left alone so long."""
 BACKENDS = ("host", "redis")
+REDIS_OPTIONS = inspect.signature(RedisStore).parameters.keys()
 PROCESSES = 64  # that count by themselves; more share rows
 HITS, MISSES, DAMAGED, FAILURES, UNCACHED = range(5)
 
@@ -60,7 +62,8 @@ class CacheLoader:
 
     Args:
         backend: "host": a file of this host, which its ranks and later jobs of this user share. "redis": Redis servers,
-            which several hosts share. Or a ``Store`` of one's own.
+            which several hosts share. Or a ``Store`` of one's own. None: "redis" with options of a ``RedisStore`` (the
+            original's default), else "host".
         dataset_name: Keeps datasets in one cache apart. Give another one when the dataset, or how it is loaded,
             changes: nothing else tells the cache.
         writer_buffer_size: Values that are written together. A process writes the rest when it ends.
@@ -77,7 +80,7 @@ class CacheLoader:
 
     def __init__(
         self,
-        backend: str | Store = "host",
+        backend: str | Store | None = None,
         dataset_name: str = "",
         writer_buffer_size: int = 1,
         *,
@@ -88,6 +91,8 @@ class CacheLoader:
             raise ValueError(
                 f"writer_buffer_size is {writer_buffer_size}: it must be a whole number from 1 on. [BG705]"
             )
+        if backend is None:
+            backend = "redis" if options.keys() & REDIS_OPTIONS else "host"
         self.backend = backend
         self.dataset_name = dataset_name
         self.writer_buffer_size = writer_buffer_size

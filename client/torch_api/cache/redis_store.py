@@ -132,9 +132,9 @@ class _OneServer(Store):
             found: bytes | None = client.get(key)
             return found
 
-    def mset(self, mapping: Mapping[str, bytes]) -> None:
+    def mset(self, dictionary: Mapping[str, bytes]) -> None:
         with self._used() as client:
-            client.mset(dict(mapping))
+            client.mset(dict(dictionary))
 
     def mget(self, keys: Sequence[str]) -> list[bytes | None]:
         with self._used() as client:

@@ -35,9 +35,9 @@ class Store(ABC):
     def clear(self) -> None:
         """Forgets everything."""
 
-    def mset(self, mapping: Mapping[str, bytes]) -> None:
+    def mset(self, dictionary: Mapping[str, bytes]) -> None:
         """As ``set`` for each of them."""
-        for key, value in mapping.items():
+        for key, value in dictionary.items():
             self.set(key, value)
 
     def mget(self, keys: Sequence[str]) -> list[bytes | None]:
@@ -93,10 +93,10 @@ class ClusterStore(Store):
         for store in self.stores:
             store.clear()
 
-    def mset(self, mapping: Mapping[str, bytes]) -> None:
+    def mset(self, dictionary: Mapping[str, bytes]) -> None:
         """One call for each store that gets something."""
         parts: dict[int, dict[str, bytes]] = {}
-        for key, value in mapping.items():
+        for key, value in dictionary.items():
             parts.setdefault(self._place(key), {})[key] = value
         for place, part in parts.items():
             self.stores[place].mset(part)

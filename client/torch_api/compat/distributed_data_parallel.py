@@ -87,6 +87,12 @@ class DistributedDataParallel(torch.nn.Module, JoinableModel):
             raise ValueError(f"bucket_cap_mb is {bucket_cap_mb}: it must be positive. [BG607]")
         group = to_bagua_process_group(process_group)
         self.module = module
+        self.dim = dim
+        self.broadcast_buffers = broadcast_buffers
+        self.find_unused_parameters = find_unused_parameters
+        self.static_graph = self.is_multi_device_module = False
+        self.device = next(module.parameters()).device
+        self.device_type = self.device.type
         previous = module.__dict__.get("bagua_ddp")
         if previous is not None and previous.module is module:
             previous.close()

@@ -17,6 +17,7 @@ from bagua.algorithms.plan import EVERYONE, GRADIENT, HOST, LEADERS, RESULT, WEI
 from bagua.base.errors import BaguaError, MembershipChanged
 from bagua.torch_api.comm.groups import BaguaProcessGroup, _get_default_group
 from bagua.torch_api.compat.operation_handles import AsynchronousOperation, DecentralizedOperation
+from bagua.torch_api.compat.registration import registered
 from bagua.torch_api.compat.ring_replicas import RingReplicas
 from bagua.torch_api.compat.utils import check_contiguous
 from bagua.torch_api.train.bucket import PlanBucket, views_like
@@ -48,6 +49,11 @@ class BucketOperations(PlanBucket):
     def backend_bucket(self) -> Self:
         """The bucket as the backend takes it: itself."""
         return self
+
+    @property
+    def bagua_module_name(self) -> str | None:
+        """The model whose tensors these are."""
+        return registered(self.tensors[0]).module_name
 
     @property
     def backend_tensor(self) -> torch.Tensor | None:

@@ -81,6 +81,16 @@ class LoadBalancingDistributedSampler(ResumableSampler[int]):
         self.random_number = int((costs.max() - costs.min()).item() * self._level + 1)
         self._sorted: torch.Tensor | None = None
 
+    @property
+    def item_complexity_map(self) -> dict[int, float]:
+        """Costs by index."""
+        return dict(enumerate(self.costs.tolist()))
+
+    @property
+    def ordered_item_complexity_map(self) -> dict[int, float]:
+        """The same, by rising cost."""
+        return {index: self.costs[index].item() for index in rising(self.costs).tolist()}
+
     def _per_rank(self, length: int, replicas: int) -> int:
         return length // replicas if self.drop_last else -(-length // replicas)
 

@@ -119,17 +119,17 @@ class TopKGate(nn.Module):
         factor = self.capacity_factor if self.training else self.eval_capacity_factor
         return max(self.min_capacity, math.ceil(self.k * tokens / self.wg.out_features * factor))
 
-    def forward(self, tokens: torch.Tensor, used_token: torch.Tensor | None = None) -> Choice:
-        """``used_token``: [tokens], true or 1 for those that count; others go nowhere. Raises ValueError if it has
-        another number of elements."""
+    def forward(self, input: torch.Tensor, used_token: torch.Tensor | None = None) -> Choice:
+        """``input``: [tokens, width]. ``used_token``: [tokens], true or 1 for those that count; others go nowhere.
+        Raises ValueError if it has another number of elements."""
         used = None if used_token is None else used_token.detach().reshape(-1).bool()
-        if used is not None and len(used) != len(tokens):
-            raise ValueError(f"used_token has {len(used)} elements: there are {len(tokens)} tokens. [BG610]")
+        if used is not None and len(used) != len(input):
+            raise ValueError(f"used_token has {len(used)} elements: there are {len(input)} tokens. [BG610]")
         # A context costs more than the question.
-        if not torch.is_autocast_enabled(tokens.device.type):
-            return self._route(tokens, used)
-        with torch.autocast(tokens.device.type, enabled=False):
-            return self._route(tokens, used)
+        if not torch.is_autocast_enabled(input.device.type):
+            return self._route(input, used)
+        with torch.autocast(input.device.type, enabled=False):
+            return self._route(input, used)
 
     def _route(self, tokens: torch.Tensor, used: torch.Tensor | None) -> Choice:
         weight = self.wg.weight.float()

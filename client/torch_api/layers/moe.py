@@ -87,6 +87,11 @@ class MOELayer(nn.Module):
         self.average = average
         self._agreed: weakref.ref[Communicator] | None = None
 
+    @property
+    def world_size(self) -> int:
+        """Ranks that share the experts."""
+        return self.gate.wg.out_features // self.num_local_experts
+
     def __getstate__(self) -> dict[str, Any]:
         """Copies agree with the other ranks by themselves."""
         return {**super().__getstate__(), "_agreed": None}  # type: ignore[no-untyped-call]

@@ -33,6 +33,7 @@ def layers(local: int, **options: Any) -> tuple[bagua.moe.MoE, bagua.moe.MoE]:
     layer = bagua.moe.MoE(WIDTH, expert(), local, **options)
     alone = bagua.communication.new_group([me])
     whole = bagua.moe.MoE(WIDTH, expert(), n * local, process_group=alone, **options)
+    assert layer.bagua_moe.world_size == n
     whole.bagua_moe.gate.load_state_dict(layer.bagua_moe.gate.state_dict())
     for number in range(n * local):
         weights = expert(10 + number).state_dict()

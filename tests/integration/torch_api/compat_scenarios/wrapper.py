@@ -131,6 +131,9 @@ class Branches(nn.Module):
 def parameters_without_a_gradient() -> None:
     rank, n = bagua.get_rank(), bagua.get_world_size()
     model = DistributedDataParallel(seeded(Branches), find_unused_parameters=True)
+    assert (model.dim, model.broadcast_buffers, model.find_unused_parameters) == (0, True, True)
+    assert (model.device_type, model.is_multi_device_module, model.static_graph) == ("cpu", False, False)
+    assert model.bagua_buckets[0].bagua_module_name == model.inner.bagua_module_name
     reference = seeded(Branches)
     optimizers = sgd(model), sgd(reference)
     for step in range(4):
