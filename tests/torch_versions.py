@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs what touches torch with several versions of it, and prints rows for the table in docs/torch-distributed.md.
 
-    python3 tests/torch_versions.py                   the versions of the table
+    python3 tests/torch_versions.py                   all that were tested (client/base/torch_versions.py)
     python3 tests/torch_versions.py 2.4.1 2.13.0      these
     python3 tests/torch_versions.py --remove -- -n 4  deletes each environment after its run; the rest is pytest's
     python3 tests/torch_versions.py --packages-of .venv --short 2.8.0    the quick way
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
-VERSIONS = ("2.4.1", "2.5.1", "2.6.0", "2.8.0", "2.10.0", "2.12.0")
+VERSIONS = runpy.run_path(str(ROOT / "client" / "base" / "torch_versions.py"))["TESTED"]
 API = ("training", "joins", "elastic", "distributed", "amp", "checkpoint", "compat")
 UNIT = ("torch", "optim", "data")
 SHORT = (["tests/integration/c10d"],)  # of the two groups, the one in C++ and some of the other one

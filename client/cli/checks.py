@@ -6,7 +6,6 @@ import ctypes
 import ctypes.util
 import fcntl
 import os
-import re
 import resource
 import shutil
 import socket
@@ -19,13 +18,12 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from bagua.base import paths
+from bagua.base import paths, torch_versions
 from bagua.base.errors import BaguaError
 from bagua.csrc.build import python_header
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 DEFAULT_PORT = 7670
-OLDEST_TORCH = (2, 4)
 OLDEST_PYTHON = (3, 11)
 GIB = 1 << 30
 COMMAND_DEADLINE_S = 60.0
@@ -118,9 +116,13 @@ def torch() -> Finding:
     found = _installed("torch")
     if found is None:
         return Finding("torch", FAIL, "not installed", "pip install torch")
-    numbers = tuple(int(part) for part in re.findall(r"\d+", found[1])[:2])
-    if numbers < OLDEST_TORCH:
-        return Finding("torch", FAIL, f"{found[1]} is too old", "pip install --upgrade torch (2.4 or newer)")
+    if torch_versions.numbers(found[1]) < torch_versions.OLDEST:
+        oldest = torch_versions.minor(torch_versions.TESTED[0])
+        return Finding("torch", FAIL, f"{found[1]} is too old", f"pip install --upgrade torch ({oldest} or newer)")
+    if torch_versions.numbers(found[1]) > torch_versions.NEWEST:
+        newest = torch_versions.minor(torch_versions.TESTED[-1])
+        fix = f"It may work all the same. A tested one: pip install 'torch=={newest}.*'"
+        return Finding("torch", WARN, f"{found[1]} is untested: tests ran with {torch_versions.TESTED_WORDS}", fix)
     return Finding("torch", OK, found[1])
 
 

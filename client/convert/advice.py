@@ -1,4 +1,4 @@
-"""What a script's user should know: what was not changed and why, and what to do instead."""
+"""Advice to the user of a script: reasons why something was not changed, and other ways."""
 
 from __future__ import annotations
 

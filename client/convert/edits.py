@@ -49,7 +49,7 @@ class Source:
         return max(begin for begin in self._lines if begin <= offset)
 
     def text(self, begin: int, end: int) -> str:
-        """What stands there."""
+        """The text between two offsets."""
         return self._text[begin:end].decode()
 
     def indentation(self, node: ast.stmt) -> str | None:
