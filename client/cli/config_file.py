@@ -205,6 +205,8 @@ def _plain(value: Any) -> Any:
 def _example(one: Declared, default: Any) -> Any:
     if default is None or default is ...:
         numbers: dict[Any, Any] = {bool: True, int: 1, Nodes: 1}
+        if isinstance(one.kind, type) and issubclass(one.kind, Enum):
+            return next(iter(one.kind)).value
         return [] if typing.get_origin(one.kind) is list else numbers.get(one.kind, "")
     return str(default) if isinstance(default, Path | Enum) else default
 

@@ -66,6 +66,7 @@ def submit(
     checkpoint_dir: options.CheckpointDirOption = None,
     enable_bagua_net: options.BaguaNetOption = False,
     autotune: options.AutotuneOption = False,
+    check_replicas: options.CheckReplicasOption = None,
     env: options.EnvOption = None,
     secret_env: options.SecretEnvOption = None,
     secret: options.SecretOption = None,
@@ -94,7 +95,7 @@ def submit(
     if print_config:
         config_file.print_config(context, context.params)
     options.check_entry(script, module, no_python)
-    variables = options.job_env(env, algorithm, enable_bagua_net, checkpoint_dir, autotune)
+    variables = options.job_env(env, algorithm, enable_bagua_net, checkpoint_dir, autotune, check_replicas)
     secret_files = options.parse_secret_env(secret_env, variables)
     secrets = options.read_secrets(secret, {**variables, **secret_files})
     options.warn_of_secrets(variables)

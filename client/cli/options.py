@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bagua.base.errors import ConfigError, UsageError
+from bagua.base.replica_check import CheckReplicas
 
 if TYPE_CHECKING:
     from bagua.client import Packed
@@ -177,6 +178,14 @@ CheckpointDirOption = Annotated[
 AutotuneOption = Annotated[
     bool,
     typer.Option("--autotune", help="The job tries settings of the exchange while it trains, and keeps the best."),
+]
+CheckReplicasOption = Annotated[
+    CheckReplicas | None,
+    typer.Option(
+        "--check-replicas",
+        help="Where replicas have drifted apart: a warning, or the end of the job; off: nobody looks. Default: warn.",
+        show_default=False,
+    ),
 ]
 BaguaNetOption = Annotated[
     bool,
@@ -350,14 +359,15 @@ def job_env(
     enable_bagua_net: bool = False,
     checkpoint_dir: Path | None = None,
     autotune: bool = False,
+    check_replicas: str | None = None,
 ) -> dict[str, str]:
-    """Variables of a job: those of --env, and what --algorithm, --enable-bagua-net, --checkpoint-dir and --autotune
-    say. Raises UsageError."""
+    """Variables of a job: those of --env, and what --algorithm, --enable-bagua-net, --checkpoint-dir, --autotune and
+    --check-replicas say. Raises UsageError."""
     from bagua.client.specification import variables
 
     env = parse_env(pairs)
     try:
-        return variables(env, algorithm, enable_bagua_net, checkpoint_dir, autotune)
+        return variables(env, algorithm, enable_bagua_net, checkpoint_dir, autotune, check_replicas or "")
     except ConfigError as error:
         raise UsageError(str(error)) from error
 

@@ -342,6 +342,7 @@ def run(
     checkpoint_dir: options.CheckpointDirOption = None,
     enable_bagua_net: options.BaguaNetOption = False,
     autotune: options.AutotuneOption = False,
+    check_replicas: options.CheckReplicasOption = None,
     env: options.EnvOption = None,
     secret_env: options.SecretEnvOption = None,
     secret: options.SecretOption = None,
@@ -378,7 +379,7 @@ def run(
         )
     if log_dir and way is not None:
         raise UsageError("--log-dir copies logs of this machine: with several hosts, redirect the output. [BG103]")
-    variables = options.job_env(env, algorithm, enable_bagua_net, checkpoint_dir, autotune)
+    variables = options.job_env(env, algorithm, enable_bagua_net, checkpoint_dir, autotune, check_replicas)
     if way is not None and way.ends_by_signal:
         variables.setdefault(checkpoint_folder.ON_REQUEST, "1")
     secret_files = options.parse_secret_env(secret_env, variables)

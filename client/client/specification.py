@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
-from bagua.base import algorithm_choice, checkpoint_folder, net_plugin
+from bagua.base import algorithm_choice, checkpoint_folder, net_plugin, replica_check
 from bagua.base.errors import ConfigError
 from bagua.proto import common_pb2
 
@@ -46,6 +46,8 @@ class JobArguments(TypedDict, total=False):
     """``NAME[:key=value,…]``, where the script does not choose one."""
     checkpoint_dir: str | os.PathLike[str]
     autotune: bool
+    check_replicas: str
+    """``warn``, ``error`` or ``off``: what follows where replicas differ. Empty: a warning."""
     enable_bagua_net: bool
     master_port: int
     """0: a free one."""
@@ -75,6 +77,7 @@ def job_spec(
     algorithm: str = "",
     checkpoint_dir: str | os.PathLike[str] | None = None,
     autotune: bool = False,
+    check_replicas: str = "",
     enable_bagua_net: bool = False,
     master_port: int = 0,
     placement_timeout_s: float = PLACEMENT_TIMEOUT_S,
@@ -103,7 +106,7 @@ def job_spec(
         is_module=module,
         no_python=no_python,
         args=[str(one) for one in args],
-        env=variables(env or {}, algorithm, enable_bagua_net, checkpoint_dir, autotune),
+        env=variables(env or {}, algorithm, enable_bagua_net, checkpoint_dir, autotune, check_replicas),
         secret_env={key: os.fspath(path) for key, path in (secret_env or {}).items()},
         workdir=("" if str(folder) == "." else str(folder)) if shipped else str(folder.absolute()),
         nnodes=nnodes,
@@ -130,6 +133,7 @@ def variables(
     enable_bagua_net: bool = False,
     checkpoint_dir: str | os.PathLike[str] | None = None,
     autotune: bool = False,
+    check_replicas: str = "",
 ) -> dict[str, str]:
     """Variables of a job: ``env``, and what the others say. Raises ConfigError."""
     for name, value in env.items():
@@ -143,6 +147,8 @@ def variables(
             raise ConfigError(f"--algorithm {algorithm}: {error}") from error
     if autotune:
         found["BAGUA_AUTOTUNE"] = "1"
+    if check_replicas:
+        found[replica_check.VARIABLE] = replica_check.parse(check_replicas, "check_replicas")
     if enable_bagua_net:
         for name in ("NCCL_NET_PLUGIN", "NCCL_NET"):
             if name in found:

@@ -18,7 +18,7 @@ import torch
 from contract.algorithms import load_cases
 from contract.algorithms.case import Case, Simulation, World, flat, seeded
 from contract.algorithms.harness import selected
-from contract.algorithms.rank_side import one_step
+from contract.algorithms.rank_side import compare_replicas, one_step
 from rig.engine_hosts import make_ranks
 from rig.files import await_file
 
@@ -55,6 +55,7 @@ def rank_train(names: list[str], folder: str) -> dict[str, Any]:
     """Trains a model of each case, all of them in each step. Returns their parameters after each."""
     faulthandler.dump_traceback_later(limit_s(names), exit=True)  # for hangs alone
     bagua.init_process_group()
+    compare_replicas()
     newcomer = bagua.is_newcomer()
     models = {}
     for name in names:

@@ -24,7 +24,7 @@ import torch
 from contract.algorithms import load_cases
 from contract.algorithms.case import WORLDS, Case, Simulation, flat, mlp, seeded, square
 from contract.algorithms.harness import selected
-from contract.algorithms.rank_side import one_step
+from contract.algorithms.rank_side import compare_replicas, one_step
 from contract.algorithms.subjects import Subject, one_bit_adam, q_adam, subject_of, zero_one_adam
 from rig.engine_hosts import make_ranks
 from rig.faults import VARIABLE, Fault, kill_self
@@ -92,6 +92,7 @@ ASYNCHRONOUS: dict[str, Subject] = {
 def rank_train(names: list[str], steps: int = STEPS) -> dict[str, list[torch.Tensor]]:
     """Trains a model with each of these algorithms, all of them in each step. Returns their parameters after each."""
     bagua.init_process_group()
+    compare_replicas()
     member = current().membership.member
     models = {}
     for name in names:
@@ -217,6 +218,7 @@ OFTEN_CASES = {
 def rank_train_cases(names: list[str], gone: list[int]) -> dict[str, list[torch.Tensor]]:
     """Trains a model of each case, all of them in each step. Returns their parameters after each."""
     bagua.init_process_group()
+    compare_replicas()
     member = current().membership.member
     models = {}
     for name in names:

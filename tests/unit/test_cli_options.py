@@ -9,11 +9,13 @@ import pytest
 import typer
 from typer.main import get_command
 
-from bagua.base.errors import UsageError
+from bagua.base.errors import ConfigError, UsageError
+from bagua.base.replica_check import CheckReplicas
 from bagua.cli import gpu_checks, options
 from bagua.cli.app import app
 from bagua.cli.options import Nodes
 from bagua.cli.run import check_script, count_ranks, default_name
+from bagua.client.specification import job_spec
 
 
 def test_variables() -> None:
@@ -55,6 +57,14 @@ def test_the_folder_of_checkpoints_becomes_a_variable(monkeypatch: pytest.Monkey
     monkeypatch.chdir("/tmp")
     assert options.job_env(None, "", checkpoint_dir=Path("c")) == {"BAGUA_CHECKPOINT_DIR": "/tmp/c"}
     assert options.job_env(["A=1"], "", checkpoint_dir=Path("/x/c")) == {"A": "1", "BAGUA_CHECKPOINT_DIR": "/x/c"}
+
+
+def test_the_comparison_of_replicas_becomes_a_variable() -> None:
+    for word in CheckReplicas:
+        assert options.job_env(None, "", check_replicas=word) == {"BAGUA_CHECK_REPLICAS": word.value}
+        assert job_spec("train.py", check_replicas=word.value).env == {"BAGUA_CHECK_REPLICAS": word.value}
+    with pytest.raises(ConfigError, match=r"check_replicas.*BG106"):
+        job_spec("train.py", check_replicas="on")
 
 
 def test_nodes() -> None:
@@ -135,7 +145,8 @@ def test_every_option_of_run_and_submit_has_both_spellings() -> None:
         assert "--nproc-per-node" in long and "--master-port" in long
         for option in (option for option in long if "-" in option[2:]):
             flag = next(parameter for parameter in command.params if option in parameter.opts).is_flag
-            given = [option.replace("-", "_").replace("__", "--", 1), *([] if flag else ["1"]), "x.py", "--a_b"]
+            value = [] if flag else ["off" if option == "--check-replicas" else "1"]
+            given = [option.replace("-", "_").replace("__", "--", 1), *value, "x.py", "--a_b"]
             made = command.make_context(path[-1], given, parent=context)
             assert made.params["args"] == ["--a_b"], option  # the script's own stay as they are
 

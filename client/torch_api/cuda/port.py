@@ -49,6 +49,11 @@ class Cuda:
         """Number of the device on this host, as torch counts them."""
         return torch.cuda.current_device() if device.index is None else device.index
 
+    def name(self) -> str:
+        """Name of the current device; empty where this process uses none."""
+        used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return torch.cuda.get_device_name() if used else ""
+
     def stream(self, index: int) -> int:
         """Handle of the stream in whose order this thread works on a device now."""
         return _raw_stream(index)

@@ -9,8 +9,9 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from bagua.base import launchers
+from bagua.base import launchers, replica_check
 from bagua.base.errors import ConfigError
+from bagua.base.replica_check import CheckReplicas
 from bagua.tuning.grouping import DEFAULT_BYTES
 
 DEFAULT_BUCKET_BYTES = DEFAULT_BYTES
@@ -83,6 +84,12 @@ def get_default_bucket_size() -> int:
     if found <= 0:
         raise ConfigError(f"BAGUA_DEFAULT_BUCKET_SIZE is {found}: it must be a positive number of bytes. [BG106]")
     return found
+
+
+def get_check_replicas() -> CheckReplicas:
+    """Whether replicas are compared, and what follows where they differ: BAGUA_CHECK_REPLICAS, else ``warn``. Raises
+    ConfigError for an unknown word."""
+    return replica_check.read(os.environ)
 
 
 def get_wait_timeout() -> float:

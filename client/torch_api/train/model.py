@@ -15,6 +15,7 @@ import torch
 from bagua.algorithms import Algorithm, AlgorithmImpl, Bucket
 from bagua.algorithms.plan import GRADIENT
 from bagua.base.errors import CommunicationError, ConfigError
+from bagua.base.replica_check import CheckReplicas
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.groups import BaguaProcessGroup
 from bagua.torch_api.comm.lasting import keepers
@@ -42,6 +43,7 @@ from bagua.torch_api.train.parameters import ignored_names, trainable_parameters
 from bagua.torch_api.train.recorder import recorder_of
 from bagua.torch_api.train.recut import Cuts, recut
 from bagua.torch_api.train.repeating_reducer import RepeatingReducer
+from bagua.torch_api.train.replica_check import ReplicaCheck
 from bagua.torch_api.train.runner import Runner
 from bagua.torch_api.train.settling import settle
 from bagua.torch_api.train.shadowed import ShadowedModel
@@ -122,6 +124,7 @@ class DistributedModel(Mark, ShadowedModel):
         self._renewal = ModelRenewal(self, self._runner)
         self._state = ModelState(self, self._runner)
         self.description: dict[str, object] = {}
+        self.check_replicas = CheckReplicas.warn
         self._buffers = BufferBroadcast(self._session, self._find_buffers)
         self._guest = self._new_guest()
         self._layout = ModelBuckets(self, self._guest, self._session, self._runner)
@@ -203,6 +206,7 @@ class DistributedModel(Mark, ShadowedModel):
         adding = any(bucket.plan is not None and adds_up(bucket.plan) for bucket in buckets)
         recorded = self._layout.wants_arrival() or not all(bucket.repeatable for bucket in buckets)
         self._reducer = None
+        self._replica_check = ReplicaCheck(self, self._runner)
         if self._steps is not None and not (buckets and all(bucket.shows for bucket in buckets)):
             raise ConfigError(
                 f"step_in_backward=True can't be used with {type(self.bagua_algorithm).__name__}, which does not fill "
@@ -231,15 +235,15 @@ class DistributedModel(Mark, ShadowedModel):
 
     @property
     def _record(self) -> Callable[[Sequence[Times], Any, Any], None]:
-        """Gets the times of each pass. Those without the batches of some ranks are no measure for settings."""
+        """Gets the times of each pass. Those without the batches of some ranks are no measure for settings, and their
+        replicas differ until the end of the block."""
         alone = self._runner.record
         found = alone if self._recorder is None else self._recorder.also(alone)
-        if self._tuner is None:
-            return found
-        tuned = self._tuner.also(found)
+        tuned = found if self._tuner is None else self._tuner.also(found)
 
         def record(times: Sequence[Times], begin: Any, end: Any) -> None:
             (tuned if self._complete else found)(times, begin, end)
+            self._replica_check.after_exchange(comparable=self._complete and self.bagua_algorithm.alike)
 
         return record
 
@@ -417,6 +421,7 @@ class DistributedModel(Mark, ShadowedModel):
     def tell_newcomers(self) -> dict[str, Any]:
         return {
             "steps": self.bagua_train_step_counter,
+            "exchanges": self._replica_check.exchanges,
             "arrival": self._layout.arrival,
             "cuts": self._layout.wanted_cuts,
             "tuner": None if self._tuner is None else self._tuner.tell_newcomers(),
@@ -430,6 +435,7 @@ class DistributedModel(Mark, ShadowedModel):
             self._layout.release()
             self._layout.follow_alone(told["arrival"], told["cuts"])
             self._reset_algorithm(alone=True)
+        self._replica_check.exchanges = told["exchanges"]
         self._renewal.follow_as_newcomer(told)
         self.bagua_train_step_counter = told["steps"]
 

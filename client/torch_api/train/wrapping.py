@@ -11,6 +11,7 @@ import torch
 
 from bagua.algorithms import Algorithm, AlgorithmImpl
 from bagua.base.errors import BaguaError, ConfigError
+from bagua.base.replica_check import CheckReplicas
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.groups import BaguaProcessGroup, _get_default_group
 from bagua.torch_api.cuda.port import PORT
@@ -33,6 +34,7 @@ class Wrapped(Protocol):
     process_group: BaguaProcessGroup
     parameters_to_ignore: frozenset[str]
     bucket_bytes: int | None
+    check_replicas: CheckReplicas
     bagua_optimizers: list[torch.optim.Optimizer]
     bagua_algorithm: AlgorithmImpl
     description: dict[str, object]
@@ -88,6 +90,7 @@ def compare_ranks(model: Wrapped, algorithm: Algorithm | None, group: Communicat
         model.bagua_algorithm = reify(chosen, model.process_group)
         check_optimizers(model.bagua_optimizers, model.module)
         refuse_ddp(model.module)
+        model.check_replicas = environment.get_check_replicas()
         return {
             "algorithm": describe_algorithm(chosen),
             "bucket_bytes": model.bucket_bytes or environment.get_default_bucket_size(),
@@ -113,7 +116,8 @@ def _compare(model: Wrapped, settings: Callable[[], dict[str, object]], group: C
             model.bagua_optimizers,
             agreed,
         )
-        text = canonical(model.description)
+        # No part of the description: a checkpoint may be read with another setting.
+        text = canonical({**model.description, "settings": {**agreed, "check_replicas": model.check_replicas}})
     except Exception as error:
         mistake = error
         text = canonical({"error": str(error)})

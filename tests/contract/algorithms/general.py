@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 import bagua.torch_api as bagua
 from bagua.algorithms import GradientAllReduceAlgorithm
+from bagua.base.replica_check import VARIABLE
 
 Check = Callable[[Subject], None]
 CHECKS: dict[str, Check] = {}
@@ -64,6 +66,7 @@ def wrap(subject: Subject, make: Callable[[], nn.Module] = mlp, **options: Any) 
     """A model that is different on every rank until it is wrapped."""
     model = seeded(make, seed=bagua.get_rank())
     optimizers = subject.optimizers(model)
+    os.environ[VARIABLE] = "error" if subject.replicas_equal else "warn"
     return model.with_bagua(optimizers, subject.make(), **options), optimizers  # type: ignore[operator]
 
 

@@ -24,6 +24,8 @@ from contract.algorithms.subjects import subject_of
 from rig.placing import on_host
 
 import bagua.torch_api as bagua
+from bagua.base.replica_check import VARIABLE
+from bagua.torch_api.train import replica_check
 
 JOB_DEADLINE_S = float(os.environ.get("BAGUA_TEST_JOB_S", 200.0))
 PATIENCE_S = 15.0
@@ -35,6 +37,7 @@ def rank_jobs(names: list[str], folder: str) -> None:
     """Does the jobs ("case NAME", "volume NAME", "check SUBJECT CHECK", "switch ROUNDS") in their order. Writes what
     each returned, or its error, to a file."""
     bagua.init_process_group()
+    compare_replicas()
     for number, name in enumerate(names):
         faulthandler.dump_traceback_later(JOB_DEADLINE_S, exit=True)
         found: dict[str, Any] = {}
@@ -48,6 +51,12 @@ def rank_jobs(names: list[str], folder: str) -> None:
         path.with_suffix(".new").rename(path)
         bagua.barrier()  # who is in step goes on, whatever went wrong
         faulthandler.cancel_dump_traceback_later()
+
+
+def compare_replicas() -> None:
+    """From now on models compare theirs after each exchange, and raise BaguaError where they differ."""
+    os.environ[VARIABLE] = "error"
+    replica_check.EVERY = 1
 
 
 def job(name: str) -> Callable[[], Any]:
@@ -120,7 +129,9 @@ def sent_after_barrier() -> int:
 
 def volume(case: Case) -> float:
     """Bytes that this host sent per step, once the first steps are over."""
+    os.environ[VARIABLE] = "off"
     model, optimizers = wrapped(case, volume_model)
+    compare_replicas()
     train = case.train or one_step
     idle = sent_after_barrier() - sent_after_barrier()  # what a barrier itself sends, negative
     # Several periods: what is on its way in the background at the ends of the measurement must weigh little.
