@@ -187,7 +187,9 @@ def _nothing(*_: Any) -> None:
 
 def _apply(bucket: Bucket) -> None:
     """x += mean - snapshot: what this rank has learned since the snapshot stays."""
-    bucket.slot(WEIGHT).add_(bucket.slot(PEER)).sub_(bucket.slot(SNAPSHOT))
+    weights = list(bucket.views(WEIGHT))
+    torch._foreach_add_(weights, list(bucket.views(PEER)))
+    torch._foreach_sub_(weights, list(bucket.views(SNAPSHOT)))
 
 
 class AsyncModelAverageAlgorithm(Algorithm):

@@ -34,7 +34,7 @@ from bagua.algorithms.plan import (
     Over,
     Step,
 )
-from bagua.algorithms.weights import begin_with_weights, fits
+from bagua.algorithms.weights import copy_weights, fits, subtract
 
 PEER = "peer_weight"
 SNAPSHOT = "snapshot"
@@ -75,7 +75,7 @@ def mean_of_pair(
 
 def _snapshot(slot: str) -> Local:
     def run(bucket: Bucket) -> None:
-        bucket.slot(slot).copy_(bucket.slot(WEIGHT))
+        copy_weights(bucket, slot)
 
     return Local(run, f"weights to {slot}", reads=(WEIGHT,), writes=(slot,))
 
@@ -85,15 +85,14 @@ def _mean_by_differences(
 ) -> tuple[Step, ...]:
     bucket.add_slot(DIFFERENCE, on_change=SCRATCH)
     bucket.add_slot(PEER, communicated=False, on_change=COPY)
-    begin_with_weights(bucket, PEER)
+    copy_weights(bucket, PEER)
     if keep_snapshot:
         bucket.add_slot(SNAPSHOT, communicated=False, on_change=SCRATCH)
 
     def begin(bucket: Bucket) -> None:
-        now = bucket.slot(WEIGHT)
         if keep_snapshot:
-            bucket.slot(SNAPSHOT).copy_(now)
-        torch.sub(now, bucket.slot(PEER), out=bucket.slot(DIFFERENCE))
+            copy_weights(bucket, SNAPSHOT)
+        subtract(bucket, WEIGHT, PEER, DIFFERENCE)
 
     def end(bucket: Bucket) -> None:
         bucket.slot(PEER).add_(bucket.slot(DIFFERENCE))
@@ -123,7 +122,7 @@ class _PairByDifferences:
             bucket.add_slot(SNAPSHOT, communicated=False, on_change=SCRATCH)
         for peer in self._references:
             bucket.add_slot(_reference(peer), communicated=False)
-            begin_with_weights(bucket, _reference(peer))
+            copy_weights(bucket, _reference(peer))
 
     def steps(self) -> tuple[Step, ...]:
         peers = tuple(_reference(peer) for peer in self._references)
@@ -157,7 +156,7 @@ class _PairByDifferences:
 
     def _begin(self, bucket: Bucket) -> None:
         for slot in (PEER, SNAPSHOT) if self._keep_snapshot else (PEER,):
-            bucket.slot(slot).copy_(bucket.slot(WEIGHT))
+            copy_weights(bucket, slot)
         self._differ(bucket)
 
     def _differ(self, bucket: Bucket) -> None:

@@ -247,7 +247,7 @@ class AlgorithmImpl:
         return [parameter for _, parameter in reversed(bagua_ddp.bagua_build_params())]
 
     def tensors_to_buckets(self, tensors: Sequence[Sequence[torch.Tensor]], do_flatten: bool) -> list[BucketLayout]:
-        """Buckets for the suggested grouping. ``do_flatten`` is False where tensors must keep memory of their own."""
+        """Buckets for the suggested grouping. ``do_flatten`` is that of ``with_bagua``."""
         return [BucketLayout(str(index), tuple(group)) for index, group in enumerate(tensors)]
 
     def init_operations(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:

@@ -14,7 +14,7 @@ from bagua.algorithms.codec import Codec
 from bagua.algorithms.pairs import Pairs
 from bagua.algorithms.plan import WEIGHT, Local, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
-from bagua.algorithms.weights import codec_of_differences, expose, one_bucket_per_dtype, where_needed
+from bagua.algorithms.weights import codec_of_differences, expose, one_bucket_per_dtype, set_weights, where_needed
 
 
 class DecentralizedAlgorithmImpl(AlgorithmImpl):
@@ -57,7 +57,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
             steps = mean_of_pair(bucket, self._pairs, self.codec, self.everywhere)
 
         def replace(bucket: Bucket) -> None:
-            bucket.slot(WEIGHT).copy_(bucket.slot(PEER))
+            set_weights(bucket, PEER)
 
         bucket.set_plan(Plan((*steps, Local(replace, "weights become the mean", reads=(PEER,), writes=(WEIGHT,)))))
         expose(bucket, _peer_weight=bucket.slot(PEER))

@@ -15,7 +15,7 @@ from bagua.algorithms.periodic import ANCHOR, DELTA, PeriodicImpl, plan_differen
 from bagua.algorithms.plan import COPY, WEIGHT
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
 from bagua.algorithms.warm_up import WarmUp
-from bagua.algorithms.weights import codec_of_differences
+from bagua.algorithms.weights import codec_of_differences, set_weights
 
 VELOCITY = "velocity"
 
@@ -35,7 +35,7 @@ class DiLoCoAlgorithmImpl(PeriodicImpl):
     def merge(self, bucket: Bucket) -> None:
         """The outer step; weights become the anchor."""
         self.outer_step(bucket)
-        bucket.slot(WEIGHT).copy_(bucket.slot(ANCHOR))
+        set_weights(bucket, ANCHOR)
 
     def outer_step(self, bucket: Bucket) -> None:
         """Nesterov's step of the anchor along the mean pseudo-gradient."""
@@ -144,7 +144,8 @@ class StreamingDiLoCoAlgorithmImpl(DiLoCoAlgorithmImpl):
     def merge(self, bucket: Bucket) -> None:
         """The outer step; weights move toward the anchor by the share that is not their own."""
         self.outer_step(bucket)
-        bucket.slot(WEIGHT).lerp_(bucket.slot(ANCHOR), 1.0 - self.settings.mixing)
+        weights, anchor = list(bucket.views(WEIGHT)), list(bucket.views(ANCHOR))
+        torch._foreach_lerp_(weights, anchor, 1.0 - self.settings.mixing)
 
     def after_step(self, bagua_ddp: DataParallel, step: int) -> None:
         """Takes up the fragments that were sent ``overlap`` steps ago, and sends those whose turn it is."""

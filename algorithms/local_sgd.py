@@ -9,7 +9,7 @@ from bagua.algorithms.periodic import ANCHOR, DELTA, PeriodicImpl, plan_differen
 from bagua.algorithms.plan import WEIGHT, AllReduce, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
 from bagua.algorithms.warm_up import WarmUp
-from bagua.algorithms.weights import codec_of_differences
+from bagua.algorithms.weights import codec_of_differences, set_weights
 
 
 class LocalSGDAlgorithmImpl(PeriodicImpl):
@@ -28,9 +28,8 @@ class LocalSGDAlgorithmImpl(PeriodicImpl):
 
 
 def _move_to_mean(bucket: Bucket) -> None:
-    anchor = bucket.slot(ANCHOR)
-    anchor.sub_(bucket.slot(DELTA))
-    bucket.slot(WEIGHT).copy_(anchor)
+    bucket.slot(ANCHOR).sub_(bucket.slot(DELTA))
+    set_weights(bucket, ANCHOR)
 
 
 class LocalSGDAlgorithm(Algorithm):

@@ -25,7 +25,7 @@ from bagua.algorithms.plan import (
     Step,
 )
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
-from bagua.algorithms.weights import begin_with_weights, check_optimizers, expose
+from bagua.algorithms.weights import check_optimizers, copy_weights, expose, set_weights
 
 NOW = "now"
 OWN = "own_weight"
@@ -79,14 +79,14 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
         if not ring:
             for name in REPLICAS:
                 bucket.add_slot(name, communicated=False)
-                begin_with_weights(bucket, name)
+                copy_weights(bucket, name)
         weight, left, right = (bucket.slot(name) for name in REPLICAS)
         expose(bucket, _weight=weight, _left_peer_weight=left, _right_peer_weight=right)
 
     def _ring(self, bucket: Bucket) -> tuple[Step, ...]:
         for name in REPLICAS:
             bucket.add_slot(name, communicated=False)
-            begin_with_weights(bucket, name)
+            copy_weights(bucket, name)
         for name in (DIFFERENCE, FROM_LEFT, FROM_RIGHT):
             bucket.add_slot(name, on_change=SCRATCH)
         codec = self.codec if bucket.dtype is torch.float32 else None
@@ -153,11 +153,11 @@ def _nothing(*_: Any) -> None:
 
 
 def _take(bucket: Bucket) -> None:
-    bucket.slot(NOW).copy_(bucket.slot(WEIGHT))
+    copy_weights(bucket, NOW)
 
 
 def _give(bucket: Bucket) -> None:
-    bucket.slot(WEIGHT).copy_(bucket.slot(NOW))
+    set_weights(bucket, NOW)
 
 
 class LowPrecisionDecentralizedAlgorithm(Algorithm):

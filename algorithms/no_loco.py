@@ -12,7 +12,7 @@ from bagua.algorithms.periodic import ANCHOR, PeriodicImpl
 from bagua.algorithms.plan import COPY, SCRATCH, WEIGHT, AllReduce, Local, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
 from bagua.algorithms.warm_up import WarmUp
-from bagua.algorithms.weights import begin_with_weights
+from bagua.algorithms.weights import copy_weights, set_weights
 
 MIXED = "mixed"
 """Slot: what a rank sends, and the pair's mean of it."""
@@ -31,7 +31,7 @@ class NoLoCoAlgorithmImpl(PeriodicImpl):
     def plan_weights(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """Steps: prepare the message, average it over the pair, apply the outer step."""
         bucket.add_slot(ANCHOR, communicated=False, on_change=COPY)  # of one rank, as the weights
-        begin_with_weights(bucket, ANCHOR)
+        copy_weights(bucket, ANCHOR)
         bucket.add_slot(VELOCITY, communicated=False, on_change=COPY)
         bucket.add_slot(MIXED, on_change=SCRATCH)
         bucket.set_plan(
@@ -68,7 +68,8 @@ class NoLoCoAlgorithmImpl(PeriodicImpl):
         """MIXED = β Δ + γ φ, with Δ = x - φ: the mean of both over the pair, for the price of one."""
         anchor, beta, gamma = bucket.slot(ANCHOR), self.settings.outer_lr, self.settings.consensus
         mixed = bucket.slot(MIXED)
-        torch.mul(bucket.slot(WEIGHT), beta, out=mixed)
+        for weight, part in zip(bucket.views(WEIGHT), bucket.views(MIXED), strict=True):
+            torch.mul(weight, beta, out=part)
         mixed.add_(anchor, alpha=gamma - beta)
 
     def outer_step(self, bucket: Bucket) -> None:
@@ -77,7 +78,7 @@ class NoLoCoAlgorithmImpl(PeriodicImpl):
         velocity.mul_(self.settings.outer_momentum).add_(bucket.slot(MIXED))
         velocity.add_(anchor, alpha=-self.settings.consensus)
         anchor.add_(velocity)
-        bucket.slot(WEIGHT).copy_(anchor)
+        set_weights(bucket, ANCHOR)
 
 
 class NoLoCoAlgorithm(Algorithm):

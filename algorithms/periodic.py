@@ -10,7 +10,7 @@ from bagua.algorithms.base import REFUSES_WEIGHTS, AlgorithmImpl, Bucket, DataPa
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.plan import COPY, GRADIENT, SCRATCH, WEIGHT, AllReduce, Local, Plan
 from bagua.algorithms.warm_up import NO_WARM_UP, WarmUp
-from bagua.algorithms.weights import begin_with_weights, check_optimizers
+from bagua.algorithms.weights import check_optimizers, copy_weights, subtract
 
 ANCHOR = "anchor"
 """Slot: the weights after the last exchange, the same on all ranks that take part in it."""
@@ -97,16 +97,16 @@ def plan_differences(bucket: Bucket, codec: Codec | None, merge: Callable[[Bucke
     it is in the next difference.
     """
     bucket.add_slot(ANCHOR, communicated=False, on_change=COPY)
-    begin_with_weights(bucket, ANCHOR)
+    copy_weights(bucket, ANCHOR)
     bucket.add_slot(DELTA, on_change=SCRATCH)
 
-    def subtract(which: Bucket) -> None:
-        torch.sub(which.slot(ANCHOR), which.slot(WEIGHT), out=which.slot(DELTA))
+    def differ(which: Bucket) -> None:
+        subtract(which, ANCHOR, WEIGHT, DELTA)
 
     bucket.set_plan(
         Plan(
             (
-                Local(subtract, "difference to the anchor", reads=(ANCHOR, WEIGHT), writes=(DELTA,)),
+                Local(differ, "difference to the anchor", reads=(ANCHOR, WEIGHT), writes=(DELTA,)),
                 AllReduce("AVG", src=DELTA, dst=DELTA, codec=codec),
                 Local(merge, "merge", reads=(DELTA, ANCHOR), writes=(ANCHOR, WEIGHT)),
             )

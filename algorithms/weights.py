@@ -21,11 +21,22 @@ def one_bucket_per_dtype(groups: Sequence[Sequence[torch.Tensor]]) -> list[Bucke
     return [BucketLayout(str(index), tuple(tensors)) for index, tensors in enumerate(found.values())]
 
 
-def begin_with_weights(bucket: Bucket, slot: str) -> torch.Tensor:
-    """Fills ``slot``, as long as the parameters together, with their present values, and returns it. For any moment;
-    ``Local`` steps that name WEIGHT copy it faster."""
+def copy_weights(bucket: Bucket, slot: str) -> torch.Tensor:
+    """Fills ``slot``, as long as the parameters together, with their present values, and returns it."""
     torch._foreach_copy_(list(bucket.views(slot)), list(bucket.views(WEIGHT)))
     return bucket.slot(slot)
+
+
+def set_weights(bucket: Bucket, slot: str) -> None:
+    """Fills the parameters with the values of ``slot``, as long as they are together."""
+    torch._foreach_copy_(list(bucket.views(WEIGHT)), list(bucket.views(slot)))
+
+
+def subtract(bucket: Bucket, minuend: str, subtrahend: str, difference: str) -> None:
+    """``difference`` = ``minuend`` - ``subtrahend``, slots as long as the parameters together, in one pass."""
+    parts = (bucket.views(name) for name in (minuend, subtrahend, difference))
+    for one, other, out in zip(*parts, strict=True):
+        torch.sub(one, other, out=out)
 
 
 def expose(bucket: Bucket, **tensors: torch.Tensor) -> None:

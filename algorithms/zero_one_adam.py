@@ -15,7 +15,7 @@ from bagua.algorithms.one_bit_adam import find_optimizer
 from bagua.algorithms.periodic import ANCHOR, DELTA, PeriodicImpl, plan_differences
 from bagua.algorithms.plan import GRADIENT, RESULT, SCRATCH, WEIGHT, AllReduce, Local, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
-from bagua.algorithms.weights import codec_of_differences
+from bagua.algorithms.weights import codec_of_differences, set_weights
 
 MEETING, MET = "meeting", "met"
 """Slots of one element, for a step that all ranks have a part in."""
@@ -187,7 +187,7 @@ class ZeroOneAdamAlgorithmImpl(PeriodicImpl):
         groups = self.optimizer.groups_by_parameter()
         for parameter, anchor, moved in zip(bucket.tensors, bucket.views(ANCHOR), bucket.views(DELTA), strict=True):
             self.optimizer.meet(groups[parameter], parameter, anchor, moved)
-        bucket.slot(WEIGHT).copy_(bucket.slot(ANCHOR))
+        set_weights(bucket, ANCHOR)
 
     def after_step(self, bagua_ddp: DataParallel, step: int) -> None:
         """Exchanges where the optimizer's plan of local steps has it."""

@@ -48,7 +48,7 @@ def arrive(bucket: GradientBucket) -> None:
     """As the reducer does it for every gradient, and for the bucket when it is full."""
     for slot in bucket.entries:
         if slot.parameter.grad is not None:
-            slot.store()
+            slot.stage()
             slot.ready = True
     bucket.start()
 
@@ -60,10 +60,10 @@ def test_nothing_is_copied() -> None:
     arrive(bucket)
     assert [tensor.data_ptr() for tensor in bucket.views(FRESH)] == [tensor.data_ptr() for tensor in before]
     assert matrix.grad is before[0] and not bucket.slot(GRADIENT).any()
-    assert bucket.region(GRADIENT, bucket.side).tail.tolist() == [1, 1, 0]
+    assert bucket.region(GRADIENT).tail.tolist() == [1, 1, 0]
     bucket.slot(RESULT).fill_(7)
     bucket.show_results()
-    assert matrix.grad is not before[0] and bool((matrix.grad == 7).all()) and bool((vector.grad == 7).all())
+    assert matrix.grad is before[0] and bool((matrix.grad == 7).all()) and bool((vector.grad == 7).all())
 
 
 def test_what_is_accumulated_into_a_result_is_the_next_gradient() -> None:
@@ -77,7 +77,7 @@ def test_what_is_accumulated_into_a_result_is_the_next_gradient() -> None:
     arrive(bucket)
     assert bucket.views(FRESH)[0].tolist() == [3, 3, 3]
     bucket.slot(RESULT).fill_(9)
-    assert bucket.views(FRESH)[0].tolist() == [3, 3, 3], "results lie elsewhere"
+    assert bucket.views(FRESH)[0].tolist() == [3, 3, 3], "gradients are the program's own"
 
 
 def test_a_plan_that_reads_both_has_both() -> None:
@@ -87,23 +87,17 @@ def test_a_plan_that_reads_both_has_both() -> None:
     assert bool((bucket.slot(GRADIENT) == 1).all()) and bool((bucket.views(FRESH)[0] == 1).all())
 
 
-@pytest.mark.parametrize("keep_own_memory", [False, True])
-def test_on_a_device_all_are_copied_in_one_call(monkeypatch: pytest.MonkeyPatch, keep_own_memory: bool) -> None:
-    """A large one's own memory is given back then, unless it is to be kept."""
+def test_on_a_device_all_are_copied_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PORT.cuda, "holds", lambda tensor: True)
     bucket, (large, small) = bucket_of(torch.zeros(70000), torch.zeros(3), reads=(GRADIENT,))
-    bucket.keep_own_memory = keep_own_memory
     assert not any(entry.alone for entry in bucket.entries)
     large.grad, small.grad = torch.ones(70000), torch.ones(3)
-    own = small.grad
     calls: list[int] = []
     copy = torch._foreach_copy_
     monkeypatch.setattr(torch, "_foreach_copy_", lambda to, of: (calls.append(len(to)), copy(to, of)))
     bucket.start()
     assert calls == [3], "two gradients and the tail"
     assert bool((bucket.slot(GRADIENT) == 1).all())
-    assert (large.grad is bucket.entries[0].views[bucket.side]) is not keep_own_memory
-    assert small.grad is own
 
 
 def test_other_strides_and_dtypes_are_copied_into_those_of_the_parameter() -> None:
@@ -124,7 +118,7 @@ def test_a_parameter_without_gradient_gives_zeros() -> None:
     vector.grad = torch.ones(3)
     arrive(bucket)
     assert bucket.absent == [0] and not bucket.views(FRESH)[0].any()
-    assert bucket.region(GRADIENT, bucket.side).tail.tolist() == [0, 1, 0]
+    assert bucket.region(GRADIENT).tail.tolist() == [0, 1, 0]
 
 
 def test_a_sparse_gradient_is_refused_with_its_name() -> None:

@@ -47,9 +47,9 @@ def bucket_of(plan: Plan, slots: Sequence[str] = ()) -> WeightBucket:
     def allocate(count: int, dtype: torch.dtype) -> tuple[torch.Tensor, tuple[int, int]]:
         return torch.zeros(count, dtype=dtype), (1, 0)
 
-    made = WeightBucket("b", [("w", nn.Parameter(torch.full((4,), 2.0)))], allocate, flatten=True)
-    for slot in slots:
-        made.add_slot(slot)
+    made = WeightBucket("b", [("w", nn.Parameter(torch.full((4,), 2.0)))], allocate)
+    for slot in ("x", *slots):
+        made.add_slot(slot).fill_(2.0)
     made.set_plan(plan)
     return made
 
@@ -58,7 +58,7 @@ def held(bucket: WeightBucket, connection: Any, sides: int = 0, closing: Sequenc
     plan = bucket.plan
     assert plan is not None
     request: Any = {"residual_sides": sides}
-    phases: Any = [([], Submit(bucket, [request], connection))]
+    phases: Any = [([], Submit(request, connection))]
     if closing:
         phases.append((closing, None))
     made = HeldExecution("b", phases, connection, Undo(bucket, plan), lambda: True)
@@ -66,31 +66,31 @@ def held(bucket: WeightBucket, connection: Any, sides: int = 0, closing: Sequenc
     return made
 
 
-IN_PLACE = Plan((AllReduce("AVG", WEIGHT, WEIGHT),))
+IN_PLACE = Plan((AllReduce("AVG", "x", "x"),))
 
 
 def test_what_a_lost_run_changed_in_place_is_put_back() -> None:
     bucket = bucket_of(IN_PLACE)
-    connection = Connection(bucket.slot(WEIGHT))
-    execution = held(bucket, connection, closing=[lambda: bucket.slot(WEIGHT).mul_(10)])
+    connection = Connection(bucket.slot("x"))
+    execution = held(bucket, connection, closing=[lambda: bucket.slot("x").mul_(10)])
     connection.lost = True
     bucket.start()
     with pytest.raises(Regrouped):
         join_all([bucket])
     execution.rewind()
-    assert bucket.slot(WEIGHT).tolist() == [2.0] * 4
+    assert bucket.slot("x").tolist() == [2.0] * 4
     connection.lost = False
     bucket.start()
     join_all([bucket])
-    assert execution.arrived and bucket.slot(WEIGHT).tolist() == [3.0] * 4  # what follows waits
+    assert execution.arrived and bucket.slot("x").tolist() == [3.0] * 4  # what follows waits
     execution.conclude()
     execution.conclude()
-    assert bucket.slot(WEIGHT).tolist() == [30.0] * 4
+    assert bucket.slot("x").tolist() == [30.0] * 4
 
 
 def test_a_start_in_an_old_generation_is_told_when_it_is_joined() -> None:
     bucket = bucket_of(IN_PLACE)
-    connection = Connection(bucket.slot(WEIGHT))
+    connection = Connection(bucket.slot("x"))
     execution = held(bucket, connection)
     bucket.start()
     execution.renew()
@@ -101,12 +101,12 @@ def test_a_start_in_an_old_generation_is_told_when_it_is_joined() -> None:
     bucket.start()
     join_all([bucket])
     execution.conclude()
-    assert bucket.slot(WEIGHT).tolist() == [3.0] * 4 and execution.starts == 1
+    assert bucket.slot("x").tolist() == [3.0] * 4 and execution.starts == 1
 
 
 def test_residuals_change_sides_when_a_run_counts_and_not_before() -> None:
     bucket = bucket_of(IN_PLACE)
-    connection = Connection(bucket.slot(WEIGHT))
+    connection = Connection(bucket.slot("x"))
     execution = held(bucket, connection, sides=1)
     for attempt in ("lost", "counts", "counts", "lost", "counts"):
         bucket.start()

@@ -14,8 +14,10 @@ import torch
 from torch import nn
 
 from bagua.algorithms import AllReduce, Plan
+from bagua.algorithms.plan import GRADIENT
 from bagua.torch_api.join.connection import Place, Times
 from bagua.torch_api.train.backward_pass import BackwardPass
+from bagua.torch_api.train.earlier_results import EarlierResults
 from bagua.torch_api.train.gradients import GradientBucket, GradientReducer
 
 
@@ -55,11 +57,11 @@ class ThreadRun:
         self.meeting.barrier.wait()
         buckets = [self.meeting.submitted[rank][self.ticket] for rank in range(self.meeting.ranks)]
         assert len({bucket.name for bucket in buckets}) == 1, "ranks are out of step"
-        contributions = [whole(bucket, bucket.side) for bucket in buckets]
+        contributions = [whole(bucket) for bucket in buckets]
         scale = self.meeting.ranks if buckets[0].plan == Plan((AllReduce("AVG"),)) else 1
         result = torch.stack(contributions).sum(0) / scale
         self.meeting.barrier.wait()
-        whole(self.bucket, 1 - self.bucket.side).copy_(result)
+        whole(self.bucket).copy_(result)
         times.append((0, 1, 2))
         return False
 
@@ -77,8 +79,9 @@ def allocate(count: int, dtype: torch.dtype) -> tuple[torch.Tensor, Place]:
     return buffer, (number, 0)
 
 
-def whole(bucket: GradientBucket, side: int) -> torch.Tensor:
-    return BUFFERS[bucket.buffers[side].place[0]]
+def whole(bucket: GradientBucket) -> torch.Tensor:
+    """Contributions, then results, with the tail."""
+    return BUFFERS[bucket.region(GRADIENT).place[0]]
 
 
 SEED_LOCK = threading.Lock()
@@ -87,7 +90,7 @@ SEED_LOCK = threading.Lock()
 class Replica:
     """A small model with a reducer, one bucket per layer, last layer first."""
 
-    def __init__(self, meeting: Meeting, rank: int, op: str = "AVG", keep_own_memory: bool = False) -> None:
+    def __init__(self, meeting: Meeting, rank: int, op: str = "AVG") -> None:
         with SEED_LOCK:  # the generator is the process's
             torch.manual_seed(0)
             self.model = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
@@ -98,14 +101,19 @@ class Replica:
             self.buckets[-1].set_plan(Plan((AllReduce(op),)))
             self.buckets[-1].execution = ThreadRun(meeting, rank, self.buckets[-1])
         self.finished: list[int] = []
+        self.synchronises = True
+        self.earlier = EarlierResults(lambda: rank == 0) if op == "SUM" else None
         self.reducer = GradientReducer(
             self.buckets,
-            keep_own_memory,
-            drop_carried=op == "SUM" and rank > 0,
+            earlier=self.earlier,
             on_finished=lambda times, begin, end: self.finished.append(len(times)),
         )
         for name, parameter in self.model.named_parameters():
-            parameter.register_post_accumulate_grad_hook(lambda p, n=name: self.reducer.mark_ready(n, p))
+            if self.earlier is not None:
+                self.earlier.watch(parameter)
+            parameter.register_post_accumulate_grad_hook(
+                lambda p, n=name: self.reducer.mark_ready(n, p) if self.synchronises else None
+            )
 
     def gradient(self, layer: int) -> torch.Tensor | None:
         return self.model[layer].weight.grad
@@ -115,7 +123,6 @@ class Replica:
         for number in used:
             x = self.model[number](x)
         x.sum().backward()
-        self.reducer.end_pass()
         self.reducer.finish()
 
 
@@ -149,12 +156,11 @@ def test_buckets_go_in_order_and_the_last_one_at_the_end() -> None:
     assert all(torch.equal(replica.gradient(0), torch.ones(3, 3)) for replica in replicas)
 
 
-@pytest.mark.parametrize("keep_own_memory", [False, True])
-def test_presence(keep_own_memory: bool) -> None:
+def test_presence() -> None:
     """Layer 2 is used by nobody, layer 1 by rank 1 alone."""
 
     def work(meeting: Meeting, rank: int) -> Replica:
-        replica = Replica(meeting, rank, keep_own_memory=keep_own_memory)
+        replica = Replica(meeting, rank)
         for _ in range(3):
             replica.model.zero_grad()
             replica.backward([0] if rank == 0 else [0, 1], 1.0)
@@ -170,9 +176,9 @@ def test_presence(keep_own_memory: bool) -> None:
 def test_what_was_accumulated_before_takes_part() -> None:
     def work(meeting: Meeting, rank: int) -> torch.Tensor:
         replica = Replica(meeting, rank)
-        replica.model[2].weight.grad = torch.full((3, 3), float(rank))  # a pass without synchronisation
+        mine = replica.model[2].weight.grad = torch.full((3, 3), float(rank))  # a pass without synchronisation
         replica.backward([0], 1.0)
-        assert replica.gradient(2) is replica.buckets[0].entries[0].views[replica.buckets[0].side]
+        assert replica.gradient(2) is mine, "memory of the program's own"
         return replica.gradient(2)
 
     _, found = together(work)
@@ -182,8 +188,6 @@ def test_what_was_accumulated_before_takes_part() -> None:
 def test_sums_count_an_earlier_result_once() -> None:
     def work(meeting: Meeting, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
         replica = Replica(meeting, rank, op="SUM")
-        for name, parameter in replica.model.named_parameters():
-            parameter.register_hook(lambda g, n=name: replica.reducer.set_aside(n, g))
         replica.backward([0, 1, 2], 1.0)
         once = [parameter.grad.clone() for parameter in replica.model.parameters()]
         replica.backward([0, 1], 1.0)
@@ -197,6 +201,34 @@ def test_sums_count_an_earlier_result_once() -> None:
     alone.backward([0, 1], 1.0)
     for first, second in found:
         torch.testing.assert_close(second, first + 2 * alone.gradient(0))
+
+
+def test_sums_of_several_passes_equal_one_process() -> None:
+    """Exchanged passes, one without exchange between them, and a new step that begins with zeros."""
+
+    def work(meeting: Meeting, rank: int) -> list[torch.Tensor]:
+        replica = Replica(meeting, rank, op="SUM")
+        found = []
+        for zeros in (False, True):
+            replica.model.zero_grad(set_to_none=not zeros)
+            replica.backward([0, 1], 1.0)
+            replica.synchronises = False
+            (replica.model[0](torch.ones(1, 3)) * (rank + 1)).sum().backward()
+            replica.synchronises = True
+            replica.backward([0], 1.0)
+            found.append(replica.gradient(0).clone())
+        return found
+
+    _, found = together(work)
+    alone = Replica(Meeting(1), 0)
+    alone.backward([0, 1], 1.0)
+    expected = 2 * alone.gradient(0)
+    alone.model.zero_grad()
+    alone.backward([0], 1.0)
+    expected += (1 + 2 + 2) * alone.gradient(0)
+    for one in found:
+        for gradient in one:
+            torch.testing.assert_close(gradient, expected)
 
 
 def test_a_second_gradient_after_submission_makes_all_ranks_reduce_again() -> None:
@@ -276,13 +308,11 @@ def test_large_gradients_are_copied_as_they_come_and_small_ones_together() -> No
     reducer = GradientReducer([bucket])
     for parameter in (large, small):
         parameter.grad = torch.ones_like(parameter)
-    mine = small.grad
     reducer.mark_ready("large", large)
+    assert [bool(slot.view.all()) for slot in bucket.entries] == [True, False]
     reducer.mark_ready("small", small)
-    assert large.grad is bucket.entries[0].views[0] and small.grad is mine
     reducer.finish()
-    assert [slot.parameter.grad is slot.views[1] for slot in bucket.entries] == [True, True]
-    assert torch.equal(whole(bucket, 1)[:40003], torch.ones(40003))
+    assert torch.equal(whole(bucket)[:40003], torch.ones(40003))
 
 
 def test_a_released_bucket_lets_go_of_its_memory_at_once() -> None:
@@ -297,11 +327,8 @@ def test_a_released_bucket_lets_go_of_its_memory_at_once() -> None:
     gc.disable()  # what it would find must be gone without it
     try:
         bucket = GradientBucket("0", [("a", weight)], allocate_watched)
-        weight.grad = bucket.entries[0].views[0]
         bucket.release()
-        assert freed == [5] and torch.equal(weight.grad, torch.zeros(3))
-        weight.grad = None
-        assert freed == [5, 5]
+        assert freed == [5]
     finally:
         gc.enable()
 
@@ -336,11 +363,11 @@ def test_views_follow_the_parameters_strides() -> None:
     weights = [nn.Parameter(image), nn.Parameter(torch.zeros(5))]
     gaps = nn.Parameter(torch.zeros(4, 4)[:, ::2])
     bucket = GradientBucket("0", [("a", weights[0]), ("b", weights[1]), ("c", gaps)], allocate)
-    assert [slot.views[0].stride() for slot in bucket.entries] == [weights[0].stride(), (1,), (2, 1)]
-    assert len(whole(bucket, 0)) == 96 + 5 + 8 + 3 + 1
+    assert [slot.view.stride() for slot in bucket.entries] == [weights[0].stride(), (1,), (2, 1)]
+    assert len(whole(bucket)) == 96 + 5 + 8 + 3 + 1
     for number, slot in enumerate(bucket.entries):
-        slot.views[0].fill_(number + 1)
-    assert whole(bucket, 0)[:109].tolist() == [1.0] * 96 + [2.0] * 5 + [3.0] * 8
+        slot.view.fill_(number + 1)
+    assert whole(bucket)[:109].tolist() == [1.0] * 96 + [2.0] * 5 + [3.0] * 8
     assert bucket.tensors == [*weights, gaps]
 
 

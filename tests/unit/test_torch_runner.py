@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from bagua.algorithms import AllReduce, Broadcast, Local, Neighbours, Plan
-from bagua.algorithms.plan import GRADIENT, HOST, LEADERS, RESULT, WEIGHT
+from bagua.algorithms.plan import FRESH, GRADIENT, HOST, LEADERS, RESULT, WEIGHT
+from bagua.algorithms.weights import copy_weights, set_weights
 from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.join.connection import UNTOLD, Times, Told
 from bagua.torch_api.train.bucket import PlanBucket
-from bagua.torch_api.train.dataflow import adds_up, repeatable, tail_path, tail_reaches_all
+from bagua.torch_api.train.dataflow import adds_up, in_place, repeatable, tail_path, tail_reaches_all
 from bagua.torch_api.train.execution import join_all
 from bagua.torch_api.train.gradients import GradientBucket
 from bagua.torch_api.train.runner import Runner
@@ -101,9 +102,9 @@ class Rig:
         self.memory.append(torch.zeros(count, dtype=dtype))
         return self.memory[-1], (len(self.memory), 0)
 
-    def weights(self, plan: Plan, name: str = "w", flatten: bool = True, slots: Sequence[str] = ()) -> WeightBucket:
+    def weights(self, plan: Plan, name: str = "w", slots: Sequence[str] = ()) -> WeightBucket:
         parameters = [("a", nn.Parameter(torch.ones(2, 3))), ("b", nn.Parameter(torch.ones(4)))]
-        return self.ready(WeightBucket(name, parameters, self.allocate, flatten), plan, slots)
+        return self.ready(WeightBucket(name, parameters, self.allocate), plan, slots)
 
     def gradients(self, plan: Plan, slots: Sequence[str] = ()) -> GradientBucket:
         parameters = [("a", nn.Parameter(torch.ones(2, 3))), ("b", nn.Parameter(torch.ones(4)))]
@@ -174,7 +175,7 @@ def test_flags_are_waited_for_with_the_operations(late: bool) -> None:
     done for them is done while the daemon still works."""
     rig = Rig()
     rig.connection.late = late
-    buckets = [rig.weights(Plan((MEAN,)), name) for name in "123"]
+    buckets = [rig.gradients(Plan((AllReduce(),))) for _ in range(3)]
     for bucket in buckets:
         bucket.start()
     flags = Flags(rig.connection)
@@ -259,17 +260,33 @@ def test_residuals_are_numbered_by_communicator() -> None:
     assert found == [(1, 1), (1, 2), (2, 1), (2, 2)]
 
 
-def test_gradients_change_places_and_carry_their_tail() -> None:
+def test_gradients_are_reduced_in_place_and_carry_their_tail() -> None:
     rig = Rig()
     bucket = rig.gradients(Plan((AllReduce(codec="minmax8"),)))
-    places = [region.place for region in bucket.buffers]
-    for _ in range(2):
-        bucket.execution.start()
-        bucket.join()
-        bucket.show_results()
-    first, second = rig.connection.submitted
-    assert (first["src"], first["dst"], second["src"], second["dst"]) == (*places, *reversed(places))
-    assert first["count"] == 10 + 3 and first["exact"] == 3
+    bucket.start()
+    (request,) = rig.connection.submitted
+    assert request["src"] == request["dst"] and len(rig.memory) == 1
+    assert request["count"] == 10 + 3 and request["exact"] == 3
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ((AllReduce(),), True),
+        ((Local(print, reads=(GRADIENT,), writes=("m",)), AllReduce("AVG", "m", RESULT)), True),
+        (
+            (Local(print, reads=(FRESH,), writes=("m",)), AllReduce("AVG", "m", "m"), Local(print, writes=(RESULT,))),
+            True,
+        ),
+        ((AllReduce(), Local(print, reads=(GRADIENT,))), False),
+        ((Local(print, reads=(GRADIENT,), writes=(RESULT,)), AllReduce("AVG", RESULT, RESULT)), False),
+        ((Local(print, reads=(RESULT,)), AllReduce()), False),
+    ],
+)
+def test_results_lie_where_contributions_do_unless_a_plan_needs_both(steps: Any, expected: bool) -> None:
+    assert in_place(Plan(steps)) is expected
+    bucket = Rig().gradients(Plan(steps), slots=["m"])
+    assert (bucket.slot(GRADIENT).data_ptr() == bucket.slot(RESULT).data_ptr()) is expected
 
 
 def test_the_tail_goes_with_the_first_all_reduce_whatever_it_reads() -> None:
@@ -282,7 +299,7 @@ def test_the_tail_goes_with_the_first_all_reduce_whatever_it_reads() -> None:
     bucket.again = True
     bucket.start()
     assert bucket.slot("m").tolist() == [2.0] * 10 and len(bucket.slot("m")) == 10
-    assert bucket.region("m", 0).tail.tolist() == [1.0, 0.0, 1.0]
+    assert bucket.region("m").tail.tolist() == [1.0, 0.0, 1.0]
     bucket.join()
     assert [one["count"] for one in rig.connection.submitted] == [13, 10]
     assert bucket.asks_again()
@@ -312,7 +329,8 @@ def test_encoded_neighbours_send_one_message() -> None:
     bucket = rig.weights(
         Plan((Neighbours(WEIGHT, "own", "left", "right", codec="fp16"),)), slots=["own", "left", "right"]
     )
-    bucket.slot(WEIGHT).copy_(torch.arange(10.0))
+    for number, parameter in enumerate(bucket.views(WEIGHT)):
+        parameter.copy_(torch.arange(6.0).view(2, 3) if number == 0 else torch.arange(6.0, 10.0))
     bucket.start()
     sent = [one for one in rig.connection.submitted if one["kind"] == "send"]
     assert {(one["dtype"], one["count"]) for one in sent} == {("uint8", 20)} and len({one["src"] for one in sent}) == 1
@@ -337,43 +355,41 @@ def test_everywhere_sends_what_the_codec_leaves() -> None:
     bucket.join()
 
 
-def test_parameters_that_keep_their_memory_are_copied_for_steps_that_name_them() -> None:
+def test_parameters_are_copied_for_steps_that_need_them_in_one_piece() -> None:
     rig = Rig()
     double = Local(lambda bucket: bucket.slot(WEIGHT).mul_(2), reads=(WEIGHT,), writes=(WEIGHT,))
-    bucket = rig.weights(Plan((double, MEAN)), flatten=False)
+    bucket = rig.weights(Plan((double, MEAN)))
     memory = [parameter.data_ptr() for parameter in bucket.tensors]
     bucket.start()
     bucket.join()
     assert all(bool((parameter == 2).all()) for parameter in bucket.tensors)
     assert [parameter.data_ptr() for parameter in bucket.tensors] == memory
     assert [view.data_ptr() for view in bucket.views(WEIGHT)] == memory
-    with pytest.raises(BaguaError, match="do_flatten"):
+    with pytest.raises(BaguaError, match="BG307"):
         bucket.slot(WEIGHT)
 
 
-def test_flat_parameters_move_in_and_out() -> None:
-    rig = Rig()
-    bucket = rig.weights(Plan((MEAN,)))
+def test_parameters_may_have_other_memory_in_each_step_but_no_other_shape() -> None:
+    bucket = Rig().weights(Plan((MEAN,)))
     first, second = bucket.tensors
-    assert first.data_ptr() == rig.memory[0].data_ptr() and second.data_ptr() == rig.memory[0][6:].data_ptr()
     first.data = torch.full((2, 3), 5.0)  # as loading a checkpoint may do
-    assert bucket.slot(WEIGHT).tolist() == [5.0] * 6 + [1.0] * 4
-    assert first.data_ptr() == rig.memory[0].data_ptr()
-    second.data = torch.ones(3)
+    bucket.start()
+    assert bucket.region(WEIGHT).flat.tolist() == [5.0] * 6 + [1.0] * 4
+    bucket.join()
+    second.data = torch.ones(1)
     with pytest.raises(BaguaError, match="Parameter b was"):
         bucket.start()
-    second.data = torch.ones(4)
-    bucket.release()
-    assert first.data_ptr() != rig.memory[0].data_ptr() and bool((first == 5).all())
 
 
-def test_parameters_that_share_memory_are_not_parted() -> None:
-    whole = torch.ones(10)
-    parameters = [("a", nn.Parameter(whole[:6])), ("b", nn.Parameter(whole[5:]))]
-    with pytest.raises(BaguaError, match="a and b share memory"):
-        WeightBucket("w", parameters, Rig().allocate, True)
-    WeightBucket("w", parameters, Rig().allocate, False)
-    WeightBucket("w", [("a", nn.Parameter(whole[:5])), ("b", nn.Parameter(whole[5:]))], Rig().allocate, True)
+def test_steps_that_use_views_need_no_copy_of_the_weights() -> None:
+    rig = Rig()
+    take = Local(lambda bucket: copy_weights(bucket, "m"), reads=(WEIGHT,), writes=("m",))
+    give = Local(lambda bucket: set_weights(bucket, "m"), reads=("m",), writes=(WEIGHT,))
+    bucket = rig.weights(Plan((take, AllReduce("AVG", "m", "m"), give)), slots=["m"])
+    bucket.start()
+    bucket.slot("m").mul_(2)
+    bucket.join()
+    assert all(bool((parameter == 2).all()) for parameter in bucket.tensors) and len(rig.memory) == 1
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from bagua.torch_api.compat.operations import NOTHING, BucketOperations
 from bagua.torch_api.compat.registration import Registration, register, registered
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.cuda.port import PORT
-from bagua.torch_api.join.connection import NOWHERE
 from bagua.torch_api.join.session import current
 from bagua.torch_api.train.bucket import Allocate, Region, region_of, views_like
 from bagua.torch_api.train.runner import Runner
@@ -36,9 +35,9 @@ class BaguaBucket(BucketOperations):
     """Tensors that are communicated together: what their getters return travels (slot WEIGHT), and operations act on it
     in place.
 
-    ``flatten``: they lie in memory one after the other, in memory of the daemon from the first operation on. What a
-    getter returns may change (``.grad`` does): it is taken in again, by a copy, when the operations begin. Without
-    ``flatten`` tensors keep their memory, at the price of a copy before and after each operation.
+    ``flatten``: they lie in memory one after the other, but for gradients. In any case it is memory of the program's
+    own: operations that communicate copy them into memory of the daemon, and back. What a getter returns may change
+    (``.grad`` does).
 
     In ``tensors_to_buckets`` of a model whose gradients travel, a bucket says only which of them go together: the
     model makes buckets of gradients of its own.
@@ -53,7 +52,7 @@ class BaguaBucket(BucketOperations):
     """
 
     reserved = (WEIGHT,)
-    may_change = True
+    may_change = guarded = True
 
     def __init__(self, tensors: Sequence[torch.Tensor], name: str, flatten: bool, alignment: int = 1) -> None:
         if not tensors:
@@ -70,16 +69,17 @@ class BaguaBucket(BucketOperations):
         self.dtype, self.device = now[0].dtype, now[0].device
         self._templates = [tensor.detach().to("meta") for tensor in now]
         self.flatten = flatten
-        self.guarded = not flatten
         self.runner: Runner | None = None
         self.backend: object = None  # lives as long as its buckets
         count = sum(tensor.numel() for tensor in now)
         self.elements = -(-count // alignment) * alignment
-        flat = torch.zeros(self.elements, dtype=self.dtype, device=self.device)
-        self._region = region_of(flat, NOWHERE, self.elements)
-        self._parts = views_like(self._region.flat, self._templates)
+        self._staged: Region | None = None
+        self._parts: list[torch.Tensor] = []
+        own = self.elements if flatten else self.elements - count
+        flat = torch.zeros(own, dtype=self.dtype, device=self.device)
+        self._places = views_like(flat, self._templates) if flatten else []
         if self.elements > count:
-            self.padding_tensor = self._region.flat[count:]
+            self.padding_tensor = flat[own - (self.elements - count) :]
             register(self.padding_tensor, f"{PADDING}_bucket_{name}")
         self._stale = True  # the execution is not that of the plan
         self.set_plan(NOTHING)
@@ -122,22 +122,15 @@ class BaguaBucket(BucketOperations):
         return [registration.effective_or_none() for registration in self._registrations]
 
     def refresh(self) -> None:
-        """Takes in the tensors that getters return now, where they lie elsewhere."""
-        if self.guarded:
-            return
+        """Moves tensors that have other memory now to their places one after the other."""
         with torch.no_grad():
-            for registration, part in zip(self._registrations, self._parts, strict=True):
+            for registration, place in zip(self._registrations, self._places, strict=False):
                 tensor = registration.effective_or_none()
-                if tensor is None:
-                    part.zero_()
-                    if self._region.place == NOWHERE:  # not yet in use
-                        continue
-                elif tensor.data_ptr() != part.data_ptr():
-                    self._check_shape(registration, tensor, part)
-                    part.copy_(tensor)
-                else:
-                    continue
-                registration.replace(part)
+                if tensor is None or tensor is registration.owner.grad or tensor.data_ptr() == place.data_ptr():
+                    continue  # a gradient may be one that the program keeps
+                self._check_shape(registration, tensor, place)
+                place.copy_(tensor)
+                registration.replace(place)
 
     def _check_shape(self, registration: Registration, tensor: torch.Tensor, part: torch.Tensor) -> None:
         if tensor.shape != part.shape or tensor.dtype != part.dtype:
@@ -147,49 +140,47 @@ class BaguaBucket(BucketOperations):
             )
 
     def open(self, step: Step) -> None:
-        """Where tensors keep their memory: copies them for a step that needs them."""
+        """Copies the tensors for a step that needs them."""
         if WEIGHT in step.reads or WEIGHT in step.writes:
-            self._copy(into_tensors=False)
+            flat = self.region(WEIGHT).flat
+            with torch.no_grad():
+                for registration, part in zip(self._registrations, self._parts, strict=True):
+                    tensor = registration.effective_or_none()
+                    if tensor is None:
+                        part.zero_()
+                    else:
+                        self._check_shape(registration, tensor, part)
+                        part.copy_(tensor)
+                if self.padding_tensor is not None:
+                    flat[self.elements - self.padding_tensor.numel() :] = self.padding_tensor
 
     def shut(self, step: Step, changed: bool) -> None:
-        """Where tensors keep their memory: they get the values that the step has made."""
+        """Tensors get the values that the step has made."""
         if changed and WEIGHT in step.writes:
-            self._copy(into_tensors=True)
-
-    def _copy(self, into_tensors: bool) -> None:
-        with torch.no_grad():
-            for tensor, part in zip(self.effective_tensors(), self._parts, strict=True):
-                if tensor is None:
-                    part.zero_()
-                elif into_tensors:
-                    tensor.copy_(part)
-                else:
-                    part.copy_(tensor)
+            with torch.no_grad():
+                for registration, part in zip(self._registrations, self._parts, strict=True):
+                    tensor = registration.effective_or_none()
+                    if tensor is None:
+                        registration.replace(part.clone())
+                    else:
+                        tensor.copy_(part)
 
     # The bucket
 
     def views(self, name: str) -> Sequence[torch.Tensor]:
         """See ``PlanBucket.views``; those of WEIGHT are the effective tensors."""
         if name == WEIGHT:
-            self.refresh()
-            return self._parts if self.flatten else [one for one in self.effective_tensors() if one is not None]
+            return [one for one in self.effective_tensors() if one is not None]
         return views_like(self.slot(name), self._templates)
 
-    def region(self, name: str, side: int) -> Region:
+    def region(self, name: str) -> Region:
         """See ``PlanBucket.region``."""
         if name != WEIGHT:
-            return super().region(name, side)
-        if self._region.place == NOWHERE:
-            self._settle()
-        return self._region
-
-    def _settle(self) -> None:
-        """From ordinary memory to that which the daemon sees."""
-        self._region = region_of(*self._allocate(self.elements, self.dtype), self.elements)
-        self._parts = views_like(self._region.flat, self._templates)
-        if self.padding_tensor is not None:
-            self.padding_tensor.data = self._region.flat[self.elements - self.padding_tensor.numel() :]
-        self.refresh()
+            return super().region(name)
+        if self._staged is None:
+            self._staged = region_of(*self._allocate(self.elements, self.dtype), self.elements)
+            self._parts = views_like(self._staged.flat, self._templates)
+        return self._staged
 
     def set_plan(self, plan: Plan) -> None:
         """See ``PlanBucket.set_plan``. Raises BaguaError while the operations run."""
@@ -213,18 +204,12 @@ class BaguaBucket(BucketOperations):
         super().start()
 
     def release(self) -> None:
-        """Its tensors get ordinary memory again and keep their values. Waits for operations that have begun."""
+        """See ``PlanBucket.release``. Waits for operations that have begun."""
         with suppress(CommunicationError):
             self.execution.abandon()
-        if self.flatten:
-            for registration, part in zip(self._registrations, self._parts, strict=True):
-                tensor = registration.effective_or_none()
-                if tensor is not None and tensor.data_ptr() == part.data_ptr():
-                    registration.replace(part.clone())
         super().release()
         self.runner = self.backend = None
-        self._parts = []
-        self._region = region_of(torch.empty(0, dtype=self.dtype), NOWHERE, 0)
+        self._parts, self._staged = [], None
 
 
 def _effective_or_zeros(registration: Registration) -> torch.Tensor:

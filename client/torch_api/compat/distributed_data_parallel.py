@@ -43,8 +43,7 @@ class DistributedDataParallel(torch.nn.Module, JoinableModel):
         find_unused_parameters: Accepted: parameters without a gradient are always handled.
         static_graph: Accepted: a graph that stays the same needs no word.
         check_reduction: Accepted: that all ranks exchange the same is always checked.
-        gradient_as_bucket_view: ``.grad`` is a view of shared memory (True), or keeps memory of its own, at the price
-            of a copy.
+        gradient_as_bucket_view: Accepted for programs that pass it: ``.grad`` is always memory of the program's own.
         optimizers: Those that train it; state and hyper-parameters become rank 0's. Only algorithms that act after an
             optimizer's step need them.
         algorithm: None: that of environment variable BAGUA_ALGORITHM, else gradient all-reduce.

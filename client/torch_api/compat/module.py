@@ -78,8 +78,8 @@ class BaguaModule(torch.nn.Module):
             algorithm: For example ``GradientAllReduceAlgorithm()``. None: what environment variable BAGUA_ALGORITHM
                 says (``bagua run --algorithm``), else gradient all-reduce.
             process_group: The ranks that train this model, which alone call this. None: all ranks.
-            do_flatten: False: ``.grad``, or parameters where weights are exchanged, keep memory of their own, at the
-                price of a copy.
+            do_flatten: Accepted for programs that pass it, and handed to the algorithm's ``tensors_to_buckets``.
+                Gradients and parameters are always memory of the program's own.
             step_in_backward: Parameters of a bucket move inside ``backward()``, as soon as its result is there, while
                 others travel; ``optimizer.step()`` finishes and checks. The bits are the same. For algorithms that
                 exchange gradients, and programs that call ``optimizer.step()`` right after ``backward()``.

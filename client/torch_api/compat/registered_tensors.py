@@ -61,9 +61,9 @@ class RegisteredTensors(Guest):
         """See ``Guest``: one to which operations can be appended."""
         return OpenGradientBucket(name, parameters, allocate)
 
-    def weight_bucket(self, name: str, parameters: Parameters, allocate: Allocate, flatten: bool) -> WeightBucket:
+    def weight_bucket(self, name: str, parameters: Parameters, allocate: Allocate) -> WeightBucket:
         """See ``Guest``: one to which operations can be appended."""
-        return OpenWeightBucket(name, parameters, allocate, flatten)
+        return OpenWeightBucket(name, parameters, allocate)
 
     def forget(self) -> None:
         """See ``Guest``."""

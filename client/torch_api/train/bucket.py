@@ -35,14 +35,11 @@ class Region(NamedTuple):
 class PlanBucket:
     """Base of all buckets. A subclass says where the slots with a meaning of their own lie (``region``).
 
-    ``room``: elements behind each communicated slot, for the tail. ``side``: 0 or 1; in which of two states the slots
-    with a meaning are, if they change places from step to step.
+    ``room``: elements behind each communicated slot, for the tail.
     """
 
     room = 0
-    sides = 1
     reserved: tuple[str, ...] = ()
-    scattered: tuple[str, ...] = ()  # those of them that don't lie in one piece
     guarded = False  # whether open and shut do anything
     repeats = False  # in an elastic job its plan is part of a unit
     starts_alone = False  # when it is full, in the order of a pass, and not at a moment of the algorithm's
@@ -57,7 +54,6 @@ class PlanBucket:
         self.device = self.tensors[0].device
         self.on_device = PORT.cuda.holds(self.tensors[0])
         self.elements = sum(tensor.numel() for tensor in self.tensors)
-        self.side = 0
         self.plan: Plan | None = None
         self.execution: Execution | NotReady = NotReady(name)
         self.join_buckets: Callable[[Sequence[PlanBucket]], object] = join_all
@@ -122,7 +118,7 @@ class PlanBucket:
 
     def slot(self, name: str) -> torch.Tensor:
         """The flat tensor of a slot. Raises ValueError if there is none of that name."""
-        return self.region(name, self.side).flat
+        return self.region(name).flat
 
     def views(self, name: str) -> Sequence[torch.Tensor]:
         """The parameters' parts of a slot that is as long as they are together, in their shapes."""
@@ -139,8 +135,8 @@ class PlanBucket:
         """See ``bagua.algorithms.Bucket``."""
         return low_rank_for(self.tensors[0])
 
-    def region(self, name: str, side: int) -> Region:
-        """Memory of a slot when the bucket is in state ``side``. Raises ValueError if there is none of that name."""
+    def region(self, name: str) -> Region:
+        """Memory of a slot. Raises ValueError if there is none of that name."""
         if name not in self._added:
             known = ", ".join([*self.reserved, *self._added])
             raise ValueError(f"Bucket {self.name} has no slot {name!r}. It has: {known}. [BG307]")
@@ -156,7 +152,9 @@ class PlanBucket:
 
     def _check(self, step: Step) -> None:
         names = dict.fromkeys((*step.reads, *step.writes))
-        regions = {name: self.region(name, self.side) for name in names if name not in self.scattered}
+        if isinstance(step, Local):
+            names = {name: None for name in names if name not in self.reserved}
+        regions = {name: self.region(name) for name in names}
         if isinstance(step, Local):
             return
         for name, region in regions.items():

@@ -19,7 +19,7 @@ from bagua.torch_api.join.session import Session
 from bagua.torch_api.train.agreement import raise_together
 from bagua.torch_api.train.bucket import PlanBucket
 from bagua.torch_api.train.execution import Execution
-from bagua.torch_api.train.gradients import BUFFERS, GradientBucket, elements_needed
+from bagua.torch_api.train.gradients import GradientBucket, elements_needed
 from bagua.torch_api.train.grouping import group_tensors
 from bagua.torch_api.train.guest import Guest
 from bagua.torch_api.train.runner import Runner
@@ -253,19 +253,17 @@ class ModelBuckets:
         """Shared memory, in whole pages, for a bucket of this layout, without the algorithm's slots."""
         if isinstance(layout, PlanBucket):
             return layout.elements * layout.dtype.itemsize
-        if self._algorithm.exchanged == WEIGHT:
-            buffers, elements = 1, sum(tensor.numel() for tensor in layout.tensors)
-        else:
-            buffers, elements = BUFFERS, elements_needed(layout.tensors)
-        return buffers * -(-elements * layout.tensors[0].element_size() // mmap.PAGESIZE) * mmap.PAGESIZE
+        weights = self._algorithm.exchanged == WEIGHT
+        tensors = layout.tensors
+        elements = sum(tensor.numel() for tensor in tensors) if weights else elements_needed(tensors)
+        return -(-elements * tensors[0].element_size() // mmap.PAGESIZE) * mmap.PAGESIZE
 
     def _bucket(self, layout: BucketLayout | PlanBucket) -> PlanBucket:
         if isinstance(layout, PlanBucket):
             return layout
         parameters = [(self._name(tensor), tensor) for tensor in layout.tensors]
         if self._algorithm.exchanged == WEIGHT:
-            flatten = self._ddp.gradient_as_bucket_view
-            return self._guest.weight_bucket(layout.name, parameters, self._runner.allocate, flatten)
+            return self._guest.weight_bucket(layout.name, parameters, self._runner.allocate)
         return self._guest.gradient_bucket(layout.name, parameters, self._runner.allocate)
 
     def _fill(self, layouts: Sequence[BucketLayout | PlanBucket]) -> None:

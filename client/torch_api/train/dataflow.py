@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bagua.algorithms import AllReduce, Broadcast, Local, Plan
-from bagua.algorithms.plan import EVERYONE, GRADIENT, HOST, LEADERS, RESULT
+from bagua.algorithms.plan import EVERYONE, FRESH, GRADIENT, HOST, LEADERS, RESULT
 
 _BY_LEVELS = (HOST, LEADERS, HOST)
 
@@ -43,6 +43,20 @@ def repeatable(plan: Plan) -> bool:
         kept |= set(step.reads) - made
         made |= set(step.writes)
     return not any(kept & set(step.writes) for step in plan.steps)
+
+
+def in_place(plan: Plan) -> bool:
+    """Whether results may lie where contributions do: none is read when the first result is written, but by the
+    all-reduce that writes it; and no result of the step before is read."""
+    written = False
+    for step in plan.steps:
+        writes, contributions = RESULT in step.writes, {GRADIENT, FRESH} & {*step.reads, *step.writes}
+        if contributions and (written or (writes and not isinstance(step, AllReduce))):
+            return False
+        if RESULT in step.reads and not written:
+            return False
+        written = written or writes
+    return True
 
 
 def changed_in_place(plan: Plan) -> tuple[str, ...]:

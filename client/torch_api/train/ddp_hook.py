@@ -85,7 +85,6 @@ class HookBucket(PlanBucket):
     one place if all that the plan does is an all-reduce."""
 
     reserved = (FRESH, GRADIENT, RESULT)
-    scattered = (FRESH,)
     starts_alone = True
 
     def __init__(self, name: str, parameters: Sequence[tuple[str, torch.Tensor]], allocate: Allocate) -> None:
@@ -104,14 +103,14 @@ class HookBucket(PlanBucket):
         self.room = len(self.tensors) + 1 if self._in_place else 0
         super().set_plan(plan)
 
-    def region(self, name: str, side: int) -> Region:
+    def region(self, name: str) -> Region:
         """See ``PlanBucket.region``."""
         if name == FRESH:
             raise ValueError(
                 f"{FRESH!r} of bucket {self.name} does not lie in one piece: use views({FRESH!r}). [BG307]"
             )
         if name not in (GRADIENT, RESULT):
-            return super().region(name, side)
+            return super().region(name)
         key = GRADIENT if self._in_place else name
         if key not in self._regions:
             self._regions[key] = region_of(*self._allocate(self.elements + self.room, self.dtype), self.elements)

@@ -40,7 +40,7 @@ def _connect(device: CudaConnection, allocate: Allocate, twin: Members, bucket: 
     for step in steps:
         if not isinstance(step, AllReduce):
             continue
-        count = min(bucket.region(step.dst, bucket.side).flat.numel(), MOST_BYTES // bucket.dtype.itemsize)
+        count = min(bucket.region(step.dst).flat.numel(), MOST_BYTES // bucket.dtype.itemsize)
         _, place = allocate(count, bucket.dtype)
         codec = step.codec if bucket.dtype is torch.float32 else None
         zeros = request(

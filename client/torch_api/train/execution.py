@@ -272,43 +272,38 @@ class Submit:
 
     ``behind``: flags that are submitted with it."""
 
-    __slots__ = ("_bucket", "_requests", "_submit", "behind", "commit", "members")
+    __slots__ = ("_request", "_submit", "behind", "commit", "members")
     finish: Work | None = None
 
     @property
     def comm(self) -> int:
         """See ``Action``."""
-        return self._requests[0]["comm"]
+        return self._request["comm"]
 
-    def __init__(
-        self, bucket: Sided, requests: Sequence[Request], connection: Connection, members: Members | None = None
-    ) -> None:
-        """``requests``: one for each side of the bucket. ``members``: those of its communicator."""
-        self._bucket = bucket
+    def __init__(self, request: Request, connection: Connection, members: Members | None = None) -> None:
+        """``members``: those of its communicator."""
         self.members = members
         self.behind: core.Flags | None = None
-        self._requests = requests
+        self._request = request
         self._submit = connection.submit
-        self.commit: Work | None = self._turn if any(one["residual_sides"] for one in requests) else None
+        self.commit: Work | None = self._turn if request["residual_sides"] else None
 
     def _turn(self) -> None:
-        for one in self._requests:
-            one["residual_sides"] = other_sides(one["residual_sides"])
+        self._request["residual_sides"] = other_sides(self._request["residual_sides"])
 
     def begin(self) -> Tickets:
         """See ``Action``."""
-        operation = self._requests[self._bucket.side]
+        operation = self._request
         return (self._submit(operation if self.behind is None else {**operation, "behind": self.behind}),)
 
     def residual(self) -> Residual | None:
         """See ``Action``."""
-        found = self._requests[0]["residual"], self._requests[0]["residual_sides"]
+        found = self._request["residual"], self._request["residual_sides"]
         return found if found[0] else None
 
     def follow(self, residual: Residual) -> None:
         """See ``Action``."""
-        for one in self._requests:
-            one["residual"], one["residual_sides"] = residual
+        self._request["residual"], self._request["residual_sides"] = residual
 
     def shared(self) -> Sequence[torch.Tensor]:
         """See ``Action``: the engine has it."""
@@ -323,7 +318,7 @@ class Submit:
 
     def number_among(self, members: Members) -> int:
         """See ``Action``."""
-        return self._requests[0]["residual"]
+        return self._request["residual"]
 
     def follow_among(self, members: Members, residual: Residual) -> None:
         """See ``Action``."""
@@ -331,7 +326,7 @@ class Submit:
 
     def count(self) -> int:
         """See ``Action``."""
-        return self._requests[0]["count"]
+        return self._request["count"]
 
 
 def other_sides(sides: int) -> int:
@@ -389,12 +384,6 @@ class Executes(Protocol):
 
     @property
     def execution(self) -> Execution | NotReady: ...
-
-
-class Sided(Protocol):
-    """A bucket whose slots may change places from run to run: ``side`` says which state they are in."""
-
-    side: int
 
 
 AllIn = Callable[[Sequence[Execution]], Flags | None]

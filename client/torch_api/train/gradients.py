@@ -11,13 +11,12 @@ that buckets can be made again in that order before anything is exchanged, and b
 The result is the reduction of ``.grad`` as it stands at the end of the pass. Gradients that earlier passes
 accumulated take part: several passes per step give the same result as in one process.
 
-A bucket: gradients that travel together, in two buffers that can be communicated.
-
-One buffer holds the contributions of a step, its results land in the other, and then they change roles: ``.grad`` is a
-view of the results, so that accumulating into it makes the next contribution. A plan that takes gradients from where
-autograd left them (FRESH) has no use for contributions: ``.grad`` stays unchanged until there is a result. Behind the
-gradients lies a tail of the same dtype: one element per parameter, which says whether this rank has a gradient for it,
-and one that asks for the step to be reduced again.
+``.grad`` is the program's own memory, as under DDP: it may keep, replace, move or share it. A bucket is shared memory,
+in which gradients are staged. A gradient is copied into its bucket when it is complete, reduced there in place, and the
+result is copied back. ``.grad`` itself is the contribution until then, so that a step can be repeated from it. A plan
+that takes gradients from where autograd left them (FRESH) saves the first copy. Behind the gradients lies a tail of the
+same dtype: one element per parameter, which says whether this rank has a gradient for it, and one that asks for the
+step to be reduced again.
 """
 
 from __future__ import annotations
@@ -30,14 +29,13 @@ import torch
 
 from bagua.algorithms.plan import FRESH, GRADIENT, RESULT, Plan
 from bagua.base.errors import BaguaError
-from bagua.torch_api.join.connection import Times
+from bagua.torch_api.join.connection import NOWHERE, Times
 from bagua.torch_api.train.bucket import Allocate, PlanBucket, Region, region_of, views_like
-from bagua.torch_api.train.dataflow import repeatable, tail_path, tail_reaches_all
+from bagua.torch_api.train.dataflow import in_place, repeatable, tail_path, tail_reaches_all
+from bagua.torch_api.train.earlier_results import EarlierResults
 from bagua.torch_api.train.execution import AllIn, StartOrder, Work, join_all, nothing_follows
 from bagua.torch_api.train.parameters import refuse_changed
 from bagua.torch_api.train.phases import RESULTS, WAIT, WATCH, phase
-
-BUFFERS = 2  # contributions and results
 
 # Smaller gradients are copied together when their bucket is complete: one call is cheaper than many. A larger one is
 # copied as it comes, while it is in the cache and other ranks still compute. On a device all of a bucket are copied
@@ -53,54 +51,54 @@ def elements_needed(tensors: Sequence[torch.Tensor]) -> int:
 class Entry:
     """One parameter's place in a bucket.
 
-    ``views``: its gradient in both buffers. ``ready``: this backward filled it. ``carried``: ``.grad`` is, or began
-    as, a result, which is the same on all ranks. ``aside``: the carried gradient while backward makes a new one.
-    ``alone``: it is copied by itself, as it comes; ``moves``: with the others, and its own memory is given back then.
+    ``view``: its part of the contributions, of this ``kind``. ``alone``: the gradient is copied there by itself, as it
+    comes. ``ready``: this backward filled ``.grad``. ``staged``: ``view`` holds it.
     """
 
-    __slots__ = ("alone", "aside", "bucket", "carried", "index", "moves", "name", "parameter", "ready", "views")
-    views: tuple[torch.Tensor, ...]
+    __slots__ = ("alone", "bucket", "index", "kind", "name", "parameter", "ready", "staged", "view")
 
-    def __init__(self, name: str, parameter: torch.Tensor, bucket: GradientBucket, index: int) -> None:
+    def __init__(
+        self, name: str, parameter: torch.Tensor, bucket: GradientBucket, index: int, view: torch.Tensor
+    ) -> None:
         self.name = name
         self.parameter = parameter
         self.bucket = bucket
         self.index = index
-        large = parameter.numel() * parameter.element_size() > ALONE_BYTES
-        self.alone, self.moves = large and not bucket.on_device, large and bucket.on_device
-        self.ready = False
-        self.carried = False
-        self.aside: torch.Tensor | None = None
-        self.views = ()
+        self.view = view
+        self.kind = view.dtype, view.shape, view.layout, view.device  # all that a copy would convert
+        self.alone = parameter.numel() * parameter.element_size() > ALONE_BYTES and not bucket.on_device
+        self.ready = self.staged = False
 
-    def store(self) -> None:
-        """Copies the gradient to where contributions lie, unless it lies there. From then on ``.grad`` is that view."""
-        parameter = self.parameter
-        gradient = parameter.grad
-        view = self.views[self.bucket.side]
-        if gradient is not view and self.bucket.copies:
-            assert gradient is not None
-            if gradient.layout is not torch.strided:
-                raise sparse_gradient(self.name, gradient)
-            try:
-                # Under create_graph=True it has a history, which ends here.
-                view.copy_(gradient.detach() if gradient.requires_grad else gradient)
-                parameter.grad = view
-            except (RuntimeError, TypeError):
-                self.bucket.refuse_changed()
-                raise
+    def stage(self) -> None:
+        """Copies the gradient to where contributions lie. Raises NotImplementedError for a sparse one."""
+        gradient = self.parameter.grad
+        if gradient is None or not self.bucket.copies:
+            return
+        if (gradient.dtype, gradient.shape, gradient.layout, gradient.device) != self.kind:
+            self.refuse(gradient)
+        # Under create_graph=True it has a history, which ends here.
+        self.view.copy_(gradient.detach() if gradient.requires_grad else gradient)
+        if self.bucket.earlier is not None:
+            self.bucket.earlier.leave_out(self.parameter, self.view)
+        self.staged = True
 
     def fresh(self) -> torch.Tensor:
-        """The gradient of this pass where it lies, in dtype and strides of ``views``. One with others is copied."""
-        view = self.views[self.bucket.side]
+        """The gradient of this pass where it lies, in dtype and strides of ``view``. One with others is copied."""
         if self.index in self.bucket.absent:
-            return view.zero_()
+            return self.view.zero_()
         assert self.parameter.grad is not None
         gradient = self.parameter.grad.detach()
+        if (gradient.dtype, gradient.shape, gradient.layout, gradient.device) != self.kind:
+            self.refuse(gradient)
+        alike = gradient.dtype == self.view.dtype and gradient.stride() == self.view.stride()
+        return gradient if alike else self.view.copy_(gradient)
+
+    def refuse(self, gradient: torch.Tensor) -> None:
+        """Raises for a gradient that has another kind than ``view``, unless a copy may convert it: NotImplementedError
+        if it is sparse, BaguaError if its parameter is not what it was when the model was wrapped."""
         if gradient.layout is not torch.strided:
             raise sparse_gradient(self.name, gradient)
-        alike = gradient.dtype == view.dtype and gradient.stride() == view.stride()
-        return gradient if alike else view.copy_(gradient)
+        refuse_changed(self.name, self.parameter, self.view)
 
 
 def sparse_gradient(name: str, gradient: torch.Tensor) -> NotImplementedError:
@@ -112,56 +110,58 @@ def sparse_gradient(name: str, gradient: torch.Tensor) -> NotImplementedError:
 
 
 class GradientBucket(PlanBucket):
-    """``side`` is the number of the buffer that holds contributions. ``pending`` counts entries not ready in this
-    backward. ``again``: this rank asks for the step to be reduced again. ``drop_carried``: results of earlier passes
-    take part on other ranks only.
+    """Gradients that travel together.
+
+    ``pending`` counts entries not ready in this backward. ``again``: this rank asks for the step to be reduced again.
+    ``earlier``: results of earlier passes, where the plan adds up.
 
     ``copies``: the plan wants contributions in one piece. ``repeatable``: it may run twice on the same gradients.
     ``shows``: it fills RESULT. ``informed``: every rank sees in the tail whether any rank wants that.
-    ``keep_own_memory``: ``.grad`` stays where autograd made it.
     """
 
-    sides = BUFFERS
     reserved = (FRESH, GRADIENT, RESULT)
-    scattered = (FRESH,)
     repeats = starts_alone = True
 
     def __init__(self, name: str, parameters: Sequence[tuple[str, torch.Tensor]], allocate: Allocate) -> None:
         super().__init__(name, parameters, allocate)
-        self.entries = [Entry(label, parameter, self, index) for index, (label, parameter) in enumerate(parameters)]
-        self.room = len(self.entries) + 1
-        self.buffers = tuple(
-            region_of(*allocate(self.elements + self.room, self.dtype), self.elements) for _ in range(BUFFERS)
-        )
+        self.room = len(parameters) + 1
+        self._contributions = self._result = self._new_buffer()
+        self._result_views = views_like(self._contributions.flat, self.tensors)
+        self.entries = [
+            Entry(label, parameter, self, index, self._result_views[index])
+            for index, (label, parameter) in enumerate(parameters)
+        ]
         self.pending = len(self.entries)
-        self._all_there = torch.ones_like(self.buffers[0].tail)  # the tail where no gradient is absent
+        self._all_there = torch.ones_like(self._contributions.tail)  # the tail where no gradient is absent
         self._all_there[-1] = 0
         self.absent: list[int] = []
-        self.again = self.drop_carried = self.keep_own_memory = False
+        self.again = False
+        self.earlier: EarlierResults | None = None
         self.copies = True
         self.repeatable = self.shows = self.informed = True
         self._told_by = RESULT  # the slot whose tail holds the answers of all ranks
-        for entry, *views in zip(
-            self.entries, *(views_like(one.flat, self.tensors) for one in self.buffers), strict=True
-        ):
-            entry.views = tuple(views)
+
+    def _new_buffer(self) -> Region:
+        return region_of(*self._allocate(self.elements + self.room, self.dtype), self.elements)
 
     def release(self) -> None:
-        """Gradients that somebody still holds stay readable. Entry and bucket hold each other."""
+        """Entry and bucket hold each other."""
         super().release()
+        nothing = torch.empty(0)
         for entry in self.entries:
-            entry.views, entry.aside = (), None
-        self.buffers = ()
+            entry.view = nothing
+        self._result_views = []
+        self._contributions = self._result = region_of(nothing, NOWHERE, 0)
 
-    def region(self, name: str, side: int) -> Region:
-        """See ``PlanBucket.region``: contributions lie in one buffer, results in the other."""
+    def region(self, name: str) -> Region:
+        """See ``PlanBucket.region``."""
         if name == GRADIENT:
-            return self.buffers[side]
+            return self._contributions
         if name == FRESH:
             raise ValueError(
                 f"{FRESH!r} of bucket {self.name} does not lie in one piece: use views({FRESH!r}). [BG307]"
             )
-        return self.buffers[1 - side] if name == RESULT else super().region(name, side)
+        return self._result if name == RESULT else super().region(name)
 
     def views(self, name: str) -> Sequence[torch.Tensor]:
         """See ``PlanBucket.views``; FRESH is valid in ``Local`` steps, before the plan communicates."""
@@ -169,6 +169,9 @@ class GradientBucket(PlanBucket):
 
     def set_plan(self, plan: Plan) -> None:
         """See ``PlanBucket.set_plan``. Runs by itself: when the bucket is full, and at the end of backward."""
+        if not in_place(plan) and self._result is self._contributions:
+            self._result = self._new_buffer()
+            self._result_views = views_like(self._result.flat, self.tensors)
         super().set_plan(plan)
         read = {name for step in plan.steps for name in step.reads}
         self.copies = FRESH not in read or GRADIENT in read
@@ -183,84 +186,78 @@ class GradientBucket(PlanBucket):
         """Makes the contribution whole, and runs the plan.
 
         Gradients come in that have not been copied yet, among them those that earlier passes accumulated for
-        parameters that this one did not reach; zeros for parameters without any gradient (or with a carried one that
-        another rank gives); and the tail.
+        parameters that this one did not reach; zeros for parameters without any gradient (or with a result of earlier
+        passes that another rank brings); and the tail.
         """
         self.absent = []
-        side = self.side
-        tail = self.buffers[side].tail
+        tail = self._contributions.tail
         # A device is given all in one launch. It is not given numbers of Python's: the host would wait for it.
         views, gradients = [tail], [self._all_there]
-        moved: list[tuple[torch.Tensor, torch.Tensor]] = []
+        copied: list[Entry] = []
+        earlier = self.earlier
         for entry in self.entries:
             gradient = entry.parameter.grad
-            view = entry.views[side]
-            if gradient is None or (entry.carried and self.drop_carried and not entry.ready):
+            if gradient is None or (earlier is not None and earlier.covers(entry.parameter)):
                 self.absent.append(entry.index)
                 if self.copies:
-                    view.zero_()
-            elif gradient is not view and self.copies:
-                if gradient.layout is not torch.strided:
-                    raise sparse_gradient(entry.name, gradient)
-                views.append(view)
+                    entry.view.zero_()
+            elif self.copies and not entry.staged:
+                if (gradient.dtype, gradient.shape, gradient.layout, gradient.device) != entry.kind:
+                    entry.refuse(gradient)
+                views.append(entry.view)
                 gradients.append(gradient.detach() if gradient.requires_grad else gradient)
-                if entry.moves and not self.keep_own_memory:
-                    moved.append((entry.parameter, view))
-        try:
-            torch._foreach_copy_(views, gradients)
-            for parameter, view in moved:
-                parameter.grad = view
-        except (RuntimeError, TypeError):
-            self.refuse_changed()
-            raise
+                copied.append(entry)
+        torch._foreach_copy_(views, gradients)
+        if earlier is not None:
+            for entry in copied:
+                earlier.leave_out(entry.parameter, entry.view)
         for index in self.absent:
             tail[index].zero_()
         if self.again:
             tail[-1].fill_(1)
         self.execution.start()
 
-    def refuse_changed(self) -> None:
-        """Raises BaguaError if a parameter has another shape, dtype or device than when the model was wrapped. Asked
-        for where torch refuses a gradient: to compare all of them in each step would take time."""
+    def unstage(self) -> None:
+        """Contributions are to be copied anew: the plan may have written over them."""
         for entry in self.entries:
-            refuse_changed(entry.name, entry.parameter, entry.views[0])
+            entry.staged = False
 
     def asks_again(self) -> bool:
         """Whether any rank asked for the step to be reduced again. False if no rank can know it of the others."""
-        return self.informed and self.region(self._told_by, self.side).tail[-1].item() > 0
+        return self.informed and self.region(self._told_by).tail[-1].item() > 0
 
     def show_results(self) -> None:
-        """``.grad`` of every parameter that got a gradient on any rank becomes the result, and the buffers change
-        roles. A plan that fills no result leaves ``.grad`` as it is.
+        """``.grad`` of every parameter that got a gradient on any rank becomes the result. A plan that fills no result
+        leaves ``.grad`` as it is.
 
         Waits, on a device, where this rank has no gradient for a parameter: others may have one."""
-        self.pending = len(self.entries)
+        self.end_pass()
         if not self.shows:
-            for entry in self.entries:
-                entry.ready = False
             return
-        result = 1 - self.side
         missing = frozenset[int]()
         if self.absent:
-            presence = self.region(self._told_by, self.side).tail.tolist()
+            presence = self.region(self._told_by).tail.tolist()
             missing = frozenset(index for index in self.absent if presence[index] == 0)
-        for entry in self.entries:
-            entry.ready = False
+        gradients, results = [], []
+        for entry, result in zip(self.entries, self._result_views, strict=True):
             if entry.index in missing:
                 continue
-            entry.carried = True
-            parameter, view = entry.parameter, entry.views[result]
-            if not self.keep_own_memory:
-                try:
-                    parameter.grad = view
-                except (RuntimeError, TypeError):
-                    self.refuse_changed()
-                    raise
-            elif parameter.grad is None or parameter.grad.requires_grad:
-                parameter.grad = view.clone()
+            if self.earlier is not None:
+                self.earlier.note(entry.parameter)
+            gradient = entry.parameter.grad
+            if gradient is None or gradient.requires_grad:
+                entry.parameter.grad = result.clone()
             else:
-                parameter.grad.copy_(view)
-        self.side = result
+                gradients.append(gradient)
+                results.append(result)
+        if gradients:
+            torch._foreach_copy_(gradients, results)
+
+    def end_pass(self) -> None:
+        """No gradient of the next pass has come."""
+        self.pending = len(self.entries)
+        for entry in self.entries:
+            entry.ready = entry.staged = False
 
 
 Rearrange = Callable[[list[str]], Sequence[GradientBucket] | None]
@@ -276,21 +273,18 @@ class GradientReducer:
     def __init__(
         self,
         buckets: Sequence[GradientBucket],
-        keep_own_memory: bool = False,
-        drop_carried: bool = False,
+        earlier: EarlierResults | None = None,
         on_finished: Callable[[Sequence[Times], Any, Any], None] | None = None,
         rearrange: Rearrange | None = None,
         clock: Callable[[], Any] = time.monotonic_ns,
     ) -> None:
-        """``drop_carried``: results of earlier passes, which are the same on all ranks, take part on other ranks only.
-        A sum over ranks needs it (on all ranks but one); a mean doesn't.
+        """``earlier``: for plans that add up.
 
         ``rearrange``: gets, once, the names of parameters in the order in which their gradients came in the first pass.
         It returns other buckets for the same parameters, or None to keep those that there are. ``on_finished``: gets
         the times of a pass's operations, and when waiting for them began and ended by ``clock``.
         """
-        self._drop_carried = drop_carried
-        self._keep_own_memory = keep_own_memory
+        self._earlier = earlier
         self.use(buckets)
         self._rearrange = rearrange
         self._arrivals: list[str] = []  # of the first pass, while it is recorded
@@ -302,38 +296,19 @@ class GradientReducer:
         self.before_exchange: Work | None = None
         self.factor = 1.0
         self._repeatable = all(bucket.repeatable for bucket in self.buckets)
-        self._aside: list[Entry] = []
 
     def use(self, buckets: Sequence[GradientBucket]) -> None:
         """From the next pass on, or from the end of the one that is recorded, these are exchanged."""
         self.buckets = list(buckets)
         self._order = StartOrder(self.buckets)
         self._entries: dict[str, Entry] = {entry.name: entry for bucket in buckets for entry in bucket.entries}
+        if self._earlier is not None:
+            self._earlier.look()
         for bucket in buckets:
-            bucket.drop_carried, bucket.keep_own_memory = self._drop_carried, self._keep_own_memory
+            bucket.earlier = self._earlier
 
     def weigh(self) -> None:
         """In an elastic job: before a pass accumulates more."""
-
-    def set_aside(self, name: str, _: torch.Tensor) -> None:
-        """A gradient of this parameter has been computed and will be accumulated next, if this pass accumulates at all.
-
-        Needed for sums alone: the result of an earlier pass, which all ranks share, must count once.
-        """
-        entry = self._entries[name]
-        if entry.carried and self._drop_carried:
-            entry.aside, entry.parameter.grad = entry.parameter.grad, None
-            entry.carried = False
-            self._aside.append(entry)
-
-    def end_pass(self) -> None:
-        """Called at the end of every pass, before ``finish``: carried gradients that got nothing come back."""
-        for entry in self._aside:
-            if entry.parameter.grad is None:
-                entry.parameter.grad = entry.aside
-                entry.carried = True
-            entry.aside = None
-        self._aside.clear()
 
     def mark_ready(self, name: str, parameter: torch.Tensor) -> None:
         """The gradient of this parameter has been accumulated: it goes to its place, and a full bucket goes out."""
@@ -343,11 +318,13 @@ class GradientReducer:
         if self._rearrange is not None:
             self._record(entry)
             return
-        if entry.alone and not self._keep_own_memory:
-            entry.store()
         bucket = entry.bucket
+        if entry.ready and self._order.started > self.buckets.index(bucket):
+            self._again = True
+            return
+        if entry.alone:
+            entry.stage()
         if entry.ready:
-            self._again = self._again or self._order.started > self.buckets.index(bucket)
             return
         if not self._touched:
             self._touched = True
@@ -370,7 +347,7 @@ class GradientReducer:
     def forget(self) -> None:
         """No parameter has a gradient any more."""
         for entry in self._entries.values():
-            entry.parameter.grad, entry.carried = None, False
+            entry.parameter.grad = None
 
     def _record(self, entry: Entry) -> None:
         """A gradient came in the first pass. It stays where it is until the pass ends."""
@@ -428,6 +405,8 @@ class GradientReducer:
             self._refuse_late()
             self._early = False
             self._order.started = 0
+            for bucket in self.buckets:
+                bucket.unstage()
             all_in = self._start_rest()
             times += join_all(self.buckets, all_in)
         return times, begin
@@ -453,12 +432,9 @@ class GradientReducer:
         """Forgets a pass that ended by an exception. True if parts of it had been exchanged already: then the other
         ranks apply a step that this one did not make."""
         under_way = self._order.started > 0
-        self.end_pass()
         for bucket in self.buckets:
             bucket.execution.abandon()
-            bucket.pending = len(bucket.entries)
-            for entry in bucket.entries:
-                entry.ready = False
+            bucket.end_pass()
         self._begin_anew()
         return under_way
 

@@ -41,9 +41,9 @@ class Guest:
         """A bucket of gradients."""
         return GradientBucket(name, parameters, allocate)
 
-    def weight_bucket(self, name: str, parameters: Parameters, allocate: Allocate, flatten: bool) -> WeightBucket:
+    def weight_bucket(self, name: str, parameters: Parameters, allocate: Allocate) -> WeightBucket:
         """A bucket of weights."""
-        return WeightBucket(name, parameters, allocate, flatten)
+        return WeightBucket(name, parameters, allocate)
 
     def adopt(self, buckets: Sequence[PlanBucket]) -> None:
         """Called when these buckets have been made, before they get their plans."""

@@ -30,6 +30,7 @@ from bagua.torch_api.train.bucket import PlanBucket
 from bagua.torch_api.train.bucket_layout import ModelBuckets
 from bagua.torch_api.train.buffers import BufferBroadcast
 from bagua.torch_api.train.dataflow import adds_up
+from bagua.torch_api.train.earlier_results import EarlierResults
 from bagua.torch_api.train.execution import join_all
 from bagua.torch_api.train.gradients import GradientReducer
 from bagua.torch_api.train.guest import Guest
@@ -75,8 +76,8 @@ class DistributedModel(Mark, ShadowedModel):
         algorithm: Decides the exchange. None: that of environment variable BAGUA_ALGORITHM, else gradient all-reduce.
         process_group: The ranks that train this model, which alone wrap it. None: all ranks.
         bagua_module_name: For messages.
-        gradient_as_bucket_view: ``.grad`` (parameters, where an algorithm exchanges weights) is a view of shared memory
-            (True), or keeps memory of its own, at the price of a copy.
+        gradient_as_bucket_view: Accepted for programs that pass it, and handed to ``tensors_to_buckets``: ``.grad`` and
+            parameters are always memory of the program's own.
         find_unused_parameters: Accepted for programs that pass it: parameters without a gradient are always handled.
         broadcast_buffers: Buffers become rank 0's before each forward pass in training, but inside ``no_sync``. All
             ranks then run the same number of them.
@@ -117,6 +118,7 @@ class DistributedModel(Mark, ShadowedModel):
         self.require_backward_grad_sync = True
         self.bagua_train_step_counter = 0
         self.uneven: Uneven | None = None
+        self._earlier_results = EarlierResults(lambda: self._group.rank() == 0)
         self._session = current()
         self._runner = Runner(self._session, self.process_group)
         self._join_buckets = self._runner.join if self._session.elastic else join_all
@@ -216,20 +218,19 @@ class DistributedModel(Mark, ShadowedModel):
         if buckets:
             make: Callable[..., GradientReducer] = GradientReducer
             if self._runner.repeats:
-                make = functools.partial(RepeatingReducer, self._runner, self._layout, adding)
+                make = functools.partial(RepeatingReducer, self._runner, self._layout)
             elif self._steps is not None:
                 make = functools.partial(SteppingReducer, self._steps)
             self._reducer = make(
                 buckets,
-                keep_own_memory=not self.gradient_as_bucket_view,
-                drop_carried=adding and self._group.rank() != 0,
+                earlier=self._earlier_results if adding else None,
                 on_finished=self._record,
                 clock=self._runner.clock,
                 rearrange=self._layout.follow if recorded else None,
             )
         self._adding = adding
         self.use_uneven(self.uneven)
-        self._install_hooks(adding)
+        self._install_hooks()
         if not alone:
             self._runner.make_twins(self.bagua_algorithm.communicators(), self.bagua_buckets)
 
@@ -262,7 +263,7 @@ class DistributedModel(Mark, ShadowedModel):
             broadcast_optimizers(self.bagua_optimizers, self._session, self._group)
         self._reset_algorithm()
 
-    def _install_hooks(self, adding: bool) -> None:
+    def _install_hooks(self) -> None:
         algorithm = self.bagua_algorithm
         self._on_input = algorithm.init_forward_pre_hook(self)
         self._on_backward_end = algorithm.init_post_backward_hook(self)
@@ -281,11 +282,10 @@ class DistributedModel(Mark, ShadowedModel):
         self._newcomers = Newcomers(self.module, self.parameters_to_ignore, [one for _, one in parameters])
         self._handles += self._newcomers.watch()
         for name, parameter in parameters:
+            if self._adding:
+                self._handles += self._earlier_results.watch(parameter)
             hook = functools.partial(self._after_gradient, on_gradient, name)
             add(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
-            if adding and self._reducer is not None:
-                aside = beside_graphs(functools.partial(self._reducer.set_aside, name))
-                add(parameter.register_hook(aside))  # type: ignore[no-untyped-call]
 
     def _watch_optimizers(self) -> None:
         """Once: their hooks stay when the model begins anew, which may happen in one of them."""

@@ -117,8 +117,6 @@ class BackwardPasses:
     @beside_graphs
     def _end_pass(self) -> None:
         self._pass = None
-        if self._reducer is not None:
-            self._reducer.end_pass()
         if self._synced:
             self._exchange_pass()
         self._tracer.backward(self, begin=False, synchronised=self._synced)

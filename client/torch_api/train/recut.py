@@ -1,6 +1,6 @@
 """Cuts a model's buckets anew between two steps. Each element keeps its state.
 
-State is slots, error feedback, and marks of gradients; it moves by parameter. What lies in the rank's memory is copied
+State is slots and error feedback; it moves by parameter. What lies in the rank's memory is copied
 here; residuals of the engine are moved there, by one operation on each communicator (``ResidualMove`` in
 csrc/core/channel/layout.h). Slots that are not as long as the parameters hold nothing from step to step.
 
@@ -20,7 +20,6 @@ from bagua.torch_api.comm.members import Members
 from bagua.torch_api.join.connection import Regrouped, request
 from bagua.torch_api.train.bucket import PlanBucket
 from bagua.torch_api.train.execution import Action, Residual
-from bagua.torch_api.train.gradients import GradientBucket
 from bagua.torch_api.train.runner import Runner
 
 Cuts = Sequence[Sequence[str]]
@@ -65,7 +64,6 @@ class BucketState:
         self._slots: dict[str, dict[str, torch.Tensor]] = {}
         self._lost: dict[tuple[int, int], dict[str, torch.Tensor]] = {}  # by action, and residual of the rank's own
         self._engine: dict[int, dict[str, list[_Part]]] = {}  # by action
-        self._carried: set[str] = set()
         for bucket in buckets:
             self._take(bucket)
 
@@ -83,8 +81,6 @@ class BucketState:
             for members, residual in action.in_engine().items():
                 for one, begin, length in spans:
                     by_name.setdefault(one, []).append(_Part(action, members, residual, begin, length))
-        if isinstance(bucket, GradientBucket):
-            self._carried.update(entry.name for entry in bucket.entries if entry.carried)
 
     def put(self, buckets: Sequence[PlanBucket]) -> Mapping[Members, list[int]]:
         """Fills these buckets, of the same parameters. Returns rows of ``ResidualMove``, by communicator."""
@@ -110,9 +106,6 @@ class BucketState:
                             continue
                         row = (to, action.count(), begin, number, part.begin, SIDE_READ[sides], part.length)
                         moves.setdefault(part.members, []).extend(row)
-            if isinstance(bucket, GradientBucket):
-                for entry in bucket.entries:
-                    entry.carried = entry.name in self._carried
         return moves
 
     def put_back(self, buckets: Sequence[PlanBucket]) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from bagua.base.errors import MembershipChanged
 from bagua.torch_api.join.connection import Times
 from bagua.torch_api.train.bucket_layout import ModelBuckets
 from bagua.torch_api.train.execution import AllIn
@@ -25,17 +24,12 @@ class RepeatingReducer(GradientReducer):
         self,
         runner: Runner,
         layout: ModelBuckets,
-        adding: bool,
         buckets: Sequence[GradientBucket],
         **settings: Any,
     ) -> None:
-        """``adding``: results grow with the number of ranks."""
         super().__init__(buckets, **settings)
         self._runner = runner
-        self._adding = adding
         self._weighed = runner.session.weighed  # as gradients are that have been accumulated
-        self._dropped = False  # a result of an earlier pass takes no part on this rank in this one
-        self._first = self._first_member() if adding else -1
         self._layout = layout
         self._may_start_early = True
         self._sent: AllIn | None = None  # the last bucket has been submitted, with the flags
@@ -48,36 +42,9 @@ class RepeatingReducer(GradientReducer):
             self._early = False
             self._may_start_early = False
 
-    def set_aside(self, name: str, gradient: torch.Tensor) -> None:
-        """See ``GradientReducer``."""
-        super().set_aside(name, gradient)
-        if self._aside and not self._dropped:
-            self._dropped = _counts(self._aside[-1].aside)
-
-    def _first_member(self) -> int:
-        return self._runner.session.membership.members[self._runner.everyone.ranks[0]]
-
-    def _follow_rank(self) -> None:
-        """Results of earlier passes take part in a sum on rank 0 alone, which may be another one now. Raises
-        MembershipChanged, on all ranks, where they are gone with it."""
-        before, self._first = self._first, self._first_member()
-        self._drop_carried = self._runner.everyone.rank() != 0
-        for bucket in self.buckets:
-            bucket.drop_carried = self._drop_carried
-        if before == self._first or not self._dropped:
-            return
-        self._dropped = False
-        self._start_over()
-        self.abandon()
-        raise MembershipChanged(
-            "Rank 0 was lost, and with it the sum of this step's earlier backward passes, which it alone brings to the "
-            "last one. All ranks that are left are told so: leave out the optimizer's step, and go on with the next "
-            "one. With no_sync() for all passes of a step but the last, or with average=True, no step is lost. [BG508]"
-        )
-
     def _exchange(self) -> tuple[list[Times], Any]:
         last = len(self.buckets) - 1
-        if self._early and not self._adding and self._rearrange is None and self._order.started == last:
+        if self._early and self._rearrange is None and self._order.started == last:
             # While it is reduced there is time for the rest.
             self.buckets[last].again = self._again
             self._sent = self._runner.start_last(self.buckets, self._start_last)
@@ -99,17 +66,14 @@ class RepeatingReducer(GradientReducer):
             found = [one.parameter.grad for bucket in self.buckets for one in bucket.entries]
             with torch.no_grad():
                 torch._foreach_mul_([gradient.detach() for gradient in found if gradient is not None], change)
+            for bucket in self.buckets:
+                bucket.unstage()
 
     def _attempt(self) -> tuple[list[Times], Any]:
         if self._weighed != self._runner.session.weighed:
             self.weigh()
-        if self._adding:
-            self._dropped = self._dropped or any(
-                entry.carried and not entry.ready and _counts(entry.parameter.grad)
-                for bucket in self.buckets
-                for entry in bucket.entries
-            )
-            self._follow_rank()
+        if self._earlier is not None:
+            self._earlier.look()
         for bucket in self.buckets:
             if bucket.execution.lost:
                 self._start_over()
@@ -133,6 +97,7 @@ class RepeatingReducer(GradientReducer):
         self._sent = None
         for bucket in self.buckets:
             bucket.execution.rewind()
+            bucket.unstage()
         self._order.started = 0
         if self._recorded is not None:
             self._rearrange, self._arrivals = self._recorded[0], list(self._recorded[1])
@@ -144,11 +109,6 @@ class RepeatingReducer(GradientReducer):
         for bucket in self.buckets:
             bucket.execution.conclude()
         self._recorded = None
-        self._dropped = False
         self._runner.settle()
         if not self._may_start_early:
             self._early = self._may_start_early = True
-
-
-def _counts(gradient: torch.Tensor | None) -> bool:
-    return gradient is not None and bool(gradient.any())

@@ -84,7 +84,7 @@ class OneOperation:
 
     def count(self) -> int:
         """See ``Action``."""
-        return self.bucket.region(self.step.writes[0], self.bucket.side).flat.numel() + self.carried
+        return self.bucket.region(self.step.writes[0]).flat.numel() + self.carried
 
     def __init__(self, around: Surroundings, bucket: PlanBucket, step: AllReduce | Broadcast, carried: int) -> None:
         self.around = around
@@ -93,20 +93,21 @@ class OneOperation:
         self.carried = carried
         self.source = step.reads[0]
 
-    def source_place(self, side: int) -> Place:
-        """Where the operation reads when the bucket is in this state."""
-        return self.bucket.region(self.source, side).place
+    @property
+    def source_place(self) -> Place:
+        """Where the operation reads."""
+        return self.bucket.region(self.source).place
 
-    def request(self, members: Members, side: int) -> Request:
-        """The operation when the bucket is in this state."""
-        target = self.bucket.region(self.step.writes[0], side)
+    def request(self, members: Members) -> Request:
+        """The operation."""
+        target = self.bucket.region(self.step.writes[0])
         connection = self.around.connection
         return request(
             connection.kinds["allreduce" if isinstance(self.step, AllReduce) else "broadcast"],
             comm=members.id,
             dtype=connection.dtypes[DTYPES[self.bucket.dtype]],
             count=self.count(),
-            src=self.source_place(side),
+            src=self.source_place,
             dst=target.place,
             label=self.bucket.label,
         )
@@ -121,7 +122,7 @@ class OneOperation:
         self.comm = members.id
         connection = self.around.connection
         submit = connection.submit if self.around.waits else connection.submit_out_of_step
-        return (submit(self.request(members, self.bucket.side)),)
+        return (submit(self.request(members)),)
 
 
 class BroadcastAction(OneOperation):
@@ -129,9 +130,9 @@ class BroadcastAction(OneOperation):
 
     step: Broadcast
 
-    def request(self, members: Members, side: int) -> Request:
+    def request(self, members: Members) -> Request:
         """See ``OneOperation``."""
-        return {**super().request(members, side), "root": self.step.root}
+        return {**super().request(members), "root": self.step.root}
 
     def send(self, members: Members) -> Tickets:
         """See ``OneOperation``. Raises ValueError for a root that is not there."""
@@ -155,10 +156,10 @@ class AllReduceAction(OneOperation):
         self.followed = NO_ENGINE_RESIDUAL  # that of the other ranks
         self.fetches_tail = first and self.source != GRADIENT
 
-    def request(self, members: Members, side: int) -> Request:
+    def request(self, members: Members) -> Request:
         """See ``OneOperation``."""
         encoding = self.encoding(members)
-        made = {**super().request(members, side), **encoding._asdict(), "op": ReduceOp[self.step.op]}
+        made = {**super().request(members), **encoding._asdict(), "op": ReduceOp[self.step.op]}
         if self.around.chunk_kib:
             made["chunk_kib"] = self.around.chunk_kib
         return made  # type: ignore[return-value]
@@ -225,13 +226,12 @@ class AllReduceAction(OneOperation):
         bucket = self.bucket
         self.used = members
         if self.fetches_tail:
-            bucket.region(self.source, bucket.side).tail.copy_(bucket.region(GRADIENT, bucket.side).tail)
+            bucket.region(self.source).tail.copy_(bucket.region(GRADIENT).tail)
         return super().send(members)
 
     def among(self, members: Members) -> Submit:
         """The same between the same ranks each time."""
-        requests = [self.request(members, side) for side in range(self.bucket.sides)]
-        return Submit(self.bucket, requests, self.around.connection, members)
+        return Submit(self.request(members), self.around.connection, members)
 
 
 class EverywhereAction(AllReduceAction):
@@ -240,7 +240,7 @@ class EverywhereAction(AllReduceAction):
 
     def __init__(self, around: Surroundings, bucket: PlanBucket, step: AllReduce, carried: int, first: bool) -> None:
         assert step.codec is not None
-        count = bucket.region(step.src, 0).flat.numel()
+        count = bucket.region(step.src).flat.numel()
         self._transcoder = around.transcoder(step.codec, count)
         self._message = self._transcoder.new_message()
         self._encoded, self._place = around.allocate(count + carried, bucket.dtype)
@@ -255,23 +255,24 @@ class EverywhereAction(AllReduceAction):
         if feedback and around.repeats:
             self.commit = self._turn
 
-    def source_place(self, side: int) -> Place:
+    @property
+    def source_place(self) -> Place:
         """See ``OneOperation``."""
         return self._place
 
     def send(self, communicator: Members) -> Tickets:
         """See ``OneOperation``."""
         bucket = self.bucket
-        source = bucket.region(self.source, bucket.side).flat
+        source = bucket.region(self.source).flat
         self._transcoder.encode(source, self._message, self._lost.begin(), self._encoded)
         if self.carried:
-            self._encoded[source.numel() :] = bucket.region(self._tail_from, bucket.side).tail
+            self._encoded[source.numel() :] = bucket.region(self._tail_from).tail
         self._encodes_result = self.around.one_host(communicator)
         return super().send(communicator)
 
     def _finish(self) -> None:
         if self._encodes_result:
-            result = self.bucket.region(self.step.dst, self.bucket.side).flat
+            result = self.bucket.region(self.step.dst).flat
             self._transcoder.encode(result, self._message, self._lost_of_result.begin(), result)
             self._encodes_result = False
 
@@ -358,7 +359,7 @@ class NeighboursAction:
 
     def count(self) -> int:
         """See ``Action``."""
-        return self._bucket.region(self._step.src, self._bucket.side).flat.numel()
+        return self._bucket.region(self._step.src).flat.numel()
 
     def __init__(self, around: Surroundings, bucket: PlanBucket, step: Neighbours) -> None:
         self._around = around
@@ -375,8 +376,8 @@ class NeighboursAction:
         communicator = self._around.communicator(self._step.over)
         if communicator is None:
             return None
-        step, region, side = self._step, self._bucket.region, self._bucket.side
-        source, own = region(step.src, side), region(step.own, side)
+        step, region = self._step, self._bucket.region
+        source, own = region(step.src), region(step.own)
         self._ranks, rank = communicator.nranks(), communicator.rank()
         connection = self._around.connection
         if self._coding is not None:
@@ -385,7 +386,7 @@ class NeighboursAction:
         else:
             if own.flat is not source.flat:
                 own.flat.copy_(source.flat)
-            places = source.place, region(step.left, side).place, region(step.right, side).place
+            places = source.place, region(step.left).place, region(step.right).place
             dtype, count = connection.dtypes[DTYPES[self._bucket.dtype]], source.flat.numel()
         left, right = (rank - 1) % self._ranks, (rank + 1) % self._ranks
         mine, from_left, from_right = places
@@ -404,9 +405,7 @@ class NeighboursAction:
         ranks, self._ranks = self._ranks, 0
         if not ranks:
             return
-        left, right = (
-            self._bucket.region(name, self._bucket.side).flat for name in (self._step.left, self._step.right)
-        )
+        left, right = (self._bucket.region(name).flat for name in (self._step.left, self._step.right))
         if ranks == 1:
             left.zero_()
             right.zero_()
@@ -422,7 +421,7 @@ class _NeighboursCoding:
 
     def __init__(self, around: Surroundings, bucket: PlanBucket, step: Neighbours) -> None:
         assert step.codec is not None
-        length = bucket.region(step.src, 0).flat.numel()
+        length = bucket.region(step.src).flat.numel()
         self._transcoder = around.transcoder(step.codec, length)
         feedback = step.codec.error_feedback
         self._lost = Residual(length, bucket.device, around.repeats) if feedback else NO_RESIDUAL

@@ -2,123 +2,87 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import torch
 
+from bagua.algorithms import Local
 from bagua.algorithms.plan import WEIGHT, Step
 from bagua.base.errors import BaguaError
-from bagua.torch_api.join.connection import NOWHERE
 from bagua.torch_api.train.bucket import Allocate, PlanBucket, Region, region_of, views_like
 from bagua.torch_api.train.parameters import refuse_changed
 
 
 class WeightBucket(PlanBucket):
-    """Slot WEIGHT is the parameters.
+    """Slot WEIGHT is the parameters, whose memory is the program's own: ``views(WEIGHT)``.
 
-    ``flatten``: parameters lie in it, one after the other, as long as the bucket lives: a copy of all is one copy.
-    Otherwise they keep memory of their own, ``views(WEIGHT)`` is that memory, and steps that name WEIGHT work on a
-    copy: one pass over the bucket before each step that reads it and one after each that writes it.
+    A step that needs them in one piece gets a staged copy: one pass over the bucket before it, and one after it if it
+    writes them. Steps that use ``views(WEIGHT)`` alone cost neither.
     """
 
     reserved = (WEIGHT,)
-    repeats = True
+    repeats = guarded = True
 
-    def __init__(
-        self, name: str, parameters: Sequence[tuple[str, torch.Tensor]], allocate: Allocate, flatten: bool
-    ) -> None:
+    def __init__(self, name: str, parameters: Sequence[tuple[str, torch.Tensor]], allocate: Allocate) -> None:
         super().__init__(name, parameters, allocate)
-        if flatten:
-            _refuse_shared_memory(parameters)
-        self.guarded = not flatten
-        self._open = flatten
-        self._weights = region_of(*allocate(self.elements, self.dtype), self.elements)
-        self._parts = views_like(self._weights.flat, self.tensors)
-        self._move_in(range(len(self.tensors)) if flatten else ())
-
-    def _move_in(self, indices: Sequence[int]) -> None:
-        """These parameters' values go to their parts of the bucket, and from then on lie there."""
-        with torch.no_grad():
-            for index in indices:
-                parameter, part = self.tensors[index], self._parts[index]
-                part.copy_(parameter)
-                parameter.data = part
-
-    def refresh(self) -> None:
-        """Takes in again parameters that have other memory now (``parameter.data = ...``). Raises BaguaError for
-        parameters that have another shape, dtype or device."""
-        if self.guarded:
-            return
-        moved = []
-        for index, (parameter, part) in enumerate(zip(self.tensors, self._parts, strict=True)):
-            if parameter.data_ptr() == part.data_ptr():
-                continue
-            refuse_changed(self.names[index], parameter, part)
-            moved.append(index)
-        self._move_in(moved)
+        self._staged: Region | None = None
+        self._parts: list[torch.Tensor] = []
+        self._open = self._copied = False  # a step runs that names WEIGHT; it has a copy
 
     def slot(self, name: str) -> torch.Tensor:
-        """See ``PlanBucket.slot``. Raises BaguaError for WEIGHT where parameters have memory of their own, but inside a
-        ``Local`` step that names it."""
+        """See ``PlanBucket.slot``. Raises BaguaError for WEIGHT, but inside a ``Local`` step that names it."""
         if name == WEIGHT:
             if not self._open:
                 raise BaguaError(
-                    "With do_flatten=False there is no flat tensor of the parameters outside of Local steps that name "
-                    f"{WEIGHT!r} in reads or writes: use views({WEIGHT!r}), or wrap the model with do_flatten=True. "
-                    "[BG307]"
+                    f"There is no flat tensor of the parameters outside of Local steps that name {WEIGHT!r} in reads "
+                    f"or writes: use views({WEIGHT!r}). [BG307]"
                 )
-            self.refresh()
+            self._copy_in()
         return super().slot(name)
 
     def views(self, name: str) -> Sequence[torch.Tensor]:
         """See ``PlanBucket.views``; those of WEIGHT are the parameters."""
-        if name != WEIGHT:
-            return super().views(name)
-        self.refresh()
-        return [tensor.detach() for tensor in self.tensors]
+        return self._parameters() if name == WEIGHT else super().views(name)
 
-    def region(self, name: str, side: int) -> Region:
+    def region(self, name: str) -> Region:
         """See ``PlanBucket.region``."""
-        return self._weights if name == WEIGHT else super().region(name, side)
+        if name != WEIGHT:
+            return super().region(name)
+        if self._staged is None:
+            self._staged = region_of(*self._allocate(self.elements, self.dtype), self.elements)
+            self._parts = views_like(self._staged.flat, self.tensors)
+        return self._staged
 
     def open(self, step: Step) -> None:
-        """Where parameters have memory of their own: copies them for a step that needs them."""
-        if WEIGHT in step.reads or WEIGHT in step.writes:
-            self._open = True
-            torch._foreach_copy_(self._parts, [tensor.detach() for tensor in self.tensors])
+        """Copies the parameters for a step that communicates them."""
+        self._open = WEIGHT in step.reads or WEIGHT in step.writes
+        if WEIGHT in step.reads and not isinstance(step, Local):
+            self._copy_in()
 
     def shut(self, step: Step, changed: bool) -> None:
-        """Where parameters have memory of their own: they get the values that the step has made."""
-        self._open = False
-        if changed and WEIGHT in step.writes:
-            torch._foreach_copy_([tensor.detach() for tensor in self.tensors], self._parts)
+        """Parameters get the values that the step has made in the copy."""
+        if changed and WEIGHT in step.writes and (self._copied or not isinstance(step, Local)):
+            self._copy(self._parameters(), self._parts)
+        self._open = self._copied = False
 
     def release(self) -> None:
-        """Parameters get ordinary memory again and keep their values."""
-        if not self.guarded:
-            for parameter, part in zip(self.tensors, self._parts, strict=True):
-                if parameter.data_ptr() == part.data_ptr():
-                    parameter.data = part.clone()
+        """See ``PlanBucket.release``."""
         super().release()
-        self._parts.clear()
-        self._weights = region_of(torch.empty(0), NOWHERE, 0)
+        self._staged, self._parts = None, []
 
+    def _parameters(self) -> list[torch.Tensor]:
+        # ``data``, and not ``detach()``: graphs that a program still holds go on with the weights as they are then.
+        return [tensor.data for tensor in self.tensors]
 
-def _refuse_shared_memory(parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
-    """Raises BaguaError if two parameters share memory without being one object: moving them would part them."""
-    spans = sorted((tensor.data_ptr(), tensor.data_ptr() + _span(tensor), name) for name, tensor in parameters)
-    for (_, end, name), (begin, _, other) in itertools.pairwise(spans):
-        if begin < end:
-            raise BaguaError(
-                f"Parameters {name} and {other} share memory without being the same object, so that they can't be "
-                "moved: pass do_flatten=False. [BG601]"
-            )
+    def _copy_in(self) -> None:
+        if not self._copied:
+            self.region(WEIGHT)
+            self._copy(self._parts, self._parameters())
+            self._copied = True
 
-
-def _span(tensor: torch.Tensor) -> int:
-    """Bytes from the first element to behind the last one."""
-    if tensor.numel() == 0:
-        return 0
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()
+    def _copy(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+        for name, tensor, part in zip(self.names, self.tensors, self._parts, strict=True):
+            if tensor.shape != part.shape:  # torch would copy one element to many
+                refuse_changed(name, tensor, part)
+        with torch.no_grad():
+            torch._foreach_copy_(targets, sources)

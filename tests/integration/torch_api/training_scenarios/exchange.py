@@ -146,5 +146,5 @@ def way_of_a_gradient() -> None:
         sys.setprofile(None)
     functions = {name for _, name in seen}
     if len(model.bagua_buckets) > 1:  # the last one goes when the pass ends
-        assert "HostConnection.submit" in functions and "Entry.store" in functions, functions
+        assert "HostConnection.submit" in functions and "Entry.stage" in functions, functions
     assert len(functions) <= 8 and len({file for file, _ in seen}) <= 4, seen

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -74,19 +72,6 @@ def fused_before_and_after_wrapping() -> None:
             train(model, optimizer, range(3, 5), "fuse_step")
             check_same(model, wanted)
             check_identical(model)
-
-
-@scenario
-def fused_gradients_in_one_bucket_are_not_copied() -> None:
-    model = seeded(layers)
-    optimizer = fuse_optimizer(adam(model))
-    with patch.dict(os.environ, {"BAGUA_DEFAULT_BUCKET_SIZE": str(1 << 20)}):
-        wrap(model, optimizer)
-        train(model, optimizer, range(4), "fuse_step")
-    assert len(model.bagua_buckets) == 1
-    blocks = optimizer._bagua_fused_optimizer.blocks  # type: ignore[attr-defined]
-    assert [len(block.parameters) for block in blocks] == [12, 12]
-    assert all(block._gradients is None for block in blocks)
 
 
 @scenario

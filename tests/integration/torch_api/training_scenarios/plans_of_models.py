@@ -123,9 +123,9 @@ def mistakes_in_plans() -> None:
         if n > 1:
             with pytest.raises((ValueError, BaguaError), match=words):
                 model.with_bagua([], PlanAlgorithm(step if rank == n - 1 else AllReduce()))
-    model.with_bagua([], PlanAlgorithm(MEAN, exchanged=WEIGHT), do_flatten=False)
+    model.with_bagua([], PlanAlgorithm(MEAN, exchanged=WEIGHT))
     bucket = model.bagua_buckets[0]
-    with pytest.raises(BaguaError, match="do_flatten=True"):
+    with pytest.raises(BaguaError, match="BG307"):
         bucket.slot(WEIGHT)
     with pytest.raises(ValueError, match="already"):
         bucket.add_slot(WEIGHT)

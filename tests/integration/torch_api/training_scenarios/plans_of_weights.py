@@ -16,6 +16,7 @@ import bagua.torch_api as bagua
 from bagua.algorithms import AllReduce, BucketLayout, Neighbours
 from bagua.algorithms.plan import WEIGHT
 from bagua.torch_api.communication import statistics
+from bagua.torch_api.train.bucket import views_like
 from training_scenarios.plan_algorithm import MEAN, PlanAlgorithm, PlanImpl, reference_of_means, train
 from training_scenarios.support import (
     batch,
@@ -160,7 +161,8 @@ def neighbours() -> None:
         model = seeded(mlp).with_bagua([], PlanAlgorithm(*steps, exchanged=WEIGHT, slots=["own", "left", "right"]))
         for step in range(2):
             for bucket in model.bagua_buckets:
-                bucket.slot(WEIGHT).copy_(torch.linspace(rank + step, rank + step + 1, bucket.elements))
+                flat = torch.linspace(rank + step, rank + step + 1, bucket.elements)
+                torch._foreach_copy_(bucket.views(WEIGHT), views_like(flat, bucket.tensors))
                 bucket.start()
             model.bagua_ddp.join()
             for bucket in model.bagua_buckets:
@@ -189,8 +191,9 @@ def over_a_function() -> None:
         moment["step"] = step % 2
         communicator = pair()
         for bucket in model.bagua_buckets:
-            bucket.slot(WEIGHT).fill_(rank)
+            for weight in bucket.views(WEIGHT):
+                weight.fill_(rank)
             bucket.start()
         model.bagua_ddp.join()
         wanted = rank if communicator is None else sum(communicator.ranks) / 2
-        assert all(bool((bucket.slot(WEIGHT) == wanted).all()) for bucket in model.bagua_buckets)
+        assert all(bool((weight == wanted).all()) for bucket in model.bagua_buckets for weight in bucket.views(WEIGHT))
