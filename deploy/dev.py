@@ -303,7 +303,7 @@ def check_sources() -> None:
     say("generated protobuf code")
     proto(["--check"])
     say("mypy --strict")
-    run(tool("mypy"), "-p", "bagua", "--cache-dir", VENV / "mypy-cache")
+    run(tool("mypy"), "-p", "bagua", "-p", "_bagua_autoload", "--cache-dir", VENV / "mypy-cache")
     say("import-linter")
     run(tool("lint-imports"), "--cache-dir", VENV / "import-linter-cache")
 

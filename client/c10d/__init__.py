@@ -3,6 +3,6 @@
 Tensors travel as those of ``bagua.torch_api`` do, through the node daemon, which comes up by itself.
 """
 
-from bagua.c10d.registration import register
+from _bagua_autoload import register
 
 register()

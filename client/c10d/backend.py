@@ -12,7 +12,7 @@ import torch
 from torch.distributed.distributed_c10d import PrefixStore
 
 from bagua.base.errors import BuildError, ConfigError
-from bagua.c10d import agreement, ddp, joining, native
+from bagua.c10d import agreement, ddp, joining, native, timeouts
 from bagua.torch_api.comm.communicators import communicators
 
 LOG = logging.getLogger("bagua")
@@ -38,6 +38,7 @@ def create(options: Any, backend_options: Any = None) -> Any:
     if member.default:
         agreement.begin(communicators(member.session).world)
         ddp.install()
+        timeouts.install()
         if member.session.elastic and options.group_rank == 0:
             LOG.warning(
                 "This job is elastic, but torch.distributed is not: when a rank is lost, operations raise an error "

@@ -1,3 +1,3 @@
-"""The name by which ``torch.distributed`` knows the backend. Nothing is imported here: see ``registration.py``."""
+"""The name by which ``torch.distributed`` knows the backend: again in ``_bagua_autoload``, which imports nothing."""
 
 NAME = "bagua"

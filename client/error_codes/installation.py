@@ -95,5 +95,13 @@ AREA = Area(
             "Install it: `apt-get install python3-dev` (Debian, Ubuntu), `dnf install python3-devel` (Fedora). It must "
             "be the one of the Python that the environment was made with: `python3.12-dev` for `python3.12`.",
         ),
+        Entry(
+            "BG213",
+            "Another file or folder named bagua is in the way",
+            "Python looks for packages in the folder of the program, or in the one in which it was started, before it "
+            "looks where packages are installed. A `bagua.py` there, or a folder `bagua`, such as a clone of the "
+            "original, takes the place of this package.",
+            "Rename it, or start the program from another folder. `python -P` leaves that folder out of the search.",
+        ),
     ),
 )

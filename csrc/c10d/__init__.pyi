@@ -27,5 +27,8 @@ def make(
     lives as long as it. ``shut_down()`` is called when the group is destroyed by name. ``processes``: ids of the
     members' processes if they may read each other's memory, else none."""
 
+def set_timeout(backend: Any, timeout: timedelta) -> bool:
+    """Sets the timeout of operations that begin from now on. False: the backend is another one."""
+
 def can_read(process: int, address: int, nonce: int) -> bool:
     """Whether this process may read that one's memory, and finds ``nonce``, of 64 bits, at that address."""

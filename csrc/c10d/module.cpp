@@ -72,6 +72,12 @@ c10::intrusive_ptr<::c10d::Backend> make(const PyHost& host, int rank, int size,
   return c10::make_intrusive<BaguaBackend>(host.host, std::move(seat), timeout);
 }
 
+bool set_timeout(const c10::intrusive_ptr<::c10d::Backend>& backend, const std::chrono::milliseconds& timeout) {
+  auto* const ours = dynamic_cast<BaguaBackend*>(backend.get());
+  if (ours != nullptr) ours->setTimeout(timeout);
+  return ours != nullptr;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
@@ -79,6 +85,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def(py::init<const py::object&, const py::function&>(), py::arg("rank"), py::arg("describe"));
   module.def("make", &make, py::arg("host"), py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("comm"),
              py::arg("generation"), py::arg("timeout"), py::arg("keeper"), py::arg("shut_down"), py::arg("processes"));
+  module.def("set_timeout", &set_timeout, py::arg("backend"), py::arg("timeout"));
   module.def("can_read", &can_read, py::arg("process"), py::arg("address"), py::arg("nonce"));
 }
 

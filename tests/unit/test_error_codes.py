@@ -38,7 +38,15 @@ OF_ARGUMENTS = {
     *("ValueError", "TypeError", "NotImplementedError", "RuntimeError", "KeyError", "ReferenceError"),
     *("AttributeError", "ModuleNotFoundError"),
 }
-PUBLIC = ("algorithms", "client/torch_api", "client/c10d", "client/client", "client/lightning", "client/tuning")
+PUBLIC = (
+    "algorithms",
+    "client/torch_api",
+    "client/autoload",
+    "client/c10d",
+    "client/client",
+    "client/lightning",
+    "client/tuning",
+)
 """In these folders errors of arguments are for users, too. Elsewhere they are caught, or are faults of ours."""
 
 INTERNAL = {

@@ -312,12 +312,11 @@ def test_a_timeout_says_who_waits_for_whom(ranks: Ranks, tmp_path: Path) -> None
 
 
 def rank_sends_and_receives_in_vain(folder: str) -> list[str]:
-    """In a group that works on with other messages. Where torch can change a timeout, that of a group with another."""
-    rank, limit = begin(folder), timedelta(seconds=1)
-    later = hasattr(torch._C._distributed_c10d.Backend, "set_timeout")
-    group = dist.new_group(timeout=None if later else limit)
-    if later:
-        group._get_backend(torch.device("cpu")).set_timeout(limit)
+    """In a group that works on with other messages, and had another timeout before."""
+    rank = begin(folder)
+    group = dist.new_group()
+    change = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # type: ignore[attr-defined]
+    change(timedelta(seconds=1), group)
     words = []
     if rank == 0:
         calls: list[Callable[[], object]] = [
