@@ -219,6 +219,9 @@ class AlgorithmImpl:
     ``waits``: ranks are in step where they exchange weights, so that in an elastic job they can agree which exchange
     counts. False: each joins exchanges at a moment of its own.
 
+    ``takes_sparse``: gradients of ``Embedding(sparse=True)`` may go beside the buckets, as their mean. False where each
+    gradient must be in a bucket, or is summed up. It has no meaning for weights.
+
     ``newcomers_take``: names of attributes, plain data, that a rank takes over which joins an elastic job: counters of
     steps, and what follows from them.
     """
@@ -227,6 +230,7 @@ class AlgorithmImpl:
     follows_arrival = True
     recuts = True
     waits = True
+    takes_sparse = True
     newcomers_take: tuple[str, ...] = ()
 
     def __init__(self, process_group: ProcessGroup) -> None:

@@ -21,7 +21,7 @@ class GradientAllReduceAlgorithmImpl(AlgorithmImpl):
     ) -> None:
         super().__init__(process_group)
         self.hierarchical = hierarchical
-        self.average = average
+        self.average = self.takes_sparse = average
         self.codec = Codec.of(codec)
         self.everywhere = everywhere
 

@@ -63,6 +63,8 @@ OptimizerType = TypeVar("OptimizerType", bound=FrozenAdam)
 class OneBitAdamAlgorithmImpl(AlgorithmImpl):
     """``OneBitAdamAlgorithm`` at work on one model."""
 
+    takes_sparse = False
+
     def __init__(
         self, process_group: ProcessGroup, optimizer: OneBitAdamOptimizer | None, codec: Codec | None, everywhere: bool
     ) -> None:

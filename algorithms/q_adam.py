@@ -18,6 +18,8 @@ MOMENTUM = "momentum"
 class QAdamAlgorithmImpl(AlgorithmImpl):
     """``QAdamAlgorithm`` at work on one model. ``optimizer`` is known when the model's optimizers are."""
 
+    takes_sparse = False
+
     def __init__(
         self,
         process_group: ProcessGroup,

@@ -117,6 +117,7 @@ class ZeroOneAdamAlgorithmImpl(PeriodicImpl):
     """``ZeroOneAdamAlgorithm`` at work on one model."""
 
     optimizer: ZeroOneAdamOptimizer
+    takes_sparse = False
 
     def __init__(
         self, process_group: ProcessGroup, optimizer: ZeroOneAdamOptimizer | None, codec: Codec | None

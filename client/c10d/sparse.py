@@ -1,5 +1,4 @@
-"""All-reduce of sparse tensors, which DDP needs for sparse gradients: all ranks gather the entries of all, and add them
-up."""
+"""All-reduce of sparse tensors, which DDP needs for sparse gradients."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ import torch
 from torch import distributed
 
 from bagua.torch_api.comm.communicator import Communicator
+from bagua.torch_api.comm.sparse import sum_of_sparse
 
 
 def check_sparse(tensor: torch.Tensor, op: Any) -> None:
@@ -23,22 +23,6 @@ def check_sparse(tensor: torch.Tensor, op: Any) -> None:
 
 def add_up(everyone: Communicator, tensor: torch.Tensor) -> None:
     """``tensor`` becomes the sum of all ranks', which have its shape and sparse dimensions."""
-    own = tensor.detach().coalesce()
-    counts = torch.empty(everyone.nranks(), dtype=torch.int64)
-    everyone.allgather(torch.tensor([own._nnz()]), counts)
-    most = int(counts.max())
-    places = _gathered(everyone, own.indices().t(), most)
-    values = _gathered(everyone, own.values(), most)
-    used = torch.cat([torch.arange(count) + rank * most for rank, count in enumerate(counts.tolist())])
-    total = torch.sparse_coo_tensor(places[used].t(), values[used], own.shape, check_invariants=False)
+    total = sum_of_sparse(everyone, tensor.detach().coalesce())
     with torch.no_grad():
-        tensor.copy_(total.coalesce())  # not what detach() gives: that would take the entries to itself
-
-
-def _gathered(everyone: Communicator, rows: torch.Tensor, most: int) -> torch.Tensor:
-    """Rows of all ranks, as if each had ``most``."""
-    mine = rows.new_zeros((most, *rows.shape[1:]))
-    mine[: len(rows)] = rows
-    whole = rows.new_empty((everyone.nranks() * most, *rows.shape[1:]))
-    everyone.allgather(mine, whole)
-    return whole
+        tensor.copy_(total)  # not what detach() gives: that would take the entries to itself

@@ -13,9 +13,11 @@ AREA = Area(
             "BG601",
             "A parameter or its gradient can't be exchanged",
             "The parameter has no shape yet, a dtype or device that can't be reduced, lies on another device than "
-            "the others, shares memory with another one, or gets sparse gradients.",
+            "the others, shares memory with another one, or gets sparse gradients in another way than by "
+            "`torch.nn.Embedding(sparse=True)`, or with an algorithm that can't take them. A buffer that is sparse, "
+            "quantised or without memory, and a part of a tensor that torch shards, can't be sent either.",
             "Run one forward pass before you wrap a lazy module, move the model to one device, use `sparse=False` "
-            "in embeddings, or put the parameter's name into the module's `_bagua_params_and_buffers_to_ignore`.",
+            "in embeddings, or put the name into the module's `_bagua_params_and_buffers_to_ignore`.",
         ),
         Entry(
             "BG602",

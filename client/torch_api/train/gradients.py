@@ -104,8 +104,9 @@ class Entry:
 def sparse_gradient(name: str, gradient: torch.Tensor) -> NotImplementedError:
     """The error for a gradient that is no dense tensor."""
     return NotImplementedError(
-        f"Parameter {name} got a sparse gradient ({gradient.layout}), which can't be reduced: make it with "
-        "sparse=False, or put the name into the module's _bagua_params_and_buffers_to_ignore. [BG601]"
+        f"Parameter {name} got a sparse gradient ({gradient.layout}), which nothing foretold: make it by "
+        "torch.nn.Embedding(sparse=True), or with sparse=False, or put the name into the module's "
+        "_bagua_params_and_buffers_to_ignore. [BG601]"
     )
 
 
@@ -338,6 +339,18 @@ class GradientReducer:
             sink.ready(bucket.name)
         if self._early:
             self._order.start_full(len(self.buckets) - 1)
+
+    @property
+    def touched(self) -> bool:
+        """Whether a gradient came in this pass."""
+        return self._touched
+
+    def touch(self) -> None:
+        """A gradient came that is in no bucket: the others are exchanged in this pass, too."""
+        if not self._touched:
+            self._touched = True
+            if self.before_exchange is not None:
+                self.before_exchange()
 
     def shadow(self) -> None:
         """This rank has no gradients, and others have: the next ``finish`` takes part in their exchange."""

@@ -40,7 +40,7 @@ from bagua.torch_api.train.model_state import ModelState
 from bagua.torch_api.train.module_hook import Mark, ModuleHook, beside_graphs
 from bagua.torch_api.train.newcomers import Newcomers
 from bagua.torch_api.train.optimizer_state import broadcast_optimizers
-from bagua.torch_api.train.parameters import ignored_names, trainable_parameters
+from bagua.torch_api.train.parameters import ignored_names, trainable_parameters, with_sparse_gradients
 from bagua.torch_api.train.recorder import recorder_of
 from bagua.torch_api.train.recut import Cuts, recut
 from bagua.torch_api.train.repeating_reducer import RepeatingReducer
@@ -48,6 +48,7 @@ from bagua.torch_api.train.replica_check import ReplicaCheck
 from bagua.torch_api.train.runner import Runner
 from bagua.torch_api.train.settling import settle
 from bagua.torch_api.train.shadowed import ShadowedModel
+from bagua.torch_api.train.sparse_gradients import SparseGradients, refuse_sparse
 from bagua.torch_api.train.tracer import Tracer
 from bagua.torch_api.train.tuner import Tuner
 from bagua.torch_api.train.uneven import Event, Uneven
@@ -137,6 +138,7 @@ class DistributedModel(Mark, ShadowedModel):
         self._synced = True
         self._begun = self._begins_after_step = False
         self._reducer: GradientReducer | None = None
+        self._sparse: SparseGradients | None = None
         self._tracer = self._session.keep(Tracer)
         self._tracer.add(self)
         self._recorder = recorder_of(self, self._session, len(self.process_group.hosts))
@@ -170,18 +172,29 @@ class DistributedModel(Mark, ShadowedModel):
     # At wrap time
 
     def bagua_build_params(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """(name, parameter) of all that is trained, in the order of registration; shared parameters once."""
+        """(name, parameter) of all that buckets exchange, in the order of registration; shared parameters once. Those
+        with sparse gradients are no part of it where gradients are exchanged."""
+        aside = {parameter for _, parameter in self.trained_beside_buckets()}
+        return [(name, parameter) for name, parameter in self.trained() if parameter not in aside]
+
+    def trained(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """The same of all that is trained."""
         return trainable_parameters(self.module, self.parameters_to_ignore)
+
+    def trained_beside_buckets(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """Those whose gradients are sparse, where gradients are exchanged."""
+        aside = with_sparse_gradients(self.module) if self.bagua_algorithm.exchanged == GRADIENT else ()
+        return [(name, parameter) for name, parameter in self.trained() if parameter in aside] if aside else []
 
     @property
     def params_in_use(self) -> set[str]:
         """Names of all that is trained."""
-        return {name for name, _ in self.bagua_build_params()}
+        return {name for name, _ in self.trained()}
 
     @property
     def autograd_graph_params(self) -> dict[str, torch.nn.Parameter]:
         """Trained parameters that have a gradient, by name: backward has reached them, on this rank or on another."""
-        return {name: parameter for name, parameter in self.bagua_build_params() if parameter.grad is not None}
+        return {name: parameter for name, parameter in self.trained() if parameter.grad is not None}
 
     @property
     def bagua_buckets(self) -> list[PlanBucket]:
@@ -229,6 +242,9 @@ class DistributedModel(Mark, ShadowedModel):
                 rearrange=self._layout.follow if recorded else None,
             )
         self._adding = adding
+        sparse = self.trained_beside_buckets()
+        refuse_sparse([name for name, _ in sparse], self.bagua_algorithm, False, adding)
+        self._sparse = SparseGradients(sparse, self._runner, self._reducer) if sparse else None
         self.use_uneven(self.uneven)
         self._install_hooks()
         if not alone:
@@ -258,7 +274,7 @@ class DistributedModel(Mark, ShadowedModel):
         else:
             self._release()
         self._group.barrier()  # memory that the ranks of this host gave back is there for all of them
-        broadcast_tensors([parameter for _, parameter in self.bagua_build_params()], self._session, self._group)
+        broadcast_tensors([parameter for _, parameter in self.trained()], self._session, self._group)
         if with_optimizers:
             broadcast_optimizers(self.bagua_optimizers, self._session, self._group)
         self._reset_algorithm()
@@ -278,9 +294,13 @@ class DistributedModel(Mark, ShadowedModel):
         add = self._handles.append
         add(self.module.register_forward_pre_hook(ModuleHook(self.module, self._before_forward)))
         add(self.module.register_forward_hook(ModuleHook(self.module, self._after_forward)))
-        parameters = self.bagua_build_params()
-        self._newcomers = Newcomers(self.module, self.parameters_to_ignore, [one for _, one in parameters])
+        trained, parameters = self.trained(), self.bagua_build_params()
+        self._newcomers = Newcomers(self.module, self.parameters_to_ignore, [one for _, one in trained])
         self._handles += self._newcomers.watch()
+        if self._sparse is not None:
+            for name, parameter in self.trained_beside_buckets():
+                hook = functools.partial(self._after_gradient, self._sparse.note, name)
+                add(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
         for name, parameter in parameters:
             if self._adding:
                 self._handles += self._earlier_results.watch(parameter)

@@ -33,7 +33,6 @@ def trainable_parameters(module: torch.nn.Module, ignored: frozenset[str]) -> li
         _check(name, parameter)
         found.append((name, parameter))
     _refuse_several_devices(found)
-    _refuse_sparse_gradients(module, {parameter: name for name, parameter in found})
     return found
 
 
@@ -88,14 +87,10 @@ def _refuse_several_devices(parameters: Sequence[tuple[str, torch.nn.Parameter]]
             )
 
 
-def _refuse_sparse_gradients(module: torch.nn.Module, names: dict[torch.Tensor, str]) -> None:
-    for child in module.modules():
-        if isinstance(child, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and child.sparse and child.weight in names:
-            raise NotImplementedError(
-                f"Parameter {names[child.weight]} gets sparse gradients (sparse=True), which can't be reduced: "
-                "make the embedding with sparse=False, or put its name into the module's "
-                "_bagua_params_and_buffers_to_ignore. [BG601]"
-            )
+def with_sparse_gradients(module: torch.nn.Module) -> set[torch.Tensor]:
+    """Parameters of embeddings that are told to have sparse gradients."""
+    kinds = torch.nn.Embedding, torch.nn.EmbeddingBag
+    return {child.weight for child in module.modules() if isinstance(child, kinds) and child.sparse}
 
 
 def refuse_changed(name: str, parameter: torch.Tensor, wrapped: torch.Tensor) -> None:

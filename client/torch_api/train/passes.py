@@ -18,6 +18,7 @@ from bagua.torch_api.train.guest import Guest
 from bagua.torch_api.train.module_hook import beside_graphs, tensors_in
 from bagua.torch_api.train.newcomers import Newcomers
 from bagua.torch_api.train.runner import Runner
+from bagua.torch_api.train.sparse_gradients import SparseGradients
 from bagua.torch_api.train.tracer import Tracer
 from bagua.torch_api.train.uneven import Uneven
 
@@ -39,6 +40,7 @@ class BackwardPasses:
     _tracer: Tracer
     _guest: Guest
     _reducer: GradientReducer | None
+    _sparse: SparseGradients | None
     _pass: BackwardPass | None
     _synced: bool
     _begun: bool
@@ -111,6 +113,8 @@ class BackwardPasses:
         self._synced = self.require_backward_grad_sync
         if self._reducer is not None:
             self._reducer.weigh()
+        if self._sparse is not None:
+            self._sparse.weigh()
         self._pass = BackwardPass(self._end_pass)
         self._tracer.backward(self, begin=True)
 
@@ -129,12 +133,18 @@ class BackwardPasses:
         late, self._begun = not self._begun, False
         if late and self.exchanged == WEIGHT:
             self._begin_late()
-        with torch.no_grad():
-            self._on_backward_end()
+        self._finish_exchange()
         if late and self.exchanged == GRADIENT:
             self._begins_after_step = True
             if not self.bagua_optimizers:
                 self._begin_late()
+
+    def _finish_exchange(self) -> None:
+        with torch.no_grad():
+            if self._sparse is None:
+                self._on_backward_end()
+            else:
+                self._sparse.finish_after(self._on_backward_end)
 
     def _begin_late(self) -> None:
         """Not while ranks have different numbers of batches: those without any would have to be told."""
@@ -149,6 +159,8 @@ class BackwardPasses:
         under_way = self._guest.abandon()
         if self._reducer is not None:
             under_way = self._reducer.abandon() or under_way
+        if self._sparse is not None:
+            self._sparse.abandon()
         if under_way and self._group.nranks() > 1:
             raise BaguaError(
                 "The last backward pass ended by an exception after part of its gradients had been exchanged. The "

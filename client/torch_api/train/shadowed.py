@@ -29,7 +29,7 @@ class ShadowedModel(BackwardPasses):
     _steps: BackwardSteps | None
     _adding: bool
     _begin_step: Callable[[Any], None]
-    bagua_build_params: Callable[[], list[tuple[str, torch.nn.Parameter]]]
+    trained: Callable[[], list[tuple[str, torch.nn.Parameter]]]
 
     @property
     def everyone(self) -> Communicator:
@@ -52,6 +52,11 @@ class ShadowedModel(BackwardPasses):
         return self._guest.idle
 
     @property
+    def has_buckets(self) -> bool:
+        """Whether any gradient is exchanged in a bucket."""
+        return self._reducer is not None
+
+    @property
     def _complete(self) -> bool:
         return self.uneven is None or self.uneven.complete
 
@@ -69,8 +74,9 @@ class ShadowedModel(BackwardPasses):
 
     def forget_gradients(self) -> None:
         """This rank has no batches left: gradients that it has not exchanged don't count."""
-        if self._reducer is not None:
-            self._reducer.forget()
+        for held in (self._reducer, self._sparse):
+            if held is not None:
+                held.forget()
 
     def shadow_forward(self, synced: bool) -> None:
         """Takes part in a forward pass of others."""
@@ -82,12 +88,13 @@ class ShadowedModel(BackwardPasses):
         event."""
         assert self._reducer is not None
         self._reducer.shadow()
-        with torch.no_grad():
-            self._on_backward_end()
+        if self._sparse is not None:
+            self._sparse.forget()
+        self._finish_exchange()
 
     def take_state_of(self, root: int, with_optimizers: bool) -> None:
         """Parameters, buffers and the state of optimizers become those of the rank at this position."""
-        parameters = [parameter for _, parameter in self.bagua_build_params()]
+        parameters = [parameter for _, parameter in self.trained()]
         broadcast_tensors([*parameters, *self._find_buffers()], self._session, self._group, root)
         if with_optimizers:
             broadcast_optimizers(self.bagua_optimizers, self._session, self._group, root)

@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 
 from bagua.algorithms import AlgorithmImpl
+from bagua.algorithms.plan import GRADIENT
 from bagua.base.errors import BaguaError, CommunicationError, ConfigError
 from bagua.torch_api.comm.communicator import Communicator
 
@@ -62,6 +63,11 @@ class Joinable(Protocol):
     @property
     def has_plain_buckets(self) -> bool:
         """Whether buckets hold the model's parameters alone."""
+        ...
+
+    @property
+    def has_buckets(self) -> bool:
+        """Whether any gradient is exchanged in a bucket."""
         ...
 
     def use_uneven(self, block: Uneven | None) -> None:
@@ -253,6 +259,10 @@ REFUSALS: Sequence[tuple[Callable[[Joinable], bool], str]] = (
     (
         lambda model: not model.has_plain_buckets,
         "its algorithm registers tensors of its own, as programs of the original do.",
+    ),
+    (
+        lambda model: model.bagua_algorithm.exchanged == GRADIENT and not model.has_buckets,
+        "all its gradients are sparse, or it has none. Make one of its embeddings with sparse=False.",
     ),
     (
         lambda model: any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in model.bagua_optimizers),

@@ -22,6 +22,7 @@ from bagua.torch_api.train.algorithm_choice import choose, describe_algorithm, r
 from bagua.torch_api.train.optimizer_state import broadcast_optimizers, check_optimizers
 from bagua.torch_api.train.parameters import canonical, check_descriptions, describe, shared_state
 from bagua.torch_api.train.runner import Runner
+from bagua.torch_api.train.sparse_gradients import refuse_sparse
 
 IN_DDP: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Module]] = weakref.WeakKeyDictionary()
 """Modules that torch's ``DistributedDataParallel`` wraps, and these wrappers, as far as we know of them."""
@@ -39,7 +40,10 @@ class Wrapped(Protocol):
     bagua_algorithm: AlgorithmImpl
     description: dict[str, object]
 
-    def bagua_build_params(self) -> list[tuple[str, torch.nn.Parameter]]: ...
+    @property
+    def steps_in_backward(self) -> bool: ...
+    def trained_beside_buckets(self) -> list[tuple[str, torch.nn.Parameter]]: ...
+    def trained(self) -> list[tuple[str, torch.nn.Parameter]]: ...
 
 
 def members_group(process_group: BaguaProcessGroup | None) -> BaguaProcessGroup:
@@ -91,7 +95,10 @@ def compare_ranks(model: Wrapped, algorithm: Algorithm | None, group: Communicat
         check_optimizers(model.bagua_optimizers, model.module)
         refuse_ddp(model.module)
         model.check_replicas = environment.get_check_replicas()
+        sparse = [name for name, _ in model.trained_beside_buckets()]
+        refuse_sparse(sparse, model.bagua_algorithm, model.steps_in_backward)
         return {
+            "sparse gradients": sparse,
             "algorithm": describe_algorithm(chosen),
             "bucket_bytes": model.bucket_bytes or environment.get_default_bucket_size(),
         }
@@ -112,7 +119,7 @@ def _compare(model: Wrapped, settings: Callable[[], dict[str, object]], group: C
         agreed = settings()
         model.description = describe(
             shared_state(model.module, model.parameters_to_ignore),
-            [name for name, _ in model.bagua_build_params()],
+            [name for name, _ in model.trained()],
             model.bagua_optimizers,
             agreed,
         )
@@ -129,7 +136,7 @@ def _compare(model: Wrapped, settings: Callable[[], dict[str, object]], group: C
 
 def find_device(model: Wrapped, runner: Runner) -> None:
     """A model on a CUDA device trains there. Raises on every rank if it can't on one."""
-    parameters = model.bagua_build_params()
+    parameters = model.trained()
     if not parameters or not PORT.cuda.holds(parameters[0][1]):
         return
     mistake: Exception | None = None

@@ -1,0 +1,128 @@
+"""Exchanges sparse gradients, those of ``Embedding(sparse=True)``: their mean over all ranks, as it is, after the
+buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from bagua.algorithms import AlgorithmImpl
+from bagua.algorithms.plan import GRADIENT
+from bagua.torch_api.comm.sparse import sum_of_sparse
+from bagua.torch_api.comm.transfer import ReduceOp
+from bagua.torch_api.train.gradients import GradientReducer
+from bagua.torch_api.train.runner import Runner
+
+ABSENT, SPARSE, DENSE = range(3)
+
+
+def refuse_sparse(
+    names: Sequence[str], algorithm: AlgorithmImpl, steps_in_backward: bool, adding: bool = False
+) -> None:
+    """Raises NotImplementedError if parameters of these names, which have sparse gradients, can't be trained so.
+    ``adding``: plans of buckets add gradients up."""
+    if not names:
+        return
+    if steps_in_backward:
+        why, remedy = "step_in_backward=True moves those alone whose gradients are dense", "leave step_in_backward out"
+    elif algorithm.exchanged == GRADIENT and (adding or not algorithm.takes_sparse):
+        why = f"{type(algorithm).__name__.removesuffix('Impl')}, as it is set, takes no means of them"
+        remedy = "choose gradient_allreduce with average=True, bytegrad, top_k or power_sgd"
+    else:
+        return
+    raise NotImplementedError(
+        f"Parameter {names[0]} gets sparse gradients (sparse=True), and {why}: {remedy}, make the embedding with "
+        "sparse=False, or put the name into the module's _bagua_params_and_buffers_to_ignore. [BG601]"
+    )
+
+
+class SparseGradients:
+    """Those of one wrapped model. In an elastic job they are a unit of their own: a rank that is lost between the
+    buckets and them has its part in the former alone, on all ranks that are left."""
+
+    def __init__(
+        self, parameters: Sequence[tuple[str, torch.nn.Parameter]], runner: Runner, reducer: GradientReducer | None
+    ) -> None:
+        """``reducer``: of the other gradients; None: there are none."""
+        self._parameters = [parameter for _, parameter in parameters]
+        self._runner = runner
+        self._reducer = reducer
+        self._touched = False  # a gradient came in this pass
+        self._weighed = runner.session.weighed  # as gradients are that have been accumulated
+
+    def note(self, *_: object) -> None:
+        """A gradient has been accumulated: this pass is exchanged, whatever else it reaches."""
+        self._touched = True
+        if self._reducer is not None:
+            self._reducer.touch()
+
+    def finish_after(self, finish_others: Callable[[], None]) -> None:
+        """Ends the pass: ``finish_others`` exchanges the gradients in buckets. Nothing here if no gradient came."""
+        due = self._touched or (self._reducer is not None and self._reducer.touched)
+        self._touched = False
+        finish_others()
+        if due and self._runner.everyone.nranks() > 1:
+            self._exchange()
+
+    def forget(self) -> None:
+        """No parameter has a gradient any more."""
+        self.abandon()
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def abandon(self) -> None:
+        """The pass has ended by an exception."""
+        self._touched = False
+
+    def weigh(self) -> None:
+        """See ``RepeatingReducer.weigh``."""
+        change, self._weighed = self._runner.session.weighed / self._weighed, self._runner.session.weighed
+        for parameter in self._parameters if change != 1.0 else ():
+            if parameter.grad is not None:
+                parameter.grad.detach().mul_(change)
+
+    def _exchange(self) -> None:
+        results: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+
+        def attempt() -> None:
+            self.weigh()
+            results[:] = self._results()
+
+        def show() -> None:
+            for parameter, result in results:
+                parameter.grad = result
+
+        self._runner.together(attempt, commit=show, steps=self._reducer is None)
+
+    def _results(self) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
+        """Each parameter that has a gradient on any rank, and the mean."""
+        everyone = self._runner.everyone
+        kinds = torch.tensor([_kind(parameter.grad) for parameter in self._parameters], device="cpu")
+        everyone.allreduce_inplace(kinds, ReduceOp.MAX)
+        factor = (1.0 if self._reducer is None else self._reducer.factor) / everyone.nranks()
+        found = []
+        for parameter, kind in zip(self._parameters, kinds.tolist(), strict=True):
+            if kind == ABSENT:
+                continue
+            own = parameter.grad.detach() if parameter.grad is not None else _none_of(parameter)
+            if kind == DENSE:  # another layer shares the weights
+                total = own.to_dense().clone()
+                everyone.allreduce_inplace(total, ReduceOp.SUM)
+            else:
+                rows = own if own.sparse_dim() == 1 else own.to_dense().to_sparse(1)
+                total = sum_of_sparse(everyone, rows.coalesce())
+            (total if kind == DENSE else total.values()).mul_(factor)  # mul_ of a sparse tensor leaves it uncoalesced
+            found.append((parameter, total))
+        return found
+
+
+def _kind(gradient: torch.Tensor | None) -> int:
+    if gradient is None:
+        return ABSENT
+    return SPARSE if gradient.layout is torch.sparse_coo else DENSE
+
+
+def _none_of(parameter: torch.Tensor) -> torch.Tensor:
+    """A sparse gradient without entries."""
+    return torch.zeros_like(parameter, memory_format=torch.contiguous_format).to_sparse(1)
