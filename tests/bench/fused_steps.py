@@ -116,7 +116,7 @@ def measure(tensors: int, elements: int, steps: int) -> list[dict[str, Any]]:
             for label in ("loop", "foreach"):
                 ratios = [turn[label] / turn["fused"] for turn in seconds] if label in trained else []
                 row[f"times as fast as {label}"] = round(statistics.median(ratios), 2) if ratios else None
-            row["fused"] = trained["fused"].optimizer._bagua_fused_count
+            row["fused"] = trained["fused"].optimizer._bagua_fused_optimizer.count
             rows.append(row)
     return rows
 

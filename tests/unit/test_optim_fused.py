@@ -51,9 +51,32 @@ def test_bits_of_the_plain_optimizer(name: str, keep: bool, lacking: bool) -> No
     for flags in FUSABLE[name]:
         plain, fused = pair(functools.partial(getattr(torch.optim, name), **{"lr": 0.01, **flags}))
         train(plain, fused, keep=keep, lacking=lacking)
-        assert fused._bagua_fused_count > 0
+        assert fused._bagua_fused_optimizer.count > 0
         if not lacking:
-            assert fused._bagua_fused_count == 16, fused._bagua_fused_optimizer.explain()
+            assert fused._bagua_fused_optimizer.count == 17, fused._bagua_fused_optimizer.explain()
+
+
+@pytest.mark.parametrize("name", FUSABLE)
+def test_tiny_parameters_of_any_size_are_fused_and_counted_as_in_the_original(name: str) -> None:
+    """The count grows with each group in each fused step, the first one included. Plain steps come in between."""
+    for flags in FUSABLE[name]:
+        made = []
+        for _ in range(2):
+            weights, biases = parameters(shapes=[(3, 2), (1, 3)]), parameters(shapes=[(3,), (1,)])
+            groups = [
+                {"params": weights, "weight_decay": 0.1},
+                {"params": biases},
+                {"params": parameters(shapes=[(4,)])},
+            ]
+            made.append(getattr(torch.optim, name)(groups, **{"lr": 0.01, **flags}))
+        plain, fused = made[0], fuse_optimizer(made[1])
+        for step in range(7):
+            gradients(step, members(plain))
+            gradients(step, members(fused), keep=step > 3)
+            plain.step()
+            fused.step() if step % 2 else fused.fuse_step()  # type: ignore[attr-defined]
+            assert differences(plain, fused) == [], f"step {step}"
+        assert fused._bagua_fused_count == 2 * 4 and fused._bagua_fused_optimizer.count == 4  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.complex64])
@@ -62,7 +85,7 @@ def test_bits_in_other_dtypes(name: str, dtype: torch.dtype) -> None:
     flags = FUSABLE[name][-1] if dtype is not torch.complex64 else {}
     plain, fused = pair(lambda groups: getattr(torch.optim, name)(groups, **{"lr": 0.01, **flags}), dtype)
     train(plain, fused)
-    assert fused._bagua_fused_count > 0
+    assert fused._bagua_fused_optimizer.count > 0
 
 
 @pytest.mark.parametrize("name", UNFUSABLE)
@@ -82,7 +105,7 @@ def test_others_step_plainly_and_say_why(name: str) -> None:
         plain.step(*[closure] * (closure is not None))
         optimizer.fuse_step(closure)
     assert all(map(torch.equal, members(plain), members(optimizer)))
-    assert optimizer._bagua_fused_count == 0
+    assert optimizer._bagua_fused_optimizer.count == 0
     (reason,) = optimizer._bagua_not_fused
     assert reason.startswith(UNFUSABLE[name]) and optimizer._bagua_not_fused[reason] == 3
 
@@ -90,7 +113,7 @@ def test_others_step_plainly_and_say_why(name: str) -> None:
 def test_flags_that_can_not_be_fused() -> None:
     plain, fused = pair(lambda groups: torch.optim.Adam(groups, fused=True))
     train(plain, fused, 2)
-    assert fused._bagua_fused_count == 0 and "torch's own kernel" in fused._bagua_fused_optimizer.explain()
+    assert fused._bagua_fused_optimizer.count == 0 and "torch's own kernel" in fused._bagua_fused_optimizer.explain()
     differentiable = fuse_optimizer(torch.optim.Adam([one.detach() for one in parameters()], differentiable=True))
     gradients(0, [one.requires_grad_() for one in members(differentiable)])
     for one in members(differentiable):
@@ -121,7 +144,7 @@ def test_state_dict_round_trips_in_both_directions() -> None:
         target.load_state_dict(saved(source))
     assert differences(into_plain, into_fused) == []
     train(into_plain, into_fused, 3, first=3)
-    assert into_fused._bagua_fused_count > 0
+    assert into_fused._bagua_fused_optimizer.count > 0
     fused.load_state_dict(saved(into_plain))  # into one that has blocks
     plain.load_state_dict(saved(into_plain))
     train(plain, fused, 3, first=6)
@@ -134,7 +157,7 @@ def test_a_resumed_optimizer_is_fused_from_the_first_step() -> None:
     again.load_state_dict(saved(plain))
     resumed.load_state_dict(saved(plain))
     train(again, resumed, 1)
-    assert resumed._bagua_fused_count > 0
+    assert resumed._bagua_fused_optimizer.count > 0
 
 
 def test_plain_and_fused_steps_in_turn() -> None:
@@ -167,7 +190,7 @@ def test_parameters_that_move_and_groups_that_come() -> None:
         first.data = first.data.clone()  # as model.to() does
         one.add_param_group({"params": parameters(shapes=[(7,), (7,), (33,)]), "lr": 0.3})
     train(plain, fused, 4, first=3)
-    assert fused._bagua_fused_count == 18
+    assert fused._bagua_fused_optimizer.count == 19
 
 
 def test_parameters_of_two_dtypes_after_a_change_of_dtype() -> None:
@@ -178,7 +201,7 @@ def test_parameters_of_two_dtypes_after_a_change_of_dtype() -> None:
             parameter.grad = None
             parameter.data = parameter.data.to(torch.bfloat16)
     train(plain, fused, 3, first=2)
-    assert fused._bagua_fused_count > 0
+    assert fused._bagua_fused_optimizer.count > 0
 
 
 # Memory
@@ -219,7 +242,7 @@ def test_hooks_see_the_optimizer_as_it_is() -> None:
     for step in range(3):
         gradients(step, members(optimizer))
         optimizer.fuse_step()  # type: ignore[attr-defined]
-    assert seen == ["before", "before", "after", "after"] * 3 and optimizer._bagua_fused_count == 3  # type: ignore[attr-defined]
+    assert seen == ["before", "before", "after", "after"] * 3 and optimizer._bagua_fused_optimizer.count == 3  # type: ignore[attr-defined]
 
 
 def test_schedulers_count_fused_steps() -> None:
@@ -246,7 +269,7 @@ def test_closures_of_torch_are_called_once_before_the_step() -> None:
 
             losses.append(make_step(closure))
         assert losses == [step, step] and differences(plain, fused) == []
-    assert fused._bagua_fused_count > 0
+    assert fused._bagua_fused_optimizer.count > 0
 
 
 def test_an_error_inside_the_step_leaves_the_optimizer_whole() -> None:

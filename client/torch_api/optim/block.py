@@ -14,7 +14,7 @@ from bagua.torch_api.optim.lanes import Lane, lies_alone
 
 
 class Block:
-    """Parameters of one group, of one size, dtype and kind of state, at least two.
+    """Parameters of one group, of one kind (``rules.kind``), at least two.
 
     State tensors of the parameters' shape are rows of a ``Lane``. Those without dimensions (``step``) lie side by side
     in one tensor. So the optimizer's own ``state`` always holds each parameter's state, and anybody may read it.
@@ -132,7 +132,7 @@ class Block:
         lane, end = self._gradients, begin + len(gradients)
         lane.fill(gradients, begin)
         places = [gradients[0].data_ptr(), gradients[-1].data_ptr()]
-        if places == self._kept:
+        if places == self._kept and gradients[0].data_ptr() != lane.rows[begin].data_ptr():
             for parameter, row in zip(self.parameters[begin:end], lane.rows[begin:end], strict=True):
                 parameter.grad = row
         self._kept = places

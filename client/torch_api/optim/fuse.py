@@ -17,9 +17,9 @@ def fuse_optimizer(
     """Gives an optimizer ``fuse_step``, which steps many small parameters in one kernel call. Returns the optimizer.
 
     ``optimizer.fuse_step(closure=None)`` does what ``optimizer.step(closure)`` does, with the same bits, hooks and
-    schedulers; both may be called in turn. Parameters of equal size lie in one tensor, and so do their gradients and
-    states. ``optimizer.state``, ``state_dict`` and ``load_state_dict`` are those of the plain optimizer, before and
-    after ``with_bagua``. Gradients in Bagua's buckets are used where they lie.
+    schedulers; both may be called in turn. Parameters of equal size (those of less than 32 bytes: of any) lie in one
+    tensor, and so do their gradients and states. ``optimizer.state``, ``state_dict`` and ``load_state_dict`` are those
+    of the plain optimizer, before and after ``with_bagua``. Gradients in Bagua's buckets are used where they lie.
 
     It fuses parameters that take steps element by element: with torch's Adadelta, Adagrad, Adam, AdamW, Adamax, ASGD,
     NAdam, RAdam, RMSprop, Rprop and SGD. An optimizer of your own is tried: in its fused steps 1, 2, 4, 8 and so on
@@ -33,9 +33,10 @@ def fuse_optimizer(
         check_flatten: Each step checks that parameters and states are still where they were, and follows if not
             (after ``load_state_dict``, ``model.to``, new groups). False saves that time; then they must not change.
 
-    Attributes that it adds: ``_bagua_fused_count`` (parameters that the last step fused), ``_bagua_not_fused`` (number
-    of others by reason), ``_bagua_fused_optimizer`` (the fused tensors; ``explain()`` says both in words). The logger
-    "bagua" tells changes at INFO.
+    Attributes that it adds: ``_bagua_fused_count`` (as in the original: grows by one for each group of which a
+    ``fuse_step`` has fused parameters), ``_bagua_not_fused`` (number of parameters that the last one did not fuse, by
+    reason), ``_bagua_fused_optimizer`` (the fused tensors; ``count``: parameters that the last one fused; ``explain()``
+    says it in words). The logger "bagua" tells changes at INFO.
 
     Raises TypeError for another object, RuntimeError if the optimizer has been fused already.
     """
@@ -61,7 +62,7 @@ def fuse_step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | Non
         )
     fusion: Fusion = optimizer._bagua_fused_optimizer  # type: ignore[attr-defined]
     found = fusion.step(closure)
-    optimizer._bagua_fused_count = fusion.count  # type: ignore[attr-defined]
+    optimizer._bagua_fused_count = fusion.steps_of_groups  # type: ignore[attr-defined]
     optimizer._bagua_not_fused = dict(fusion.reasons)  # type: ignore[attr-defined]
     return found
 

@@ -33,8 +33,9 @@ SHORT_RUN = 8  # rows; gradients of shorter runs in a bucket are copied: a kerne
 
 
 class Fusion:
-    """``count``: parameters that the last ``step`` moved as rows of shared tensors. ``reasons``: why others are not
-    fused, and how many for each reason.
+    """``count``: parameters that the last ``step`` moved as rows of shared tensors. ``steps_of_groups``: one for each
+    step of each group in which it moved any, and for the steps before, which made their state. ``reasons``: why others
+    are not fused, and how many for each reason.
 
     The trick is the original's: the optimizer's own step runs over other parameters, each of which is many. It is the
     same object with the same groups, so that learning rates, flags, hooks, schedulers and attributes of its own count.
@@ -43,6 +44,8 @@ class Fusion:
     def __init__(self, optimizer: torch.optim.Optimizer, do_flatten: bool = True, check_flatten: bool = True) -> None:
         self.optimizer = optimizer
         self.count = 0
+        self.steps_of_groups = 0
+        self._prepared: Counter[int] = Counter()  # by group, steps that have made states alone
         self.reasons: Counter[str] = Counter()
         self.blocks: list[Block] = []
         self._moves = do_flatten
@@ -220,8 +223,16 @@ class Fusion:
         self.count = sum(part.end - part.begin for part in parts)
         self._steps += self.count > 0
         new = [one for one in self._rest if id(one) not in self._stepped]
+        self._count_groups({part.block.group for part in parts}, set(map(id, new)))
         self._stepped.update(map(id, new))
         self._stale = self._stale or bool(new)
+
+    def _count_groups(self, fused: set[int], new: set[int]) -> None:
+        for group in fused:
+            self.steps_of_groups += 1 + self._prepared.pop(group, 0)
+        for group, alone in enumerate(self._alone):
+            if new and group not in fused and not new.isdisjoint(map(id, alone)):
+                self._prepared[group] += 1
 
     def _step_again(self, parts: Sequence[Part], witness: Witness) -> None:
         """The optimizer can't be fused: parameters of this step's parts make it once more, each by itself."""
@@ -298,13 +309,15 @@ def _divide(parameters: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
     strided = all(one.layout is torch.strided for one in lying)
     if not strided or all(map(lies_alone, lying)):
         lying = list(parameters)
-    runs = [[index] for index in range(len(lying))] if all(map(lies_alone, lying)) else regular_runs(lying)
+    largest = max(one.numel() for one in parameters)
+    scattered = all(map(lies_alone, lying)) or any(one.numel() < largest for one in parameters)
+    runs = [[index] for index in range(len(lying))] if scattered else regular_runs(lying)
     kept = [run for run in runs if len(run) >= SHORT_RUN]
     rest = sorted(index for run in runs if len(run) < SHORT_RUN for index in run)
     most = len(parameters)
     if parameters[0].device.type == "cpu":
         bound = CACHED_ELEMENTS if torch.get_num_threads() == 1 else SERIAL_ELEMENTS
-        most = max(1, bound // parameters[0].numel())
+        most = max(1, bound // largest)
     return [
         [parameters[index] for index in run[begin : begin + most]]
         for run in [*kept, rest]

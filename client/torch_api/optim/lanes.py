@@ -1,4 +1,4 @@
-"""Tensors of equal size, one of each parameter, as the rows of one tensor: shared memory, or a copy."""
+"""Tensors, one of each parameter, as the rows of one tensor: shared memory, or a copy."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ALIGNMENT = 64  # bytes
 
 
 class Lane:
-    """Memory for rows. ``flat``: (rows, elements of a parameter). ``rows``: the same memory in the parameters' shapes
-    and strides. ``gap``: rows lie apart.
+    """Memory for rows. ``flat``: (rows, elements of the largest parameter); what is left of a row is nobody's.
+    ``rows``: the same memory in the parameters' shapes and strides. ``gap``: rows lie apart.
 
     The gap keeps torch from seeing one long row; one operand with gaps is enough. So an operation runs over each row as
     it would over the parameter alone, with the same vectors and the same rest. Its bits are the same also where
@@ -25,7 +25,8 @@ class Lane:
     def __init__(
         self, parameters: Sequence[torch.Tensor], dtype: torch.dtype, device: torch.device, gap: bool = True
     ) -> None:
-        self._length = parameters[0].numel()
+        self._length = max(one.numel() for one in parameters)
+        self._even = all(one.numel() == self._length for one in parameters)
         self._contiguous = all(one.is_contiguous() for one in parameters)
         self._strides = [parameter.stride() for parameter in parameters]
         whole = ALIGNMENT // dtype.itemsize
@@ -54,7 +55,10 @@ class Lane:
         self, tensors: Sequence[torch.Tensor], begin: int = 0, places: list[int] | None = None
     ) -> torch.Tensor | None:
         """``tensors`` as rows of one tensor, without a copy: their memory lies at equal distances, in the strides of
-        the parameters from ``begin`` on. None where it does not. ``places``: their addresses, if they are known."""
+        the parameters from ``begin`` on. None where it does not, and where sizes differ: what lies behind a smaller one
+        may be somebody's. ``places``: their addresses, if they are known."""
+        if not self._even:
+            return None
         first, size, rows = tensors[0], tensors[0].element_size(), len(tensors)
         begins = first.data_ptr()
         distance = tensors[1].data_ptr() - begins if rows > 1 else self._length * size

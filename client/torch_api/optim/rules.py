@@ -15,6 +15,10 @@ CACHED_ELEMENTS = 131072  # a block on one thread: more would leave the cache be
 LARGEST = SERIAL_ELEMENTS // 2
 """Elements of a parameter on the CPU above which a kernel call of its own costs little beside its work."""
 
+TINY_BYTES = 32
+"""Fewer fit into no two vectors of any processor, so torch's loops take such rows element by element, however long
+they are: their bits don't depend on the row's length."""
+
 _WHOLE = {
     "LBFGS": "LBFGS flattens all parameters itself, and calls its closure several times",
     "SparseAdam": "SparseAdam works on sparse gradients, which have no place in a flat tensor",
@@ -87,9 +91,11 @@ def _fits(value: torch.Tensor, parameter: torch.Tensor) -> bool:
 
 
 def kind(parameter: torch.Tensor, state: dict[str, Any]) -> tuple[Any, ...]:
-    """Parameters of one kind can share a tensor."""
+    """Parameters of one kind can share a tensor: those of one size, dtype and kind of state, and tiny ones."""
     states = tuple(
         (name, value.dtype, value.dim() == 0, value.device) if isinstance(value, torch.Tensor) else (name,)
         for name, value in sorted(state.items())
     )
-    return parameter.numel(), parameter.dtype, parameter.device, states
+    widest = max([parameter.itemsize, *(value.itemsize for value in state.values() if isinstance(value, torch.Tensor))])
+    tiny = parameter.numel() * widest < TINY_BYTES
+    return 0 if tiny else parameter.numel(), parameter.dtype, parameter.device, states

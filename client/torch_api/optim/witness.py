@@ -74,7 +74,7 @@ def _is_row(value: Any, leaf: torch.Tensor) -> bool:
 def _like(parameter: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
     """A copy of a row in the shape and strides of its parameter."""
     made = torch.empty_strided(parameter.shape, parameter.stride(), dtype=row.dtype, device=row.device)
-    made.as_strided((row.numel(),), (1,)).copy_(row)
+    made.as_strided((made.numel(),), (1,)).copy_(row[: made.numel()])
     return made
 
 
@@ -90,5 +90,5 @@ def _same(one: torch.Tensor, row: torch.Tensor) -> bool:
     """Bits, where NaN is NaN."""
     flat = one.detach()
     flat = flat.as_strided((flat.numel(),), (1,)) if flat.dim() else flat
-    other = row.reshape(flat.shape)
+    other = row[: flat.numel()] if flat.dim() else row
     return bool(((flat == other) | ((flat != flat) & (other != other))).all())

@@ -67,7 +67,7 @@ def fused_before_and_after_wrapping() -> None:
             if not before:
                 fuse_optimizer(optimizer)
             train(model, optimizer, range(3), "fuse_step")
-            assert optimizer._bagua_fused_count == 24
+            assert optimizer._bagua_fused_optimizer.count == 24
             wrap(model, optimizer)  # once more, in the middle
             train(model, optimizer, range(3, 5), "fuse_step")
             check_same(model, wanted)
@@ -83,7 +83,7 @@ def fused_where_weights_are_exchanged() -> None:
         model.with_bagua([optimizer], Algorithm.init("decentralized"))
         train(model, optimizer, range(5), step)
         trained.append(model)
-    assert optimizer._bagua_fused_count == 24  # type: ignore[attr-defined]
+    assert optimizer._bagua_fused_optimizer.count == 24  # type: ignore[attr-defined]
     check_same(*trained)
 
 
@@ -98,7 +98,7 @@ def fused_qadam_through_its_warm_up() -> None:
         model.with_bagua([optimizer], Algorithm.init("qadam"))
         train(model, optimizer, range(7), step)
         trained.append(model)
-    assert optimizer._bagua_fused_count == 24  # type: ignore[attr-defined]
+    assert optimizer._bagua_fused_optimizer.count == 24  # type: ignore[attr-defined]
     check_same(*trained)
 
 
