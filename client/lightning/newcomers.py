@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DistributedSampler
 
 from bagua.base.errors import ConfigError
 from bagua.torch_api.comm.plain_data import decode, encode
@@ -126,10 +125,3 @@ def _counters(loop: Any, before: str = "") -> Iterator[tuple[str, Any]]:
             yield before + name, held
         elif hasattr(held, "restarting"):  # a loop
             yield from _counters(held, f"{before}{name}.")
-
-
-def share_out(sampler: DistributedSampler[Any], ranks: int, rank: int) -> None:
-    """The sampler's next epoch is shared out among so many ranks."""
-    epoch = sampler.epoch
-    DistributedSampler.__init__(sampler, sampler.dataset, ranks, rank, sampler.shuffle, sampler.seed, sampler.drop_last)
-    sampler.set_epoch(epoch)

@@ -18,10 +18,11 @@ from bagua.algorithms import Algorithm, AsyncModelAverageAlgorithm
 from bagua.base.algorithm_choice import parse
 from bagua.base.errors import ConfigError
 from bagua.lightning.environment import is_rank
-from bagua.lightning.newcomers import EpochLoader, FitState, share_out
+from bagua.lightning.newcomers import EpochLoader, FitState
 from bagua.lightning.wrapped import StepModule
 from bagua.torch_api.compat.distributed_data_parallel import to_bagua_process_group
 from bagua.torch_api.data.elastic_loader import ElasticLoader
+from bagua.torch_api.data.torch_samplers import share_out
 from bagua.torch_api.join.session import current
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bagua.torch_api.compat.backend import Backend
 from bagua.torch_api.compat.registered_tensors import RegisteredTensors
 from bagua.torch_api.compat.torch_join import JoinableModel
+from bagua.torch_api.data.torch_samplers import follow
 from bagua.torch_api.train.model import DistributedModel
 
 
@@ -16,6 +17,7 @@ class BaguaDistributedDataParallel(DistributedModel, JoinableModel):
         return self
 
     def _new_guest(self) -> RegisteredTensors:
+        follow(self._session)
         return RegisteredTensors(self, self._runner)
 
     @property

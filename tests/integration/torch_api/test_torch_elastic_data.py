@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
@@ -14,7 +15,7 @@ import pytest
 import torch
 from rig.engine_hosts import Ranks
 from rig.faults import VARIABLE, Fault, start_beside
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import bagua.torch_api as bagua
 from bagua.base.errors import BaguaError
@@ -218,3 +219,92 @@ def rank_uneven() -> str:
 def test_ranks_that_take_different_numbers_of_batches_are_told(ranks: Ranks) -> None:
     words = "Ranks took 1 to 2 batches of their ElasticSamplers for one training step"
     assert all(words in text for text in ranks.run(rank_uneven, 2, elastic=True))
+
+
+def rank_train_with_torchs_sampler(workers: int = 0, given: bool = False) -> dict[str, Any]:
+    """A loop for torch's DDP, with a validation after each epoch. ``given``: ranks are arguments of the sampler."""
+    bagua.init_process_group()
+    member = current().membership.member
+    place = {"num_replicas": bagua.get_world_size(), "rank": bagua.get_rank()} if given else {}
+    sampler = DistributedSampler(dataset(), **place)
+    options = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
+    loader = DataLoader(dataset(), 3, sampler=sampler, **options)
+    validation = DataLoader(dataset(), 3, sampler=DistributedSampler(dataset(), shuffle=False, **place))
+    model = seeded(wide_mlp)
+    optimizer = sgd(model)
+    wrap(model, optimizer)
+    fault = Fault(lambda: model.bagua_buckets)
+    step, seen, lengths = 0, [], []
+    with Path(os.environ[FOLDER], str(member)).open("a") as record:
+        for epoch in range(EPOCHS + 1):
+            sampler.set_epoch(epoch)
+            lengths.append((len(loader), step))
+            for inputs, indices in loader:
+                fault.step = step
+                print(epoch, step, *indices.tolist(), file=record, flush=True)
+                optimizer.zero_grad()
+                fault.at("before")
+                model(inputs).square().mean().backward()
+                fault.at("committed")
+                optimizer.step()
+                step += 1
+            seen.append([index for _, indices in validation for index in indices.tolist()])
+    flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return {"flat": flat, "steps": step, "seen": seen, "lengths": lengths, "sampler": list(sampler)}
+
+
+@pytest.mark.parametrize(
+    ("kills", "arguments"),
+    [
+        ("", {}),
+        ("1:0:0:before", {}),
+        ("0:1:0:submitted 2:3:0:committed", {"given": True}),  # also the last step of the epoch
+        ("2:3:0:flags", {}),
+        ("3:2:0:ready", {"workers": 2}),
+        ("1:3:0:heard", {}),
+        ("1:4:0:before 2:7:0:before", {}),  # in two epochs
+    ],
+)
+def test_torchs_sampler_loses_nothing_but_in_the_last_epoch(
+    ranks: Ranks, tmp_path: Path, kills: str, arguments: dict[str, Any]
+) -> None:
+    environment = {VARIABLE: kills, FOLDER: str(tmp_path), "BAGUA_DEFAULT_BUCKET_SIZE": "3000"}
+    ranks.start(rank_train_with_torchs_sampler, nprocs=4, elastic=True, environment=environment, **arguments)
+    ranks.wait(90.0)
+    killed = {int(kill.split(":")[0]): int(kill.split(":")[1]) for kill in kills.split()}
+    results = [one.result() for one in ranks.started if one.rank not in killed]
+    for one in results:
+        assert torch.equal(one["flat"], results[0]["flat"])
+        assert (one["steps"], one["lengths"]) == (results[0]["steps"], results[0]["lengths"])
+    for (length, begin), (_, end) in itertools.pairwise(results[0]["lengths"]):
+        assert length == end - begin, results[0]["lengths"]
+    # The step in which a member was killed may have been committed with it, or repeated without.
+    possible = []
+    for choice in itertools.product(range(2), repeat=len(killed)):
+        ends = {member: step + more for (member, step), more in zip(killed.items(), choice, strict=True)}
+        rows = (used(tmp_path, member, ends.get(member, 10**9)) for member in range(4))
+        possible.append(Counter(itertools.chain.from_iterable(rows)))
+    assert any(min(seen[index] for index in range(SAMPLES)) > EPOCHS for seen in possible), possible
+    validated = Counter(index for one in results for index in one["seen"][-1])
+    assert set(validated) == set(range(SAMPLES)) and sum(validated.values()) < SAMPLES + 4
+    if not killed:
+        plain = DistributedSampler(dataset(), 4, 0)
+        rows = [line.split() for line in (tmp_path / "0").read_text().splitlines()]
+        for epoch in range(EPOCHS + 1):
+            plain.set_epoch(epoch)
+            assert [int(index) for row in rows if row[0] == str(epoch) for index in row[2:]] == list(plain)
+
+
+def rank_outside() -> list[list[int]]:
+    """A sampler for other ranks than those of the job, and one behind the job's end, are torch's own."""
+    bagua.init_process_group()
+    wrap(seeded(wide_mlp))
+    pairs = DistributedSampler(dataset(), 2, bagua.get_rank() % 2)
+    found = [list(pairs)]
+    bagua.destroy_process_group()
+    return [*found, list(DistributedSampler(dataset(), 3, bagua.get_rank()))]
+
+
+def test_other_samplers_are_left(ranks: Ranks) -> None:
+    for rank, found in enumerate(ranks.run(rank_outside, 3, elastic=True)):
+        assert found == [list(DistributedSampler(dataset(), 2, rank % 2)), list(DistributedSampler(dataset(), 3, rank))]
