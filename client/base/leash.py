@@ -13,8 +13,11 @@ MAX_BYTES = 64 << 10
 CLUSTER_SOCKET = "cluster.sock"
 """Beside the daemon's socket for ranks: processes of an ephemeral cluster's host show there that they live, and ask for
 jobs."""
-JOINED = {"joined": True}
-"""From the rank that started the service: it has joined its job, and the service lives on without it."""
+JOINED = "joined"
+"""From rank 0 of several hosts: it has joined the job of that id, which may outlast this host's processes."""
+SLOTS = 4_096
+"""Of each node of an ephemeral cluster: further worlds may be larger, or several at once, and it is not for us to count
+them."""
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

@@ -23,7 +23,7 @@ from bagua.enroll.exchange import Applicant, Grant
 def main() -> None:
     """Ends with code 1 if the rank that started it ends before, or if the host can't join; the rank is told why."""
     parser = argparse.ArgumentParser()
-    for name, kind in (("leash", int), ("host", int), ("slots", int), ("context", str), ("master-addr", str)):
+    for name, kind in (("leash", int), ("host", int), ("context", str), ("master-addr", str)):
         parser.add_argument(f"--{name}", type=kind, required=True)
     given = parser.parse_args()
     rank = socket.socket(fileno=given.leash)
@@ -35,7 +35,7 @@ def main() -> None:
         answer = leash.receive(rank)
         if answer is None:
             raise ServiceError("The rank that started this process has gone. [BG910]")
-        command = _prepare(applicant, applicant.finish(answer["welcome"]), given.slots)
+        command = _prepare(applicant, applicant.finish(answer["welcome"]))
     except BaguaError as error:
         _tell(rank, str(error))
         raise SystemExit(f"error: {error}") from None
@@ -45,7 +45,7 @@ def main() -> None:
     os.execv(sys.executable, [*command, "--leash", str(rank.fileno()), "--ready-fd", str(ready)])
 
 
-def _prepare(applicant: Applicant, grant: Grant, slots: int) -> list[str]:
+def _prepare(applicant: Applicant, grant: Grant) -> list[str]:
     """Writes what the daemon needs into a folder of its own; returns the daemon's command. Raises ConfigError."""
     state = StateFolder()
     state.hand_on()  # locked as long as the daemon lives
@@ -60,7 +60,7 @@ def _prepare(applicant: Applicant, grant: Grant, slots: int) -> list[str]:
         write_private(path, data)
     return [
         *(sys.executable, "-P", "-m", "bagua.daemon.node", "--coordinator", grant.coordinator),
-        *("--node-id", grant.node_id, "--name", grant.node_id, "--slots", str(slots)),
+        *("--node-id", grant.node_id, "--name", grant.node_id, "--slots", str(leash.SLOTS)),
         *("--data-host", own_address(grant.coordinator), "--state-dir", str(state.path)),
         *("--token-file", str(token), "--tls", str(files.ca.parent), "--exit-when-idle", "5"),
     ]

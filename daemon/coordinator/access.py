@@ -127,7 +127,7 @@ def decide(caller: Identity, rule: Rule, job_id: str | None = None, job: Owned |
     if rule.about not in (About.JOB_SEEN, About.JOB_CHANGED) or job_id is None:
         return Verdict.YES
     if caller.scope is not None:
-        return Verdict.YES if caller.scope.job_id == job_id else Verdict.SCOPE
+        return Verdict.YES if caller.scope.covers(job_id) else Verdict.SCOPE
     if caller.namespace != EVERYWHERE and (job is None or job.namespace != caller.namespace):
         return Verdict.HIDDEN
     changes = rule.about is About.JOB_CHANGED and caller.role is not Role.ADMIN

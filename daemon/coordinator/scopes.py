@@ -10,7 +10,7 @@ from bagua.daemon.coordinator.identity import CURRENT
 def check_job(job_id: str) -> None:
     """Raises ForbiddenError if this call may say or ask nothing of that job."""
     scope = CURRENT.get().scope
-    if scope is not None and scope.job_id != job_id:
+    if scope is not None and not scope.covers(job_id):
         raise ForbiddenError(f"This token is good for job {scope.job_id} alone, not for {job_id[:64]!r}. [BG805]")
 
 

@@ -272,9 +272,9 @@ class Coordinator:
         task.add_done_callback(check)
         self._closers.push_async_callback(end)
 
-    async def submit(self, spec: common_pb2.JobSpec) -> str:
-        """The id of a new job of the process that holds this coordinator. Raises InvalidRequestError."""
-        return (await self._service.submit(checked_spec(spec), "")).job_id
+    async def submit(self, spec: common_pb2.JobSpec, job_id: str) -> None:
+        """A new job of the process that holds this coordinator. Raises InvalidRequestError."""
+        await self._service.submit(checked_spec(spec), "", job_id)
 
     async def ended(self, job_id: str) -> None:
         """Returns when the job has ended. Raises UnavailableError if the coordinator stops before."""

@@ -3,9 +3,9 @@
 The first rank starts this process in a session of its own. It holds the coordinator, and has one node daemon as a
 child. It submits a job whose ranks join by themselves, and tells the rank where.
 
-On one host the cluster serves as many such jobs as its processes ask for, one after the other or at once, and ends with
-the last of these processes (``users.py``). Of several hosts it admits the others, whose messages the rank carries
-(``admission.py``), and ends with the job; or with the rank, if that ends before it has joined.
+The cluster serves as many such jobs as its processes ask for, one after the other or at once, and ends with the last of
+these processes on this host (``users.py``). Of several hosts it admits the others, whose messages the rank carries
+(``admission.py``), and stays until jobs in which they may still be are over.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ def _run(starter: socket.socket, nnodes: int, nproc_per_node: int, admission: Ad
     """Raises ServiceError, ConfigError."""
     state = StateFolder()
     try:
-        with NodeProcess(state.path, nproc_per_node, admission) as node:
+        with NodeProcess(state.path, admission) as node:
             # The coordinator's modules take longer than the start of the daemon, which goes on beside.
             from bagua.daemon.coordinator.event_loop import EventLoop
             from bagua.daemon.ephemeral.cluster import Cluster
 
             with asyncio.Runner(loop_factory=EventLoop) as runner:
-                runner.run(Cluster(state.path, node, admission).serve(starter, nnodes, nproc_per_node))
+                runner.run(Cluster(state.path, node, nnodes, admission).serve(starter, nproc_per_node))
     finally:
         state.remove()
 

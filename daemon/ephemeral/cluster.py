@@ -11,8 +11,10 @@ from typing import Any
 
 from bagua.base import leash
 from bagua.base.errors import ServiceError
+from bagua.base.scope import following
 from bagua.base.security import read_token
 from bagua.daemon.coordinator.server import Coordinator
+from bagua.daemon.coordinator.service import new_job_id
 from bagua.daemon.coordinator.settings import make_settings
 from bagua.daemon.ephemeral.admission import Admission
 from bagua.daemon.ephemeral.node_process import NodeProcess
@@ -32,10 +34,11 @@ the processes of the cluster end before, it does not wait."""
 class Cluster:
     """Serves the processes that use it, from the first one to the end of the last."""
 
-    def __init__(self, state: Path, node: NodeProcess, admission: Admission | None) -> None:
+    def __init__(self, state: Path, node: NodeProcess, nnodes: int, admission: Admission | None) -> None:
         """``admission``: of the other hosts; None: there is one host."""
         configure_logging(as_json=False)
         self._node = node
+        self._nnodes = nnodes
         self._admission = admission
         self._coordinator = Coordinator(
             make_settings(
@@ -49,16 +52,19 @@ class Cluster:
         )
         self._token_file = state / "token"
         self._socket = ""  # of the node daemon, for ranks
+        self._first_job = ""
+        self._further_jobs = 0
+        self._joined: list[str] = []  # jobs of several hosts in which rank 0 is, or was
 
-    async def serve(self, starter: socket.socket, nnodes: int, nproc_per_node: int) -> None:
+    async def serve(self, starter: socket.socket, nproc_per_node: int) -> None:
         """Raises ServiceError if it can't start, or a part of it ends."""
         stopped = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
         users = Users(self._answer)
         await self._coordinator.start()
         parts = (
-            self._work(users, starter, nnodes, nproc_per_node),
-            users.gone(),
+            self._work(users, starter, nproc_per_node),
+            self._until_left(users),
             stopped.wait(),
             self._watch_node(),
             self._coordinator.serve(),
@@ -79,36 +85,50 @@ class Cluster:
             await asyncio.gather(*ends, return_exceptions=True)
             await self._coordinator.close()
 
-    async def _work(self, users: Users, starter: socket.socket, nnodes: int, nproc_per_node: int) -> None:
+    async def _work(self, users: Users, starter: socket.socket, nproc_per_node: int) -> None:
         """From the first job to the end of the cluster."""
         self._socket = await asyncio.to_thread(self._node.begin, self._coordinator.address)
-        job_id = await self._submit(nnodes, nproc_per_node)
-        if self._admission is None:
-            users.listen(Path(self._socket).with_name(leash.CLUSTER_SOCKET))
-        else:
+        job_id = await self._submit(nproc_per_node)
+        users.listen(Path(self._socket).with_name(leash.CLUSTER_SOCKET))
+        if self._admission is not None:
             self._admission.open(self._coordinator.address, read_token(self._token_file), job_id)
         await send(starter, {"job_id": job_id, "socket": self._socket})
         gc.enable()
-        await (users.gone() if self._admission is None else self._coordinator.ended(job_id))
+        await self._until_left(users)
+
+    async def _until_left(self, users: Users) -> None:
+        """Until no process of this host is left, nor a job that those of other hosts may be in."""
+        await users.gone()
+        for job_id in self._joined:
+            await self._coordinator.ended(job_id)
 
     async def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
         """Raises ServiceError, ConfigError."""
-        if self._admission is not None:
+        if leash.JOINED in message:
+            self._joined.append(str(message[leash.JOINED]))
+            return {}
+        if self._admission is not None and "hello" in message:
             return {"welcome": self._admission.answer(int(message["host"]), str(message["hello"]))}
-        return {"job_id": await self._submit(1, int(message["ranks"])), "socket": self._socket}
+        return {"job_id": await self._submit(int(message["ranks"]))}
 
-    async def _submit(self, nnodes: int, nproc_per_node: int) -> str:
+    async def _submit(self, nproc_per_node: int) -> str:
+        if self._first_job:
+            self._further_jobs += 1
+            job_id = following(self._first_job, self._further_jobs)
+        else:
+            job_id = self._first_job = new_job_id()
         spec = common_pb2.JobSpec(
             name="adopted",
             entry="(joins by itself)",
-            nnodes=nnodes,
+            nnodes=self._nnodes,
             nproc_per_node=nproc_per_node,
             adopt=True,
             placement_timeout_s=PLACEMENT_PATIENCE_S,
             join_timeout_s=JOIN_PATIENCE_S,
             stop_grace_s=2.0,
         )
-        return await self._coordinator.submit(spec)
+        await self._coordinator.submit(spec, job_id)
+        return job_id
 
     async def _watch_node(self) -> None:
         raise ServiceError(f"{await asyncio.to_thread(self._node.describe_end)} [BG910]")

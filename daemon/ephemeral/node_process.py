@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from bagua.daemon.ephemeral.admission import Admission
 
 NAME = "node-00000"
-SLOTS = 4_096
-"""Worlds of one host may be larger than the first one, and several at once: it is not for us to count them."""
 START_DEADLINE_S = 240.0
 STOP_DEADLINE_S = 4.0
 
@@ -23,15 +21,13 @@ STOP_DEADLINE_S = 4.0
 class NodeProcess:
     """Starts at once, and waits for the coordinator's address. Leaving the context ends it."""
 
-    def __init__(self, state: Path, nproc_per_node: int, admission: Admission | None) -> None:
+    def __init__(self, state: Path, admission: Admission | None) -> None:
         """``admission``: of other hosts, None if there are none. Raises ConfigError."""
         command = ["--coordinator", "-", "--token-file", str(state / "token"), "--state-dir", str(state / "node")]
-        command += ["--name", NAME, "--node-id", NAME]
-        if admission is None:
-            command += ["--slots", str(SLOTS)]
-        else:
+        command += ["--name", NAME, "--node-id", NAME, "--slots", str(leash.SLOTS)]
+        if admission is not None:
             tls = admission.write_certificates(state / "tls")
-            command += ["--slots", str(nproc_per_node), "--tls", str(tls), "--data-host", admission.address]
+            command += ["--tls", str(tls), "--data-host", admission.address]
         self._leash, theirs = leash.pair()
         with theirs:
             command += ["--leash", str(theirs.fileno())]

@@ -19,7 +19,7 @@ Answer = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 class Users:
-    """``answer`` makes the reply to each message. Made with the event loop running."""
+    """``answer`` makes the reply to each message; an empty one is not sent. Made with the event loop running."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
@@ -28,7 +28,7 @@ class Users:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, user: socket.socket) -> None:
-        """Serves this process until it ends, or says that it has joined: then it is counted for ever."""
+        """Serves this process until it ends."""
         user.setblocking(False)
         self._connected += 1
         self._spawn(self._serve(user))
@@ -70,10 +70,8 @@ class Users:
         try:
             with user:
                 while (message := await _receive(user)) is not None:
-                    if message == leash.JOINED:
-                        self._connected += 1
-                        return
-                    await send(user, await self._reply(message))
+                    if reply := await self._reply(message):
+                        await send(user, reply)
         except (KeyError, TypeError, ValueError):
             pass  # nothing that one of ours says: it is hung up on
         finally:

@@ -10,14 +10,16 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import bagua
 from bagua.base.address import is_loopback
 from bagua.base.errors import ConfigError
+from bagua.base.leash import CLUSTER_SOCKET
 from bagua.base.paths import cache_dir
 from bagua.base.protocol import OLDEST, PROTOCOL
 from bagua.base.trace_context import EVERY_STEPS, STEPS_VARIABLE
+from bagua.daemon.ephemeral.users import Users
 from bagua.daemon.node import rank_service
 from bagua.daemon.node.code import CodeCache
 from bagua.daemon.node.context import NodeContext
@@ -69,6 +71,7 @@ class NodeDaemon:
         self._stop = asyncio.Event()
         self._stop_reason = ""
         self._draining = False
+        self._used = False  # by processes of this host, in an ephemeral cluster
         self._upgrade = 0  # number of the request that the keeper looks at
         keeper.on_refusal = self._not_upgraded
         keeper.on_loss = lambda words: self._log.warning("the keeper could not take something", why=words)
@@ -152,11 +155,13 @@ class NodeDaemon:
         loop.add_signal_handler(signal.SIGTERM, self.drain, "SIGTERM")
         loop.add_signal_handler(signal.SIGINT, self.stop, "SIGINT")
         async with contextlib.AsyncExitStack() as closing:
-            if self._settings.leash is not None:
+            if self._settings.leash is not None and self._settings.exit_when_idle_s is None:
                 gone = "the process that started it has ended"
                 closing.callback(LeashWatch(self._settings.leash, lambda: self.stop(gone)).close)
             closing.push_async_callback(end_children, KILL_CHILDREN_S)
             closing.callback(leave_socket_folder, self._sockets, self._folder.path)
+            if self._settings.leash is not None and self._settings.exit_when_idle_s is not None:
+                await self._serve_users(closing, self._settings.leash)
             if self._tracing is not None:
                 closing.push_async_callback(asyncio.to_thread, self._tracing.close)
             self._tell_encryption()
@@ -173,6 +178,25 @@ class NodeDaemon:
             closing.push_async_callback(_end_task, session)
             await self._until_stopped(session, ready)
             await self._wind_down()
+
+    async def _serve_users(self, closing: contextlib.AsyncExitStack, first: int) -> None:
+        """This daemon is that of a host of an ephemeral cluster: it stays as long as processes that use it."""
+        users = Users(_refuse_question)
+        closing.push_async_callback(users.close)
+        users.add(socket.socket(fileno=first))
+        users.listen(self._sockets / CLUSTER_SOCKET)
+        self._used = True
+        self._check_idle()
+        closing.push_async_callback(_end_task, asyncio.ensure_future(self._until_unused(users)))
+
+    async def _until_unused(self, users: Users) -> None:
+        """Ranks that have left may still be waited for elsewhere, through this host's engine."""
+        await users.gone()
+        self._used = False
+        if any(job.joined for job in self._jobs.running()):
+            self._check_idle()
+        else:
+            self.stop("the last process that used it has ended")
 
     def _tell_encryption(self) -> None:
         if is_loopback(self._settings.data_host):
@@ -344,7 +368,7 @@ class NodeDaemon:
 
     def _check_idle(self) -> None:
         jobs = self._jobs.running()
-        busy = any(job.busy or self._session.connected for job in jobs)
+        busy = self._used or any(job.busy or self._session.connected for job in jobs)
         self._idle.update(busy)
 
     async def _find_log(self, request: node_pb2.ReadLog) -> LogFile:
@@ -357,6 +381,10 @@ class NodeDaemon:
             text = f"node {self._folder.node_id} has no log of rank {request.rank} of job {request.job_id}: "
             raise LookupError(text + "it was not started by this node, or that is long ago")
         return log
+
+
+async def _refuse_question(message: dict[str, Any]) -> dict[str, Any]:
+    raise ValueError("nobody asks a node daemon")
 
 
 async def _end_task(task: asyncio.Future[None]) -> None:

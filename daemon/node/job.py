@@ -119,6 +119,11 @@ class Job:
         return bool(self.state.alive) or self.state.phase in preparing_or_ending
 
     @property
+    def joined(self) -> bool:
+        """Whether a rank has joined, where others start them."""
+        return any(rank.phase is not RankPhase.WAITING for rank in self.state.ranks)
+
+    @property
     def ending(self) -> bool:
         """True once the job is being ended here: nobody can join it any more."""
         return self.state.phase not in (Phase.PREPARING, Phase.RUNNING)

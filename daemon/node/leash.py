@@ -1,4 +1,4 @@
-"""Ends a daemon whose starter died, unless it was released before: see ``base/leash.py``."""
+"""Ends a daemon with the process that started it: see ``base/leash.py``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from bagua.base import leash
 
 
 class LeashWatch:
-    """Calls ``on_gone`` if the process at the other end of the socket ``descriptor`` ends before it has said that it
-    has joined its job, which a cluster never says. Made with the event loop running."""
+    """Calls ``on_gone`` when the process at the other end of the socket ``descriptor`` ends. Made with the event loop
+    running."""
 
     def __init__(self, descriptor: int, on_gone: Callable[[], None]) -> None:
         self._socket = socket.socket(fileno=descriptor)
@@ -20,9 +20,8 @@ class LeashWatch:
         self._loop.add_reader(self._socket, self._read)
 
     def _read(self) -> None:
-        message = leash.receive(self._socket)
-        self.close()
-        if message != leash.JOINED:
+        if leash.receive(self._socket) is None:
+            self.close()
             self._on_gone()
 
     def close(self) -> None:

@@ -116,29 +116,17 @@ def _build_core() -> None:
 def _join_alone() -> Session:
     _build_core()
     place = Place(0, 1, 1)
-    if (found := _ask_former_cluster(place)) is not None:
-        return _join_daemon(*found, 0)
+    held = Lifeline.at(0, 1)
+    if held is not None and (job_id := held.ask_job(1, START_DEADLINE_S)) is not None:
+        return _join_daemon(held.daemon, job_id, 0)
     service = _start_cluster(place, "")
     try:
         info = service.receive(START_DEADLINE_S)
         session = _join_daemon(info["socket"], info["job_id"], 0)
-        Lifeline.hold(info["socket"], service.keep())
+        Lifeline.hold(info["socket"], info["job_id"], 0, 1, service.keep())
         return session
     finally:
         service.close()
-
-
-def _ask_former_cluster(place: Place) -> tuple[str, str] | None:
-    """A new job of the cluster that this process uses already: (path of its daemon's socket, id of the job). None if
-    there is none, or the ranks are on several hosts. Raises ServiceError."""
-    held = Lifeline.held
-    if held is None or place.nnodes > 1:
-        return None
-    job_id = held.ask_job(place.world_size, START_DEADLINE_S)
-    if job_id is None:
-        Lifeline.let_go()
-        return None
-    return held.daemon, job_id
 
 
 def _attempt(rank: int, world_size: int, store: Store) -> Session:
@@ -152,25 +140,24 @@ def _attempt(rank: int, world_size: int, store: Store) -> Session:
             job_id = meeting.result()
             path = text_of(meeting.ask(f"ready/{place.node_rank}", place.first_rank(place.node_rank)), "socket")
             _check_socket(path)
-            if place.nnodes == 1:
-                Lifeline.hold(path, service.keep() if service is not None else None)
+            end = service.keep() if service is not None else None
+            Lifeline.hold(path, job_id, place.node_rank, place.nnodes, end)
         except BaguaError as error:
             meeting.fail(str(error))
             raise
         session = _join_daemon(path, job_id, rank)
-        if service is not None and place.nnodes > 1:
-            service.release()
+        if rank == 0 and place.nnodes > 1 and Lifeline.held is not None:
+            Lifeline.held.tell_joined(job_id)
         return session
 
 
 def _serve(place: Place, meeting: Meeting, started: ExitStack) -> ServiceProcess | None:
-    """The first rank of a host does it for the others. Returns the service that was started for this world, if any."""
+    """The first rank of a host does it for the others. Returns the service that was started for this world; None if the
+    cluster of a former one serves it."""
     if place.local_rank:
         return None
-    if place.rank == 0 and (found := _ask_former_cluster(place)) is not None:
-        path, job_id = found
-        meeting.tell("ready/0", socket=path)
-        meeting.succeed(job_id)
+    held = Lifeline.at(place.node_rank, place.nnodes)
+    if (_lead_again if place.rank == 0 else _follow_again)(place, meeting, held):
         return None
     service = (_start_node if place.rank else _start_cluster)(place, _context(place, meeting))
     started.callback(service.close)
@@ -247,7 +234,7 @@ def _start_cluster(place: Place, context: str) -> ServiceProcess:
 
 def _start_node(place: Place, context: str) -> ServiceProcess:
     """This host's node daemon: its first message goes to the first host, its second says where to join."""
-    command = ["bagua.enroll.host", "--host", str(place.node_rank), "--slots", str(place.local_world_size)]
+    command = ["bagua.enroll.host", "--host", str(place.node_rank)]
     command += [f"--context={context}", "--master-addr", environment.get_master_addr()]
     _warn_if_insecure()
     return ServiceProcess("The node daemon", command)
@@ -260,6 +247,34 @@ def _warn_if_insecure() -> None:
             "and change what it computes.",
             INSECURE,
         )
+
+
+def _lead_again(place: Place, meeting: Meeting, held: Lifeline | None) -> bool:
+    """Rank 0: asks the cluster of a former world for a job, if all hosts have the places in it that they have now."""
+    others = range(1, place.nnodes)
+    job_id = None
+    if held is not None:
+        known = [meeting.ask(f"holds/{host}", place.first_rank(host)).get("job") for host in others]
+        if all(job == held.first_job for job in known):
+            job_id = held.ask_job(place.local_world_size, START_DEADLINE_S)
+    meeting.tell("plan", again=job_id is not None)
+    if held is None or job_id is None:
+        return False
+    meeting.tell("ready/0", socket=held.daemon)
+    for host in others:
+        meeting.ask(f"ready/{host}", place.first_rank(host))
+    meeting.succeed(job_id)
+    return True
+
+
+def _follow_again(place: Place, meeting: Meeting, held: Lifeline | None) -> bool:
+    """The first rank of another host: says in which cluster it is, and hears whether that serves this world, too."""
+    host = place.node_rank
+    meeting.tell(f"holds/{host}", job=held.first_job if held is not None else "")
+    if held is None or meeting.ask("plan", "Rank 0").get("again") is not True:
+        return False
+    meeting.tell(f"ready/{host}", socket=held.daemon)
+    return True
 
 
 def _lead(place: Place, meeting: Meeting, service: ServiceProcess) -> None:

@@ -8,31 +8,38 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 from bagua.base import leash
 from bagua.base.errors import ServiceError
+from bagua.base.scope import first_of
 
 
 class Lifeline:
-    """``daemon``: path of the socket for ranks of the cluster's node daemon. A process has one at most."""
+    """A process has one at most. ``daemon``: path of this host's daemon's socket for ranks. ``first_job``: id of the
+    cluster's first job, by which its hosts know that they are of one cluster. ``host``, ``hosts``: index of this host,
+    and their number."""
 
     held: ClassVar[Lifeline | None] = None
     _guarded: ClassVar[bool] = False
 
-    def __init__(self, end: socket.socket, daemon: str) -> None:
+    def __init__(self, end: socket.socket, daemon: str, first_job: str, host: int, hosts: int) -> None:
         self.daemon = daemon
+        self.first_job = first_job
+        self.place = (host, hosts)
         self._end = end
 
     @classmethod
-    def hold(cls, daemon: str, end: socket.socket | None = None) -> None:
-        """From now on the cluster with this daemon stays for this process, and no other does. ``end``: a socket to it,
-        if there is one. Raises ServiceError if it has gone."""
+    def hold(cls, daemon: str, job_id: str, host: int, hosts: int, end: socket.socket | None = None) -> None:
+        """From now on the cluster in which this process joins a job stays for it, and no other does. ``end``: a socket
+        to it, if there is one. Raises ServiceError if it has gone."""
         if cls.held is not None and cls.held.daemon == daemon:
             return
         cls.let_go()
-        cls.held = cls(end if end is not None else _connect(daemon), daemon)
+        made = end if end is not None else _connect(daemon)
+        cls.held = cls(made, daemon, first_of(job_id), host, hosts)
         if not cls._guarded:
             cls._guarded = True
             # A child that outlives this process must not keep the cluster.
@@ -45,8 +52,29 @@ class Lifeline:
         if held is not None:
             held._end.close()
 
+    @classmethod
+    def at(cls, host: int, hosts: int) -> Lifeline | None:
+        """That of a cluster in which this host has this place, if it still lives."""
+        if cls.held is None or cls.held.place != (host, hosts):
+            return None
+        try:
+            cls.held._end.setblocking(False)
+            cls.held._end.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return cls.held
+        except OSError:
+            pass
+        cls.let_go()  # it says nothing unasked: this was its end
+        return None
+
+    def tell_joined(self, job_id: str) -> None:
+        """This process has joined the job, as its rank 0. Nothing if the cluster has gone."""
+        self._end.setblocking(True)
+        with suppress(OSError):
+            leash.send(self._end, {leash.JOINED: job_id})
+
     def ask_job(self, ranks: int, deadline_s: float) -> str | None:
-        """The id of a new job of so many ranks on this host. None if the cluster has gone. Raises ServiceError with its
+        """The id of a new job of so many ranks on each host. None if the cluster has gone. Raises ServiceError with its
         reason, or if nothing comes in time."""
         self._end.settimeout(deadline_s)
         try:

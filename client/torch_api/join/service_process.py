@@ -27,8 +27,8 @@ FOREIGN_SETTINGS = (
 
 
 class ServiceProcess:
-    """``python -m ARGUMENTS --leash DESCRIPTOR`` in a session of its own. It ends when this process does, or calls
-    ``close``, unless it was released before: then it ends when its job does. After ``keep`` it ends with the socket."""
+    """``python -m ARGUMENTS --leash DESCRIPTOR`` in a session of its own. It ends with the socket: when this process
+    does, or calls ``close``."""
 
     _started: ClassVar[list[subprocess.Popen[bytes]]] = []  # kept, so that they are reaped and not warned about
 
@@ -79,14 +79,6 @@ class ServiceProcess:
         """Raises ServiceError, with its last words, if it has ended."""
         if self._process.poll() is not None:
             raise ServiceError(f"{self.title} has ended.{self._last_words()} [BG910]")
-
-    def release(self) -> None:
-        """This process has joined the job: from here on the service lives as long as that."""
-        try:
-            leash.send(self._socket, leash.JOINED)
-        except OSError:
-            pass  # it has ended, and with it the job, whose ranks learn so by themselves
-        self.close()
 
     def keep(self) -> socket.socket:
         """The socket, which is the caller's from here on."""

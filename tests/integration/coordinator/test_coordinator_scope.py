@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from bagua.base.errors import ConflictError, ForbiddenError, UnauthenticatedError
-from bagua.base.scope import Scope, make_token
+from bagua.base.scope import Scope, first_of, following, make_token
 from bagua.base.security import call_metadata
 from bagua.client import Client
 from bagua.proto import common_pb2 as c
@@ -67,6 +67,13 @@ def test_its_daemon_is_one_node_and_tells_of_one_job(coordinator, connect, job, 
             peer.next()
     assert caught.value.code() is FORBIDDEN and job.job_id in caught.value.details()
     client.cancel(job.job_id)
+
+
+def test_it_covers_jobs_that_follow_its_own_in_the_cluster():
+    scope = Scope("job-0123456789", "node-00001")
+    covered = [scope.job_id, following(scope.job_id, 1), following(scope.job_id, 12)]
+    assert all(scope.covers(job_id) and first_of(job_id) == scope.job_id for job_id in covered)
+    assert not any(scope.covers(job_id) for job_id in ("", "job-", "job-01234567890", "job-9876543210.1"))
 
 
 def test_of_another_coordinator_or_changed_it_is_no_token(coordinator, job):

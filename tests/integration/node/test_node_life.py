@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 from rig.limits import SOON_S
@@ -162,20 +163,34 @@ async def test_a_signal_ends_everything(end, daemon, script, until_gone, signum)
     assert "the daemon on node n was stopped" in last.error
 
 
-@pytest.mark.parametrize("joined", [False, True])
-async def test_the_rank_that_started_it_ends(end, start_daemon, script, joined):
-    """Before it has joined, the daemon ends with it; afterwards it may go."""
+async def test_the_process_that_started_it_ends(end, start_daemon):
     rank, ours = leash.pair()
     with ours:
         daemon = await start_daemon("--leash", str(ours.fileno()), pass_fds=[ours.fileno()])
+    rank.close()
+    assert await daemon.wait(20) == 0
+
+
+@pytest.mark.parametrize("joined", [False, True])
+async def test_the_processes_that_use_it_end(end, start_daemon, script, joined):
+    """The one that started it, and one that came later. Without ranks it ends with them, else with its job."""
+    rank, ours = leash.pair()
+    with ours:
+        options = ["--exit-when-idle", "0.1", "--leash", str(ours.fileno())]
+        daemon = await start_daemon(*options, pass_fds=[ours.fileno()])
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+        other.connect(str(Path(daemon.ready["socket"]).with_name(leash.CLUSTER_SOCKET)))
+        rank.close()
+        if joined:
+            await end.run_script("job", script(""))
+            await end.exited("job")
+        await asyncio.sleep(0.3)
+        assert daemon.process.poll() is None, "somebody uses it"
     if joined:
-        leash.send(rank, leash.JOINED)
-        rank.close()
-        await end.run_script("job", script(""))
-        await end.exited("job")
-    else:
-        rank.close()
-        assert await daemon.wait(20) == 0
+        await asyncio.sleep(0.3)
+        assert daemon.process.poll() is None, "the job is not over before the coordinator says so"
+        await end.stop_job("job")
+    assert await daemon.wait(20) == 0
 
 
 async def test_idle(end, start_daemon, script):

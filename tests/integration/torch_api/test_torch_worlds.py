@@ -33,8 +33,8 @@ def obey(address: str) -> None:
             test.send(globals()[name](**arguments))
 
 
-def world(api: str, file: str, rank: int, size: int, stay: bool = False) -> tuple[float, str]:
-    """A world of ``size`` ranks: (what they summed up, the folder of their daemon)."""
+def world(api: str, file: str, rank: int, size: int, local: int = 0, stay: bool = False) -> tuple[float, str]:
+    """A world of ``size`` ranks, ``local`` on each host (0: there is one): (their sum, the folder of their daemon)."""
     import torch.distributed as dist
 
     import bagua.torch_api as bagua
@@ -43,7 +43,7 @@ def world(api: str, file: str, rank: int, size: int, stay: bool = False) -> tupl
     store = dist.FileStore(file, size)
     values = torch.full((8,), float(rank + 1))
     if api == "bagua":
-        bagua.init_process_group(store, rank, size, size)
+        bagua.init_process_group(store, rank, size, local or size)
         bagua.allreduce_inplace(values, op=bagua.ReduceOp.SUM)
     else:
         dist.init_process_group("bagua", store=store, rank=rank, world_size=size)
@@ -91,7 +91,7 @@ class Processes:
 
     def begin(self, members: list[int], api: str = "bagua", **more: Any) -> Callable[[], str]:
         """Begins a world of these processes, in this order; returns what waits for it and says in which folder its
-        daemon is."""
+        daemon is, or the daemons of all hosts."""
         self._worlds += 1
         file = str(self._folder / f"store-{self._worlds}")
         for rank, member in enumerate(members):
@@ -100,8 +100,7 @@ class Processes:
         def finish() -> str:
             found = [self.answer(member) for member in members]
             assert {value for value, _ in found} == {sum(range(1, len(members) + 1))}
-            (folder,) = {folder for _, folder in found}
-            return str(folder)
+            return " ".join(dict.fromkeys(folder for _, folder in found))
 
         return finish
 
@@ -228,3 +227,21 @@ def test_processes_of_two_clusters_go_on_in_one(processes: Processes) -> None:
     processes.end(0)
     processes.until(lambda: len(processes.clusters()) == 1)
     assert processes.begin([2, 1])() == first
+
+
+def test_hosts_keep_their_daemons_where_all_have_their_place(processes: Processes) -> None:
+    """Two hosts, as agents of torchrun on this machine are."""
+    processes.add(4)
+    first = processes.begin([0, 1, 2, 3], local=2)()
+    services = processes.services()
+    assert len(first.split()) == 2
+    assert processes.begin([1, 0, 3, 2], local=2)() == first
+    assert processes.begin([1, 3], local=1)() == first
+    assert processes.services() == services
+    assert not set(processes.begin([2, 3, 0, 1], local=2)().split()) & set(first.split())
+    processes.until(lambda: not services.keys() & processes.services().keys())
+    again = processes.begin([2, 3, 0, 1], local=2)()
+    for member in (0, 1):
+        processes.processes[member].kill()
+    processes.until(lambda: len(processes.services()) == 3)  # cluster, keeper and daemon of the other host
+    assert processes.begin([2, 3])() != again
