@@ -13,7 +13,7 @@ from bagua.algorithms.codec import Codec
 from bagua.algorithms.frozen_adam import FrozenAdam
 from bagua.algorithms.plan import GRADIENT, RESULT, SCRATCH, AllReduce, Local, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
-from bagua.algorithms.weights import check_optimizers
+from bagua.algorithms.weights import GIVE_IT, check_optimizers
 
 MOMENTUM = "momentum"
 """Slot: this rank's scaled momentum."""
@@ -123,8 +123,8 @@ def find_optimizer(bagua_ddp: DataParallel, kind: type[OptimizerType], given: Op
     if len(found) != 1 or len(bagua_ddp.bagua_optimizers) != 1 or (given is not None and found[0] is not given):
         names = ", ".join(type(optimizer).__name__ for optimizer in bagua_ddp.bagua_optimizers) or "none"
         raise ValueError(
-            f"This algorithm works with one {kind.__name__}; with_bagua was given {names}. Make it for all parameters, "
-            "and pass it alone. [BG305]"
+            f"This algorithm works with one {kind.__name__}, and the model has {names}. Make it for all parameters, "
+            f"and no other one; {GIVE_IT}. [BG305]"
         )
     return found[0]
 

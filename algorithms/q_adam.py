@@ -11,6 +11,7 @@ from bagua.algorithms.codec import Codec
 from bagua.algorithms.plan import GRADIENT, SCRATCH, AllReduce, Local, Plan
 from bagua.algorithms.q_adam_optimizer import QAdamOptimizer, mix, with_decay
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
+from bagua.algorithms.weights import GIVE_IT
 
 MOMENTUM = "momentum"
 
@@ -129,14 +130,14 @@ def find_optimizer(bagua_ddp: DataParallel, wanted: QAdamOptimizer | None) -> QA
     held = list(bagua_ddp.bagua_optimizers)
     if wanted is not None:
         if not any(optimizer is wanted for optimizer in held):
-            raise ValueError("QAdamAlgorithm got an optimizer that with_bagua did not: pass both the same. [BG305]")
+            raise ValueError("QAdamAlgorithm got an optimizer that the model did not: pass both the same. [BG305]")
         return wanted
     found = [optimizer for optimizer in held if isinstance(optimizer, QAdamOptimizer)]
     if len(found) != 1:
         names = ", ".join(type(optimizer).__name__ for optimizer in held) or "none"
         raise ValueError(
-            f"QAdam needs one QAdamOptimizer among the optimizers given to with_bagua, and found {len(found)} (there: "
-            f"{names}). Use bagua.torch_api.algorithms.q_adam.QAdamOptimizer. [BG305]"
+            f"QAdam needs one QAdamOptimizer among the model's optimizers, and found {len(found)} (there: {names}). "
+            f"Make one (bagua.torch_api.algorithms.q_adam), and {GIVE_IT}. [BG305]"
         )
     return found[0]
 

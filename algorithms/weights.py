@@ -11,6 +11,9 @@ from bagua.algorithms.base import Bucket, BucketLayout, DataParallel, ProcessGro
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.plan import WEIGHT
 
+GIVE_IT = "give it to with_bagua or DistributedDataParallel(optimizers=...), or return it in configure_optimizers"
+"""Words for users of the library, and of a Trainer."""
+
 
 def one_bucket_per_dtype(groups: Sequence[Sequence[torch.Tensor]]) -> list[BucketLayout]:
     """All tensors in one bucket, as in the original; in one for each dtype where there are several."""
@@ -76,6 +79,6 @@ def check_optimizers(bagua_ddp: DataParallel, algorithm: str) -> None:
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ValueError(
-            f"{algorithm} exchanges weights after optimizer steps, but no optimizer given to with_bagua holds "
-            f"{', '.join(missing[:3])}{more}. Pass all optimizers of the model, or set requires_grad=False. [BG305]"
+            f"{algorithm} exchanges weights after optimizer steps, but no optimizer of the model holds "
+            f"{', '.join(missing[:3])}{more}. Set requires_grad=False, or make one for all, and {GIVE_IT}. [BG305]"
         )

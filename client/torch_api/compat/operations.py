@@ -105,8 +105,8 @@ class BucketOperations(PlanBucket):
         if self._peers:
             raise MembershipChanged(
                 f"A rank was lost, and operations of bucket {self.name} (append_decentralized_..., "
-                "append_low_precision_..., append_asynchronous_...) have peers that they can't choose anew: call "
-                "with_bagua() again, or use the algorithms of bagua.algorithms. [BG508]"
+                "append_low_precision_..., append_asynchronous_...) have peers that they can't choose anew: wrap "
+                "the model again, or use the algorithms of bagua.algorithms. [BG508]"
             )
         super().follow_members(before, now)
 

@@ -220,7 +220,8 @@ class _DdpModel:
         if any(abandoned) and self._everyone.nranks() > 1:
             raise BaguaError(
                 "The last backward pass ended by an exception after part of its gradients had been exchanged. The "
-                "ranks are no longer in step: end this process, or catch such exceptions before backward begins. "
+                "ranks are no longer in step: start the job again (in a notebook: launch again), and catch such "
+                "exceptions before backward begins. "
                 "[BG604]"
             )
         if self._algorithm.need_reset():

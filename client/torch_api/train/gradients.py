@@ -438,7 +438,8 @@ class GradientReducer:
                 "On some rank a parameter got a second gradient in one backward pass after its bucket had been "
                 "exchanged (as reentrant checkpointing of shared parameters does it). It can't be done again: this "
                 "algorithm changes its state as it exchanges, or the model is on a GPU, where no rank waits to ask the "
-                "others. Use checkpoint(..., use_reentrant=False). [BG604]"
+                "others. Use checkpoint(..., use_reentrant=False); in a Trainer of transformers that is "
+                "gradient_checkpointing_kwargs={'use_reentrant': False}. [BG604]"
             )
 
     def abandon(self) -> bool:

@@ -39,13 +39,19 @@ def trainable_parameters(module: torch.nn.Module, ignored: frozenset[str]) -> li
 def _check(name: str, parameter: torch.nn.Parameter) -> None:
     _check_memory("Parameter", name, parameter)
     if parameter.dtype not in DTYPES:
-        raise TypeError(f"Parameter {name} has dtype {parameter.dtype}, whose gradients can't be reduced. [BG601]")
+        raise TypeError(
+            f"Parameter {name} has dtype {parameter.dtype}, whose gradients can't be reduced: convert it, or "
+            f"{_LEFT_OUT} [BG601]"
+        )
 
 
 def _check_memory(what: str, name: str, tensor: torch.Tensor) -> None:
     """Raises TypeError that names the tensor if its elements do not lie in plain memory of this rank's."""
     if torch.nn.parameter.is_lazy(tensor):
-        raise TypeError(f"{what} {name} has no shape yet: run one forward pass before with_bagua. [BG601]")
+        raise TypeError(
+            f"{what} {name} has no shape yet: run one forward pass before with_bagua (under a Trainer: in setup()). "
+            "[BG601]"
+        )
     if hasattr(type(tensor), "__tensor_flatten__"):
         raise TypeError(f"{what} {name} is a {type(tensor).__name__}, {_of_subclass(tensor)} [BG601]")
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:

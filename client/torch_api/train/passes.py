@@ -164,7 +164,8 @@ class BackwardPasses:
         if under_way and self._group.nranks() > 1:
             raise BaguaError(
                 "The last backward pass ended by an exception after part of its gradients had been exchanged. The "
-                "ranks are no longer in step: end this process, or catch such exceptions before backward begins. "
+                "ranks are no longer in step: start the job again (in a notebook: launch again), and catch such "
+                "exceptions before backward begins. "
                 "[BG604]"
             )
         if self.exchanged == WEIGHT and self._synced:

@@ -151,7 +151,7 @@ def rank_mistakes() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             model.with_bagua([optimizer], algorithm)  # type: ignore[operator]
-    with pytest.raises(ValueError, match="no optimizer given to with_bagua holds"):
+    with pytest.raises(ValueError, match="no optimizer of the model holds"):
         model.with_bagua([], LowPrecisionDecentralizedAlgorithm())  # type: ignore[operator]
     bagua.barrier()
 
