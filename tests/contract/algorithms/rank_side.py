@@ -53,10 +53,10 @@ def rank_jobs(names: list[str], folder: str) -> None:
         faulthandler.cancel_dump_traceback_later()
 
 
-def compare_replicas() -> None:
-    """From now on models compare theirs after each exchange, and raise BaguaError where they differ."""
+def compare_replicas(every: int = 1) -> None:
+    """From now on models compare theirs after each such exchange, and raise BaguaError where they differ."""
     os.environ[VARIABLE] = "error"
-    replica_check.EVERY = 1
+    replica_check.EVERY = every
 
 
 def job(name: str) -> Callable[[], Any]:

@@ -23,6 +23,7 @@ import test_torch_joins as joins
 from training_scenarios.support import seeded, sgd, wide_mlp, wide_square, wrap
 
 import bagua.torch_api as bagua
+from bagua.base import replica_check
 from bagua.base.errors import MembershipChanged
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.cuda.devices import devices
@@ -130,7 +131,7 @@ def rank_counts_waits() -> tuple[int, int, str]:
 @pytest.mark.parametrize("route", ["staged", "flat"])
 def test_one_wait_on_the_host_in_each_step(ranks: Ranks, route: str) -> None:
     """test_torch_device.py has jobs that are not elastic: none there."""
-    environment = placing.environment("fake", route)
+    environment = placing.environment("fake", route) | {replica_check.VARIABLE: "off"}  # which waits once
     ranks.start(rank_counts_waits, hosts=[[0, 1], [2]], elastic=True, environment=environment)
     ranks.wait(60.0)
     for one in ranks.started[:2]:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from rig.engine_hosts import Ranks
+from rig.faults import kill_self
 from rig.pool import Pools
 from torch import nn
 
@@ -228,6 +230,27 @@ def rank_trains(name: str, setting: str = "error", steps: int = 4, every: int = 
             model.bagua_ddp.close()
 
 
+def rank_is_lost(after: str) -> tuple[int, str, list[str]]:
+    """Member 2, in the second comparison. After it another one drifts."""
+    bagua.init_process_group()
+    member = bagua.get_rank()
+
+    def program(rank: int) -> Any:
+        net, optimizer = made()
+        wrap(net, optimizer)
+
+        def between(step: int) -> None:
+            if step == 0 and member == 2:
+                setattr(replica_check, after, lambda *_: kill_self())
+            if step == 3 and member == 1:
+                net.frozen.weight.data.mul_(1.001)
+
+        return net, optimizer, between
+
+    ALIKE["is_lost"] = program
+    return rank_trains("is_lost", steps=8, every=1)
+
+
 class Told(logging.Handler):
     """Keeps warnings."""
 
@@ -259,6 +282,15 @@ def test_a_warning_comes_once_on_the_first_rank(pools: Pools) -> None:
 
 def test_nobody_looks(pools: Pools) -> None:
     assert pools(RANKS).run(rank_trains, name="steps_in_a_hook", setting="off") == [(4, "", [])] * 3
+
+
+@pytest.mark.parametrize("after", ["arithmetic", "_eps"])  # before ranks have told each other, and when they have
+def test_others_compare_again_when_a_rank_is_lost(ranks: Ranks, after: str) -> None:
+    ranks.start(rank_is_lost, nprocs=3, elastic=True, after=after)
+    ranks.wait(60.0)
+    for one in ranks.started[:2]:
+        step, text, warnings = one.result()
+        assert step == 5 and "rank 1 in frozen.weight (1 of" in text and warnings == []
 
 
 @pytest.mark.parametrize("name", ALIKE)
