@@ -42,8 +42,9 @@ class EarlierResults:
                 self._held[parameter] = gradient.detach().clone()
 
         register = parameter.register_post_accumulate_grad_hook
-        return [parameter.register_hook(before), register(beside_graphs(self.note_added))]  # type: ignore[no-untyped-call]
+        return [parameter.register_hook(before), register(self.note_added)]  # type: ignore[no-untyped-call]
 
+    @beside_graphs  # here, not where it is a method of an object, which torch can't mark
     def note_added(self, parameter: torch.Tensor) -> None:
         """Called when this rank has added to ``.grad``."""
         self._unchanged.discard(parameter)
