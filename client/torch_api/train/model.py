@@ -136,7 +136,7 @@ class DistributedModel(Mark, ShadowedModel):
         self._closed = False
         self._pass: BackwardPass | None = None
         self._synced = True
-        self._begun = self._begins_after_step = False
+        self._accumulated = self._begun = self._begins_after_step = False
         self._reducer: GradientReducer | None = None
         self._sparse: SparseGradients | None = None
         self._tracer = self._session.keep(Tracer)

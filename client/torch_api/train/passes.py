@@ -28,8 +28,9 @@ SYNC = "require_backward_grad_sync"
 
 class BackwardPasses:
     """The part of ``DistributedModel`` that hooks of autograd call. ``_on_backward_end``: the algorithm's hook.
-    ``_synced``: the present pass, or the last one, is exchanged. ``_begun``: a forward pass in training has begun the
-    step of the next one that is. ``_begins_after_step``: see ``_exchange_pass``."""
+    ``_synced``: the present pass, or the last one, is exchanged. ``_accumulated``: a gradient has come in it.
+    ``_begun``: a forward pass in training has begun the step of the next one that is exchanged. ``_begins_after_step``:
+    see ``_exchange_pass``."""
 
     module: torch.nn.Module
     bagua_optimizers: list[torch.optim.Optimizer]
@@ -43,6 +44,7 @@ class BackwardPasses:
     _sparse: SparseGradients | None
     _pass: BackwardPass | None
     _synced: bool
+    _accumulated: bool
     _begun: bool
     _begins_after_step: bool
     _newcomers: Newcomers
@@ -103,6 +105,7 @@ class BackwardPasses:
     ) -> None:
         if self._pass is None or not self._pass.alive():
             self._begin_pass()
+        self._accumulated = True
         if self._synced:
             on_gradient(name, parameter)
 
@@ -110,6 +113,7 @@ class BackwardPasses:
         if self._pass is not None:
             self._abandon_pass()
         self._newcomers.refuse()
+        self._accumulated = False
         self._synced = self.require_backward_grad_sync
         if self._reducer is not None:
             self._reducer.weigh()
@@ -129,8 +133,9 @@ class BackwardPasses:
         """The end of an exchanged pass. One that no call of the model in training mode began (a method was called, or
         the model is in evaluation mode) has the beginning of its step here: that of an exchange of weights, which has
         its result at once, before the pass ends. Where gradients are exchanged, hooks of the pass have begun with it,
-        so what begins there, such as the end of a warm-up, does so after the optimizer's step."""
-        late, self._begun = not self._begun, False
+        so what begins there, such as the end of a warm-up, does so after the optimizer's step. ``autograd.grad``, which
+        one rank may call alone, begins nothing."""
+        late, self._begun = self._accumulated and not self._begun, False
         if late and self.exchanged == WEIGHT:
             self._begin_late()
         self._finish_exchange()

@@ -49,6 +49,25 @@ def trains_sparse_embeddings(by: Way) -> Found:
 
 
 @habit(kind=3)
+def keeps_sparse_gradients(by: Way) -> Found:
+    """Gradients that are set to zero, not to None, of tables in float64 with padding, and one that is kept."""
+    net = Lookup().double()
+    net.words.padding_idx = 3
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    model = by.wrap(net, optimizer)
+    kept: list[Tensor] = []
+    for step in range(4):
+        optimizer.zero_grad(set_to_none=False)
+        model(*numbers(by, step)).square().mean().backward()
+        if step == 1:
+            kept = [net.words.weight.grad, net.words.weight.grad.clone()]
+            net.words.weight.grad = None
+        optimizer.step()
+    same = torch.equal(kept[0].to_dense(), kept[1].to_dense())
+    return {"same": same, "gradients": gradients(net), "weights": weights(net)}
+
+
+@habit(kind=3)
 def uses_sparse_adam(by: Way) -> Found:
     """One optimizer for the tables, and another one for the rest."""
     net = Lookup()
