@@ -102,6 +102,8 @@ def submit(
     nodes = options.spec_nodes(nnodes, elastic, min_nodes, max_nodes, respawn)
     shown = options.shown(only_rank, prefix, nodes["nnodes"] * nproc_per_node, nodes["elastic"])
     packed = options.pack_code(working_dir, workdir, script, not module and not no_python)
+    if not module and not no_python:
+        options.warn_of_newcomers((working_dir or workdir or Path.cwd()) / script, respawn)
     # The folder may be one of another machine, where the ranks run: it is not looked for here.
     spec = common_pb2.JobSpec(
         name=name or default_name(script, module),

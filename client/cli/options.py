@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -98,6 +99,8 @@ ElasticOption = Annotated[
     bool,
     typer.Option("--elastic", help="Ranks and nodes that are lost end the job no more: the others go on."),
 ]
+TAKES_NEWCOMERS = re.compile(r"\bElasticSampler\b|\bwait_to_join\b")
+"""In scripts that newcomers of an elastic job may join."""
 RespawnOption = Annotated[
     int,
     typer.Option(
@@ -390,6 +393,21 @@ def pack_code(folder: Path | None, workdir: Path | None, script: str, is_script:
     except ConfigError as error:
         raise UsageError(str(error)) from error
     return packed
+
+
+def warn_of_newcomers(script: Path, respawn: int) -> None:
+    """Says so where ``respawn`` is wanted, and the script does not look as if newcomers could join it."""
+    try:
+        text = script.read_text(errors="replace") if respawn else ""
+    except OSError:
+        return  # of another machine
+    if text and not TAKES_NEWCOMERS.search(text):
+        print(
+            f"--respawn: {script} has neither an ElasticSampler nor wait_to_join(). If nothing that it imports has "
+            "one, nobody takes the place of lost ranks. Let it take newcomers: for epoch in "
+            "bagua.contrib.ElasticSampler(dataset, batch_size=32).epochs(10) (docs/elastic.md#a-script).",
+            file=sys.stderr,
+        )
 
 
 def spec_nodes(

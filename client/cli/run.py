@@ -389,6 +389,8 @@ def run(
     packed = options.pack_code(working_dir, workdir, script, is_script)
     if is_script and packed is None:
         check_script(script, folder)
+    if is_script and not quiet:
+        options.warn_of_newcomers(folder / script, respawn)
     checked = RunOptions(
         script=script,
         args=config_file.arguments(context, args),

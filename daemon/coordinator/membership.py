@@ -127,4 +127,12 @@ def _only_newcomers(job: JobRecord, evidence: Evidence) -> bool:
 def _reason(job: JobRecord, words: str, step: Regroup) -> str:
     left = sum(host.nranks for host in step.hosts)
     count = "1 rank goes" if left == 1 else f"{left} ranks go"
-    return f"generation {job.generation + 1}: {words}; {count} on"
+    return f"generation {job.generation + 1}: {words}; {count} on{_unreplaced(job, step, left)}"
+
+
+def _unreplaced(job: JobRecord, step: Regroup, left: int) -> str:
+    """Why nobody will replace lost ranks, if that is wanted (``--respawn``); else nothing."""
+    whole = left == len(step.hosts) * job.spec.nproc_per_node
+    if not job.spec.respawn or whole or any(host.takes_newcomers for host in job.hosts):
+        return ""
+    return ", and nobody joins them: the program has called neither ElasticSampler.epochs() nor wait_to_join()"

@@ -182,3 +182,22 @@ def test_usage_of_services_names_the_command_that_users_type(name: str) -> None:
     command = [sys.executable, "-P", "-m", "bagua.cli.main", name, "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert f"Usage: bagua {name} " in done.stdout and "python" not in done.stdout.lower()
+
+
+@pytest.mark.parametrize(
+    ("text", "respawn", "told"),
+    [
+        ("model(inputs)", 2, True),
+        ("model(inputs)", 0, False),
+        ("sampler = ElasticSampler(data)", 2, False),
+        ("", 2, False),
+    ],
+)
+def test_a_plain_script_takes_no_newcomers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, respawn: int, told: bool
+) -> None:
+    script = tmp_path / "train.py"
+    if text:
+        script.write_text(text)
+    options.warn_of_newcomers(script, respawn)
+    assert ("--respawn" in capsys.readouterr().err) is told

@@ -129,6 +129,14 @@ def test_a_fact_that_is_older_than_the_newcomers_says_nothing_of_them():
     assert forget(before, "c", "boot c", c.now, WALL)[0] == before, "it will be told"
 
 
+@pytest.mark.parametrize(("respawn", "takes", "told"), [(1, False, True), (1, True, False), (0, False, False)])
+def test_a_loss_says_that_nobody_takes_the_place(respawn, takes, told):
+    c = Cluster("ab", most=2, respawn=respawn, takes=takes)
+    c.says("a", killed(1))
+    assert c.decide().generation == 2
+    assert ("wait_to_join()" in c.job.reason) is told and "3 ranks go on" in c.job.reason
+
+
 def test_lost_ranks_are_replaced_on_their_node():
     c = Cluster("ab", most=2, respawn=1)
     c.says("a", killed(1))
