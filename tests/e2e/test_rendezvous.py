@@ -176,7 +176,7 @@ def secrets_of(runtime: Path) -> dict[str, bytes]:
 
 def coordinator_of(sandbox: Sandbox) -> list[tuple[str, int]]:
     """Where the coordinator listens."""
-    pid = next(pid for pid, command in sandbox.marked().items() if "daemon.coordinator" in command)
+    pid = next(pid for pid, command in sandbox.marked().items() if "daemon.ephemeral" in command)
     found = [c.laddr for c in psutil.Process(pid).net_connections("inet") if c.status == psutil.CONN_LISTEN]
     return [(address.ip.removeprefix("::ffff:"), address.port) for address in found]
 
