@@ -207,7 +207,17 @@ class _Script:
                 yield node
 
     def _replace(self, node: ast.stmt | ast.expr, text: str) -> None:
+        if self._in_text(node):
+            self._notes.append(Note(node.lineno, f"{ast.unparse(node)} is inside of an f-string: left as it is"))
+            return
         self._source.replace(self._source.begin(node), self._source.end(node), text)
+
+    def _in_text(self, node: ast.AST) -> bool:
+        """True inside of f-strings: before Python 3.12 trees do not say where there."""
+        while (node := self._parents.get(node, self._source.tree)) is not self._source.tree:
+            if isinstance(node, ast.JoinedStr):
+                return True
+        return False
 
     def _choose_alias(self) -> str:
         """The name of the library: that of the script, else "bagua", unless that means something else there."""

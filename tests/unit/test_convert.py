@@ -122,6 +122,13 @@ def test_names_of_the_class(before: str, wanted: str) -> None:
     assert after(f"{before}\n") == f"{IMPORT}{wanted}\n"
 
 
+def test_f_strings_are_left() -> None:
+    text = "import torch\nprint(f'{torch.nn.parallel.DistributedDataParallel.__name__} {1:{2}}')\n"
+    done = one(text + WRAP.splitlines()[1] + "\n")
+    assert done.after.decode() == IMPORT + text + WRAPPED.splitlines()[1] + "\n"
+    assert any(note.line == 2 and "f-string" in note.text for note in done.notes)
+
+
 def test_names_that_mean_something_else_are_left() -> None:
     text = "import dist, nn\nclass C:\n    def f(dist): dist.init_process_group('gloo')\n"
     text += "nn.parallel.DistributedDataParallel(m)\n"
