@@ -34,7 +34,15 @@ class BuildError(RuntimeError):
 def default_cache_dir() -> Path:
     """The same as ``bagua.base.paths.cache_dir``: BAGUA_CACHE_DIR, else $XDG_CACHE_HOME/bagua, else ~/.cache/bagua."""
     explicit = os.environ.get("BAGUA_CACHE_DIR")
-    return Path(explicit) if explicit else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bagua"
+    if explicit:
+        return Path(explicit)
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bagua"
+    except RuntimeError:
+        raise BuildError(
+            f"HOME is not set, and user {os.getuid()} is not in the system's list of users, so native code has no "
+            "place. Set HOME or BAGUA_CACHE_DIR to a folder that this user can write. [BG108]"
+        ) from None
 
 
 def march() -> str:

@@ -1,6 +1,6 @@
 """Types of the native module ``bagua_core_native`` that ``bagua.csrc.load()`` returns (see csrc/core/bindings)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from typing_extensions import Buffer
@@ -111,14 +111,16 @@ class Engine:
         """Readable while ``events()`` has something to tell."""
     def events(self) -> list[dict[str, Any]]:
         """Takes what happened: {"kind": "joined"|"left"|"lost"|"error"|"ring"|"suspended"|"ready_to_join"|"regrouped"|
-        "lobby_failed"|"scarce", "rank": int (a member's number; -1: none), "text": str}. "ring": the order of the
-        hosts in rings and why, "ring order 0 2 1 3: slowest link 0.9 Gbit/s". "suspended", once in a generation: it
-        lost that member, or the host whose index is "host" (-1: none), or another host has ended it; "generation" is
+        "lobby_failed"|"scarce"|"failed"|"told_lost", "rank": int (a member's number; -1: none), "text": str}.
+        "ring": the order of the hosts in rings and why, "ring order 0 2 1 3: slowest link 0.9 Gbit/s".
+        "suspended", once in a generation: it lost that member, or the host whose index is "host" (-1: none), or another
+        host has ended it; "generation" is
         its number. A lobby is suspended without that: "lost" tells of it. "ready_to_join": this newcomer waits in
         ``Rank.enter``.
         "regrouped": the planned "generation" has begun here, or has dismissed all that were here. "lobby_failed": the
         newcomers made a mistake; the present generation does not know of it. "scarce": there are no file descriptors
-        for connections, which wait; told once a minute."""
+        for connections, which wait; told once a minute. "failed", "told_lost": that member has called ``Rank.fail``,
+        with these words."""
     def error(self) -> str:
         """The first error, empty while there is none. A suspended generation has none."""
     def waiting(self, longer_than_s: float) -> str:
@@ -302,7 +304,16 @@ class Rank:
     def counters(self) -> dict[str, int]:
         """Counters of this host's engine, as ``Engine.stats``, read from shared memory."""
     def error(self) -> str: ...
-    def close(self) -> None: ...
+    def note_passes(self, passes: int) -> None:
+        """This rank has begun so many backward passes: for the words of errors. Costs one write to memory."""
+    def fail(self, text: str, lost: bool = False) -> None:
+        """``close`` of a rank that ends in the middle of the job: ``text`` says how, for people (2 KiB of UTF-8 are
+        told). It ends the job, elastic ones, too, unless the rank is ``lost`` through no fault of the program."""
+    def close(self, words: str = "") -> None:
+        """Says goodbye. ``words``: the exception that the program is handling."""
+
+def on_system_exit(callback: Callable[[SystemExit], None] | None) -> None:
+    """``callback`` gets each SystemExit that is made by its own constructor, in the thread that makes it."""
 
 def spawn(
     argv: Sequence[str],

@@ -274,6 +274,7 @@ class RankStatus(google.protobuf.message.Message):
     LAST_GENERATION_FIELD_NUMBER: builtins.int
     NEWCOMER_FIELD_NUMBER: builtins.int
     READY_TO_JOIN_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
     rank: builtins.int
     local_rank: builtins.int
     node_id: builtins.str
@@ -303,6 +304,10 @@ class RankStatus(google.protobuf.message.Message):
     """
     ready_to_join: builtins.bool
     """of a newcomer: it waits for entry"""
+    reason: builtins.str
+    """Why it ended before its time: type and whole message of the exception, as the rank told it or as it stands on
+    stderr; or what its node knows of a signal.
+    """
     def __init__(
         self,
         *,
@@ -322,8 +327,9 @@ class RankStatus(google.protobuf.message.Message):
         last_generation: builtins.int = ...,
         newcomer: builtins.bool = ...,
         ready_to_join: builtins.bool = ...,
+        reason: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["error_tail", b"error_tail", "exit_code", b"exit_code", "exited_at", b"exited_at", "follows", b"follows", "last_generation", b"last_generation", "left", b"left", "local_rank", b"local_rank", "log_path", b"log_path", "member", b"member", "newcomer", b"newcomer", "node_id", b"node_id", "pid", b"pid", "rank", b"rank", "ready_to_join", b"ready_to_join", "signal", b"signal", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["error_tail", b"error_tail", "exit_code", b"exit_code", "exited_at", b"exited_at", "follows", b"follows", "last_generation", b"last_generation", "left", b"left", "local_rank", b"local_rank", "log_path", b"log_path", "member", b"member", "newcomer", b"newcomer", "node_id", b"node_id", "pid", b"pid", "rank", b"rank", "ready_to_join", b"ready_to_join", "reason", b"reason", "signal", b"signal", "state", b"state"]) -> None: ...
 
 global___RankStatus = RankStatus
 

@@ -7,6 +7,8 @@ import socket
 
 from bagua.base.errors import ConfigError
 
+LOOPBACK_S = 5.0
+
 
 def split_address(address: str) -> tuple[str, int]:
     """``host:port`` or ``[v6]:port`` -> (host, port). Raises ConfigError."""
@@ -34,6 +36,19 @@ def is_loopback(host: str) -> bool:
     except OSError:
         return False
     return bool(found) and all(ipaddress.ip_address(str(a).split("%")[0]).is_loopback for a in found)
+
+
+def require_loopback() -> None:
+    """Raises ConfigError where processes of this machine can't reach each other by its loopback interface, as in a
+    network namespace that nobody has set up. Many waits would end without a word of it."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=LOOPBACK_S).close()
+    except OSError as error:
+        raise ConfigError(
+            f"This machine can't reach itself at 127.0.0.1: {error.strerror or error}. Is its loopback interface up? "
+            "`ip link set lo up` brings it up; in a container or namespace, whoever made it does that. [BG923]"
+        ) from None
 
 
 def own_address(peer: str) -> str:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import re
 
 _CODE = re.compile(r"\[(BG\d{3})\]")
+_TWICE = re.compile(r"(\[BG\d{3}\])(?:\.? \1)+")
 
 
 class BaguaError(RuntimeError):
     """Root of all exceptions that bagua raises on purpose."""
+
+    def __init__(self, *args: object, **more: object) -> None:
+        # A text may end with the words of another error, and so with the code that is put behind it.
+        super().__init__(*(_TWICE.sub(r"\1", one) if isinstance(one, str) else one for one in args), **more)
 
     @property
     def code(self) -> str:

@@ -12,12 +12,24 @@ from bagua.base.errors import ConfigError
 _SCHEDULERS = ("SLURM_JOB_ID", "PBS_JOBID")
 
 
+def home() -> Path:
+    """Raises ConfigError where neither the environment nor the system says it."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise ConfigError(
+            f"HOME is not set, and user {os.getuid()} is not in the system's list of users, so the folders of Bagua "
+            "have no place. Set HOME to a folder that this user can write, or both BAGUA_CACHE_DIR and "
+            "BAGUA_STATE_DIR. [BG108]"
+        ) from None
+
+
 def state_dir() -> Path:
     """``BAGUA_STATE_DIR``, else ``$XDG_STATE_HOME/bagua``, else ``~/.local/state/bagua``."""
     explicit = os.environ.get("BAGUA_STATE_DIR")
     if explicit:
         return Path(explicit)
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "bagua"
+    return Path(os.environ.get("XDG_STATE_HOME") or home() / ".local" / "state") / "bagua"
 
 
 def cache_dir() -> Path:
@@ -25,7 +37,7 @@ def cache_dir() -> Path:
     explicit = os.environ.get("BAGUA_CACHE_DIR")
     if explicit:
         return Path(explicit)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bagua"
+    return Path(os.environ.get("XDG_CACHE_HOME") or home() / ".cache") / "bagua"
 
 
 def runtime_dir() -> Path:

@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Protocol
 
+from bagua.base.address import is_loopback, require_loopback, split_address
 from bagua.base.child_service import ServiceProcess as ServiceProcess
 from bagua.base.run_folder import StateFolder as StateFolder
 from bagua.cli.signals import uninterrupted
@@ -82,6 +83,8 @@ class EmbeddedCluster:
 
     def start_coordinator(self, *arguments: str, listen: str = "127.0.0.1:0") -> None:
         """Starts the coordinator and waits until it serves. Raises ServiceError with the reason."""
+        if is_loopback(split_address(listen)[0]):
+            require_loopback()
         database = f"sqlite:///{self.state / 'coordinator' / 'bagua.db'}"
         # All of it comes and goes together: ranks need not outlive a coordinator that is away for long.
         more = ["--fence-after", "10", *arguments]

@@ -157,7 +157,7 @@ def _watch(client: Client, job: job_pb2.Job, output: Output, shown: options.Show
         return 130
     finally:
         terminal.close()
-    show_first_error(terminal, job)
+    show_first_error(terminal, job, shown)
     seconds = (job.finished_at or time.time()) - job.created_at
     (terminal.error if job.state == FAILED else terminal.note)(summary(job, seconds))
     if output is Output.json:

@@ -64,13 +64,19 @@ def _prepare_streams() -> None:
                 os.close(opened)
             os.set_inheritable(number, True)
             setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))
-    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+    if isinstance(sys.stdout, TextIOWrapper):  # the C locale's own way fails for what is no byte that it has read
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _bagua() -> None:
     if (program := PROGRAMS.get("".join(sys.argv[1:2]))) is not None:
         program.become(sys.argv[2:])  # at once: a service need not import all other commands first
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UsageError(
+            "The working directory is gone: somebody has removed it. Go to another one: `cd`. [BG903]"
+        ) from None
     from bagua.cli.app import app
 
     app(prog_name="bagua")

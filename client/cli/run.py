@@ -256,7 +256,7 @@ def _report(
     that is started ``again`` so many times yet has no document."""
     from bagua.client.describe import FAILED, job_document, summary
 
-    show_first_error(terminal, job)
+    show_first_error(terminal, job, options.shown)
     if job.state == FAILED:
         terminal.error(summary(job, seconds, logs))
     else:
@@ -268,12 +268,12 @@ def _report(
         print(json_text({**document, "log_dir": logs or None}), flush=True)
 
 
-def show_first_error(terminal: Terminal, job: job_pb2.Job) -> None:
-    """The last words of the rank that failed first; a lone rank's were just seen in its output."""
+def show_first_error(terminal: Terminal, job: job_pb2.Job, shown: options.Shown) -> None:
+    """The last words of the rank that failed first, unless they were just seen in its output."""
     from bagua.client.describe import FAILED, first_failed_rank
 
     rank = first_failed_rank(job) if job.state == FAILED else None
-    if rank is not None and rank.error_tail.strip() and len(job.ranks) > 1:
+    if rank is not None and rank.error_tail.strip() and not shown.shows(rank.rank):
         terminal.error(f"\nThe first error, from rank {rank.rank} on {rank.node_id}:\n{rank.error_tail.rstrip()}\n")
 
 

@@ -37,6 +37,7 @@ def rank_document(rank: common_pb2.RankStatus) -> dict[str, Any]:
         "exit_code": rank.exit_code if exited else None,
         "signal": rank.signal,
         "error_tail": rank.error_tail,
+        "reason": rank.reason,
         "log_path": rank.log_path,
         "exited_at": rank.exited_at or None,
         "member": rank.member,

@@ -62,7 +62,8 @@ AREA = Area(
             "BG108",
             "A folder for state or sockets can't be used",
             "The folder can't be made or written, its disk is full, it belongs to another user, is a link that "
-            "somebody else could have made, or its path is too long for a Unix socket (about 100 characters).",
+            "somebody else could have made, or its path is too long for a Unix socket (about 100 characters). Or there "
+            "is no home to put it in: `HOME` is not set, and the user has no entry in the system's list.",
             "Give a folder of your own with `--state-dir` or `BAGUA_STATE_DIR`; for sockets set `XDG_RUNTIME_DIR`, "
             "or choose a shorter state folder. Make room if the disk is full: services go on by themselves then.",
         ),

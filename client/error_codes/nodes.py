@@ -157,5 +157,19 @@ AREA = Area(
             "Look at the daemon's log and start it again. Unset the variable if you started the script yourself: "
             "then a daemon is started for the job.",
         ),
+        Entry(
+            "BG922",
+            "A debugger has no terminal in a rank",
+            "Ranks of `bagua run` and of daemons have an empty standard input, so `breakpoint()` has nobody to ask.",
+            "Start the script by `python SCRIPT`: it is a job of one rank then, with your terminal. For one of several "
+            "ranks take a debugger that listens, such as `debugpy`.",
+        ),
+        Entry(
+            "BG923",
+            "The machine can't reach itself",
+            "Nobody answers at 127.0.0.1, where the services and ranks of one machine meet: its loopback interface is "
+            "down, as in a network namespace that nobody has set up, or a firewall is in the way.",
+            "`ip link set lo up` as root in that namespace or container. `ip addr show lo` must say UP.",
+        ),
     ),
 )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing.util
 import os
-import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -112,7 +110,6 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
             if not bagua.is_initialized():
                 self._export_ranks()
                 bagua.init_process_group()
-                leave_in_good_order()
             if is_elastic():
                 follow_members(self)
             self._check_world()
@@ -255,18 +252,6 @@ def follow_members(strategy: Any) -> None:
             found.renumber()
 
     bagua.communication.on_membership_change(follow)
-
-
-def leave_in_good_order() -> None:
-    """A process that multiprocessing has forked ends without functions of atexit: it leaves its job all the same,
-    unless an exception ends it."""
-
-    def leave() -> None:
-        if sys.exc_info()[0] is None:
-            bagua.destroy_process_group()
-
-    if multiprocessing.parent_process() is not None:
-        multiprocessing.util.Finalize(None, leave, exitpriority=1)
 
 
 def world_size() -> int:

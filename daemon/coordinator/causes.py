@@ -7,14 +7,10 @@ import signal as signals
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from bagua.base.late import LATE, ORPHANED, OVERDUE, SPENT
-from bagua.base.memory_kills import KILLER
 from bagua.daemon.coordinator.domain import HostRecord, JobRecord, JobState, NodeView, Phase, RankRecord, RankState
 from bagua.daemon.coordinator.options import Options
 
 Nodes = Mapping[str, NodeView]
-KNOWN = (KILLER, LATE, ORPHANED, OVERDUE, SPENT)
-"""Begins of what a node says of a signal."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +56,11 @@ def find_cause(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tu
     indirect = list(_indirect(job, failed))
     if indirect:
         since = min(seen for seen, _ in indirect)
-        if now >= since + options.settle_s:
-            return Cause(JobState.FAILED, indirect[0][1]), None
-        wake.append(since + options.settle_s)
+        told = next(_told(job), None)
+        patience_s = options.settle_s if told is None else options.told_s
+        if now >= since + patience_s:
+            return Cause(JobState.FAILED, indirect[0][1] if told is None else describe_exit(told)), None
+        wake.append(since + patience_s)
     for host in () if goes_on else job.hosts:
         if host.phase is Phase.STOPPED:
             if not host.error and not host.exited:
@@ -85,6 +83,14 @@ def _follows(rank: RankRecord, job: JobRecord) -> bool:
     return rank.follows
 
 
+def _told(job: JobRecord) -> Iterator[RankRecord]:
+    """Ranks that have told why their programs end, before anything else had failed, and whose processes live yet."""
+    for host in job.hosts:
+        for rank in host.ranks:
+            if rank.reason and not rank.follows and not rank.newcomer and rank.state is RankState.RUNNING:
+                yield rank
+
+
 def _indirect(job: JobRecord, failed: list[RankRecord]) -> Iterator[tuple[float, str]]:
     """(when seen, text) of errors that may have a better cause, the clearest first."""
     alone = job.spec.elastic
@@ -99,20 +105,19 @@ def _indirect(job: JobRecord, failed: list[RankRecord]) -> Iterator[tuple[float,
 
 
 def describe_exit(rank: RankRecord) -> str:
-    """How a rank ended, in words; with the last line of what it wrote to stderr, or of what its node knows, if it
-    failed."""
-    lines = [line for line in rank.error_tail.splitlines() if line.strip()]
-    last = lines[-1].strip()[:500] if lines else ""
+    """How a rank ended, in words; and why, if it failed."""
     member = f" (member {rank.number})" if rank.number != rank.rank else ""
     where = f"rank {rank.rank}{member} on node {rank.node_id}"
+    if rank.state is not RankState.EXITED:
+        return f"{where} has failed: {rank.reason}"
     if rank.signal:
         try:
             name = signals.Signals(rank.signal).name
         except ValueError:
             name = f"signal {rank.signal}"
-        why = f". {last}" if last.startswith(KNOWN) else ""
+        why = f". {rank.reason}" if rank.reason else ""
         return f"{where} was killed by {name}{why}"
-    detail = f": {last}" if last and rank.exit_code else ""
+    detail = f": {rank.reason}" if rank.reason and rank.exit_code else ""
     return f"{where} exited with code {rank.exit_code}{detail}"
 
 

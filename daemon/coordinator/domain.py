@@ -114,6 +114,7 @@ class RankRecord:
     left: bool = False  # it has taken leave of its engine, and ends by itself
     newcomer: bool = False  # it came later, and has no state of the job yet
     ready: bool = False  # of a newcomer: it waits for entry
+    reason: str = ""  # why it ended before its time
 
     @property
     def number(self) -> int:
@@ -475,6 +476,7 @@ class LocalRank:
     left: bool = False
     newcomer: bool = False
     ready_to_join: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True)

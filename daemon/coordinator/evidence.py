@@ -29,7 +29,7 @@ class Evidence:
     @property
     def words(self) -> str:
         """The losses, in one sentence without a full stop."""
-        losses = [*self.lost.values(), *(describe_exit(rank) for rank in self.dead)]
+        losses = [*self.lost.values(), *(" ".join(describe_exit(rank).split()) for rank in self.dead)]
         more = f" and {len(losses) - _SHOWN} more" if len(losses) > _SHOWN else ""
         return f"{'; '.join(loss.rstrip('.') for loss in losses[:_SHOWN])}{more}"
 

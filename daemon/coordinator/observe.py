@@ -20,6 +20,8 @@ from bagua.daemon.coordinator.domain import (
 )
 
 MAX_ERROR = 2_000  # characters kept of a node's error
+MAX_REASON = 2_100  # characters kept of why a rank failed
+SHORT_REASON = 200  # the same where thousands have failed
 MAX_TAIL = 8_000  # characters kept of a failed rank's last lines
 MAX_TAILS = 32  # failed ranks of a job whose last lines are kept in full
 MAX_PATH = 4_096
@@ -195,6 +197,8 @@ def _merge_rank(rank: RankRecord, fact: LocalRank, now: float, full_tail: bool) 
         left=rank.left or fact.left,
         newcomer=rank.newcomer and (fact.newcomer or fact.state is not RankState.RUNNING),
         ready=rank.newcomer and fact.ready_to_join,
+        follows=fact.follows,
+        reason=fact.reason[: MAX_REASON if full_tail else SHORT_REASON],
     )
     if fact.state is not RankState.EXITED:
         return rank
@@ -206,7 +210,6 @@ def _merge_rank(rank: RankRecord, fact: LocalRank, now: float, full_tail: bool) 
         error_tail=tail,
         exited_at=fact.exited_at,
         seen_exited_clock=now,
-        follows=fact.follows,
     )
 
 

@@ -15,6 +15,8 @@ class Options:
     # A lost connection or an aborted collective is often seen before the death that caused it: wait so long for a
     # better cause.
     settle_s: float = 1.0
+    # The same for the exit code of a rank that has told why it fails: its node gives it 10 s, and ends it.
+    told_s: float = 13.0
     # The same for an elastic job that is suspended while nobody is known to be lost.
     regroup_s: float = 0.2
     # A host that others have lost, and that has said nothing for so long, is out.

@@ -35,6 +35,7 @@ MAX_SLOTS = 4_096
 MAX_WAIT_S = 30 * 86_400.0
 MAX_FACT = 16 << 10  # characters of one text of a fact
 MAX_RESPAWN = 1_000
+_SHORT_REASON = 200  # characters of why a rank failed, where the last lines have no room
 MAX_TAILS = 8 << 20  # characters of the last lines of all ranks in one answer
 MAX_NUMBER = 2**63 - 1  # that databases take
 
@@ -261,6 +262,7 @@ def _local_rank(rank: common_pb2.RankStatus) -> LocalRank:
         left=rank.left,
         newcomer=rank.newcomer,
         ready_to_join=rank.ready_to_join,
+        reason=_clean(rank.reason),
     )
 
 
@@ -327,6 +329,7 @@ def _rank_messages(ranks: Iterable[RankRecord]) -> list[common_pb2.RankStatus]:
         room -= len(rank.error_tail)
         if room < 0:
             rank.ClearField("error_tail")
+            rank.reason = rank.reason[:_SHORT_REASON]
     return found
 
 
@@ -364,6 +367,7 @@ def rank_message(rank: RankRecord) -> common_pb2.RankStatus:
         member=rank.number,
         newcomer=rank.newcomer,
         ready_to_join=rank.ready,
+        reason=rank.reason,
     )
 
 

@@ -74,12 +74,26 @@ class RankLost(Event):
 
 
 @dataclass(frozen=True)
+class RankTold(Event):
+    """The rank has told why its program ends before its time; ``lost``: through no fault of the program. Its process
+    is about to end."""
+
+    rank: int
+    text: str
+    at: float
+    lost: bool = False
+
+
+@dataclass(frozen=True)
 class RankExited(Event):
+    """``reason``: of a failure, as far as this node knows it."""
+
     rank: int
     exit_code: int
     signal: int
     error_tail: str
     at: float
+    reason: str = ""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from bagua.daemon.node.job_record import JobRecord, journal_entry, local_job
 from bagua.daemon.node.job_specification import JobSpecification
 from bagua.daemon.node.journal import JobEntry, RankEntry
 from bagua.daemon.node.log_file import LogFile, log_path
+from bagua.daemon.node.logs import error_reason, is_crash
 from bagua.daemon.node.membership import LEAVE_S, ended_here
 from bagua.daemon.node.process import signal_group
 from bagua.daemon.node.rank_processes import RankProcesses
@@ -434,12 +435,15 @@ class Job:
         if (rank := self.state.find(member)) is not None and rank.phase is RankPhase.EXITED:
             return  # it was told already
         self._node.lease_over()  # the keeper may have ended the rank: then that is told, not its SIGKILL
-        tail = self._processes.error_tail(member) if code else ""
+        tail = self._processes.error_tail(member, rank.reason if rank is not None else "") if code else ""
+        reason = error_reason(tail) if code > 0 or is_crash(tail) else ""
         if code == -signal.SIGKILL and self.state.phase is Phase.RUNNING:
-            why = self._late.get(member) or ended_here(self.state, member) or self._processes.explain_kill(member)
-            tail = "\n".join(filter(None, (tail, why)))
+            reason = self._late.get(member) or ended_here(self.state, member) or self._processes.explain_kill(member)
+            tail = "\n".join(filter(None, (tail, reason)))
+        elif code == transitions.KILLED_BELOW:
+            reason = f"A process below it was killed by SIGKILL. {self._processes.explain_kill(member)}"
         self._log.info("rank exited", rank=member, exit_code=code)
-        self.post(events.RankExited(member, code, max(0, -code), tail, time.time()))
+        self.post(events.RankExited(member, code, max(0, -code), tail, time.time(), reason))
         self._run(self._record.save())
 
     def _adopted_process_ended(self, rank: int) -> None:

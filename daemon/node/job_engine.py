@@ -186,6 +186,8 @@ class JobEngine:
                 yield events.RankLeft(member, time.time())
             case "lost":
                 yield events.RankLost(member, text or "its connection broke", time.time(), member in after_error)
+            case "failed" | "told_lost" as kind:
+                yield events.RankTold(member, text, time.time(), kind == "told_lost")
             case "error":
                 yield events.EngineFailed(text)
             case "suspended":

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 MAX_ERROR_TAILS = 64
+SHORT_REASON = 200
 SAVE_AGAIN_S = 2.0
 
 _RANK_STATES = {
@@ -71,6 +72,7 @@ def _rank_status(state: JobState, local: int, rank: Rank, with_tail: bool, log_p
         exit_code=rank.exit_code,
         signal=rank.signal,
         error_tail=rank.error_tail if with_tail else "",
+        reason=_reason(rank, with_tail),
         log_path=str(log_path(rank.member) or ""),
         exited_at=rank.exited_at,
         follows=rank.follows,
@@ -79,6 +81,13 @@ def _rank_status(state: JobState, local: int, rank: Rank, with_tail: bool, log_p
         newcomer=rank.newcomer,
         ready_to_join=rank.ready,
     )
+
+
+def _reason(rank: Rank, whole: bool) -> str:
+    """A rank that is lost, and has told so, may live on for a moment: it has not failed."""
+    if rank.told_lost and rank.phase is not RankPhase.EXITED:
+        return ""
+    return rank.reason if whole or not rank.error_tail else rank.reason[:SHORT_REASON]
 
 
 def journal_entry(job_id: str, state: JobState, rank_socket: Path, start_time: Callable[[int], int]) -> JobEntry:
@@ -94,6 +103,7 @@ def journal_entry(job_id: str, state: JobState, rank_socket: Path, start_time: C
             exit_code=rank.exit_code,
             signal=rank.signal,
             error_tail=rank.error_tail,
+            reason=rank.reason,
             exited_at=rank.exited_at,
             follows=rank.follows,
         )

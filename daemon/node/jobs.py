@@ -350,6 +350,7 @@ def _last_words(entry: JobEntry, node_id: str, logs: Path, withdrawn: bool) -> n
             exit_code=rank.exit_code,
             signal=rank.signal,
             error_tail=rank.error_tail,
+            reason=rank.reason,
             log_path=str(log_path(logs, rank.number)),
             exited_at=rank.exited_at,
             follows=rank.follows,

@@ -33,6 +33,7 @@ class RankEntry:
     error_tail: str = ""
     exited_at: float = 0.0
     follows: bool = False
+    reason: str = ""
     member: int = -1  # -1: the same number as rank
 
     @property

@@ -15,6 +15,8 @@ from bagua.daemon.node.job_specification import JobSpecification, Program
 
 _DEFAULTS = {
     "PYTHONUNBUFFERED": "1",
+    "PYTHONFAULTHANDLER": "1",  # a crash by a signal says where it was
+    "PYTHONBREAKPOINT": "bagua.base.debugging.stop",
     # glibc: temporaries of a step stay mapped between steps, instead of being faulted in again page by page
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
@@ -38,7 +40,12 @@ def command(program: Program) -> list[str]:
 
 def work_folder(program: Program) -> Path:
     """Where ranks run: the job's folder, else the daemon's own."""
-    return Path(program.workdir) if program.workdir else Path.cwd()
+    try:
+        return Path(program.workdir) if program.workdir else Path.cwd()
+    except FileNotFoundError:
+        raise LaunchError(
+            "the working directory of the node daemon is gone: name one with --workdir, or restart the daemon [BG903]"
+        ) from None
 
 
 def environment(

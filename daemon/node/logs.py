@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -18,6 +19,13 @@ _READ_BYTES = 64 << 10
 _PIPE_BYTES = 256 << 10
 _DRAIN_BYTES = 16 << 20
 _TRACEBACK = "Traceback (most recent call last)"
+_CRASH = "Fatal Python error: "
+_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # torch's, before each line
+_START = re.compile(rf"^(?:\[rank\d+\]: ?)?(?:Traceback \(most|  \+ Exception Group Traceback|{_CRASH})", re.MULTILINE)
+_OF_GROUP = re.compile(r"^ *\| (?!Traceback )(\S.*)$", re.MULTILINE)
+_FRAME = re.compile(r'^  File ".*$', re.MULTILINE)
+MOST_REASON = 2 << 10
+ERROR_REASON_LINE = 500
 
 
 class RankOutput:
@@ -69,9 +77,9 @@ class RankOutput:
             self._close_reader(reader)
         self.log.close()
 
-    def error_tail(self) -> str:
+    def error_tail(self, told: str) -> str:
         """See :func:`error_tail`."""
-        return error_tail(b"".join(self._tail))
+        return error_tail(b"".join(self._tail), told)
 
     def _pump(self, reader: int) -> int:
         """Moves one block; returns its size, 0 at the end or when there is none."""
@@ -105,11 +113,13 @@ class RankOutput:
             self.log.close()
 
 
-def error_tail(stderr: bytes) -> str:
-    """The last words of a failed rank: from its last traceback on, else its last 20 lines; at most 8 KiB, cut in the
-    middle."""
+def error_tail(stderr: bytes, told: str = "") -> str:
+    """The last words of a failed rank: from its last traceback on, or from that of the exception that it has ``told``;
+    else its last 20 lines; at most 8 KiB, cut in the middle."""
     text = stderr[-STDERR_TAIL_BYTES:].decode("utf-8", "replace").rstrip()
-    at = text.rfind(_TRACEBACK)
+    end = text.rfind("\n" + told.splitlines()[0]) if told else -1
+    starts = [found.start() for found in _START.finditer(text, 0, end if end >= 0 else len(text))]
+    at = starts[-1] if starts else text.rfind(_TRACEBACK)
     if at < 0:
         text = "\n".join(text.splitlines()[-ERROR_TAIL_LINES:])
     else:
@@ -117,3 +127,26 @@ def error_tail(stderr: bytes) -> str:
     if len(text) > ERROR_TAIL_BYTES:
         text = f"{text[: ERROR_TAIL_BYTES // 4]}\n…\n{text[-ERROR_TAIL_BYTES * 3 // 4 :]}"
     return text
+
+
+def is_crash(tail: str) -> bool:
+    """Whether the last words are Python's stack at a crash (faulthandler)."""
+    return tail.startswith(_CRASH)
+
+
+def error_reason(tail: str) -> str:
+    """Type and whole message of the exception at the end of these last words, or where a crash was; else the last
+    line."""
+    text = _PREFIX.sub("", tail)
+    if is_crash(text):
+        where = _FRAME.search(text)
+        return text.partition("\n")[0] + (f", in {where[0].strip()}" if where else "")
+    if text.startswith("  + "):
+        found = "\n".join(_OF_GROUP.findall(text))
+    elif text.startswith(_TRACEBACK):
+        lines = text.splitlines()[1:]
+        first = next((number for number, line in enumerate(lines) if line[:1].strip()), len(lines))
+        found = "\n".join(lines[first:])
+    else:
+        found = text.rstrip().rpartition("\n")[2].strip()[:ERROR_REASON_LINE]
+    return found if len(found) <= MOST_REASON else f"{found[:MOST_REASON]} …"

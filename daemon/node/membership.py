@@ -15,7 +15,6 @@ from bagua.base.late import SPENT, overdue_words
 from bagua.daemon.node.events import (
     Entered,
     Instruction,
-    RankLost,
     ReadyToJoin,
     Regrouped,
     RegroupEngine,
@@ -135,12 +134,12 @@ def suspended(state: JobState, event: Suspended, now: float) -> Step:
     ), []
 
 
-def lost(state: JobState, event: RankLost, now: float) -> JobState:
+def lost(state: JobState, member: int, now: float) -> JobState:
     """The engine has lost a rank whose process may live."""
-    rank = state.find(event.rank)
+    rank = state.find(member)
     if rank is None or rank.phase is not RankPhase.RUNNING or rank.ends_by is not None:
         return state
-    return armed(state.update(event.rank, ends_by=now + LOST_S))
+    return armed(state.update(member, ends_by=now + LOST_S))
 
 
 def overdue(state: JobState, event: TimerFired, now: float) -> Step:

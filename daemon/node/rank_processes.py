@@ -211,9 +211,9 @@ class RankProcesses:
         output = self._outputs.get(member)
         return output.log if output else None
 
-    def error_tail(self, member: int) -> str:
+    def error_tail(self, member: int, told: str) -> str:
         """The last words of a rank that has ended. See ``logs.error_tail``."""
-        return self._outputs[member].error_tail()
+        return self._outputs[member].error_tail(told)
 
     def memory_kill(self, member: int) -> str:
         """Whether the kernel has killed the process for want of memory, in words; empty if that is not known."""

@@ -47,6 +47,8 @@ class Rank:
     exit_code: int = 0
     signal: int = 0
     error_tail: str = ""
+    reason: str = ""  # why it ended before its time
+    told_lost: bool = False  # it has told that, and that its program is not to blame
     exited_at: float = 0.0  # seconds since the epoch
     follows: bool = False  # it ended after the job had failed here
 
@@ -201,7 +203,7 @@ def resumed(
     def found(rank: Rank) -> Rank:
         known = before.get(rank.member)
         if known is not None and known.exited:
-            names = ("pid", "exit_code", "signal", "error_tail", "exited_at", "follows")
+            names = ("pid", "exit_code", "signal", "error_tail", "reason", "exited_at", "follows")
             return replace(rank, phase=RankPhase.EXITED, **{name: getattr(known, name) for name in names})
         if rank.member in pids:
             fresh = rank.newcomer or rank.member in beside.fresh
@@ -214,7 +216,9 @@ def resumed(
         job,
         ranks=tuple(found(rank) for rank in job.ranks),
         lobby=tuple(
-            rank if rank.phase is RankPhase.EXITED else _killed(replace(rank, error_tail=ORPHANED_NEWCOMER))
+            rank
+            if rank.phase is RankPhase.EXITED
+            else _killed(replace(rank, error_tail=ORPHANED_NEWCOMER, reason=ORPHANED_NEWCOMER))
             for rank in given_up
         ),
         leaving=tuple(replace(found(Rank(0, member)), ends_by=leave_by) for member in beside.leaving),

@@ -33,6 +33,7 @@ from bagua.daemon.node.events import (
     RankLeft,
     RankLost,
     RankStarted,
+    RankTold,
     ReadyToJoin,
     Regrouped,
     RegroupEngine,
@@ -53,10 +54,15 @@ from bagua.daemon.node.state import JobState, Phase, RankPhase, describe_exit
 FAILING_S = 5.0
 """How long the other ranks have, after the first failure, to end by their CommunicationError or the coordinator's
 word."""
+TOLD_S = 10.0
+"""The same where a rank has told why it fails: its exit code is waited for, and interpreters take long to end."""
 KILLING_S = 10.0
 """How long a process may take to die of SIGKILL before the job is given up as it is."""
 VERDICT_S = 0.5
 """How long an engine's error waits for the exit of a rank whose connection is gone: that exit is the cause, then."""
+
+KILLED_BELOW = 128 + signal.SIGKILL
+"""Exit code of a shell whose program was killed: in an elastic job the same as if the rank had been."""
 
 Step = tuple[JobState, list[Instruction]]
 Handler = Callable[[JobState, Any, float], Step]
@@ -203,7 +209,34 @@ def _lost(state: JobState, event: RankLost, now: float) -> Step:
     if after is not state and after.adopt and rank is not None:
         text = f"rank {rank.rank} (pid {rank.pid}) on node {state.node_id} is gone: {event.text}"
         return _fail(after, now, text)
-    return (membership.lost(after, event, now) if after.elastic else after), instructions
+    return (membership.lost(after, event.rank, now) if after.elastic else after), instructions
+
+
+def _mark_told(state: JobState, event: RankTold, now: float) -> Step:
+    """The engine has closed its connection."""
+    rank = state.find(event.rank)
+    if rank is None or rank.phase is not RankPhase.RUNNING:
+        return state, []
+    told: dict[str, Any] = {"reason": event.text, "lost": event.lost, "told_lost": event.lost}
+    told["follows"] = _failed(state)
+    if state.adopt:  # nobody tells of the end of its process
+        signum = int(signal.SIGKILL) if event.lost else 0
+        told |= {"phase": RankPhase.EXITED, "exit_code": -signum or 1, "signal": signum}
+        told |= {"error_tail": event.text, "exited_at": event.at}
+    return state.update(event.rank, **told), []
+
+
+def _told(state: JobState, event: RankTold, now: float) -> Step:
+    after, instructions = _mark_told(state, event, now)
+    rank = after.find(event.rank)
+    if after is state or rank is None:
+        return after, instructions
+    if after.elastic and (event.lost or rank.newcomer or rank not in after.ranks):
+        return membership.lost(after, event.rank, now), instructions
+    if event.lost and not after.adopt:
+        return after, instructions  # the engine fails, and its process ends
+    failing, instructions = _fail(after, now, f"rank {rank.rank} (pid {rank.pid}) has failed: {event.text}")
+    return replace(failing, deadline=now + TOLD_S), instructions
 
 
 def _mark_exited(state: JobState, event: RankExited, now: float) -> Step:
@@ -211,7 +244,12 @@ def _mark_exited(state: JobState, event: RankExited, now: float) -> Step:
     if rank is None or rank.phase is RankPhase.EXITED:
         return state, []
     end = {"exit_code": event.exit_code, "signal": event.signal, "error_tail": event.error_tail, "exited_at": event.at}
-    if not rank.lost:  # else the end of its connection has told more exactly
+    end["reason"] = rank.reason or event.reason
+    if state.elastic and (rank.told_lost or event.exit_code == KILLED_BELOW):
+        end |= {"exit_code": -signal.SIGKILL, "signal": int(signal.SIGKILL)}
+    elif rank.reason and event.signal:  # it has failed, and took long to end
+        end |= {"exit_code": 1, "signal": 0}
+    if not rank.lost and not rank.reason:  # else the end of its connection, or the rank, has told more exactly
         end["follows"] = _failed(state)
     return state.update(event.rank, phase=RankPhase.EXITED, **end), []
 
@@ -337,6 +375,7 @@ _BOOKKEEPING: dict[type[Event], Handler] = {
     RankConnected: _connected,
     RankLeft: _left,
     RankLost: _mark_lost,
+    RankTold: _mark_told,
     RankExited: _mark_exited,
     Regrouped: membership.renumber,
     Entered: membership.entered,
@@ -362,6 +401,7 @@ _BY_PHASE: dict[Phase, dict[type[Event], Handler]] = {
         RankConnected: _connected,
         RankLeft: _left,
         RankLost: _lost,
+        RankTold: _told,
         RankExited: _exited,
         EngineFailed: _engine_failed,
         Suspended: membership.suspended,

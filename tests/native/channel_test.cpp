@@ -85,7 +85,16 @@ class FakeEngine final : public ChannelHandler {
   }
   Status destroy(int, uint64_t, uint32_t) override { return Status::ok(); }
   Status enter(int, uint64_t, Fd*) override { return {Code::kTimeout, "never"}; }
-  void left(int) override { ++left_count; }
+  void left(int, const std::string& words) override {
+    std::lock_guard<std::mutex> lock(mutex);
+    last_words = words;
+    ++left_count;
+  }
+  void failed(int, pid_t, bool, const std::string& text) override {
+    std::lock_guard<std::mutex> lock(mutex);
+    last_words = text;
+    ++failed_count;
+  }
   void lost(int, pid_t) override { ++lost_count; }
   void bad_connection() override { ++bad_count; }
   void scarce(const std::string&) override { ++scarce_count; }
@@ -93,9 +102,10 @@ class FakeEngine final : public ChannelHandler {
   GenerationPage* sheet() { return reinterpret_cast<GenerationPage*>(sheet_->data()); }
   RankChannel* channel() { return reinterpret_cast<RankChannel*>(channel_->data()); }
 
-  std::atomic<int> left_count{0}, lost_count{0}, bad_count{0}, scarce_count{0};
+  std::atomic<int> left_count{0}, failed_count{0}, lost_count{0}, bad_count{0}, scarce_count{0};
   std::mutex mutex;
   std::vector<int> declared;
+  std::string last_words;
   std::map<uint64_t, int> adopted;  // segment -> its second byte
 
  private:

@@ -177,14 +177,20 @@ def test_engine_addresses_are_sent_once_all_are_known():
     ("rank", "reason"),
     [
         (
-            over(2, exit_code=1, error_tail="Traceback ...\n  File x\nValueError: 3 is no good\n\n"),
-            "rank 2 on node b exited with code 1: ValueError: 3 is no good",
+            over(2, exit_code=1, error_tail="Traceback ...", reason="ValueError: 3 is\n  no good"),
+            "rank 2 on node b exited with code 1: ValueError: 3 is\n  no good",
         ),
         (over(2, exit_code=3), "rank 2 on node b exited with code 3"),
         (over(3, exit_code=-9, signal=9), "rank 3 on node b was killed by SIGKILL"),
         (over(3, exit_code=-9, signal=9, error_tail="step 7\n"), "rank 3 on node b was killed by SIGKILL"),
         (
-            over(3, exit_code=-9, signal=9, error_tail="step 7\nThe kernel's out-of-memory killer may have ended it."),
+            over(
+                3,
+                exit_code=-9,
+                signal=9,
+                error_tail="step 7",
+                reason="The kernel's out-of-memory killer may have ended it.",
+            ),
             "rank 3 on node b was killed by SIGKILL. The kernel's out-of-memory killer may have ended it.",
         ),
         (over(3, exit_code=-99, signal=99), "rank 3 on node b was killed by signal 99"),
@@ -195,9 +201,22 @@ def test_a_rank_that_ends_badly_fails_the_job_at_once(rank: LocalRank, reason: s
     assert (record.state, record.outcome, record.reason) == (JobState.STOPPING, JobState.FAILED, reason)
 
 
+def test_a_rank_that_has_told_why_it_fails_is_waited_for():
+    told = LocalRank(2, RankState.RUNNING, pid=1, reason="ValueError: x")
+    record = says(
+        says(running(), "b", now=103.0, ranks=[told]), "a", now=103.0, ranks=[over(0, exit_code=1, follows=True)]
+    )
+    waits = step(record, 103.0 + OPTIONS.told_s - 0.1)
+    assert waits.state is JobState.RUNNING
+    assert step(says(record, "b", now=104, ranks=[over(2, exit_code=7, reason="ValueError: x")]), 104).reason == (
+        "rank 2 on node b exited with code 7: ValueError: x"
+    )
+    assert step(record, 103.0 + OPTIONS.told_s).reason == "rank 2 on node b has failed: ValueError: x"
+
+
 def test_the_first_death_is_the_cause_even_if_others_are_seen_first():
-    record = says(running(), "a", ranks=[over(0, exit_code=1, exited_at=50.2, error_tail="OSError: gone")])
-    record = says(record, "b", ranks=[over(3, exit_code=1, exited_at=50.1, error_tail="KeyError: 'x'")])
+    record = says(running(), "a", ranks=[over(0, exit_code=1, exited_at=50.2, reason="OSError: gone")])
+    record = says(record, "b", ranks=[over(3, exit_code=1, exited_at=50.1, reason="KeyError: 'x'")])
     assert step(record, 103).reason == "rank 3 on node b exited with code 1: KeyError: 'x'"
 
 

@@ -81,7 +81,7 @@ def test_who_wants_no_more_gets_nobody():
 @pytest.mark.parametrize(
     ("fact", "words"),
     [
-        ({"ranks": (over(4, exit_code=1, error_tail="KeyError: x"),)}, "exited with code 1: KeyError: x"),
+        ({"ranks": (over(4, exit_code=1, reason="KeyError: x"),)}, "exited with code 1: KeyError: x"),
         ({"ranks": (over(4),)}, "rank 0 (member 4) on node c exited with code 0"),
         ({"ranks": (killed(4),)}, "was killed by SIGKILL"),
         ({"error": "no compiler"}, "node c: no compiler"),
@@ -207,7 +207,7 @@ def test_an_exception_of_a_newcomer_without_state_is_a_loss():
     c.decide()
     c.ready("c")
     c.enter(newcomers=True)
-    c.says("c", *(over(member, exit_code=1, error_tail="other model") for member in (4, 5)))
+    c.says("c", *(over(member, exit_code=1, reason="other model") for member in (4, 5)))
     c.says("a", suspended="host 2 hung up", suspended_nodes=("c",))
     job = c.decide()
     assert (job.state, job.generation, c.members()) == (JobState.RUNNING, 3, [("a", [0, 1]), ("b", [2, 3])])

@@ -124,7 +124,7 @@ def test_what_the_nodes_are_told():
 @pytest.mark.parametrize(
     ("rank", "outcome", "words"),
     [
-        (over(2, exit_code=1, error_tail="ValueError: x"), JobState.FAILED, "exited with code 1: ValueError: x"),
+        (over(2, exit_code=1, reason="ValueError: x"), JobState.FAILED, "exited with code 1: ValueError: x"),
         (over(2, exit_code=3, exited_at=5.0), JobState.FAILED, "rank 2 on node b exited with code 3"),
     ],
 )

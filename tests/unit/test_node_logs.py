@@ -5,12 +5,13 @@ import os
 import resource
 import threading
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagua.daemon.node import log_file
 from bagua.daemon.node.log_file import LogFile, LogLimits
-from bagua.daemon.node.logs import ERROR_TAIL_BYTES, error_tail
+from bagua.daemon.node.logs import ERROR_TAIL_BYTES, error_reason, error_tail
 
 
 async def read_all(log, offset=0, limit=7):
@@ -189,3 +190,34 @@ def test_error_tails():
     long = error_tail(b"Traceback (most recent call last):\n" + b"x" * 30000 + b"\nEnd: 3")
     assert len(long) < ERROR_TAIL_BYTES + 10 and long.startswith("Traceback") and long.endswith("End: 3")
     assert error_tail(b"\xff\xfe") == "\ufffd\ufffd"
+
+
+def test_the_tail_is_that_of_the_exception_that_was_told():
+    of_error = "Traceback (most recent call last):\n  a\nValueError: mine\n  more"
+    later = "\nException ignored in: <x>\nTraceback (most recent call last):\n  b\nOSError: closed"
+    assert error_tail((of_error + later).encode(), "ValueError: mine\n  more").startswith(of_error)
+    assert error_tail((of_error + later).encode(), "sys.exit(3)").endswith("OSError: closed")
+
+
+@pytest.mark.parametrize(
+    ("tail", "reason"),
+    [
+        ("", ""),
+        ("sh: 1: no-such: not found", "sh: 1: no-such: not found"),
+        ("Traceback (most recent call last):\n  File x\n    f()\nA: b\n  c\nd", "A: b\n  c\nd"),
+        ("[rank1]: Traceback (most recent call last):\n[rank1]:   File x\n[rank1]: A: b", "A: b"),
+        (
+            "  + Exception Group Traceback (most recent call last):\n  |   File x\n  | ExceptionGroup: two\n"
+            "  +-+---------------- 1 ----------------\n    | Traceback (most recent call last):\n    |   File y\n"
+            "    | KeyError: 1\n    +------------------------------------",
+            "ExceptionGroup: two\nKeyError: 1",
+        ),
+        (
+            "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
+            '  File "a.py", line 3 in f',
+            'Fatal Python error: Segmentation fault, in File "a.py", line 3 in f',
+        ),
+    ],
+)
+def test_reasons(tail, reason):
+    assert error_reason(error_tail(tail.encode())) == reason

@@ -56,6 +56,21 @@ def test_a_killed_rank_of_an_elastic_job_is_no_failure():
     assert told == [ev.Abort("shapes differ")] and job.error == "shapes differ"
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_a_kill_below_a_rank_is_a_loss(told):
+    """A worker of its DataLoader, as it tells; or its program below a shell, as the exit code says."""
+    events = [ev.RankTold(2, "a worker was killed", 0.0, lost=True), exited(2, 1)] if told else [exited(2, 137)]
+    job, instructions = drive(elastic(), *events)
+    assert not instructions and job.phase is Phase.RUNNING and not job.failure
+    assert (job.ranks[0].exit_code, job.ranks[0].signal) == (-9, 9)
+    assert job.ranks[0].reason == ("a worker was killed" if told else "")
+
+
+def test_a_program_that_fails_ends_an_elastic_job():
+    job, told = drive(elastic(), ev.RankTold(2, "sys.exit(3)", 0.0))
+    assert told == [ev.Abort("rank 2 (pid 72) has failed: sys.exit(3)")] and not job.ranks[0].lost
+
+
 def test_a_daemon_that_stops_does_not_end_the_job_of_the_others():
     _, told = drive(elastic(), ev.StopRequested("SIGTERM", 5.0, error="SIGTERM"))
     assert told == [ev.Withdraw("SIGTERM"), ev.SignalRanks((72, 73), signal.SIGTERM)]
@@ -279,6 +294,7 @@ EVENTS = st.one_of(
     st.builds(ev.RankConnected, MEMBERS),
     st.builds(ev.RankLeft, MEMBERS, st.just(1.0)),
     st.builds(ev.RankLost, MEMBERS, st.just("lost"), st.just(1.0)),
+    st.builds(ev.RankTold, MEMBERS, st.just("told"), st.just(1.0), st.booleans()),
     st.builds(lambda member, end: exited(member, *end), MEMBERS, st.sampled_from([(0, 0), (1, 0), (-9, 9)])),
     st.builds(ev.EngineFailed, st.just("engine")),
     st.builds(ev.Suspended, st.integers(1, 5), st.integers(-1, 2), st.just("gone"), st.just("n")),

@@ -131,6 +131,22 @@ def test_ranks_that_end_after_a_failure_are_marked():
     assert follows(ev.EngineFailed("host c is lost"), exited(2, 1), exited(3, 1)) == [True, True]
 
 
+def test_a_rank_that_tells_why_it_fails_is_the_cause():
+    """The others fail by its word, and may end before its own process does."""
+    job, told = drive(running(), ev.RankTold(2, "ValueError: 3", 0.0), ev.EngineFailed("rank 2 has failed"), now=1.0)
+    assert told == [ev.Abort("rank 2 (pid 72) has failed: ValueError: 3")] and job.error == ""
+    assert job.phase is Phase.FAILING and job.deadline == 1.0 + transitions.TOLD_S
+    job, _ = drive(job, exited(3, 1), exited(2, 7), now=2.0)
+    assert [(rank.exit_code, rank.reason, rank.follows) for rank in job.ranks] == [
+        (7, "ValueError: 3", False),
+        (1, "", True),
+    ]
+    slow, _ = drive(running(), ev.RankTold(2, "ValueError: 3", 0.0), exited(2, -15, 15))
+    assert (slow.ranks[0].exit_code, slow.ranks[0].signal) == (1, 0), "it has failed, and was not killed"
+    adopted, _ = drive(running(adopt=True), ev.RankTold(2, "ValueError: 3", 0.0))
+    assert (adopted.ranks[0].phase, adopted.ranks[0].exit_code) == (RankPhase.EXITED, 1), "nobody tells more of it"
+
+
 def test_ranks_that_others_started():
     job, told = drive(new(adopt=True), READY)
     assert not told and [rank.phase for rank in job.ranks] == [RankPhase.WAITING] * 2
@@ -184,6 +200,7 @@ EVENTS = st.one_of(
     st.builds(ev.RankConnected, RANK),
     st.builds(ev.RankLeft, RANK, st.just(1.0)),
     st.builds(ev.RankLost, RANK, st.just("lost"), st.just(1.0)),
+    st.builds(ev.RankTold, RANK, st.just("told"), st.just(1.0), st.booleans()),
     st.builds(exited, RANK, st.sampled_from([0, 1])),
     st.builds(ev.EngineFailed, st.just("engine")),
     st.builds(ev.WaitsChanged, st.sampled_from(["", "a waits for b"])),

@@ -213,6 +213,7 @@ class HostConnection:
         self._thread = threading.local()
         self._entered: dict[str, Any] | None = None  # a generation that ``enter`` is to return
         self._job_id = admission.job_id
+        self._passes = 0
         self.membership = self._membership(view)
         self.elastic: bool = view["elastic"]
 
@@ -470,7 +471,17 @@ class HostConnection:
         """Counters of this host's engine."""
         return self._rank.counters()
 
-    def close(self) -> None:
-        """Tells the daemon that this rank leaves in good order. Idempotent; in a forked child the parent's stays as
-        it is."""
-        self._rank.close()
+    def note_pass(self) -> None:
+        """One more backward pass of a wrapped model begins, which is synchronised: for the words of errors."""
+        self._passes += 1
+        self._rank.note_passes(self._passes)
+
+    def close(self, words: str = "") -> None:
+        """Tells the daemon that this rank leaves in good order. ``words``: the exception that the program is handling.
+        Idempotent; in a forked child the parent's stays as it is."""
+        self._rank.close(words)
+
+    def fail(self, words: str, lost: bool) -> None:
+        """The same where the program ends before its time, for this reason: the job ends, too. An elastic job goes on
+        where the rank is ``lost`` through no fault of the program."""
+        self._rank.fail(words, lost)

@@ -26,6 +26,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from bagua import csrc
 from bagua.base import launchers
+from bagua.base.address import require_loopback
 from bagua.base.errors import BaguaError, BuildError, ConfigError, ServiceError
 from bagua.torch_api.join import environment
 from bagua.torch_api.join.daemon import DaemonClient
@@ -224,6 +225,7 @@ def _context(place: Place, meeting: Meeting) -> str:
 
 def _start_cluster(place: Place, context: str) -> ServiceProcess:
     """Its first message says where to join."""
+    require_loopback()
     command = ["bagua.daemon.ephemeral", "--nnodes", str(place.nnodes)]
     command += ["--nproc-per-node", str(place.local_world_size), f"--context={context}"]
     if place.nnodes > 1:

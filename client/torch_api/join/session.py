@@ -17,6 +17,7 @@ from bagua.base.errors import BaguaError, CommunicationError, ServiceError
 from bagua.torch_api.join import environment
 from bagua.torch_api.join.connection import Dismissed, HostConnection
 from bagua.torch_api.join.daemon import Admission, DaemonClient
+from bagua.torch_api.join.ending import End
 from bagua.torch_api.join.progress import ProgressReporter, figures
 from bagua.torch_api.join.reports import LISTENERS, Report, as_number
 from bagua.torch_api.join.shared_memory import SharedMemory
@@ -67,6 +68,7 @@ class Session:
         self.elastic = self.connection.elastic
         self.newcomer = self.membership.lobby
         self.dismissed = False
+        self.failed = False
         self.implicit = False  # torch.distributed began it, and the program has not asked for it
         self.companion: Companion | None = None
         self.daemon = daemon
@@ -163,8 +165,14 @@ class Session:
         """``close()`` is called just before the connection is closed."""
         self._closings.append(close)
 
-    def close(self) -> None:
-        """Leaves the job in good order."""
+    def fail(self, end: End) -> None:
+        """The program comes to this end: the others learn it at once. Newcomers fail alone."""
+        if os.getpid() == self.pid and not self.failed and not self.newcomer:
+            self.failed = True
+            self.connection.fail(end.words, end.lost)
+
+    def close(self, words: str = "") -> None:
+        """Leaves the job in good order. ``words``: the exception that the program is handling."""
         if os.getpid() != self.pid:
             return
         self._kept.clear()
@@ -172,7 +180,7 @@ class Session:
             self.progress.close()
         for close in self._closings:
             close()
-        self.connection.close()
+        self.connection.close(words)
 
 
 class _Current:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
+import multiprocessing.util
 import os
 import sys
+from contextlib import suppress
 
 from torch.distributed.distributed_c10d import Store
 
 from bagua.base.errors import BaguaError, ConfigError
 from bagua.torch_api.join import environment, ephemeral, torch_distributed
 from bagua.torch_api.join.daemon import DaemonClient, Membership
+from bagua.torch_api.join.ending import GOOD_ORDER, WATCH, End, end_by
 from bagua.torch_api.join.malloc import keep_memory
 from bagua.torch_api.join.session import CURRENT, Session
 from bagua.torch_api.join.torch_distributed import TorchGroup
@@ -91,7 +95,14 @@ def _begin(session: Session, torch_wanted: bool) -> None:
     torch_group = session.companion = TorchGroup(session, torch_wanted)
     CURRENT.session = session
     _Torch.group, _Torch.begun = torch_group, True
-    atexit.register(_leave, session, torch_group)
+    WATCH.begin(_fail)
+    if not faulthandler.is_enabled() and "PYTHONFAULTHANDLER" not in os.environ:
+        with suppress(OSError, ValueError, RuntimeError):  # standard error is no file
+            faulthandler.enable()
+    atexit.register(_leave_at_exit)
+    if multiprocessing.parent_process() is not None:
+        # Comes before functions of atexit, which a forked process does not have, and sees what ends the program.
+        multiprocessing.util.Finalize(None, _leave_child, exitpriority=1)
 
 
 def destroy_process_group() -> None:
@@ -104,23 +115,50 @@ def destroy_process_group() -> None:
     session, torch_group = CURRENT.session, _Torch.group
     if session is None:
         return
-    session.end()
+    handled = end_by(sys.exception())
+    if not handled.words:  # else this rank may be in the middle of something, and nobody is waited for
+        session.end()
     CURRENT.session = _Torch.group = None
-    atexit.unregister(_leave)
+    atexit.unregister(_leave_at_exit)
     if torch_group is not None:
         torch_group.close()
-    session.close()
+    session.close(handled.words)
 
 
-def _leave(session: Session, torch_group: TorchGroup) -> None:
-    """At the end of the interpreter. A process that ends by an exception does not say goodbye: the daemon then takes it
-    for lost, and the ranks that wait for it learn so at once."""
+def fail(error: BaseException) -> None:
+    """This exception ends the program of this rank, if it is one: the others learn so at once."""
+    _fail(end_by(error))
+
+
+def _fail(end: End) -> None:
+    if CURRENT.session is not None:
+        CURRENT.session.fail(end)
+
+
+def _leave_at_exit() -> None:
+    _leave(WATCH.end())
+
+
+def _leave_child() -> None:
+    """At the end of a process of multiprocessing."""
+    atexit.unregister(_leave_at_exit)
+    _leave(end_by(sys.exception()))
+
+
+def _leave(end: End | None) -> None:
+    """At the end of the process. ``end`` None: it is not known, and the end of the process tells the daemon."""
+    session, torch_group = CURRENT.session, _Torch.group
+    if session is None or torch_group is None or session.pid != os.getpid():
+        return
+    _Torch.group = None
     if session.dismissed:
         torch_group.abandon()
         session.close()
-    elif getattr(sys, "last_exc", None) is None and getattr(sys, "last_value", None) is None:
+    elif end == GOOD_ORDER and not session.failed:
         session.end()
         torch_group.close()
         session.close()
     else:
+        if end is not None:
+            session.fail(end)
         torch_group.abandon()

@@ -51,7 +51,8 @@ def run(
         text = traceback.format_exc()
         channel.send(("error", text if not isinstance(error, KeyboardInterrupt) else "KeyboardInterrupt"))
         sys.stderr.flush()
-        os._exit(1)  # no goodbye: the other ranks learn that this one is lost
+        start.fail(error)
+        os._exit(1)
     sys.stdout.flush()
     sys.stderr.flush()
 

@@ -119,6 +119,8 @@ class BackwardPasses:
             self._reducer.weigh()
         if self._sparse is not None:
             self._sparse.weigh()
+        if self.require_backward_grad_sync:
+            self._session.connection.note_pass()
         self._pass = BackwardPass(self._end_pass)
         self._tracer.backward(self, begin=True)
 

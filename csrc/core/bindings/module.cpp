@@ -93,6 +93,31 @@ void reduce_buffers(int dtype, int op, const std::vector<py::buffer>& inputs, co
          false);
 }
 
+// Called with each SystemExit that is made by its own constructor. The interpreter ends by one without telling anybody
+// its code before functions of atexit run; there is no hook of Python for it.
+PyObject* exit_callback = nullptr;
+initproc make_exit = nullptr;
+
+int make_exit_and_tell(PyObject* self, PyObject* args, PyObject* kwargs) {
+  const int result = make_exit(self, args, kwargs);
+  if (result != 0 || exit_callback == nullptr) return result;
+  PyObject* const done = PyObject_CallFunctionObjArgs(exit_callback, self, nullptr);
+  if (done == nullptr) PyErr_WriteUnraisable(exit_callback);
+  Py_XDECREF(done);
+  return result;
+}
+
+void on_system_exit(const py::object& callback) {
+  PyObject* const before = exit_callback;
+  exit_callback = callback.is_none() ? nullptr : callback.inc_ref().ptr();
+  Py_XDECREF(before);
+  auto* const type = reinterpret_cast<PyTypeObject*>(PyExc_SystemExit);
+  if (make_exit == nullptr) {
+    make_exit = type->tp_init;
+    type->tp_init = &make_exit_and_tell;
+  }
+}
+
 void bind_functions(py::module_* module) {
   module->def("spawn", &start_process, py::arg("argv"), py::arg("env"), py::arg("cwd"), py::arg("stdout_fd"),
               py::arg("stderr_fd"), py::arg("death_signal") = 9, py::arg("user") = std::optional<UserTuple>());
@@ -105,6 +130,7 @@ void bind_functions(py::module_* module) {
         return crc32c(info.ptr, static_cast<size_t>(info.size * info.itemsize), seed);
       },
       py::arg("data"), py::arg("seed") = 0);
+  module->def("on_system_exit", &on_system_exit, py::arg("callback"));
   module->def(
       "hmac_sha256",
       [](const py::bytes& key, const py::bytes& data) {

@@ -338,7 +338,14 @@ void bind_rank(py::module_* module) {
       .def("counters", [](Rank& rank) { return counters_dict(*rank.client().counters()); })
       .def("host_api", &Rank::host_api)
       .def("error", [](Rank& rank) { return text(rank.client().error()); })
-      .def("close", [](Rank& rank) { rank.client().close(); }, Release());
+      .def(
+          "note_passes", [](Rank& rank, uint64_t passes) { rank.client().note_passes(passes); }, py::arg("passes"))
+      .def(
+          "fail", [](Rank& rank, const std::string& text, bool lost) { rank.client().fail(text, lost); },
+          py::arg("text"), py::arg("lost") = false, Release())
+      .def(
+          "close", [](Rank& rank, const std::string& words) { rank.client().close(words); }, py::arg("words") = "",
+          Release());
 }
 
 }  // namespace bagua

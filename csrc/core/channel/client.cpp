@@ -162,15 +162,32 @@ Status ChannelClient::destroy_comm(uint32_t comm) {
   return status.code() == Code::kRegrouped ? Status::ok() : status;  // the next daemon does not know of it
 }
 
-void ChannelClient::close() {
-  if (getpid() == pid_) {
-    Request request;
-    request.type = Message::kBye;
-    Reply reply;
-    // The channel is closed, whatever the answer.
-    static_cast<void>(ask(request, {}, std::min<int64_t>(timeout_ns_, 2'000'000'000), &reply, nullptr));
-  }
+void ChannelClient::close(const std::string& words) {
+  Request request;
+  request.type = Message::kBye;
+  part(request, words);
+}
+
+void ChannelClient::fail(const std::string& text, bool lost) {
+  Request request;
+  request.type = Message::kFailed;
+  request.value = lost ? 1 : 0;
+  part(request, text);
+}
+
+void ChannelClient::part(Request request, const std::string& words) {
   const Lock lock(request_mutex_);
+  if (getpid() == pid_ && socket_.valid()) {
+    const std::string told = words.substr(0, kMaxWords);
+    request.members = static_cast<uint32_t>(told.size());
+    std::vector<char> packet = packet_of(request, {});
+    packet.insert(packet.end(), told.begin(), told.end());
+    Reply reply;
+    bool answered = false;
+    const int64_t deadline = now_ns() + std::min<int64_t>(timeout_ns_, 2'000'000'000);
+    // The channel is closed, whatever the answer.
+    static_cast<void>(converse(socket_.get(), packet, -1, deadline, &reply, nullptr, &answered));
+  }
   socket_fd_.store(-1);
   socket_.reset();
 }

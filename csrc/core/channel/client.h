@@ -132,8 +132,14 @@ class ChannelClient {
   const Counters* counters() const { return &page()->counters; }
   // The page of the present generation; always at the same address.
   GenerationPage* sheet() const { return reinterpret_cast<GenerationPage*>(sheet_memory_->data()); }
-  // Says goodbye and closes the socket. Idempotent. In a forked child it only closes.
-  void close();
+  // Says goodbye and closes the socket. Idempotent. In a forked child it only closes. `words`, for people: the
+  // exception that the program is handling, if any. The first kMaxWords bytes are told.
+  void close(const std::string& words = "");
+  // The same of a rank that ends in the middle of the job: `text`, for people: why. `lost`: through no fault of the
+  // program.
+  void fail(const std::string& text, bool lost);
+  // This rank has begun so many backward passes.
+  void note_passes(uint64_t passes) { channel()->passes.store(passes, std::memory_order_relaxed); }
 
  private:
   // This rank's view of a communicator.
@@ -171,6 +177,8 @@ class ChannelClient {
   Status await_change(uint32_t seen, int64_t deadline_ns, const Interrupt& interrupt);
   Status ask(const Request& request, const std::vector<int>& members, int64_t timeout_ns, Reply* reply,
              std::vector<Fd>* descriptors);
+  // The last request.
+  void part(Request request, const std::string& words);
   void note_members(uint32_t comm, const std::vector<int>& ranks) REQUIRES(submit_mutex_);
   void forget_members(uint32_t comm) REQUIRES(submit_mutex_);
   // Puts one into the ring; true if the daemon must be woken for it.

@@ -1,4 +1,5 @@
 // Operations of a rank: submitted, or done in a meeting, and waited for.
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -31,6 +32,28 @@ class MeetingThread {
 
  private:
   std::atomic<const void*>* const place_;
+};
+
+// Not of a forked child: this rank's channel is none of its business.
+bool on_main_thread() {
+  static thread_local const bool main = syscall(SYS_gettid) == getpid();
+  return main;
+}
+
+// Notes for which slot the main thread waits, until the end of the block.
+class MainWaits {
+ public:
+  MainWaits(std::atomic<uint32_t>* place, uint32_t slot) : place_(on_main_thread() ? place : nullptr) {
+    if (place_ != nullptr) place_->store(slot + 1, std::memory_order_relaxed);
+  }
+  ~MainWaits() {
+    if (place_ != nullptr) place_->store(0, std::memory_order_relaxed);
+  }
+  MainWaits(const MainWaits&) = delete;
+  MainWaits& operator=(const MainWaits&) = delete;
+
+ private:
+  std::atomic<uint32_t>* const place_;
 };
 
 // By all members of its communicator, in order.
@@ -123,6 +146,7 @@ Status ChannelClient::meet(const Descriptor& descriptor, uint64_t generation, co
 }
 
 bool ChannelClient::hand_over(const Descriptor& descriptor, bool counted, uint64_t* ticket) {
+  if (!on_main_thread()) channel()->other_threads.store(1, std::memory_order_relaxed);
   const uint32_t index = free_.back();
   free_.pop_back();
   *ticket = next_ticket_++ * kSlots + index;
@@ -244,6 +268,7 @@ Status ChannelClient::await(Slot* slot, int64_t deadline_ns, const Interrupt& in
     if (spin >= spins_) break;
     spin_pause();
   }
+  const MainWaits noted(&channel()->main_waits, static_cast<uint32_t>(slot - channel()->slots));
   for (;;) {
     // The state says that somebody sleeps; the daemon then wakes. If it got ahead of us, the exchange fails.
     uint32_t expected = kSubmitted;

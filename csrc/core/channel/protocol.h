@@ -2,7 +2,7 @@
 //
 // rank -> daemon  Hello, first; then Require, Alloc, AllocForPeers, Borrow, Free, Comm, DestroyComm, Enter in any
 // order;
-//                 Bye, last.
+//                 Bye or Failed, last.
 // daemon -> rank  one Reply to each, in order. The reply to Hello carries three descriptors (JobPage, GenerationPage,
 //                 RankChannel), the replies to Alloc, AllocForPeers and Borrow one (the segment), that to Enter one
 //                 (the page of a generation that is newer than the rank's) or none (there is none yet; JobPage::changes
@@ -10,7 +10,8 @@
 // Hello may carry the page that tells of the rank's death (lifeline.h).
 // A member of an elastic job that has lost its daemon says Hello to the one that was started in its place, then Offer
 // for each of its segments, with one descriptor.
-// Requests have a fixed size per type (Comm: header and `members` numbers). Anything else closes the connection.
+// Requests have a fixed size per type (Comm: header and `members` numbers; Bye, Failed: header and `members` bytes of
+// text, for people: how the rank ends). Anything else closes the connection.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +27,7 @@ namespace bagua {
 constexpr uint32_t kProtocolMagic = 0x41475542;  // "BUGA", little-endian
 constexpr size_t kTokenBytes = 32;
 constexpr size_t kReplyText = 1024;
+constexpr size_t kMaxWords = 2048;  // of Bye and Failed: the errors of ranks (kErrorBytes) hold them
 
 enum class Message : uint32_t {
   kHello = 1,
@@ -38,7 +40,8 @@ enum class Message : uint32_t {
   kEnter = 8,
   kOffer = 9,
   kAllocForPeers = 10,
-  kBorrow = 11
+  kBorrow = 11,
+  kFailed = 12
 };
 
 struct Request {
@@ -47,9 +50,9 @@ struct Request {
   uint32_t version = 0;  // kHello
   uint32_t member = 0;   // kHello; kBorrow: the owner
   // kAlloc, kAllocForPeers, kRequire: bytes. kFree, kOffer, kBorrow: segment. kComm, kDestroyComm: communicator.
-  // kEnter: generation
+  // kEnter: generation. kFailed: 1 if the rank is lost, and has not failed by itself
   uint64_t value = 0;
-  uint32_t members = 0;  // kComm: how many ranks follow, as uint32
+  uint32_t members = 0;  // kComm: how many ranks follow, as uint32. kBye, kFailed: how many bytes
   // kComm, kDestroyComm: that which the process has entered last, the low half of the number. The engine may be ahead.
   uint32_t generation = 0;
   uint8_t token[kTokenBytes] = {};  // kHello

@@ -146,23 +146,28 @@ void ChannelServer::read(Connection* connection) {
     }
     Request request;
     std::vector<int> ranks;
+    std::string words;
     bool fits = bytes >= sizeof request;
     if (fits) {
       memcpy(&request, buffer_.data(), sizeof request);
       const uint32_t n = request.type == Message::kComm ? request.members : 0;
-      fits = request.magic == kProtocolMagic && n <= kMaxMembers && bytes == sizeof request + n * sizeof(uint32_t);
+      const bool last = request.type == Message::kBye || request.type == Message::kFailed;
+      const size_t text = last ? request.members : 0;
+      fits = request.magic == kProtocolMagic && n <= kMaxMembers && text <= kMaxWords &&
+             bytes == sizeof request + n * sizeof(uint32_t) + text;
+      if (fits) words.assign(buffer_.data() + sizeof request, text);
       for (uint32_t i = 0; fits && i < n; ++i) {
         uint32_t rank;
         memcpy(&rank, buffer_.data() + sizeof request + i * sizeof rank, sizeof rank);
         ranks.push_back(rank > INT32_MAX ? -1 : static_cast<int>(rank));
       }
     }
-    if (!fits || !handle(connection, request, ranks, passed)) close(connection, true);
+    if (!fits || !handle(connection, request, ranks, words, passed)) close(connection, true);
   }
 }
 
 bool ChannelServer::handle(Connection* connection, const Request& request, const std::vector<int>& ranks,
-                           const std::vector<Fd>& passed) {
+                           const std::string& words, const std::vector<Fd>& passed) {
   if (request.type == Message::kHello) return hello(connection, request, passed);
   if (connection->member < 0) return false;
   const int member = connection->member;
@@ -205,8 +210,16 @@ bool ChannelServer::handle(Connection* connection, const Request& request, const
       reply(connection, Status::ok(), 0, 0, nullptr, 0);
       connection->member = -1;
       close(connection, false);
-      handler_->left(member);
+      handler_->left(member, words);
       return true;
+    case Message::kFailed: {
+      reply(connection, Status::ok(), 0, 0, nullptr, 0);
+      const pid_t pid = connection->pid;
+      connection->member = -1;
+      close(connection, false);
+      handler_->failed(member, pid, request.value == 1, words);
+      return true;
+    }
     default:
       return false;
   }

@@ -42,7 +42,10 @@ class ChannelHandler {
   virtual Status destroy(int member, uint64_t comm, uint32_t generation) = 0;
   // The page of a generation after `generation`; kTimeout: there is none yet.
   virtual Status enter(int member, uint64_t generation, Fd* descriptor) = 0;
-  virtual void left(int member) = 0;             // said goodbye
+  // Said goodbye; `words`, for people: what it was handling then, empty if nothing.
+  virtual void left(int member, const std::string& words) = 0;
+  // Ends in the middle of the job: `text`, for people: why. `lost`: through no fault of the program.
+  virtual void failed(int member, pid_t pid, bool lost, const std::string& text) = 0;
   virtual void lost(int member, pid_t pid) = 0;  // died, or broke the protocol
   virtual void bad_connection() = 0;
   virtual void scarce(const std::string& text) = 0;  // there are no descriptors for connections; for the log
@@ -77,7 +80,7 @@ class ChannelServer {
   void accept_all();
   void drop_idle(int64_t now);
   void read(Connection* connection);
-  bool handle(Connection* connection, const Request& request, const std::vector<int>& ranks,
+  bool handle(Connection* connection, const Request& request, const std::vector<int>& ranks, const std::string& words,
               const std::vector<Fd>& passed);
   bool hello(Connection* connection, const Request& request, const std::vector<Fd>& passed);
   bool reply(Connection* connection, const Status& status, uint64_t value, uint64_t bytes, const int* fds, int n);

@@ -264,6 +264,32 @@ std::string Communicator::needs(int rank, uint64_t remote) const {
   return "";
 }
 
+std::vector<int> Communicator::awaited(int rank, const Descriptor& mine, std::string* name) const {
+  const Lock lock(mutex_);
+  const Kind kind = static_cast<Kind>(mine.kind);
+  if (kind != Kind::kSend && kind != Kind::kRecv) return awaited_collective(rank, name);
+  const int index = index_of(rank), other = mine.root;
+  if (other < 0 || other >= size() || topology_.host_of(other) != topology_.host) return {};
+  const bool sends = kind == Kind::kSend;
+  const auto lanes = lanes_.find({sends ? other : index, mine.tag});
+  if (lanes == lanes_.end()) return {};
+  const auto lane = lanes->second.find(sends ? index : other);
+  if (lane == lanes->second.end() || (sends ? lane->second.sends : lane->second.recvs).empty()) return {};
+  *name = operation_name(mine, sends ? pairs_of(index, other) : pairs_of(other, index));
+  return {rank_of(other)};
+}
+
+std::vector<int> Communicator::awaited_collective(int rank, std::string* name) const {
+  const std::deque<Operation>& own = queues_[static_cast<size_t>(member_of(rank))];
+  if (own.empty()) return {};  // all have it
+  std::vector<int> missing;
+  for (size_t m = 0; m < queues_.size(); ++m) {
+    if (queues_[m].empty()) missing.push_back(local_ranks_[m]);
+  }
+  *name = operation_name(own.front().descriptor, sequence_);
+  return missing;
+}
+
 std::string Communicator::describe(int64_t now, int64_t before_ns) const {
   const Lock lock(mutex_);
   return describe_collectives(now, before_ns) + describe_lanes(now, before_ns);

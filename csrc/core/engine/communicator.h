@@ -88,6 +88,9 @@ class Communicator {
   // Names an operation that waits for local rank `rank`, which has nothing more to come; empty if none does. The other
   // hosts have begun `remote` collectives.
   std::string needs(int rank, uint64_t remote) const;
+  // Local ranks without which the operation `mine`, that local rank `rank` has submitted and waits for, does not begin;
+  // `name`: the name of the one that waits for them, which may be an earlier one. Empty: there are none.
+  std::vector<int> awaited(int rank, const Descriptor& mine, std::string* name) const;
   // Lines about operations that have waited since before `before_ns`.
   std::string describe(int64_t now, int64_t before_ns) const;
 
@@ -116,6 +119,7 @@ class Communicator {
   // Takes a send that another host has offered to this target, or waits.
   void push_from_any(Operation operation) REQUIRES(mutex_);
   Operation pop_from_any(std::map<Target, std::deque<Operation>>::iterator any) REQUIRES(mutex_);
+  std::vector<int> awaited_collective(int rank, std::string* name) const REQUIRES(mutex_);
   std::string describe_collectives(int64_t now, int64_t before_ns) const REQUIRES(mutex_);
   std::string describe_lanes(int64_t now, int64_t before_ns) const REQUIRES(mutex_);
 

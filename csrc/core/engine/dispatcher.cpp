@@ -20,7 +20,11 @@ int spin_count(size_t local_ranks) {
 }  // namespace
 
 Dispatcher::Dispatcher(GenerationState* state, Registry* registry)
-    : state_(state), page_(&state->job().page()), registry_(registry), spins_(spin_count(state->locals().size())) {}
+    : state_(state),
+      page_(&state->job().page()),
+      registry_(registry),
+      spins_(spin_count(state->locals().size())),
+      circle_(state, registry) {}
 
 void Dispatcher::start() {
   local_ = std::make_unique<LocalExecutor>(state_);
@@ -49,6 +53,7 @@ void Dispatcher::run() {
       flush();
     } else {
       check_departed(departed);
+      if (!worked) check_circle();
     }
     if (!worked) sleep(seen);
   }
@@ -174,6 +179,13 @@ void Dispatcher::note_step(const Collective& operation) {
   if (const int64_t median = steps_.median(); median > 0) state_->set_step_ns(median);
 }
 
+void Dispatcher::check_circle() {
+  const int64_t now = now_ns();
+  if (now - looked_ns_ < kNsPerS) return;
+  looked_ns_ = now;
+  if (const std::string words = circle_.look(now); !words.empty()) state_->fail(words);
+}
+
 std::vector<int> Dispatcher::departed_ranks() const {
   std::vector<int> departed;
   for (const auto& [rank, port] : state_->locals()) {
@@ -190,11 +202,31 @@ void Dispatcher::check_departed(const std::vector<int>& departed) {
       if (comm->executor != nullptr && comm->index_of(rank) >= 0) comm->executor->note_left(rank);
       const std::string needed_by = comm->needs(rank, remote);
       if (needed_by.empty()) continue;
-      state_->fail("rank " + std::to_string(rank) + " has left the job in good order, but " + needed_by +
-                   " needs it: did it skip an operation that the others called?");
+      state_->fail(left_text(rank, needed_by));
       return flush();
     }
   }
+}
+
+std::string Dispatcher::left_text(int left, const std::string& needed_by) const {
+  uint64_t done = 0, most = 0;
+  std::string counts, farewell;
+  for (const auto& [rank, port] : state_->locals()) {
+    const RankChannel* channel = port->channel.load(std::memory_order_acquire);
+    const uint64_t passes = channel == nullptr ? 0 : channel->passes.load(std::memory_order_relaxed);
+    if (rank == left) {
+      done = passes;
+      farewell = port->farewell;
+    }
+    most = std::max(most, passes);
+    counts += (counts.empty() ? "rank " : ", rank ") + std::to_string(rank) + ": " + std::to_string(passes);
+  }
+  const std::string who = "rank " + std::to_string(left) + " has left the job";
+  if (!farewell.empty()) return who + ", but " + needed_by + " needs it. It left while it handled " + farewell;
+  const std::string text = who + " in good order, but " + needed_by + " needs it: ";
+  if (done >= most) return text + "did it skip an operation that the others called?";
+  return text + "it had fewer batches than others. Backward passes so far: " + counts +
+         ". Give all ranks as many, or train inside of bagua.join(model), which lets them have different numbers";
 }
 
 void Dispatcher::flush() {

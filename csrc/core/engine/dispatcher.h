@@ -6,9 +6,11 @@
 
 #include <atomic>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "engine/circle.h"
 #include "engine/generation_state.h"
 #include "engine/local_executor.h"
 #include "engine/ranks.h"
@@ -38,6 +40,10 @@ class Dispatcher {
   void check_departed(const std::vector<int>& departed);
   void flush();
   void note_step(const Collective& operation);
+  // Ends the generation if local ranks wait for each other in a circle.
+  void check_circle();
+  // Why an operation needs a local rank that has left, and what to do.
+  std::string left_text(int left, const std::string& needed_by) const;
   void sleep(uint32_t seen);
   void reject(const Operation& operation) const;
 
@@ -50,7 +56,9 @@ class Dispatcher {
   std::atomic<bool> stopping_{false};
   std::atomic<uint32_t> rounds_{0};  // of taking all; futex word of look()
   std::atomic<int> lookers_{0};
-  StepClock steps_;  // dispatcher's thread only
+  StepClock steps_;  // dispatcher's thread only, like the next two
+  Circle circle_;
+  int64_t looked_ns_ = 0;  // for a circle
   std::thread thread_;
 };
 

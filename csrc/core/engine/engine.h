@@ -74,7 +74,8 @@ class Engine final : private ChannelHandler {
   void carry_out(const Plan& plan) REQUIRES(lifecycle_mutex_);
   void note_absence(int member, bool lost);
   bool was_dismissed(int member);
-  void note_gone(int member, Phase phase);
+  // `words`: how it ended, for people, where it is lost or has failed; `fault`: the program's, which ends elastic jobs.
+  void note_gone(int member, Phase phase, const std::string& words = "", bool fault = false);
   std::shared_ptr<Generation> generation() const;
   std::shared_ptr<Generation> lobby() const;  // nullptr: there is none
   // The present generation, or the lobby if it is a member there.
@@ -90,8 +91,9 @@ class Engine final : private ChannelHandler {
   Status declare(int member, uint64_t comm, uint32_t generation, const std::vector<int>& ranks) override;
   Status destroy(int member, uint64_t comm, uint32_t generation) override;
   Status enter(int member, uint64_t generation, Fd* descriptor) override;
-  void left(int member) override;
+  void left(int member, const std::string& words) override;
   void lost(int member, pid_t pid) override;
+  void failed(int member, pid_t pid, bool lost, const std::string& text) override;
   void bad_connection() override;
   void scarce(const std::string& text) override;
 

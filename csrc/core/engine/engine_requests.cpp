@@ -117,8 +117,8 @@ Status Engine::destroy(int member, uint64_t comm, uint32_t generation) {
   return mine->destroy(member, comm);
 }
 
-void Engine::left(int member) {
-  const bool known = job_.ranks().set_phase(member, Phase::kLeft);
+void Engine::left(int member, const std::string& words) {
+  const bool known = job_.ranks().set_phase(member, Phase::kLeft, words);
   note_absence(member, false);
   job_.segments().free_all(member);
   job_.events().tell("left", member, "");
@@ -130,8 +130,20 @@ void Engine::lost(int member, pid_t pid) {
   note_absence(member, true);
   const std::string who = process_text(generation_of(member)->membership(), member, pid);
   job_.events().tell("lost", member, who + " went away without leaving");
-  if (known) note_gone(member, Phase::kLost);
+  if (known) {
+    note_gone(member, Phase::kLost,
+              who + " went away without leaving: it crashed, was killed, or ended in the middle of the job");
+  }
   job_.segments().free_all(member);  // last: what it had submitted must not be taken for a mistake
+}
+
+void Engine::failed(int member, pid_t pid, bool lost, const std::string& text) {
+  const bool known = job_.ranks().set_phase(member, Phase::kLost);
+  note_absence(member, true);
+  job_.events().tell(lost ? "told_lost" : "failed", member, text);
+  const std::string who = process_text(generation_of(member)->membership(), member, pid);
+  if (known) note_gone(member, Phase::kLost, who + (lost ? " is lost: " : " has failed: ") + text, !lost);
+  job_.segments().free_all(member);
 }
 
 void Engine::note_absence(int member, bool lost) {
@@ -146,7 +158,7 @@ bool Engine::was_dismissed(int member) {
 }
 
 // After its phase was set. A member that is in no generation any more, or is dismissed, is nobody's loss.
-void Engine::note_gone(int member, Phase phase) {
+void Engine::note_gone(int member, Phase phase, const std::string& words, bool fault) {
   const std::shared_ptr<Generation> mine = generation_of(member);
   const Membership& membership = mine->membership();
   if (membership.rank_of(member) < 0) return;
@@ -154,9 +166,7 @@ void Engine::note_gone(int member, Phase phase) {
     mine->await_no_more(member);
     job_.page().ring_doorbell();
   } else if (phase == Phase::kLost && !was_dismissed(member)) {
-    const std::string who = process_text(membership, member, job_.ranks().pid(member));
-    mine->lose(
-        {who + " went away without leaving: it crashed, was killed, or ended in the middle of the job", member, -1});
+    fault && !membership.lobby ? mine->abort(words) : mine->lose({words, member, -1});
   }
 }
 

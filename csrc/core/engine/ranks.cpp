@@ -91,11 +91,13 @@ Status RankTable::join(uint32_t member, const uint8_t* token, pid_t pid, Fd* des
   return Status::ok();
 }
 
-bool RankTable::set_phase(int member, Phase phase) {
+bool RankTable::set_phase(int member, Phase phase, const std::string& words) {
   const Lock lock(mutex_);
   Port* port = find(member);
-  if (port != nullptr) port->phase.store(phase, std::memory_order_release);
-  return port != nullptr;
+  if (port == nullptr) return false;
+  if (port->phase.load() != Phase::kLeft) port->farewell = words;
+  port->phase.store(phase, std::memory_order_release);
+  return true;
 }
 
 bool RankTable::take(Port* port, Operation* out, Status* status) {

@@ -36,6 +36,7 @@ struct Port {
   int member = -1;
   std::vector<uint8_t> token;
   std::atomic<Phase> phase{Phase::kAbsent};
+  std::string farewell;  // of kLeft, set before it: what it was handling then
   std::atomic<pid_t> pid{0};
   std::atomic<RankChannel*> channel{nullptr};  // set once, after memory
   std::shared_ptr<Mapping> memory;
@@ -56,8 +57,8 @@ class RankTable {
   // Makes the member's channel. kInvalid in words: it is unknown, the token is wrong, or it has joined before.
   Status join(uint32_t member, const uint8_t* token, pid_t pid, Fd* descriptor);
   pid_t pid(int member) const;  // 0: it has not joined
-  // False: it is unknown.
-  bool set_phase(int member, Phase phase);
+  // False: it is unknown. `words`: see Port::farewell.
+  bool set_phase(int member, Phase phase, const std::string& words = "");
 
   // The next submission that has not been taken; false if there is none. kCorrupt if the counters can't be right:
   // "wrote a ...". Dispatcher only.

@@ -378,3 +378,93 @@ def test_a_model_that_memory_does_not_suffice_for_is_refused_on_every_rank(ranks
         assert "31 MiB for rank" in text and "the limit of this engine, 40 MiB" in text, text
         assert held < 10 << 20 and trained
     assert "Another rank failed. rank 1" in found[0][0]
+
+
+def rank_ends(how: str) -> str:
+    """Rank 1 comes to its end before the others have done with it."""
+    bagua.init_process_group()
+    bagua.barrier()
+    if bagua.get_rank() == 1:
+        if how == "code":
+            sys.exit(3)
+        if how == "text":
+            raise SystemExit("no such file: data.csv")
+        if how == "after":
+            try:
+                raise OSError("the disk is full")
+            except OSError:
+                sys.exit(4)
+        if how == "finally":
+            try:
+                raise ValueError("not a number")
+            finally:
+                bagua.destroy_process_group()
+        if how == "notes":
+            error = ExceptionGroup("two things", [KeyError("a"), TypeError("b")])
+            error.add_note("while reading")
+            raise error
+        try:  # it ends by itself
+            sys.exit(5)
+        except SystemExit:
+            return ""
+    with pytest.raises(CommunicationError) as told:
+        bagua.allreduce_inplace(torch.ones(1))
+    return str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "words"),
+    [
+        ("code", 3, ["has failed: sys.exit(3)"]),
+        ("text", 1, ["has failed: sys.exit('no such file: data.csv')"]),
+        ("after", 4, ["has failed: sys.exit(4) after OSError: the disk is full"]),
+        ("finally", 1, ["has left the job, but", "while it handled ValueError: not a number"]),
+        ("notes", 1, ["ExceptionGroup: two things", "while reading", "KeyError: 'a'", "TypeError: b"]),
+        ("caught", 0, ["has left the job in good order"]),
+    ],
+)
+def test_the_others_learn_how_a_rank_ended(ranks: Any, how: str, code: int, words: list[str]) -> None:
+    started = ranks.start(rank_ends, 2, how=how)
+    ranks.wait(60)
+    assert started[1].process.returncode == code, started[1].output
+    text = started[0].result()
+    assert "rank 1" in text and all(part in text for part in words), text
+
+
+def rank_waits_in_a_circle() -> str:
+    bagua.init_process_group()
+    group = bagua.communication.new_group([0, 1]).get_global_communicator()
+    bagua.barrier(group)
+    with pytest.raises(CommunicationError) as told:
+        if bagua.get_rank() == 0:
+            bagua.allreduce_inplace(bagua.empty(1 << 16))
+        elif bagua.get_rank() == 1:
+            bagua.broadcast(bagua.empty(1 << 16), src=0, comm=group)
+        else:
+            bagua.barrier()
+    return str(told.value)
+
+
+def test_ranks_that_wait_for_each_other_learn_it(ranks: Any) -> None:
+    """Long before the limit of waits, and each where it waits."""
+    texts = ranks.run(rank_waits_in_a_circle, 3)
+    assert len(set(texts)) == 1 and "[BG502]" in texts[0]
+    for words in ("rank 0 in all-reduce", "for rank 1", "rank 1 in broadcast", "for rank 0"):
+        assert words in texts[0], texts[0]
+
+
+def rank_has_other_batches() -> str:
+    bagua.init_process_group()
+    model = wrap(nn.Linear(4, 4))
+    with pytest.raises(CommunicationError) as told:
+        for _ in range(3 + 2 * bagua.get_rank()):
+            model(torch.ones(2, 4)).sum().backward()
+        bagua.destroy_process_group()
+        raise CommunicationError("done")
+    return str(told.value)
+
+
+def test_different_numbers_of_batches_are_named(ranks: Any) -> None:
+    done, text = ranks.run(rank_has_other_batches, 2)
+    assert done == "done"
+    assert "rank 0: 3, rank 1: 4" in text and "bagua.join" in text and "[BG502]" in text, text

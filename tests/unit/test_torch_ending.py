@@ -1,0 +1,145 @@
+"""How a program's end is told apart, and put into words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from bagua.torch_api.join import ending
+from bagua.torch_api.join.ending import GOOD_ORDER, MOST_WORDS, end_by, has_returned, words_of
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def noted(error: Exception, *notes: str) -> Exception:
+    for note in notes:
+        error.add_note(note)
+    return error
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError(), "ValueError"),
+        (RuntimeError("shapes don't fit\n  layer 3\nhint: x"), "RuntimeError: shapes don't fit\n  layer 3\nhint: x"),
+        (noted(KeyError("a"), "in file 7"), "KeyError: 'a'\nin file 7"),
+        (caused(OSError("late"), ValueError("early")), "OSError: late\n  caused by ValueError: early"),
+        (
+            ExceptionGroup("two", [KeyError("a"), noted(TypeError("b"), "note")]),
+            "ExceptionGroup: two (2 sub-exceptions)\n  KeyError: 'a'\n  TypeError: b\n  note",
+        ),
+        (ValueError("bad \udcff byte"), "ValueError: bad \\udcff byte"),
+    ],
+)
+def test_words_are_whole(error: BaseException, words: str) -> None:
+    assert words_of(error) == words
+
+
+def test_words_have_an_end() -> None:
+    assert "Mute" in words_of(Mute())
+    loop = ValueError("again")
+    loop.__cause__ = loop
+    assert words_of(loop).startswith("ValueError: again")
+    long = words_of(ValueError("ä" * 10**6))
+    assert long.startswith("ValueError: ä") and len(long.encode()) < MOST_WORDS
+    many = words_of(ExceptionGroup("many", [KeyError(number) for number in range(100)]))
+    assert "and 92 more" in many
+
+
+@pytest.mark.parametrize("code", [None, 0])
+def test_an_exit_with_code_0_is_in_good_order(code: int | None) -> None:
+    assert end_by(None) == end_by(SystemExit(code)) == GOOD_ORDER
+
+
+@pytest.mark.parametrize(("code", "words"), [(3, "sys.exit(3)"), ("no file", "sys.exit('no file')"), (True, "True")])
+def test_another_code_is_a_failure(code: object, words: str) -> None:
+    end = end_by(SystemExit(code))
+    assert words in end.words and not end.lost
+
+
+def test_what_led_to_an_exit_is_told() -> None:
+    with pytest.raises(SystemExit) as found:
+        try:
+            raise OSError("full")
+        except OSError:
+            sys.exit(2)
+    assert end_by(found.value).words == "sys.exit(2) after OSError: full"
+
+
+def test_an_interrupt_and_a_killed_child_are_losses() -> None:
+    assert end_by(KeyboardInterrupt()).lost and not end_by(ValueError()).lost
+    for code in ("kill -9 $$", "exit 137"):
+        with pytest.raises(subprocess.CalledProcessError) as found:
+            subprocess.run(["sh", "-c", code], check=True)
+        process = subprocess.Popen(["sh", "-c", code])
+        process.wait()
+        end = end_by(found.value)
+        assert end.lost and "was killed by SIGKILL" in end.words
+        assert not end_by(ValueError("of the program's own")).lost, "though a process was killed"
+        del process
+    with pytest.raises(subprocess.CalledProcessError) as found:
+        subprocess.run(["sh", "-c", "exit 3"], check=True)
+    assert not end_by(found.value).lost
+
+
+def test_a_frame_remembers_how_it_ended() -> None:
+    """The interpreter promises it nowhere: this test tells if that changes."""
+    frames = []
+
+    def end(badly: bool) -> None:
+        frames.append(sys._getframe())
+        if badly:
+            raise SystemExit(3)
+
+    end(False)
+    with pytest.raises(SystemExit):
+        end(True)
+    assert [has_returned(frame) for frame in frames] == [True, False]
+
+
+PROGRAM = """
+import atexit, importlib.util, sys
+spec = importlib.util.spec_from_file_location("ending", sys.argv[1])
+ending = sys.modules["ending"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(ending)
+watch = ending.ProgramWatch()
+told = []
+watch.begin(told.append)
+atexit.register(lambda: print("END", told, watch.end()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "end"),
+    [
+        ("", "[] End(words='', lost=False)"),
+        ("sys.exit(0)", "[] End(words='', lost=False)"),
+        ("sys.exit(3)", "[] End(words='sys.exit(3)', lost=False)"),
+        ("raise SystemExit(3)", "[] End(words='sys.exit(3)', lost=False)"),
+        ("import argparse; argparse.ArgumentParser().parse_args(['--no'])", "[] End(words='sys.exit(2)', lost=False)"),
+        ("try: sys.exit(3)\nexcept SystemExit: pass", "[] End(words='', lost=False)"),
+        ("try: sys.exit(3)\nexcept SystemExit: sys.exit()", "[] End(words='', lost=False)"),
+        ("raise ValueError(7)", "[End(words='ValueError: 7', lost=False)] End(words='ValueError: 7', lost=False)"),
+        ("sys.excepthook = lambda *_: None\nraise ValueError(7)", "[] End(words='ValueError: 7', lost=False)"),
+        ("try: 1 / 0\nexcept Exception as error: sys.excepthook(*sys.exc_info())", "[] End(words='', lost=False)"),
+        (
+            "raise KeyboardInterrupt",
+            "[End(words='KeyboardInterrupt', lost=True)] End(words='KeyboardInterrupt', lost=True)",
+        ),
+        ("import threading; threading.Thread(target=sys.exit, args=(3,)).start()", "[] End(words='', lost=False)"),
+    ],
+)
+def test_a_program_is_watched_to_its_end(program: str, end: str) -> None:
+    command = [sys.executable, "-c", PROGRAM + program, ending.__file__]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.stdout == f"END {end}\n", ran.stderr
