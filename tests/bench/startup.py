@@ -4,8 +4,8 @@
     python tests/bench/startup.py
     python tests/bench/startup.py --beside OTHER/.venv/bin/python     # another version in turns with this one
 
-A world is ``init_process_group``, one all-reduce and ``destroy_process_group`` in processes that have imported torch.
-The first world of the processes brings up a daemon, and further ones have it.
+A world is ``init_process_group``, one all-reduce and ``destroy_process_group`` in processes that have imported torch
+and the library. The first world of the processes brings up a daemon, and further ones have it.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ def begin_worlds(way: str, ranks: int) -> None:
     import torch.multiprocessing as mp
 
     if way != "gloo":
+        import bagua.c10d.backend
+        import bagua.torch_api  # noqa: F401 - its import is no part of a world
         from bagua import csrc
 
         csrc.load()  # built, if it was not
