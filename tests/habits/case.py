@@ -80,13 +80,18 @@ class Habit:
     tolerance: float
     only: tuple[str, ...]
     without: tuple[str, ...]
+    oracle: bool
 
 
 HABITS: dict[str, Habit] = {}
 
 
 def habit(
-    kind: int, tolerance: float = 0.0, only: tuple[str, ...] = (), without: tuple[str, ...] = ()
+    kind: int,
+    tolerance: float = 0.0,
+    only: tuple[str, ...] = (),
+    without: tuple[str, ...] = (),
+    oracle: bool = True,
 ) -> Callable[[Program], Program]:
     """Adds a program to the suite.
 
@@ -96,13 +101,15 @@ def habit(
         tolerance: The largest absolute and relative difference to torch's; 0: the same bits.
         only: Names of ways; empty: all.
         without: Names of ways that can't run it.
+        oracle: False: torch's can't run it, or gives wrong results without a word. Truth values that the program finds
+            must be true.
     """
 
     def add(program: Program) -> Program:
         name = program.__name__
         if name in HABITS:
             raise ValueError(f"There is another habit {name!r}.")
-        HABITS[name] = Habit(name, kind, program, tolerance, only, without)
+        HABITS[name] = Habit(name, kind, program, tolerance, only, without, oracle)
         return program
 
     return add

@@ -97,3 +97,5 @@ NEAR = {"bytegrad", "local_sgd", "decentralized", "async"}
 """Ways that give no averages of gradients: a program must end well, and its words and truth values be the oracle's."""
 EQUAL = {"bytegrad"}
 """Those of them after whose steps all replicas are the same."""
+RARE = {"decentralized", "async"}
+"""Ways that run with --full alone, where a program does not name them."""

@@ -1,0 +1,468 @@
+"""Programs whose steps are other calls than one of the whole model, in train mode, with one backward pass behind it."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from habits.case import Found, Way, gradients, habit, mlp, step, train, weights
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.utils.checkpoint import checkpoint
+
+from bagua.base.errors import BaguaError
+
+OURS = ("with_bagua", "our_ddp", "elastic", "local_sgd", "decentralized", "async")
+
+
+def with_statistics() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A net with BatchNorm, and SGD."""
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    return net, torch.optim.SGD(net.parameters(), lr=0.1)
+
+
+def parameters(net: nn.Module) -> list[Tensor]:
+    """Copies, without buffers: with_bagua lets those go their own way."""
+    return [one.detach().clone() for one in net.parameters()]
+
+
+@habit(kind=2)
+def runs_two_forwards_with_batchnorm(by: Way) -> Found:
+    """pytorch#175024: two forward passes of a model with BatchNorm before one backward pass."""
+    net, optimizer = with_statistics()
+    model = by.wrap(net, optimizer)
+    for number in range(3):
+        optimizer.zero_grad()
+        (model(by.batch(number)) - model(by.batch(20 + number))).square().mean().backward()
+        optimizer.step()
+    return {"weights": parameters(net)}
+
+
+@habit(kind=2)
+def accumulates_with_batchnorm(by: Way) -> Found:
+    """Micro-batches of a model with BatchNorm, without sync but for the last one; their losses are added up first."""
+    net, optimizer = with_statistics()
+    model = by.wrap(net, optimizer)
+    for number in range(3):
+        optimizer.zero_grad()
+        with by.no_sync(model):
+            first = model(by.batch(number)).square().mean()
+            first.backward()
+        second = model(by.batch(20 + number)).square().mean()
+        second.backward()
+        optimizer.step()
+    return {"weights": parameters(net)}
+
+
+@habit(kind=2)
+def evaluates_between_forward_and_backward(by: Way) -> Found:
+    """A pass in evaluation mode, with statistics, between a forward pass in training and its backward pass."""
+    net, optimizer = with_statistics()
+    model = by.wrap(net, optimizer)
+    for number in range(3):
+        optimizer.zero_grad()
+        loss = model(by.batch(number)).square().mean()
+        model.eval()
+        with torch.no_grad():
+            model(by.batch(20 + number))
+        model.train()
+        loss.backward()
+        optimizer.step()
+    return {"weights": parameters(net)}
+
+
+@habit(kind=2)
+def freezes_statistics(by: Way) -> Found:
+    """BatchNorm alone in evaluation mode."""
+    net, optimizer = with_statistics()
+    model = by.wrap(net, optimizer)
+    net[1].eval()
+    train(by, model, optimizer, 4)
+    return {"weights": weights(net)}
+
+
+@habit(kind=2)
+def evaluates_on_one_rank(by: Way) -> Found:
+    """Rank 0 alone evaluates, in evaluation mode and in train mode."""
+    net, optimizer = mlp()
+    model = by.wrap(net, optimizer)
+    for number in range(4):
+        step(by, model, optimizer, number)
+        if by.rank == 0:
+            with torch.no_grad():
+                model(by.batch(70))
+            model.eval()
+            with torch.no_grad():
+                model(by.batch(71))
+            model.train()
+    return {"weights": weights(net)}
+
+
+@habit(kind=2)
+def skips_backward_passes(by: Way) -> Found:
+    """All ranks find a loss that they don't want, and go on with the next batch."""
+    net, optimizer = mlp()
+    model = by.wrap(net, optimizer)
+    for number in range(7):
+        optimizer.zero_grad()
+        loss = model(by.batch(number)).square().mean()
+        if number % 3 == 1:
+            continue
+        loss.backward()
+        if number % 3 == 2:
+            continue  # and a step of the optimizer that does not come
+        optimizer.step()
+    return {"gradients": gradients(net), "weights": weights(net)}
+
+
+@habit(kind=2)
+def begins_backward_with_a_gradient(by: Way) -> Found:
+    """``output.backward(gradient)``, and torch.autograd.backward of two outputs."""
+    net, optimizer = mlp()
+    model = by.wrap(net, optimizer)
+    for number in range(3):
+        optimizer.zero_grad()
+        out = model(by.batch(number))
+        out.backward(torch.ones_like(out) / out.numel())
+        first, second = model(by.batch(20 + number)).unbind(1)
+        torch.autograd.backward([first.sum(), second.square().sum()])
+        optimizer.step()
+    return {"gradients": gradients(net), "weights": weights(net)}
+
+
+@habit(kind=2)
+def adds_the_norm_of_its_gradient(by: Way) -> Found:
+    """A gradient with a graph is part of the loss: a second derivative of the weights."""
+    net, optimizer = mlp()
+    model = by.wrap(net, optimizer)
+    for number in range(3):
+        optimizer.zero_grad()
+        loss = model(by.batch(number)).square().mean()
+        slopes = torch.autograd.grad(loss, list(net.parameters()), create_graph=True)
+        (loss + 0.1 * sum(one.square().sum() for one in slopes)).backward()
+        optimizer.step()
+    return {"weights": weights(net)}
+
+
+@habit(kind=2)
+def looks_at_single_samples(by: Way) -> Found:
+    """Gradients of single samples by torch.func beside an ordinary pass; then they are clipped, averaged and used."""
+    net, optimizer = mlp()
+    model = by.wrap(net, optimizer)
+    for number in range(3):
+        step(by, model, optimizer, number)
+        state = {name: one.detach() for name, one in net.named_parameters()}
+        of_one: Callable[..., Any] = grad(lambda state, x: functional_call(net, state, (x[None],)).square().mean())
+        found = vmap(of_one, in_dims=(None, 0))(state, by.batch(20 + number))
+        for name, one in net.named_parameters():
+            one.grad = by.mean(found[name].clamp(-0.1, 0.1).mean(0))
+        optimizer.step()
+    return {"weights": weights(net)}
+
+
+@habit(kind=2)
+def regularizes_beside_the_model(by: Way) -> Found:
+    """The loss has a term of the weights themselves, which no forward pass made."""
+    net, optimizer = mlp()
+    model = by.wrap(net, optimizer)
+    for number in range(3):
+        optimizer.zero_grad()
+        (model(by.batch(number)).square().mean() + 0.1 * sum(one.square().sum() for one in net.parameters())).backward()
+        optimizer.step()
+    return {"weights": weights(net)}
+
+
+@dataclass
+class Output:
+    """As models of transformers give it."""
+
+    loss: Tensor
+    logits: dict[str, Tensor]
+
+
+class GivesItsLoss(nn.Module):
+    """Called by keywords; gives an object."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, *, x: Tensor) -> Output:
+        logits = self.net(x)
+        return Output(logits.square().mean(), {"logits": logits})
+
+
+@habit(kind=2)
+def gives_its_loss(by: Way) -> Found:
+    """Keywords in, an object out."""
+    net, optimizer = mlp()
+    model = by.wrap(GivesItsLoss(net), optimizer)
+    for number in range(3):
+        optimizer.zero_grad()
+        model(x=by.batch(number)).loss.backward()
+        optimizer.step()
+    return {"weights": weights(net)}
+
+
+@habit(kind=2)
+def computes_again_by_reentrant_checkpoints(by: Way) -> Found:
+    """Backward passes inside the backward pass."""
+    net, optimizer = mlp()
+
+    class Recomputed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: Tensor) -> Any:
+            return checkpoint(net[2], checkpoint(net[:2], x.requires_grad_(), use_reentrant=True), use_reentrant=True)
+
+    model = by.wrap(Recomputed(), optimizer)
+    train(by, model, optimizer)
+    return {"gradients": gradients(net), "weights": weights(net)}
+
+
+@habit(kind=2)
+def wraps_two_parts(by: Way) -> Found:
+    """An encoder and a decoder, each wrapped, in one graph."""
+    (first, of_first), (second, of_second) = mlp(), mlp()
+    encoder, decoder = by.wrap(first, of_first), by.wrap(second, of_second)
+    for number in range(3):
+        of_first.zero_grad()
+        of_second.zero_grad()
+        code = encoder(by.batch(number))
+        decoder(torch.cat([code, code], 1)).square().mean().backward()
+        of_first.step()
+        of_second.step()
+    return {"weights": [*weights(first), *weights(second)]}
+
+
+@habit(kind=2)
+def wraps_again(by: Way) -> Found:
+    """Thaws a layer in the middle, and wraps the model again, as fine-tuning does it."""
+    net, optimizer = mlp(momentum=0.9)
+    net[0].requires_grad_(False)
+    model = by.wrap(net, optimizer)
+    train(by, model, optimizer)
+    net[0].requires_grad_(True)
+    model = by.wrap(net, optimizer)
+    train(by, model, optimizer)
+    return {"gradients": gradients(net), "weights": weights(net)}
+
+
+@habit(kind=2)
+def runs_backward_in_a_thread(by: Way) -> Found:
+    """The backward pass, and the next step, in threads that begin and end."""
+    net, optimizer = mlp()
+    model = by.wrap(net, optimizer)
+    for number in range(3):
+        thread = threading.Thread(target=step, args=(by, model, optimizer, number))
+        thread.start()
+        thread.join()
+    train(by, model, optimizer)
+    return {"weights": weights(net)}
+
+
+# Training that torch's leaves to itself without a word
+
+
+class Plain:
+    """The same training in one process: a loss is the mean of all ranks'."""
+
+    def __init__(self, by: Way, net: nn.Module, lr: float = 0.1) -> None:
+        self.net = copy.deepcopy(net)
+        self._ranks = [type("Rank", (), {"rank": rank}) for rank in range(by.size)]
+        self._optimizer = torch.optim.SGD(self.net.parameters(), lr=lr)
+
+    def step(self, loss: Callable[[Any, Tensor], Tensor], number: int) -> None:
+        """``loss(net, batch)`` of each rank's batch of this number."""
+        self._optimizer.zero_grad()
+        batches = [Way.batch(rank, number) for rank in self._ranks]  # type: ignore[arg-type]
+        torch.stack([loss(self.net, batch) for batch in batches]).mean().backward()
+        self._optimizer.step()
+
+    def agrees(self, net: nn.Module) -> bool:
+        """Whether the replica has these weights, but for rounding."""
+        pairs = zip(self.net.parameters(), net.parameters(), strict=True)
+        return all(torch.allclose(one, other, 1e-4, 1e-6) for one, other in pairs)
+
+
+def trains_by(by: Way, loss: Callable[[Any, Tensor], Tensor]) -> Found:
+    """Whether training by this loss of ``net`` is training on all ranks' batches, or (where algorithms average weights)
+    replicas stay near it."""
+    net, optimizer = mlp()
+    plain = Plain(by, net)
+    by.wrap(net, optimizer)
+    for number in range(12):
+        optimizer.zero_grad()
+        loss(net, by.batch(number)).backward()
+        optimizer.step()
+        plain.step(loss, number)
+    if by.exact:
+        return {"right": plain.agrees(net)}
+    return {"near": all(torch.allclose(by.mean(one), one, 0.1, 0.1) for one in net.parameters())}
+
+
+@habit(kind=2, oracle=False, only=OURS)
+def calls_its_parts(by: Way) -> Found:
+    """Layers one after the other, without the model."""
+    return trains_by(by, lambda net, x: net[2](torch.tanh(net[0](x))).square().mean())
+
+
+@habit(kind=2, oracle=False, only=OURS)
+def uses_its_weights(by: Way) -> Found:
+    """Functions of torch with the model's weights."""
+
+    def loss(net: Any, x: Tensor) -> Tensor:
+        hidden = torch.tanh(nn.functional.linear(x, net[0].weight, net[0].bias))
+        return nn.functional.linear(hidden, net[2].weight, net[2].bias).square().mean()
+
+    return trains_by(by, loss)
+
+
+@habit(kind=2, oracle=False, only=OURS)
+def is_a_part_of_another(by: Way) -> Found:
+    """A larger module that nobody wrapped calls the parts of the wrapped one."""
+    return trains_by(by, lambda net, x: nn.Sequential(*net, nn.Tanh())(x).square().mean())
+
+
+@habit(kind=2, oracle=False, only=OURS)
+def keeps_its_graph(by: Way) -> Found:
+    """Two backward passes through one graph: the sum of both counts."""
+
+    def loss(net: Any, x: Tensor) -> Tensor:
+        return net(x).square().mean()
+
+    net, optimizer = mlp()
+    plain = Plain(by, net)
+    model = by.wrap(net, optimizer)
+    for number in range(4):
+        optimizer.zero_grad()
+        found = loss(model, by.batch(number))
+        found.backward(retain_graph=True)
+        (0.5 * found).backward()
+        optimizer.step()
+        plain.step(lambda net, x: 1.5 * loss(net, x), number)
+    return {"right": plain.agrees(net)} if by.exact else {}
+
+
+def told_or_right(by: Way, change: Callable[[Any, torch.optim.Optimizer], None]) -> Found:
+    """Whether, after ``change``, the next steps have the same weights on all ranks, or an error with a code says on
+    all of them, at once, that they can't."""
+    net, optimizer = mlp()
+    model = by.wrap(net, optimizer)
+    train(by, model, optimizer, 3)
+    told = False
+    try:
+        change(net, optimizer)
+        train(by, model, optimizer, 2)
+    except BaguaError as error:
+        told = "[BG" in str(error)
+    everyone = by.mean(torch.tensor(float(told))).item()
+    same = everyone == 0 and all(torch.equal(by.mean(one), one) for one in net.parameters())
+    return {"told or right": everyone == 1 or same}
+
+
+NOT_EXCHANGED = ("with_bagua", "our_ddp", "elastic", "bytegrad")
+
+
+class Added(nn.Module):
+    """A layer, and what came later."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.later = nn.ParameterList([torch.ones(1)])
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x) * torch.stack([*self.later]).sum()
+
+
+@habit(kind=2, oracle=False, only=NOT_EXCHANGED)
+def adds_a_parameter(by: Way) -> Found:
+    """A layer becomes one with a parameter more, which the optimizer gets."""
+
+    def change(net: Any, optimizer: torch.optim.Optimizer) -> None:
+        net[2] = Added(net[2])
+        optimizer.add_param_group({"params": net[2].later.parameters()})
+
+    return told_or_right(by, change)
+
+
+@habit(kind=2, oracle=False, only=NOT_EXCHANGED)
+def replaces_a_layer(by: Way) -> Found:
+    """A head of other weights on each rank."""
+
+    def change(net: Any, optimizer: torch.optim.Optimizer) -> None:
+        torch.manual_seed(by.rank)
+        net[2] = nn.Linear(6, 3)
+        optimizer.add_param_group({"params": net[2].parameters()})
+
+    return told_or_right(by, change)
+
+
+@habit(kind=2, oracle=False, only=NOT_EXCHANGED)
+def replaces_a_parameter(by: Way) -> Found:
+    """``layer.weight = nn.Parameter(...)``"""
+
+    def change(net: Any, optimizer: torch.optim.Optimizer) -> None:
+        net[2].weight = nn.Parameter(net[2].weight.detach() * 0.9)
+        optimizer.param_groups[0]["params"][2] = net[2].weight
+
+    return told_or_right(by, change)
+
+
+@habit(kind=2, oracle=False, only=NOT_EXCHANGED)
+def replaces_a_parameter_past_the_module(by: Way) -> Found:
+    """``layer._parameters["weight"] = ...``, which torch's hooks of registration don't see."""
+
+    def change(net: Any, optimizer: torch.optim.Optimizer) -> None:
+        net[2]._parameters["weight"] = nn.Parameter(net[2].weight.detach() * 0.9)
+        optimizer.param_groups[0]["params"][2] = net[2].weight
+
+    return told_or_right(by, change)
+
+
+@habit(kind=2, oracle=False, only=NOT_EXCHANGED)
+def parametrizes_later(by: Way) -> Found:
+    """Weight normalisation of a model that is wrapped."""
+
+    def change(net: Any, optimizer: torch.optim.Optimizer) -> None:
+        nn.utils.parametrizations.weight_norm(net[2])
+        optimizer.param_groups[0]["params"] = list(net.parameters())
+
+    return told_or_right(by, change)
+
+
+@habit(kind=2, oracle=False, only=NOT_EXCHANGED)
+def loads_by_assignment(by: Way) -> Found:
+    """``load_state_dict(assign=True)``: all parameters are new ones."""
+
+    def change(net: Any, optimizer: torch.optim.Optimizer) -> None:
+        net.load_state_dict({name: one * 0.9 for name, one in net.state_dict().items()}, assign=True)
+        optimizer.param_groups[0]["params"] = list(net.parameters())
+
+    return told_or_right(by, change)
+
+
+@habit(kind=2, oracle=False, only=NOT_EXCHANGED)
+def thaws_a_layer(by: Way) -> Found:
+    """A layer that was frozen when the model was wrapped."""
+    net, optimizer = mlp()
+    net[0].requires_grad_(False)
+    model = by.wrap(net, optimizer)
+    train(by, model, optimizer, 3)
+    told = False
+    try:
+        net[0].requires_grad_(True)
+        train(by, model, optimizer, 2)
+    except BaguaError as error:
+        told = "[BG" in str(error)
+    everyone = by.mean(torch.tensor(float(told))).item()
+    same = everyone == 0 and all(torch.equal(by.mean(one), one) for one in net.parameters())
+    return {"told or right": everyone == 1 or same}
