@@ -16,6 +16,7 @@ everywhere, must train in float32 or float64 on the CPU, and takes milliseconds.
 
 from __future__ import annotations
 
+import copy
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -30,6 +31,12 @@ from torch import Tensor, nn
 
 Found = dict[str, Any]
 """Tensors, numbers, truth values and words by name, or lists of them."""
+
+
+def batch_of(rank: int, step: int, *shape: int) -> Tensor:
+    """See ``Way.batch``."""
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(*(shape or (8, 4)), generator=generator)
 
 
 class Way(ABC):
@@ -54,8 +61,7 @@ class Way(ABC):
 
     def batch(self, step: int, *shape: int) -> Tensor:
         """Normal, other numbers for each rank and step; [8, 4] if not told."""
-        generator = torch.Generator().manual_seed(100 * step + self.rank)
-        return torch.randn(*(shape or (8, 4)), generator=generator)
+        return batch_of(self.rank, step, *shape)
 
     def mean(self, tensor: Tensor) -> Tensor:
         """The average of all ranks' tensors, by an all-reduce of the program's own."""
@@ -150,3 +156,32 @@ def weights(net: nn.Module) -> list[Tensor]:
 def gradients(net: nn.Module) -> list[Tensor | None]:
     """Copies of all gradients."""
     return [None if one.grad is None else one.grad.detach().clone() for one in net.parameters()]
+
+
+class Plain:
+    """The same training in one process, where torch's is no oracle: a loss is the mean of all ranks'."""
+
+    def __init__(self, by: Way, net: nn.Module, lr: float = 0.1) -> None:
+        self.net = copy.deepcopy(net)
+        self.ranks = range(by.size)
+        self._optimizer = torch.optim.SGD(self.net.parameters(), lr=lr)
+
+    def step(
+        self,
+        loss: Callable[[Any, Tensor], Tensor],
+        number: int,
+        between: Callable[[Any], None] = lambda net: None,
+        *shape: int,
+        to_none: bool = True,
+    ) -> None:
+        """``loss(net, batch)`` of each rank's batch of this number; ``between(net)`` before the optimizer's step."""
+        self._optimizer.zero_grad(set_to_none=to_none)
+        batches = [batch_of(rank, number, *shape) for rank in self.ranks]
+        torch.stack([loss(self.net, batch) for batch in batches]).mean().backward()
+        between(self.net)
+        self._optimizer.step()
+
+    def agrees(self, net: nn.Module) -> bool:
+        """Whether the replica has these weights, but for rounding."""
+        pairs = zip(self.net.parameters(), net.parameters(), strict=True)
+        return all(torch.allclose(one, other, 1e-4, 1e-6) for one, other in pairs)

@@ -21,64 +21,6 @@ from bagua.base.errors import BaguaError
 OURS = ("with_bagua", "our_ddp", "elastic", "local_sgd")
 
 
-class Words(nn.Module):
-    """Rows of an embedding, and a layer."""
-
-    def __init__(self, bag: bool = False) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.rows: Any = nn.EmbeddingBag(10, 4, sparse=True) if bag else nn.Embedding(10, 4, sparse=True)
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, words: Tensor) -> Any:
-        return self.head(self.rows(words))
-
-
-def words(by: Way, number: int) -> Tensor:
-    """[3, 2] of ten words, others on each rank."""
-    return torch.randint(10, (3, 2), generator=torch.Generator().manual_seed(10 * number + by.rank))
-
-
-def trains_words(by: Way, net: Words, *optimizers: torch.optim.Optimizer) -> Found:
-    model = by.wrap(net, *optimizers)
-    for number in range(4):
-        net.zero_grad()
-        model(words(by, number)).square().mean().backward()
-        for optimizer in optimizers:
-            optimizer.step()
-    return {"sparse": net.rows.weight.grad.is_sparse, "weights": weights(net)}
-
-
-@habit(kind=3, tolerance=1e-6)
-def has_sparse_gradients(by: Way) -> Found:
-    """Embedding(sparse=True) and SGD."""
-    net = Words()
-    return trains_words(by, net, torch.optim.SGD(net.parameters(), lr=0.1))
-
-
-@habit(kind=3, tolerance=1e-6)
-def has_sparse_gradients_of_bags(by: Way) -> Found:
-    """EmbeddingBag(sparse=True), whose rows SparseAdam trains."""
-    net = Words(bag=True)
-    rows, head = torch.optim.SparseAdam([net.rows.weight], lr=0.01), torch.optim.SGD(net.head.parameters(), lr=0.1)
-    return trains_words(by, net, rows, head)
-
-
-@habit(kind=3, tolerance=1e-6)
-def accumulates_sparse_gradients(by: Way) -> Found:
-    """Two passes a step, the first one without sync."""
-    net = Words()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    model = by.wrap(net, optimizer)
-    for number in range(3):
-        optimizer.zero_grad()
-        with by.no_sync(model):
-            model(words(by, number)).square().mean().backward()
-        model(words(by, 20 + number)).square().mean().backward()
-        optimizer.step()
-    return {"weights": weights(net)}
-
-
 class Waves(nn.Module):
     """Complex weights."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from habits.case import Found, Way, gradients, habit, mlp, step, train, weights
-from torch import nn
+from habits.case import Found, Plain, Way, gradients, habit, mlp, step, train, weights
+from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 
@@ -34,25 +35,38 @@ def replaces_data_of_weights(by: Way) -> Found:
     return moves(by, move)
 
 
-@habit(kind=1)
+def square(net: Any, x: Tensor) -> Any:
+    """A loss."""
+    return net(x).square().mean()
+
+
+def moves_as_in_one_process(
+    by: Way, net: nn.Module, move: Any, when: Callable[[int], bool], *shape: int, to_none: bool = True
+) -> Found:
+    """Moves between a pass and its step, after which torch's loses gradients."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    plain = Plain(by, net)
+    model = by.wrap(net, optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of torch, about strides that cost time
+        for number in range(6):
+            between = move if when(number) else lambda net: None
+            optimizer.zero_grad(set_to_none=to_none)
+            square(model, by.batch(number, *shape)).backward()
+            between(net)
+            optimizer.step()
+            plain.step(square, number, between, *shape, to_none=to_none)
+    return {"right": plain.agrees(net)} if by.exact else {}
+
+
+@habit(kind=1, oracle=False, without=("backend",))
 def goes_to_double_and_back(by: Way) -> Found:
     """``net.double().float()``: gradients go with the weights, and are kept."""
-
-    def move(net: nn.Module) -> None:
-        net.double().float()
-
-    net, optimizer = mlp()
-    model = by.wrap(net, optimizer)
-    for number in range(6):
-        optimizer.zero_grad(set_to_none=False)
-        model(by.batch(number)).square().mean().backward()
-        if number % 2:
-            move(net)
-        optimizer.step()
-    return {"gradients": gradients(net), "weights": weights(net)}
+    net, _ = mlp()
+    return moves_as_in_one_process(by, net, lambda net: net.double().float(), lambda n: n % 2 == 1, to_none=False)
 
 
-@habit(kind=1)
+@habit(kind=1, oracle=False, without=("backend",))
 def is_evaluated_in_half(by: Way) -> Found:
     """``net.bfloat16()`` for a pass without gradients, and back."""
 
@@ -61,28 +75,23 @@ def is_evaluated_in_half(by: Way) -> Found:
         with torch.no_grad():
             net.bfloat16()(torch.ones(2, 4, dtype=torch.bfloat16))
         net.float().load_state_dict(state)
+        net.zero_grad()
 
-    return moves(by, move)
+    net, _ = mlp()
+    return moves_as_in_one_process(by, net, move, lambda n: n % 2 == 1)
 
 
-@habit(kind=1, tolerance=1e-6)
+@habit(kind=1, oracle=False, without=("backend",))
 def changes_memory_format(by: Way) -> Found:
-    """``net.to(memory_format=torch.channels_last)`` between two steps, and between a pass and its step."""
+    """``net.to(memory_format=torch.channels_last)`` between a pass and its step, and back in the next one but two."""
+
+    def move(net: Any) -> None:
+        last = net[0].weight.is_contiguous()
+        net.to(memory_format=torch.channels_last if last else torch.contiguous_format)
+
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    model = by.wrap(net, optimizer)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that it is slower
-        for number in range(7):
-            optimizer.zero_grad(set_to_none=number % 3 == 0)
-            model(by.batch(number, 2, 3, 8, 8)).square().mean().backward()
-            if number == 2:
-                net.to(memory_format=torch.channels_last)
-            optimizer.step()
-            if number == 4:
-                net.to(memory_format=torch.contiguous_format)
-    return {"weights": weights(net)}
+    return moves_as_in_one_process(by, net, move, lambda n: n in (1, 4), 2, 3, 8, 8, to_none=False)
 
 
 @habit(kind=1, tolerance=1e-6)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from habits.case import Found, Way, gradients, habit, mlp, step, train, weights
+from habits.case import Found, Plain, Way, gradients, habit, mlp, step, train, weights
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils.checkpoint import checkpoint
@@ -269,27 +268,6 @@ def runs_backward_in_a_thread(by: Way) -> Found:
 
 
 # Training that torch's leaves to itself without a word
-
-
-class Plain:
-    """The same training in one process: a loss is the mean of all ranks'."""
-
-    def __init__(self, by: Way, net: nn.Module, lr: float = 0.1) -> None:
-        self.net = copy.deepcopy(net)
-        self._ranks = [type("Rank", (), {"rank": rank}) for rank in range(by.size)]
-        self._optimizer = torch.optim.SGD(self.net.parameters(), lr=lr)
-
-    def step(self, loss: Callable[[Any, Tensor], Tensor], number: int) -> None:
-        """``loss(net, batch)`` of each rank's batch of this number."""
-        self._optimizer.zero_grad()
-        batches = [Way.batch(rank, number) for rank in self._ranks]  # type: ignore[arg-type]
-        torch.stack([loss(self.net, batch) for batch in batches]).mean().backward()
-        self._optimizer.step()
-
-    def agrees(self, net: nn.Module) -> bool:
-        """Whether the replica has these weights, but for rounding."""
-        pairs = zip(self.net.parameters(), net.parameters(), strict=True)
-        return all(torch.allclose(one, other, 1e-4, 1e-6) for one, other in pairs)
 
 
 def trains_by(by: Way, loss: Callable[[Any, Tensor], Tensor]) -> Found:

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from habits.case import Found, Way, gradients, habit, mlp, step, train, weights
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 
 def passes(by: Way, change: Any, steps: int = 6, **options: Any) -> Found:
@@ -236,3 +237,97 @@ def scales_with_foreach(by: Way) -> Found:
         torch.nn.utils.clip_grad_norm_(net.parameters(), 0.3, foreach=False)
 
     return passes(by, scale)
+
+
+@habit(kind=1)
+def shares_one_gradient(by: Way) -> Found:
+    """Two parameters have the same tensor as their gradient, into which zeros are kept."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    model = by.wrap(net, optimizer)
+    for number in range(4):
+        optimizer.zero_grad(set_to_none=number == 3)
+        model(by.batch(number)).square().mean().backward()
+        if number == 0:
+            net[0].bias.grad = net[2].bias.grad
+        optimizer.step()
+    return {"weights": [*weights(net)[:1], *weights(net)[2:3]]}
+
+
+@habit(kind=1)
+def gives_expanded_gradients(by: Way) -> Found:
+    """Hooks return gradients without memory for each element, or views of something that lives on."""
+    net, optimizer = mlp()
+    held = torch.zeros(12)
+    net[0].bias.register_hook(lambda gradient: gradient.mean().expand_as(gradient))
+
+    def in_held(gradient: Tensor) -> Tensor:
+        held.copy_(gradient.flatten())
+        return held.view_as(gradient)
+
+    net[2].weight.register_hook(in_held)
+    model = by.wrap(net, optimizer)
+    copies = []
+    for number in range(4):
+        optimizer.zero_grad()
+        model(by.batch(number)).square().mean().backward()
+        copies.append(held.clone())
+        optimizer.step()
+    return {"held": copies, "gradients": gradients(net), "weights": weights(net)}
+
+
+@habit(kind=1)
+def negates_gradients(by: Way) -> Found:
+    """Domain adversaries: a function whose backward turns the gradient round; and lazily negated views of one."""
+
+    class Turn(torch.autograd.Function):
+        @staticmethod
+        def forward(_: Any, x: Tensor) -> Tensor:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(_: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            return -gradient
+
+    net, optimizer = mlp()
+    net[2].bias.register_hook(lambda gradient: torch._neg_view(gradient))
+    model = by.wrap(net, optimizer)
+    for number in range(3):
+        optimizer.zero_grad()
+        Turn.apply(model(by.batch(number))).square().mean().backward()
+        optimizer.step()
+    return {"weights": weights(net)}
+
+
+@habit(kind=1)
+def has_parameters_of_its_own(by: Way) -> Found:
+    """Parameters that DDP is told to leave alone differ between ranks, and nobody minds."""
+    net, optimizer = mlp()
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ["2.weight", "2.bias"])
+    model = by.wrap(net, optimizer)
+    train(by, model, optimizer, 30)
+    return {"weights": weights(net)}
+
+
+@habit(kind=1, only=("backend",))
+def has_a_hook_that_resizes(by: Way) -> Found:
+    """Hooks of DDP that send half of the bits, and give the bucket's memory back meanwhile."""
+    net, optimizer = mlp()
+    model = by.wrap(net, optimizer)
+
+    def send_half(group: Any, bucket: Any) -> Any:
+        buffer = bucket.buffer()
+        half = buffer.to(torch.float16).div_(by.size)
+        size = buffer.untyped_storage().nbytes()
+        buffer.untyped_storage().resize_(0)
+
+        def put(future: Any) -> Tensor:
+            buffer.untyped_storage().resize_(size)
+            buffer.copy_(future.value()[0])
+            return buffer
+
+        return torch.distributed.all_reduce(half, group=group, async_op=True).get_future().then(put)
+
+    model.register_comm_hook(model.process_group, send_half)
+    train(by, model, optimizer, 5)
+    return {"gradients": gradients(net), "weights": weights(net)}
