@@ -111,7 +111,7 @@ def rank_trains(way: str, end: str, folder: str) -> str:
 
 
 def found(folder: Path, way: str, end: str) -> tuple[str, int]:
-    """What rank 0 was told, and rank 1's exit code."""
+    """Rank 0's error, and rank 1's exit code."""
     (folder / way).mkdir()
     with make_ranks(folder / way) as ranks:
         started = ranks.start(rank_trains, 2, way=way, end=end, folder=str(folder / way))

@@ -21,7 +21,7 @@ LOSS = 3
 
 
 class Of:
-    """So many ranks, for the reference."""
+    """Stands in for a way with this number of ranks."""
 
     def __init__(self, size: int) -> None:
         self.size = size
