@@ -8,17 +8,14 @@ import os
 from datetime import timedelta
 from typing import Any
 
-import torch
 from torch.distributed.distributed_c10d import PrefixStore
 
 from bagua.base.errors import BuildError, ConfigError
-from bagua.c10d import agreement, ddp, joining, native, timeouts
+from bagua.c10d import agreement, bucket_memory, ddp, joining, native, timeouts
 from bagua.torch_api.comm.communicators import communicators
 
 LOG = logging.getLogger("bagua")
 SWITCH = "BAGUA_C10D"
-DDP_SWITCH = "DDP_DISABLE_COMM_MEM"
-"""torch's own; 0: buckets of DDP lie in memory of the backend, if it has such."""
 
 
 def create(options: Any, backend_options: Any = None) -> Any:
@@ -45,8 +42,7 @@ def create(options: Any, backend_options: Any = None) -> Any:
                 "that names it. with_bagua() is the way to go on without it."
             )
     if chosen() == "cpp":
-        if member.default:
-            _share_buckets()
+        bucket_memory.install()
         return native.create(options.group_rank, options.group_size, timeout, member)
     from bagua.c10d import fallback
 
@@ -61,13 +57,6 @@ def create(options: Any, backend_options: Any = None) -> Any:
         name=member.name,
         shut_down=member.shut_down,
     )
-
-
-def _share_buckets() -> None:
-    """DDP takes memory for its buckets from the backend, in which operations copy nothing (torch 2.7 and newer). Not
-    where there is a GPU: the variable is for all backends, and torch leaves that of NCCL turned off."""
-    if not torch.cuda.is_available():
-        os.environ.setdefault(DDP_SWITCH, "0")
 
 
 class _Chosen:

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bagua.base.algorithm_choice import VARIABLE
 from bagua.base.errors import BaguaError, ConfigError
+from bagua.c10d import bucket_memory
 from bagua.c10d.names import NAME
 from bagua.torch_api.train.ddp_hook import hook_named
 from bagua.torch_api.train.wrapping import IN_DDP
@@ -36,7 +37,9 @@ def install() -> None:
     @functools.wraps(original)
     def construct(self: Any, module: torch.nn.Module, *args: Any, **options: Any) -> None:
         refuse_wrapped(module)
-        original(self, module, *args, **options)
+        with bucket_memory.lent(module):
+            original(self, module, *args, **options)
+        bucket_memory.follow(self)
         IN_DDP[module] = weakref.ref(self)
         if "bagua.c10d.fallback" in sys.modules:
             sys.modules["bagua.c10d.fallback"].untrace()

@@ -12,7 +12,7 @@ from bagua.c10d import agreement
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.communicators import communicators
 from bagua.torch_api.comm.members import hashed_number
-from bagua.torch_api.join import start
+from bagua.torch_api.join import environment, start
 from bagua.torch_api.join.session import CURRENT, Session
 
 DAEMON_SOCKET = start.DAEMON_SOCKET
@@ -79,7 +79,8 @@ def _begin(store: Any, rank: int, size: int) -> Session:
             start.destroy_process_group()  # of a default group before, which this torch ended without a word
             session = None
     if session is None or session.pid != os.getpid():
-        _export(rank, size)
+        environment.forget()
+        _tell(rank, size)
         start.join(store, torch_wanted=False)
         session = _current()
         session.implicit = True
@@ -92,12 +93,12 @@ def _begin(store: Any, rank: int, size: int) -> Session:
     return session
 
 
-def _export(rank: int, size: int) -> None:
-    """Without a daemon of its job, a process says its rank in the environment. What that says of hosts holds unless it
-    is about another job."""
+def _tell(rank: int, size: int) -> None:
+    """Without a daemon of its job, a process says its rank. What the environment says of hosts holds unless it is about
+    another job."""
     if _started_by_daemon():
         return
-    if (os.environ.get("RANK"), os.environ.get("WORLD_SIZE")) != (str(rank), str(size)):
-        for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-            os.environ.pop(name, None)
-    os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(size)
+    place = {"RANK": str(rank), "WORLD_SIZE": str(size)}
+    if any(os.environ.get(name) != value for name, value in place.items()):
+        place |= {"LOCAL_RANK": "", "LOCAL_WORLD_SIZE": ""}
+    environment.tell(place)

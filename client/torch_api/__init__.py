@@ -5,7 +5,6 @@ model = model.with_bagua([optimizer], bagua.algorithms.gradient_allreduce.Gradie
 """
 
 from bagua.torch_api import (
-    _fork,
     _linux,
     algorithms,
     bucket,
@@ -72,7 +71,6 @@ __all__ = [
     "BaguaModule",
     "BaguaTensor",
     "ReduceOp",
-    "_fork",
     "_linux",
     "algorithms",
     "allgather",

@@ -15,6 +15,8 @@ namespace bagua::dist {
 
 namespace {
 
+std::atomic<uint64_t> allocated{0};
+
 constexpr size_t kMostApart = 256;  // sends and receives that nobody may have waited for, before they are looked at
 
 bool plain(const at::Tensor& tensor) {
@@ -68,7 +70,12 @@ bool BaguaBackend::supportsTensorAlloc(c10::DeviceIndex device) {
   return device < 0;
 }
 
+uint64_t BaguaBackend::allocations() {
+  return allocated.load();
+}
+
 at::Tensor BaguaBackend::allocateTensor(long size, at::TensorOptions options) {
+  ++allocated;
   const uint64_t bytes = static_cast<uint64_t>(size) * options.dtype().itemsize();
   uint64_t segment = 0;
   void* data = bytes == 0 || !options.device().is_cpu() ? nullptr : host_->alloc(bytes, &segment);

@@ -52,6 +52,8 @@ class BaguaBackend : public ::c10d::Backend {
   virtual bool supportsTensorAlloc(c10::DeviceIndex device);
   // In memory that the daemon sees: operations on it copy nothing.
   virtual at::Tensor allocateTensor(long size, at::TensorOptions options);
+  // How often it was called, of any group.
+  static uint64_t allocations();
   virtual void abort();
   virtual void shutdown();
   void setSequenceNumberForGroup() override {}

@@ -86,6 +86,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("make", &make, py::arg("host"), py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("comm"),
              py::arg("generation"), py::arg("timeout"), py::arg("keeper"), py::arg("shut_down"), py::arg("processes"));
   module.def("set_timeout", &set_timeout, py::arg("backend"), py::arg("timeout"));
+  module.def("allocations", &BaguaBackend::allocations);
   module.def("can_read", &can_read, py::arg("process"), py::arg("address"), py::arg("nonce"));
 }
 

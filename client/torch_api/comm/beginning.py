@@ -17,7 +17,8 @@ def init_process_group(
     A process started by ``bagua run`` or by a node daemon finds its daemon by itself. Any other (torchrun,
     ``torch.multiprocessing.spawn``, plain ``python``) gets a daemon for the life of the job: RANK, WORLD_SIZE,
     MASTER_ADDR and MASTER_PORT say who takes part, as for ``torch.distributed``, or a ``store`` does, together with
-    ``rank``, ``world_size`` and ``local_world_size``, which are then written to the environment. Several such hosts
+    ``rank``, ``world_size`` and ``local_world_size``, which the environment then has, too, until
+    ``destroy_process_group``. Several such hosts
     need a secret that all of them hold (BAGUA_JOB_SECRET; client/README.md names the other ways).
 
     Where ``torch.distributed`` is not up yet, it is afterwards, on Gloo (and NCCL for CUDA tensors), for the program's

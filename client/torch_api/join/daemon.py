@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import grpc
@@ -19,6 +19,7 @@ from bagua.base.rpc import CHANNEL_OPTIONS, error_of
 from bagua.proto.common_pb2 import Progress, TuneReply, TuneRequest
 from bagua.proto.rank_pb2 import DescribeWaitsRequest, JoinRequest, TakesNewcomersRequest, TraceReport
 from bagua.proto.rank_pb2_grpc import RankServiceStub
+from bagua.torch_api.join import environment
 
 # A cold build of the core on a slow machine may come before the daemon answers.
 JOIN_DEADLINE_S = 300.0
@@ -107,6 +108,8 @@ class Admission:
 class DaemonClient:
     """The daemon's service for ranks. Every call raises ServiceError (or a subclass) with the daemon's words."""
 
+    _begun = False
+
     def __init__(self, socket: str, job_id: str) -> None:
         self.socket = socket
         self.job_id = job_id
@@ -115,10 +118,17 @@ class DaemonClient:
     def channel(self) -> Iterator[RankServiceStub]:
         """A stub on a channel that lives as long as the block; errors of calls become ServiceError."""
         try:
-            with grpc.insecure_channel(f"unix:{self.socket}", options=CHANNEL_OPTIONS) as channel:
+            with self._channel() as channel:
                 yield RankServiceStub(channel)
         except grpc.RpcError as error:
             raise self._translate(error) from None
+
+    def _channel(self) -> grpc.Channel:
+        # gRPC's own preparation for forks, of which it reads when it begins, would stop its threads at each fork and
+        # write about it to stderr.
+        first, DaemonClient._begun = not DaemonClient._begun, True
+        with environment.for_a_moment("GRPC_ENABLE_FORK_SUPPORT", "0") if first else nullcontext():
+            return grpc.insecure_channel(f"unix:{self.socket}", options=CHANNEL_OPTIONS)
 
     def _translate(self, error: grpc.RpcError) -> ServiceError:
         code, details = error.code(), error.details() or ""

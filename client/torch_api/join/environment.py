@@ -1,4 +1,8 @@
-"""Reads settings of this process from environment variables. It works before ``init_process_group``."""
+"""Reads settings of this process from environment variables. It works before ``init_process_group``.
+
+A session knows its rank's place better than they do, and tells it here (``tell``). The environment gets it only where a
+program asked for the session (``show``), and is as it was before when the session has ended (``forget``).
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,10 @@ import math
 import os
 import random
 import socket
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import ClassVar
 
 from bagua.base import launchers, replica_check
 from bagua.base.errors import ConfigError
@@ -18,10 +24,64 @@ DEFAULT_BUCKET_BYTES = DEFAULT_BYTES
 DEFAULT_WAIT_TIMEOUT_S = 1800
 
 
+class _Place:
+    """This rank's place as its session says. ``told``: values by variable, before the environment's; an empty one hides
+    that. ``shown``: (value before, value) of variables of the environment that process ``shown_in`` has set."""
+
+    told: ClassVar[dict[str, str]] = {}
+    shown: ClassVar[dict[str, tuple[str | None, str]]] = {}
+    shown_in = 0
+
+
+def tell(variables: Mapping[str, str]) -> None:
+    """This is the rank's place from now on, whatever the environment says."""
+    _Place.told.update(variables)
+
+
+def show() -> None:
+    """Programs, and processes that they start, find it in the environment, too."""
+    for name, value in _Place.told.items():
+        before = os.environ.get(name)
+        if value and value != before:
+            _Place.shown[name] = (_Place.shown[name][0] if name in _Place.shown else before, value)
+            os.environ[name] = value
+    _Place.shown_in = os.getpid()
+
+
+def forget() -> None:
+    """The session has ended, or another one begins in a fork of its process. Variables that a program has changed since
+    stay."""
+    for name, (before, value) in _Place.shown.items() if _Place.shown_in == os.getpid() else ():
+        if os.environ.get(name) == value:
+            del os.environ[name]
+            if before is not None:
+                os.environ[name] = before
+    _Place.told.clear()
+    _Place.shown.clear()
+
+
+@contextmanager
+def for_a_moment(name: str, value: str) -> Iterator[None]:
+    """Sets an environment variable in the block; the user's own setting wins."""
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+
+
+def look(name: str) -> str:
+    """The value that counts; empty if there is none."""
+    return _Place.told.get(name, os.environ.get(name, ""))
+
+
 def read_int(name: str, default: int) -> int:
     """The number in environment variable ``name``, or ``default``. Raises ConfigError naming the variable."""
-    text = os.environ.get(name)
-    if text is None or not text.strip():
+    text = look(name)
+    if not text.strip():
         return default
     try:
         return int(text)
@@ -31,16 +91,20 @@ def read_int(name: str, default: int) -> int:
 
 def _read_place(name: str, default: int) -> int:
     """A place in the job: from the variable that torch has for it, else from those of srun, mpirun or PBS."""
-    return read_int(name, default) if name in os.environ else int(launchers.placement(os.environ).get(name, default))
+    return read_int(name, default) if look(name) else int(_launchers_place().get(name, default))
+
+
+def _launchers_place() -> dict[str, str]:
+    return launchers.placement({**os.environ, **_Place.told})
 
 
 def complete() -> None:
-    """Sets torch's variables (RANK and so on) from those of srun, mpirun or PBS, where these started this process.
+    """Tells torch's variables (RANK and so on) from those of srun, mpirun or PBS, where these started this process.
     Raises ConfigError for a place that can't be."""
-    found = launchers.placement(os.environ)
+    found = _launchers_place()
     if "LOCAL_WORLD_SIZE" not in found:
         found.pop("LOCAL_RANK", None)  # the ranks find out which of them share a host
-    os.environ.update(found)
+    tell(found)
 
 
 def get_rank() -> int:
@@ -67,14 +131,14 @@ def get_local_size() -> int:
 def get_node_rank() -> int:
     """Index of this host: GROUP_RANK under torchrun (which sets the other variables too), else NODE_RANK, else 0."""
     torchrun = ("RANK", "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    if all(name in os.environ for name in torchrun):
+    if all(map(look, torchrun)):
         return read_int("GROUP_RANK", 0)
     return _read_place("NODE_RANK", 0)
 
 
 def get_master_addr() -> str:
     """MASTER_ADDR, else this machine."""
-    return os.environ.get("MASTER_ADDR") or "127.0.0.1"
+    return look("MASTER_ADDR") or "127.0.0.1"
 
 
 def get_default_bucket_size() -> int:

@@ -70,6 +70,8 @@ class Place:
 def join(store: Store | None) -> Session:
     """Starts missing services and joins. Raises BuildError, ConfigError, ServiceError, CommunicationError."""
     environment.complete()
+    if store is None:
+        environment.show()  # torch's env:// reads it
     rank, world_size = environment.get_rank(), environment.get_world_size()
     if world_size < 1 or not 0 <= rank < world_size:
         raise ConfigError(

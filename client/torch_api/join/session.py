@@ -118,7 +118,8 @@ class Session:
             raise SystemExit(0) from None
         self.membership = entered
         self.take_part(frozenset(entered.members) - known)
-        os.environ.update(entered.variables)
+        environment.tell(entered.variables)
+        environment.show()
         if self.progress is not None:
             self.progress.rank = entered.rank
 

@@ -40,13 +40,16 @@ def begin(store: Store | None = None, rank: int = -1, world_size: int = -1, loca
     session = CURRENT.session
     if session is not None and session.pid == os.getpid() and session.implicit:
         session.implicit = False  # the program's own from now on
+        environment.show()
         return
     if session is not None and session.pid == os.getpid():
         raise BaguaError("init_process_group() was called twice: this process is a rank already. [BG407]")
     torch_wanted = torch_distributed.wanted()
+    environment.forget()
     if store is not None:
         _use_store(rank, world_size, local_world_size)
     join(store, torch_wanted)
+    environment.show()
 
 
 def join(store: Store | None, torch_wanted: bool) -> None:
@@ -54,16 +57,20 @@ def join(store: Store | None, torch_wanted: bool) -> None:
     ``torch_wanted``: ``torch.distributed`` comes up beside it."""
     keep_memory()
     socket = os.environ.get(DAEMON_SOCKET)
-    if socket:
-        daemon = DaemonClient(socket, os.environ.get(JOB_ID, ""))
-        session = Session(daemon.join(environment.get_rank()), daemon)
-    else:
-        session = ephemeral.join(store)
-    _begin(session, torch_wanted)
+    try:
+        if socket:
+            daemon = DaemonClient(socket, os.environ.get(JOB_ID, ""))
+            session = Session(daemon.join(environment.get_rank()), daemon)
+        else:
+            session = ephemeral.join(store)
+        _begin(session, torch_wanted)
+    except BaseException:
+        environment.forget()
+        raise
 
 
 def _use_store(rank: int, world_size: int, local_world_size: int) -> None:
-    """Checks the arguments beside a store and writes them to the environment, where the rank getters read them."""
+    """Checks the arguments beside a store, which are the rank's place."""
     for name, value, smallest in (
         ("rank", rank, 0),
         ("world_size", world_size, 1),
@@ -75,23 +82,20 @@ def _use_store(rank: int, world_size: int, local_world_size: int) -> None:
         raise ConfigError(
             f"rank {rank} and local_world_size {local_world_size} don't fit world_size {world_size}. [BG908]"
         )
-    os.environ["RANK"] = str(rank)
-    os.environ["WORLD_SIZE"] = str(world_size)
-    os.environ["LOCAL_RANK"] = str(rank % local_world_size)
-    os.environ["LOCAL_WORLD_SIZE"] = str(local_world_size)
+    local_rank = rank % local_world_size
+    place = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_world_size}
+    environment.tell({name: str(value) for name, value in place.items()})
 
 
-def _export(membership: Membership) -> None:
-    """Completes the environment, which the rank getters read: launchers set different variables. A newcomer was started
-    with its member number for a rank, and others may have been lost since a process was started."""
-    if membership.lobby or membership.later:
-        os.environ.update(membership.variables)
-    for name, value in membership.variables.items():
-        os.environ.setdefault(name, value)
+def _tell(membership: Membership) -> None:
+    """Completes the rank's place, which the rank getters read: launchers set different variables. A newcomer was
+    started with its member number for a rank, and others may have been lost since a process was started."""
+    anew = membership.lobby or membership.later
+    environment.tell({k: v for k, v in membership.variables.items() if anew or not environment.look(k)})
 
 
 def _begin(session: Session, torch_wanted: bool) -> None:
-    _export(session.membership)
+    _tell(session.membership)
     torch_group = session.companion = TorchGroup(session, torch_wanted)
     CURRENT.session = session
     _Torch.group, _Torch.begun = torch_group, True
@@ -123,6 +127,7 @@ def destroy_process_group() -> None:
     if torch_group is not None:
         torch_group.close()
     session.close(handled.words)
+    environment.forget()
 
 
 def fail(error: BaseException) -> None:

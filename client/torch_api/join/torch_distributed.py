@@ -20,8 +20,8 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,7 @@ class TorchGroup:
             os.environ[INTERFACE] = self._interface = interface  # for groups that the user makes, too
         hook = sys.excepthook
         place, ranks = membership.active.index(membership.rank), len(membership.active)
-        with _setting(LAZY, "1"):
+        with environment.for_a_moment(LAZY, "1"):
             distributed.init_process_group(backends(), store=store, rank=place, world_size=ranks, timeout=_patience())
         sys.excepthook = hook  # torch's puts "[rank1]: " before each line of a traceback
         self._mine = distributed.group.WORLD
@@ -278,19 +278,6 @@ def _never_free() -> None:
         for group, (_, store) in distributed.distributed_c10d._world.pg_map.items():
             for kept in (group, store):
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
-
-
-@contextmanager
-def _setting(name: str, value: str) -> Iterator[None]:
-    """Sets an environment variable for a moment; the user's own setting wins."""
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        del os.environ[name]
 
 
 def _all_want(session: Session, wanted: bool) -> bool:

@@ -106,3 +106,33 @@ def pickles_for_a_process_with_torch_alone(by: Way) -> Found:
         packages.append(sorted(file.packages))
     train(by, model, optimizer)
     return {"packages": packages, "weights": weights(net)}
+
+
+@habit(kind=3, only=("backend",), tolerance=1e-12)
+def trains_complex_parameters(by: Way) -> Found:
+    """Spectral layers: parameters of complex numbers, alone and beside real ones."""
+    torch.manual_seed(3)
+    found = {}
+    for number, kind in enumerate((torch.complex64, torch.complex128)):
+        net = nn.ModuleList([nn.Linear(4, 3, dtype=kind), nn.Linear(3, 2, dtype=kind.to_real())][: number + 1])
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        forward = nn.Sequential(*net) if number == 0 else Halves(*net)
+        model = by.wrap(forward, optimizer)
+        for step in range(3):
+            optimizer.zero_grad()
+            model(by.batch(step).to(kind)).abs().square().mean().backward()
+            optimizer.step()
+        found[str(kind)] = weights(net)
+    return found
+
+
+class Halves(nn.Module):
+    """A complex layer, and a real one behind it."""
+
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.second(self.first(rows).abs())
+        return found

@@ -34,12 +34,15 @@ def obey(address: str) -> None:
 
 
 def world(api: str, file: str, rank: int, size: int, local: int = 0, stay: bool = False) -> tuple[float, str]:
-    """A world of ``size`` ranks, ``local`` on each host (0: there is one): (their sum, the folder of their daemon)."""
+    """A world of ``size`` ranks, ``local`` on each host (0: there is one): (their sum, the folder of their daemon).
+
+    The environment is afterwards as it was before, and meanwhile, too, where torch.distributed began the world."""
     import torch.distributed as dist
 
     import bagua.torch_api as bagua
     from bagua.torch_api.join.session import current
 
+    before = dict(os.environ)
     store = dist.FileStore(file, size)
     values = torch.full((8,), float(rank + 1))
     if api == "bagua":
@@ -49,8 +52,12 @@ def world(api: str, file: str, rank: int, size: int, local: int = 0, stay: bool 
         dist.init_process_group("bagua", store=store, rank=rank, world_size=size)
         dist.all_reduce(values)
     folder = str(Path(current().data_socket).parent)
+    place = (bagua.get_rank(), bagua.get_world_size(), bagua.get_local_rank(), bagua.get_local_size())
+    here = local or size
+    assert place == (rank, size, rank % here, here) and (api == "bagua" or os.environ == before)
     if not stay:
         (bagua if api == "bagua" else dist).destroy_process_group()
+        assert os.environ == before
     return values[0].item(), folder
 
 
