@@ -80,6 +80,7 @@ def test_documents_are_json_with_stable_keys() -> None:
             "exit_code",
             "signal",
             "error_tail",
+            "reason",
             "log_path",
             "exited_at",
         ),
