@@ -246,7 +246,7 @@ class GradientBucket(PlanBucket):
             if self.earlier is not None:
                 self.earlier.note(entry.parameter)
             gradient = entry.parameter.grad
-            if gradient is None or gradient.requires_grad:
+            if gradient is None or gradient.requires_grad or gradient.is_neg():  # no list may have a negated view
                 entry.parameter.grad = result.clone()
             else:
                 gradients.append(gradient)
