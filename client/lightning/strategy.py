@@ -147,7 +147,7 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
         def training_step(self, *inputs: Any, **named: Any) -> Any:
             """That of the LightningModule, with the parameters that are trained now."""
             if isinstance(self.model, StepModule):
-                self.model.follow_parameters()
+                self.model.begin_step()
             return super().training_step(*inputs, **named)
 
         def process_dataloader(self, dataloader: Any) -> Any:

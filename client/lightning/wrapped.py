@@ -46,8 +46,10 @@ class StepModule(torch.nn.Module):
         """That of ``module``, which Lightning sends on to ``training_step``."""
         return self.module(*inputs, **named)
 
-    def follow_parameters(self) -> None:
-        """Before a training step: a callback may have thawed parameters (``BackboneFinetuning``), or added some."""
+    def begin_step(self) -> None:
+        """Before a training step. Validation has put this module into evaluation mode, and Lightning puts ``module``
+        alone back. A callback may have thawed parameters (``BackboneFinetuning``), or added some."""
+        self.training = True
         if self.exchange is not None:
             self.exchange.follow_parameters()
 

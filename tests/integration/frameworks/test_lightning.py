@@ -206,6 +206,20 @@ def algorithm_by_name() -> None:
         assert same == [False, True] * (BATCHES // 2), same
 
 
+def steps_after_validation() -> None:
+    """Each training step begins one of the exchange, also after the first validation; validation begins none."""
+    from bagua.lightning import BaguaStrategy
+
+    seen: list[tuple[bool, int]] = []
+
+    class Look(import_lightning().Callback):  # type: ignore[misc]
+        def on_before_zero_grad(self, trainer: Any, *_: Any) -> None:
+            seen.append((trainer.strategy.model.training, trainer.strategy.model.exchange.bagua_train_step_counter))
+
+    fit(BaguaStrategy("decentralized"), make_model(), max_epochs=2, callbacks=[Look()])
+    assert seen == [(True, step + 1) for step in range(2 * BATCHES)], seen
+
+
 def algorithm_with_an_optimizer() -> None:
     from bagua.lightning import BaguaStrategy
 
@@ -433,6 +447,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
         fine_tuning,
         checkpoints,
         algorithm_by_name,
+        steps_after_validation,
         algorithm_with_an_optimizer,
         wrong_arguments,
         calls_of_a_strategy,
