@@ -38,6 +38,7 @@ LONG: dict[str, Divide | None] = {
     "contract/test_algorithms.py": by_world,
     "simulation/test_control_plane.py": each,
     "integration/torch_api/test_torch_training.py": None,
+    "habits/test_habits.py": None,
     "integration/data_plane/test_equality.py": None,
     "integration/node/test_node_jobs.py": None,
     "e2e/test_equality.py": each,

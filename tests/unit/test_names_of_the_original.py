@@ -82,7 +82,7 @@ def test_the_page_counts_right() -> None:
 
 
 def found(name: str) -> Any:
-    """What has this dotted name."""
+    """The object of this dotted name."""
     parts = name.split(".")
     for end in range(len(parts), 0, -1):
         try:
