@@ -9,7 +9,7 @@ import torch
 from habits.case import HABITS, Found, load_habits
 from habits.failing import FAILING
 from habits.rank_side import run_habit
-from habits.ways import ELASTIC, EQUAL, NEAR, ORACLE, RARE, WAYS
+from habits.ways import ELASTIC, EQUAL, HOSTS, NEAR, ORACLE, RARE, WAYS
 from rig.pool import Pools
 
 RANKS = [0, 1]
@@ -40,14 +40,15 @@ def oracles() -> dict[str, list[Found]]:
 def test_a_program_finds_what_it_finds_under_torch(
     pools: Pools, oracles: dict[str, list[Found]], name: str, way: str
 ) -> None:
+    pool = pools(*HOSTS.get(way, [RANKS]), elastic=way in ELASTIC)
     if not HABITS[name].oracle:
-        found = pools(RANKS, elastic=way in ELASTIC).run(run_habit, name=name, way=way)
+        found = pool.run(run_habit, name=name, way=way)
         false = [f"rank {rank}: {key!r}" for rank, one in enumerate(found) for key in one if one[key] is False]
         assert not false
         return
     if name not in oracles:
         oracles[name] = pools(RANKS).run(run_habit, name=name, way=ORACLE)
-    found = pools(RANKS, elastic=way in ELASTIC).run(run_habit, name=name, way=way)
+    found = pool.run(run_habit, name=name, way=way)
     if way in NEAR:
         wrong = near_difference(found, oracles[name], equal=way in EQUAL)
     else:

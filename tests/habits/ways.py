@@ -86,6 +86,7 @@ WAYS: dict[str, Any] = {
     "with_bagua": Ours,
     "our_ddp": OurDDP,
     "elastic": Ours,
+    "two_hosts": Ours,
     "bytegrad": functools.partial(Ours, algorithm="bytegrad"),
     "local_sgd": functools.partial(Ours, algorithm="local_sgd", interval=2),
     "decentralized": functools.partial(Ours, algorithm="decentralized"),
@@ -93,9 +94,11 @@ WAYS: dict[str, Any] = {
 }
 ELASTIC = {"elastic"}
 """Ways in an elastic job."""
+HOSTS = {"two_hosts": ([0], [1])}
+"""Ranks of every host, where not all are on one."""
 NEAR = {"bytegrad", "local_sgd", "decentralized", "async"}
 """Ways that give no averages of gradients: a program must end well, and its words and truth values be the oracle's."""
 EQUAL = {"bytegrad"}
 """Those of them after whose steps all replicas are the same."""
-RARE = {"decentralized", "async"}
+RARE = {"two_hosts", "decentralized", "async"}
 """Ways that run with --full alone, where a program does not name them."""

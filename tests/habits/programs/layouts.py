@@ -97,7 +97,7 @@ def has_buffers_of_all_kinds(by: Way) -> Found:
     return found
 
 
-@habit(kind=3, without=("with_bagua", "elastic", "bytegrad", "local_sgd", "decentralized", "async"))
+@habit(kind=3, without=("with_bagua", "elastic", "two_hosts", "bytegrad", "local_sgd", "decentralized", "async"))
 def replaces_and_resizes_buffers(by: Way) -> Found:
     """Observers of quantisation: a buffer is empty until the first forward pass, and each pass has a new one."""
 
