@@ -5,6 +5,7 @@ The original downloaded NCCL. Here nothing is downloaded: torch brings NCCL, and
 
 import sys
 
+from bagua.cli.main import guarded
 from bagua_core import install_deps
 
 __all__ = ["install_deps", "main"]
@@ -17,8 +18,6 @@ WORDS = (
 
 def main() -> None:
     """Entry point."""
-    from bagua.cli.main import guarded
-
     print(WORDS, file=sys.stderr)
     guarded(install_deps)
 

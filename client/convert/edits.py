@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import platform
 import tokenize
 from dataclasses import dataclass, field
 
@@ -90,6 +91,4 @@ class Source:
 
 
 def _python() -> str:
-    import platform
-
     return f"Python {platform.python_version()}"
