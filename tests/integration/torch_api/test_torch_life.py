@@ -372,10 +372,10 @@ def rank_too_large() -> tuple[str, int, bool]:
 
 
 def test_a_model_that_memory_does_not_suffice_for_is_refused_on_every_rank(ranks: Any) -> None:
-    """Each rank needs 31 MiB, twice 4 million float32. The second host has 40 MiB for two ranks."""
-    found = ranks.run(rank_too_large, hosts=[[0], [1, 2]], memory_limits=[0, 40 << 20])
+    """Each rank needs 16 MiB, 4 million float32. The second host has 20 MiB for two ranks."""
+    found = ranks.run(rank_too_large, hosts=[[0], [1, 2]], memory_limits=[0, 20 << 20])
     for text, held, trained in found:
-        assert "31 MiB for rank" in text and "the limit of this engine, 40 MiB" in text, text
+        assert "16 MiB for rank" in text and "the limit of this engine, 20 MiB" in text, text
         assert held < 10 << 20 and trained
     assert "Another rank failed. rank 1" in found[0][0]
 
