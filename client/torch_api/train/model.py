@@ -141,9 +141,9 @@ class DistributedModel(Mark, ShadowedModel):
         self._sparse: SparseGradients | None = None
         self._tracer = self._session.keep(Tracer)
         self._tracer.add(self)
+        self.bagua_algorithm: AlgorithmImpl = AlgorithmImpl(self.process_group)
         self._recorder = recorder_of(self, self._session, len(self.process_group.hosts))
         self._steps = self._new_steps() if step_in_backward else None
-        self.bagua_algorithm: AlgorithmImpl = AlgorithmImpl(self.process_group)
         self._new_tuner = tuner
         self._tuner: Tuner | None = None
         try:

@@ -73,7 +73,11 @@ def test_a_failed_rank_stops_the_job_on_every_node(coordinator, client, connect,
     b.report(run, n.LOCAL_PHASE_STARTED, {1: RUNNING})
     until(client, job.job_id, c.JOB_STATE_RUNNING)
     tail = "Traceback (most recent call last):\n  ...\nValueError: 3 is no good\n"
-    b.report(run, n.LOCAL_PHASE_STARTED, {1: {**DONE, "exit_code": 1, "error_tail": tail}})
+    b.report(
+        run,
+        n.LOCAL_PHASE_STARTED,
+        {1: {**DONE, "exit_code": 1, "error_tail": tail, "reason": "ValueError: 3 is no good"}},
+    )
     for peer, rank in ((a, 0), (b, 1)):
         stop = peer.expect(n.StopJob)
         assert stop.reason == "rank 1 on node b exited with code 1: ValueError: 3 is no good"

@@ -109,7 +109,7 @@ def test_a_job_that_ended_meanwhile_is_taken_over(start, connect, until):
         job = running(client, a, until)
         first.end(signal.SIGKILL)
         second = start(listen=first.address)
-        over = c.RankStatus(rank=0, state=c.RANK_STATE_EXITED, exit_code=3, error_tail="OSError: disk full")
+        over = c.RankStatus(rank=0, state=c.RANK_STATE_EXITED, exit_code=3, reason="OSError: disk full")
         a = connect(second, "a", jobs=(n.LocalJob(job_id=job.job_id, generation=1, phase=2, ranks=[over]),))
         a.report(a.expect(n.StopJob), n.LOCAL_PHASE_STOPPED)
         ended = until(client, job.job_id, c.JOB_STATE_FAILED)

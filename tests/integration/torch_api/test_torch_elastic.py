@@ -539,7 +539,7 @@ def rank_in_the_style_of_the_original(mode: str, folder: str) -> tuple[list[str]
             loss(model, member, step).backward()
         except MembershipChanged as error:
             told.append(str(error))
-            if "call with_bagua() again" in told[-1]:
+            if "operations of bucket" in told[-1]:
                 model.with_bagua([optimizer], Reified(DecentralizedImpl, "all", False))
             continue
         optimizer.step()

@@ -108,7 +108,7 @@ def rank_train(
     bagua.barrier()
     assert not bagua.is_newcomer()
     seen["cuts"] = [list(bucket.names) for bucket in model.bagua_buckets]
-    seen["fused"] = getattr(optimizer, "_bagua_fused_count", 0)
+    seen["fused"] = optimizer._bagua_fused_optimizer.count if fused else 0
     return {**seen, "flat": flat(model), "opening": sampler._course._opening}
 
 
