@@ -16,8 +16,7 @@ jobs."""
 JOINED = "joined"
 """From rank 0 of several hosts: it has joined the job of that id, which may outlast this host's processes."""
 SLOTS = 4_096
-"""Of each node of an ephemeral cluster: further worlds may be larger, or several at once, and it is not for us to count
-them."""
+"""Slots of each node of an ephemeral cluster: more than all worlds need that a program may begin."""
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

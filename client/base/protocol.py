@@ -7,7 +7,7 @@ coordinator and daemons are upgraded one after the other, in either order.
 from __future__ import annotations
 
 PROTOCOL = 2
-"""Of this version. 1: bagua 0.1, which does not say a number; 2: bagua 1.0."""
+"""Protocol of this version. 1: bagua 0.1, which does not say a number; 2: bagua 1.0."""
 OLDEST = 1
 """With which this version talks."""
 MAX_PATIENCE_S = 7 * 86_400.0

@@ -24,7 +24,7 @@ class Scope:
     node_id: str
 
     def covers(self, job_id: str) -> bool:
-        """Whether it is that job, or one that followed it in the same cluster (``following``)."""
+        """True for that job, and for one that followed it in the same cluster (``following``)."""
         return job_id == self.job_id or job_id.startswith(f"{self.job_id}{_FOLLOWING}")
 
 

@@ -31,7 +31,7 @@ def install() -> None:
 
 
 def _backends(group: Any) -> list[Any]:
-    """Those of a group, without what torch puts around them where TORCH_DISTRIBUTED_DEBUG=DETAIL."""
+    """Backends of a group, without the wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL."""
     found = [group._get_backend(device) for device in group._device_types]
     return [getattr(backend, "wrapped_pg", backend) for backend in found]
 

@@ -14,7 +14,7 @@ TAKEN = {
 }
 """Arguments of torch's DistributedDataParallel that Bagua's takes."""
 _SAME_PLACES = 5
-"""As many arguments without a name mean the same in both."""
+"""Number of leading positional arguments that mean the same in both."""
 _METHODS = {"register_comm_hook", "_set_static_graph", "_get_ddp_logging_data", "_register_builtin_comm_hook"}
 _SHARDING = (
     *("torch.distributed.fsdp", "torch.distributed._composable", "torch.distributed.tensor"),

@@ -22,7 +22,7 @@ from bagua.distributed.flags import set_bagua_env
 __all__ = ["get_args_parser", "launch", "main", "parse_args", "set_bagua_env"]
 
 DEFAULT_PORT = 29500
-"""Of the rendezvous of several hosts. A job on one host takes a free one."""
+"""Port of the rendezvous of several hosts. A job on one host takes a free one."""
 
 
 def get_args_parser() -> flags.Parser:

@@ -53,7 +53,7 @@ OF_TORCHRUN = {
 """Options that only torchrun has -> the value that asks for nothing. With another value the job is torchrun's."""
 
 DEFAULT_PORT = 29500
-"""Of the rendezvous of several hosts. A job on one host takes a free one."""
+"""Port of the rendezvous of several hosts. A job on one host takes a free one."""
 
 PASSED_ON = (*OF_TORCHRUN, "rdzv_backend", "rdzv_id", "max_restarts", "monitor_interval", "log_dir", "nproc_per_node")
 

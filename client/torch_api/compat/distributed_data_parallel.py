@@ -150,7 +150,7 @@ class DistributedDataParallel(torch.nn.Module, JoinableModel):
 
     @property
     def require_backward_grad_sync(self) -> bool:
-        """Whether a backward pass now would exchange anything. May be set, as that of torch's class."""
+        """True if a backward pass now would exchange anything. May be set, as that of torch's class."""
         return self._inner().require_backward_grad_sync
 
     @require_backward_grad_sync.setter

@@ -82,7 +82,7 @@ class Course:
 
     @property
     def trains(self) -> bool:
-        """Whether the epoch that was begun last is one of training. In a validation there are no steps. In a training
+        """True if the epoch that was begun last is one of training. In a validation there are no steps. In a training
         there may be none before all samples have been asked for: worker processes load ahead."""
         return self.steps > 0 and (self.over != 0 or bool(self.passed))
 

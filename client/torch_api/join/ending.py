@@ -189,7 +189,7 @@ class ProgramWatch:
 
 
 def has_returned(frame: FrameType) -> bool:
-    """Whether a frame that runs no more has ended by returning, and not by an exception."""
+    """True if a frame that runs no more has ended by returning, and not by an exception."""
     return opcode.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 
 
