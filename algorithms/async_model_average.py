@@ -73,7 +73,6 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
 
     @property
     def refuses_join(self) -> str | None:
-        """See ``AlgorithmImpl``."""
         return REFUSES_WEIGHTS
 
     def need_reset(self) -> bool:

@@ -48,7 +48,6 @@ class ByteGradAlgorithm(Algorithm):
         self.average = average
 
     def reify(self, process_group: ProcessGroup) -> ByteGradAlgorithmImpl:
-        """A new implementation for one model."""
         return ByteGradAlgorithmImpl(process_group, self.hierarchical, self.average)
 
 

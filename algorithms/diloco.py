@@ -86,7 +86,6 @@ class DiLoCoAlgorithm(Algorithm):
         self.codec = codec_of_differences(codec)
 
     def reify(self, process_group: ProcessGroup) -> DiLoCoAlgorithmImpl:
-        """A new implementation for one model."""
         return DiLoCoAlgorithmImpl(process_group, self)
 
 
@@ -244,7 +243,6 @@ class StreamingDiLoCoAlgorithm(DiLoCoAlgorithm):
             )
 
     def reify(self, process_group: ProcessGroup) -> StreamingDiLoCoAlgorithmImpl:
-        """A new implementation for one model."""
         return StreamingDiLoCoAlgorithmImpl(process_group, self)
 
 

@@ -68,7 +68,6 @@ class GradientAllReduceAlgorithm(Algorithm):
             raise ValueError("everywhere=True needs a codec: without one nothing is encoded anywhere. [BG303]")
 
     def reify(self, process_group: ProcessGroup) -> GradientAllReduceAlgorithmImpl:
-        """A new implementation for one model."""
         return GradientAllReduceAlgorithmImpl(
             process_group, self.hierarchical, self.average, self.codec, self.everywhere
         )

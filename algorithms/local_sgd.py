@@ -65,7 +65,6 @@ class LocalSGDAlgorithm(Algorithm):
         self.codec = codec_of_differences(codec)
 
     def reify(self, process_group: ProcessGroup) -> LocalSGDAlgorithmImpl:
-        """A new implementation for one model."""
         return LocalSGDAlgorithmImpl(process_group, self.interval, self.warm_up, self.codec)
 
 

@@ -198,7 +198,6 @@ class LowPrecisionDecentralizedAlgorithm(Algorithm):
         self.codec = Codec.of(codec)
 
     def reify(self, process_group: ProcessGroup) -> LowPrecisionDecentralizedAlgorithmImpl:
-        """A new implementation for one model."""
         return LowPrecisionDecentralizedAlgorithmImpl(
             process_group, self.hierarchical, self.communication_interval, self.codec
         )

@@ -49,7 +49,6 @@ class TorchLowRank:
         right: torch.Tensor,
         projected: torch.Tensor,
     ) -> None:
-        """See ``LowRank``."""
         for rows in _blocks(memory):
             block = memory[rows]
             for number in range(len(left)):
@@ -58,11 +57,9 @@ class TorchLowRank:
             _multiply(right, block.t(), projected[:, rows])
 
     def back_project(self, memory: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-        """See ``LowRank``."""
         _multiply(left, memory, right)
 
     def product(self, left: torch.Tensor, right: torch.Tensor, result: torch.Tensor) -> None:
-        """See ``LowRank``."""
         if not left.dtype == right.dtype == result.dtype:
             result.copy_(left.to(right.dtype).t() @ right)
             return

@@ -142,7 +142,6 @@ class NoLoCoAlgorithm(Algorithm):
             )
 
     def reify(self, process_group: ProcessGroup) -> NoLoCoAlgorithmImpl:
-        """A new implementation for one model."""
         return NoLoCoAlgorithmImpl(process_group, self)
 
 

@@ -43,7 +43,6 @@ class OneBitAdamOptimizer(FrozenAdam):
         super().__init__(params, lr, betas, eps, weight_decay, floor)
 
     def freezes_after(self) -> int:
-        """See ``FrozenAdam``."""
         return self.warmup_steps
 
     def frozen_step(self, group: dict[str, Any]) -> None:
@@ -83,7 +82,6 @@ class OneBitAdamAlgorithmImpl(AlgorithmImpl):
 
     @property
     def refuses_join(self) -> str | None:
-        """See ``AlgorithmImpl``."""
         return REFUSES_MOMENTS
 
     def need_reset(self) -> bool:
@@ -164,7 +162,6 @@ class OneBitAdamAlgorithm(Algorithm):
         self.everywhere = everywhere
 
     def reify(self, process_group: ProcessGroup) -> OneBitAdamAlgorithmImpl:
-        """A new implementation for one model."""
         return OneBitAdamAlgorithmImpl(process_group, self.optimizer, self.codec, self.everywhere)
 
 

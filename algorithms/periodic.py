@@ -37,7 +37,6 @@ class PeriodicImpl(AlgorithmImpl):
 
     @property
     def refuses_join(self) -> str | None:
-        """See ``AlgorithmImpl``."""
         return REFUSES_WEIGHTS
 
     def need_reset(self) -> bool:

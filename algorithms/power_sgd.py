@@ -308,7 +308,6 @@ class PowerSGDAlgorithm(Algorithm):
         self.seed = check_count("seed", seed, 0)
 
     def reify(self, process_group: ProcessGroup) -> PowerSGDAlgorithmImpl:
-        """A new implementation for one model."""
         return PowerSGDAlgorithmImpl(process_group, self)
 
 

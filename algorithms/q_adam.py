@@ -49,7 +49,6 @@ class QAdamAlgorithmImpl(AlgorithmImpl):
 
     @property
     def refuses_join(self) -> str | None:
-        """See ``AlgorithmImpl``."""
         return REFUSES_MOMENTS
 
     def need_reset(self) -> bool:
@@ -190,7 +189,6 @@ class QAdamAlgorithm(Algorithm):
         return self.q_adam_optimizer
 
     def reify(self, process_group: ProcessGroup) -> QAdamAlgorithmImpl:
-        """A new implementation for one model."""
         return QAdamAlgorithmImpl(process_group, self.q_adam_optimizer, self.hierarchical, self.codec, self.scaled)
 
 

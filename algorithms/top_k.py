@@ -81,7 +81,6 @@ class TopKAlgorithm(Algorithm):
         self.everywhere = everywhere
 
     def reify(self, process_group: ProcessGroup) -> TopKAlgorithmImpl:
-        """A new implementation for one model."""
         return TopKAlgorithmImpl(process_group, self.codec, self.warm_up, self.everywhere)
 
 

@@ -76,7 +76,6 @@ class ZeroOneAdamOptimizer(FrozenAdam):
         return local_step % (1 << doublings) == 0
 
     def freezes_after(self) -> int:
-        """See ``FrozenAdam``."""
         return self.var_freeze_step
 
     def warm_step(self, group: dict[str, Any]) -> None:
@@ -229,7 +228,6 @@ class ZeroOneAdamAlgorithm(Algorithm):
         self.codec = codec_of_differences(codec)
 
     def reify(self, process_group: ProcessGroup) -> ZeroOneAdamAlgorithmImpl:
-        """A new implementation for one model."""
         return ZeroOneAdamAlgorithmImpl(process_group, self.optimizer, self.codec)
 
 

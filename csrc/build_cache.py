@@ -89,7 +89,6 @@ def include_flags(root: Path) -> list[str]:
 
 
 def include_dirs(root: Path) -> list[Path]:
-    """See ``include_flags``."""
     return [root / "core", root]
 
 

@@ -155,7 +155,6 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         return self._desc
 
     def get_group_store(self) -> Store:
-        """The store of the group."""
         return self._store
 
     def set_timeout(self, timeout: timedelta) -> None:

@@ -81,7 +81,6 @@ class ChaosCluster:
                 time.sleep(0.2)  # between two tries to connect
 
     def job(self, job_id: str) -> job_pb2.Job:
-        """The job as it is."""
         return self.call(lambda client: client.get(job_id))
 
     def connected(self, names: Iterable[str]) -> bool:

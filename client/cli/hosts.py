@@ -184,7 +184,6 @@ class HostCluster(EmbeddedCluster):
                 time.sleep(0.1)
 
     def stop(self) -> None:
-        """See ``EmbeddedCluster``."""
         self._way.announce_end()
         super().stop()
         self._way.close()
@@ -215,7 +214,6 @@ class SshWay:
         return len(self.logins)
 
     def start(self, order: Order, state: Path) -> list[RemoteService]:
-        """See ``Way``."""
         found = []
         for host, name in zip(self.logins, node_names(self.logins), strict=True):
             arguments = [argument.replace("{node}", name) for argument in order.arguments]

@@ -64,7 +64,6 @@ class SrunWay:
         return [RemoteService("step of node daemons", command, "", self._log, why=" (srun)")]
 
     def close(self) -> None:
-        """See ``cli.hosts.Way``."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -78,7 +77,6 @@ class SrunWay:
         return " ".join([*words, *(f"Last words of all: {line.strip()}" for line in lines[-1:])])
 
     def announce_end(self) -> None:
-        """See ``cli.hosts.Way``."""
         if self._folder is not None and self._folder.is_dir():
             (self._folder / ENDING).touch()
 

@@ -123,7 +123,6 @@ def summary_document(job: job_pb2.Job) -> dict[str, Any]:
 
 
 def event_document(event: job_pb2.JobEvent) -> dict[str, Any]:
-    """One event of a job."""
     return {
         "seq": event.seq,
         "time": event.time,
@@ -134,7 +133,6 @@ def event_document(event: job_pb2.JobEvent) -> dict[str, Any]:
 
 
 def node_document(node: job_pb2.Node) -> dict[str, Any]:
-    """One node."""
     return {
         "node_id": node.node_id,
         "hostname": node.hostname,

@@ -7,7 +7,6 @@ from bagua.timeline.trace import Source, Span
 
 
 def source_of(part: common_pb2.TracePart) -> Source:
-    """One part."""
     spans = [
         Span(span.phase, span.name, span.begin_ns, span.end_ns, span.sequence, span.comm, span.peer, span.bytes)
         for span in part.spans

@@ -34,7 +34,6 @@ def report_callback(base: type[Callback]) -> type[Callback]:
             self._total = int(total) if 0 < total < math.inf else 0
 
         def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
-            """Reports."""
             if trainer.global_step % self._every == 0:
                 bagua.report(trainer.global_step, self._total, dict(trainer.callback_metrics))
 

@@ -12,5 +12,4 @@ class Counters:
         self.values: Counter[tuple[str, str]] = Counter()
 
     def add(self, name: str, label: str = "", number: int = 1) -> None:
-        """Adds to a counter."""
         self.values[name, label] += number

@@ -40,7 +40,6 @@ class PipelineDialect(PGDialect_psycopg):
         self._open: dict[psycopg.Connection[Any], tuple[contextlib.ExitStack, psycopg.Pipeline]] = {}
 
     def do_execute(self, cursor: Any, statement: Any, parameters: Any, context: Any = None) -> None:
-        """One statement."""
         planned = {"prepare": False} if _options(context).get(PLAN_ANEW) else {}  # else as often as psycopg finds right
         self._ask(cursor.connection, context, lambda: cursor.execute(statement, parameters, **planned))
 

@@ -62,7 +62,6 @@ class TuningQueries:
         return [row for part in parts for row in self._db.execute(query.of_list, {"wanted": part})]
 
     def tune_study(self, study_id: str) -> sa.Row[Any] | None:
-        """Its row."""
         return self._db.execute(sa.select(m.tune_studies).where(m.tune_studies.c.study_id == study_id)).one_or_none()
 
     def put_tune_study(self, row: Mapping[str, Any]) -> None:

@@ -74,15 +74,12 @@ class JobEngine:
         return self._engine
 
     def waiting(self, longer_than_s: float) -> str:
-        """See ``Engine.waiting``."""
         return self._engine.waiting(longer_than_s) if self._engine is not None else ""
 
     def step_s(self) -> float:
-        """See ``Engine.step_s``."""
         return self._engine.step_s() if self._engine is not None else 0.0
 
     def start_trace(self, request: int, most: int) -> None:
-        """See ``Engine.start_trace``."""
         if self._engine is not None:
             self._engine.start_trace(request=request, most=most)
 

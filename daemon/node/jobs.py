@@ -48,7 +48,6 @@ class EndedJob:
 
     @property
     def cleared(self) -> bool:
-        """See ``Job.cleared``."""
         if self._before is not None and self._before.cleared:
             self._before = None  # it need not be kept as long as its end
         return self._before is None

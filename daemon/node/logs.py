@@ -78,7 +78,6 @@ class RankOutput:
         self.log.close()
 
     def error_tail(self, told: str) -> str:
-        """See :func:`error_tail`."""
         return error_tail(b"".join(self._tail), told)
 
     def _pump(self, reader: int) -> int:

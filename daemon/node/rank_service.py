@@ -38,11 +38,9 @@ class OneJob:
         self._job_id = job_id
 
     def find(self, job_id: str) -> Job | EndedJob | None:
-        """See ``Jobs``."""
         return self._jobs.find(job_id) if job_id == self._job_id else None
 
     async def arrival(self, job_id: str) -> Job | EndedJob:
-        """See ``Jobs``."""
         return await self._jobs.arrival(job_id if job_id == self._job_id else "")
 
 

@@ -134,7 +134,6 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
 
 
 def expressions() -> list[str]:
-    """All of them."""
     return [expression for _, panels in ROWS for panel in panels for expression, _ in panel.lines]
 
 

@@ -100,7 +100,6 @@ TASKS: dict[str, Callable[[bool], Digits | CharacterModel]] = {"digits": Digits,
 
 
 def make_optimizer(task: dict[str, Any], setting: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of a setting."""
     name, options = algorithm_choice.parse(filled(setting["optimizer"], task["steps"]))
     if name == "sgd":
         return torch.optim.SGD(model.parameters(), **options)

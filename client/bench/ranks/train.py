@@ -33,7 +33,6 @@ MALLOC_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_T
 
 
 def without_communication(model: nn.Module, _: torch.optim.Optimizer) -> nn.Module:
-    """The model as it is."""
     return model
 
 

@@ -77,11 +77,9 @@ class ClusterStore(Store):
         return self.hash_fn(key) % self.num_stores
 
     def set(self, key: str, value: bytes) -> None:
-        """In the key's store."""
         self.route(key).set(key, value)
 
     def get(self, key: str) -> bytes | None:
-        """From the key's store."""
         return self.route(key).get(key)
 
     def num_keys(self) -> int:
@@ -89,7 +87,6 @@ class ClusterStore(Store):
         return sum(store.num_keys() for store in self.stores)
 
     def clear(self) -> None:
-        """All stores."""
         for store in self.stores:
             store.clear()
 
@@ -116,6 +113,5 @@ class ClusterStore(Store):
         return all(store.status() for store in self.stores)
 
     def shutdown(self) -> None:
-        """All stores."""
         for store in self.stores:
             store.shutdown()

@@ -15,9 +15,7 @@ class Waits(Protocol):
         """Seconds after which ``go_on`` is to be asked for the first time."""
         ...
 
-    def go_on(self, waited: float, *, more: str, ends: bool) -> float:
-        """See ``HostConnection.go_on``."""
-        ...
+    def go_on(self, waited: float, *, more: str, ends: bool) -> float: ...
 
 
 class PatientLock:

@@ -114,11 +114,9 @@ class BaguaBucket(BucketOperations):
     # The effective tensors
 
     def templates(self) -> Sequence[torch.Tensor]:
-        """See ``BucketOperations``."""
         return self._templates
 
     def effective_tensors(self) -> list[torch.Tensor | None]:
-        """See ``BucketOperations``."""
         return [registration.effective_or_none() for registration in self._registrations]
 
     def refresh(self) -> None:
@@ -174,7 +172,6 @@ class BaguaBucket(BucketOperations):
         return views_like(self.slot(name), self._templates)
 
     def region(self, name: str) -> Region:
-        """See ``PlanBucket.region``."""
         if name != WEIGHT:
             return super().region(name)
         if self._staged is None:
@@ -192,7 +189,6 @@ class BaguaBucket(BucketOperations):
         self._stale = True
 
     def start(self) -> None:
-        """See ``PlanBucket.start``."""
         if self._stale:
             if self.runner is None:
                 raise BaguaError(

@@ -115,7 +115,6 @@ def with_bagua(
     autotune: bool | None = None,
     tune: Mapping[str, Sequence[object]] | None = None,
 ) -> BaguaModule:
-    """See ``BaguaModule.with_bagua``."""
     options = wanted(autotune, tune)
     previous = self.__dict__.get("bagua_ddp")
     if previous is not None and previous.module is self:

@@ -289,7 +289,6 @@ class BucketOperations(PlanBucket):
         return group or self.process_group or _get_default_group()
 
     def _over(self, group: BaguaProcessGroup | None, place: str) -> Over:
-        """``place`` in ``group``."""
         mine = self._group(None)
         if group is None or group.ranks == mine.ranks:
             return place

@@ -41,7 +41,6 @@ class RegisteredTensors(Guest):
         self.backend.serve(ddp)
 
     def begin(self) -> None:
-        """See ``Guest``."""
         parameters = self._ddp.bagua_build_params()
         for name, parameter in parameters:
             register(parameter, name, self._ddp.bagua_module_name, _gradient, _set_gradient)
@@ -66,24 +65,19 @@ class RegisteredTensors(Guest):
         return OpenWeightBucket(name, parameters, allocate)
 
     def forget(self) -> None:
-        """See ``Guest``."""
         self.backend.forget()
 
     @property
     def idle(self) -> bool:
-        """See ``Guest``."""
         return self.backend.idle
 
     def mark(self, parameter: torch.Tensor) -> bool:
-        """See ``Guest``."""
         return self.backend.mark_parameter(parameter)
 
     def finish(self) -> None:
-        """See ``Guest``."""
         self.backend.finish()
 
     def abandon(self) -> bool:
-        """See ``Guest``."""
         return self.backend.abandon()
 
     def layouts(self, found: Sequence[Any], flatten: bool) -> list[Any]:
@@ -103,7 +97,6 @@ class RegisteredTensors(Guest):
         return made
 
     def adopt(self, buckets: Sequence[PlanBucket]) -> None:
-        """See ``Guest``."""
         group = self._ddp.process_group
         for bucket in buckets:
             if isinstance(bucket, BaguaBucket):

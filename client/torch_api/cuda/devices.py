@@ -40,7 +40,6 @@ class Devices:
                 device.await_results()
 
     def part(self) -> None:
-        """See ``CudaConnection.part``."""
         for device in self._open.values():
             device.part()
 

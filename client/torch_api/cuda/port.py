@@ -103,7 +103,6 @@ class _EventClock:
         return event
 
     def now(self) -> _EventMoment:
-        """See ``Clock``."""
         return _EventMoment(self._record(), self)
 
 
@@ -114,12 +113,10 @@ class _EventMoment:
         self._anchor = clock.anchor
 
     def passed(self) -> bool:
-        """See ``Moment``."""
         over: bool = self._event.query()  # type: ignore[no-untyped-call]
         return over
 
     def await_on_host(self) -> None:
-        """See ``Moment``."""
         self._event.synchronize()
 
     def nanoseconds(self) -> int:

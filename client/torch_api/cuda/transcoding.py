@@ -34,7 +34,6 @@ class CudaTranscoder:
     def encode(
         self, source: torch.Tensor, message: torch.Tensor, residual: torch.Tensor | None, decoded: torch.Tensor
     ) -> None:
-        """See ``Transcoder.encode``."""
         self._work(
             raw=[source.data_ptr()],
             residual=0 if residual is None else residual.data_ptr(),
@@ -43,7 +42,6 @@ class CudaTranscoder:
         )
 
     def decode(self, message: torch.Tensor, decoded: torch.Tensor) -> None:
-        """See ``Transcoder.decode``."""
         self._work(encoded=[message.data_ptr()], decoded=[decoded.data_ptr()])
 
     def _work(self, **what: Any) -> None:

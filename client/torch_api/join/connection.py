@@ -442,7 +442,6 @@ class HostConnection:
             return self._rank.done(ticket)
 
     def abandon(self, ticket: int) -> None:
-        """See ``Connection``."""
         self._rank.abandon(ticket)
 
     def barrier(

@@ -97,7 +97,6 @@ class MOELayer(nn.Module):
         return {**super().__getstate__(), "_agreed": None}  # type: ignore[no-untyped-call]
 
     def forward(self, hidden_states: torch.Tensor, used_token: torch.Tensor | None = None) -> torch.Tensor:
-        """See ``MoE.forward``."""
         width = self.gate.wg.in_features
         if hidden_states.shape[-1] != width:
             raise ValueError(

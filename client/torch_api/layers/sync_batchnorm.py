@@ -98,7 +98,6 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def convert_sync_batchnorm(module: nn.Module, process_group: Any = None) -> nn.Module:
-    """See ``SyncBatchNorm.convert_sync_batchnorm``."""
     return SyncBatchNorm.convert_sync_batchnorm(module, process_group)
 
 

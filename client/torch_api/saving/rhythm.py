@@ -53,7 +53,6 @@ class EverySteps:
         """See ``Rhythm``."""
 
     def due(self, steps: int, agree: Callable[[Callable[[], Decision]], Decision]) -> bool:
-        """See ``Rhythm``."""
         return steps % self._every == 0
 
 
@@ -68,13 +67,11 @@ class EverySeconds:
         self.begin(0)
 
     def begin(self, steps: int) -> None:
-        """See ``Rhythm``."""
         self._since = self._looked = self._clock()
         self._looked_at = steps
         self.look = steps + 1
 
     def due(self, steps: int, agree: Callable[[Callable[[], Decision]], Decision]) -> bool:
-        """See ``Rhythm``."""
         if steps < self.look:
             return False
         now = self._clock()
@@ -105,7 +102,6 @@ class EveryStepsOrAsked(EverySeconds):
         self._steps = steps
 
     def due(self, steps: int, agree: Callable[[Callable[[], Decision]], Decision]) -> bool:
-        """See ``Rhythm``."""
         return super().due(steps, agree) or steps % self._steps == 0
 
 

@@ -258,7 +258,6 @@ class SteppingReducer(GradientReducer):
         super().__init__(buckets, **settings)
 
     def use(self, buckets: Sequence[GradientBucket]) -> None:
-        """See ``GradientReducer``."""
         super().use(buckets)
         self._single = all(len(bucket.execution.actions) == 1 for bucket in self.buckets)
 
@@ -296,7 +295,6 @@ class SteppingReducer(GradientReducer):
         self._steps.take(bucket)
 
     def finish(self) -> None:
-        """See ``GradientReducer``."""
         if not self._touched:
             return
         if not self._may_end_early:

@@ -132,7 +132,6 @@ class PlanBucket:
 
     @property
     def low_rank(self) -> LowRank:
-        """See ``bagua.algorithms.Bucket``."""
         return low_rank_for(self.tensors[0])
 
     def region(self, name: str) -> Region:

@@ -139,7 +139,6 @@ class ModelBuckets:
         return list(self._tensors)
 
     def names_of(self, groups: Sequence[Sequence[torch.Tensor]]) -> list[list[str]]:
-        """Names of these tensors."""
         return [[self._name(tensor) for tensor in group] for group in groups]
 
     def cut(self, cuts: Sequence[Sequence[str]]) -> None:

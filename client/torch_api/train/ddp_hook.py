@@ -96,7 +96,6 @@ class HookBucket(PlanBucket):
         self._in_place = False
 
     def set_plan(self, plan: Plan) -> None:
-        """See ``PlanBucket.set_plan``."""
         self._in_place = len(plan.steps) == 1 and isinstance(plan.steps[0], AllReduce)
         # As long as in a wrapped model, so that a codec has the same blocks, and the same result bit by bit. Nothing is
         # in the room: DDP itself looks after parameters without a gradient.
@@ -104,7 +103,6 @@ class HookBucket(PlanBucket):
         super().set_plan(plan)
 
     def region(self, name: str) -> Region:
-        """See ``PlanBucket.region``."""
         if name == FRESH:
             raise ValueError(
                 f"{FRESH!r} of bucket {self.name} does not lie in one piece: use views({FRESH!r}). [BG307]"
@@ -141,7 +139,6 @@ class HookBucket(PlanBucket):
         future.set_result(self.slot(RESULT) if result else flat)
 
     def release(self) -> None:
-        """See ``PlanBucket.release``."""
         super().release()
         self._regions.clear()
         self._flat, self._fresh = None, ()

@@ -277,7 +277,6 @@ class Submit:
 
     @property
     def comm(self) -> int:
-        """See ``Action``."""
         return self._request["comm"]
 
     def __init__(self, request: Request, connection: Connection, members: Members | None = None) -> None:
@@ -292,17 +291,14 @@ class Submit:
         self._request["residual_sides"] = other_sides(self._request["residual_sides"])
 
     def begin(self) -> Tickets:
-        """See ``Action``."""
         operation = self._request
         return (self._submit(operation if self.behind is None else {**operation, "behind": self.behind}),)
 
     def residual(self) -> Residual | None:
-        """See ``Action``."""
         found = self._request["residual"], self._request["residual_sides"]
         return found if found[0] else None
 
     def follow(self, residual: Residual) -> None:
-        """See ``Action``."""
         self._request["residual"], self._request["residual_sides"] = residual
 
     def shared(self) -> Sequence[torch.Tensor]:
@@ -312,20 +308,16 @@ class Submit:
     own = shared
 
     def in_engine(self) -> Mapping[Members, Residual]:
-        """See ``Action``."""
         found = self.residual()
         return {} if found is None or self.members is None else {self.members: found}
 
     def number_among(self, members: Members) -> int:
-        """See ``Action``."""
         return self._request["residual"]
 
     def follow_among(self, members: Members, residual: Residual) -> None:
-        """See ``Action``."""
         self.follow(residual)
 
     def count(self) -> int:
-        """See ``Action``."""
         return self._request["count"]
 
 

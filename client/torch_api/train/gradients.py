@@ -155,7 +155,6 @@ class GradientBucket(PlanBucket):
         self._contributions = self._result = region_of(nothing, NOWHERE, 0)
 
     def region(self, name: str) -> Region:
-        """See ``PlanBucket.region``."""
         if name == GRADIENT:
             return self._contributions
         if name == FRESH:

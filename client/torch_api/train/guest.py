@@ -38,11 +38,9 @@ class Guest:
         return found
 
     def gradient_bucket(self, name: str, parameters: Parameters, allocate: Allocate) -> GradientBucket:
-        """A bucket of gradients."""
         return GradientBucket(name, parameters, allocate)
 
     def weight_bucket(self, name: str, parameters: Parameters, allocate: Allocate) -> WeightBucket:
-        """A bucket of weights."""
         return WeightBucket(name, parameters, allocate)
 
     def adopt(self, buckets: Sequence[PlanBucket]) -> None:

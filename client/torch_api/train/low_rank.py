@@ -26,7 +26,6 @@ class NativeLowRank:
         right: torch.Tensor,
         projected: torch.Tensor,
     ) -> None:
-        """See ``LowRank``."""
         self._core.low_rank_project(
             *_shape(left, right),
             memory=buffer_of(memory),
@@ -37,13 +36,11 @@ class NativeLowRank:
         )
 
     def back_project(self, memory: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-        """See ``LowRank``."""
         self._core.low_rank_back_project(
             *_shape(left, right), memory=buffer_of(memory), left=buffer_of(left), right=buffer_of(right)
         )
 
     def product(self, left: torch.Tensor, right: torch.Tensor, result: torch.Tensor) -> None:
-        """See ``LowRank``."""
         self._core.low_rank_product(
             *_shape(left, right), left=buffer_of(left), right=buffer_of(right), result=buffer_of(result)
         )

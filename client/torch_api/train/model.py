@@ -478,7 +478,6 @@ class DistributedModel(Mark, ShadowedModel):
 
     @beside_graphs
     def _reduce_loss(self, loss: float) -> float:
-        """See ``average_losses``."""
         if self.exchanged != GRADIENT:
             return loss
         total = torch.tensor([loss], dtype=torch.float64, device="cpu")
@@ -531,7 +530,6 @@ class DistributedModel(Mark, ShadowedModel):
         return join_models([self], divide_by_initial_world_size, enable, throw_on_early_termination)
 
     def exchange(self) -> None:
-        """See ``bagua.algorithms.base.DataParallel``."""
         buckets = self.bagua_buckets
         with torch.no_grad():
             for bucket in buckets:
@@ -539,7 +537,6 @@ class DistributedModel(Mark, ShadowedModel):
             self._join_buckets(buckets)
 
     def settle(self, meanwhile: Callable[[], None], finish: Callable[[], None]) -> None:
-        """See ``bagua.algorithms.base.DataParallel``."""
         settle(self._runner, self._layout, meanwhile, finish)
 
 

@@ -192,7 +192,6 @@ class ModelState:
         return [(path, name, tensor) for (path, name), tensor in zip(paths, held, strict=True)]
 
     def misfit(self, document: Any) -> str:
-        """See ``Keeper``."""
         theirs = dict(document["description"])
         if theirs["settings"] != self._model.description["settings"]:
             theirs = {**theirs, "settings": self._model.description["settings"]}
@@ -205,7 +204,6 @@ class ModelState:
         return text.replace("rank 0 has", "the checkpoint has").replace("rank 1 has", "this program has")
 
     def make_room(self, document: Any, own: Any) -> Kept:
-        """See ``Keeper``."""
         held: list[torch.Tensor] = []
         optimizers = document["optimizers"] if own is None else own["optimizers"] or document["optimizers"]
         for optimizer, told in zip(self._model.bagua_optimizers, optimizers, strict=True):
@@ -224,5 +222,4 @@ class ModelState:
         return Kept(None, alike={path: one for path, one in everything.items() if path[0].startswith(OF_PROGRAM)})
 
     def filled(self, ranks: int) -> None:
-        """See ``Keeper``."""
         self._model.gone_back(ranks, self._anew)

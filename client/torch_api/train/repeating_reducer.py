@@ -82,7 +82,6 @@ class RepeatingReducer(GradientReducer):
         return super()._exchange()
 
     def _start_rest(self) -> AllIn:
-        """See ``GradientReducer``."""
         sent, self._sent = self._sent, None
         if sent is not None:
             return sent

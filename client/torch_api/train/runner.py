@@ -121,7 +121,6 @@ class Runner:
         return found
 
     def communicator(self, over: Over) -> Members | None:
-        """See ``Surroundings``."""
         found = self._place(over) if isinstance(over, str) else over() or None
         return found if found is None or self._device is None else found.twin(self._device)
 
@@ -171,7 +170,6 @@ class Runner:
             make_twins(self._device, self.allocate, itertools.chain(self._own[: self._own_given], more), buckets)
 
     def new_residual(self, communicator: Members) -> int:
-        """See ``Surroundings``."""
         generation = self.session.membership.generation
         if communicator not in _RESIDUALS or _RESIDUALS[communicator][0] != generation:
             first = 1 + (generation - 1) * RESIDUALS_OF_A_GENERATION
@@ -179,7 +177,6 @@ class Runner:
         return next(_RESIDUALS[communicator][1])
 
     def one_host(self, communicator: Members) -> bool:
-        """See ``Surroundings``."""
         return set(self.session.membership.local_ranks).issuperset(communicator.ranks)
 
     # In an elastic job
@@ -416,46 +413,36 @@ class _Guarded:
 
     @property
     def comm(self) -> int | None:
-        """See ``Action``."""
         return self._action.comm
 
     def begin(self) -> Tickets | None:
-        """See ``Action``."""
         self._bucket.open(self._step)
         tickets = self._action.begin()
         self._takes_part = tickets is not None
         return tickets
 
     def residual(self) -> Residual | None:
-        """See ``Action``."""
         return self._action.residual()
 
     def follow(self, residual: Residual) -> None:
-        """See ``Action``."""
         self._action.follow(residual)
 
     def shared(self) -> Sequence[torch.Tensor]:
-        """See ``Action``."""
         return self._action.shared()
 
     def own(self) -> Sequence[torch.Tensor]:
-        """See ``Action``."""
         return self._action.own()
 
     def in_engine(self) -> Mapping[Members, Residual]:
-        """See ``Action``."""
         return self._action.in_engine()
 
     def number_among(self, members: Members) -> int:
-        """See ``Action``."""
         return self._action.number_among(members)
 
     def follow_among(self, members: Members, residual: Residual) -> None:
-        """See ``Action``."""
         self._action.follow_among(members, residual)
 
     def count(self) -> int:
-        """See ``Action``."""
         return self._action.count()
 
     def _commit(self) -> None:

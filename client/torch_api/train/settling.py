@@ -14,7 +14,6 @@ Work = Callable[[], None]
 
 
 def settle(runner: Runner, layout: ModelBuckets, meanwhile: Work, finish: Work) -> None:
-    """See ``bagua.algorithms.base.DataParallel``."""
     with torch.no_grad():
         if not runner.repeats:  # in an elastic job a loss may end any operation that is not part of a unit
             runner.session.connection.barrier(runner.everyone.id, meanwhile=meanwhile)

@@ -76,7 +76,6 @@ class SparseGradients:
         self._touched = False
 
     def weigh(self) -> None:
-        """See ``RepeatingReducer.weigh``."""
         change, self._weighed = self._runner.session.weighed / self._weighed, self._runner.session.weighed
         for parameter in self._parameters if change != 1.0 else ():
             if parameter.grad is not None:

@@ -57,22 +57,18 @@ class OneOperation:
     comm: int | None = None
 
     def residual(self) -> EngineResidual | None:
-        """See ``Action``."""
         return None
 
     def follow(self, residual: EngineResidual) -> None:
         """See ``Action``: there is none."""
 
     def shared(self) -> Sequence[torch.Tensor]:
-        """See ``Action``."""
         return ()
 
     def own(self) -> Sequence[torch.Tensor]:
-        """See ``Action``."""
         return ()
 
     def in_engine(self) -> Mapping[Members, EngineResidual]:
-        """See ``Action``."""
         return {}
 
     def number_among(self, members: Members) -> int:
@@ -83,7 +79,6 @@ class OneOperation:
         """See ``Action``: there is none."""
 
     def count(self) -> int:
-        """See ``Action``."""
         return self.bucket.region(self.step.writes[0]).flat.numel() + self.carried
 
     def __init__(self, around: Surroundings, bucket: PlanBucket, step: AllReduce | Broadcast, carried: int) -> None:
@@ -99,7 +94,6 @@ class OneOperation:
         return self.bucket.region(self.source).place
 
     def request(self, members: Members) -> Request:
-        """The operation."""
         target = self.bucket.region(self.step.writes[0])
         connection = self.around.connection
         return request(
@@ -113,7 +107,6 @@ class OneOperation:
         )
 
     def begin(self) -> Tickets | None:
-        """See ``Action``."""
         members = self.around.communicator(self.step.over)
         return None if members is None else self.send(members)
 
@@ -126,12 +119,9 @@ class OneOperation:
 
 
 class BroadcastAction(OneOperation):
-    """``Broadcast``."""
-
     step: Broadcast
 
     def request(self, members: Members) -> Request:
-        """See ``OneOperation``."""
         return {**super().request(members), "root": self.step.root}
 
     def send(self, members: Members) -> Tickets:
@@ -157,7 +147,6 @@ class AllReduceAction(OneOperation):
         self.fetches_tail = first and self.source != GRADIENT
 
     def request(self, members: Members) -> Request:
-        """See ``OneOperation``."""
         encoding = self.encoding(members)
         made = {**super().request(members), **encoding._asdict(), "op": ReduceOp[self.step.op]}
         if self.around.chunk_kib:
@@ -189,29 +178,24 @@ class AllReduceAction(OneOperation):
         return self.encodings[members]
 
     def residual(self) -> EngineResidual | None:
-        """See ``Action``."""
         if self.codec is None or not self.codec.error_feedback or self.step.over in (HOST, LEADERS):
             return None
         found = [one for members, one in self.encodings.items() if members.grows]
         return (found[0].residual, found[0].residual_sides) if found else NO_ENGINE_RESIDUAL
 
     def follow(self, residual: EngineResidual) -> None:
-        """See ``Action``."""
         self.followed = residual
 
     def in_engine(self) -> Mapping[Members, EngineResidual]:
-        """See ``Action``."""
         if self.followed[0] and not self.encodings and (members := self.around.communicator(self.step.over)):
             self.encoding(members)
         held = {members: (one.residual, one.residual_sides) for members, one in self.encodings.items()}
         return {members: one for members, one in held.items() if one[0]}
 
     def number_among(self, members: Members) -> int:
-        """See ``Action``."""
         return self.encoding(members).residual
 
     def follow_among(self, members: Members, residual: EngineResidual) -> None:
-        """See ``Action``."""
         number, sides = residual
         self.encodings[members] = self.encoding(members)._replace(residual=number, residual_sides=sides)
 
@@ -222,7 +206,6 @@ class AllReduceAction(OneOperation):
             self.encodings[self.used] = last._replace(residual_sides=other_sides(last.residual_sides))
 
     def send(self, members: Members) -> Tickets:
-        """See ``OneOperation``."""
         bucket = self.bucket
         self.used = members
         if self.fetches_tail:
@@ -257,11 +240,9 @@ class EverywhereAction(AllReduceAction):
 
     @property
     def source_place(self) -> Place:
-        """See ``OneOperation``."""
         return self._place
 
     def send(self, communicator: Members) -> Tickets:
-        """See ``OneOperation``."""
         bucket = self.bucket
         source = bucket.region(self.source).flat
         self._transcoder.encode(source, self._message, self._lost.begin(), self._encoded)
@@ -339,7 +320,6 @@ class NeighboursAction:
         """See ``Action``."""
 
     def shared(self) -> Sequence[torch.Tensor]:
-        """See ``Action``."""
         return ()
 
     def own(self) -> Sequence[torch.Tensor]:
@@ -347,7 +327,6 @@ class NeighboursAction:
         return () if self._coding is None else self._coding.lost()
 
     def in_engine(self) -> Mapping[Members, EngineResidual]:
-        """See ``Action``."""
         return {}
 
     def number_among(self, members: Members) -> int:
@@ -358,7 +337,6 @@ class NeighboursAction:
         """See ``Action``: there is none."""
 
     def count(self) -> int:
-        """See ``Action``."""
         return self._bucket.region(self._step.src).flat.numel()
 
     def __init__(self, around: Surroundings, bucket: PlanBucket, step: Neighbours) -> None:
@@ -372,7 +350,6 @@ class NeighboursAction:
         self.commit = None if self._coding is None else self._coding.turn
 
     def begin(self) -> Tickets | None:
-        """See ``Action``."""
         communicator = self._around.communicator(self._step.over)
         if communicator is None:
             return None

@@ -167,7 +167,6 @@ class Recording:
     # ``Sink``
 
     def note(self, phase: str, name: str, begin: int, end: int) -> None:
-        """See ``Sink``."""
         self._count += 1
         if self._count > MOST_SPANS:
             self._dropped += 1
@@ -178,7 +177,6 @@ class Recording:
         )
 
     def ready(self, bucket: str) -> None:
-        """See ``Sink``."""
         self._ready[bucket] = time.monotonic_ns()
 
     def operations(self, bucket: str, times: Sequence[Times]) -> None:

@@ -45,7 +45,6 @@ class WeightBucket(PlanBucket):
         return self._parameters() if name == WEIGHT else super().views(name)
 
     def region(self, name: str) -> Region:
-        """See ``PlanBucket.region``."""
         if name != WEIGHT:
             return super().region(name)
         if self._staged is None:
@@ -66,7 +65,6 @@ class WeightBucket(PlanBucket):
         self._open = self._copied = False
 
     def release(self) -> None:
-        """See ``PlanBucket.release``."""
         super().release()
         self._staged, self._parts = None, []
 

@@ -46,7 +46,6 @@ class RemoteSearch:
             self._thread.start()
 
     def ask(self) -> Setting | None:
-        """See ``decision.Ask``."""
         with self._lock:
             found, self._candidate = self._candidate, None
             if found is not None:

@@ -54,7 +54,6 @@ def make_token() -> bytes:
 
 
 def token_secret(seen: Seen, token: bytes) -> Manifest:
-    """The Secret with the token."""
     return _secret(seen, f"{seen.name}-token", "Opaque", {"token": token})
 
 

@@ -72,7 +72,6 @@ def service_name(seen: Seen) -> str:
 
 
 def certificate_names(seen: Seen) -> list[str]:
-    """Names that the certificate is for."""
     service = f"{seen.name}-coordinator"
     return [f"{service}.{seen.namespace}.svc", f"{service}-0.{service}.{seen.namespace}.svc", service, f"{service}-0"]
 
