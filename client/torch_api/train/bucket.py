@@ -55,7 +55,7 @@ class PlanBucket:
         self.on_device = PORT.cuda.holds(self.tensors[0])
         self.elements = sum(tensor.numel() for tensor in self.tensors)
         self.plan: Plan | None = None
-        self.execution: Execution | NotReady = NotReady(name)
+        self.execution: Execution = NotReady(name)
         self.join_buckets: Callable[[Sequence[PlanBucket]], object] = join_all
         self._allocate = allocate
         self._added: dict[str, Region] = {}

@@ -18,7 +18,7 @@ from bagua.torch_api.join import environment
 from bagua.torch_api.join.session import Session
 from bagua.torch_api.train.agreement import raise_together
 from bagua.torch_api.train.bucket import PlanBucket
-from bagua.torch_api.train.execution import Execution
+from bagua.torch_api.train.execution import Execution, NotReady
 from bagua.torch_api.train.gradients import GradientBucket, elements_needed
 from bagua.torch_api.train.grouping import group_tensors
 from bagua.torch_api.train.guest import Guest
@@ -200,7 +200,7 @@ class ModelBuckets:
 
     @property
     def _runs(self) -> list[Execution]:
-        return [bucket.execution for bucket in self.buckets if isinstance(bucket.execution, Execution)]
+        return [bucket.execution for bucket in self.buckets if not isinstance(bucket.execution, NotReady)]
 
     def release(self) -> None:
         """Gives the memory back, but for gradients that somebody holds."""

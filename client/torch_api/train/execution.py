@@ -109,7 +109,7 @@ class Execution:
 
     def done(self) -> bool:
         """Whether the operations of the current phase are over; True if not started."""
-        return all(map(self._connection.done, self._tickets))
+        return all(self._connection.done(ticket) for ticket in self._tickets)
 
     def advance(self, times: list[Times]) -> bool:
         """Waits for the current phase, and adds its times; begins the next one. False: there is none, and the plan may
@@ -204,76 +204,75 @@ class Execution:
         return [action for _, action in self._phases if action is not None]
 
 
-class Action(Protocol):
-    """One step of one bucket that communicates."""
+Residual = tuple[int, int]
+"""Number and ``residual_sides`` of an operation's error feedback; zeros where it has none."""
+NO_RESIDUAL: Residual = (0, 0)
 
-    finish: Work | None
+
+class Action:
+    """One step of one bucket that communicates. This one has no error feedback."""
+
+    __slots__ = ()
+
+    finish: Work | None = None
     """Called when all has arrived; None where there is nothing to do."""
 
-    commit: Work | None
+    commit: Work | None = None
     """In an elastic job: called when the run counts, and the next one will not repeat it; None likewise."""
 
     @property
     def comm(self) -> int | None:
         """Number of the communicator on which its operations are collectives; None where they are others."""
-        ...
+        return None
 
     def begin(self) -> Tickets | None:
         """Submits. None where this rank has no part in the step."""
-        ...
+        raise NotImplementedError
 
     def residual(self) -> Residual | None:
         """Of the engine, among all ranks of the model. None where the step has none, or other ranks have no such
         step."""
-        ...
+        return None
 
     def follow(self, residual: Residual) -> None:
         """On a newcomer: it is this one on the other ranks."""
-        ...
 
     def shared(self) -> Sequence[torch.Tensor]:
         """Error feedback of this rank that is the same on all ranks."""
-        ...
+        return ()
 
     def own(self) -> Sequence[torch.Tensor]:
         """Error feedback of this rank that is its own."""
-        ...
+        return ()
 
     # When buckets are cut anew: see ``recut.py``
 
     def in_engine(self) -> Mapping[Members, Residual]:
-        """That of the engine, by communicator."""
-        ...
+        """Residuals of the engine, by communicator."""
+        return {}
 
     def number_among(self, members: Members) -> int:
         """The residual's number on this communicator, which it is given now if it has none."""
-        ...
+        return 0
 
     def follow_among(self, members: Members, residual: Residual) -> None:
         """On this communicator it is this one."""
-        ...
 
     def count(self) -> int:
         """Elements of its vector, with the tail."""
-        ...
-
-
-Residual = tuple[int, int]
-"""Number and ``residual_sides`` of an operation's error feedback; zeros where it has none."""
-NO_RESIDUAL: Residual = (0, 0)
+        raise NotImplementedError
 
 
 Phase = tuple[Sequence[Work], Action | None]
 """Work of this rank alone, and then the step that communicates; None at the end of a plan."""
 
 
-class Submit:
+class Submit(Action):
     """The action that submits one prepared operation: everything is known beforehand, and one call does it.
 
     ``behind``: flags that are submitted with it."""
 
     __slots__ = ("_request", "_submit", "behind", "commit", "members")
-    finish: Work | None = None
 
     @property
     def comm(self) -> int:
@@ -301,12 +300,6 @@ class Submit:
     def follow(self, residual: Residual) -> None:
         self._request["residual"], self._request["residual_sides"] = residual
 
-    def shared(self) -> Sequence[torch.Tensor]:
-        """See ``Action``: the engine has it."""
-        return ()
-
-    own = shared
-
     def in_engine(self) -> Mapping[Members, Residual]:
         found = self.residual()
         return {} if found is None or self.members is None else {self.members: found}
@@ -326,16 +319,13 @@ def other_sides(sides: int) -> int:
     return 3 - sides
 
 
-class NotReady:
+class NotReady(Execution):
     """The execution of a bucket that has no plan yet, or belongs to no model any more."""
 
-    started = arrived = lost = ended = False
-    starts = 0
-    single = None
-    actions: Sequence[Action] = ()
+    __slots__ = ()
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        super().__init__(name, (), None)  # type: ignore[arg-type]  # nothing is submitted
 
     def start(self) -> None:
         """Raises BaguaError."""
@@ -343,39 +333,12 @@ class NotReady:
             f"Bucket {self._name} can't run: it has no plan yet, or its model has been wrapped anew. [BG604]"
         )
 
-    def done(self) -> bool:
-        """Nothing has begun."""
-        return True
-
-    def advance(self, _: list[Times]) -> bool:
-        """There is no phase."""
-        return False
-
-    def rewind(self) -> None:
-        """There is nothing to forget."""
-
-    def put_back(self) -> None:
-        """Nothing was saved."""
-
-    def conclude(self) -> None:
-        """Nothing follows."""
-
-    def renew(self) -> None:
-        """There is nothing to start again."""
-
-    def abandon(self) -> bool:
-        """There is nothing to forget."""
-        return False
-
-    def leave(self, until: float) -> None:
-        """There is nothing to leave."""
-
 
 class Executes(Protocol):
     """A bucket, as ``join_all`` sees it."""
 
     @property
-    def execution(self) -> Execution | NotReady: ...
+    def execution(self) -> Execution: ...
 
 
 AllIn = Callable[[Sequence[Execution]], Flags | None]
@@ -394,7 +357,7 @@ def join_all(buckets: Iterable[Executes], all_in: AllIn = nothing_follows) -> li
     Returns the times of the operations. Raises CommunicationError, and errors of ``Local`` steps.
     """
     times: list[Times] = []
-    running: list[Execution] = [bucket.execution for bucket in buckets if bucket.execution.started]  # type: ignore[misc]
+    running: list[Execution] = [bucket.execution for bucket in buckets if bucket.execution.started]
     while running:
         flags = all_in(running)
         if _join_at_once(running, flags, times):

@@ -6,7 +6,7 @@ import functools
 import itertools
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -32,7 +32,6 @@ from bagua.torch_api.train.execution import (
     AllIn,
     Execution,
     Phase,
-    Residual,
     Submit,
     Tickets,
     Work,
@@ -400,7 +399,7 @@ def _only_among(members: Members, single: Submit | None) -> bool:
     return single is not None and single.members is members
 
 
-class _Guarded:
+class _Guarded(Action):
     """A step on a bucket that wants to know when steps begin and end."""
 
     def __init__(self, bucket: PlanBucket, step: Step, action: Action) -> None:
@@ -408,8 +407,10 @@ class _Guarded:
         self._step = step
         self._action = action
         self._takes_part = False
-        self.finish: Work | None = self._finish
-        self.commit: Work | None = self._commit
+        self.finish = self._finish
+        self.commit = self._commit
+        for name in ("residual", "follow", "shared", "own", "in_engine", "number_among", "follow_among", "count"):
+            setattr(self, name, getattr(action, name))
 
     @property
     def comm(self) -> int | None:
@@ -420,30 +421,6 @@ class _Guarded:
         tickets = self._action.begin()
         self._takes_part = tickets is not None
         return tickets
-
-    def residual(self) -> Residual | None:
-        return self._action.residual()
-
-    def follow(self, residual: Residual) -> None:
-        self._action.follow(residual)
-
-    def shared(self) -> Sequence[torch.Tensor]:
-        return self._action.shared()
-
-    def own(self) -> Sequence[torch.Tensor]:
-        return self._action.own()
-
-    def in_engine(self) -> Mapping[Members, Residual]:
-        return self._action.in_engine()
-
-    def number_among(self, members: Members) -> int:
-        return self._action.number_among(members)
-
-    def follow_among(self, members: Members, residual: Residual) -> None:
-        self._action.follow_among(members, residual)
-
-    def count(self) -> int:
-        return self._action.count()
 
     def _commit(self) -> None:
         if self._action.commit is not None:

@@ -15,8 +15,8 @@ from bagua.torch_api.cuda.transcoding import CudaTranscoder
 from bagua.torch_api.join.connection import AS_IT_IS, Connection, Encoding, Place, Request, request
 from bagua.torch_api.train.bucket import Allocate, PlanBucket
 from bagua.torch_api.train.execution import NO_RESIDUAL as NO_ENGINE_RESIDUAL
+from bagua.torch_api.train.execution import Action, Submit, Tickets, other_sides
 from bagua.torch_api.train.execution import Residual as EngineResidual
-from bagua.torch_api.train.execution import Submit, Tickets, Work, other_sides
 from bagua.torch_api.train.transcoding import Transcoder
 
 NewTranscoder = Callable[[Codec, int], Transcoder | CudaTranscoder]
@@ -48,38 +48,11 @@ class Surroundings(Protocol):
         ...
 
 
-class OneOperation:
+class OneOperation(Action):
     """One operation for one step, among members that may be others each time. ``carried``: elements of the tail that go
     along."""
 
-    finish: Work | None = None
-    commit: Work | None = None
     comm: int | None = None
-
-    def residual(self) -> EngineResidual | None:
-        return None
-
-    def follow(self, residual: EngineResidual) -> None:
-        """See ``Action``: there is none."""
-
-    def shared(self) -> Sequence[torch.Tensor]:
-        return ()
-
-    def own(self) -> Sequence[torch.Tensor]:
-        return ()
-
-    def in_engine(self) -> Mapping[Members, EngineResidual]:
-        return {}
-
-    def number_among(self, members: Members) -> int:
-        """See ``Action``: it has none."""
-        return 0
-
-    def follow_among(self, members: Members, residual: EngineResidual) -> None:
-        """See ``Action``: there is none."""
-
-    def count(self) -> int:
-        return self.bucket.region(self.step.writes[0]).flat.numel() + self.carried
 
     def __init__(self, around: Surroundings, bucket: PlanBucket, step: AllReduce | Broadcast, carried: int) -> None:
         self.around = around
@@ -87,6 +60,9 @@ class OneOperation:
         self.step = step
         self.carried = carried
         self.source = step.reads[0]
+
+    def count(self) -> int:
+        return self.bucket.region(self.step.writes[0]).flat.numel() + self.carried
 
     @property
     def source_place(self) -> Place:
@@ -306,38 +282,8 @@ class _NoResidual(Residual):
 NO_RESIDUAL = _NoResidual()
 
 
-class NeighboursAction:
+class NeighboursAction(Action):
     """``Neighbours``: messages are encoded once, sent to both sides and decoded by all who get them."""
-
-    finish: Work | None
-    commit: Work | None
-    comm = None
-
-    def residual(self) -> None:
-        """See ``Action``: residuals are this rank's."""
-
-    def follow(self, residual: EngineResidual) -> None:
-        """See ``Action``."""
-
-    def shared(self) -> Sequence[torch.Tensor]:
-        return ()
-
-    def own(self) -> Sequence[torch.Tensor]:
-        """See ``Action``: what messages have lost."""
-        return () if self._coding is None else self._coding.lost()
-
-    def in_engine(self) -> Mapping[Members, EngineResidual]:
-        return {}
-
-    def number_among(self, members: Members) -> int:
-        """See ``Action``: it has none."""
-        return 0
-
-    def follow_among(self, members: Members, residual: EngineResidual) -> None:
-        """See ``Action``: there is none."""
-
-    def count(self) -> int:
-        return self._bucket.region(self._step.src).flat.numel()
 
     def __init__(self, around: Surroundings, bucket: PlanBucket, step: Neighbours) -> None:
         self._around = around
@@ -348,6 +294,13 @@ class NeighboursAction:
         encoded = step.codec is not None and bucket.dtype is torch.float32
         self._coding = _NeighboursCoding(around, bucket, step) if encoded else None
         self.commit = None if self._coding is None else self._coding.turn
+
+    def own(self) -> Sequence[torch.Tensor]:
+        """What messages have lost."""
+        return () if self._coding is None else self._coding.lost()
+
+    def count(self) -> int:
+        return self._bucket.region(self._step.src).flat.numel()
 
     def begin(self) -> Tickets | None:
         communicator = self._around.communicator(self._step.over)
