@@ -18,6 +18,8 @@ Environment = Mapping[str, str]
 
 FIRST_PORT, PORTS = 10000, 20000
 """Below the ports that Linux gives to connections by itself."""
+DEFAULT_PORT = 29500
+"""Port of the rendezvous of several hosts, as torch has it."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -184,7 +186,7 @@ def _port(row: Launcher, environment: Environment) -> int:
         return int(reserved[0])
     known = [environment[name] for name in row.job if environment.get(name)]
     if not known:
-        return 29500
+        return DEFAULT_PORT
     return FIRST_PORT + int.from_bytes(hashlib.sha256(" ".join(known).encode()).digest()[:4]) % PORTS
 
 

@@ -10,6 +10,11 @@ import socket
 from typing import Any
 
 MAX_BYTES = 64 << 10
+FOREIGN_SETTINGS = (
+    *("BAGUA_COORDINATOR", "BAGUA_DATABASE_URL", "BAGUA_STATE_DIR"),
+    *("BAGUA_TOKEN", "BAGUA_TOKEN_FILE", "BAGUA_TLS"),
+)
+"""Variables with settings of a service that runs elsewhere: services that we start must not meet it."""
 CLUSTER_SOCKET = "cluster.sock"
 """Beside the daemon's socket for ranks: processes of an ephemeral cluster's host show there that they live, and ask for
 jobs."""

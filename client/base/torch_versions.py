@@ -14,7 +14,7 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def minor(version: str) -> str:
-    """As people say it: "2.13"."""
+    """The version as people say it: "2.13"."""
     return ".".join(map(str, numbers(version)))
 
 

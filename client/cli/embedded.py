@@ -19,6 +19,7 @@ from typing import Protocol
 
 from bagua.base.address import is_loopback, require_loopback, split_address
 from bagua.base.child_service import ServiceProcess as ServiceProcess
+from bagua.base.leash import FOREIGN_SETTINGS
 from bagua.base.run_folder import StateFolder as StateFolder
 from bagua.cli.signals import uninterrupted
 
@@ -26,11 +27,6 @@ from bagua.cli.signals import uninterrupted
 # overloaded machine, or while the core is compiled beside: 60 s were too short at a load of 44.
 START_DEADLINE_S = 240.0
 STOP_DEADLINE_S = 4.5
-# The environment's settings of a service that runs elsewhere.
-FOREIGN_SETTINGS = (
-    *("BAGUA_COORDINATOR", "BAGUA_DATABASE_URL", "BAGUA_STATE_DIR"),
-    *("BAGUA_TOKEN", "BAGUA_TOKEN_FILE", "BAGUA_TLS"),
-)
 
 
 def forget_other_service() -> None:

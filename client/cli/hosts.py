@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from bagua.base.address import is_loopback, join_address, own_address
 from bagua.base.errors import ConfigError, ServiceError, UsageError
+from bagua.base.leash import FOREIGN_SETTINGS
 from bagua.base.paths import make_private_dir, write_private
 from bagua.base.security import TlsFiles, read_token
-from bagua.cli.embedded import FOREIGN_SETTINGS, EmbeddedCluster
+from bagua.cli.embedded import EmbeddedCluster
 from bagua.hosts import ssh
 from bagua.hosts.end import Order
 from bagua.hosts.remote import Remote

@@ -13,6 +13,7 @@ import argparse
 from collections.abc import Sequence
 
 from bagua.base.errors import UsageError
+from bagua.base.launchers import DEFAULT_PORT
 from bagua.cli.main import guarded
 from bagua.cli.options import MAX_NODES, MAX_RANKS
 from bagua.cli.run import default_name
@@ -20,9 +21,6 @@ from bagua.distributed import flags
 from bagua.distributed.flags import set_bagua_env
 
 __all__ = ["get_args_parser", "launch", "main", "parse_args", "set_bagua_env"]
-
-DEFAULT_PORT = 29500
-"""Port of the rendezvous of several hosts. A job on one host takes a free one."""
 
 
 def get_args_parser() -> flags.Parser:

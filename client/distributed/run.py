@@ -18,6 +18,7 @@ from typing import Any
 import typer
 
 from bagua.base.errors import UsageError
+from bagua.base.launchers import DEFAULT_PORT
 from bagua.base.spelling import hyphens
 from bagua.cli.main import guarded
 from bagua.cli.options import MAX_NODES, parse_nodes
@@ -51,9 +52,6 @@ OF_TORCHRUN = {
     "run_path": False,
 }
 """Options that only torchrun has -> the value that asks for nothing. With another value the job is torchrun's."""
-
-DEFAULT_PORT = 29500
-"""Port of the rendezvous of several hosts. A job on one host takes a free one."""
 
 PASSED_ON = (*OF_TORCHRUN, "rdzv_backend", "rdzv_id", "max_restarts", "monitor_interval", "log_dir", "nproc_per_node")
 

@@ -23,6 +23,7 @@ from bagua.daemon.coordinator.domain import (
     RankRecord,
     RankState,
 )
+from bagua.daemon.coordinator.observe import SHORT_REASON
 from bagua.proto import common_pb2, job_pb2, node_pb2
 
 MAX_NAME = 200
@@ -35,7 +36,6 @@ MAX_SLOTS = 4_096
 MAX_WAIT_S = 30 * 86_400.0
 MAX_FACT = 16 << 10  # characters of one text of a fact
 MAX_RESPAWN = 1_000
-_SHORT_REASON = 200  # characters of why a rank failed, where the last lines have no room
 MAX_TAILS = 8 << 20  # characters of the last lines of all ranks in one answer
 MAX_NUMBER = 2**63 - 1  # that databases take
 
@@ -329,7 +329,7 @@ def _rank_messages(ranks: Iterable[RankRecord]) -> list[common_pb2.RankStatus]:
         room -= len(rank.error_tail)
         if room < 0:
             rank.ClearField("error_tail")
-            rank.reason = rank.reason[:_SHORT_REASON]
+            rank.reason = rank.reason[:SHORT_REASON]
     return found
 
 

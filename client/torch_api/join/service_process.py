@@ -15,15 +15,6 @@ from bagua.base import leash
 from bagua.base.errors import ServiceError
 
 TAIL_BYTES = 4000
-# Settings of services that run elsewhere must not reach those that we start.
-FOREIGN_SETTINGS = (
-    "BAGUA_COORDINATOR",
-    "BAGUA_DATABASE_URL",
-    "BAGUA_STATE_DIR",
-    "BAGUA_TOKEN",
-    "BAGUA_TOKEN_FILE",
-    "BAGUA_TLS",
-)
 
 
 class ServiceProcess:
@@ -44,7 +35,7 @@ class ServiceProcess:
                 stdout=self._output,
                 stderr=self._output,
                 pass_fds=[theirs.fileno()],
-                env={name: value for name, value in os.environ.items() if name not in FOREIGN_SETTINGS},
+                env={name: value for name, value in os.environ.items() if name not in leash.FOREIGN_SETTINGS},
                 start_new_session=True,
             )
         self._started[:] = [process for process in self._started if process.poll() is None]
