@@ -145,7 +145,7 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
             self.model = wrapped
 
         def training_step(self, *inputs: Any, **named: Any) -> Any:
-            """That of the LightningModule, with the parameters that are trained now."""
+            """Runs the LightningModule's step, with the parameters that are trained now."""
             if isinstance(self.model, StepModule):
                 self.model.begin_step()
             return super().training_step(*inputs, **named)

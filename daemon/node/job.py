@@ -121,7 +121,7 @@ class Job:
 
     @property
     def joined(self) -> bool:
-        """Whether a rank has joined, where others start them."""
+        """True if a rank has joined, where others start them."""
         return any(rank.phase is not RankPhase.WAITING for rank in self.state.ranks)
 
     @property

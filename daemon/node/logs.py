@@ -129,7 +129,7 @@ def error_tail(stderr: bytes, told: str = "") -> str:
 
 
 def is_crash(tail: str) -> bool:
-    """Whether the last words are Python's stack at a crash (faulthandler)."""
+    """True if the last words are Python's stack at a crash (faulthandler)."""
     return tail.startswith(_CRASH)
 
 

@@ -26,7 +26,7 @@ UNKNOWN = -(1 << 40)  # below all checksums, and their negatives
 
 
 def elements_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Its elements, to be read and set: where it is expanded each stands once."""
+    """A view of its elements, to be read and set: where it is expanded each stands once."""
     found = tensor.detach()
     if 0 in found.stride() and found.numel():
         found = found[tuple(slice(None) if stride else 0 for stride in found.stride())]

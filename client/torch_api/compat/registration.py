@@ -76,7 +76,7 @@ class Registration:
         return self._tensor() is tensor
 
     def is_named_by(self, reference: weakref.ref[torch.Tensor]) -> bool:
-        """Whether ``reference`` is this one's, to a tensor that may be gone."""
+        """True if ``reference`` is this one's, to a tensor that may be gone."""
         return self._tensor is reference
 
     @property

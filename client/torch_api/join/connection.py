@@ -481,6 +481,6 @@ class HostConnection:
         self._rank.close(words)
 
     def fail(self, words: str, lost: bool) -> None:
-        """The same where the program ends before its time, for this reason: the job ends, too. An elastic job goes on
+        """``close`` of a program that ends before its time, for this reason: the job ends, too. An elastic job goes on
         where the rank is ``lost`` through no fault of the program."""
         self._rank.fail(words, lost)

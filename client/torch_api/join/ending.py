@@ -176,7 +176,7 @@ class ProgramWatch:
             self._on_end(self._uncaught)
 
     def end(self) -> End | None:
-        """For functions of atexit. None: it ends by a SystemExit whose code is not known."""
+        """The end of the program, for functions of atexit. None: it ends by a SystemExit whose code is not known."""
         root = self._root
         if root is None or has_returned(root) or _outermost(sys._getframe()) is root:
             return GOOD_ORDER

@@ -151,8 +151,8 @@ def get_default_bucket_size() -> int:
 
 
 def get_check_replicas() -> CheckReplicas:
-    """Whether replicas are compared, and what follows where they differ: BAGUA_CHECK_REPLICAS, else ``warn``. Raises
-    ConfigError for an unknown word."""
+    """The answer to replicas that differ: BAGUA_CHECK_REPLICAS, else ``warn``. Raises ConfigError for an unknown
+    word."""
     return replica_check.read(os.environ)
 
 

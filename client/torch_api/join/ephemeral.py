@@ -226,7 +226,7 @@ def _context(place: Place, meeting: Meeting) -> str:
 
 
 def _start_cluster(place: Place, context: str) -> ServiceProcess:
-    """Its first message says where to join."""
+    """Starts the first host's service, whose first message says where to join."""
     require_loopback()
     command = ["bagua.daemon.ephemeral", "--nnodes", str(place.nnodes)]
     command += ["--nproc-per-node", str(place.local_world_size), f"--context={context}"]

@@ -54,7 +54,7 @@ class Lifeline:
 
     @classmethod
     def at(cls, host: int, hosts: int) -> Lifeline | None:
-        """That of a cluster in which this host has this place, if it still lives."""
+        """The lifeline to a cluster in which this host has this place; None if there is none that lives."""
         if cls.held is None or cls.held.place != (host, hosts):
             return None
         try:

@@ -19,7 +19,8 @@ def fuse_optimizer(
     ``optimizer.fuse_step(closure=None)`` does what ``optimizer.step(closure)`` does, with the same bits, hooks and
     schedulers; both may be called in turn. Parameters of equal size (those of less than 32 bytes: of any) lie in one
     tensor, and so do their gradients and states. ``optimizer.state``, ``state_dict`` and ``load_state_dict`` are those
-    of the plain optimizer, before and after ``with_bagua``. Gradients in Bagua's buckets are used where they lie.
+    of the plain optimizer, before and after ``with_bagua``. Gradients that lie at equal distances in one memory are
+    used there.
 
     It fuses parameters that take steps element by element: with torch's Adadelta, Adagrad, Adam, AdamW, Adamax, ASGD,
     NAdam, RAdam, RMSprop, Rprop and SGD. An optimizer of your own is tried: in its fused steps 1, 2, 4, 8 and so on

@@ -295,7 +295,7 @@ class SteppingReducer(GradientReducer):
         self._steps.take(bucket)
 
     def finish(self) -> None:
-        if not self._touched:
+        if not self.touched:
             return
         if not self._may_end_early:
             self._together = True

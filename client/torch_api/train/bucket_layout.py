@@ -203,7 +203,7 @@ class ModelBuckets:
         return [bucket.execution for bucket in self.buckets if not isinstance(bucket.execution, NotReady)]
 
     def release(self) -> None:
-        """Gives the memory back, but for gradients that somebody holds."""
+        """Gives the memory back."""
         for bucket in self.buckets:
             bucket.release()
         self.buckets = []

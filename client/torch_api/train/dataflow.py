@@ -46,7 +46,7 @@ def repeatable(plan: Plan) -> bool:
 
 
 def in_place(plan: Plan) -> bool:
-    """Whether results may lie where contributions do: none is read when the first result is written, but by the
+    """True if results may lie where contributions do: none is read when the first result is written, but by the
     all-reduce that writes it; and no result of the step before is read."""
     written = False
     for step in plan.steps:

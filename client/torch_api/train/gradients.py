@@ -267,7 +267,7 @@ class GradientReducer:
     """One per wrapped model; driven by the thread that runs backward.
 
     ``before_exchange``: called, if set, at the first gradient of each pass that is exchanged. ``factor``: results are
-    multiplied by it before they are shown.
+    multiplied by it before they are shown. ``touched``: a gradient came in this pass.
     """
 
     def __init__(
@@ -292,7 +292,7 @@ class GradientReducer:
         self._clock = clock
         self._early = True  # submit before the end of the pass
         self._again = False
-        self._touched = False  # a gradient came in this pass
+        self.touched = False
         self.before_exchange: Work | None = None
         self.factor = 1.0
         self._repeatable = all(bucket.repeatable for bucket in self.buckets)
@@ -326,10 +326,8 @@ class GradientReducer:
             entry.stage()
         if entry.ready:
             return
-        if not self._touched:
-            self._touched = True
-            if self.before_exchange is not None:
-                self.before_exchange()
+        if not self.touched:
+            self.touch()
         entry.ready = True
         bucket.pending -= 1
         if bucket.pending:
@@ -339,22 +337,17 @@ class GradientReducer:
         if self._early:
             self._order.start_full(len(self.buckets) - 1)
 
-    @property
-    def touched(self) -> bool:
-        """Whether a gradient came in this pass."""
-        return self._touched
-
     def touch(self) -> None:
-        """A gradient came that is in no bucket: the others are exchanged in this pass, too."""
-        if not self._touched:
-            self._touched = True
+        """Gradients are exchanged in this pass, also if one came that is in no bucket."""
+        if not self.touched:
+            self.touched = True
             if self.before_exchange is not None:
                 self.before_exchange()
 
     def shadow(self) -> None:
         """This rank has no gradients, and others have: the next ``finish`` takes part in their exchange."""
         self.forget()
-        self._touched = True
+        self.touched = True
 
     def forget(self) -> None:
         """No parameter has a gradient any more."""
@@ -363,10 +356,8 @@ class GradientReducer:
 
     def _record(self, entry: Entry) -> None:
         """A gradient came in the first pass. It stays where it is until the pass ends."""
-        if not self._touched:
-            self._touched = True
-            if self.before_exchange is not None:
-                self.before_exchange()
+        if not self.touched:
+            self.touch()
         if not entry.ready:
             entry.ready = True
             self._arrivals.append(entry.name)
@@ -390,7 +381,7 @@ class GradientReducer:
 
         Raises BaguaError if a gradient came too late for a plan that can't be run again.
         """
-        if not self._touched:
+        if not self.touched:
             return
         times, begin = self._exchange()
         end = self._clock()
@@ -455,4 +446,4 @@ class GradientReducer:
         self._order.started = 0
         self.buckets[-1].again = False
         self._arrivals.clear()
-        self._again = self._touched = False
+        self._again = self.touched = False

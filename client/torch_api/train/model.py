@@ -172,17 +172,17 @@ class DistributedModel(Mark, ShadowedModel):
     # At wrap time
 
     def bagua_build_params(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """(name, parameter) of all that buckets exchange, in the order of registration; shared parameters once. Those
-        with sparse gradients are no part of it where gradients are exchanged."""
+        """(name, parameter) of all that buckets exchange, in the order of registration; shared parameters once.
+        Parameters with sparse gradients are no part of it where gradients are exchanged."""
         aside = {parameter for _, parameter in self.trained_beside_buckets()}
         return [(name, parameter) for name, parameter in self.trained() if parameter not in aside]
 
     def trained(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """The same of all that is trained."""
+        """(name, parameter) of all that is trained, with those beside buckets."""
         return trainable_parameters(self.module, self.parameters_to_ignore)
 
     def trained_beside_buckets(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """Those whose gradients are sparse, where gradients are exchanged."""
+        """Parameters whose gradients are sparse, where gradients are exchanged."""
         aside = with_sparse_gradients(self.module) if self.bagua_algorithm.exchanged == GRADIENT else ()
         return [(name, parameter) for name, parameter in self.trained() if parameter in aside] if aside else []
 
@@ -268,16 +268,20 @@ class DistributedModel(Mark, ShadowedModel):
         """As at wrap time, but buffers stay as they are, and so do optimizers where their state is the same on all
         ranks. See ``ModelRenewal``."""
         self._renewal.follow()  # members may have changed once more, since it was begun
+        self._give_back()
+        broadcast_tensors([parameter for _, parameter in self.trained()], self._session, self._group)
+        if with_optimizers:
+            broadcast_optimizers(self.bagua_optimizers, self._session, self._group)
+        self._reset_algorithm()
+
+    def _give_back(self) -> None:
+        """Memory goes back, and is there for all ranks of this host before they make buckets again."""
         if self._runner.repeats:
             self._layout.release()  # communicators stay: other ranks may be in an operation on them
             self._runner.give_own_again()
         else:
             self._release()
-        self._group.barrier()  # memory that the ranks of this host gave back is there for all of them
-        broadcast_tensors([parameter for _, parameter in self.trained()], self._session, self._group)
-        if with_optimizers:
-            broadcast_optimizers(self.bagua_optimizers, self._session, self._group)
-        self._reset_algorithm()
+        self._group.barrier()
 
     def _install_hooks(self) -> None:
         algorithm = self.bagua_algorithm
@@ -324,8 +328,8 @@ class DistributedModel(Mark, ShadowedModel):
         self._handles.clear()
 
     def close(self, alone: bool = False) -> None:
-        """Ends the exchange: the model is an ordinary one again. Gradients stay readable; shared memory goes back
-        when they are gone. All ranks must do it in the same order relative to other wraps.
+        """Ends the exchange: the model is an ordinary one again. All ranks must do it in the same order relative to
+        other wraps.
 
         ``alone``: after an error that other ranks need not have. Then this rank does not wait for them; operations that
         are under way get ``ALONE_S`` seconds together to end, and what they bring is lost."""
@@ -462,12 +466,7 @@ class DistributedModel(Mark, ShadowedModel):
     # Checkpoints: see ``ModelState``
 
     def go_back(self, told: dict[str, Any]) -> None:
-        if self._runner.repeats:
-            self._layout.release()
-            self._runner.give_own_again()
-        else:
-            self._release()
-        self._group.barrier()  # as in ``begin_anew``
+        self._give_back()
         self._layout.follow_again(told["arrival"])
         self._reset_algorithm()
         self._renewal.follow_as_newcomer(told)

@@ -20,7 +20,7 @@ LOOK_EVERY = 10
 
 
 class Newcomers:
-    """Those of one model. Looks when parameters or modules were registered anywhere in the process, and when frozen
+    """Watches one model. Looks when parameters or modules were registered anywhere in the process, and when frozen
     ones are trained.
 
     It looks in moments when the model is as the program left it: ``functional_call`` puts other tensors into it for the
@@ -50,7 +50,7 @@ class Newcomers:
         return handles
 
     def found(self) -> bool:
-        """Whether there is one, as far as anything has told. Outside of ``functional_call``."""
+        """True if there is one, as far as anything has told. Outside of ``functional_call``."""
         return (self._registered or self._thawed) and self._look() is not None
 
     def refuse(self) -> None:

@@ -63,7 +63,7 @@ class BackwardPasses:
 
     @property
     def require_backward_grad_sync(self) -> bool:
-        """Whether a backward pass now would exchange anything. Programs set it as they set that of torch's DDP."""
+        """True if a backward pass now would exchange anything. Programs set it as they set that of torch's DDP."""
         return bool(self.module.__dict__.get(SYNC, True))
 
     @require_backward_grad_sync.setter

@@ -66,7 +66,7 @@ class Wrapped(Protocol):
 
 
 class ReplicaCheck:
-    """Of one wrapped model, since its ranks had the same parameters last. ``exchanges``: of gradients, since then."""
+    """Compares replicas of one wrapped model. ``exchanges``: of gradients, since ranks had the same parameters last."""
 
     def __init__(self, model: Wrapped, runner: Runner) -> None:
         self.exchanges = 0
@@ -184,8 +184,8 @@ def checksum(parameter: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def _weights(device: torch.device) -> torch.Tensor:
-    """The same on all ranks: as many as are in the cache with the part of a parameter, on a device as one launch is
-    worth."""
+    """Random weights, the same on all ranks: as many as are in the cache with the part of a parameter, on a device as
+    one launch is worth."""
     count = 1 << 15 if device.type == "cpu" else 1 << 22
     drawn = torch.rand(count, dtype=torch.float64, device="cpu", generator=torch.Generator().manual_seed(39))
     signs = torch.where(drawn < 0.5, -1.0, 1.0)  # none is near 0, which would not see its element
@@ -193,7 +193,7 @@ def _weights(device: torch.device) -> torch.Tensor:
 
 
 def _adds_up(parameter: torch.Tensor) -> bool:
-    """Whether it has a checksum: values of its own in memory of its own."""
+    """True if it has a checksum: values of its own in memory of its own."""
     plain = type(parameter.data) is torch.Tensor and parameter.layout is torch.strided
     return plain and not (parameter.is_meta or parameter.is_quantized or parameter.numel() == 0)
 

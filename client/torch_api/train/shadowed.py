@@ -53,7 +53,7 @@ class ShadowedModel(BackwardPasses):
 
     @property
     def has_buckets(self) -> bool:
-        """Whether any gradient is exchanged in a bucket."""
+        """True if any gradient is exchanged in a bucket."""
         return self._reducer is not None
 
     @property

@@ -38,8 +38,8 @@ def refuse_sparse(
 
 
 class SparseGradients:
-    """Those of one wrapped model. In an elastic job they are a unit of their own: a rank that is lost between the
-    buckets and them has its part in the former alone, on all ranks that are left."""
+    """Exchanges the sparse gradients of one wrapped model. In an elastic job they are a unit of their own: a rank that
+    is lost between the buckets and them has its part in the former alone, on all ranks that are left."""
 
     def __init__(
         self, parameters: Sequence[tuple[str, torch.nn.Parameter]], runner: Runner, reducer: GradientReducer | None

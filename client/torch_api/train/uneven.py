@@ -67,7 +67,7 @@ class Joinable(Protocol):
 
     @property
     def has_buckets(self) -> bool:
-        """Whether any gradient is exchanged in a bucket."""
+        """True if any gradient is exchanged in a bucket."""
         ...
 
     def use_uneven(self, block: Uneven | None) -> None:
