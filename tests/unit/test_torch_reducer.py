@@ -18,7 +18,7 @@ from bagua.algorithms.plan import GRADIENT
 from bagua.torch_api.join.connection import Place, Times
 from bagua.torch_api.train.backward_pass import BackwardPass
 from bagua.torch_api.train.earlier_results import EarlierResults
-from bagua.torch_api.train.gradients import GradientBucket, GradientReducer
+from bagua.torch_api.train.gradients import GradientBucket, GradientReducer, scale_gradients
 
 
 class Meeting:
@@ -356,6 +356,13 @@ def test_an_abandoned_pass_leaves_no_trace() -> None:
     assert replica.reducer.abandon()
     replica.backward([0, 1, 2], 1.0)
     assert len(meeting.submitted[0]) == 4
+
+
+def test_negated_views_are_scaled() -> None:
+    parameter = torch.zeros(3)
+    parameter.grad = torch._neg_view(torch.ones(3))
+    scale_gradients([parameter, torch.zeros(2)], 0.5)
+    assert parameter.grad.tolist() == [-0.5] * 3
 
 
 def test_views_follow_the_parameters_strides() -> None:

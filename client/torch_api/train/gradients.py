@@ -22,7 +22,7 @@ step to be reduced again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -258,6 +258,13 @@ class GradientBucket(PlanBucket):
         self.pending = len(self.entries)
         for entry in self.entries:
             entry.ready = entry.staged = False
+
+
+def scale_gradients(parameters: Iterable[torch.Tensor], factor: float) -> None:
+    """Multiplies gradients where they lie: one after the other, because torch changes no lists with negated views."""
+    for parameter in parameters if factor != 1.0 else ():
+        if parameter.grad is not None:
+            parameter.grad.detach().mul_(factor)
 
 
 Rearrange = Callable[[list[str]], Sequence[GradientBucket] | None]

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from bagua.torch_api.join.connection import Times
 from bagua.torch_api.train.bucket_layout import ModelBuckets
 from bagua.torch_api.train.execution import AllIn
-from bagua.torch_api.train.gradients import GradientBucket, GradientReducer, Rearrange
+from bagua.torch_api.train.gradients import GradientBucket, GradientReducer, Rearrange, scale_gradients
 from bagua.torch_api.train.runner import Runner
 
 
@@ -63,9 +61,7 @@ class RepeatingReducer(GradientReducer):
         """Gradients that have been accumulated weigh as much as those that follow."""
         change, self._weighed = self._runner.session.weighed / self._weighed, self._runner.session.weighed
         if change != 1.0:
-            found = [one.parameter.grad for bucket in self.buckets for one in bucket.entries]
-            with torch.no_grad():
-                torch._foreach_mul_([gradient.detach() for gradient in found if gradient is not None], change)
+            scale_gradients((one.parameter for bucket in self.buckets for one in bucket.entries), change)
             for bucket in self.buckets:
                 bucket.unstage()
 

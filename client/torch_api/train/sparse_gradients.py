@@ -11,7 +11,7 @@ from bagua.algorithms import AlgorithmImpl
 from bagua.algorithms.plan import GRADIENT
 from bagua.torch_api.comm.sparse import sum_of_sparse
 from bagua.torch_api.comm.transfer import ReduceOp
-from bagua.torch_api.train.gradients import GradientReducer
+from bagua.torch_api.train.gradients import GradientReducer, scale_gradients
 from bagua.torch_api.train.runner import Runner
 
 ABSENT, SPARSE, DENSE = range(3)
@@ -77,9 +77,7 @@ class SparseGradients:
 
     def weigh(self) -> None:
         change, self._weighed = self._runner.session.weighed / self._weighed, self._runner.session.weighed
-        for parameter in self._parameters if change != 1.0 else ():
-            if parameter.grad is not None:
-                parameter.grad.detach().mul_(change)
+        scale_gradients(self._parameters, change)
 
     def _exchange(self) -> None:
         results: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
