@@ -111,7 +111,6 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
     # Names, devices and timeouts: torch asks for them
 
     def getBackendName(self) -> str:
-        """The name under which it is registered."""
         return "bagua"
 
     def _get_backend_name(self) -> str:
@@ -125,7 +124,6 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         return [torch.device("cpu")] + ([torch.device("cuda")] if torch.cuda.is_available() else [])
 
     def getGroupName(self) -> str:
-        """The name that torch has given."""
         return self._name
 
     def setGroupName(self, name: str) -> None:
@@ -136,11 +134,9 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
 
     @property
     def group_name(self) -> str:
-        """The name that torch has given."""
         return self._name
 
     def getGroupDesc(self) -> str:
-        """The description that the program has given."""
         return self._desc
 
     def setGroupDesc(self, desc: str) -> None:
@@ -151,7 +147,6 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
 
     @property
     def group_desc(self) -> str:
-        """The description that the program has given."""
         return self._desc
 
     def get_group_store(self) -> Store:
@@ -237,7 +232,6 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
     # Collectives
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Operation:
-        """The tensor becomes its reduction."""
         (tensor,) = _listed(tensors)
         if tensor.layout is torch.strided:
             return self.allreduce_coalesced([tensor], opts, name="all_reduce")
@@ -245,7 +239,6 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         return self._begin("all_reduce", [], lambda everyone: add_up(everyone, tensor), opts, shows=[tensor])
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None, name: str = "all_reduce_coalesced") -> Operation:
-        """Each tensor becomes its reduction."""
         how = [reduction(tensor, _op(opts)) for tensor in tensors]
 
         def run(everyone: Communicator) -> None:
@@ -256,7 +249,6 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         return self._begin(name, tensors, run, opts, together=False)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Operation:
-        """The root's tensor replaces the others'."""
         (tensor,) = _listed(tensors)
         root = opts.rootRank
 
@@ -400,7 +392,6 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         return self._begin("all_to_all_single", [output], run, opts, [input])
 
     def _counts(self, tensor: torch.Tensor, splits: Sequence[int] | None) -> list[int]:
-        """Elements for each rank."""
         n = self.size()
         rows = tensor.shape[0] if tensor.dim() else 0
         if not splits:
@@ -432,26 +423,22 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         everyone.alltoall_v(source, given, _starts(given), target, taken, _starts(taken))
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Operation:
-        """Done when all ranks have called it."""
         return self._begin("barrier", [], lambda everyone: everyone.barrier(), opts)
 
     # Messages
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Operation:
-        """To the rank at position ``dst``."""
         (tensor,) = _listed(tensors)
         check([tensor])
         return self._noted(self._messages.send(tensor, dst, tag))
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Operation:
-        """From the rank at position ``src``."""
         (tensor,) = _listed(tensors)
         check([tensor])
         check_written([tensor])
         return self._noted(self._messages.recv(tensor, src, tag))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Operation:
-        """From whoever sends first."""
         (tensor,) = _listed(tensors)
         check([tensor])
         check_written([tensor])

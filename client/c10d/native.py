@@ -17,7 +17,6 @@ from bagua.torch_api.join.session import Session
 
 
 def load() -> Any:
-    """The module ``bagua_c10d_native``. Raises BuildError."""
     try:
         return csrc.load_c10d()
     except csrc.BuildError as error:

@@ -109,23 +109,18 @@ class Operation(Work):  # type: ignore[misc]
         return True
 
     def synchronize(self) -> None:
-        """As ``wait``."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether it is over, well or not."""
         return self._over.is_set()
 
     def is_success(self) -> bool:
-        """Whether it ended well."""
         return self._over.is_set() and self._error is None
 
     def exception(self) -> Exception | None:
-        """Its error, if it is over."""
         return self._error
 
     def result(self) -> list[torch.Tensor]:
-        """The tensors that hold the result."""
         return self.outputs
 
     def source_rank(self) -> int:

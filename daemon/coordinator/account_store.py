@@ -20,7 +20,6 @@ class AccountQueries(CodeQueries):
         return self._db.execute(sa.select(m.tokens).order_by(m.tokens.c.created_at, m.tokens.c.token_id)).all()
 
     def add_token(self, row: Mapping[str, Any]) -> None:
-        """A new one."""
         self._db.execute(sa.insert(m.tokens).values(row))
 
     def revoke_tokens(self, token_ids: Sequence[str], now: float) -> None:

@@ -25,7 +25,6 @@ class AccountServicer(account_pb2_grpc.AccountServiceServicer):
         self._audit = audit
 
     async def WhoAmI(self, request: account_pb2.WhoAmIRequest, context: Context) -> account_pb2.Account:
-        """The caller."""
         who = CURRENT.get()
         return account_pb2.Account(name=who.name, role=who.role, namespace=who.namespace, unix_user=who.unix_user)
 

@@ -101,7 +101,6 @@ class Store:
             return work(tx)
 
     def close(self) -> None:
-        """Closes the connections."""
         self._engine.dispose()
 
 
@@ -186,7 +185,6 @@ class Transaction(NodeQueries):
         return {row.job_id: row.revision for row in rows}
 
     def job_counts(self) -> dict[JobState, int]:
-        """How many jobs are in each state."""
         query = sa.select(m.jobs.c.state, sa.func.count()).group_by(m.jobs.c.state)
         return {JobState(state): count for state, count in self._db.execute(query)}
 

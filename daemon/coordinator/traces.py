@@ -38,9 +38,7 @@ class Connected(Protocol):
 
     node_id: str
 
-    def tell(self, directive: node_pb2.Directive) -> None:
-        """Sends it."""
-        ...
+    def tell(self, directive: node_pb2.Directive) -> None: ...
 
 
 Find: TypeAlias = "Callable[[str], Connected | None]"

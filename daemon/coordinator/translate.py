@@ -297,7 +297,6 @@ def job_message(
 
 
 def summary_message(job: JobSummary, progress: common_pb2.Progress | None) -> job_pb2.Job:
-    """A job as lists show it."""
     return _head_message(job, common_pb2.JobSpec.FromString(job.brief), progress)
 
 
@@ -351,7 +350,6 @@ def _shown_spec(wire: bytes) -> common_pb2.JobSpec:
 
 
 def rank_message(rank: RankRecord) -> common_pb2.RankStatus:
-    """A rank as users see it."""
     return common_pb2.RankStatus(
         rank=rank.rank,
         local_rank=rank.local_rank,
@@ -372,14 +370,12 @@ def rank_message(rank: RankRecord) -> common_pb2.RankStatus:
 
 
 def event_message(event: Event) -> job_pb2.JobEvent:
-    """An event as users see it."""
     return job_pb2.JobEvent(
         seq=event.seq, time=event.time, kind=event.kind, reason=event.reason, generation=event.generation
     )
 
 
 def node_message(view: NodeView) -> job_pb2.Node:
-    """A node as users see it."""
     return job_pb2.Node(
         node_id=view.node_id,
         hostname=view.hostname,

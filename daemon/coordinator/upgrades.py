@@ -22,9 +22,7 @@ class Connected(Protocol):
     boot_id: str
     life: int
 
-    def tell(self, directive: node_pb2.Directive) -> None:
-        """Sends it."""
-        ...
+    def tell(self, directive: node_pb2.Directive) -> None: ...
 
 
 class Upgrades:

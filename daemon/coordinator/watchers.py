@@ -33,12 +33,10 @@ class Watcher:
         self._wake.set()
 
     def notify(self) -> None:
-        """The job changed."""
         self._changed = True
         self._wake.set()
 
     def notify_progress(self, progress: common_pb2.Progress) -> None:
-        """A rank reported."""
         if progress.rank in self._progress or len(self._progress) < _MAX_RANKS:
             self._progress[progress.rank] = progress
         self._wake.set()
@@ -93,12 +91,10 @@ class Watchers:
                 watcher.close()
 
     def notify(self, job_id: str) -> None:
-        """The job changed."""
         for watcher in self._watchers.get(job_id, ()):
             watcher.notify()
 
     def report(self, progress: common_pb2.Progress) -> None:
-        """A rank reported."""
         kept = self._progress.pop(progress.job_id, None)  # the newest goes to the end
         from_program = kept is not None and not kept.by_itself
         self._progress[progress.job_id] = kept if kept is not None and progress.by_itself and from_program else progress

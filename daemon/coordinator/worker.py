@@ -31,6 +31,5 @@ class Worker:
         return await asyncio.get_running_loop().run_in_executor(executor, work)
 
     def close(self) -> None:
-        """Waits for what runs."""
         self._readers.shutdown()
         self._writer.shutdown()

@@ -77,7 +77,6 @@ class Members:
         return self._rank
 
     def nranks(self) -> int:
-        """Number of members."""
         return len(self.ranks)
 
     @property

@@ -164,12 +164,10 @@ class DistributedDataParallel(torch.nn.Module, JoinableModel):
 
     @property
     def bagua_algorithm(self) -> AlgorithmImpl:
-        """The algorithm at work."""
         return self._inner().bagua_algorithm
 
     @property
     def bagua_optimizers(self) -> list[torch.optim.Optimizer]:
-        """The optimizers given."""
         return self._inner().bagua_optimizers
 
     @property
@@ -180,26 +178,21 @@ class DistributedDataParallel(torch.nn.Module, JoinableModel):
     # Methods of torch's class that this one refuses
 
     def scatter(self, *_: Any, **__: Any) -> NoReturn:
-        """Raises NotImplementedError."""
         raise NotImplementedError("scatter: each rank loads its own batch; use torch's DistributedSampler. [BG412]")
 
     def to_kwargs(self, *_: Any, **__: Any) -> NoReturn:
-        """Raises NotImplementedError."""
         raise NotImplementedError("to_kwargs: batches are not moved to another device; do so before the call. [BG412]")
 
     def gather(self, *_: Any, **__: Any) -> NoReturn:
-        """Raises NotImplementedError."""
         raise NotImplementedError("gather: outputs stay on their rank; use bagua.allgather(output, everyone). [BG412]")
 
     def register_comm_hook(self, *_: Any, **__: Any) -> NoReturn:
-        """Raises NotImplementedError."""
         raise NotImplementedError(
             "register_comm_hook: how gradients travel is the algorithm's choice; pass algorithm=, for example "
             "GradientAllReduceAlgorithm(codec='fp16'), or write one (bagua.algorithms). [BG412]"
         )
 
     def will_sync_module_buffers(self) -> NoReturn:
-        """Raises NotImplementedError."""
         raise NotImplementedError("will_sync_module_buffers: read inner.broadcast_buffers. [BG412]")
 
 

@@ -33,17 +33,14 @@ class BackendTensor:
         return self.registration.effective()
 
     def name(self) -> str:
-        """The registered name."""
         return self.registration.name
 
     def ptr(self) -> int:
-        """Address of the first element."""
         return self.tensor.data_ptr()
 
     data_ptr = ptr
 
     def numel(self) -> int:
-        """Number of elements."""
         return self.tensor.numel()
 
     num_elements = num_elements_allocated = numel

@@ -24,7 +24,6 @@ class BaguaTensor(torch.Tensor):
     """Members that ``torch.Tensor`` gets. Never instantiated: ``install`` adds them to ``torch.Tensor`` itself."""
 
     def is_bagua_tensor(self) -> bool:
-        """Whether ``ensure_bagua_tensor`` was called on it."""
         return registration(self) is not None
 
     def ensure_bagua_tensor(

@@ -489,7 +489,6 @@ class DistributedModel(Mark, ShadowedModel):
             self.mark_gradient(name, parameter)
 
     def mark_gradient(self, name: str, parameter: torch.Tensor) -> None:
-        """``mark_ready`` in buckets of gradients alone."""
         if self._reducer is not None:
             self._reducer.mark_ready(name, parameter)
 

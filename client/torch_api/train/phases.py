@@ -52,7 +52,6 @@ NOTHING = nullcontext()
 
 
 def profiling() -> bool:
-    """Whether torch.profiler records now."""
     return bool(PROFILER._is_profiler_enabled)
 
 

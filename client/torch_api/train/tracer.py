@@ -57,7 +57,6 @@ class Tracer:
         session.close_first(self._close)
 
     def add(self, model: Traced) -> None:
-        """A model was wrapped."""
         self._models.add(model)
 
     def look(self, model: Traced) -> None:

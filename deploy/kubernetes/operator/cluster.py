@@ -67,7 +67,6 @@ class Cluster:
         self._groups: frozenset[str] = frozenset()
 
     def close(self) -> None:
-        """Ends its connections."""
         self._client.close()
 
     # ---- looks
@@ -81,7 +80,6 @@ class Cluster:
         return self._get("Secret", namespace, name)
 
     def pods(self, namespace: str, name: str) -> tuple[Pod, ...]:
-        """Those of a job's daemons."""
         labels: dict[str, Any] = {JOB_LABEL: name, ROLE_LABEL: "daemon"}
         found = [dict(one) for one in self._client.list(KINDS["Pod"], namespace=namespace, labels=labels)]
         notices: dict[str, str] = {}
@@ -182,7 +180,6 @@ class Cluster:
         return dict(self._client.replace(JOB_STATUS(whole), metadata["name"], namespace=metadata["namespace"]))
 
     def tell(self, body: Manifest, reason: str, message: str, now: str) -> None:
-        """An Event about a BaguaJob."""
         metadata = body["metadata"]
         about = {"apiVersion": body["apiVersion"], "kind": KIND, "name": metadata["name"], "uid": metadata["uid"]}
         event = {

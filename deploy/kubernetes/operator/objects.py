@@ -34,7 +34,6 @@ CONTAINER_SECURITY: Manifest = {
 
 
 def labels(seen: Seen, role: str) -> dict[str, str]:
-    """Labels of an object of this job."""
     return {"app.kubernetes.io/name": "bagua", JOB_LABEL: seen.name, ROLE_LABEL: role}
 
 
@@ -142,7 +141,6 @@ def field_env(name: str, path: str) -> Manifest:
 
 
 def plain_env(**values: str) -> list[Manifest]:
-    """Variables with these values."""
     return [{"name": name, "value": value} for name, value in values.items()]
 
 
