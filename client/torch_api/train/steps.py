@@ -296,7 +296,7 @@ class NeighboursAction(Action):
         self.commit = None if self._coding is None else self._coding.turn
 
     def own(self) -> Sequence[torch.Tensor]:
-        """What messages have lost."""
+        """Losses of messages."""
         return () if self._coding is None else self._coding.lost()
 
     def count(self) -> int:
