@@ -22,6 +22,7 @@ from bagua.torch_api.comm.lasting import keepers
 from bagua.torch_api.comm.transfer import ReduceOp
 from bagua.torch_api.comm.units import units
 from bagua.torch_api.join.connection import Times
+from bagua.torch_api.join.malloc import HeapTrimmer
 from bagua.torch_api.join.session import CURRENT, Session, current
 from bagua.torch_api.train.agreement import broadcast_tensors
 from bagua.torch_api.train.backward_pass import BackwardPass
@@ -246,6 +247,8 @@ class DistributedModel(Mark, ShadowedModel):
         refuse_sparse([name for name, _ in sparse], self.bagua_algorithm, False, adding)
         self._sparse = SparseGradients(sparse, self._runner, self._reducer) if sparse else None
         self.use_uneven(self.uneven)
+        largest = max((one.nbytes for _, one in self.trained() if one.device.type == "cpu"), default=0)
+        self._trimmer = HeapTrimmer() if largest >= HeapTrimmer.SMALLEST else None
         self._install_hooks()
         if not alone:
             self._runner.make_twins(self.bagua_algorithm.communicators(), self.bagua_buckets)

@@ -11,6 +11,7 @@ import torch
 from bagua.algorithms.plan import GRADIENT, WEIGHT
 from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.communicator import Communicator
+from bagua.torch_api.join.malloc import HeapTrimmer
 from bagua.torch_api.join.session import Session
 from bagua.torch_api.train.backward_pass import BackwardPass
 from bagua.torch_api.train.gradients import GradientReducer
@@ -48,6 +49,7 @@ class BackwardPasses:
     _begun: bool
     _begins_after_step: bool
     _newcomers: Newcomers
+    _trimmer: HeapTrimmer | None
     _begin_step: Callable[[Any], None]
     uneven: Uneven | None
     _on_backward_end: Callable[[], None]
@@ -130,6 +132,8 @@ class BackwardPasses:
         if self._synced:
             self._exchange_pass()
         self._tracer.backward(self, begin=False, synchronised=self._synced)
+        if self._trimmer is not None:
+            self._trimmer.after_pass()
 
     def _exchange_pass(self) -> None:
         """The end of an exchanged pass. One that no call of the model in training mode began (a method was called, or
