@@ -56,8 +56,8 @@ class HeapTrimmer:
     def __init__(self) -> None:
         self._libc = _glibc()
         self._page = os.sysconf("SC_PAGESIZE")
-        self._least = 1 << 62
-        self._tries = 0
+        self._used = self._resident()
+        self._tries: list[int] = []  # bytes held before each trim
         self._next_ns = 0
 
     def after_pass(self) -> None:
@@ -65,18 +65,19 @@ class HeapTrimmer:
         if self._libc is None:
             return
         held = self._resident()
-        self._least = min(self._least, held)
-        if held < self._least + self.SMALLEST:
-            self._tries = 0
+        self._used = min(self._used, held)
+        if held < self._used + self.SMALLEST:
+            self._tries.clear()
             return
         now = time.monotonic_ns()
         if now < self._next_ns:
             return
-        if self._tries == self.TRIES:
-            self._least, self._tries = held, 0
+        self._tries.append(held)
+        if len(self._tries) > self.TRIES:
+            self._used = min(self._tries[1:])
+            self._tries.clear()
             return
         self._libc.malloc_trim(0)
-        self._tries += 1
         freed = held - self._resident()
         self._next_ns = now + int(max(freed, self.SMALLEST) * self.NS_PER_BYTE * self.SHARE)
 
