@@ -26,7 +26,7 @@ class Source:
             self.encoding, _ = tokenize.detect_encoding(io.BytesIO(self.data).readline)
             self._text = self.data.removeprefix(_BOM).decode(self.encoding.removesuffix("-sig")).encode()
             self.tree = ast.parse(self._text.decode(), self.name)
-        except (SyntaxError, UnicodeDecodeError, ValueError) as error:
+        except (SyntaxError, UnicodeDecodeError, ValueError, RecursionError, MemoryError) as error:
             where = f" (line {error.lineno})" if isinstance(error, SyntaxError) and error.lineno else ""
             raise UsageError(
                 f"{self.name} is no Python that this version ({_python()}) can read{where}: {error}. [BG102]"

@@ -48,7 +48,7 @@ class Names:
     def __init__(self, tree: ast.Module) -> None:
         self._scopes: dict[ast.AST, Scope] = {}
         self.top = Scope(None)
-        self._visit(tree, self.top)
+        self._visit(tree)
 
     def path(self, node: ast.AST, depth: int = 0) -> str:
         """As in "torch.distributed.barrier"; "" for what is not known to come from torch."""
@@ -77,18 +77,20 @@ class Names:
             return meaning if meaning.split(".")[0] == "torch" else ""
         return self.path(meaning, depth + 1) if meaning is not None and depth < 20 else ""
 
-    def _visit(self, node: ast.AST, scope: Scope) -> None:
-        self._scopes[node] = scope
-        self._bind(node, scope)
-        inner = scope
-        if isinstance(node, (*_FUNCTIONS, *_COMPREHENSIONS, ast.ClassDef)):
-            inner = Scope(scope, is_class=isinstance(node, ast.ClassDef))
-        outside = _evaluated_outside(node)
-        # global and nonlocal come first: they say where the other statements bind.
-        for below in sorted(
-            ast.iter_child_nodes(node), key=lambda one: not isinstance(one, (ast.Global, ast.Nonlocal))
-        ):
-            self._visit(below, scope if below in outside else inner)
+    def _visit(self, tree: ast.Module) -> None:
+        waiting: list[tuple[ast.AST, Scope]] = [(tree, self.top)]  # no recursion: a sum of 1,000 terms is as deep
+        while waiting:
+            node, scope = waiting.pop()
+            self._scopes[node] = scope
+            self._bind(node, scope)
+            inner = scope
+            if isinstance(node, (*_FUNCTIONS, *_COMPREHENSIONS, ast.ClassDef)):
+                inner = Scope(scope, is_class=isinstance(node, ast.ClassDef))
+            outside = _evaluated_outside(node)
+            # The last one is the next: global and nonlocal, which say where the other statements bind.
+            below = list(ast.iter_child_nodes(node))[::-1]
+            below.sort(key=lambda one: isinstance(one, (ast.Global, ast.Nonlocal)))
+            waiting += [(one, scope if one in outside else inner) for one in below]
 
     def _bind(self, node: ast.AST, scope: Scope) -> None:
         match node:

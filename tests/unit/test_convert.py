@@ -122,6 +122,14 @@ def test_names_of_the_class(before: str, wanted: str) -> None:
     assert after(f"{before}\n") == f"{IMPORT}{wanted}\n"
 
 
+def test_long_sums_are_read_and_deeper_texts_refused() -> None:
+    begin = 'import torch.distributed as dist\ndist.init_process_group("gloo")\nx = '
+    [found] = convert({"train.py": f"{begin}{' + '.join(['1'] * 1_200)}\n".encode()})
+    assert found.changes == 1
+    with pytest.raises(UsageError, match="BG102"):
+        convert({"train.py": f"{begin}{'-' * 20_000}1\n".encode()})
+
+
 def test_f_strings_are_left() -> None:
     text = "import torch\nprint(f'{torch.nn.parallel.DistributedDataParallel.__name__} {1:{2}}')\n"
     done = one(text + WRAP.splitlines()[1] + "\n")
