@@ -92,10 +92,8 @@ class BaguaTensor(torch.Tensor):
         registered_as = registered(self)
         _backend_of(registered_as).mark(registered_as)
 
-    def bagua_mark_communication_ready_without_synchronization(self) -> None:
-        """The same. The original waits for a CUDA stream in the other one."""
-        registered_as = registered(self)
-        _backend_of(registered_as).mark(registered_as)
+    # The original waits for a CUDA stream in the first one alone.
+    bagua_mark_communication_ready_without_synchronization = bagua_mark_communication_ready
 
     def bagua_set_storage(self, storage: torch.UntypedStorage | torch.TypedStorage, storage_offset: int = 0) -> None:
         """The tensor that travels lies at ``storage_offset`` elements in ``storage`` from now on. Copies nothing.

@@ -27,6 +27,8 @@ WARNING_EVERY_S = 60.0
 LOOK_AGAIN_S = 0.001
 
 Times = tuple[int, int, int]
+Record = Callable[[Sequence[Times], Any, Any], None]
+"""Gets the times of a pass's operations, and when waiting for them began and ended by the clock of the model."""
 Told = tuple[int, int, int]
 """Told by flags: the most batches of a member in this step; the least, below zero; and the newest generation that was
 announced."""

@@ -35,7 +35,11 @@ class Wrapped(DataParallel, Protocol):
 
 
 class ModelBuckets:
-    """The buckets of one wrapped model, the same on all ranks."""
+    """The buckets of one wrapped model, the same on all ranks.
+
+    ``arrival``: names in the order in which rank 0's gradients came, which buckets have when they are made next; empty
+    before that is known. ``wanted_cuts``: names, bucket by bucket; empty: buckets are cut by their bytes.
+    """
 
     def __init__(self, ddp: Wrapped, guest: Guest, session: Session, runner: Runner) -> None:
         self._ddp = ddp
@@ -45,10 +49,10 @@ class ModelBuckets:
         self.buckets: list[PlanBucket] = []
         self._names: dict[torch.Tensor, str] = {}
         self._tensors: list[torch.Tensor] = []  # in the order of buckets
-        self._arrival: list[str] = []  # rank 0's order, once it is known
+        self.arrival: list[str] = []
         self._anew = False  # buckets are made again whatever their order
         self._alone = False  # other ranks don't make theirs now
-        self._cuts: list[list[str]] = []  # names, bucket by bucket; empty: by their bytes
+        self.wanted_cuts: list[list[str]] = []
         self._most: tuple[int, list[int]] = (0, [])  # generation, and in it the most starts of each bucket on a rank
 
     @property
@@ -75,7 +79,7 @@ class ModelBuckets:
             self._guest.begin()
             self._tensors = list(self._algorithm.init_tensors(self._ddp))
             if self._follows_arrival:
-                place = {name: number for number, name in enumerate(self._arrival)}
+                place = {name: number for number, name in enumerate(self.arrival)}
                 self._tensors.sort(key=lambda tensor: place.get(self._name(tensor), len(place)))
             layouts = self._layouts()
             if not self._runner.on_device:
@@ -90,7 +94,7 @@ class ModelBuckets:
 
     def wants_arrival(self) -> bool:
         """Whether the order of arrival is still to be learned."""
-        return self._follows_arrival and not self._arrival and len(self._tensors) > 1
+        return self._follows_arrival and not self.arrival and len(self._tensors) > 1
 
     def follow(self, arrivals: Sequence[str]) -> list[GradientBucket] | None:
         """Buckets in the order in which gradients came on rank 0, which tells it to all; None if it is the order that
@@ -103,7 +107,7 @@ class ModelBuckets:
         if sorted(numbers) != sorted(place.values()):
             raise BaguaError("Rank 0 told an order of gradients that does not fit this rank's parameters. [BG603]")
         self._tensors = [self._tensors[number] for number in numbers]
-        self._arrival = [self._name(tensor) for tensor in self._tensors]
+        self.arrival = [self._name(tensor) for tensor in self._tensors]
         if numbers == sorted(numbers) and not self._anew:
             return None
         self._anew = False
@@ -111,15 +115,10 @@ class ModelBuckets:
         self._fill(self._layouts())
         return self.gradient_buckets
 
-    @property
-    def arrival(self) -> list[str]:
-        """The order in which rank 0's gradients came; empty before that is known."""
-        return self._arrival
-
     def follow_alone(self, arrival: list[str], cuts: list[list[str]]) -> None:
         """On a newcomer: others have buckets in this order, so cut, and don't make theirs when ``make`` is called
         next."""
-        self._arrival, self._cuts, self._alone = list(arrival), cuts, True
+        self.arrival, self.wanted_cuts, self._alone = list(arrival), cuts, True
 
     @property
     def cuts(self) -> list[list[str]]:
@@ -151,8 +150,8 @@ class ModelBuckets:
             raise ValueError("Cuts must name each parameter that is exchanged once.")
         rest = [tensor for name, tensor in by_name.items() if name not in set(wanted)]
         self._tensors = [*(by_name[name] for name in wanted), *rest]
-        self._arrival = [self._name(tensor) for tensor in self._tensors] if self._follows_arrival else []
-        self._cuts = [list(names) for names in cuts]
+        self.arrival = [self._name(tensor) for tensor in self._tensors] if self._follows_arrival else []
+        self.wanted_cuts = [list(names) for names in cuts]
         self.release()
         self._runner.give_own_again()
         alone, self._alone = self._alone, True
@@ -161,13 +160,9 @@ class ModelBuckets:
         finally:
             self._alone = alone
 
-    def follow_again(self, arrival: list[str]) -> None:
-        """``make`` is called next, on all ranks, and buckets are to have this order."""
-        self._arrival = list(arrival)
-
     def forget_arrival(self) -> None:
         """In an elastic job: ``follow`` is to be called again, and some ranks had got further than others."""
-        self._arrival = []
+        self.arrival = []
         self._anew = True
 
     def _of_rank_0(self, numbers: list[int]) -> list[int]:
@@ -218,16 +213,11 @@ class ModelBuckets:
             )
         return name
 
-    @property
-    def wanted_cuts(self) -> list[list[str]]:
-        """Those of ``cut``; empty: buckets are cut by their bytes."""
-        return self._cuts
-
     def _groups(self) -> list[list[torch.Tensor]]:
         by_name = {self._name(tensor): tensor for tensor in self._tensors}
-        wanted = [name for names in self._cuts for name in names]
-        if self._cuts and len(wanted) == len(by_name) and all(name in by_name for name in wanted):
-            return [[by_name[name] for name in names] for names in self._cuts]
+        wanted = [name for names in self.wanted_cuts for name in names]
+        if self.wanted_cuts and len(wanted) == len(by_name) and all(name in by_name for name in wanted):
+            return [[by_name[name] for name in names] for names in self.wanted_cuts]
         return self.default_groups()
 
     def default_groups(self) -> list[list[torch.Tensor]]:

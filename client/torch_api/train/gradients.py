@@ -29,7 +29,7 @@ import torch
 
 from bagua.algorithms.plan import FRESH, GRADIENT, RESULT, Plan
 from bagua.base.errors import BaguaError
-from bagua.torch_api.join.connection import NOWHERE, Times
+from bagua.torch_api.join.connection import NOWHERE, Record, Times
 from bagua.torch_api.train.bucket import Allocate, PlanBucket, Region, region_of, views_like
 from bagua.torch_api.train.dataflow import in_place, repeatable, tail_path, tail_reaches_all
 from bagua.torch_api.train.earlier_results import EarlierResults
@@ -281,15 +281,14 @@ class GradientReducer:
         self,
         buckets: Sequence[GradientBucket],
         earlier: EarlierResults | None = None,
-        on_finished: Callable[[Sequence[Times], Any, Any], None] | None = None,
+        on_finished: Record | None = None,
         rearrange: Rearrange | None = None,
         clock: Callable[[], Any] = time.monotonic_ns,
     ) -> None:
         """``earlier``: for plans that add up.
 
         ``rearrange``: gets, once, the names of parameters in the order in which their gradients came in the first pass.
-        It returns other buckets for the same parameters, or None to keep those that there are. ``on_finished``: gets
-        the times of a pass's operations, and when waiting for them began and ended by ``clock``.
+        It returns other buckets for the same parameters, or None to keep those that there are.
         """
         self._earlier = earlier
         self.use(buckets)

@@ -21,7 +21,7 @@ from bagua.torch_api.comm.groups import BaguaProcessGroup
 from bagua.torch_api.comm.lasting import keepers
 from bagua.torch_api.comm.transfer import ReduceOp
 from bagua.torch_api.comm.units import units
-from bagua.torch_api.join.connection import Times
+from bagua.torch_api.join.connection import Record, Times
 from bagua.torch_api.join.malloc import HeapTrimmer
 from bagua.torch_api.join.session import CURRENT, Session, current
 from bagua.torch_api.train.agreement import broadcast_tensors
@@ -254,7 +254,7 @@ class DistributedModel(Mark, ShadowedModel):
             self._runner.make_twins(self.bagua_algorithm.communicators(), self.bagua_buckets)
 
     @property
-    def _record(self) -> Callable[[Sequence[Times], Any, Any], None]:
+    def _record(self) -> Record:
         """Gets the times of each pass. Those without the batches of some ranks are no measure for settings, and their
         replicas differ until the end of the block."""
         alone = self._runner.record
@@ -470,7 +470,7 @@ class DistributedModel(Mark, ShadowedModel):
 
     def go_back(self, told: dict[str, Any]) -> None:
         self._give_back()
-        self._layout.follow_again(told["arrival"])
+        self._layout.arrival = list(told["arrival"])
         self._reset_algorithm()
         self._renewal.follow_as_newcomer(told)
         self.bagua_train_step_counter = told["steps"]

@@ -21,7 +21,7 @@ import torch
 from bagua.algorithms import Bucket
 from bagua.algorithms.power_sgd import matrix_shape
 from bagua.base.errors import ConfigError
-from bagua.torch_api.join.connection import Times
+from bagua.torch_api.join.connection import Record, Times
 from bagua.torch_api.join.environment import read_int
 from bagua.torch_api.join.session import Session
 from bagua.torch_api.join.statistics import union_length
@@ -36,8 +36,6 @@ WARM_UP = 5
 """Steps before the first that counts: buckets are made again in one of them, and memory is touched first."""
 
 LARGE_BYTES = 1 << 20
-
-Record = Callable[[Sequence[Times], Any, Any], None]
 
 
 class Wrapped(Protocol):

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import NamedTuple
 
 import torch
 
 from bagua.torch_api.comm.members import Members
 from bagua.torch_api.join.connection import Regrouped, request
 from bagua.torch_api.train.bucket import PlanBucket
+from bagua.torch_api.train.bucket_layout import ModelBuckets
 from bagua.torch_api.train.execution import Action, Residual
 from bagua.torch_api.train.runner import Runner
 
@@ -28,24 +29,14 @@ Cuts = Sequence[Sequence[str]]
 SIDE_READ = {0: 0, 1: 0, 2: 1}  # by ``residual_sides``
 
 
-class Layout(Protocol):
-    """The buckets of a model. See ``ModelBuckets``."""
+class _Part(NamedTuple):
+    """Elements of one parameter in some vector."""
 
-    @property
-    def buckets(self) -> list[PlanBucket]: ...
-    @property
-    def cuts(self) -> list[list[str]]: ...
-    def cut(self, cuts: Cuts) -> None:
-        """Makes all buckets again, so cut, without communication."""
-        ...
-
-
-class _Part:
-    """Elements of one parameter in some vector, and how many elements that vector has with its tail."""
-
-    def __init__(self, action: Action, members: Members, residual: Residual, begin: int, length: int) -> None:
-        self.action, self.members, self.residual = action, members, residual
-        self.begin, self.length = begin, length
+    action: Action
+    members: Members
+    residual: Residual
+    begin: int
+    length: int
 
 
 def _spans(bucket: PlanBucket) -> list[tuple[str, int, int]]:
@@ -144,7 +135,9 @@ def move_residuals(runner: Runner, moves: Mapping[Members, list[int]]) -> None:
         connection.wait(ticket)
 
 
-def recut(runner: Runner, layout: Layout, cuts: Cuts, follow: Callable[[], object], used: Callable[[], None]) -> None:
+def recut(
+    runner: Runner, layout: ModelBuckets, cuts: Cuts, follow: Callable[[], object], used: Callable[[], None]
+) -> None:
     """All ranks call it between the same two steps, while nothing is under way. ``follow``: has slots follow a change
     of members. ``used``: the model takes its new buckets."""
     before: list[tuple[list[list[str]], BucketState]] = []

@@ -22,7 +22,7 @@ from bagua.torch_api.comm.members import Members
 from bagua.torch_api.comm.units import Units, nothing, units
 from bagua.torch_api.cuda.connection import CudaConnection
 from bagua.torch_api.cuda.devices import devices
-from bagua.torch_api.join.connection import Connection, Regrouped, Times
+from bagua.torch_api.join.connection import Connection, Record, Regrouped, Times
 from bagua.torch_api.join.session import Session
 from bagua.torch_api.train.bucket import Allocate, PlanBucket
 from bagua.torch_api.train.dataflow import tail_path
@@ -103,7 +103,7 @@ class Runner:
         return time.monotonic_ns if self._device is None else self._device.clock.now
 
     @property
-    def record(self) -> Callable[[Sequence[Times], Any, Any], None]:
+    def record(self) -> Record:
         """Counts a step: times of its operations, and when waiting for them began and ended by ``clock``."""
         return self.session.statistics.add_step if self._device is None else self._device.steps.add
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from bagua.torch_api.join.connection import Times
-
-Record = Callable[[Sequence[Times], Any, Any], None]
+from bagua.torch_api.join.connection import Record
 
 
 class Tuner(Protocol):

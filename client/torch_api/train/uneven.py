@@ -18,6 +18,7 @@ from bagua.algorithms import AlgorithmImpl
 from bagua.algorithms.plan import GRADIENT
 from bagua.base.errors import BaguaError, CommunicationError, ConfigError
 from bagua.torch_api.comm.communicator import Communicator
+from bagua.torch_api.comm.groups import BaguaProcessGroup
 
 
 class Event(IntEnum):
@@ -26,12 +27,6 @@ class Event(IntEnum):
     FORWARD = 0
     FORWARD_UNSYNCED = 1  # inside of no_sync
     EXCHANGE = 2
-
-
-class Group(Protocol):
-    """Ranks that train a model."""
-
-    ranks: list[int]
 
 
 class Joinable(Protocol):
@@ -45,7 +40,7 @@ class Joinable(Protocol):
     @property
     def bagua_optimizers(self) -> Sequence[torch.optim.Optimizer]: ...
     @property
-    def process_group(self) -> Group: ...
+    def process_group(self) -> BaguaProcessGroup: ...
     @property
     def uneven(self) -> Uneven | None: ...
     @property

@@ -19,7 +19,7 @@ from bagua.algorithms.plan import GRADIENT
 from bagua.base.errors import ConfigError
 from bagua.proto.common_pb2 import TuneStudy
 from bagua.torch_api.comm.transfer import ReduceOp
-from bagua.torch_api.join.connection import Times
+from bagua.torch_api.join.connection import Record, Times
 from bagua.torch_api.join.session import Session
 from bagua.torch_api.train.agreement import broadcast_json
 from bagua.torch_api.train.bucket_layout import ModelBuckets
@@ -39,7 +39,6 @@ PROBES = 3
 FAST_MBIT, NEAR_MS = 4096.0, 1.0
 """A wire is told apart from others up to this rate, and from this delay on: beyond them the machine decides."""
 NEVER = 1 << 60
-Record = Callable[[Sequence[Times], Any, Any], None]
 
 
 class Model(Tuned, Observed, Protocol):
