@@ -89,15 +89,7 @@ def about(tree: ast.Module, names: Names, changes: int, begins: bool, wraps: boo
             yield Note(roots[name], words)
     if "bagua" in roots and not changes:
         yield Note(roots["bagua"], "it uses Bagua already")
-    elif wraps and not begins:
-        yield Note(0, "there is no init_process_group here: convert the file that has it with this one, in one command")
-    elif begins and not wraps:
-        yield Note(
-            0,
-            'there is no DistributedDataParallel here, so only the backend became "bagua". If another file wraps the '
-            "model, convert both in one command",
-        )
-    elif not begins and not (set(_FRAMEWORKS) & set(roots)):
+    elif not begins and not wraps and not (set(_FRAMEWORKS) & set(roots)):
         yield Note(0, "it has neither init_process_group nor DistributedDataParallel of torch: see docs/quickstart.md")
 
 

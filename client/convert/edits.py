@@ -22,6 +22,11 @@ class Source:
     _edits: list[tuple[int, int, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        if self.name.endswith(".ipynb"):
+            raise UsageError(
+                f'{self.name} is a notebook, and convert reads scripts. In its training function write "bagua" for the '
+                "backend, and launch it by bagua.notebook_launcher (docs/frameworks.md#notebooks). [BG102]"
+            )
         try:
             self.encoding, _ = tokenize.detect_encoding(io.BytesIO(self.data).readline)
             self._text = self.data.removeprefix(_BOM).decode(self.encoding.removesuffix("-sig")).encode()

@@ -33,8 +33,10 @@ class Converted:
 def convert(scripts: Mapping[str, bytes]) -> list[Converted]:
     """Changes the scripts of one program, by their names. Raises UsageError for a text that is no Python."""
     found = [_Script(Source(name, data)) for name, data in scripts.items()]
-    # One of them may wrap the model that another one's process group is for.
-    wraps, begins = any(script.wraps for script in found), any(script.begins for script in found)
+    # One of them may wrap the model that another one's process group is for, also since an earlier conversion.
+    wraps = any(script.wraps for script in found)
+    wraps |= any(script.has_our_ddp for script in found) and not any(script.has_our_group for script in found)
+    begins = any(script.begins for script in found)
     blocked = any(script.obstacles for script in found)
     return [script.convert(wraps, begins, blocked) for script in found]
 
@@ -50,6 +52,17 @@ class _Script:
         self._wrapping = list(self._calls(DDP))
         self.obstacles = obstacles(source.tree, self._names, self._wrapping)
         self.wraps = bool(self._wrapping) or any(self._ddp_imports()) or any(self._ddp_references())
+
+    @property
+    def has_our_ddp(self) -> bool:
+        """True if it names Bagua's DistributedDataParallel."""
+        return OURS.encode() in self._source.data or f"{self._alias}.data_parallel.".encode() in self._source.data
+
+    @property
+    def has_our_group(self) -> bool:
+        """True if it calls Bagua's ``init_process_group``."""
+        nodes = (node.func for node in ast.walk(self._source.tree) if isinstance(node, ast.Call))
+        return any(isinstance(one, ast.Attribute) and one.attr == _TOLD[0] and self._is_ours(one) for one in nodes)
 
     @property
     def begins(self) -> bool:
@@ -70,6 +83,7 @@ class _Script:
         if ddp and self._source.changes:
             self._import_library()
         self._notes += about(self._source.tree, self._names, self._source.changes, begins, wraps)
+        self._tell_other_files(wraps, begins)
         self._tell_leftovers()
         notes = tuple(sorted(set(self._notes), key=lambda note: note.line))
         source = self._source
@@ -123,7 +137,8 @@ class _Script:
             self._replace(call, f"{self._alias}.init_process_group()")
             self._tell_dropped(call)
             return
-        if not self._choose_backend(call) or not ddp:
+        self._choose_backend(call)
+        if not ddp:
             return
         statement = self._parents[call]
         if not isinstance(statement, ast.Expr):
@@ -165,22 +180,20 @@ class _Script:
                 text = "timeout= is not there: the variable BAGUA_WAIT_TIMEOUT_S has the seconds of all waits"
                 self._notes.append(Note(call.lineno, text))
 
-    def _choose_backend(self, call: ast.Call) -> bool:
-        """Writes "bagua" for the backend. False where it can't be seen which argument that is."""
+    def _choose_backend(self, call: ast.Call) -> None:
+        """Writes "bagua" for the backend, unless it can't be seen which argument that is."""
         spread = any(isinstance(one, ast.Starred) for one in call.args) or any(one.arg is None for one in call.keywords)
         named = next((one.value for one in call.keywords if one.arg == "backend"), None)
         value = call.args[0] if call.args else named
         if value is not None and not isinstance(value, ast.Starred):
             self._change_backend(value)
-            return True
-        if spread:
+        elif spread:
             text = 'the arguments of init_process_group can\'t be seen here: give it backend="bagua" yourself'
             self._notes.append(Note(call.lineno, text))
-            return False
-        at = self._source.end(call.func)
-        at += self._source.text(at, self._source.end(call)).index("(") + 1
-        self._source.replace(at, at, 'backend="bagua"' + (", " if call.keywords else ""))
-        return True
+        else:
+            at = self._source.end(call.func)
+            at += self._source.text(at, self._source.end(call)).index("(") + 1
+            self._source.replace(at, at, 'backend="bagua"' + (", " if call.keywords else ""))
 
     def _change_backend(self, value: ast.expr) -> None:
         if isinstance(value, ast.IfExp):
@@ -243,6 +256,18 @@ class _Script:
             source.replace(before, before, f"; {line}")
         else:
             source.replace(begin, begin, f"{line}\n")
+
+    def _tell_other_files(self, wraps: bool, begins: bool) -> None:
+        text = ""
+        if self.wraps and not begins:
+            text = "there is no init_process_group here: convert the file that has it with this one, in one command"
+        elif self._inits and not wraps and self._source.changes:
+            text = (
+                'there is no DistributedDataParallel here, so only the backend became "bagua". If another file wraps '
+                "the model, convert both in one command"
+            )
+        if text:
+            self._notes.append(Note(0, text))
 
     def _tell_leftovers(self) -> None:
         called = {id(call.func) for call in self._inits}

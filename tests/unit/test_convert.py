@@ -183,6 +183,30 @@ def test_bytes_that_are_not_changed_stay() -> None:
     assert one(latin).after.startswith(b"# coding: latin-1\n# \xe4\n")
     with pytest.raises(UsageError, match=r"line 1.*BG102"):
         one("%matplotlib inline\n")
+    with pytest.raises(UsageError, match=r"notebook_launcher.*BG102"):
+        convert({"train.ipynb": b'{"cells": []}'})
+
+
+def test_files_that_were_converted_alone_are_converted_together() -> None:
+    helper = (
+        "import torch.distributed as dist\ndef begin():\n    dist.init_process_group('gloo', rank=r, world_size=2)\n"
+    )
+    alone = [one(WRAP).after.decode(), one(helper).after.decode()]
+    assert BEGIN not in "".join(alone)
+    together = after(alone[1], alone[0])
+    assert together == after(helper, WRAP)
+    assert after(together, alone[0]) == together
+
+
+def test_arguments_that_are_not_seen_stay_and_the_library_begins() -> None:
+    call = "torch.distributed.init_process_group(**options)\n"
+    assert after(WRAP + call) == f"{IMPORT}{WRAPPED}{call}{BEGIN}\n"
+
+
+def test_a_file_is_told_what_another_one_lacks_only_where_it_matters() -> None:
+    begin = "import torch.distributed as dist\ndist.init_process_group('bagua')\n"
+    for first, other in (("print()\n", WRAP), ("print()\n", begin), (begin, "print()\n")):
+        assert not one(first, other).notes
 
 
 @pytest.mark.parametrize(
