@@ -146,11 +146,13 @@ AREA = Area(
             "BG617",
             "Replicas have drifted apart",
             "Ranks compare a checksum of each parameter after the exchanges 1, 2, 3, 10 and 100, and after each 500. "
-            "Some rank has other values than most: a state was loaded on it alone after `with_bagua`, an optimizer "
-            "made a step in a hook or under a condition, or the program set a gradient or a parameter itself. Ranks "
-            "that perturb their weights before a backward pass and undo it later are found in between.",
-            "Make such changes on all ranks alike, or before `with_bagua()`, which gives rank 0's state to all. Names "
-            "of parameters that are each rank's own belong into the module's `_bagua_params_and_buffers_to_ignore`. "
+            "A rank differs from the others (of two, either may be the cause): a state was loaded on one alone after "
+            "the model was wrapped, an optimizer made a step in a hook or under a condition, or the program set a "
+            "gradient or a parameter itself. Ranks that perturb their weights before a backward pass and undo it later "
+            "are found in between.",
+            "Make such changes on all ranks alike, or before the model is wrapped, which gives rank 0's state to all. "
+            "Names of parameters that are each rank's own belong into the module's "
+            "`_bagua_params_and_buffers_to_ignore`. "
             "`--check-replicas error` ends the job at the first difference, `off` compares nothing.",
         ),
     ),

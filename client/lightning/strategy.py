@@ -44,7 +44,7 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
                 None: that of environment variable BAGUA_ALGORITHM (``bagua run --algorithm``), else gradient
                 all-reduce. "qadam", "one_bit_adam" and "zero_one_adam" need their own optimizer from
                 ``configure_optimizers``.
-            flatten: ``.grad`` is a view of shared memory (True), or keeps memory of its own, at the price of a copy.
+            flatten: Accepted, and without effect.
             accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin: As for DDPStrategy.
             start_method: How ``Trainer`` starts processes where no launcher did: "popen", "spawn", "fork" or
                 "forkserver".

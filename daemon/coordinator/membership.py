@@ -135,4 +135,4 @@ def _unreplaced(job: JobRecord, step: Regroup, left: int) -> str:
     whole = left == len(step.hosts) * job.spec.nproc_per_node
     if not job.spec.respawn or whole or any(host.takes_newcomers for host in job.hosts):
         return ""
-    return ", and nobody joins them: the program has called neither ElasticSampler.epochs() nor wait_to_join()"
+    return ", and nobody joins: the program has called neither ElasticSampler.epochs() nor wait_to_join()"

@@ -188,9 +188,7 @@ def test_bytes_that_are_not_changed_stay() -> None:
 
 
 def test_files_that_were_converted_alone_are_converted_together() -> None:
-    helper = (
-        "import torch.distributed as dist\ndef begin():\n    dist.init_process_group('gloo', rank=r, world_size=2)\n"
-    )
+    helper = "import torch.distributed as dist\ndist.init_process_group('gloo', rank=r, world_size=2)\n"
     alone = [one(WRAP).after.decode(), one(helper).after.decode()]
     assert BEGIN not in "".join(alone)
     together = after(alone[1], alone[0])

@@ -149,10 +149,10 @@ def describe(found: Sequence[Difference], exchange: int, parameters: int) -> str
         ranks = f"rank{'s' if len(one.ranks) > 1 else ''} {', '.join(map(str, one.ranks))}"
         parts.append(f"{ranks} in {names} ({len(one.names)} of {parameters} parameters, {size})")
     return (
-        f"Replicas have drifted apart. After exchange {exchange} of gradients these have other values than most ranks: "
+        f"Replicas have drifted apart. After exchange {exchange} of gradients these differ from the other ranks: "
         f"{'; '.join(parts)}. Load states, step optimizers, and set gradients and parameters, on all ranks alike, or "
-        "before with_bagua, which gives rank 0's state to all. Names of parameters that are each rank's own belong "
-        "into the module's _bagua_params_and_buffers_to_ignore. BAGUA_CHECK_REPLICAS=off compares nothing."
+        "before the model is wrapped, which gives rank 0's state to all. Names of parameters that are each rank's own "
+        "belong into the module's _bagua_params_and_buffers_to_ignore. BAGUA_CHECK_REPLICAS=off compares nothing."
     )
 
 
