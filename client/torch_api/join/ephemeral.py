@@ -32,7 +32,7 @@ from bagua.torch_api.join import environment
 from bagua.torch_api.join.daemon import DaemonClient
 from bagua.torch_api.join.lifeline import Lifeline
 from bagua.torch_api.join.meeting import DEADLINE_S, Meeting, Superseded, text_of
-from bagua.torch_api.join.service_process import ServiceProcess
+from bagua.torch_api.join.service_process import LeashedService
 from bagua.torch_api.join.session import Session
 
 LOG = logging.getLogger("bagua")
@@ -154,7 +154,7 @@ def _attempt(rank: int, world_size: int, store: Store) -> Session:
         return session
 
 
-def _serve(place: Place, meeting: Meeting, started: ExitStack) -> ServiceProcess | None:
+def _serve(place: Place, meeting: Meeting, started: ExitStack) -> LeashedService | None:
     """The first rank of a host does it for the others. Returns the service that was started for this world; None if the
     cluster of a former one serves it."""
     if place.local_rank:
@@ -225,7 +225,7 @@ def _context(place: Place, meeting: Meeting) -> str:
     return f"{os.environ.get('TORCHELASTIC_RUN_ID', '')} {meeting.name} {place.nnodes} x {place.local_world_size}"
 
 
-def _start_cluster(place: Place, context: str) -> ServiceProcess:
+def _start_cluster(place: Place, context: str) -> LeashedService:
     """Starts the first host's service, whose first message says where to join."""
     require_loopback()
     command = ["bagua.daemon.ephemeral", "--nnodes", str(place.nnodes)]
@@ -233,15 +233,15 @@ def _start_cluster(place: Place, context: str) -> ServiceProcess:
     if place.nnodes > 1:
         command += ["--master-addr", environment.get_master_addr()]
         _warn_if_insecure()
-    return ServiceProcess("The daemon", command)
+    return LeashedService("The daemon", command)
 
 
-def _start_node(place: Place, context: str) -> ServiceProcess:
+def _start_node(place: Place, context: str) -> LeashedService:
     """This host's node daemon: its first message goes to the first host, its second says where to join."""
     command = ["bagua.enroll.host", "--host", str(place.node_rank)]
     command += [f"--context={context}", "--master-addr", environment.get_master_addr()]
     _warn_if_insecure()
-    return ServiceProcess("The node daemon", command)
+    return LeashedService("The node daemon", command)
 
 
 def _warn_if_insecure() -> None:
@@ -281,7 +281,7 @@ def _follow_again(place: Place, meeting: Meeting, held: Lifeline | None) -> bool
     return True
 
 
-def _lead(place: Place, meeting: Meeting, service: ServiceProcess) -> None:
+def _lead(place: Place, meeting: Meeting, service: LeashedService) -> None:
     """Rank 0: carries the messages of the other hosts to the cluster and back, and ends the attempt when all are
     there."""
     info = service.receive(START_DEADLINE_S)
@@ -295,7 +295,7 @@ def _lead(place: Place, meeting: Meeting, service: ServiceProcess) -> None:
     meeting.succeed(info["job_id"], service.check)
 
 
-def _follow(place: Place, meeting: Meeting, service: ServiceProcess) -> None:
+def _follow(place: Place, meeting: Meeting, service: LeashedService) -> None:
     """The first rank of another host: carries its daemon's messages."""
     host = place.node_rank
     meeting.tell(f"hello/{host}", message=service.receive(START_DEADLINE_S)["hello"])

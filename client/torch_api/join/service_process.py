@@ -17,7 +17,7 @@ from bagua.base.errors import ServiceError
 TAIL_BYTES = 4000
 
 
-class ServiceProcess:
+class LeashedService:
     """``python -m ARGUMENTS --leash DESCRIPTOR`` in a session of its own. It ends with the socket: when this process
     does, or calls ``close``."""
 
