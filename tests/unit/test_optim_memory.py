@@ -1,4 +1,4 @@
-"""Fused optimizers and memory: gradients in buckets, parameters that others hold, formats."""
+"""Fused optimizers and memory: gradients side by side, parameters that others hold, formats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bagua.torch_api.contrib import fuse_optimizer
 
 
 def flat_gradients(some: Sequence[torch.Tensor], sides: int = 2) -> list[list[torch.Tensor]]:
-    """Views as buckets have them: behind one another, in buffers that change roles."""
+    """Views behind one another, in several buffers."""
     found = []
     for _ in range(sides):
         memory, views, begin = torch.zeros(sum(one.numel() for one in some)), [], 0
@@ -23,7 +23,7 @@ def flat_gradients(some: Sequence[torch.Tensor], sides: int = 2) -> list[list[to
     return found
 
 
-def test_gradients_in_buckets_are_not_copied() -> None:
+def test_gradients_side_by_side_are_not_copied() -> None:
     """Weights and biases in turn, as the layers of a model have them: each lie at equal distances."""
     shapes = [(6, 5), (6,)] * 12
     plain, fused = adam(parameters(shapes=shapes)), fuse_optimizer(adam(parameters(shapes=shapes)))
@@ -42,26 +42,6 @@ def test_gradients_in_buckets_are_not_copied() -> None:
     assert all(block._gradients is None for block in fusion.blocks)
 
 
-def test_blocks_follow_when_buckets_are_made_again() -> None:
-    """In another order, as after another ``with_bagua``."""
-    shapes = [(6, 5)] * 12
-    plain, fused = adam(parameters(shapes=shapes)), fuse_optimizer(adam(parameters(shapes=shapes)))
-    order = [*range(0, 12, 2), *range(11, 0, -2)]
-    first = flat_gradients(members(fused))
-    second = [[views[order.index(number)] for number in range(12)] for views in flat_gradients(members(fused))]
-    for step in range(10):
-        gradients(step, members(plain))
-        sides = first if step < 4 else second
-        for one, other, view in zip(members(plain), members(fused), sides[step % 2], strict=True):
-            assert one.grad is not None
-            other.grad = view.copy_(one.grad)
-        plain.step()
-        fused.fuse_step()  # type: ignore[attr-defined]
-        assert differences(plain, fused) == []
-        missed = [block.missed for block in fused._bagua_fused_optimizer.blocks]  # type: ignore[attr-defined]
-        assert missed == ([] if step == 0 else [step in (4, 5)]), step
-
-
 def test_gradients_that_stay_are_copied_once() -> None:
     _, fused = pair(adam)
     for step in range(5):
@@ -78,7 +58,6 @@ def test_gradients_that_stay_are_copied_once() -> None:
 
 
 def test_parameters_in_memory_of_others_stay_there() -> None:
-    """As in buckets of weights."""
     shapes = [(6, 5), (6,), (3, 10)] * 6
     plain, fused = adam(parameters(shapes=shapes)), fuse_optimizer(adam(parameters(shapes=shapes)))
     (views,) = flat_gradients(members(fused), sides=1)

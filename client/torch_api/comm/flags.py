@@ -124,7 +124,7 @@ class Flags(threading.local):
         return True
 
     def those(self, _: object) -> Flags:
-        """That have been sent."""
+        """Returns the flags that are under way."""
         return self
 
     def exchange(self, members: Members, queued: bool = False) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bagua.torch_api.optim.lanes import Lane, lies_alone
+from bagua.torch_api.optim.lanes import Lane
 
 
 class Block:
@@ -31,7 +31,6 @@ class Block:
         self.home = home
         self.states = [states[one] if one in states else {} for one in parameters]
         self.per_parameter: dict[str, Lane] = {}
-        self.missed = False  # gradients lie beside others, but not as rows: they were copied
         self._gradients: Lane | None = None
         self._kept: list[int] = []  # where the first and the last gradient lay in the step before
         self._rows: dict[str, Lane] = {}
@@ -122,7 +121,6 @@ class Block:
         Gradients that stay where they are from step to step (``set_to_none=False``) move into the copy's memory, so
         that the next one is not needed."""
         found = self.weights.seen(gradients, begin, places)
-        self.missed = found is None and not lies_alone(gradients[0])
         if found is not None:
             return found
         if self._gradients is None:
@@ -130,10 +128,13 @@ class Block:
                 self.parameters, gradients[0].dtype, gradients[0].device, gap=not (self.home or self._rows)
             )
         lane, end = self._gradients, begin + len(gradients)
+        rows = lane.rows[begin:end]
+        if all(map(is_, gradients, rows)):  # of different sizes: ``seen`` does not look at them
+            return lane.flat[begin:end]
         lane.fill(gradients, begin)
         places = [gradients[0].data_ptr(), gradients[-1].data_ptr()]
-        if places == self._kept and gradients[0].data_ptr() != lane.rows[begin].data_ptr():
-            for parameter, row in zip(self.parameters[begin:end], lane.rows[begin:end], strict=True):
+        if places == self._kept:
+            for parameter, row in zip(self.parameters[begin:end], rows, strict=True):
                 parameter.grad = row
         self._kept = places
         return lane.flat[begin:end]

@@ -19,8 +19,8 @@ def fuse_optimizer(
     ``optimizer.fuse_step(closure=None)`` does what ``optimizer.step(closure)`` does, with the same bits, hooks and
     schedulers; both may be called in turn. Parameters of equal size (those of less than 32 bytes: of any) lie in one
     tensor, and so do their gradients and states. ``optimizer.state``, ``state_dict`` and ``load_state_dict`` are those
-    of the plain optimizer, before and after ``with_bagua``. Gradients that lie at equal distances in one memory are
-    used there.
+    of the plain optimizer, before and after ``with_bagua``. Gradients that lie at equal distances in one memory, in
+    the order of parameters, are used there.
 
     It fuses parameters that take steps element by element: with torch's Adadelta, Adagrad, Adam, AdamW, Adamax, ASGD,
     NAdam, RAdam, RMSprop, Rprop and SGD. An optimizer of your own is tried: in its fused steps 1, 2, 4, 8 and so on
@@ -30,7 +30,7 @@ def fuse_optimizer(
     Args:
         optimizer: Any torch.optim.Optimizer.
         do_flatten: Parameters move into the shared tensors (False: they keep their memory, at the price of two copies).
-            Those that share memory with others, as in buckets of weights, are never moved.
+            Those that share memory with others are never moved.
         check_flatten: Each step checks that parameters and states are still where they were, and follows if not
             (after ``load_state_dict``, ``model.to``, new groups). False saves that time; then they must not change.
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bagua.torch_api.optim.block import Block, Part
-from bagua.torch_api.optim.lanes import addresses, lies_alone, regular_runs
+from bagua.torch_api.optim.lanes import addresses, lies_alone
 from bagua.torch_api.optim.rules import (
     ALONE,
     CACHED_ELEMENTS,
@@ -27,9 +27,6 @@ from bagua.torch_api.optim.witness import Witness
 from bagua.torch_api.train.optimizer_code import Exchange, own_code, step_with
 
 LOG = logging.getLogger("bagua")
-LOOKS = {2 * 8**number for number in range(20)}
-"""Steps in which gradients of buckets were copied, after which blocks are made again: buckets may be others now."""
-SHORT_RUN = 8  # rows; gradients of shorter runs in a bucket are copied: a kernel call for each run costs more
 
 
 class Fusion:
@@ -60,7 +57,6 @@ class Fusion:
         self._stale = True
         self._refused = ""  # for good
         self._steps = 0
-        self._misses = 0
         self._parts: list[Part] = []
         self._rest: list[torch.Tensor] = []
         self._beside: dict[str, tuple[dict[torch.Tensor, Any], dict[torch.Tensor, Any]]] = {}
@@ -166,9 +162,6 @@ class Fusion:
                 lists[block.group] += block.parameters
             else:
                 lists[block.group] += self._take_rows(block)
-        if any(part.block.missed for part in self._parts):
-            self._misses += 1
-            self._stale = self._misses in LOOKS
         return lists
 
     def _tables(self) -> dict[str, dict[torch.Tensor, Any]]:
@@ -303,26 +296,12 @@ class Fusion:
 
 
 def _divide(parameters: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Rows of blocks. Those whose gradients, or else they themselves, lie at equal distances stay together, so that
-    nothing is copied. On the CPU a block is small enough for one thread, or for its cache."""
-    lying = [one.grad if one.grad is not None else one for one in parameters]
-    strided = all(one.layout is torch.strided for one in lying)
-    if not strided or all(map(lies_alone, lying)):
-        lying = list(parameters)
-    largest = max(one.numel() for one in parameters)
-    scattered = all(map(lies_alone, lying)) or any(one.numel() < largest for one in parameters)
-    runs = [[index] for index in range(len(lying))] if scattered else regular_runs(lying)
-    kept = [run for run in runs if len(run) >= SHORT_RUN]
-    rest = sorted(index for run in runs if len(run) < SHORT_RUN for index in run)
+    """Rows of blocks. On the CPU a block is small enough for one thread, or for its cache."""
     most = len(parameters)
     if parameters[0].device.type == "cpu":
         bound = CACHED_ELEMENTS if torch.get_num_threads() == 1 else SERIAL_ELEMENTS
-        most = max(1, bound // largest)
-    return [
-        [parameters[index] for index in run[begin : begin + most]]
-        for run in [*kept, rest]
-        for begin in range(0, len(run), most)
-    ]
+        most = max(1, bound // max(one.numel() for one in parameters))
+    return [list(parameters[begin : begin + most]) for begin in range(0, len(parameters), most)]
 
 
 def _count_change(parameters: Sequence[torch.Tensor]) -> None:

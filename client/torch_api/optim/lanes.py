@@ -98,23 +98,6 @@ def lies_alone(tensor: torch.Tensor) -> bool:
     return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
-def regular_runs(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
-    """Indices of tensors of one size that lie at equal distances in one memory, in the order of their addresses."""
-    places = sorted((one.untyped_storage().data_ptr(), one.data_ptr(), index) for index, one in enumerate(tensors))
-    least = tensors[0].numel() * tensors[0].element_size()
-    runs: list[list[int]] = []
-    distance: int | None = None
-    for before, (storage, place, index) in zip([None, *places], places, strict=False):
-        gap = place - before[1] if before is not None and before[0] == storage else 0
-        if runs and gap >= least and distance in (None, gap):
-            distance = gap
-            runs[-1].append(index)
-        else:
-            runs.append([index])
-            distance = None
-    return runs
-
-
 def calculate_mutual_groups(tensors_list: Sequence[Sequence[torch.Tensor]]) -> list[list[int]]:
     """Indices of tensors that lie behind one another without a gap in every list: runs of two or more that all lists
     have, each in the order of addresses. Raises ValueError for lists of unequal length."""

@@ -59,7 +59,7 @@ class ModelRenewal:
             units(self._session).note(self, in_step=self._runner.waits)
 
     def end(self) -> None:
-        """The model begins anew no more."""
+        """Stops watching for changes of members."""
         if self._session.elastic:
             units(self._session).forget(self)
 
