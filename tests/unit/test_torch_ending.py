@@ -15,6 +15,8 @@ class Mute(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no words")
 
+    __repr__ = __str__
+
 
 def noted(error: Exception, *notes: str) -> Exception:
     for note in notes:
@@ -39,6 +41,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
             "ExceptionGroup: two (2 sub-exceptions)\n  KeyError: 'a'\n  TypeError: b\n  note",
         ),
         (ValueError("bad \udcff byte"), "ValueError: bad \\udcff byte"),
+        (ValueError("to \0 be told"), "ValueError: to \\x00 be told"),
     ],
 )
 def test_words_are_whole(error: BaseException, words: str) -> None:
@@ -61,7 +64,9 @@ def test_an_exit_with_code_0_is_in_good_order(code: int | None) -> None:
     assert end_by(None) == end_by(SystemExit(code)) == GOOD_ORDER
 
 
-@pytest.mark.parametrize(("code", "words"), [(3, "sys.exit(3)"), ("no file", "sys.exit('no file')"), (True, "True")])
+@pytest.mark.parametrize(
+    ("code", "words"), [(3, "sys.exit(3)"), ("no file", "sys.exit('no file')"), (True, "True"), (Mute(), "<Mute")]
+)
 def test_another_code_is_a_failure(code: object, words: str) -> None:
     end = end_by(SystemExit(code))
     assert words in end.words and not end.lost

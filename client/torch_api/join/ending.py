@@ -61,8 +61,8 @@ def _indented(text: str) -> str:
 
 
 def _cut(text: str) -> str:
-    """Escapes characters that UTF-8 can't hold, and leaves out the middle of a long text."""
-    text = text.encode("utf-8", "backslashreplace").decode()
+    """Escapes characters that UTF-8 or C++ can't hold, and leaves out the middle of a long text."""
+    text = text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
     if len(text.encode()) > MOST_WORDS:
         head, tail = text.encode()[: MOST_WORDS * 3 // 4], text.encode()[-MOST_WORDS // 5 :]
         text = f"{head.decode(errors='ignore')} … {tail.decode(errors='ignore')}"
@@ -80,10 +80,17 @@ def end_by(error: BaseException | None) -> End:
         return End(f"{words_of(error)}{killed}{advice}", bool(lost))
     if error.code is None or error.code == 0:
         return GOOD_ORDER
-    code = error.code if isinstance(error.code, int) else repr(error.code)
+    code = error.code if isinstance(error.code, int) else _repr(error.code)
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     after = f" after {words_of(before)}" if before is not None else ""
     return End(_cut(f"sys.exit({code})" + after) + killed, bool(killed))
+
+
+def _repr(code: object) -> str:
+    try:
+        return repr(code)
+    except Exception:
+        return f"<{type(code).__name__} without words>"
 
 
 def _killed_below(error: BaseException) -> str:

@@ -195,20 +195,34 @@ def _rendezvous() -> Store:
 
 
 def _locate(rank: int, world_size: int, meeting: Meeting) -> Place:
-    """Ranks per host: LOCAL_WORLD_SIZE; where it is absent, the ranks tell each other on which host they are."""
-    local = environment.read_int("LOCAL_WORLD_SIZE", 0)
-    if not local:
-        meeting.tell(f"host/{rank}", name=_host_identity())
-        hosts = [text_of(meeting.ask(f"host/{other}", f"Rank {other}"), "name") for other in range(world_size)]
-        local = hosts.count(hosts[0])
-        if hosts != [host for host in dict.fromkeys(hosts) for _ in range(local)]:
-            raise ConfigError(
-                "Every host must have equally many ranks, numbered one after the other: set LOCAL_WORLD_SIZE. Under "
-                "Slurm: srun --ntasks-per-node=N --distribution=block. [BG908]"
-            )
-    if local < 1 or world_size % local:
-        raise ConfigError(f"LOCAL_WORLD_SIZE={local} does not divide WORLD_SIZE={world_size}. [BG908]")
-    return Place(rank, world_size, local)
+    """Ranks per host, as rank 0 says: its LOCAL_WORLD_SIZE; where that is absent, the ranks tell it on which host they
+    are. The environment of another rank alone can't be asked: it may be about a former world."""
+    mine = environment.read_int("LOCAL_WORLD_SIZE", 0)
+    meeting.tell(f"host/{rank}", name=_host_identity())
+    if rank == 0:
+        local = mine or _count_hosts(world_size, meeting)
+        if local < 1 or world_size % local:
+            raise ConfigError(f"LOCAL_WORLD_SIZE={local} does not divide WORLD_SIZE={world_size}. [BG908]")
+        meeting.tell("local", size=local)
+        return Place(rank, world_size, local)
+    told = meeting.ask("local", "Rank 0").get("size")
+    if not isinstance(told, int) or told < 1 or world_size % told or mine not in (0, told):
+        raise ConfigError(
+            f"LOCAL_WORLD_SIZE={mine or ''} of rank {rank}, but rank 0 counts {told!r:.20} ranks on each host: set the "
+            "same on all ranks. [BG908]"
+        )
+    return Place(rank, world_size, told)
+
+
+def _count_hosts(world_size: int, meeting: Meeting) -> int:
+    hosts = [text_of(meeting.ask(f"host/{other}", f"Rank {other}"), "name") for other in range(world_size)]
+    local = hosts.count(hosts[0])
+    if hosts != [host for host in dict.fromkeys(hosts) for _ in range(local)]:
+        raise ConfigError(
+            "Every host must have equally many ranks, numbered one after the other: set LOCAL_WORLD_SIZE. Under "
+            "Slurm: srun --ntasks-per-node=N --distribution=block. [BG908]"
+        )
+    return local
 
 
 def _host_identity() -> str:

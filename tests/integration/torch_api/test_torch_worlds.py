@@ -84,9 +84,13 @@ class Processes:
         self.processes: list[forking.ForkedProcess] = []
         self._connections: list[Connection] = []
 
-    def add(self, number: int) -> None:
+    def add(self, number: int, launched: bool = False) -> None:
+        """``launched``: a launcher has told them their places, as ranks of one host."""
         environment = {**os.environ, "XDG_RUNTIME_DIR": str(self._runtime), "BAGUA_STATE_DIR": str(self._folder)}
-        for _ in range(number):
+        for rank in range(number):
+            if launched:
+                place = {"RANK": rank, "WORLD_SIZE": number, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": number}
+                environment |= {name: str(value) for name, value in place.items()}
             arguments = json.dumps({"address": str(self._listener.address)})
             result = self._folder / f"result-{len(self.processes)}"
             with (self._folder / "output").open("ab") as output:
@@ -180,6 +184,14 @@ def test_further_worlds_have_the_cluster_of_the_first(processes: Processes) -> N
     assert processes.begin([1, 3, 0, 2])() == first
     assert processes.begin([3, 2])() == first
     assert processes.clusters() == clusters
+
+
+def test_ranks_that_a_launcher_started_change_places(processes: Processes) -> None:
+    """The environment of the one that keeps its own is right, and that of the others is not."""
+    processes.add(3, launched=True)
+    first = processes.begin([0, 1, 2], "torch.distributed")()
+    assert processes.begin([2, 1, 0], "torch.distributed")() == first
+    assert processes.begin([0, 2, 1], "torch.distributed")() == first
 
 
 def test_a_cluster_ends_with_the_last_process_that_used_it(processes: Processes) -> None:
