@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -33,6 +33,7 @@ from bagua.torch_api.comm.transfer import ReduceOp
 from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.train.parameters import shared_state
 from bagua.torch_api.train.runner import Runner
+from bagua.torch_api.train.wrapping import Wrapped
 
 LOG = logging.getLogger("bagua")
 
@@ -55,14 +56,6 @@ class Difference(NamedTuple):
     ranks: tuple[int, ...]
     names: tuple[str, ...]
     share: float
-
-
-class Wrapped(Protocol):
-    """The model whose replicas are compared."""
-
-    module: torch.nn.Module
-    parameters_to_ignore: frozenset[str]
-    check_replicas: CheckReplicas
 
 
 class ReplicaCheck:
