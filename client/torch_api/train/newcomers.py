@@ -32,9 +32,10 @@ class Newcomers:
         self._module = module
         self._ignored = ignored
         self._known = set(known)
-        self._frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
+        self._find_frozen()
         self._passes = 0
         self._registered = False
+        self._counts: set[int] = set()  # of gradients in a pass
 
     def watch(self) -> list[Any]:
         """Hooks of the process. Returns what removes them."""
@@ -64,11 +65,22 @@ class Newcomers:
         if self._registered:
             self._refuse()
 
+    def refuse_unlike(self, gradients: int) -> None:
+        """At the end of a pass that has brought so many gradients. If none has brought as many, a parameter may have
+        been replaced by one that nothing told of, as in ``layer._parameters``."""
+        if gradients not in self._counts:
+            self._counts.add(gradients)
+            self._refuse()
+
+    def _find_frozen(self) -> None:
+        self._frozen = [one for one in self._module.parameters() if not (one.requires_grad or one in self._known)]
+
     @property
     def _thawed(self) -> bool:
         return any(parameter.requires_grad for parameter in self._frozen)
 
     def _look(self) -> str | None:
+        self._find_frozen()
         if any(parameter not in self._known for parameter in self._module.parameters() if parameter.requires_grad):
             for name, parameter in trainable_parameters(self._module, self._ignored):
                 if parameter not in self._known:

@@ -29,7 +29,7 @@ SYNC = "require_backward_grad_sync"
 
 class BackwardPasses:
     """The part of ``DistributedModel`` that hooks of autograd call. ``_on_backward_end``: the algorithm's hook.
-    ``_synced``: the present pass, or the last one, is exchanged. ``_accumulated``: a gradient has come in it.
+    ``_synced``: the present pass, or the last one, is exchanged. ``_accumulated``: so many gradients have come in it.
     ``_begun``: a forward pass in training has begun the step of the next one that is exchanged. ``_begins_after_step``:
     see ``_exchange_pass``."""
 
@@ -45,7 +45,7 @@ class BackwardPasses:
     _sparse: SparseGradients | None
     _pass: BackwardPass | None
     _synced: bool
-    _accumulated: bool
+    _accumulated: int
     _begun: bool
     _begins_after_step: bool
     _newcomers: Newcomers
@@ -107,7 +107,7 @@ class BackwardPasses:
     ) -> None:
         if self._pass is None or not self._pass.alive():
             self._begin_pass()
-        self._accumulated = True
+        self._accumulated += 1
         if self._synced:
             on_gradient(name, parameter)
 
@@ -115,7 +115,7 @@ class BackwardPasses:
         if self._pass is not None:
             self._abandon_pass()
         self._newcomers.refuse()
-        self._accumulated = False
+        self._accumulated = 0
         self._synced = self.require_backward_grad_sync
         if self._reducer is not None:
             self._reducer.weigh()
@@ -131,6 +131,7 @@ class BackwardPasses:
         self._pass = None
         if self._synced:
             self._exchange_pass()
+        self._newcomers.refuse_unlike(self._accumulated)
         self._tracer.backward(self, begin=False, synchronised=self._synced)
         if self._trimmer is not None:
             self._trimmer.after_pass()
@@ -141,7 +142,7 @@ class BackwardPasses:
         its result at once, before the pass ends. Where gradients are exchanged, hooks of the pass have begun with it,
         so what begins there, such as the end of a warm-up, does so after the optimizer's step. ``autograd.grad``, which
         one rank may call alone, begins nothing."""
-        late, self._begun = self._accumulated and not self._begun, False
+        late, self._begun = self._accumulated > 0 and not self._begun, False
         if late and self.exchanged == WEIGHT:
             self._begin_late()
         self._finish_exchange()
