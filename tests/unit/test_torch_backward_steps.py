@@ -12,7 +12,7 @@ from bagua.algorithms import AllReduce, Plan
 from bagua.base.errors import BaguaError
 from bagua.torch_api.join.connection import Place, Times
 from bagua.torch_api.train.backward_steps import BackwardSteps, SteppingReducer
-from bagua.torch_api.train.gradients import GradientBucket
+from bagua.torch_api.train.gradients import GradientBucket, GradientHook
 
 
 class Copy:
@@ -69,7 +69,7 @@ class Trained:
         self.seen: list[list[int]] = []
         for number, layer in enumerate(self.layers):
             layer.weight.register_post_accumulate_grad_hook(
-                lambda parameter, name=str(number): self.after_gradient(name, parameter)
+                GradientHook(lambda parameter, name=str(number): self.after_gradient(name, parameter))
             )
 
     def after_gradient(self, name: str, parameter: Any) -> None:
@@ -131,7 +131,7 @@ def test_a_second_gradient_after_the_result_is_told() -> None:
     trained.backward(0)
     trained.optimizer.step()
     again = trained.layers[0].weight.register_post_accumulate_grad_hook(
-        lambda _: trained.reducer.mark_ready("2", trained.layers[2].weight)
+        GradientHook(lambda _: trained.reducer.mark_ready("2", trained.layers[2].weight))
     )
     with pytest.raises(BaguaError, match="use_reentrant=False"):
         trained.backward(1)

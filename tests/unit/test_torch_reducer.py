@@ -18,7 +18,7 @@ from bagua.algorithms.plan import GRADIENT
 from bagua.torch_api.join.connection import Place, Times
 from bagua.torch_api.train.backward_pass import BackwardPass
 from bagua.torch_api.train.earlier_results import EarlierResults
-from bagua.torch_api.train.gradients import GradientBucket, GradientReducer, scale_gradients
+from bagua.torch_api.train.gradients import GradientBucket, GradientHook, GradientReducer, scale_gradients
 
 
 class Meeting:
@@ -112,7 +112,7 @@ class Replica:
             if self.earlier is not None:
                 self.earlier.watch(parameter)
             parameter.register_post_accumulate_grad_hook(
-                lambda p, n=name: self.reducer.mark_ready(n, p) if self.synchronises else None
+                GradientHook(lambda p, n=name: self.reducer.mark_ready(n, p) if self.synchronises else None)
             )
 
     def gradient(self, layer: int) -> torch.Tensor | None:

@@ -21,6 +21,7 @@ step to be reduced again.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -99,6 +100,21 @@ class Entry:
         if gradient.layout is not torch.strided:
             raise sparse_gradient(self.name, gradient)
         refuse_changed(self.name, self.parameter, self.view)
+
+
+class GradientHook(functools.partial[None]):
+    """Our hook at a parameter, of those that torch calls when a gradient is complete."""
+
+
+def may_change(parameter: torch.Tensor) -> bool:
+    """Whether a hook that the program has registered after ours gets this gradient next."""
+    hooks = parameter._post_accumulate_grad_hooks  # private: a habit tells when it moves
+    return bool(hooks) and not isinstance(next(reversed(hooks.values())), GradientHook)
+
+
+def version_of(gradient: torch.Tensor | None) -> int:
+    """A number that is another one when the gradient has been changed."""
+    return 0 if gradient is None or gradient.is_inference() else gradient._version
 
 
 def sparse_gradient(name: str, gradient: torch.Tensor) -> NotImplementedError:
@@ -268,6 +284,8 @@ def scale_gradients(parameters: Iterable[torch.Tensor], factor: float) -> None:
 
 
 Rearrange = Callable[[list[str]], Sequence[GradientBucket] | None]
+Arrivals = dict[str, tuple[torch.Tensor | None, int]]
+"""Parameters in the order in which their gradients came, with these and their versions."""
 
 
 class GradientReducer:
@@ -293,7 +311,7 @@ class GradientReducer:
         self._earlier = earlier
         self.use(buckets)
         self._rearrange = rearrange
-        self._arrivals: list[str] = []  # of the first pass, while it is recorded
+        self._arrivals: Arrivals = {}  # of the first pass, while it is recorded
         self._on_finished = on_finished
         self._clock = clock
         self._early = True  # submit before the end of the pass
@@ -328,7 +346,7 @@ class GradientReducer:
         if entry.ready and self._order.started > self.buckets.index(bucket):
             self._again = True
             return
-        if entry.alone:
+        if entry.alone and self._early and not may_change(parameter):
             entry.stage()
         if entry.ready:
             return
@@ -340,7 +358,7 @@ class GradientReducer:
             return
         if (sink := WATCH.sink) is not None:
             sink.ready(bucket.name)
-        if self._early:
+        if self._early and not may_change(parameter):
             self._order.start_full(len(self.buckets) - 1)
 
     def touch(self) -> None:
@@ -366,15 +384,18 @@ class GradientReducer:
             self.touch()
         if not entry.ready:
             entry.ready = True
-            self._arrivals.append(entry.name)
         elif not self._repeatable:
             self._early = False  # a second gradient: there will be one in later passes, too
+        self._arrivals[entry.name] = entry.parameter.grad, version_of(entry.parameter.grad)
 
     def _end_recording(self, rearrange: Rearrange) -> None:
         """All gradients of the first pass are there: they go into buckets that have their order."""
         self._rearrange = None
-        arrivals, self._arrivals = self._arrivals, []
-        buckets = rearrange(arrivals)
+        arrivals, self._arrivals = self._arrivals, {}
+        for name, (gradient, version) in arrivals.items():
+            if self._entries[name].parameter.grad is not gradient or version_of(gradient) != version:
+                self._early = False  # hooks of the program have changed it later than ours came, and will do so again
+        buckets = rearrange(list(arrivals))
         if buckets is not None:
             self.use(buckets)
         for name in arrivals:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, cast
@@ -33,13 +35,14 @@ from bagua.torch_api.train.buffers import BufferBroadcast
 from bagua.torch_api.train.dataflow import adds_up
 from bagua.torch_api.train.earlier_results import EarlierResults
 from bagua.torch_api.train.execution import join_all
-from bagua.torch_api.train.gradients import GradientReducer
+from bagua.torch_api.train.gradients import GradientHook, GradientReducer
 from bagua.torch_api.train.guest import Guest
 from bagua.torch_api.train.lbfgs_loss import average_losses
 from bagua.torch_api.train.model_renewal import ModelRenewal
 from bagua.torch_api.train.model_state import ModelState
 from bagua.torch_api.train.module_hook import Mark, ModuleHook, beside_graphs
 from bagua.torch_api.train.newcomers import Newcomers
+from bagua.torch_api.train.optimizer_code import make_hookable
 from bagua.torch_api.train.optimizer_state import broadcast_optimizers
 from bagua.torch_api.train.parameters import ignored_names, trainable_parameters, with_sparse_gradients
 from bagua.torch_api.train.recorder import recorder_of
@@ -112,6 +115,8 @@ class DistributedModel(Mark, ShadowedModel):
         self.bagua_optimizers: list[torch.optim.Optimizer] = (
             list(optimizers) if isinstance(optimizers, Iterable) else [optimizers]
         )
+        for optimizer in self.bagua_optimizers:
+            make_hookable(optimizer)
         self.gradient_as_bucket_view = gradient_as_bucket_view
         self.find_unused_parameters = find_unused_parameters
         self.broadcast_buffers = broadcast_buffers
@@ -137,11 +142,13 @@ class DistributedModel(Mark, ShadowedModel):
         self._closed = False
         self._pass: BackwardPass | None = None
         self._synced = True
-        self._accumulated = self._begun = self._begins_after_step = False
+        self._accumulated = 0
+        self._begun = self._begins_after_step = False
         self._reducer: GradientReducer | None = None
         self._sparse: SparseGradients | None = None
         self._tracer = self._session.keep(Tracer)
         self._tracer.add(self)
+        _MODELS.add(self)
         self.bagua_algorithm: AlgorithmImpl = AlgorithmImpl(self.process_group)
         self._recorder = recorder_of(self, self._session, len(self.process_group.hosts))
         self._steps = self._new_steps() if step_in_backward else None
@@ -306,12 +313,12 @@ class DistributedModel(Mark, ShadowedModel):
         self._handles += self._newcomers.watch()
         if self._sparse is not None:
             for name, parameter in self.trained_beside_buckets():
-                hook = functools.partial(self._after_gradient, self._sparse.note, name)
+                hook = GradientHook(self._after_gradient, self._sparse.note, name)
                 add(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
         for name, parameter in parameters:
             if self._adding:
                 self._handles += self._earlier_results.watch(parameter)
-            hook = functools.partial(self._after_gradient, on_gradient, name)
+            hook = GradientHook(self._after_gradient, on_gradient, name)
             add(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
     def _watch_optimizers(self) -> None:
@@ -343,11 +350,7 @@ class DistributedModel(Mark, ShadowedModel):
         keepers(self._session).forget(self._state)
         if self._session.elastic:
             units(self._session).admission.forget(self._state)
-        self._remove_hooks()
-        for handle in self._optimizer_handles:
-            handle.remove()
-        if self._steps is not None:
-            self._steps.close()
+        self._let_go()
         if self._tuner is not None:
             self._tuner.close()
         if alone:
@@ -357,6 +360,19 @@ class DistributedModel(Mark, ShadowedModel):
             self._release()
         self._renewal.end()
         self._remove_hooks()  # it may have begun anew meanwhile
+
+    def _let_go(self) -> None:
+        """Module and optimizers are ordinary ones."""
+        self._remove_hooks()
+        for handle in self._optimizer_handles:
+            handle.remove()
+        if self._steps is not None:
+            self._steps.close()
+
+    def become_ordinary(self) -> None:
+        """In a forked child: the module is a copy of the child's own, with which it may do what it likes."""
+        self._closed = True
+        self._let_go()
 
     def _release(self) -> None:
         """Memory and communicators go back, once operations are over. Where ranks are not in step (on communicators of
@@ -393,7 +409,11 @@ class DistributedModel(Mark, ShadowedModel):
             return
         if self.uneven is not None:
             self.uneven.tell(self, Event.FORWARD if self.require_backward_grad_sync else Event.FORWARD_UNSYNCED)
-        self._begin_step(inputs)
+        if torch.is_inference_mode_enabled():  # memory that is made here is written in training, too
+            with torch.inference_mode(False), torch.no_grad():
+                self._begin_step(inputs)
+        else:
+            self._begin_step(inputs)
         self._begun = self._begun or (torch.is_grad_enabled() and self.require_backward_grad_sync)
         self._tracer.forward(self, begin=True)
 
@@ -539,6 +559,17 @@ class DistributedModel(Mark, ShadowedModel):
 
     def settle(self, meanwhile: Callable[[], None], finish: Callable[[], None]) -> None:
         settle(self._runner, self._layout, meanwhile, finish)
+
+
+_MODELS: weakref.WeakSet[DistributedModel] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for model in list(_MODELS):
+        model.become_ordinary()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def join_models(

@@ -11,6 +11,13 @@ from typing import Any
 import torch
 
 
+def make_hookable(optimizer: torch.optim.Optimizer) -> None:
+    """Gives an optimizer that has not called ``Optimizer.__init__``, as many wrappers of others do, what registers and
+    calls hooks: as torch does it for one that was pickled by a version without them."""
+    if isinstance(optimizer, torch.optim.Optimizer) and not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        torch.optim.Optimizer.__setstate__(optimizer, {"defaults": getattr(optimizer, "defaults", {})})
+
+
 class Exchange:
     """Puts other parameters, and their states, into an optimizer's groups, and back."""
 

@@ -8,7 +8,7 @@ from typing import Any
 from bagua.torch_api.join.connection import Times
 from bagua.torch_api.train.bucket_layout import ModelBuckets
 from bagua.torch_api.train.execution import AllIn
-from bagua.torch_api.train.gradients import GradientBucket, GradientReducer, Rearrange, scale_gradients
+from bagua.torch_api.train.gradients import Arrivals, GradientBucket, GradientReducer, Rearrange, scale_gradients
 from bagua.torch_api.train.runner import Runner
 
 
@@ -31,7 +31,7 @@ class RepeatingReducer(GradientReducer):
         self._layout = layout
         self._may_start_early = True
         self._sent: AllIn | None = None  # the last bucket has been submitted, with the flags
-        self._recorded: tuple[Rearrange, list[str]] | None = None
+        self._recorded: tuple[Rearrange, Arrivals] | None = None
         runner.session.renew_with(self)
 
     def renew(self) -> None:
@@ -85,7 +85,7 @@ class RepeatingReducer(GradientReducer):
         return self._runner.all_in
 
     def _end_recording(self, rearrange: Rearrange) -> None:
-        self._recorded = rearrange, list(self._arrivals)
+        self._recorded = rearrange, dict(self._arrivals)
         super()._end_recording(rearrange)
 
     def _start_over(self) -> None:
@@ -95,7 +95,7 @@ class RepeatingReducer(GradientReducer):
             bucket.unstage()
         self._order.started = 0
         if self._recorded is not None:
-            self._rearrange, self._arrivals = self._recorded[0], list(self._recorded[1])
+            self._rearrange, self._arrivals = self._recorded[0], dict(self._recorded[1])
             self._layout.forget_arrival()
             for bucket in self.buckets:
                 bucket.pending = len(bucket.entries)

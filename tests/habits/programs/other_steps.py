@@ -86,6 +86,18 @@ def freezes_statistics(by: Way) -> Found:
 
 
 @habit(kind=2)
+def samples_in_inference_mode(by: Way) -> Found:
+    """Dropout stays on: a model in train mode under ``inference_mode``, before the first step and between others."""
+    net, optimizer = with_statistics()
+    model = by.wrap(net, optimizer, broadcast_buffers=True)
+    for number in range(3):
+        with torch.inference_mode():
+            model(by.batch(20 + number))
+        step(by, model, optimizer, number)
+    return {"weights": parameters(net)}
+
+
+@habit(kind=2)
 def evaluates_on_one_rank(by: Way) -> Found:
     """Rank 0 alone evaluates, in evaluation mode and in train mode."""
     net, optimizer = mlp()
@@ -402,6 +414,35 @@ def replaces_a_parameter_past_the_module(by: Way) -> Found:
     def change(net: Any, optimizer: torch.optim.Optimizer) -> None:
         net[2]._parameters["weight"] = nn.Parameter(net[2].weight.detach() * 0.9)
         optimizer.param_groups[0]["params"][2] = net[2].weight
+
+    return told_or_right(by, change)
+
+
+@habit(kind=2, oracle=False, only=NOT_EXCHANGED)
+def overwrites_parameters(by: Way) -> Found:
+    """A change of dtype makes new parameters, where torch is told to: none of those that there were gets a gradient."""
+
+    def change(net: Any, optimizer: torch.optim.Optimizer) -> None:
+        torch.__future__.set_overwrite_module_params_on_conversion(True)
+        try:
+            net.double().float()
+        finally:
+            torch.__future__.set_overwrite_module_params_on_conversion(False)
+        optimizer.param_groups[0]["params"] = list(net.parameters())
+
+    return told_or_right(by, change)
+
+
+@habit(kind=2, oracle=False, only=NOT_EXCHANGED)
+def thaws_what_it_adds(by: Way) -> Found:
+    """A new head is frozen for some steps."""
+
+    def change(net: Any, optimizer: torch.optim.Optimizer) -> None:
+        torch.manual_seed(by.rank)
+        net[2] = nn.Sequential(net[2], nn.Linear(2, 2).requires_grad_(False))
+        optimizer.add_param_group({"params": net[2][1].parameters()})
+        train(by, net, optimizer, 2)
+        net[2][1].requires_grad_(True)
 
     return told_or_right(by, change)
 

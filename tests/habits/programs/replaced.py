@@ -45,6 +45,53 @@ def replaces_gradients(by: Way) -> Found:
     return passes(by, clip)
 
 
+def wide() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """[*, 4] -> [*, 2], with a weight that is staged by itself."""
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Linear(4, 160), nn.Tanh(), nn.Linear(160, 160), nn.Tanh(), nn.Linear(160, 2))
+    return net, torch.optim.SGD(net.parameters(), lr=0.1)
+
+
+@habit(kind=1)
+def changes_gradients_when_they_are_complete(by: Way) -> Found:
+    """Hooks at complete gradients, some from after the model was wrapped, and one that comes and goes."""
+
+    def clip(one: Any) -> None:
+        one.grad.data.clamp_(-0.001, 0.001)
+
+    def replace(one: Any) -> None:
+        one.grad = one.grad.sign() * 0.01
+
+    net, optimizer = wide()
+    net[0].weight.register_post_accumulate_grad_hook(clip)
+    model = by.wrap(net, optimizer)
+    net[2].weight.register_post_accumulate_grad_hook(clip)
+    net[0].bias.register_post_accumulate_grad_hook(replace)
+    train(by, model, optimizer, 2)
+    handles = [one.register_post_accumulate_grad_hook(clip) for one in net.parameters()]
+    train(by, model, optimizer, 2)
+    for handle in handles:
+        handle.remove()
+    train(by, model, optimizer, 2)
+    return {"gradients": gradients(net), "weights": weights(net)}
+
+
+@habit(kind=1)
+def changes_gradients_behind_their_nodes(by: Way) -> Found:
+    """Hooks of the nodes that accumulate gradients."""
+
+    def clip(one: Any) -> None:
+        one.grad.clamp_(-0.001, 0.001)
+
+    net, optimizer = wide()
+    nodes = [one.expand_as(one).grad_fn.next_functions[0][0] for one in net.parameters()]
+    for node, one in zip(nodes, net.parameters(), strict=True):
+        node.register_hook(lambda *_, one=one: clip(one))
+    model = by.wrap(net, optimizer)
+    train(by, model, optimizer, 4)
+    return {"gradients": gradients(net), "weights": weights(net)}
+
+
 @habit(kind=1)
 def swaps_gradients(by: Way) -> Found:
     """Two parameters of one shape change theirs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import torch
@@ -236,6 +237,38 @@ def uses_another_optimizer(by: Way) -> Found:
     train(by, model, other, 2)
     other.load_state_dict(other.state_dict())
     train(by, model, other, 2)
+    return {"weights": weights(net)}
+
+
+class Lookahead(torch.optim.Optimizer):
+    """As it is found in repositories: ``Optimizer.__init__`` is not called."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.param_groups = optimizer.param_groups
+        self.state = collections.defaultdict(dict)
+        self.count = 0
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        loss = self.optimizer.step(closure)
+        self.count += 1
+        for one in self.param_groups[0]["params"] if self.count % 2 else ():
+            slow = self.state[one].setdefault("slow", one.detach().clone())
+            slow += 0.5 * (one.detach() - slow)
+            one.data.copy_(slow)
+        return loss
+
+
+@habit(kind=1)
+def steps_through_a_wrapper(by: Way) -> Found:
+    """An optimizer around another one."""
+    net, optimizer = mlp()
+    wrapper = Lookahead(optimizer)
+    model = by.wrap(net, wrapper)
+    train(by, model, wrapper, 4)
     return {"weights": weights(net)}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.multiprocessing
-from habits.case import Found, Way, gradients, habit, mlp, step, train, weights
+from habits.case import Found, Plain, Way, gradients, habit, mlp, step, train, weights
 from torch import Tensor
 
 
@@ -62,6 +62,33 @@ def is_forked(by: Way) -> Found:
     same = [torch.equal(*pair) for pair in zip(before, [*weights(net), *gradients(net)], strict=True)]
     train(by, model, optimizer)
     return {"same": all(same), "weights": weights(net)}
+
+
+@habit(kind=1, oracle=False, without=("backend",))
+def trains_in_a_child(by: Way) -> Found:
+    """A forked child trains its copy, as workers of A3C do. (Under DDP it waits for ever.)"""
+    net, optimizer = mlp()
+    model = by.wrap(net, optimizer)
+    step(by, model, optimizer, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads beside a fork
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            torch.set_num_threads(1)
+            plain = Plain(by, net)
+            plain.ranks = range(by.rank, by.rank + 1)
+            for number in range(2):
+                step(by, net, optimizer, number)
+                plain.step(lambda net, x: net(x).square().mean(), number)
+            code = 0 if plain.agrees(net) else 2
+        finally:
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    train(by, model, optimizer)
+    same = all(torch.allclose(by.mean(one), one, atol=1e-6) for one in net.parameters())
+    return {"code": code == 0, "same": same} if by.exact else {"code": code == 0}
 
 
 @habit(kind=1)
