@@ -75,8 +75,8 @@ std::string Circle::describe(const std::vector<Wait>& circle) {
             " for rank " + std::to_string(next.rank);
   }
   return text +
-         ". All ranks must call the same operations in the same order. If they have different numbers of batches, "
-         "bagua.join lets them [BG502]";
+         ". All ranks must call the same operations in the same order. "
+         "If they have different numbers of batches, train inside of bagua.join(model) [BG502]";
 }
 
 }  // namespace bagua
