@@ -28,8 +28,8 @@ import torch
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore
 
-from _bagua_autoload import NAME
 from bagua.base.errors import ConfigError
+from bagua.c10d.names import NAME
 from bagua.torch_api.comm.communicator import Communicator
 
 LOG = logging.getLogger("bagua")

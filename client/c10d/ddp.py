@@ -18,10 +18,10 @@ from torch import distributed
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
-from _bagua_autoload import NAME
 from bagua.base.algorithm_choice import VARIABLE
 from bagua.base.errors import BaguaError, ConfigError
 from bagua.c10d import bucket_memory
+from bagua.c10d.names import NAME
 from bagua.torch_api.train.ddp_hook import hook_named
 from bagua.torch_api.train.wrapping import IN_DDP
 

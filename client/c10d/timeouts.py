@@ -9,8 +9,8 @@ from typing import Any
 from torch import distributed
 from torch.distributed import distributed_c10d
 
-from _bagua_autoload import NAME
 from bagua.c10d import native
+from bagua.c10d.names import NAME
 
 
 def install() -> None:

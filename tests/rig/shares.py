@@ -77,5 +77,12 @@ def scheduler(config: Any, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return share_of(nodeid)
 
+        def _reschedule(self, node: Any) -> None:
+            # Of a process that crashed, xdist 3.8 hands on all shares, also those that are done. A process that got one
+            # would wait for its tests without end.
+            for share in [name for name, tests in self.workqueue.items() if all(tests.values())]:
+                del self.workqueue[share]
+            super()._reschedule(node)
+
     config.option.loadscopereorder = False
     return Sharing(config, log)

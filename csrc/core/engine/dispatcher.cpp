@@ -91,7 +91,7 @@ bool Dispatcher::take_all() {
   for (const GenerationState::Local& local : state_->locals()) {
     Operation operation;
     Status status;
-    while (RankTable::take(local.port, &operation, &status)) {
+    while (RankTable::take(local.port.get(), &operation, &status)) {
       worked = true;
       operation.rank = local.rank;
       handle(std::move(operation), &touched);

@@ -19,7 +19,7 @@ int lost_host(const Membership& membership, const Loss& loss) {
 
 GenerationState::GenerationState(JobState* job, Membership membership, const GenerationState* last)
     : job_(job), membership_(std::move(membership)) {
-  const std::vector<Port*> ports = job_->ranks().ports(membership_.local_members());
+  const std::vector<std::shared_ptr<Port>> ports = job_->ranks().ports(membership_.local_members());
   for (size_t i = 0; i < ports.size(); ++i) locals_.push_back({membership_.local_ranks()[i], ports[i]});
   for (size_t host = 0; host < membership_.hosts.size(); ++host) {
     stream_verdicts_.push_back(std::make_shared<StreamVerdict>());

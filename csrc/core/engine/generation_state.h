@@ -27,7 +27,7 @@ class GenerationState {
  public:
   struct Local {
     int rank;
-    Port* port;
+    std::shared_ptr<Port> port;  // also of a generation that has ended, which a request may still hold
   };
 
   // The job has ports for the local members. `last`: the generation before; nullptr: there was none.

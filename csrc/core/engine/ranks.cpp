@@ -13,8 +13,8 @@ namespace bagua {
 
 namespace {
 
-std::unique_ptr<Port> make_port(int member, const Tokens& tokens) {
-  auto port = std::make_unique<Port>();
+std::shared_ptr<Port> make_port(int member, const Tokens& tokens) {
+  auto port = std::make_shared<Port>();
   port->member = member;
   for (const auto& [owner, token] : tokens) {
     if (owner == member) port->token = token;
@@ -41,35 +41,35 @@ std::vector<int> RankTable::regroup(const std::vector<int>& members, const Token
   return gone;
 }
 
-std::vector<Port*> RankTable::ports(const std::vector<int>& members) const {
+std::vector<std::shared_ptr<Port>> RankTable::ports(const std::vector<int>& members) const {
   const Lock lock(mutex_);
-  std::vector<Port*> found;
+  std::vector<std::shared_ptr<Port>> found;
   for (const int member : members) found.push_back(find(member));
   return found;
 }
 
-Port* RankTable::find(int member) const {
+std::shared_ptr<Port> RankTable::find(int member) const {
   for (const auto& port : ports_) {
-    if (port->member == member) return port.get();
+    if (port->member == member) return port;
   }
   return nullptr;
 }
 
 Phase RankTable::phase(int member) const {
   const Lock lock(mutex_);
-  const Port* port = find(member);
+  const std::shared_ptr<Port> port = find(member);
   return port == nullptr ? Phase::kAbsent : port->phase.load(std::memory_order_acquire);
 }
 
 pid_t RankTable::pid(int member) const {
   const Lock lock(mutex_);
-  const Port* port = find(member);
+  const std::shared_ptr<Port> port = find(member);
   return port == nullptr ? 0 : port->pid.load();
 }
 
 Status RankTable::join(uint32_t member, const uint8_t* token, pid_t pid, Fd* descriptor) {
   const Lock lock(mutex_);
-  Port* port = member > INT32_MAX ? nullptr : find(static_cast<int>(member));
+  const std::shared_ptr<Port> port = member > INT32_MAX ? nullptr : find(static_cast<int>(member));
   const std::string who = "rank " + std::to_string(member);
   if (port == nullptr || port->token.size() != kTokenBytes ||
       !equal_constant_time(port->token.data(), token, kTokenBytes)) {
@@ -93,7 +93,7 @@ Status RankTable::join(uint32_t member, const uint8_t* token, pid_t pid, Fd* des
 
 bool RankTable::set_phase(int member, Phase phase, const std::string& words) {
   const Lock lock(mutex_);
-  Port* port = find(member);
+  const std::shared_ptr<Port> port = find(member);
   if (port == nullptr) return false;
   if (port->phase.load() != Phase::kLeft) port->farewell = words;
   port->phase.store(phase, std::memory_order_release);

@@ -48,10 +48,10 @@ struct Port {
 class RankTable {
  public:
   // A generation begins with these local members, while none runs: makes ports for new ones, with their tokens. Returns
-  // the members that are not in it any more, whose ports are gone.
+  // the members that are not in it any more, whose ports go when no generation has them.
   std::vector<int> regroup(const std::vector<int>& members, const Tokens& tokens);
-  // Of these members, in this order. Valid until the next regroup().
-  std::vector<Port*> ports(const std::vector<int>& members) const;
+  // Of these members, in this order.
+  std::vector<std::shared_ptr<Port>> ports(const std::vector<int>& members) const;
 
   Phase phase(int member) const;
   // Makes the member's channel. kInvalid in words: it is unknown, the token is wrong, or it has joined before.
@@ -72,13 +72,13 @@ class RankTable {
   static void complete(const std::vector<Collective>& operations);
 
  private:
-  Port* find(int member) const REQUIRES(mutex_);
+  std::shared_ptr<Port> find(int member) const REQUIRES(mutex_);
   // The futex to wake, if the rank sleeps there.
   static std::atomic<uint32_t>* finish(const Operation& operation, int64_t started_ns, int64_t done_ns,
                                        Outcome outcome);
 
   mutable Mutex mutex_;
-  std::vector<std::unique_ptr<Port>> ports_ GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<Port>> ports_ GUARDED_BY(mutex_);
 };
 
 }  // namespace bagua
