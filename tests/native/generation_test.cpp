@@ -632,6 +632,31 @@ TEST(generations_that_can_not_follow) {
   EXPECT(fixed.engine(0).regroup({4, 0, {{0}}, {}}, {}).message().find("not elastic") != std::string::npos);
 }
 
+// A member asks the generation that ends while the channels of others go with it.
+TEST(memory_is_freed_while_members_go) {
+  Hosts hosts{{0, 1, 2, 3, 4, 5}};
+  const auto job = elastic_job(hosts);
+  Members ranks(job.get(), hosts);
+  std::atomic<bool> stop{false};
+  test::Threads askers;
+  askers.start([&stop, &client = ranks[0].client()] {
+    while (!stop.load()) {
+      ChannelClient::Allocation memory;
+      if (client.alloc(4096, &memory)) static_cast<void>(client.free_segment(memory.id));
+    }
+  });
+  for (uint64_t generation = 4; generation < 9; ++generation) {
+    ranks.kill(hosts[0].back());
+    hosts[0].pop_back();
+    await_suspended(&job->engine(0));
+    regroup(job.get(), generation, hosts);
+    ranks.enter();
+  }
+  stop.store(true);
+  askers.join();
+  ranks.each([](Rank& rank) { all_reduce(&rank); });
+}
+
 // Other threads use the engine while its generations change.
 TEST(questions_at_any_time) {
   const Hosts hosts{{0}, {1}};
