@@ -34,8 +34,8 @@ def run(
     show: Annotated[bool, typer.Option("--show", help="Tell what lies there, and when it ends.")] = False,
 ) -> None:
     """One certificate serves every role: copy DIR to each machine, pass --tls DIR to coordinator, daemons and CLI."""
-    from bagua.daemon.coordinator import rotation  # imports cryptography: not for --help
-    from bagua.daemon.coordinator.certs import VALID_DAYS, make_certificates
+    from bagua.daemon.coordinator.admin import rotation  # imports cryptography: not for --help
+    from bagua.daemon.coordinator.admin.certs import VALID_DAYS, make_certificates
 
     if sum((bool(host), bool(rotate), show)) != 1 or (renew and not host):
         raise ConfigError("Give --host (with or without --renew), --rotate, or --show. [BG103]")

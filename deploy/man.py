@@ -24,8 +24,8 @@ from typer.completion import get_completion_script
 import bagua
 from bagua.cli.app import app
 from bagua.daemon import certs
-from bagua.daemon.coordinator import maintenance
 from bagua.daemon.coordinator.__main__ import run as coordinator
+from bagua.daemon.coordinator.admin import maintenance
 from bagua.daemon.node.command_line import app as daemon
 
 COMPLETIONS = {

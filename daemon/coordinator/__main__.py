@@ -21,9 +21,9 @@ from bagua.base.disk import disk_words, ending_words
 from bagua.base.errors import ConfigError, ServiceError, UnavailableError
 from bagua.base.notify import Notifier
 from bagua.base.spelling import COMMAND_SETTINGS
-from bagua.daemon.coordinator.event_loop import EventLoop, collect_seldom
-from bagua.daemon.coordinator.server import Coordinator
-from bagua.daemon.coordinator.settings import Settings, make_settings
+from bagua.daemon.coordinator.admin.settings import Settings, make_settings
+from bagua.daemon.coordinator.host.event_loop import EventLoop, collect_seldom
+from bagua.daemon.coordinator.host.server import Coordinator
 from bagua.daemon.log_lines import LogFormat, configure_logging
 
 _PR_SET_PDEATHSIG = 1
@@ -196,7 +196,7 @@ def main() -> None:
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     if len(sys.argv) > 1 and sys.argv[1] in MAINTENANCE:
         # Imported here: a coordinator that serves needs neither these commands nor migrations.
-        from bagua.daemon.coordinator import maintenance
+        from bagua.daemon.coordinator.admin import maintenance
 
         maintenance.add_commands(app)
     else:

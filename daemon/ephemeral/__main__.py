@@ -74,7 +74,7 @@ def _run(starter: socket.socket, nnodes: int, nproc_per_node: int, admission: Ad
     try:
         with NodeProcess(state.path, admission) as node:
             # The coordinator's modules take longer than the start of the daemon, which goes on beside.
-            from bagua.daemon.coordinator.event_loop import EventLoop
+            from bagua.daemon.coordinator.host.event_loop import EventLoop
             from bagua.daemon.ephemeral.cluster import Cluster
 
             with asyncio.Runner(loop_factory=EventLoop) as runner:

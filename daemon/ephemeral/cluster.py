@@ -13,9 +13,9 @@ from bagua.base import leash
 from bagua.base.errors import ServiceError
 from bagua.base.scope import following
 from bagua.base.security import read_token
-from bagua.daemon.coordinator.server import Coordinator
-from bagua.daemon.coordinator.service import new_job_id
-from bagua.daemon.coordinator.settings import make_settings
+from bagua.daemon.coordinator.admin.settings import make_settings
+from bagua.daemon.coordinator.host.server import Coordinator
+from bagua.daemon.coordinator.use.service import new_job_id
 from bagua.daemon.ephemeral.admission import Admission
 from bagua.daemon.ephemeral.node_process import NodeProcess
 from bagua.daemon.ephemeral.users import Users, send

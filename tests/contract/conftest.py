@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An empty database of each kind."""
     if request.param == "sqlite":
-        from bagua.daemon.coordinator.database import sqlite_url
+        from bagua.daemon.coordinator.store.database import sqlite_url
 
         return sqlite_url(tmp_path / "bagua.db")
     url: str = request.getfixturevalue("postgres_url")
@@ -37,7 +37,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def open_database(database_url: str) -> Iterator[Callable[[], sa.Engine]]:
     """Opens the database; each call is another coordinator."""
-    from bagua.daemon.coordinator.database import open_engine
+    from bagua.daemon.coordinator.store.database import open_engine
 
     engines: list[sa.Engine] = []
 

@@ -14,14 +14,14 @@ import pytest
 import sqlalchemy as sa
 
 from bagua.base.errors import ConfigError
-from bagua.daemon.coordinator import models as m
-from bagua.daemon.coordinator.backup import back_up, restore
-from bagua.daemon.coordinator.check import check_database
-from bagua.daemon.coordinator.database import open_engine, read_only_url, sqlite_url
-from bagua.daemon.coordinator.domain import Change, Event, HostRecord, JobRecord, JobState, NodeRecord, Phase
-from bagua.daemon.coordinator.migrations import HEAD
-from bagua.daemon.coordinator.store import Store
-from bagua.daemon.coordinator.translate import checked_spec
+from bagua.daemon.coordinator.admin.backup import back_up, restore
+from bagua.daemon.coordinator.admin.check import check_database
+from bagua.daemon.coordinator.rules.domain import Change, Event, HostRecord, JobRecord, JobState, NodeRecord, Phase
+from bagua.daemon.coordinator.rules.translate import checked_spec
+from bagua.daemon.coordinator.store import models as m
+from bagua.daemon.coordinator.store.database import open_engine, read_only_url, sqlite_url
+from bagua.daemon.coordinator.store.migrations import HEAD
+from bagua.daemon.coordinator.store.store import Store
 from bagua.proto import common_pb2
 
 SPEC = checked_spec(common_pb2.JobSpec(name="name", entry="t.py", nnodes=1, nproc_per_node=2))

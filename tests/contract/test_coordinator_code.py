@@ -11,12 +11,12 @@ import sqlalchemy as sa
 
 from bagua.base.code_archive import PIECE_BYTES
 from bagua.base.errors import InvalidRequestError, NotFoundError, TooMuchError
-from bagua.daemon.coordinator.clock import ServiceClock
-from bagua.daemon.coordinator.code_archives import KEEP_S, CodeArchives
-from bagua.daemon.coordinator.domain import JobRecord, JobState
-from bagua.daemon.coordinator.store import Store
-from bagua.daemon.coordinator.translate import checked_spec
-from bagua.daemon.coordinator.worker import Worker
+from bagua.daemon.coordinator.rules.clock import ServiceClock
+from bagua.daemon.coordinator.rules.domain import JobRecord, JobState
+from bagua.daemon.coordinator.rules.translate import checked_spec
+from bagua.daemon.coordinator.store.store import Store
+from bagua.daemon.coordinator.store.worker import Worker
+from bagua.daemon.coordinator.use.code_archives import KEEP_S, CodeArchives
 from bagua.proto.common_pb2 import CodeArchive, JobSpec
 from bagua.proto.job_pb2 import PutCodeRequest
 

@@ -9,12 +9,12 @@ import pytest
 import sqlalchemy as sa
 
 from bagua.base.errors import ConflictError, InvalidRequestError, NotFoundError
-from bagua.daemon.coordinator.database import open_engine
-from bagua.daemon.coordinator.domain import Change, JobRecord, JobState
-from bagua.daemon.coordinator.listing import Listing, page
-from bagua.daemon.coordinator.migrations.upgrade import upgrade
-from bagua.daemon.coordinator.store import Store
-from bagua.daemon.coordinator.translate import checked_spec
+from bagua.daemon.coordinator.rules.domain import Change, JobRecord, JobState
+from bagua.daemon.coordinator.rules.translate import checked_spec
+from bagua.daemon.coordinator.store.database import open_engine
+from bagua.daemon.coordinator.store.listing import Listing, page
+from bagua.daemon.coordinator.store.migrations.upgrade import upgrade
+from bagua.daemon.coordinator.store.store import Store
 from bagua.proto import common_pb2
 
 LARGE = common_pb2.JobSpec(name="large", entry="t.py", args=["x" * 300_000], nnodes=2, nproc_per_node=3, is_module=True)

@@ -11,11 +11,11 @@ import sqlalchemy as sa
 from rig.desk import clocks
 
 from bagua.base.errors import UnavailableError
-from bagua.daemon.coordinator.batch import Batch
-from bagua.daemon.coordinator.database import open_engine
-from bagua.daemon.coordinator.domain import Change, Event, HostRecord, JobRecord, JobState, NodeRecord
-from bagua.daemon.coordinator.store import Store, Transaction
-from bagua.daemon.coordinator.translate import checked_spec
+from bagua.daemon.coordinator.rules.domain import Change, Event, HostRecord, JobRecord, JobState, NodeRecord
+from bagua.daemon.coordinator.rules.translate import checked_spec
+from bagua.daemon.coordinator.store.batch import Batch
+from bagua.daemon.coordinator.store.database import open_engine
+from bagua.daemon.coordinator.store.store import Store, Transaction
 from bagua.proto import common_pb2
 
 WAIT_S = 60.0

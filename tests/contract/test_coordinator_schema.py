@@ -10,13 +10,13 @@ import pytest
 import sqlalchemy as sa
 
 from bagua.base.errors import ConfigError, UnavailableError
-from bagua.daemon.coordinator import models
-from bagua.daemon.coordinator.database import open_engine
-from bagua.daemon.coordinator.domain import JobState
-from bagua.daemon.coordinator.migrations import HEAD, KNOWN
-from bagua.daemon.coordinator.migrations.upgrade import config, upgrade
-from bagua.daemon.coordinator.store import Store
-from bagua.daemon.coordinator.translate import checked_spec
+from bagua.daemon.coordinator.rules.domain import JobState
+from bagua.daemon.coordinator.rules.translate import checked_spec
+from bagua.daemon.coordinator.store import models
+from bagua.daemon.coordinator.store.database import open_engine
+from bagua.daemon.coordinator.store.migrations import HEAD, KNOWN
+from bagua.daemon.coordinator.store.migrations.upgrade import config, upgrade
+from bagua.daemon.coordinator.store.store import Store
 from bagua.proto import common_pb2
 
 

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from rig.desk import Desk, Time, at_work, clocks
 
 from bagua.base.errors import ConflictError, NotFoundError
-from bagua.daemon.coordinator.decide import apply, decide
-from bagua.daemon.coordinator.domain import (
+from bagua.daemon.coordinator.rules.decide import apply, decide
+from bagua.daemon.coordinator.rules.domain import (
     Change,
     Event,
     JobRecord,
@@ -27,11 +27,11 @@ from bagua.daemon.coordinator.domain import (
     RankState,
     Stored,
 )
-from bagua.daemon.coordinator.neighbours import RESYNC_S
-from bagua.daemon.coordinator.observe import observe
-from bagua.daemon.coordinator.options import Options
-from bagua.daemon.coordinator.store import Store, Transaction
-from bagua.daemon.coordinator.translate import checked_spec
+from bagua.daemon.coordinator.rules.neighbours import RESYNC_S
+from bagua.daemon.coordinator.rules.observe import observe
+from bagua.daemon.coordinator.rules.options import Options
+from bagua.daemon.coordinator.rules.translate import checked_spec
+from bagua.daemon.coordinator.store.store import Store, Transaction
 from bagua.proto import common_pb2, node_pb2
 
 OPTIONS = Options(lease_s=10, settle_s=1)

@@ -9,10 +9,10 @@ import pytest
 import sqlalchemy as sa
 
 from bagua.base.errors import ConflictError, InvalidRequestError, NotFoundError
-from bagua.daemon.coordinator.clock import ServiceClock
-from bagua.daemon.coordinator.store import Store
-from bagua.daemon.coordinator.tuning import Tuning
-from bagua.daemon.coordinator.worker import Worker
+from bagua.daemon.coordinator.rules.clock import ServiceClock
+from bagua.daemon.coordinator.store.store import Store
+from bagua.daemon.coordinator.store.worker import Worker
+from bagua.daemon.coordinator.use.tuning import Tuning
 from bagua.proto.common_pb2 import TuneDimension, TuneReply, TuneRequest, TuneStudy, TuneTrial
 
 SPACE = [TuneDimension(name="bucket_kib", choices=["256", "512", "1024"], ordered=True)]

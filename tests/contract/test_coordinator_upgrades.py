@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from bagua.daemon.coordinator.backup import restore
-from bagua.daemon.coordinator.check import check_database
-from bagua.daemon.coordinator.database import open_engine
-from bagua.daemon.coordinator.domain import JobState
-from bagua.daemon.coordinator.migrations import HEAD, KNOWN
-from bagua.daemon.coordinator.store import Store
+from bagua.daemon.coordinator.admin.backup import restore
+from bagua.daemon.coordinator.admin.check import check_database
+from bagua.daemon.coordinator.rules.domain import JobState
+from bagua.daemon.coordinator.store.database import open_engine
+from bagua.daemon.coordinator.store.migrations import HEAD, KNOWN
+from bagua.daemon.coordinator.store.store import Store
 
 DUMPS = {path.stem: path for path in sorted((Path(__file__).parent / "schemas").glob("*.sql"))}
 TOKENS = {"0008": {"ann": "", "host-7": "", "eve": ""}}

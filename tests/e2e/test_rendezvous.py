@@ -28,7 +28,7 @@ import bagua.torch_api as bagua
 from bagua.base.errors import BaguaError, ForbiddenError
 from bagua.base.security import TlsFiles
 from bagua.client import Client
-from bagua.daemon.coordinator.certs import make_certificates
+from bagua.daemon.coordinator.admin.certs import make_certificates
 from bagua.proto import common_pb2
 
 if TYPE_CHECKING:

@@ -245,7 +245,7 @@ def test_units_keep_to_the_hierarchy(unit: Path) -> None:
 
 def test_settings_files_name_variables_that_exist() -> None:
     """Every line is a setting that is switched off; the coordinator and the daemon take them."""
-    from bagua.daemon.coordinator.settings import Settings
+    from bagua.daemon.coordinator.admin.settings import Settings
 
     folder = UNITS[0].parent / "settings"
     lines = (folder / "coordinator.env").read_text().splitlines()

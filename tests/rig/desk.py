@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from bagua.daemon.coordinator.board import Board
-from bagua.daemon.coordinator.clock import ServiceClock
-from bagua.daemon.coordinator.counters import Counters
-from bagua.daemon.coordinator.domain import LocalJob, NodeRecord
-from bagua.daemon.coordinator.intake import Intake
-from bagua.daemon.coordinator.options import Options
-from bagua.daemon.coordinator.publisher import Publisher
-from bagua.daemon.coordinator.reconciler import Reconciler
-from bagua.daemon.coordinator.service import Service
-from bagua.daemon.coordinator.sessions import NodeSession, Sessions
-from bagua.daemon.coordinator.standing import Standing
-from bagua.daemon.coordinator.store import Store, Transaction
-from bagua.daemon.coordinator.watchers import Watchers
-from bagua.daemon.coordinator.worker import Worker
+from bagua.daemon.coordinator.rounds.board import Board
+from bagua.daemon.coordinator.rounds.intake import Intake
+from bagua.daemon.coordinator.rounds.publisher import Publisher
+from bagua.daemon.coordinator.rounds.reconciler import Reconciler
+from bagua.daemon.coordinator.rules.clock import ServiceClock
+from bagua.daemon.coordinator.rules.counters import Counters
+from bagua.daemon.coordinator.rules.domain import LocalJob, NodeRecord
+from bagua.daemon.coordinator.rules.options import Options
+from bagua.daemon.coordinator.rules.standing import Standing
+from bagua.daemon.coordinator.store.store import Store, Transaction
+from bagua.daemon.coordinator.store.worker import Worker
+from bagua.daemon.coordinator.streams.sessions import NodeSession, Sessions
+from bagua.daemon.coordinator.streams.watchers import Watchers
+from bagua.daemon.coordinator.use.service import Service
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bagua.daemon.coordinator.decide import apply, decide
-from bagua.daemon.coordinator.directives import Order, concerns, wish
-from bagua.daemon.coordinator.domain import (
+from bagua.daemon.coordinator.rules.decide import apply, decide
+from bagua.daemon.coordinator.rules.domain import (
     JobRecord,
     JobSpec,
     JobState,
@@ -16,8 +15,9 @@ from bagua.daemon.coordinator.domain import (
     Phase,
     RankState,
 )
-from bagua.daemon.coordinator.observe import observe
-from bagua.daemon.coordinator.options import Options
+from bagua.daemon.coordinator.rules.observe import observe
+from bagua.daemon.coordinator.rules.options import Options
+from bagua.daemon.coordinator.streams.directives import Order, concerns, wish
 from bagua.proto import common_pb2, node_pb2
 
 OPTIONS = Options(lease_s=10, settle_s=1, regroup_s=0.2, stall_s=60, max_stalls=3, join_s=100, rejoin_s=60)

@@ -22,8 +22,8 @@ def insert_old_jobs(database: Path, spec: common_pb2.JobSpec, count: int, show: 
     are written."""
     import sqlalchemy as sa
 
-    from bagua.daemon.coordinator import models as m
-    from bagua.daemon.coordinator.domain import JobState, Phase, RankState
+    from bagua.daemon.coordinator.rules.domain import JobState, Phase, RankState
+    from bagua.daemon.coordinator.store import models as m
 
     wire = spec.SerializeToString(deterministic=True)
     now = time.time()

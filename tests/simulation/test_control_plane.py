@@ -20,16 +20,16 @@ from simulated.coordinator import Life
 from simulated.history import drawn, fixed, late_hello, outage, play
 from simulated.world import BrokenPromiseError
 
-from bagua.daemon.coordinator import membership
-from bagua.daemon.coordinator.board import Board
-from bagua.daemon.coordinator.database import open_engine
-from bagua.daemon.coordinator.domain import JobRecord, LocalJob
-from bagua.daemon.coordinator.inbox import Inbox
-from bagua.daemon.coordinator.intake import Intake
-from bagua.daemon.coordinator.nodes_servicer import NodeServicer
-from bagua.daemon.coordinator.options import Options
-from bagua.daemon.coordinator.sessions import NodeSession
-from bagua.daemon.coordinator.store import Store, Transaction
+from bagua.daemon.coordinator.api.nodes_servicer import NodeServicer
+from bagua.daemon.coordinator.rounds.board import Board
+from bagua.daemon.coordinator.rounds.inbox import Inbox
+from bagua.daemon.coordinator.rounds.intake import Intake
+from bagua.daemon.coordinator.rules import membership
+from bagua.daemon.coordinator.rules.domain import JobRecord, LocalJob
+from bagua.daemon.coordinator.rules.options import Options
+from bagua.daemon.coordinator.store.database import open_engine
+from bagua.daemon.coordinator.store.store import Store, Transaction
+from bagua.daemon.coordinator.streams.sessions import NodeSession
 
 ONE = os.environ.get("BAGUA_SIMULATION_SEED")
 PARTS = 10 if ONE is None else 1  # tests that share the random histories, for runs with several processes

@@ -21,7 +21,7 @@ from bagua.base.security import (
     handshake_words,
     read_token,
 )
-from bagua.daemon.coordinator.certs import make_certificates
+from bagua.daemon.coordinator.admin.certs import make_certificates
 
 
 @given(st.ip_addresses(), st.integers(0, 65535))

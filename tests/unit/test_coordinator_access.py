@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import bagua.proto
 from bagua.base.scope import Scope
-from bagua.daemon.coordinator.access import TABLE, About, Owned, Verdict, decide, needs_owner, refusal
-from bagua.daemon.coordinator.identity import EVERYWHERE, Identity, Role
-from bagua.daemon.coordinator.interceptors import _NOT_IN_TABLE
+from bagua.daemon.coordinator.api.interceptors import _NOT_IN_TABLE
+from bagua.daemon.coordinator.rules.access import TABLE, About, Owned, Verdict, decide, needs_owner, refusal
+from bagua.daemon.coordinator.rules.identity import EVERYWHERE, Identity, Role
 from bagua.proto import account_pb2, common_pb2, job_pb2, node_pb2, rank_pb2
 
 FILES = (account_pb2, common_pb2, job_pb2, node_pb2, rank_pb2, health_pb2, reflection_pb2)

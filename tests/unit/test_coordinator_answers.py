@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from bagua.daemon.coordinator.answers import Answers
-from bagua.daemon.coordinator.domain import HostRecord, JobRecord, JobState, NodeView, RankRecord, RankState
-from bagua.daemon.coordinator.translate import checked_spec, job_message, node_message
+from bagua.daemon.coordinator.api.answers import Answers
+from bagua.daemon.coordinator.rules.domain import HostRecord, JobRecord, JobState, NodeView, RankRecord, RankState
+from bagua.daemon.coordinator.rules.translate import checked_spec, job_message, node_message
 from bagua.proto import common_pb2, job_pb2
 
 HOSTS, NPROC = 50, 4

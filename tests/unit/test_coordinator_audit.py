@@ -8,8 +8,8 @@ from typing import Any
 
 from bagua.base.errors import UnavailableError
 from bagua.base.keep import Keep
-from bagua.daemon.coordinator.audit import Audit
-from bagua.daemon.coordinator.identity import ADMINISTRATOR
+from bagua.daemon.coordinator.rules.identity import ADMINISTRATOR
+from bagua.daemon.coordinator.use.audit import Audit
 
 
 async def written_by_two() -> list[str]:

@@ -8,11 +8,11 @@ import pytest
 from rig.elastic_job import OPTIONS, WALL, Cluster, killed, over
 
 from bagua.base.errors import ConflictError, InvalidRequestError
-from bagua.daemon.coordinator import wishes
-from bagua.daemon.coordinator.decide import apply, decide
-from bagua.daemon.coordinator.directives import NOWHERE, Order, wish
-from bagua.daemon.coordinator.domain import JobState, Phase, Plan
-from bagua.daemon.coordinator.sessions import NodeSession, Sessions
+from bagua.daemon.coordinator.rounds import wishes
+from bagua.daemon.coordinator.rules.decide import apply, decide
+from bagua.daemon.coordinator.rules.domain import JobState, Phase, Plan
+from bagua.daemon.coordinator.streams.directives import NOWHERE, Order, wish
+from bagua.daemon.coordinator.streams.sessions import NodeSession, Sessions
 from bagua.proto import node_pb2
 
 # ---- planned changes

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from bagua.daemon.coordinator.connections import (
+from bagua.daemon.coordinator.host.connections import (
     Connections,
     OwnSockets,
     Socket,
     limit_of_strangers,
     parse_peer,
 )
-from bagua.daemon.coordinator.counters import Counters
-from bagua.daemon.coordinator.refusals import PERIOD_S, Refusals
+from bagua.daemon.coordinator.host.refusals import PERIOD_S, Refusals
+from bagua.daemon.coordinator.rules.counters import Counters
 
 PATIENCE = 3
 
@@ -202,7 +202,7 @@ def test_a_number_that_was_given_to_another_is_not_cut(pair: Any, own: OwnSocket
 def test_it_works_when_no_descriptor_is_left():
     code = """
 import os, resource, socket
-from bagua.daemon.coordinator.connections import OwnSockets
+from bagua.daemon.coordinator.host.connections import OwnSockets
 server = socket.create_server(("127.0.0.1", 0))
 own = OwnSockets()
 own.watch(server.getsockname()[1])
@@ -224,7 +224,7 @@ print("cut")
 
 def test_the_soft_limit_is_raised():
     code = (
-        "import resource; from bagua.daemon.coordinator.connections import raise_descriptor_limit;"
+        "import resource; from bagua.daemon.coordinator.host.connections import raise_descriptor_limit;"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1];"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard)); assert raise_descriptor_limit() == hard"
     )

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from bagua.daemon.coordinator.decide import TRANSITIONS, Decision, apply, decide
-from bagua.daemon.coordinator.directives import Run, Stop, concerns, wish
-from bagua.daemon.coordinator.domain import (
+from bagua.daemon.coordinator.rules.decide import TRANSITIONS, Decision, apply, decide
+from bagua.daemon.coordinator.rules.domain import (
     JobRecord,
     JobSpec,
     JobState,
@@ -18,8 +17,9 @@ from bagua.daemon.coordinator.domain import (
     Phase,
     RankState,
 )
-from bagua.daemon.coordinator.observe import forget, observe, rank_list
-from bagua.daemon.coordinator.options import Options
+from bagua.daemon.coordinator.rules.observe import forget, observe, rank_list
+from bagua.daemon.coordinator.rules.options import Options
+from bagua.daemon.coordinator.streams.directives import Run, Stop, concerns, wish
 
 OPTIONS = Options(lease_s=10, settle_s=1, start_s=600, fence_s=60)  # gone after 63 s
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rig.elastic_job import Cluster
 
-from bagua.daemon.coordinator.directives import Order, wish
+from bagua.daemon.coordinator.streams.directives import Order, wish
 from bagua.daemon.node.job_specification import SpecificationError, parse_specification, unpack
 from bagua.proto import node_pb2
 

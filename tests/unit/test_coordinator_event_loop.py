@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from bagua.daemon.coordinator.domain import HostRecord, RankRecord
-from bagua.daemon.coordinator.event_loop import EventLoop, collect_seldom
+from bagua.daemon.coordinator.host.event_loop import EventLoop, collect_seldom
+from bagua.daemon.coordinator.rules.domain import HostRecord, RankRecord
 
 EVENTS = 600  # that come at once: the bell of grpc.aio holds some 280
 MOST_TURNS = 100  # grpc.aio alone needs 200 more for each 280 events

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagua.daemon.coordinator.nodes_servicer import heartbeat_interval
+from bagua.daemon.coordinator.api.nodes_servicer import heartbeat_interval
 from bagua.proto import node_pb2
 
 

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rig.elastic_job import OPTIONS, WALL, Cluster, killed, over, waits
 
-from bagua.daemon.coordinator import wishes
-from bagua.daemon.coordinator.decide import decide
-from bagua.daemon.coordinator.directives import NOWHERE, Order, wish
-from bagua.daemon.coordinator.domain import JobState, Phase, Plan, RankState
-from bagua.daemon.coordinator.joins import growth
-from bagua.daemon.coordinator.observe import forget
+from bagua.daemon.coordinator.rounds import wishes
+from bagua.daemon.coordinator.rules.decide import decide
+from bagua.daemon.coordinator.rules.domain import JobState, Phase, Plan, RankState
+from bagua.daemon.coordinator.rules.joins import growth
+from bagua.daemon.coordinator.rules.observe import forget
+from bagua.daemon.coordinator.streams.directives import NOWHERE, Order, wish
 from bagua.proto import node_pb2
 
 # ---- joins

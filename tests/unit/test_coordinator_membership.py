@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from bagua.daemon.coordinator.decide import apply, decide
-from bagua.daemon.coordinator.directives import Order, Run, Stop, concerns, wish
-from bagua.daemon.coordinator.domain import (
+from bagua.daemon.coordinator.rules.decide import apply, decide
+from bagua.daemon.coordinator.rules.domain import (
     JobRecord,
     JobSpec,
     JobState,
@@ -18,8 +17,9 @@ from bagua.daemon.coordinator.domain import (
     Phase,
     RankState,
 )
-from bagua.daemon.coordinator.observe import forget, observe
-from bagua.daemon.coordinator.options import Options
+from bagua.daemon.coordinator.rules.observe import forget, observe
+from bagua.daemon.coordinator.rules.options import Options
+from bagua.daemon.coordinator.streams.directives import Order, Run, Stop, concerns, wish
 from bagua.proto import common_pb2, node_pb2
 
 OPTIONS = Options(lease_s=10, settle_s=1, regroup_s=0.2, stall_s=60, max_stalls=3)

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from bagua.base.errors import UnavailableError
-from bagua.daemon.coordinator.decide import apply, decide
-from bagua.daemon.coordinator.directives import Order, Run, wish
-from bagua.daemon.coordinator.domain import JobRecord, JobState, NodeView
-from bagua.daemon.coordinator.options import Options
-from bagua.daemon.coordinator.sessions import MAX_WAITING_DIRECTIVES, NodeSession, Sessions
-from bagua.daemon.coordinator.translate import checked_spec
-from bagua.daemon.coordinator.watchers import Watchers
+from bagua.daemon.coordinator.rules.decide import apply, decide
+from bagua.daemon.coordinator.rules.domain import JobRecord, JobState, NodeView
+from bagua.daemon.coordinator.rules.options import Options
+from bagua.daemon.coordinator.rules.translate import checked_spec
+from bagua.daemon.coordinator.streams.directives import Order, Run, wish
+from bagua.daemon.coordinator.streams.sessions import MAX_WAITING_DIRECTIVES, NodeSession, Sessions
+from bagua.daemon.coordinator.streams.watchers import Watchers
 from bagua.proto import common_pb2, node_pb2
 
 

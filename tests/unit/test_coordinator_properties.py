@@ -9,10 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from bagua.daemon.coordinator.causes import silent_since
-from bagua.daemon.coordinator.decide import TRANSITIONS, apply, decide
-from bagua.daemon.coordinator.directives import Run, wish
-from bagua.daemon.coordinator.domain import (
+from bagua.daemon.coordinator.rules.causes import silent_since
+from bagua.daemon.coordinator.rules.decide import TRANSITIONS, apply, decide
+from bagua.daemon.coordinator.rules.domain import (
     JobRecord,
     JobSpec,
     JobState,
@@ -22,8 +21,9 @@ from bagua.daemon.coordinator.domain import (
     Phase,
     RankState,
 )
-from bagua.daemon.coordinator.observe import forget, observe
-from bagua.daemon.coordinator.options import Options
+from bagua.daemon.coordinator.rules.observe import forget, observe
+from bagua.daemon.coordinator.rules.options import Options
+from bagua.daemon.coordinator.streams.directives import Run, wish
 
 OPTIONS = Options(lease_s=10, settle_s=1)
 NODES = ("a", "b", "c")

@@ -10,10 +10,10 @@ import pytest
 from rig.desk import Desk, at_work
 
 from bagua.base.keep import Keep
-from bagua.daemon.coordinator.database import open_engine, sqlite_url
-from bagua.daemon.coordinator.domain import Change, JobState
-from bagua.daemon.coordinator.retention import Retention
-from bagua.daemon.coordinator.translate import checked_spec
+from bagua.daemon.coordinator.rules.domain import Change, JobState
+from bagua.daemon.coordinator.rules.translate import checked_spec
+from bagua.daemon.coordinator.store.database import open_engine, sqlite_url
+from bagua.daemon.coordinator.use.retention import Retention
 from bagua.proto import common_pb2
 
 DAY_S = 86_400.0

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from rig.elastic_job import OPTIONS, Cluster
 
-from bagua.daemon.coordinator.domain import JobState, Phase, Plan
-from bagua.daemon.coordinator.evidence import find
+from bagua.daemon.coordinator.rules.domain import JobState, Phase, Plan
+from bagua.daemon.coordinator.rules.evidence import find
 
 
 def test_who_is_silent_and_accused_is_out_before_its_lease_is_over():

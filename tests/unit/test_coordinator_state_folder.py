@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bagua.base.errors import ConfigError
-from bagua.daemon.coordinator.state_folder import StateFolder
+from bagua.daemon.coordinator.admin.state_folder import StateFolder
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"coordinator-", b"x" * 1000, b"coordinator-0123\n\nx"])

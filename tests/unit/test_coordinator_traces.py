@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua.base.errors import ConflictError, InvalidRequestError
-from bagua.daemon.coordinator.clock_offsets import Exchange, offset_during, offset_of
-from bagua.daemon.coordinator.domain import JobRecord, JobSpec, JobState
-from bagua.daemon.coordinator.traces import check, check_runs
+from bagua.daemon.coordinator.rules.clock_offsets import Exchange, offset_during, offset_of
+from bagua.daemon.coordinator.rules.domain import JobRecord, JobSpec, JobState
+from bagua.daemon.coordinator.streams.traces import check, check_runs
 from bagua.proto.job_pb2 import TraceJobRequest
 
 DELAYS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=1, max_size=8)

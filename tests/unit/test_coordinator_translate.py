@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua.base.errors import InvalidRequestError
-from bagua.daemon.coordinator.directives import Order, Run
-from bagua.daemon.coordinator.domain import HostRecord, JobRecord, Phase, RankRecord, RankState
-from bagua.daemon.coordinator.translate import (
+from bagua.daemon.coordinator.rules.domain import HostRecord, JobRecord, Phase, RankRecord, RankState
+from bagua.daemon.coordinator.rules.translate import (
     MAX_FACT,
     MAX_NAME,
     MAX_RANKS,
@@ -22,6 +21,7 @@ from bagua.daemon.coordinator.translate import (
     local_job,
     spec_from_wire,
 )
+from bagua.daemon.coordinator.streams.directives import Order, Run
 from bagua.proto import common_pb2, node_pb2
 
 texts = st.text(max_size=30)

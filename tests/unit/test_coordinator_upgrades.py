@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from bagua.base.errors import ConflictError, UnavailableError
-from bagua.daemon.coordinator import upgrades
-from bagua.daemon.coordinator.sessions import NodeSession
-from bagua.daemon.coordinator.upgrades import Upgrades
+from bagua.daemon.coordinator.rules import upgrades
+from bagua.daemon.coordinator.rules.upgrades import Upgrades
+from bagua.daemon.coordinator.streams.sessions import NodeSession
 from bagua.proto import node_pb2
 
 

@@ -56,8 +56,8 @@ INTERNAL = {
     "client/torch_api/cache/seal.py: The entry is damaged": "caught: the sample is loaded anew",
     "client/torch_api/train/bucket_layout.py: Cuts must": "caught: a recorded cut that does not fit is not used",
     "client/torch_api/tune/settings.py": "caught: a setting that does not fit is not used",
-    "daemon/coordinator/reconciler.py: call.job_id": "the servicer names the job",
-    "daemon/coordinator/reconciler.py: request.job_id": "the servicer names the job",
+    "daemon/coordinator/rounds/reconciler.py: call.job_id": "the servicer names the job",
+    "daemon/coordinator/rounds/reconciler.py: request.job_id": "the servicer names the job",
 }
 """Errors that no user meets, by file and first words."""
 
@@ -74,7 +74,7 @@ PASSED_ON = {
     "client/cli/main.py: words": "the text of any error: its code alone is read",
     "client/base/rpc.py": "the coordinator's words have the code",
     "client/torch_api/train/optimizer_state.py: document['error']": "rank 0's words have the code",
-    "daemon/coordinator/nodes_servicer.py: words": "words of _Misfit and of protocol.py",
+    "daemon/coordinator/api/nodes_servicer.py: words": "words of _Misfit and of protocol.py",
     "daemon/node/as_user.py: {answer['error']}": "the words of the process of that user",
     "csrc/build_cache.py: {failure.read_text()}": "the words of the build that failed",
 }

@@ -16,9 +16,9 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from rig.code_blocks import command_line
 
-from bagua.daemon.coordinator import metrics as coordinator_metrics
-from bagua.daemon.coordinator.event_kinds import EVENT_KINDS
-from bagua.daemon.coordinator.settings import Settings as CoordinatorSettings
+from bagua.daemon.coordinator.admin.settings import Settings as CoordinatorSettings
+from bagua.daemon.coordinator.host import metrics as coordinator_metrics
+from bagua.daemon.coordinator.rules.event_kinds import EVENT_KINDS
 from bagua.daemon.node import metrics as node_metrics
 from bagua.operator.settings import Settings as OperatorSettings
 
@@ -192,7 +192,7 @@ def test_each_metric_has_an_entry(site: Site) -> None:
 def kinds_in_the_code() -> set[str]:
     """First arguments of ``Event`` and ``event``, second ones of ``Wave``, and what is assigned to ``kind``."""
     found: set[str] = set()
-    for path in (ROOT / "daemon" / "coordinator").glob("*.py"):
+    for path in (ROOT / "daemon" / "coordinator").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             given: ast.expr | None = None
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from bagua.daemon.coordinator.tuning_search import Dimension, Tried, propose
+from bagua.daemon.coordinator.use.tuning_search import Dimension, Tried, propose
 from bagua.torch_api.tune.comparison import Comparison, Figures, Step, Verdict
 from bagua.torch_api.tune.decision import Decider, Limits, Phase, Trial
 

@@ -18,8 +18,8 @@ from rig.limits import SOON_S
 from rig.prometheus import promtool
 
 from bagua.base.errors import UnavailableError
-from bagua.daemon.coordinator import metrics as coordinator_metrics
-from bagua.daemon.coordinator.domain import JobState
+from bagua.daemon.coordinator.host import metrics as coordinator_metrics
+from bagua.daemon.coordinator.rules.domain import JobState
 from bagua.daemon.metric_families import Family, table
 from bagua.daemon.node import metrics as node_metrics
 from bagua.dashboard.serve import DEFAULT_LISTEN

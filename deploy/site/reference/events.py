@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bagua.daemon.coordinator.event_kinds import EVENT_KINDS
+from bagua.daemon.coordinator.rules.event_kinds import EVENT_KINDS
 from reference.markdown import anchor, escaped, table
 from reference.protocols import enumeration
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import man
 
-from bagua.daemon.coordinator.settings import Settings as Coordinator
+from bagua.daemon.coordinator.admin.settings import Settings as Coordinator
 from bagua.operator.settings import Settings as Operator
 from reference.markdown import anchor, escaped, table
 

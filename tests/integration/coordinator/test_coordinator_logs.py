@@ -11,7 +11,7 @@ import time
 import pytest
 
 from bagua.base.errors import InvalidRequestError, UnavailableError
-from bagua.daemon.coordinator.logs import WINDOW_BYTES
+from bagua.daemon.coordinator.streams.logs import WINDOW_BYTES
 from bagua.proto import common_pb2 as c
 from bagua.proto import node_pb2 as n
 

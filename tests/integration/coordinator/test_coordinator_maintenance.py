@@ -15,10 +15,10 @@ import sqlalchemy as sa
 from rig import pages
 from rig.limits import SOON_S
 
-from bagua.daemon.coordinator.database import open_engine, sqlite_url
-from bagua.daemon.coordinator.domain import Event, JobRecord
-from bagua.daemon.coordinator.store import Store
-from bagua.daemon.coordinator.translate import checked_spec
+from bagua.daemon.coordinator.rules.domain import Event, JobRecord
+from bagua.daemon.coordinator.rules.translate import checked_spec
+from bagua.daemon.coordinator.store.database import open_engine, sqlite_url
+from bagua.daemon.coordinator.store.store import Store
 from bagua.proto import common_pb2
 
 PROGRAM = f"{sys.executable} -P -m bagua.cli.main"

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from bagua.base.errors import ConfigError, ForbiddenError, NotFoundError, UnauthenticatedError
 from bagua.client import Client
-from bagua.daemon.coordinator.identity import Role
-from bagua.daemon.coordinator.oidc import Grant, check_url, parse_grants
+from bagua.daemon.coordinator.rules.identity import Role
+from bagua.daemon.coordinator.use.oidc import Grant, check_url, parse_grants
 from bagua.proto import common_pb2 as c
 
 jwt = pytest.importorskip("jwt")

@@ -21,7 +21,7 @@ from rig.prometheus import check_metrics, families_in
 from bagua.base.errors import ConfigError, UnauthenticatedError, UnavailableError
 from bagua.base.security import call_metadata
 from bagua.client import Client, find_reach
-from bagua.daemon.coordinator import metrics
+from bagua.daemon.coordinator.host import metrics
 from bagua.proto import common_pb2 as c
 from bagua.proto import job_pb2, job_pb2_grpc
 

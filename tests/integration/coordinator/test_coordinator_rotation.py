@@ -16,7 +16,7 @@ from bagua.base.errors import UnavailableError
 from bagua.base.security import TlsFiles
 from bagua.cli.support import scrape
 from bagua.client import Client
-from bagua.daemon.coordinator.certs import make_certificates
+from bagua.daemon.coordinator.admin.certs import make_certificates
 from bagua.proto import node_pb2
 
 

@@ -21,7 +21,7 @@ from rig.dashboards import SCRIPT, ReportingJob
 
 from bagua.base.errors import NotFoundError
 from bagua.base.security import TlsFiles
-from bagua.daemon.coordinator.certs import make_certificates
+from bagua.daemon.coordinator.admin.certs import make_certificates
 from bagua.dashboard.access import MAX_WRONG
 from bagua.proto import common_pb2 as c
 from bagua.proto import node_pb2 as n

@@ -16,7 +16,7 @@ from rig.limits import SOON_S
 from rig.prometheus import check_metrics, families_in
 
 from bagua.base import leash
-from bagua.daemon.coordinator.certs import make_certificates
+from bagua.daemon.coordinator.admin.certs import make_certificates
 from bagua.daemon.node import metrics
 from bagua.proto import common_pb2, node_pb2
 

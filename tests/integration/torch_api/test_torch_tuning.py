@@ -18,11 +18,11 @@ from rig.recutting import Alternating
 
 import bagua.torch_api as bagua
 from bagua.base.errors import ConfigError
-from bagua.daemon.coordinator.clock import ServiceClock
-from bagua.daemon.coordinator.database import open_engine, sqlite_url
-from bagua.daemon.coordinator.store import Store
-from bagua.daemon.coordinator.tuning import Tuning
-from bagua.daemon.coordinator.worker import Worker
+from bagua.daemon.coordinator.rules.clock import ServiceClock
+from bagua.daemon.coordinator.store.database import open_engine, sqlite_url
+from bagua.daemon.coordinator.store.store import Store
+from bagua.daemon.coordinator.store.worker import Worker
+from bagua.daemon.coordinator.use.tuning import Tuning
 from bagua.proto.common_pb2 import TuneRequest
 from bagua.proto.job_pb2 import Tuning as Found
 from bagua.torch_api.compat.model import BaguaDistributedDataParallel

@@ -10,19 +10,19 @@ from typing import Any
 from sqlalchemy.exc import OperationalError
 
 from bagua.base.errors import ServiceError
-from bagua.daemon.coordinator.board import Board
-from bagua.daemon.coordinator.clock import ServiceClock
-from bagua.daemon.coordinator.code_archives import CodeArchives
-from bagua.daemon.coordinator.counters import Counters
-from bagua.daemon.coordinator.held_secrets import HeldSecrets
-from bagua.daemon.coordinator.intake import Intake
-from bagua.daemon.coordinator.nodes_servicer import NodeServicer
-from bagua.daemon.coordinator.options import Options
-from bagua.daemon.coordinator.publisher import Publisher
-from bagua.daemon.coordinator.reconciler import Reconciler
-from bagua.daemon.coordinator.sessions import Sessions
-from bagua.daemon.coordinator.tuning import Tuning
-from bagua.daemon.coordinator.watchers import STOPPING, Watchers
+from bagua.daemon.coordinator.api.nodes_servicer import NodeServicer
+from bagua.daemon.coordinator.rounds.board import Board
+from bagua.daemon.coordinator.rounds.intake import Intake
+from bagua.daemon.coordinator.rounds.publisher import Publisher
+from bagua.daemon.coordinator.rounds.reconciler import Reconciler
+from bagua.daemon.coordinator.rules.clock import ServiceClock
+from bagua.daemon.coordinator.rules.counters import Counters
+from bagua.daemon.coordinator.rules.options import Options
+from bagua.daemon.coordinator.streams.sessions import Sessions
+from bagua.daemon.coordinator.streams.watchers import STOPPING, Watchers
+from bagua.daemon.coordinator.use.code_archives import CodeArchives
+from bagua.daemon.coordinator.use.held_secrets import HeldSecrets
+from bagua.daemon.coordinator.use.tuning import Tuning
 from bagua.proto import node_pb2
 from simulated.daemon import HEARTBEAT_S
 from simulated.database import Trouble, VirtualWorker

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from bagua.daemon.coordinator import wishes
+from bagua.daemon.coordinator.rounds import wishes
 from simulated.coordinator import Life
 from simulated.daemon import EXITED
 from simulated.database import Trouble

@@ -1,4 +1,4 @@
-"""A store in memory: what ``bagua.daemon.coordinator.store`` promises, without a database. The contract suite of stores
+"""A store in memory: what ``coordinator/store/store.py`` promises, without a database. The contract suite of stores
 runs over this one too."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
-from bagua.daemon.coordinator.domain import Change, CoordinatorRecord, Event, JobRecord, NodeRecord, Phase, Stored
+from bagua.daemon.coordinator.rules.domain import Change, CoordinatorRecord, Event, JobRecord, NodeRecord, Phase, Stored
 
 T = TypeVar("T")
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bagua.base.errors import ServiceError
-from bagua.daemon.coordinator.domain import JobRecord, JobSpec, JobState, NodeRecord, Phase, Stored
-from bagua.daemon.coordinator.evidence import ending
-from bagua.daemon.coordinator.membership import next_generation
-from bagua.daemon.coordinator.placement import Placement, place
-from bagua.daemon.coordinator.translate import checked_spec
-from bagua.daemon.coordinator.wishes import Wished
+from bagua.daemon.coordinator.rounds.wishes import Wished
+from bagua.daemon.coordinator.rules.domain import JobRecord, JobSpec, JobState, NodeRecord, Phase, Stored
+from bagua.daemon.coordinator.rules.evidence import ending
+from bagua.daemon.coordinator.rules.membership import next_generation
+from bagua.daemon.coordinator.rules.placement import Placement, place
+from bagua.daemon.coordinator.rules.translate import checked_spec
 from bagua.proto import common_pb2
 from simulated.coordinator import OPTIONS, OWNER, Life
 from simulated.daemon import PATIENCE_S, STOPPED, Part, SimulatedDaemon

@@ -1,0 +1,1 @@
+"""Maintenance by the operator: backup, check, certificates, settings."""

@@ -1,0 +1,1 @@
+"""Servicers of gRPC and their interceptors."""

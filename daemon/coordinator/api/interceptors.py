@@ -1,0 +1,284 @@
+"""Wraps every call: checks the credential and the role, then parses the body, then checks the job that it names, then
+turns errors into status codes. Who may do what is in ``access.TABLE``.
+
+A stranger (a caller without a token) is answered before a byte of the body is read. Only health is open to strangers: a
+few calls at a time, each for a short time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol, TypeAlias
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError
+
+from bagua.base.errors import InvalidRequestError, ServiceError, TooMuchError, UnavailableError
+from bagua.base.rpc import code_of
+from bagua.daemon.coordinator.rules.access import (
+    OPEN,
+    TABLE,
+    Owned,
+    Rule,
+    Verdict,
+    decide,
+    needs_owner,
+    refusal,
+)
+from bagua.daemon.coordinator.rules.counters import Counters
+from bagua.daemon.coordinator.rules.identity import CURRENT, Authenticate, Identity
+from bagua.daemon.coordinator.use.audit import OK, Audit
+from bagua.daemon.coordinator.use.calls import Calls
+
+STRANGERS_CALLS = 64
+"""Calls of strangers that are answered at the same time."""
+_MAKERS: dict[tuple[bool, bool], Callable[..., Any]] = {  # by (request is a stream, answer is a stream)
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+_REFUSAL = (
+    "The credential is missing or wrong: send the token of this coordinator (the file named 'token' in its state "
+    "folder), or one of your own that is still good, with --token-file, BAGUA_TOKEN_FILE or BAGUA_TOKEN. [BG804]"
+)
+
+log = structlog.get_logger("coordinator.rpc")
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+class Door(Protocol):
+    """Keeps count of callers; ``peer`` is what gRPC calls the other end of a connection."""
+
+    def admitted(self, peer: str) -> None:
+        """A call on this connection has shown a valid token."""
+
+    def refused(self, peer: str) -> None:
+        """A call was refused because it has shown none."""
+
+
+class Errors:
+    """Turns exceptions into status codes with words, and counts them."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+
+    async def answer(self, error: Exception, context: Any) -> None:
+        """Ends the call with what ``error`` means to the caller. Raises AbortError."""
+        if isinstance(error, ServiceError):
+            if not isinstance(error, UnavailableError):  # which is not the caller's fault
+                self._counters.add("bad_calls", type(error).__name__)
+            await context.abort(code_of(error), str(error))
+        log.error("call_failed", exc_info=error)
+        self._counters.add("bad_calls", "internal")
+        await context.abort(
+            grpc.StatusCode.INTERNAL, f"The coordinator failed: {type(error).__name__}. Its log tells more. [BG825]"
+        )
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Lets in whoever shows a credential, as far as that reaches. Calls of strangers end after ``patience_s``.
+    ``owned`` tells where a job belongs."""
+
+    def __init__(
+        self,
+        authenticate: Authenticate,
+        owned: Callable[[str], Awaitable[Owned | None]],
+        audit: Audit,
+        calls: Calls,
+        door: Door,
+        counters: Counters,
+        patience_s: float,
+    ) -> None:
+        self._authenticate = authenticate
+        self._owned = owned
+        self._audit = audit
+        self._calls = calls
+        self._door = door
+        self._counters = counters
+        self._errors = Errors(counters)
+        self._patience_s = patience_s
+        self._strangers = 0  # their calls that are being answered
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        """Wraps the handler of a call."""
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None:
+            self._counters.add("bad_calls", "unknown_method")
+            return handler
+        self._counters.add("rpcs", method)
+        caller = await self._authenticate(handler_call_details.invocation_metadata or ())
+        if caller is not None:
+            return self._for_bearers(handler, caller, method)
+        if method.startswith(OPEN):
+            return self._for_strangers(handler)
+        return grpc.stream_stream_rpc_method_handler(self._refuse)
+
+    async def _refuse(self, _: Any, context: Any) -> None:
+        """Answers without reading: so it is a handler of streams, whatever the method is."""
+        self._door.refused(context.peer())
+        self._counters.add("bad_calls", "unauthenticated")
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, _REFUSAL)
+
+    def _for_bearers(self, handler: Handler, caller: Identity, method: str) -> Handler:
+        """The same kind of handler. It checks and parses what comes, and answers what is raised."""
+        behaviour = _behaviour(handler)
+        parse = _parser(handler)
+        rule = TABLE.get(method, _NOT_IN_TABLE)
+
+        async def admit(request: Any, record: _Record) -> Any:
+            self._door.admitted(record.peer)
+            record.check(decide(caller, rule))
+            CURRENT.set(caller)
+            if handler.request_streaming:
+                return request
+            parsed = parse(request)
+            record.target = _target(parsed)
+            job_id = getattr(parsed, "job_id", "")
+            job = await self._owned(job_id) if job_id and needs_owner(caller, rule) else None
+            record.check(decide(caller, rule, job_id, job), job_id)
+            return parsed
+
+        async def call(request: Any, context: Any) -> Any:
+            record = _Record(self._audit, caller, method, rule, context.peer())
+            try:
+                with self._calls.running(caller):
+                    answer = await behaviour(await admit(request, record), context)
+                record.done(answer)
+                return answer
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:
+                record.failed(error)
+                await self._errors.answer(error, context)
+
+        async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+            record = _Record(self._audit, caller, method, rule, context.peer())
+            try:
+                with self._calls.running(caller):
+                    admitted = await admit(request, record)
+                    record.done(None)  # it may last for days
+                    async for message in behaviour(admitted, context):
+                        yield message
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:
+                record.failed(error)
+                await self._errors.answer(error, context)
+
+        made: Handler = _MAKERS[handler.request_streaming, handler.response_streaming](
+            stream if inspect.isasyncgenfunction(behaviour) else call,
+            request_deserializer=parse if handler.request_streaming else None,  # else above, where it may raise
+            response_serializer=handler.response_serializer,
+        )
+        return made
+
+    def _for_strangers(self, handler: Handler) -> Handler:
+        """A handler of streams, so that it sees calls whose body never comes. ``handler`` takes one message."""
+        behaviour = _behaviour(handler)
+        parse = _parser(handler)
+
+        async def call(_: Any, context: Any) -> None:
+            if self._strangers >= STRANGERS_CALLS:
+                words = (
+                    f"{STRANGERS_CALLS} callers without a token ask for health at this moment. Try again later. [BG814]"
+                )
+                self._counters.add("bad_calls", TooMuchError.__name__)
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
+            self._strangers += 1
+            try:
+                async with asyncio.timeout(self._patience_s):
+                    answer = await behaviour(parse(await context.read()), context)
+                    if answer is not None:
+                        await context.write(answer)
+            except TimeoutError:
+                words = f"A call without a token ends after {self._patience_s:g} s. [BG804]"
+                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, words)
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:
+                await self._errors.answer(error, context)
+            finally:
+                self._strangers -= 1
+
+        return grpc.stream_stream_rpc_method_handler(call, response_serializer=handler.response_serializer)
+
+
+_NOT_IN_TABLE = Rule(frozenset())
+"""For a call that somebody has forgotten there: nobody may."""
+
+
+class _Record:
+    """One call, as the audit log gets it."""
+
+    def __init__(self, audit: Audit, caller: Identity, method: str, rule: Rule, peer: str) -> None:
+        self._audit, self._caller, self._method, self._rule = audit, caller, method, rule
+        self._refused = False
+        self.peer = peer
+        self.target = ""
+
+    def check(self, verdict: Verdict, job_id: str = "") -> None:
+        """Raises what the verdict means to the caller."""
+        error = refusal(verdict, self._caller, self._method, job_id)
+        if error is not None:
+            self._refused = True
+            raise error
+
+    def done(self, answer: Any) -> None:
+        """It was let in, and did what it should."""
+        if self._rule.audited:
+            self._add(OK, "", _target(answer) if answer is not None else "")
+
+    def failed(self, error: Exception) -> None:
+        """Written down where it may have changed something, or was refused."""
+        if self._rule.audited or self._refused:
+            code = code_of(error).name if isinstance(error, ServiceError) else grpc.StatusCode.INTERNAL.name
+            self._add(code, str(error), "")
+
+    def _add(self, outcome: str, detail: str, made: str) -> None:
+        self._audit.add(self._caller, self._method, self.target or made, outcome, detail, self.peer)
+
+
+_TARGETS = ("job_id", "node_id", "token", "prefix", "name", "id")
+"""Fields that say what a request is about."""
+
+
+def _target(message: Any) -> str:
+    for name in _TARGETS:
+        found = getattr(message, name, "")
+        if found and isinstance(found, str):
+            return found
+    made = getattr(message, "token", None)  # CreateToken
+    return str(getattr(made, "id", "") or "")
+
+
+def _behaviour(handler: Handler) -> Any:
+    """The one of the four that is set."""
+    return handler.stream_stream or handler.stream_unary or handler.unary_stream or handler.unary_unary
+
+
+def _parser(handler: Handler) -> Callable[[Any], Any]:
+    """The handler's own parser, with words where the bytes are no message. Raises InvalidRequestError."""
+    deserialize: Any = handler.request_deserializer
+    if deserialize is None:  # it takes bytes
+        return lambda data: data
+
+    def parse(data: Any) -> Any:
+        try:
+            return deserialize(data)
+        except (DecodeError, TypeError) as error:  # TypeError: the stream ended before a message came
+            raise InvalidRequestError(
+                "The request can't be read: its bytes are no message of this method. Client and coordinator must "
+                "speak the same protocol. [BG820]"
+            ) from error
+
+    return parse

@@ -1,0 +1,1 @@
+"""Assembly of the coordinator's process: its servers, connections, metrics."""

@@ -1,0 +1,1 @@
+"""The reconciler, and the state in memory that its rounds change."""

@@ -1,0 +1,142 @@
+"""Makes known what was written: on the board first, then to nodes, to watchers, and to those who wait for an end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import structlog
+
+from bagua.daemon.coordinator.rounds.board import Board
+from bagua.daemon.coordinator.rounds.inbox import Fact
+from bagua.daemon.coordinator.rounds.intake import Intake
+from bagua.daemon.coordinator.rounds.stage import Fault, fault_reason
+from bagua.daemon.coordinator.rules.counters import Counters
+from bagua.daemon.coordinator.rules.domain import Change, JobRecord, JobState, Stored
+from bagua.daemon.coordinator.streams.sessions import Sessions
+from bagua.daemon.coordinator.streams.watchers import Watchers
+from bagua.proto import node_pb2
+
+YIELD_EVERY = 5  # facts, jobs or directives: the event loop must not stand still for long
+_MOST_SHOWN = 4_000  # characters of a fact in the log
+_PENDING_SHOWN_S = 0.5  # how often watchers hear why a job waits
+
+log = structlog.get_logger("coordinator.publisher")
+
+
+class Publisher:
+    """``on_end`` is called when a job has ended."""
+
+    def __init__(
+        self,
+        board: Board,
+        sessions: Sessions,
+        watchers: Watchers,
+        intake: Intake,
+        counters: Counters,
+        on_end: Callable[[], None],
+    ) -> None:
+        self._board = board
+        self._sessions = sessions
+        self._watchers = watchers
+        self._intake = intake
+        self._counters = counters
+        self._on_end = on_end
+        self._next_shown = 0.0
+        self.on_change: Callable[[Change], None] = lambda change: None  # after it was written
+
+    # ---- jobs as they are now
+
+    def install(self, change: Change) -> None:
+        """A decision of this coordinator was written. Nodes hear of it by ``tell``."""
+        job = change.job
+        before = change.old.job
+        self._board.put(change.stored)
+        if job.state is not before.state or job.reason != before.reason:
+            log.info("decided", job=job.job_id, state=job.state.name, reason=job.reason, generation=job.generation)
+        for event in change.events:
+            self._counters.add("events", event.kind)
+        self.on_change(change)
+        self._watchers.notify(job.job_id)
+        if job.state.terminal and not before.state.terminal:
+            self._counters.add("ended", job.state.name.lower())
+        if job.state.terminal:
+            self._intake.drop_deadline(job.job_id)
+            self._on_end()
+
+    async def replace(self, job_id: str, stored: Stored | None) -> None:
+        """The database has the job so; None: it was deleted."""
+        if stored is not None:
+            self._board.put(stored)
+            await self.tell(stored.job)
+            if stored.job.state.terminal:
+                self._on_end()
+        else:
+            self.forget([job_id])
+        self._watchers.notify(job_id)
+
+    def forget(self, job_ids: Iterable[str]) -> None:
+        """These jobs were deleted."""
+        for job_id in job_ids:
+            self._board.drop(job_id)
+            self._sessions.forget(job_id)
+
+    # ---- nodes and watchers
+
+    async def tell(self, job: JobRecord) -> None:
+        """Tells the job's nodes what to do. In parts: each directive wakes a stream."""
+        with self._alone(job):
+            order = self._sessions.order(job)
+            for start in range(0, len(job.parts), YIELD_EVERY):
+                if start:
+                    await asyncio.sleep(0)
+                self._sessions.tell(job.job_id, job.parts[start : start + YIELD_EVERY], order)
+
+    def tell_node(self, node_id: str) -> None:
+        """Tells a node what to do about all of its jobs: it has introduced itself."""
+        for job_id in self._board.on_node(node_id):
+            job = self._board.job(job_id)
+            if job is not None:
+                with self._alone(job):
+                    of_node = [host for host in job.parts if host.node_id == node_id]
+                    self._sessions.tell(job_id, of_node, self._sessions.order(job))
+
+    def refuse(self, fact: Fact) -> None:
+        """Tells a node to stop what it should not have."""
+        session = self._sessions.get(fact.node_id)
+        if session is not None:
+            stop = node_pb2.StopJob(
+                job_id=fact.job.job_id,
+                generation=fact.job.generation,
+                reason="the coordinator does not know this job or has replaced this generation",
+            )
+            session.tell(node_pb2.Directive(stop=stop))
+
+    def show_waiting(self, now: float) -> None:
+        """Tells those who watch a job that waits why it waits now; not too often. ``now`` by the service clock."""
+        if now >= self._next_shown and self._board.waiting:
+            self._next_shown = now + _PENDING_SHOWN_S
+            for job_id in self._watchers.watched():
+                job = self._board.job(job_id)
+                if job is not None and job.state is JobState.PENDING:
+                    self._watchers.notify(job_id)
+
+    # ---- faults of the coordinator
+
+    def note_fault(self, fault: Fault) -> None:
+        """Logs and counts it."""
+        self._counters.add("faults", fault.step)
+        content = {} if fault.content is None else {"content": repr(fault.content)[:_MOST_SHOWN]}
+        known = self._board.job(fault.job_id)
+        generation = None if known is None else known.generation
+        about = {"job": fault.job_id, "generation": generation, "step": fault.step}
+        log.error("step_failed", **about, **content, exc_info=fault.error)
+
+    @contextmanager
+    def _alone(self, job: JobRecord) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # a fault of the coordinator: it ends this job and holds up no other
+            self.note_fault(Fault(job.job_id, "tell", error))
+            self._intake.inbox.faults[job.job_id] = fault_reason("tell", error)

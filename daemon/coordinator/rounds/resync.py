@@ -1,0 +1,143 @@
+"""Takes in what the database has otherwise than the board: other coordinators have written it, or a write that failed
+here was done all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bagua.daemon.coordinator.rounds.board import Board
+from bagua.daemon.coordinator.rounds.inbox import Inbox
+from bagua.daemon.coordinator.rounds.intake import Intake
+from bagua.daemon.coordinator.rounds.place import Place
+from bagua.daemon.coordinator.rounds.publisher import Publisher
+from bagua.daemon.coordinator.rules.clock import ServiceClock
+from bagua.daemon.coordinator.rules.domain import NodeRecord, NodeView, Phase
+from bagua.daemon.coordinator.rules.neighbours import RESYNC_S, Neighbours
+from bagua.daemon.coordinator.store.store import Store
+from bagua.daemon.coordinator.store.worker import Worker
+from bagua.daemon.coordinator.streams.sessions import Sessions
+
+
+class Resync:
+    """``neighbours``: None where no other coordinator uses the database."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        store: Store,
+        clock: ServiceClock,
+        board: Board,
+        sessions: Sessions,
+        intake: Intake,
+        publisher: Publisher,
+        neighbours: Neighbours | None,
+        place: Place,
+    ) -> None:
+        self._worker = worker
+        self._store = store
+        self._clock = clock
+        self._board = board
+        self._sessions = sessions
+        self._intake = intake
+        self._publisher = publisher
+        self._neighbours = neighbours
+        self._place = place
+        self._orphans: set[str] = set()
+        self.due = 0.0
+        """When to look at the other coordinators again, by the service clock."""
+
+    async def look(self, now: float) -> None:
+        """Takes in what other coordinators have written, when that is due."""
+        if self._neighbours is not None and now >= self.due:
+            self.due = now + RESYNC_S
+            await self._look(self._neighbours)
+
+    async def _look(self, neighbours: Neighbours) -> None:
+        began = self._place.now()
+        coordinators = await self._place.answer(self._worker.read(self._store.look, lambda tx: tx.coordinators()))
+        beats = {one.owner: one.clock for one in coordinators}
+        alone = neighbours.alone(beats)
+        jump = self._clock.catch_up(max(beats.values(), default=0.0))
+        if jump:  # others were awake while this one was not: it blames nobody for that time
+            self._sessions.put_forward(jump)
+            self._board.put_forward(jump)
+            neighbours.put_forward(jump)
+        neighbours.observe(beats)
+        self._place.looked(began, coordinators, alone)
+        if not alone:
+            read = self._worker.read(self._store.look, lambda tx: (tx.nodes(), tx.live()))
+            nodes, live = await self._place.answer(read)
+            for node in nodes:
+                if self._sessions.get(node.node_id) is None:
+                    self._take_in_node(neighbours, node)
+                else:  # the session itself tells, but for what users ask of another coordinator
+                    self._take_in_wish(node)
+            await self._compare(live)
+        self._orphans = set(neighbours.orphans(self._board.jobs.values()))
+
+    def take_orphans(self) -> set[str]:
+        """Living jobs about which nobody decides, as the last look found them; each is returned once."""
+        found = self._orphans & self._board.jobs.keys()
+        self._orphans = set()
+        return found
+
+    async def compare(self) -> None:
+        """Takes in the jobs that the database has otherwise."""
+        await self._compare(await self._worker.read(self._store.look, lambda tx: tx.live()))
+
+    async def _compare(self, live: Mapping[str, int]) -> None:
+        """``live``: the revisions that the database has."""
+        here = {job_id: stored.revision for job_id, stored in self._board.jobs.items()}
+        differ = {job_id for job_id in here.keys() | live.keys() if here.get(job_id) != live.get(job_id)}
+        await self.reload(differ)
+        self._intake.look(differ)
+
+    async def reload(self, job_ids: set[str]) -> None:
+        """Takes in jobs as the database has them."""
+        if not job_ids:
+            return
+        read = await self._worker.read(self._store.look, lambda tx: tx.stored(sorted(job_ids)))
+        found = {stored.job.job_id: stored for stored in read}
+        for job_id in job_ids:
+            await self._publisher.replace(job_id, found.get(job_id))
+
+    async def load_unknown(self, taken: Inbox) -> None:
+        """A job that is not on the board may have been made by another coordinator a moment ago."""
+        if self._neighbours is None:
+            return
+        named = [*(call.job_id for call in taken.cancellations), *(call.job_id for call in taken.requests)]
+        unknown = {job_id for job_id in named if self._board.job(job_id) is None}
+        for fact in taken.facts.values():
+            job = self._board.job(fact.job.job_id)
+            if fact.job.phase is not Phase.STOPPED and (job is None or job.generation < fact.job.generation):
+                unknown.add(fact.job.job_id)
+        await self.reload(unknown)
+
+    def _take_in_node(self, neighbours: Neighbours, node: NodeRecord) -> None:
+        view = self._board.views.get(node.node_id)
+        connected = neighbours.connected(node)
+        same = view is not None and (
+            (view.boot_id, view.slots, view.address, view.asked_to_drain, view.leaving)
+            == (node.boot_id, node.slots, node.address, node.draining, node.leaving)
+        )
+        if same and view is not None and view.connected is connected:
+            return
+        heard = neighbours.heard_of(node, view, self._clock.now())
+        if self._board.put_node(node, connected, heard, hung_up=_hung_up(node, view)):
+            self._intake.inbox.room = True
+        self._intake.look(self._board.on_node(node.node_id))
+
+    def _take_in_wish(self, node: NodeRecord) -> None:
+        view = self._board.views.get(node.node_id)
+        if view is not None and view.asked_to_drain is not node.draining:
+            if self._board.mark_node(node.node_id, node.draining, None):
+                self._intake.inbox.room = True
+            self._intake.look(self._board.on_node(node.node_id))
+
+
+def _hung_up(node: NodeRecord, view: NodeView | None) -> bool:
+    """True if another coordinator has seen the node's session end. One that starts again writes no time: nobody has
+    seen the sessions of its former run end. ``view``: of the node, so far."""
+    if view is None or node.owner is not None:
+        return False
+    return node.last_seen != view.last_seen if view.connected else view.hung_up

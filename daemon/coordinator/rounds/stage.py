@@ -1,0 +1,301 @@
+"""Computes one round: takes facts and wishes, returns changes. It knows no clock and no database.
+
+A Stage lies over the board: it sees what this round has changed already, and the board learns of it only after it was
+written. If writing fails, the stage is thrown away and nothing was lost but the thinking.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from bagua.base.errors import NotFoundError
+from bagua.daemon.coordinator.rounds.board import Board, Shape
+from bagua.daemon.coordinator.rounds.wishes import Wished
+from bagua.daemon.coordinator.rules.decide import Decision, apply, decide
+from bagua.daemon.coordinator.rules.domain import (
+    Change,
+    Event,
+    HostRecord,
+    JobRecord,
+    JobState,
+    LocalJob,
+    NodeView,
+    Phase,
+    Stored,
+    reshaped,
+)
+from bagua.daemon.coordinator.rules.evidence import accusers, host_loss
+from bagua.daemon.coordinator.rules.observe import Changed, forget, observe
+from bagua.daemon.coordinator.rules.options import Options
+
+FAULT_RETRY_S = 30.0
+"""After so long a job that can't be stopped for a fault of the coordinator is tried again."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A step about one job that raised: a fault of the coordinator. ``content`` is the fact that was taken in."""
+
+    job_id: str
+    step: str
+    error: Exception
+    content: object = None
+
+
+class Stage:
+    """``now`` by the service clock, ``wall`` for people; ``mine`` tells whether this coordinator decides about a job;
+    ``closed`` are nodes that get no new jobs in this round; ``heard`` tells when a node that is connected was heard of
+    last."""
+
+    def __init__(
+        self,
+        board: Board,
+        options: Options,
+        now: float,
+        wall: float,
+        mine: Callable[[Stored], bool],
+        closed: frozenset[str] = frozenset(),
+        heard: Callable[[str], float | None] = lambda node_id: None,
+    ) -> None:
+        self._board = board
+        self._options = options
+        self._now = now
+        self._wall = wall
+        self._mine = mine
+        self._heard = heard
+        self._views = dict(board.views)
+        for node_id in closed & self._views.keys():
+            self._views[node_id] = replace(self._views[node_id], closed=True)
+        self._jobs: dict[str, JobRecord] = {}
+        self._events: dict[str, list[Event]] = {}
+        self._owners: dict[str, str] = {}
+        self.wakes: dict[str, float] = {}  # job id -> when to look again, by the service clock
+        self.decisions = 0
+        self.freed = False  # slots became free: jobs that wait may fit
+        self.silent: dict[str, str] = {}  # nodes with a session here, lost by jobs of other coordinators; why
+        self.faults: list[Fault] = []
+
+    def job(self, job_id: str) -> JobRecord | None:
+        """As this round sees it."""
+        return self._jobs.get(job_id) or self._board.job(job_id)
+
+    def changes(self) -> list[Change]:
+        """To be written."""
+        found = []
+        for job_id in dict.fromkeys((*self._jobs, *self._owners)):
+            old = self._board.jobs[job_id]
+            owner = self._owners.get(job_id, old.owner)
+            found.append(Change(old, self._jobs.get(job_id, old.job), tuple(self._events.get(job_id, ())), owner))
+        return found
+
+    # ---- what came
+
+    def claim(self, job_id: str, owner: str) -> None:
+        """``owner`` decides about the job from now on."""
+        self._owners[job_id] = owner
+
+    def cancel(self, job_id: str, reason: str) -> bool:
+        """Somebody asks for the end of a job. False: it ends or has ended already."""
+        job = self.job(job_id)
+        if job is None or job.state.terminal or job.state is JobState.STOPPING or job.cancel_reason is not None:
+            return False
+        event = Event("cancel_requested", reason, job.generation, self._wall)
+        self._update(job_id, replace(job, cancel_reason=reason), [event])
+        return True
+
+    def wish(self, job_id: str, wish: Callable[[JobRecord], Wished]) -> None:
+        """Somebody wants the job otherwise. Raises what ``wish`` raises, and NotFoundError for a job that has ended."""
+        job = self.job(job_id)
+        if job is None or job.state.terminal:
+            raise NotFoundError(f"There is no job {job_id[:64]!r} that has not ended. [BG810]")
+        new, text = wish(job)
+        if new != job:
+            self._update(job_id, new, [Event("asked", text, new.generation, self._wall)])
+
+    def mark(self, node_id: str, draining: bool | None, leaving: bool | None) -> None:
+        """The node drains, or not: as a user has asked, as its daemon says (None: as it was)."""
+        if node_id in self._views:
+            self._views[node_id] = self._views[node_id].marked(draining, leaving)
+
+    def fail(self, job_id: str, reason: str) -> None:
+        """The job ends because the coordinator can't go on with it. One that stops already, or can't even be ended, is
+        tried again later. Raises nothing but MemoryError."""
+        try:
+            self._fail(job_id, reason)
+        except MemoryError:
+            raise
+        except Exception as error:
+            self.faults.append(Fault(job_id, "fail", error))
+            self.wakes[job_id] = self._now + FAULT_RETRY_S
+
+    def _fail(self, job_id: str, reason: str) -> None:
+        job = self.job(job_id)
+        if job is None or job.state.terminal:
+            return
+        if job.state is JobState.STOPPING:
+            self.wakes[job_id] = self._now + FAULT_RETRY_S
+        elif job.state is JobState.PENDING:
+            self._step(job, Decision(JobState.FAILED, reason))
+        else:
+            self._step(job, Decision(JobState.STOPPING, reason, JobState.FAILED))
+
+    def observe(self, node_id: str, boot_id: str, fact: LocalJob) -> bool:
+        """Takes in what a node says of a job. False if the node should stop what it runs: nobody knows it, or the node
+        is not in it (any more), or it had said before that nothing is left."""
+        job = self.job(fact.job_id)
+        if job is None or not _belongs(job, node_id, fact):
+            return False
+        with self._alone(job.job_id, "observe", (node_id, fact)):
+            self._take(job, observe(job, node_id, boot_id, fact, self._now, self._wall))
+            return True
+        if fact.phase is Phase.STOPPED:  # this part of it is certain
+            self.forget(node_id, boot_id, fact.job_id)
+        return True
+
+    def forget(self, node_id: str, boot_id: str, job_id: str) -> None:
+        """Takes in that a node holds nothing of a job that was placed on it."""
+        job = self.job(job_id)
+        if job is not None:
+            with self._alone(job_id, "forget", node_id):
+                self._take(job, forget(job, node_id, boot_id, self._now, self._wall))
+
+    # ---- what follows
+
+    def decide(self, job_id: str) -> None:
+        """Steps of one job, as many as are possible now."""
+        with self._alone(job_id, "decide"):
+            self._decide(job_id)
+
+    def _decide(self, job_id: str) -> None:
+        while (job := self.job(job_id)) is not None:
+            if job.state.terminal:
+                return
+            if not (job_id in self._owners or self._mine(self._board.jobs[job_id])):
+                self._listen(job)
+                return
+            decision = decide(job, self._seen(job), self._now, self._options)
+            if decision.wake_at is not None:
+                self.wakes[job_id] = decision.wake_at
+            if decision.state is None and job.state is JobState.PENDING and job.reason != "submitted":
+                return  # why it waits is told from memory: it changes with every slot, for every job that waits
+            new = self._step(job, decision)
+            if new.state is job.state and not reshaped(job, new) and decision.wave is None:
+                return
+
+    def _listen(self, job: JobRecord) -> None:
+        """Another coordinator decides about the job, and only this one knows when it has heard of its own nodes."""
+        nodes = self._seen(job)
+        accused = accusers(job, nodes, self._options)
+        for host in job.hosts:
+            accuser = accused.get(host.node_id)
+            if accuser is None or host.withdrawn or host.phase is Phase.STOPPED or self._heard(host.node_id) is None:
+                continue
+            words, at = host_loss(job, host, accuser, nodes, self._now, self._options)
+            if words:
+                self.silent[host.node_id] = words
+            elif at is not None:
+                self.wakes[job.job_id] = min(at, self.wakes.get(job.job_id, at))
+
+    def _step(self, job: JobRecord, decision: Decision) -> JobRecord:
+        new, events = apply(job, decision, self._now, self._wall)
+        if new is not job:
+            self.decisions += 1
+            self._update(job.job_id, new, events)
+        return new
+
+    @contextmanager
+    def _alone(self, job_id: str, step: str, content: object = None) -> Iterator[None]:
+        """An exception in here is a fault of the coordinator. It ends this job and holds up no other."""
+        try:
+            yield
+        except MemoryError:  # no fault of this step: the round is tried again
+            raise
+        except Exception as error:
+            self.faults.append(Fault(job_id, step, error, content))
+            self.fail(job_id, fault_reason(step, error))
+
+    def place(self, shapes: Iterable[Shape] | None = None) -> None:
+        """Places jobs that wait, the oldest first, as long as any fits. ``shapes``: only these (None: all)."""
+        waiting = self._board.waiting.by_shape()
+        queues = {
+            shape: iter(waiting[shape].items()) for shape in (waiting if shapes is None else shapes) if shape in waiting
+        }
+        heads = {shape: next(queue) for shape, queue in queues.items()}
+        free = self._free()
+        while heads:
+            shape, (job_id, _) = min(heads.items(), key=lambda item: item[1][1])
+            job = self.job(job_id)
+            fits = job is not None and job.state is JobState.PENDING
+            if fits and not _fits(shape, free):
+                del heads[shape]
+                continue
+            if fits:
+                self.decide(job_id)
+                free = self._free()
+            following = next(queues[shape], None)
+            if following is None:
+                del heads[shape]
+            else:
+                heads[shape] = following
+
+    # ---- helpers
+
+    def _seen(self, job: JobRecord) -> Mapping[str, NodeView]:
+        """The nodes; with the time when those were heard of last that others of this job have lost."""
+        accused = {name for host in job.hosts for name in host.lost_hosts}
+        heard = {name: self._heard(name) for name in accused & self._views.keys()}
+        fresh = {name: replace(self._views[name], heard_clock=at) for name, at in heard.items() if at is not None}
+        return ChainMap(fresh, self._views) if fresh else self._views
+
+    def _free(self) -> list[int]:
+        """Free slots of the nodes that take jobs, the largest first."""
+        return sorted((view.free for view in self._views.values() if view.open and view.free), reverse=True)
+
+    def _take(self, job: JobRecord, changed: Changed) -> None:
+        new, events = changed
+        if new is not job:
+            self._update(job.job_id, new, events)
+
+    def _update(self, job_id: str, new: JobRecord, events: Iterable[Event]) -> None:
+        old = self.job(job_id)
+        assert old is not None
+        self._jobs[job_id] = new
+        self._events.setdefault(job_id, []).extend(events)
+        if reshaped(old, new):
+            for host in old.parts:
+                self._use(host, -1)
+            for host in new.parts:
+                self._use(host, 1)
+            self.freed |= bool(old.hosts)  # a rank that is out has left its slot
+            return
+        for host, before in zip(new.parts, old.parts, strict=True):
+            if host is not before and host.phase is Phase.STOPPED and before.phase is not Phase.STOPPED:
+                self._use(before, -1)
+                self.freed = True
+
+    def _use(self, host: HostRecord, sign: int) -> None:
+        view = self._views.get(host.node_id)
+        if view is not None and view.boot_id == host.boot_id and host.phase is not Phase.STOPPED:
+            self._views[host.node_id] = replace(view, used=view.used + sign * host.nranks)
+
+
+def _belongs(job: JobRecord, node_id: str, fact: LocalJob) -> bool:
+    """True if the fact speaks of this run of the job. A node that is a generation behind has been told the newest."""
+    if fact.generation > job.generation or (fact.generation < job.generation and not job.spec.elastic):
+        return False
+    index = job.host_index(node_id)
+    parts = [*job.other_parts(node_id), *(() if index is None else (job.hosts[index],))]
+    return any(part.phase is not Phase.STOPPED or fact.phase is Phase.STOPPED for part in parts)
+
+
+def fault_reason(step: str, error: Exception) -> str:
+    """Why a job ends at which ``step`` raised ``error``."""
+    return f"the coordinator failed at this job: {type(error).__name__} in '{step}'; its log tells more"
+
+
+def _fits(shape: Shape, free: list[int]) -> bool:
+    nnodes, nproc = shape
+    return len(free) >= nnodes and free[nnodes - 1] >= nproc

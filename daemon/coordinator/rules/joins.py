@@ -1,0 +1,208 @@
+"""Starts newcomers of an elastic job, and gives up those that fail: pure functions of facts and clock.
+
+Newcomers come in waves, one at a time. They run their script up to its first step while the others train on; nothing
+that happens to them hurts the job.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from bagua.daemon.coordinator.rules.causes import Nodes, describe_exit
+from bagua.daemon.coordinator.rules.domain import HostRecord, JobRecord, NodeView, Phase, RankRecord, RankState
+from bagua.daemon.coordinator.rules.evidence import accusers, ending, host_loss
+from bagua.daemon.coordinator.rules.generations import Numbers, with_former
+from bagua.daemon.coordinator.rules.options import Options
+from bagua.daemon.coordinator.rules.placement import names
+
+_HOUR_S = 3_600.0
+
+
+@dataclass(frozen=True)
+class Wave:
+    """A change beside the current generation: newcomers are started, or given up. ``job``: afterwards."""
+
+    job: JobRecord
+    kind: str  # of the event
+    reason: str  # empty: no event tells of it
+
+
+def give_up(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tuple[Wave | None, float | None]:
+    """(newcomers that have failed, None), or (None, when to look again)."""
+    surplus = _surplus(job, nodes)
+    if surplus:
+        text = f"{names([part.node_id for part in surplus])} need not join any more"
+        return Wave(without(job, {part.index for part in surplus}), "newcomers_lost", text), None
+    failed: dict[int, str] = {}
+    wake: list[float] = []
+    for part in job.joining:
+        words, at = _failure(job, part, nodes, now, options)
+        if words:
+            failed[part.index] = words
+        elif at is not None:
+            wake.append(at)
+    if not failed:
+        return None, min(wake, default=None)
+    pause = min(options.rejoin_s * 2.0 ** min(job.failures, 30), options.most_rejoin_s)
+    reason = f"newcomers are given up: {'; '.join(failed.values())}; others are started in {pause:g} s at the earliest"
+    after = replace(without(job, failed.keys()), failures=job.failures + 1, retry_clock=now + pause)
+    return Wave(after, "newcomers_lost", reason), None
+
+
+def without(job: JobRecord, indices: Collection[int]) -> JobRecord:
+    """``job`` without these parts that prepare to join."""
+    gone = [part for part in job.joining if part.index in indices]
+    return replace(
+        job,
+        joining=tuple(part for part in job.joining if part not in gone),
+        former=with_former(job, [replace(part, joining=False, since_clock=0.0) for part in gone]),
+    )
+
+
+def begin(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tuple[Wave | None, float | None]:
+    """(the next newcomers, None), or (None, when to look again)."""
+    if hindrance(job):
+        return None, None
+    rows = _wanted(job, nodes, now)
+    if not rows:
+        return None, _respawn_at(job, now)
+    if now < job.retry_clock:
+        return None, job.retry_clock
+    numbers = Numbers(job)
+    first = max(job.next_member, 1 + max(rank.number for part in job.parts for rank in part.ranks))
+    member = first
+    parts: list[HostRecord] = []
+    for node, count in rows:
+        parts.append(_part(node, count, member, numbers.next(), now))
+        member += count
+    at_home = {host.node_id for host in job.hosts}
+    again = tuple((part.node_id, now) for part in parts if part.node_id in at_home for _ in part.ranks)
+    recent = tuple((node_id, at) for node_id, at in job.respawns if now < at + _HOUR_S)
+    after = replace(job, joining=(*job.joining, *parts), next_member=member, respawns=(*recent, *again))
+    ranks = member - first
+    verb = "newcomer prepares" if ranks == 1 else "newcomers prepare"
+    return Wave(after, "newcomers", f"{ranks} {verb} to join on {names([part.node_id for part in parts])}"), None
+
+
+def hindrance(job: JobRecord) -> str:
+    """Why nobody may be started now, in words; empty: nothing stands in the way."""
+    if job.joining or any(host.has_newcomers for host in job.hosts):
+        return "others are joining"
+    if not any(host.takes_newcomers for host in job.hosts):
+        return "its program has not said that it takes newcomers (ElasticSampler.epochs() and wait_to_join() say so)"
+    if job.paused:
+        return "it is paused"
+    if not job.state.under_way or ending(job):
+        return "it is about to end"
+    return ""
+
+
+def growth(job: JobRecord, nodes: Nodes, now: float) -> str:
+    """Why a job that has less than it may have gets nobody now, in words; empty: it has, or gets, all."""
+    if not job.spec.elastic or not job.state.under_way or job.joining:
+        return ""
+    staying = [host for host in job.hosts if not draining(host, nodes)]
+    short = [host for host in staying if job.spec.respawn and _running(host) < job.spec.nproc_per_node]
+    if len(staying) >= job.wanted and not short:
+        return ""
+    words = hindrance(job)
+    if words:
+        return words
+    if not _wanted(job, nodes, now):
+        per_node = job.spec.nproc_per_node
+        slots = "1 free slot" if per_node == 1 else f"{per_node} free slots"
+        return f"no other node has {slots}" if len(staying) < job.wanted else "its ranks were replaced too often"
+    if now < job.retry_clock:
+        return f"newcomers have failed; the next ones are started in {job.retry_clock - now:.0f} s"
+    return ""
+
+
+def draining(host: HostRecord, nodes: Nodes) -> bool:
+    """True if the host is to leave its jobs."""
+    node = nodes.get(host.node_id)
+    return node is not None and node.draining
+
+
+def _surplus(job: JobRecord, nodes: Nodes) -> list[HostRecord]:
+    """Newcomers for which there is no room any more: the job became smaller meanwhile."""
+    new = [part for part in job.joining if job.host_index(part.node_id) is None]
+    staying = sum(not draining(host, nodes) for host in job.hosts)
+    return new[max(0, job.wanted - staying) :]
+
+
+def _failure(job: JobRecord, part: HostRecord, nodes: Nodes, now: float, options: Options) -> tuple[str, float | None]:
+    """(why a part is given up, None), or (empty, when to look again)."""
+    ended = next((rank for rank in part.ranks if rank.state is RankState.EXITED), None)
+    if ended is not None:
+        return describe_exit(ended), None
+    if job.host_index(part.node_id) is None:
+        words, at = host_loss(job, part, accusers(job, nodes, options).get(part.node_id), nodes, now, options)
+        if words:
+            return words, None
+        if part.error:
+            return part.error_text, None
+    else:
+        at = None  # what happens to the node happens to the host there
+    node = nodes.get(part.node_id)
+    if node is not None and node.draining:
+        return f"node {part.name} drains", None
+    if part.ready:
+        return "", at
+    late = part.since_clock + options.join_s
+    if now >= late:
+        return f"the newcomers on node {part.name} were not ready within {options.join_s:g} s", None
+    return "", late if at is None else min(at, late)
+
+
+def _wanted(job: JobRecord, nodes: Nodes, now: float) -> list[tuple[NodeView, int]]:
+    """(node, number of newcomers) for all that could be started now."""
+    per_node = job.spec.nproc_per_node
+    found: list[tuple[NodeView, int]] = []
+    staying = [host for host in job.hosts if not draining(host, nodes)]
+    if job.spec.respawn:
+        begun = Counter(node_id for node_id, at in job.respawns if now < at + _HOUR_S)
+        for host in staying:
+            node = nodes.get(host.node_id)
+            if node is None or not node.open or node.boot_id != host.boot_id or job.other_parts(host.node_id):
+                continue
+            count = min(per_node - _running(host), job.spec.respawn - begun[host.node_id], node.free)
+            if count > 0:
+                found.append((node, count))
+    missing = job.wanted - len(staying)
+    if missing > 0:
+        busy = {part.node_id for part in job.hosts} | {
+            part.node_id for part in job.former if part.phase is not Phase.STOPPED
+        }
+        fit = [node for node in nodes.values() if node.open and node.free >= per_node and node.node_id not in busy]
+        found += [(node, per_node) for node in sorted(fit, key=lambda node: node.node_id)[:missing]]
+    return found
+
+
+def _respawn_at(job: JobRecord, now: float) -> float | None:
+    """When the oldest replacement is forgotten."""
+    ends = [at + _HOUR_S for _, at in job.respawns if now < at + _HOUR_S]
+    return min(ends, default=None)
+
+
+def _running(host: HostRecord) -> int:
+    return sum(rank.state is not RankState.EXITED for rank in host.ranks)
+
+
+def _part(node: NodeView, count: int, member: int, index: int, now: float) -> HostRecord:
+    ranks = tuple(
+        RankRecord(local, local, node.node_id, member=member + local, newcomer=True) for local in range(count)
+    )
+    return HostRecord(
+        index,
+        node.node_id,
+        node.hostname,
+        node.address,
+        node.boot_id,
+        0,
+        count,
+        joining=True,
+        since_clock=now,
+        ranks=ranks,
+    )

@@ -1,0 +1,138 @@
+"""Decides how the membership of an elastic job changes: pure functions of facts and clock.
+
+    evidence     who is out           generations  form the next one
+    joins        who is started       planned      who enters and leaves after the same step everywhere
+
+A loss comes first. Its generation consists of members that have state, at once; planned changes and newcomers follow
+when everybody has entered it, so no newcomer is there where a step has to be repeated. The hosts themselves see to it
+that a step commits everywhere or nowhere; nothing here knows of steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bagua.daemon.coordinator.rules.causes import Cause, Nodes
+from bagua.daemon.coordinator.rules.domain import JobRecord, JobState, Plan
+from bagua.daemon.coordinator.rules.evidence import Evidence, failed_by_itself, find, leaving, passed
+from bagua.daemon.coordinator.rules.generations import Regroup, survivors
+from bagua.daemon.coordinator.rules.joins import Wave, begin, give_up
+from bagua.daemon.coordinator.rules.options import Options
+from bagua.daemon.coordinator.rules.planned import PAUSED, below, change, enough
+
+Step = Regroup | Wave | Cause | None
+
+
+def next_generation(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tuple[Step, float | None]:
+    """(the next change of its membership, or why the job has to stop, None), or (None, when to look again). ``job`` is
+    elastic and under way. One in which something has failed by itself gets none: it has to stop, as ``causes`` will
+    say."""
+    if any(failed_by_itself(host) for host in job.hosts):
+        return None, None
+    evidence = find(job, nodes, now, options)
+    if evidence and leaving(job, evidence.lost):
+        return None, evidence.wake
+    gone, wake = give_up(job, nodes, now, options)
+    if gone is not None:
+        return gone, None
+    wakes = [wake, evidence.wake]
+    step: Step
+    if evidence.lost or evidence.dead:
+        step, wake = _without(job, evidence, now), None
+    elif job.plan.holds:
+        step, wake = _resume(job, evidence, nodes, now, options)
+    elif evidence.suspended:
+        step, wake = _again(job, evidence, now, options)
+    else:
+        step, wake = change(job, nodes, now, options)
+    wakes.append(wake)
+    if step is None:
+        step, wake = begin(job, nodes, now, options)
+        wakes.append(wake)
+    return step, min((at for at in wakes if at is not None), default=None) if step is None else None
+
+
+def _without(job: JobRecord, evidence: Evidence, now: float) -> Step:
+    """All members that run, but for those that are lost."""
+    words = evidence.words
+    if _only_newcomers(job, evidence):  # nobody else is hurt: what was planned stays so
+        step = replace(survivors(job, evidence.lost, now, newcomers_stay=True), plan=Plan.PLANNED)
+        return replace(step, reason=_reason(job, words, step))
+    step = survivors(job, evidence.lost, now, newcomers_stay=passed(job))
+    if all(host.new for host in step.hosts):
+        return Cause(JobState.FAILED, f"{words}; no rank is left that runs")  # also if others had ended with code 0
+    if job.paused:
+        return replace(step, plan=Plan.STANDSTILL, reason=f"{PAUSED}; {words}")
+    after = replace(job, hosts=step.hosts, joining=step.joining)
+    if enough(after):
+        return replace(step, reason=_reason(job, words, step))
+    left = "1 node is left" if len(step.hosts) == 1 else f"{len(step.hosts)} nodes are left"
+    missing = f"{words}; {left}, and the job needs at least {job.least}"
+    if not any(host.takes_newcomers for host in job.hosts):
+        return Cause(JobState.FAILED, f"{missing}: its program takes no newcomers")
+    return replace(step, plan=Plan.STANDSTILL, reason=f"{below(after)}: {missing}")
+
+
+def _resume(
+    job: JobRecord, evidence: Evidence, nodes: Nodes, now: float, options: Options
+) -> tuple[Step, float | None]:
+    """The job waits: it goes on once nobody wants it paused and there are enough nodes."""
+    if job.plan is Plan.HOLD and not evidence.suspended:
+        return change(job, nodes, now, options)
+    if job.paused or not enough(job):
+        return None, None
+    step = survivors(job, (), now, newcomers_stay=True)
+    return replace(step, reason=_reason(job, "it need not wait any more", step)), None
+
+
+def _again(job: JobRecord, evidence: Evidence, now: float, options: Options) -> tuple[Step, float | None]:
+    """A connection broke, but nobody is known to be lost: the same members once more, after a moment. A host that
+    others have lost and that has not spoken since gets the time of a lease to do so."""
+    suspended = evidence.suspended
+    accused = {name for host in suspended for name in host.lost_hosts}
+    alive = all(host.suspended for host in job.hosts if host.node_id in accused)
+    first = min(suspended, key=lambda host: (host.suspended_clock, host.index))
+    at = first.suspended_clock + (options.regroup_s if alive else options.lease_s)
+    if evidence.away:  # the node comes back, or is lost
+        return None, evidence.wake
+    if now < at:
+        return None, at
+    soon = now < job.placed_clock + options.stall_s
+    stalls = job.stalls + 1 if soon else 1
+    words = f"node {first.name}: {first.suspended}"
+    if stalls > options.max_stalls:
+        text = f"the connections broke {stalls} times in a row, though no member is lost; the last time: {words}"
+        return Cause(JobState.FAILED, text), None
+    step = survivors(job, (), now, newcomers_stay=passed(job))
+    if not step.hosts:  # whoever was there has ended well
+        return None, None
+    plan = Plan.PLANNED if _only_newcomers(job, evidence) else Plan.AT_ONCE
+    if plan is Plan.PLANNED:
+        step = survivors(job, (), now, newcomers_stay=True)
+    return replace(step, reason=_reason(job, words, step), stalls=stalls, plan=plan), None
+
+
+def _only_newcomers(job: JobRecord, evidence: Evidence) -> bool:
+    """True if a planned change loses newcomers, before anybody else has entered it."""
+    if job.plan is not Plan.PLANNED or passed(job):
+        return False
+    hosts = {host.node_id: host for host in job.hosts}
+    return (
+        all(hosts[node_id].new for node_id in evidence.lost)
+        and all(rank.newcomer for rank in evidence.dead)
+        and all(host.new for host in evidence.suspended)
+    )
+
+
+def _reason(job: JobRecord, words: str, step: Regroup) -> str:
+    left = sum(host.nranks for host in step.hosts)
+    count = "1 rank goes" if left == 1 else f"{left} ranks go"
+    return f"generation {job.generation + 1}: {words}; {count} on{_unreplaced(job, step, left)}"
+
+
+def _unreplaced(job: JobRecord, step: Regroup, left: int) -> str:
+    """Why nobody will replace lost ranks, if that is wanted (``--respawn``); else nothing."""
+    whole = left == len(step.hosts) * job.spec.nproc_per_node
+    if not job.spec.respawn or whole or any(host.takes_newcomers for host in job.hosts):
+        return ""
+    return ", and nobody joins: the program has called neither ElasticSampler.epochs() nor wait_to_join()"

@@ -1,0 +1,170 @@
+"""Tells for how long daemons may count on not being given up while coordinators, or their database, are away.
+
+With SQLite nobody but this coordinator decides. A database server may have other coordinators, so time counts here, by
+this machine's clock, from what is certain:
+
+- From the last beat that was written the others count the silence of this coordinator's nodes; of a node whose session
+  ended from the writing of that, until its next session is written. While another one does not reach the database
+  either, as it says when it is asked, it counts nothing (``Place.answer``).
+- A coordinator that nobody knew of at the last look is a newcomer: it gives nobody up for ``outage_s`` and the time of
+  the fence (``Options.gone_at``).
+- Where the port of the database refuses connections nobody uses it. That time counts for nobody.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from bagua.base.address import is_loopback, join_address, split_address
+from bagua.daemon.coordinator.rules.domain import CoordinatorRecord
+from bagua.proto import node_pb2
+
+
+def boottime() -> float:
+    """Seconds on the clock that goes on while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Standing:
+    """``shared``: the database may have other coordinators. Use from one event loop."""
+
+    def __init__(self, shared: bool = False, outage_s: float = 0.0, clock: Callable[[], float] = boottime) -> None:
+        self._shared = shared
+        self._outage_s = outage_s
+        self._clock = clock
+        self._refused_s = 0.0  # how long the database has refused, all in all
+        self._refused_at: float | None = None  # at the last try, if it did
+        self._written = -math.inf
+        self._looked = -math.inf
+        self._alone = False
+        # Of all coordinators, for daemons may dial that of another one, or of a balancer. Empty: one that is alone does
+        # not know its own. None: that of one of several is not known.
+        self._addresses: list[str] | None = []
+        self._others: dict[str, str] | None = {}  # the others' addresses, by name; None: not all of them are known
+        self._still_s = 0.0  # for so long, since the last beat, none of the others counted
+        self._counted = -math.inf  # by the clock; time before it is in one of the sums, or will be in none
+        self._left: dict[str, float] = {}  # node -> when its session's end may first have been written; inf: it was not
+
+    def clock(self) -> float:
+        """For ``heard_others``."""
+        return self._clock()
+
+    def now(self) -> float:
+        """Seconds during which somebody may have used the database."""
+        return self._clock() - self._refused_s
+
+    @property
+    def silent_s(self) -> float:
+        """How long this coordinator has written no beat that others could see."""
+        return self.now() - self._written
+
+    def wrote(self, began: float) -> None:
+        """A beat is written, in a transaction that began at that time of ``now``."""
+        self._written = began
+        self._reached()
+
+    def _reached(self) -> None:
+        """The database has answered: others may count again from now on."""
+        self._left = {node_id: at + self._still_s for node_id, at in self._left.items()}
+        self._still_s = 0.0
+        self._counted = self._clock()
+        self._refused_at = None
+
+    def looked(self, began: float, own: CoordinatorRecord, others: Iterable[CoordinatorRecord]) -> None:
+        """Those are the others that live, or lived a moment ago, as of that time of ``now``."""
+        others = list(others)
+        self._looked = began
+        self._written += self._still_s
+        self._reached()
+        self._alone = not others
+        known = {one.owner: address for one in (own, *others) if (address := _reached_at(one, own.machine))}
+        complete = len(known) == 1 + len(others)
+        self._addresses = list(known.values()) if complete or self._alone else None
+        self._others = {owner: at for owner, at in known.items() if owner != own.owner} if complete else None
+
+    @property
+    def others(self) -> Mapping[str, str]:
+        """Address of each of the others by its name, if all of them can be asked; else none."""
+        return self._others or {}
+
+    @property
+    def refused(self) -> bool:
+        """The port of the database refused the last try."""
+        return self._refused_at is not None
+
+    def heard_others(self, asked: float, silent: Mapping[str, float]) -> None:
+        """Each of ``others`` was asked after that time of ``clock``, and has not reached the database for so many
+        seconds, as it said."""
+        if not silent or silent.keys() != self.others.keys():
+            return
+        began = max(self._counted, self._clock() - min(silent.values()))
+        if began < asked:
+            self._still_s += asked - began
+            self._counted = asked
+
+    def holds(self, node_id: str) -> None:
+        """It is written that this coordinator has a session of the node."""
+        self._left[node_id] = math.inf
+
+    def lets_go(self, node_ids: Iterable[str], began: float) -> None:
+        """It is being written, in a transaction that began at that time of ``now``, that these sessions have ended."""
+        for node_id in node_ids:
+            self._left[node_id] = min(self._left.get(node_id, -math.inf), began)
+
+    def failed(self, refused: bool) -> None:
+        """The database could not be used; ``refused``: its port refuses connections."""
+        now = self._clock()
+        if refused and self._refused_at is not None:
+            self._refused_s += now - max(self._refused_at, self._counted)
+            self._counted = now
+        self._refused_at = now if refused else None
+
+    def message(self, node_id: str) -> node_pb2.Standing | None:
+        """For the daemon on that node. None: nobody else decides."""
+        if not self._shared:
+            return None
+        now = self.now()
+        newcomers_s = self._looked + self._outage_s - now  # a newcomer gives nobody up for so long
+        age_s = max(0.0, -newcomers_s)
+        refusals_s = 0.0 if self._addresses is None else max(0.0, newcomers_s)
+        if not self._alone:
+            since = min(self._written, self._left.get(node_id, -math.inf))
+            age_s = max(age_s, now - since - self._still_s)
+            refusals_s = 0.0 if math.isinf(since) else refusals_s
+        return node_pb2.Standing(age_s=age_s, refusals_s=refusals_s, coordinators=self._addresses or ())
+
+
+def _reached_at(one: CoordinatorRecord, machine: str) -> str:
+    """The address at which a daemon that talks to a coordinator of ``machine`` reaches that one. Empty: not known."""
+    if not one.address:
+        return ""
+    host, _ = split_address(one.address)
+    return one.address if one.machine == machine or not is_loopback(host) else ""
+
+
+def told_address(address: str, listen: str) -> str:
+    """The address, as a number, that others may be told of a coordinator that listens there; empty: it is not known at
+    which of its addresses they reach it."""
+    host, _ = split_address(listen)
+    if host in ("0.0.0.0", "::"):
+        return ""
+    _, port = split_address(address)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return ""
+    return join_address(str(found[0][4][0]), port)
+
+
+def this_machine() -> str:
+    """Equal for all processes that share one loopback: same kernel, same boot, same network namespace."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/net').readlink()}"
+    except OSError:
+        return f"unknown {secrets.token_hex(8)}"

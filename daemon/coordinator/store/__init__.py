@@ -1,0 +1,1 @@
+"""The database: models, queries, migrations, the writer's thread."""

@@ -1,0 +1,182 @@
+"""Opens the database and migrates its schema."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import sqlalchemy as sa
+from sqlalchemy import event
+
+import bagua
+from bagua.base.disk import disk_words
+from bagua.base.errors import ConfigError, UnavailableError
+from bagua.daemon.coordinator.store import models
+from bagua.daemon.coordinator.store.execution import READ_ONLY
+from bagua.daemon.coordinator.store.migrations import HEAD, KNOWN
+from bagua.daemon.coordinator.store.trouble import describe, shown_url
+
+_BUSY_TIMEOUT_MS = 10_000
+MIGRATION_LOCK = 0x6261677561  # any number of our own, for pg_advisory_lock
+
+
+def sqlite_url(path: Path) -> str:
+    """The URL of a database file."""
+    return f"sqlite:///{path}"
+
+
+def read_only_url(path: Path) -> str:
+    """The same, for whoever only reads: no journal appears beside the file."""
+    return f"sqlite:///file:{quote(str(path.absolute()))}?mode=ro&uri=true"
+
+
+def open_engine(url: str) -> sa.Engine:
+    """An engine for ``url``, its schema at head. Raises ConfigError: a bad URL, a newer schema, a full disk, a damaged
+    file; UnavailableError: a server that does not answer."""
+    engine = connect_engine(url)
+    try:
+        with config_words(engine.url):
+            ensure_schema(engine, shown_url(engine.url))
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
+
+
+def connect_engine(url: str) -> sa.Engine:
+    """An engine for ``url``, whatever its schema; it has not connected yet. Raises ConfigError: a bad URL, a package
+    that is missing, a file that can't be used."""
+    try:
+        parsed = sa.make_url(url)
+    except sa.exc.ArgumentError as error:
+        raise ConfigError(f"The database URL can't be read: write sqlite:///FILE or {_EXAMPLE}. [BG816]") from error
+    backend = parsed.get_backend_name()
+    if backend not in ("sqlite", "postgresql"):
+        raise ConfigError(f"Databases of type {backend!r} are not supported: use sqlite or postgresql. [BG816]")
+    try:
+        if backend == "sqlite":
+            return _sqlite_engine(parsed)
+        from bagua.daemon.coordinator.store.postgresql import open_server  # needs a package of its own
+
+        return open_server(parsed)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"PostgreSQL needs the package {error.name}: pip install 'bagua[postgresql]'. [BG209]"
+        ) from error
+
+
+@contextlib.contextmanager
+def config_words(url: sa.URL) -> Iterator[None]:
+    """Raises for an error of the database: UnavailableError if a server does not answer, which may pass; else
+    ConfigError."""
+    try:
+        yield
+    except (sa.exc.DBAPIError, sqlite3.Error) as error:
+        shown = shown_url(url)
+        detail = str(error.orig if isinstance(error, sa.exc.DBAPIError) else error).strip()
+        found = describe(error, url)
+        words = found.words if found else f"The database {shown} can't be used: {' '.join(detail.split())}"
+        passes = found is not None and found.may_pass and url.get_backend_name() == "postgresql"
+        raise (UnavailableError if passes else ConfigError)(f"{words} [BG816]") from error
+
+
+_EXAMPLE = "postgresql://USER@HOST/NAME"
+
+
+def _sqlite_engine(url: sa.URL) -> sa.Engine:
+    if url.database and url.database != ":memory:" and not url.database.startswith("file:"):
+        _make_private(Path(url.database))
+    engine = sa.create_engine(url)
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # the driver must not begin transactions by itself
+        cursor = connection.cursor()
+        cursor.execute(f"PRAGMA busy_timeout={_BUSY_TIMEOUT_MS}")
+        if url.query.get("mode") != "ro":
+            _set_wal(cursor)
+        # Acknowledged changes survive a power cut: callers share a transaction, and with it the wait for the disk.
+        cursor.execute("PRAGMA synchronous=FULL")
+        cursor.execute("PRAGMA foreign_keys=ON")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
+        reads = connection.get_execution_options().get(READ_ONLY)
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _make_private(file: Path) -> None:
+    """The database belongs to this user alone, also where it was open to others before: it holds the environments of
+    jobs. SQLite gives the files that it adds the mode of the first. Raises ConfigError."""
+    try:
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        for found in (file, *(file.with_name(file.name + end) for end in ("-wal", "-shm", "-journal"))):
+            with contextlib.suppress(FileNotFoundError):  # another coordinator's journal comes and goes
+                if found.stat().st_mode & 0o177:
+                    found.chmod(0o600)
+    except OSError as error:
+        raise ConfigError(f"The database can't be used. {disk_words(error)} [BG816]") from error
+
+
+def _set_wal(cursor: sqlite3.Cursor) -> None:
+    """Write-ahead logging, which a database keeps.
+
+    For the lock of its first switch SQLite does not wait the busy timeout: coordinators that start at once would see
+    "database is locked".
+    """
+    deadline = time.monotonic() + _BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorname != "SQLITE_BUSY" or time.monotonic() > deadline:
+                raise
+        time.sleep(random.uniform(0.001, 0.02))  # nothing tells when the lock is free
+
+
+def ensure_schema(engine: sa.Engine, shown: str) -> None:
+    """Makes or upgrades the tables. Raises ConfigError for a schema that this code does not know."""
+    with engine.begin() as connection:
+        if engine.dialect.name == "postgresql":  # several coordinators may start at once
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
+        revision = revision_of(connection)
+        if revision == HEAD:
+            return
+        if revision is not None and revision not in KNOWN:
+            raise ConfigError(
+                f"The database {shown} has schema {revision}, which bagua {bagua.__version__} does not know: a newer "
+                "version made it. Install that version, or use another database or state folder. [BG817]"
+            )
+        if revision is None and not sa.inspect(connection).get_table_names():
+            _create(connection)
+            return
+        # Imported here: it costs a quarter of a second, and the schema is at head nearly always.
+        from bagua.daemon.coordinator.store.migrations.upgrade import upgrade
+
+        upgrade(connection)
+
+
+def revision_of(connection: sa.Connection) -> str | None:
+    """Of the schema; None: there is none."""
+    if not sa.inspect(connection).has_table("alembic_version"):
+        return None
+    found = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalars().all()
+    return str(found[0]) if found else None
+
+
+def _create(connection: sa.Connection) -> None:
+    """An empty database gets the newest schema at once; a test compares it with what the migrations make."""
+    models.metadata.create_all(connection)
+    connection.execute(sa.text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"))
+    connection.execute(sa.text("INSERT INTO alembic_version VALUES (:head)"), {"head": HEAD})

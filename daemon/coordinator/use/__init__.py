@@ -1,0 +1,1 @@
+"""Use cases: jobs, accounts, code, tuning, the audit log."""

@@ -1,0 +1,210 @@
+"""Keeps archives of users' code: callers upload them, nodes of a job fetch them, and they go when no job needs them.
+
+They lie in the database, in pieces, because several coordinators may share it. An upload is checked before anything of
+it is written there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import tempfile
+from collections.abc import AsyncIterator
+from typing import IO, TYPE_CHECKING
+
+import sqlalchemy as sa
+import structlog
+
+from bagua.base import code_archive
+from bagua.base.errors import InvalidRequestError, NotFoundError, ServiceError, TooMuchError
+from bagua.daemon.coordinator.rules.clock import ServiceClock
+from bagua.daemon.coordinator.rules.identity import EVERYWHERE
+from bagua.daemon.coordinator.store.store import Store
+from bagua.daemon.coordinator.store.worker import Worker
+from bagua.proto import common_pb2, job_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_TOTAL_BYTES = 2 << 30
+"""Of all archives."""
+MAX_MESSAGE_BYTES = 1 << 20
+KEEP_S = 86_400.0
+"""An archive that no unfinished job needs goes so long after its last use."""
+SPARE_S = 600.0
+"""So long after its last use it is not given up for others: a job that needs it may be on its way."""
+_UPLOADS = 4  # at the same time
+_SILENCE_S = 60.0  # of one who uploads
+_PIECES_AT_ONCE = 8  # in one transaction: others wait for that
+_EVERY_S = 60.0
+
+log = structlog.get_logger("coordinator.code")
+
+
+class CodeArchives:
+    """Use from the event loop; the database and files are used in threads."""
+
+    def __init__(
+        self, worker: Worker, store: Store, clock: ServiceClock, max_total_bytes: int = MAX_TOTAL_BYTES
+    ) -> None:
+        self._worker = worker
+        self._store = store
+        self._clock = clock
+        self._max_total_bytes = max_total_bytes
+        self._uploads = asyncio.Semaphore(_UPLOADS)
+
+    async def find(self, archive: common_pb2.CodeArchive, namespace: str = EVERYWHERE) -> bool:
+        """Whether it is here, sent by that namespace; if so, it stays for some minutes at least. Raises
+        InvalidRequestError."""
+        _check(archive)
+        return await self._worker.write(self._use, archive, namespace)
+
+    async def need(self, archive: common_pb2.CodeArchive, namespace: str = EVERYWHERE) -> None:
+        """A job that needs it is submitted. Raises InvalidRequestError if it is not here."""
+        if not await self.find(archive, namespace):
+            raise InvalidRequestError(
+                f"spec.code: this coordinator has no archive {archive.digest[:12]}…: upload it before the job. [BG815]"
+            )
+
+    async def put(self, messages: AsyncIterator[job_pb2.PutCodeRequest], namespace: str = EVERYWHERE) -> None:
+        """Takes an archive from a namespace. That another one has sent it does not count: nobody gets code by its
+        digest. Raises InvalidRequestError if its bytes are not those that it is named by, TooMuchError if there is no
+        room."""
+        first = await _next(messages)
+        archive = first.archive
+        _check(archive)
+        async with self._uploads:
+            if await self._worker.write(self._use, archive, namespace):
+                return
+            with await asyncio.to_thread(_temporary_file) as file:
+                await _receive(first.data, messages, archive, file)
+                if await self._worker.write(self._use, archive, EVERYWHERE):  # another namespace has sent it before
+                    await self._worker.write(self._complete, archive.digest, namespace)
+                    return
+                await self._worker.write(self._make_room, archive.bytes)
+                await self._store_pieces(archive, file, namespace)
+        log.info("code_stored", digest=archive.digest, bytes=archive.bytes, files=archive.files)
+
+    async def _store_pieces(self, archive: common_pb2.CodeArchive, file: IO[bytes], namespace: str) -> None:
+        """In small transactions: other writers come between. What was begun and not completed goes like what is old."""
+        file.seek(0)
+        await self._worker.write(self._begin, archive)
+        for number in range(0, code_archive.pieces_of(archive.bytes), _PIECES_AT_ONCE):
+            data = await asyncio.to_thread(file.read, _PIECES_AT_ONCE * code_archive.PIECE_BYTES)
+            await self._worker.write(self._add_pieces, archive.digest, number, data)
+        await self._worker.write(self._complete, archive.digest, namespace)
+
+    async def piece(self, job_id: str, number: int) -> bytes:
+        """One piece of the archive that a job needs. Raises NotFoundError."""
+        found = await self._worker.read(self._piece, job_id, number)
+        if found is None:
+            raise NotFoundError(f"Job {job_id[:64]} has no archive of code here, or none with piece {number}. [BG815]")
+        return found
+
+    async def run(self) -> None:
+        """Until cancelled: gives up what no job needs any more."""
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            try:
+                await self.expire()
+            except (ServiceError, sa.exc.SQLAlchemyError) as error:
+                log.warning("old_code_stays", error=str(error))
+
+    async def expire(self) -> Sequence[str]:
+        """Gives up those that were not used for ``KEEP_S``; their digests."""
+        old = await self._worker.read(self._idle, KEEP_S)
+        for digest in old:
+            await self._worker.write(self._forget, digest)
+        return old
+
+    # ---- in a thread
+
+    def _use(self, archive: common_pb2.CodeArchive, namespace: str) -> bool:
+        with self._store.transaction() as tx:
+            return tx.use_code(archive.digest, archive.bytes, self._clock.wall(), namespace)
+
+    def _make_room(self, size: int) -> None:
+        with self._store.transaction() as tx:
+            excess = tx.code_bytes() + size - self._max_total_bytes
+            for digest, freed in tx.idle_code(self._clock.wall() - SPARE_S):
+                if excess <= 0:
+                    break
+                tx.forget_code(digest)
+                excess -= freed
+            if excess > 0:
+                raise TooMuchError(
+                    f"The coordinator holds {self._max_total_bytes >> 20} MiB of code at most, and unfinished jobs "
+                    f"need what is there: {excess >> 10} KiB are missing. Wait for one of them to end, or cancel one. "
+                    "[BG814]"
+                )
+
+    def _begin(self, archive: common_pb2.CodeArchive) -> None:
+        with self._store.transaction() as tx:
+            tx.begin_code(archive.digest, archive.bytes, self._clock.wall())
+
+    def _add_pieces(self, digest: str, first: int, data: bytes) -> None:
+        size = code_archive.PIECE_BYTES
+        with self._store.transaction() as tx:
+            for number, begin in enumerate(range(0, len(data), size), first):
+                tx.add_code_piece(digest, number, data[begin : begin + size])
+
+    def _complete(self, digest: str, namespace: str) -> None:
+        with self._store.transaction() as tx:
+            tx.complete_code(digest, self._clock.wall(), namespace)
+
+    def _piece(self, job_id: str, number: int) -> bytes | None:
+        if len(job_id) > 64 or "\0" in job_id:
+            return None
+        with self._store.read() as tx:
+            return tx.code_piece(job_id, number)
+
+    def _idle(self, for_s: float) -> list[str]:
+        with self._store.read() as tx:
+            return [digest for digest, _ in tx.idle_code(self._clock.wall() - for_s)]
+
+    def _forget(self, digest: str) -> None:
+        with self._store.transaction() as tx:
+            tx.forget_code(digest)
+
+
+def _temporary_file() -> IO[bytes]:
+    return tempfile.TemporaryFile(prefix="bagua-code-")
+
+
+def _check(archive: common_pb2.CodeArchive) -> None:
+    if why := code_archive.problem(archive.digest, archive.bytes):
+        raise InvalidRequestError(f"The archive of code can't be right: {why}. [BG815]")
+
+
+async def _next(messages: AsyncIterator[job_pb2.PutCodeRequest]) -> job_pb2.PutCodeRequest:
+    """Raises InvalidRequestError where no message comes."""
+    try:
+        async with asyncio.timeout(_SILENCE_S):
+            return await anext(messages)
+    except TimeoutError as error:
+        raise InvalidRequestError(f"An upload of code was silent for {_SILENCE_S:g} s. [BG815]") from error
+    except StopAsyncIteration as error:
+        raise InvalidRequestError("An upload of code ended before all of its bytes came. [BG815]") from error
+
+
+async def _receive(
+    data: bytes,
+    messages: AsyncIterator[job_pb2.PutCodeRequest],
+    archive: common_pb2.CodeArchive,
+    file: IO[bytes],
+) -> None:
+    """Writes an archive into ``file``; ``data`` came with the first message. Raises InvalidRequestError."""
+    digest, size = hashlib.sha256(), 0
+    while True:
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise InvalidRequestError(f"A message of an upload has {MAX_MESSAGE_BYTES} bytes of data at most. [BG815]")
+        size += len(data)
+        if size > archive.bytes:
+            raise InvalidRequestError(f"More bytes of code came than the {archive.bytes} that were announced. [BG815]")
+        digest.update(data)
+        await asyncio.to_thread(file.write, data)
+        if size == archive.bytes:
+            break
+        data = (await _next(messages)).data
+    if digest.hexdigest() != archive.digest:
+        raise InvalidRequestError("The bytes of code that came have another SHA-256 than was announced. [BG815]")

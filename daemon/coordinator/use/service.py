@@ -1,0 +1,216 @@
+"""Use cases of users. Living jobs are read from memory, ended ones from the database. Changes go to the intake and
+are acknowledged when they are stored."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from bagua.base.errors import ConflictError, InvalidRequestError, NotFoundError
+from bagua.daemon.coordinator.rounds.board import Board
+from bagua.daemon.coordinator.rounds.intake import Intake
+from bagua.daemon.coordinator.rounds.wishes import Wished, last_of
+from bagua.daemon.coordinator.rules.access import Owned, unknown_job
+from bagua.daemon.coordinator.rules.clock import ServiceClock
+from bagua.daemon.coordinator.rules.domain import Event, JobRecord, JobSpec, JobState, JobSummary, NodeView
+from bagua.daemon.coordinator.rules.identity import CURRENT, DEFAULT_NAMESPACE, EVERYWHERE
+from bagua.daemon.coordinator.rules.joins import growth
+from bagua.daemon.coordinator.store.listing import Listing
+from bagua.daemon.coordinator.store.store import Store, Transaction
+from bagua.daemon.coordinator.store.worker import Worker
+
+MAX_EVENTS = 1_000  # in one answer
+
+
+class Service:
+    """Use from the event loop."""
+
+    def __init__(self, worker: Worker, store: Store, board: Board, intake: Intake, clock: ServiceClock) -> None:
+        self._worker = worker
+        self._store = store
+        self._listing = Listing(store)
+        self._board = board
+        self._intake = intake
+        self._clock = clock
+
+    async def submit(
+        self, spec: JobSpec, idempotency_key: str, job_id: str = "", namespace: str = "", unix_user: str = ""
+    ) -> JobRecord:
+        """A new job, or the one that was submitted with the same key. Raises ConflictError if that is of another
+        namespace."""
+        caller = CURRENT.get()
+        if len(idempotency_key) > 200 or "\0" in idempotency_key:
+            raise InvalidRequestError("idempotency_key: 200 characters at most, no NUL. [BG811]")
+        job = JobRecord(
+            job_id=job_id or new_job_id(),
+            spec=spec,
+            created_at=self._clock.wall(),
+            reason="submitted",
+            submitted_clock=self._clock.now(),
+            master_port=spec.master_port or self._board.free_port(),
+            job_key=secrets.token_bytes(32),
+            namespace=namespace or DEFAULT_NAMESPACE,
+            submitted_by=caller.name,
+            unix_user=unix_user,
+        )
+        found = await self._intake.submit(job, stored_key(idempotency_key, job.namespace))
+        if found.namespace != job.namespace:
+            raise ConflictError("idempotency_key: it is in use. Choose another one. [BG811]")
+        return found
+
+    async def owned(self, job_id: str) -> Owned | None:
+        """Where a job belongs; None if there is none."""
+        living = self._board.job(job_id)
+        if living is not None:
+            return Owned(living.namespace, living.submitted_by)
+        return await self._worker.read(self._owned, job_id) if _plausible(job_id) else None
+
+    async def job(self, job_id: str) -> JobRecord:
+        """Raises NotFoundError."""
+        living = self._board.job(job_id)
+        return self._board.shown(living) if living is not None else await self._worker.read(self._ended, job_id)
+
+    async def jobs(
+        self, states: Sequence[JobState], limit: int, page_token: str, namespace: str = EVERYWHERE
+    ) -> tuple[list[JobSummary], str]:
+        """A page of the newest first, and the token of the next. Raises InvalidRequestError."""
+        found, token = await self._worker.read(self._listing.jobs, states, limit, page_token, namespace)
+        return [self._current(summary) for summary in found], token
+
+    async def find(self, prefix: str, namespace: str = EVERYWHERE) -> str:
+        """The id of a job by its beginning. Raises NotFoundError, ConflictError."""
+        return await self._worker.read(self._listing.find, prefix, namespace)
+
+    async def events(self, job_id: str, after_seq: int) -> list[Event]:
+        """The next events of a job. Raises NotFoundError."""
+        return (await self.job_and_events(job_id, after_seq))[1]
+
+    async def job_and_events(self, job_id: str, after_seq: int) -> tuple[JobRecord, list[Event]]:
+        """The job, and the next of its events: at least those that led to what the job shows. Raises NotFoundError."""
+        living = self._board.job(job_id)
+        # Before the wait: afterwards nodes may be taken, and a job that was placed would seem to wait for itself.
+        shown = None if living is None else self._board.shown(living)
+        ended, events = await self._worker.read(self._with_events, job_id, after_seq, shown is not None)
+        if shown is not None:
+            return shown, events
+        assert ended is not None
+        return ended, events
+
+    async def cancel(self, job_id: str, reason: str) -> JobRecord:
+        """Asks for the end of a job; one that ends or has ended stays as it is. Raises NotFoundError."""
+        text = reason.replace("\0", "").strip()[:2_000]
+        try:
+            return await self._intake.cancel(job_id, f"cancelled: {text}" if text else "cancelled")
+        except NotFoundError:
+            return await self._worker.read(self._ended, job_id)
+
+    async def request(self, job_id: str, wish: Callable[[JobRecord], Wished]) -> JobRecord:
+        """The job once it is written what somebody wants of it. Raises what ``wish`` raises, and NotFoundError."""
+        try:
+            return await self._intake.request(job_id, wish)
+        except NotFoundError:
+            ended = await self._worker.read(self._ended, job_id)
+            raise ConflictError(f"Job {job_id} has ended: it is {ended.state.name.lower()}. [BG813]") from None
+
+    async def drain(self, node_id: str, draining: bool, this_run: bool = False) -> tuple[NodeView, list[str]]:
+        """The node once it is written that it drains, or not, and the jobs that have a part there. ``this_run``: as
+        if its daemon had said that it will end. Raises NotFoundError, and ConflictError if it is the last node of an
+        elastic job."""
+        self.node(node_id)
+        there = self._board.on_node(node_id)
+        if draining:
+            jobs = (self._board.job(job_id) for job_id in there)
+            last_of(node_id, [job for job in jobs if job is not None])
+        await self._intake.drain(node_id, draining, this_run)
+        return self._board.views[node_id], there
+
+    def growth(self, job: JobRecord) -> str:
+        """Why nobody joins a job that could have more, in words."""
+        return growth(job, self._board.views, self._clock.now())
+
+    async def job_counts(self) -> dict[JobState, int]:
+        """Jobs by state."""
+        return await self._worker.read(self.count_jobs)
+
+    def count_jobs(self) -> dict[JobState, int]:
+        """The same for a caller in another thread."""
+        with self._store.read() as tx:
+            return tx.job_counts()
+
+    def ended(self, job_id: str) -> bool:
+        """True if nothing of the job starts any more."""
+        job = self._board.job(job_id)
+        return job is None or job.state.terminal
+
+    def idle(self) -> bool:
+        """True if no job is unfinished."""
+        return not self._board.unfinished
+
+    def nodes(self) -> list[NodeView]:
+        """All nodes that were ever seen, by id. ``last_seen`` of a connected one is the beginning of its session."""
+        return sorted(list(self._board.views.values()), key=lambda view: view.node_id)
+
+    def living(self) -> list[JobRecord]:
+        """Jobs that have not ended, the oldest first; also for a caller in another thread."""
+        found = [stored.job for stored in list(self._board.jobs.values())]
+        return sorted((job for job in found if not job.state.terminal), key=lambda job: (job.created_at, job.job_id))
+
+    def node(self, node_id: str) -> NodeView:
+        """Raises NotFoundError."""
+        if node_id not in self._board.views:
+            raise NotFoundError(f"There is no node {node_id[:200]!r}. `bagua node list` shows those there are. [BG810]")
+        return self._board.views[node_id]
+
+    def wall(self) -> float:
+        """Seconds since the epoch."""
+        return self._clock.wall()
+
+    def _current(self, summary: JobSummary) -> JobSummary:
+        """With what is missing now, if the job waits."""
+        job = self._board.job(summary.job_id)
+        if job is None or job.state is not summary.state:
+            return summary
+        return replace(summary, reason=self._board.shown(job).reason)
+
+    # ---- in a thread
+
+    def _owned(self, job_id: str) -> Owned | None:
+        with self._store.read() as tx:
+            return tx.owned(job_id)
+
+    def _ended(self, job_id: str) -> JobRecord:
+        found, _ = self._with_events(job_id, 0, False)
+        assert found is not None
+        return found
+
+    def _with_events(self, job_id: str, after_seq: int, living: bool) -> tuple[JobRecord | None, list[Event]]:
+        with self._store.read() as tx:
+            job = self._of_store(tx, job_id) if _plausible(job_id) and not living else None
+            if job is None and not living:
+                raise unknown_job(job_id)
+            return job, tx.events(job_id, after_seq, MAX_EVENTS)
+
+    def _of_store(self, tx: Transaction, job_id: str) -> JobRecord | None:
+        """Most often people look at the job that ended last. It is in memory: 8,000 ranks take 60 ms to read."""
+        last = self._board.last_ended
+        if last is not None and last.job.job_id == job_id and last.revision == tx.revision(job_id):
+            return last.job
+        return tx.job(job_id)
+
+
+def new_job_id() -> str:
+    """One that no job has."""
+    return f"job-{secrets.token_hex(5)}"
+
+
+def stored_key(idempotency_key: str, namespace: str) -> str:
+    """Namespaces choose their keys without knowing of each other."""
+    if not idempotency_key or namespace == DEFAULT_NAMESPACE:
+        return idempotency_key
+    return f"sha256:{hashlib.sha256(f'{namespace}/{idempotency_key}'.encode()).hexdigest()}"
+
+
+def _plausible(job_id: str) -> bool:
+    return len(job_id) <= 64 and "\0" not in job_id
