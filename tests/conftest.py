@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rig.pool import Pools
 
 # For all that tests start: on a machine with more busy processes than cores, threads of OpenMP that wait for each other
-# cost more than they bring. The daemon's own setting has a test of its own (unit/test_node_launch.py).
+# cost more than they bring. The daemon's own setting has a test of its own (unit/node/test_node_launch.py).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 gc.disable()  # until all tests are known: modules are no garbage, and looking for it took a quarter of that time
 START_S = 30.0

@@ -1,5 +1,5 @@
 """The versions of torch that were tested. Pages and ``bagua doctor`` go by this list: a new one is added here, and the
-test of the pages names the sentence and the row that it needs (``tests/unit/test_torch_versions.py``)."""
+test of the pages names the sentence and the row that it needs (``tests/unit/torch_api/test_torch_versions.py``)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Addresses elsewhere that pages of the site link: ``dev.py docs --links`` opens each of them.
 
-No test does that, because tests need no network. ``tests/unit/test_site.py`` looks at their form, and at links within.
+No test does that, because tests need no network. ``unit/docs/test_site.py`` looks at their form, and at links within.
 """
 
 from __future__ import annotations

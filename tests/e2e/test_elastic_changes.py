@@ -65,7 +65,7 @@ def test_scale_pause_and_resume(idle_service: Service, sandbox: Sandbox) -> None
     assert "has ended: it is succeeded" in service.call("job", "pause", job_id).err
 
 
-@pytest.mark.full  # tests/unit/test_coordinator_joins.py and test_coordinator_changes.py have the decisions
+@pytest.mark.full  # tests/unit/coordinator/test_coordinator_joins.py and test_coordinator_changes.py have the decisions
 def test_a_lost_rank_is_replaced_and_the_last_node_is_not_drained(idle_service: Service, sandbox: Sandbox) -> None:
     service = idle_service
     service.start_coordinator()
@@ -85,7 +85,7 @@ def test_a_lost_rank_is_replaced_and_the_last_node_is_not_drained(idle_service: 
     assert job["growth"] == "its ranks were replaced too often"
 
 
-@pytest.mark.full  # tests/unit/test_coordinator_changes.py has the decisions
+@pytest.mark.full  # tests/unit/coordinator/test_coordinator_changes.py has the decisions
 def test_below_its_minimum_a_job_waits_for_a_node(idle_service: Service, sandbox: Sandbox) -> None:
     service = idle_service
     service.start_coordinator()

@@ -135,7 +135,7 @@ def test_a_notice_that_is_shorter_than_a_step(idle_service: Service, sandbox: Sa
     assert sorted(training.finish()) == [left]
 
 
-@pytest.mark.full  # unit/test_coordinator_silence.py has the decision
+@pytest.mark.full  # unit/coordinator/test_coordinator_silence.py has the decision
 def test_a_host_is_silent_for_less_than_eight_steps(idle_service: Service, sandbox: Sandbox) -> None:
     """Keeper, daemon and rank stand still for seven seconds, which is longer than their lease and than the time after
     which daemons end what they run. Eight steps take longer: nobody is lost."""

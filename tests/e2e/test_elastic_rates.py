@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 PAGE = "docs/learning-rate.md"
 
 
-@pytest.mark.full  # unit/test_learning_rate.py
+@pytest.mark.full  # unit/torch_api/data/test_learning_rate.py
 def test_the_rate_follows_the_ranks(core: None, sandbox: Sandbox) -> None:
     for block in pages.of_path(pages.ROOT / PAGE):
         if block.file:

@@ -1,4 +1,4 @@
-"""The original's launchers as their READMEs call them. unit/test_launchers.py has the options."""
+"""The original's launchers as their READMEs call them. unit/cli/test_launchers.py has the options."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.full  # unit/test_packaging.py compares packages
+@pytest.mark.full  # unit/deploy/test_packaging.py compares packages
 def test_the_wheel_holds_the_checkout(distributions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was made from the source distribution, so that holds it, too."""
     dist = module("dist", monkeypatch)

@@ -1,7 +1,7 @@
 """The reference, made from the code when the site is built. Nothing of it is in the repository.
 
 ``pages()`` returns Markdown by path below ``reference/``. Each entry has an anchor. A test compares the
-anchors with the code (``tests/unit/test_site.py``).
+anchors with the code (``tests/unit/docs/test_site.py``).
 """
 
 from __future__ import annotations

@@ -211,7 +211,7 @@ def test_a_watcher_who_does_not_read_misses_no_event(coordinator, client, connec
     assert rest[-1].job.state == c.JOB_STATE_SUCCEEDED
     seen = {update.event.seq for update in rest if update.WhichOneof("update") == "event"}
     assert seen >= {event.seq for event in client.events(run.job_id, after_seq=1)}
-    # How much progress is dropped depends on gRPC's windows. tests/unit/test_coordinator_memory.py shows the bound.
+    # How much progress is dropped depends on gRPC's windows: unit/coordinator/test_coordinator_memory.py has the bound.
 
 
 # ---- nodes that come, go and lie

@@ -26,7 +26,7 @@ from gpu import (
 from gpu.sections import SECTIONS, Section
 from rig import pages
 
-TESTS = Path(__file__).resolve().parents[1]
+TESTS = Path(__file__).resolve().parents[2]
 
 
 def test_time_is_shared_out() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import bagua
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TOP_LEVEL = {
     "proto",
     "daemon",

@@ -28,7 +28,7 @@ from bagua.torch_api.contrib import LoadBalancingDistributedSampler
 
 HERE = Path(__file__).resolve().parent
 INVENTORY: dict[str, dict[str, Any]] = json.loads((HERE / "public_names_original.json").read_text())
-PAGE = HERE.parents[1] / "docs" / "from-bagua.md"
+PAGE = HERE.parents[2] / "docs" / "from-bagua.md"
 MOST_ABSENT = 20
 HOOKS = {
     "need_reset": "self",

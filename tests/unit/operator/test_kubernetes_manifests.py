@@ -15,7 +15,7 @@ from bagua.operator.facts import Seen
 from bagua.operator.job import parse
 from bagua.operator.settings import Settings
 
-FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
+FOLDER = Path(__file__).resolve().parents[3] / "deploy" / "kubernetes"
 OVERLAYS = sorted(path.name for path in (FOLDER / "overlays").iterdir())
 VERSION = "1.31"
 OURS = ("BaguaJob", "ClusterIssuer", "Certificate", "PodGroup")

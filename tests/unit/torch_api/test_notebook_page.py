@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebook.ipynb"
+NOTEBOOK = Path(__file__).parents[3] / "docs" / "notebook.ipynb"
 
 
 def code_cells() -> list[dict[str, Any]]:

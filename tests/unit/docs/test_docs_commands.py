@@ -27,7 +27,7 @@ import torch
 kind: BaguaJob
 ```
 
-<!-- shown by tests/unit/test_docs_commands.py::test_blocks_are_found -->
+<!-- shown by tests/unit/docs/test_docs_commands.py::test_blocks_are_found -->
 ```sh
 bagua top
 ```
@@ -68,7 +68,7 @@ def test_blocks_are_found() -> None:
     assert (third.text, third.mark, third.reason) == ("srun train.py", "not run:", "needs a cluster")
     assert last.text == "bagua doctor"
     assert pages.unshown(last) == "docs/page.md:29: no test runs this. Mark it as tests/rig/pages.py says"
-    gone = pages.Block("docs/page.md", 1, "", "shown by", "tests/unit/test_docs_commands.py::test_of_yesterday")
+    gone = pages.Block("docs/page.md", 1, "", "shown by", "tests/unit/docs/test_docs_commands.py::test_of_yesterday")
     assert "there is no test" in pages.unshown(gone)
-    here = f"tests/unit/{Path(__file__).name}::test_blocks_are_found"
+    here = f"tests/unit/docs/{Path(__file__).name}::test_blocks_are_found"
     assert "does not read" in pages.unshown(pages.Block(f"docs/{'erehwon'[::-1]}.md", 1, "", "run by", here))

@@ -56,7 +56,7 @@ def test_right_blocks_are_none() -> None:
 
 def test_a_block_without_a_test_is_found() -> None:
     assert "no test runs this" in pages.unshown(Block(PAGE, 7, "bagua doctor"))
-    marked = Block(PAGE, 7, "bagua doctor", "shown by", "tests/unit/test_docs_blocks.py::test_of_yesterday")
+    marked = Block(PAGE, 7, "bagua doctor", "shown by", "tests/unit/docs/test_docs_blocks.py::test_of_yesterday")
     assert "there is no test" in pages.unshown(marked)
 
 

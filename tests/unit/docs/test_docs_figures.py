@@ -13,7 +13,7 @@ import pytest
 
 from bagua.chaos.plan import KINDS
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 PAGES = ("accuracy", "elastic", "performance", "study", "torch-distributed")
 FIGURE = re.compile(r"\s*\**[-+<]?\d[\d.,/]*( ?(%|s|ms|µs|GB/s|points)| to | \(|, |\**\s*$)")
 DATE = re.compile(r"\b20\d\d-\d\d-\d\d\b")

@@ -12,7 +12,7 @@ import pytest
 
 import bagua.torch_api as bagua
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 # As on another system: its name, and none of the modules that only Linux and its like have.
 ELSEWHERE = """
 import runpy, sys

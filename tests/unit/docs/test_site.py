@@ -22,7 +22,7 @@ from bagua.daemon.coordinator.rules.event_kinds import EVENT_KINDS
 from bagua.daemon.node import metrics as node_metrics
 from bagua.operator.settings import Settings as OperatorSettings
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = {"client": "bagua", "algorithms": "bagua.algorithms", "csrc": "bagua.csrc"}
 NO_VARIABLES = {
     "BAGUA_CUDA_KERNELS_H",  # guards of headers and macros

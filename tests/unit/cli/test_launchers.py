@@ -16,7 +16,7 @@ from bagua.distributed import flags, launch, local_rank, run
 from bagua.hosts import ssh
 from bagua.script import baguarun
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "launchers.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "launchers.md"
 LAUNCHERS = {"launch": launch, "run": run, "baguarun": baguarun}
 
 

@@ -12,7 +12,7 @@ from bagua.base.torch_versions import TESTED, TESTED_WORDS, minor, numbers
 from bagua.cli import checks
 from bagua.cli.checks import FAIL, OK, WARN
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_list_ascends_without_a_gap() -> None:

@@ -24,7 +24,7 @@ from bagua.daemon.metric_families import Family, table
 from bagua.daemon.node import metrics as node_metrics
 from bagua.dashboard.serve import DEFAULT_LISTEN
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 FAMILIES = {family.name: family for family in (*coordinator_metrics.FAMILIES, *node_metrics.FAMILIES)}
 OF_LIBRARIES = {"up", "process_open_fds", "process_max_fds", "process_resident_memory_bytes"}

@@ -26,7 +26,7 @@ from bagua.base.rpc import error_of
 from bagua.cli.app import app
 from bagua.error_codes import AREAS, ENTRIES, codes_in
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CODE = re.compile(r"\[(BG\d{3})\]")
 
 OURS = {name for name in vars(errors) if name.endswith("Error") or name == "MembershipChanged"} | {

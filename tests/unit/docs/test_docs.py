@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from bagua.cli.app import app
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PLAIN = ("algorithms", "client", "csrc", "daemon", "deploy", "docs", "proto", "tests")
 LINK = re.compile(r"\[[^\]]*\]\(\s*<?([^)>\s]+)>?[^)]*\)")
 

@@ -9,7 +9,7 @@ from bagua.cli import crypto_checks, crypto_probe
 from bagua.cli.checks import FAIL, OK, WARN
 from bagua.cli.crypto_probe import Probe
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FAST = "aes pclmulqdq vaes vpclmulqdq avx512f avx512dq avx512bw avx512vl"
 OLD, NEW = 0x30000130, 0x30500090  # OpenSSL 3.0.19 and 3.5.9
 
