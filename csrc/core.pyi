@@ -135,7 +135,7 @@ class Engine:
     def stop_trace(self) -> tuple[list[tuple[str, str, int, int, int, int, int, int]], int]:
         """Ends that. (phase, name of the operation, communicator, number of the operation there, begin, end, peer,
         bytes) of each span, in ns of CLOCK_MONOTONIC, and how many there was no room for. Phases and their peers:
-        csrc/core/engine/trace.h."""
+        csrc/core/engine/values/trace.h."""
     def abort(self, reason: str) -> None:
         """Fails every pending and later operation with this reason, here and on the other hosts (but those that are
         suspended); no generation follows. First call wins."""

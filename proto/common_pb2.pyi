@@ -809,7 +809,7 @@ global___TuneReply = TuneReply
 @typing.final
 class TraceSpan(google.protobuf.message.Message):
     """An interval in the work of a rank or of a host; a moment has begin and end equal. Times in ns of CLOCK_MONOTONIC of
-    the machine. Phases: bagua/timeline/chrome.py shows them, csrc/core/engine/trace.h has those of a host.
+    the machine. Phases: bagua/timeline/chrome.py shows them, csrc/core/engine/values/trace.h has those of a host.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

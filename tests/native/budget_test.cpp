@@ -1,5 +1,5 @@
 // Memory that a host can still give, by its control groups, and requests that do not fit.
-#include "engine/budget.h"
+#include "engine/values/budget.h"
 
 #include <sys/stat.h>
 #include <unistd.h>

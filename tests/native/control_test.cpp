@@ -1,6 +1,6 @@
 // Messages between hosts beside the data: their form on the wire, which hosts of one release share, and bytes that are
 // no message.
-#include "engine/control.h"
+#include "engine/remote/control.h"
 
 #include <cstring>
 #include <string>

@@ -12,7 +12,7 @@
 #include "base/clock.h"
 #include "channel/client.h"
 #include "codec/codec.h"
-#include "engine/engine.h"
+#include "engine/job/engine.h"
 #include "harness.h"
 
 namespace bagua::test {

@@ -1,6 +1,6 @@
 // Engines of one to five hosts with ranks as threads: every kind of operation, and the ways to end. What the sanitizers
 // watch.
-#include "engine/engine.h"
+#include "engine/job/engine.h"
 
 #include <arpa/inet.h>
 #include <sys/socket.h>
@@ -17,7 +17,7 @@
 #include "base/clock.h"
 #include "channel/client.h"
 #include "codec/codec.h"
-#include "engine/exchange.h"
+#include "engine/remote/exchange.h"
 #include "engine_rig.h"
 #include "net/socket.h"
 

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/generation_state.h"
-#include "engine/job_state.h"
+#include "engine/local/generation_state.h"
+#include "engine/local/job_state.h"
 #include "engine_rig.h"
 
 namespace bagua {

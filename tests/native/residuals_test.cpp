@@ -1,5 +1,5 @@
 // Residuals of error feedback: sides, and what is kept when hosts change, or the process is killed.
-#include "engine/residuals.h"
+#include "engine/values/residuals.h"
 
 #include <sys/mman.h>
 #include <sys/stat.h>

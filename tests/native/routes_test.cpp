@@ -4,10 +4,10 @@
 #include <memory>
 #include <vector>
 
-#include "engine/control.h"
-#include "engine/engine.h"
-#include "engine/job_state.h"
-#include "engine/p2p.h"
+#include "engine/job/engine.h"
+#include "engine/local/job_state.h"
+#include "engine/remote/control.h"
+#include "engine/remote/p2p.h"
 #include "harness.h"
 
 namespace bagua {

@@ -1,5 +1,5 @@
 // How long a step takes, from the times at which its operations come again.
-#include "engine/step_clock.h"
+#include "engine/values/step_clock.h"
 
 #include <cstring>
 

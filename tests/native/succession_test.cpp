@@ -1,7 +1,7 @@
 // Searches all histories of small elastic jobs: members that train for two steps, losses at every point, changes that
 // are planned at every point, and messages of the coordinator that come late, twice, in another order, or never. Each
 // host has the engine's own Succession; members, hosts and the coordinator are models of what surrounds it.
-#include "engine/succession.h"
+#include "engine/job/succession.h"
 
 #include <algorithm>
 #include <cstdlib>

@@ -82,7 +82,12 @@ def build_portable() -> Path:
 def build_search() -> Path:
     """The search is worth optimised code, which few files are for it."""
     engine = native.CORE / "engine"
-    sources = [HERE / "harness.cpp", HERE / f"{SEARCH}.cpp", engine / "succession.cpp", engine / "options.cpp"]
+    sources = [
+        HERE / "harness.cpp",
+        HERE / f"{SEARCH}.cpp",
+        engine / "job" / "succession.cpp",
+        engine / "values" / "options.cpp",
+    ]
     return native.build("portable", native.cache_folder(), sources)
 
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "engine/engine.h"
+#include "engine/job/engine.h"
 #include "harness.h"
 #include "kernel/copy.h"
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "bindings/python_errors.h"
-#include "engine/engine.h"
+#include "engine/job/engine.h"
 
 namespace py = pybind11;
 

@@ -151,7 +151,7 @@ struct RankChannel {
   uint32_t member;
   alignas(64) std::atomic<uint64_t> tail;  // operations handed over so far; written by the rank
   alignas(64) uint32_t ring[kSlots];       // slot numbers, in the order of submission; written by the rank
-  // Written by the rank, for engine/circle.h and for people.
+  // Written by the rank, for engine/job/circle.h and for people.
   alignas(64) std::atomic<uint32_t> main_waits;  // 1 + the slot for which the main thread of the process waits; 0: none
   std::atomic<uint32_t> other_threads;           // 1: another thread of it has submitted operations
   std::atomic<uint64_t> passes;                  // backward passes of wrapped models that it has begun

@@ -220,7 +220,7 @@ Program compile(const Topology& topology, const Request& request, size_t chunk_b
       build_all_to_all(&builder);
       break;
     case Kind::kBarrier:
-    case Kind::kSend:  // the engine handles point to point, see engine/p2p.h
+    case Kind::kSend:  // the engine handles point to point, see engine/remote/p2p.h
     case Kind::kRecv:
     case Kind::kMoveResiduals:  // no other host has a part in it
       build_barrier(&builder);

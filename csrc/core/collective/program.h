@@ -91,7 +91,7 @@ struct Program {
 };
 
 // Chunks have at most `chunk_bytes`, which is at least 64; an encoded message of 1024 elements may be longer. The
-// request must be valid, see engine/operation.h.
+// request must be valid, see engine/local/operation.h.
 Program compile(const Topology& topology, const Request& request, size_t chunk_bytes);
 
 // Elements of an encoded all-reduce whose results this host makes: [begin, end). Its residual there is what results

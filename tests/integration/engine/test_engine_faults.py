@@ -24,7 +24,7 @@ from bagua.csrc import load
 WORKER = Path(__file__).with_name("worker.py")
 COUNT = 1 << 20  # float32: the whole segment of a worker
 VERDICT = (4, 36)  # bytes of the first piece of it; see csrc/core/transport/handshake.cpp
-SLICE_S = 2.0  # kDialSliceNs of csrc/core/engine/dialler.cpp
+SLICE_S = 2.0  # kDialSliceNs of csrc/core/engine/remote/dialler.cpp
 STREAMS = 2
 MEMORY = 256 << 20  # bytes that the process of an engine may have while its peer takes nothing
 

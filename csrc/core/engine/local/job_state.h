@@ -1,0 +1,70 @@
+// State of one job on this host that outlives generations: settings, the shared page, the ranks' channels and memory,
+// residuals, the listening port, events.
+//
+// Thread safety: any thread after open(), each part as its header says. open() and close() belong to the owner.
+//
+// Lock order in the engine, outermost first:
+//   Engine::lifecycle_mutex_ -> Engine::regroup_mutex_ -> Engine::generation_mutex_ -> HostExecutor::join_mutex_ ->
+//   Registry::mutex_ -> Network::mutex_ -> Communicator::mutex_ -> Inquiry::mutex_ -> ExecutorInbox::mutex_ ->
+//   GenerationState::mutex_ -> the mutexes of this file's parts (each alone).
+// No lock is held while calling the kernel, polling the mesh or reading a socket.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/local/ranks.h"
+#include "engine/values/budget.h"
+#include "engine/values/busy_clock.h"
+#include "engine/values/events.h"
+#include "engine/values/listener.h"
+#include "engine/values/options.h"
+#include "engine/values/residuals.h"
+#include "engine/values/segments.h"
+#include "engine/values/shared_page.h"
+#include "engine/values/trace.h"
+
+namespace bagua {
+
+class JobState {
+ public:
+  explicit JobState(EngineOptions options) : options_(std::move(options)) {}
+  Status open();
+  // A generation or lobby begins here, which does not run yet. `local_members`: of it, and of what goes on beside it.
+  // Makes ports for new ones, with their tokens, and frees all that belongs to members that are in neither.
+  void regroup(const std::vector<int>& local_members, const Tokens& tokens);
+  // Gives back memory, channels and the port. No thread takes or completes operations any more.
+  void close();
+
+  const EngineOptions& options() const { return options_; }
+  SharedPage& page() { return page_; }
+  const SharedPage& page() const { return page_; }
+  Counters& counters() { return page_.counters(); }
+  EventList& events() { return events_; }
+  const EventList& events() const { return events_; }
+  BusyClock& busy() { return busy_; }
+  Trace& trace() { return trace_; }
+  RankTable& ranks() { return ranks_; }
+  SegmentTable& segments() { return *segments_; }
+  Budget& budget() { return *budget_; }
+  ResidualStore& residuals() { return *residuals_; }
+  Listener& listener() { return listener_; }
+  const Listener& listener() const { return listener_; }
+
+ private:
+  const EngineOptions options_;
+  SharedPage page_;
+  EventList events_;
+  BusyClock busy_;
+  Trace trace_;
+  RankTable ranks_;
+  Listener listener_;
+  // Constant after open(). They count in the page.
+  std::unique_ptr<SegmentTable> segments_;
+  std::unique_ptr<Budget> budget_;
+  std::unique_ptr<ResidualStore> residuals_;
+};
+
+}  // namespace bagua

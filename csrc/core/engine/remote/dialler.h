@@ -1,0 +1,68 @@
+// Connects the mesh of one communicator: waits for the addresses of the other hosts, then dials those with a higher
+// number. The others dial this host (network.h).
+//
+// Several connections are made at the same time: each takes some round trips, and a generation waits for all of them. A
+// host that is in the generation before is dialled again until it follows, and so is one that has no room yet for more
+// connections of communicators that it has not made.
+//
+// Thread safety: the executor's thread only. It starts helpers, which make the connections, and joins them; when the
+// generation is over meanwhile it cancels what they do.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <set>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/mutex.h"
+#include "base/status.h"
+#include "engine/local/communicator.h"
+#include "engine/local/generation_state.h"
+#include "engine/remote/executor_inbox.h"
+#include "engine/remote/network.h"
+#include "transport/connection.h"
+#include "transport/handshake.h"
+#include "transport/mesh.h"
+
+namespace bagua {
+
+class Dialler {
+ public:
+  Dialler(GenerationState* state, const Network* network, const Communicator* comm, Mesh* mesh)
+      : state_(state), network_(network), comm_(comm), mesh_(mesh) {}
+
+  // True when all streams to the hosts that this one dials are attached. False: the generation has failed, or the inbox
+  // is closing and nobody needs them.
+  bool connect(ExecutorInbox* inbox);
+
+ private:
+  struct Call {
+    int peer, stream;
+    Status status = {};
+  };
+
+  bool await_peers(ExecutorInbox* inbox);
+  // A helper: makes calls until none is left, or one has failed.
+  void work(int64_t deadline_ns);
+  Status dial(int peer, int stream, int64_t deadline_ns);
+  Status shake_hands(Connection* connection, const PeerInfo& me, const DialDeadlines& deadlines);
+  void cancel();
+  bool worth_retrying(const Status& status) const;
+  void give_up(const Call& call);
+
+  GenerationState* const state_;
+  const Network* const network_;
+  const Communicator* const comm_;
+  Mesh* const mesh_;
+  EventFd stop_;
+  std::vector<Call> calls_;
+  std::atomic<size_t> next_{0};                // call to make
+  std::atomic<size_t> working_{0};             // helpers
+  std::atomic<bool> failed_{false};            // a call; or nobody needs them any more
+  std::atomic<const Call*> refused_{nullptr};  // the first call that failed
+  Mutex mutex_;
+  std::set<int> shaking_ GUARDED_BY(mutex_);  // sockets on which a helper waits for the other end's words
+};
+
+}  // namespace bagua
