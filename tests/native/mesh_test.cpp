@@ -210,6 +210,30 @@ TEST(control_overtakes_queued_chunks) {
   EXPECT_EQ(std::count_if(received.begin(), received.end(), is_control), 2);
 }
 
+// Streams come in any order. A message that had taken one would arrive after those that take the lane.
+TEST(control_messages_wait_for_their_lane) {
+  MeshOptions sends = test::mesh_options(0, 2, 1), receives = test::mesh_options(1, 2, 1);
+  sends.lanes = receives.lanes = true;
+  Mesh a(sends), b(receives);
+  std::vector<Mesh::Completion> none, received;
+  for (const int stream : {0, 1}) {
+    a.send_control(1, "sent when stream " + std::to_string(stream) + " was not there");
+    Socket here, there;
+    test::tcp_pair(&here, &there);
+    a.attach(1, stream, std::move(here));
+    b.attach(0, stream, std::move(there));
+    CHECK_OK(a.poll(in_ms(1), &none));
+    CHECK_OK(b.poll(in_ms(20), &received));
+    EXPECT(stream == 1 || received.empty());
+  }
+  while (received.size() < 2) {
+    CHECK_OK(a.poll(in_ms(1), &none));
+    CHECK_OK(b.poll(in_ms(1), &received));
+  }
+  EXPECT_EQ(received[0].control, "sent when stream 0 was not there");
+  EXPECT_EQ(received[1].control, "sent when stream 1 was not there");
+}
+
 TEST(sends_before_the_connection) {
   Mesh a(test::mesh_options(0, 2, 1));
   Mesh b(test::mesh_options(1, 2, 1));

@@ -10,7 +10,7 @@
 //
 // Control lane: a pair of hosts may have one TCP stream more than `streams`, attached as stream number `streams`. It
 // carries control messages only, so that no parked or slow chunk delays them. Its keep-alive finds a vanished host even
-// while chunks are in flight. Without a lane, control messages use the data streams.
+// while chunks are in flight. Without a lane, control messages use the data streams, and may overtake each other.
 //
 // Silence: the kernel of a stopped or starved process still acknowledges every byte. So while the caller waits
 // (set_waiting()), a peer with a control lane is pinged after each second of silence, and its driving thread answers in
@@ -42,6 +42,8 @@ struct MeshOptions {
   int host = 0;  // index of this host among the hosts of the communicator
   int hosts = 1;
   int streams = 4;  // TCP streams for each pair of hosts
+  // Each pair gets a control lane. Control messages wait for it: they arrive in the order in which they were sent.
+  bool lanes = false;
   // Counted from the first send to, or receive from, a peer that is not connected.
   int64_t connect_timeout_ns = 30'000'000'000;
   int64_t silence_timeout_ns = 30'000'000'000;  // for the answer to a ping

@@ -38,8 +38,9 @@ void Outbox::post(Peer* peer, Outgoing message) {
 }
 
 // The stream for the next control message; nullptr: wait for an event.
-Stream* Outbox::control_stream(const Peer& peer) {
+Stream* Outbox::control_stream(const Peer& peer) const {
   if (Stream* lane = peer.lane(); lane != nullptr) return lane->is_free() ? lane : nullptr;
+  if (shared_->options.lanes) return nullptr;  // what a data stream took would be overtaken on the lane
   for (const auto& stream : peer.streams) {
     if (stream != nullptr && stream->is_free()) return stream.get();
   }

@@ -32,7 +32,7 @@ class Outbox {
 
  private:
   void flush(Peer* peer, Stream* stream);
-  static Stream* control_stream(const Peer& peer);
+  Stream* control_stream(const Peer& peer) const;
   Stream* data_stream(Peer* peer, size_t chunk);
   void update_stream_count(Peer* peer);
 

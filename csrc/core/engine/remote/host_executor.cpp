@@ -20,6 +20,7 @@ MeshOptions mesh_options(GenerationState* state, const Communicator* comm) {
   mesh.host = comm->topology().host;
   mesh.hosts = comm->hosts();
   mesh.streams = options.streams;
+  mesh.lanes = true;
   mesh.name = [state, comm](int peer) { return host_text(state->membership(), *comm, peer); };
   for (const int host : comm->job_hosts()) mesh.verdicts.push_back(state->stream_verdict(host));
   mesh.zero_copy = options.zero_copy ? ZeroCopyMode::kAuto : ZeroCopyMode::kOff;
