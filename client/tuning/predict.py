@@ -24,7 +24,7 @@ DIRECT_BYTES, DIRECT_HOSTS = 32 << 10, 8
 MIDDLE_BYTES = 512 << 10
 TRIP_NS, BYTE_NS = 100_000.0, 1.0
 TILE, TOPK_BLOCK = 1024, 16384
-"""Of the engine: engine/values/options.h, collective/cost.h and codec/formats.h. Encoded blocks have whole tiles."""
+"""From engine/values/options.h, collective/cost.h and codec/formats.h. Encoded blocks have whole tiles."""
 
 RATIOS = {
     **{"fp16": 0.5, "bf16": 0.5, "fp8_e4m3": 0.252, "fp8_e5m2": 0.252},

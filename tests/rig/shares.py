@@ -78,7 +78,7 @@ def scheduler(config: Any, log: Any) -> Any:
             return share_of(nodeid)
 
         def _reschedule(self, node: Any) -> None:
-            # Of a process that crashed, xdist 3.8 hands on all shares, also those that are done. A process that got one
+            # xdist 3.8 hands on all shares of a process that crashed, also those that are done. A process that got one
             # would wait for its tests without end.
             for share in [name for name, tests in self.workqueue.items() if all(tests.values())]:
                 del self.workqueue[share]

@@ -107,7 +107,7 @@ class GradientHook(functools.partial[None]):
 
 
 def may_change(parameter: torch.Tensor) -> bool:
-    """Whether a hook that the program has registered after ours gets this gradient next."""
+    """Returns True if a hook that the program registered after ours gets this gradient next."""
     hooks = parameter._post_accumulate_grad_hooks  # private: a habit tells when it moves
     return bool(hooks) and not isinstance(next(reversed(hooks.values())), GradientHook)
 

@@ -50,7 +50,7 @@ class RankTable {
   // A generation begins with these local members, while none runs: makes ports for new ones, with their tokens. Returns
   // the members that are not in it any more, whose ports go when no generation has them.
   std::vector<int> regroup(const std::vector<int>& members, const Tokens& tokens);
-  // Of these members, in this order.
+  // Returns the ports of these members, in this order.
   std::vector<std::shared_ptr<Port>> ports(const std::vector<int>& members) const;
 
   Phase phase(int member) const;
