@@ -103,7 +103,7 @@ class BaguaBucket(BucketOperations):
 
     def holds_gradients(self) -> bool:
         """Whether all that travels is parameters' ``.grad``."""
-        return all(one.getter is not None and one.effective_or_none() is one.owner.grad for one in self._registrations)
+        return all(one.is_gradient(one.effective_or_none()) for one in self._registrations)
 
     def attach(self, runner: Runner, process_group: BaguaProcessGroup | None = None) -> None:
         """Sets the runner that compiles its plan, and the ranks that operations mean by default."""
@@ -124,7 +124,7 @@ class BaguaBucket(BucketOperations):
         with torch.no_grad():
             for registration, place in zip(self._registrations, self._places, strict=False):
                 tensor = registration.effective_or_none()
-                if tensor is None or tensor is registration.owner.grad or tensor.data_ptr() == place.data_ptr():
+                if tensor is None or tensor.data_ptr() == place.data_ptr() or registration.is_gradient(tensor):
                     continue  # a gradient may be one that the program keeps
                 self._check_shape(registration, tensor, place)
                 place.copy_(tensor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -20,8 +20,14 @@ MODES = ("all", "shift_one")
 class Effective(Protocol):
     """A bucket with effective tensors."""
 
+    elements: int
+
     def slot(self, name: str) -> torch.Tensor:
         """The flat tensor of a slot."""
+        ...
+
+    def flattened_tensor(self) -> torch.Tensor:
+        """A copy of the effective tensors."""
         ...
 
     def write_effective(self, flat: torch.Tensor) -> None:
@@ -63,10 +69,8 @@ class AsynchronousOperation:
     ``reset`` takes it back. None of them waits for another rank.
     """
 
-    def __init__(self, weight_slot: str, shared_slot: str, elements: int, group: BaguaProcessGroup) -> None:
-        self._weight_slot = weight_slot
+    def __init__(self, shared_slot: str, group: BaguaProcessGroup) -> None:
         self._shared_slot = shared_slot
-        self._elements = elements
         self._own = group.new_communicator()
         self._lock = threading.RLock()
         self._aborted = False
@@ -99,18 +103,22 @@ class AsynchronousOperation:
         """False when the last exchange found that all ranks had aborted."""
         return self._running
 
-    def take_snapshot(self, bucket: Any) -> None:
+    # Both steps read and write the weights themselves, and not a copy of them in a slot: the copy would be taken and
+    # written back without the lock, over what the optimizer has done meanwhile.
+
+    def take_snapshot(self, bucket: Effective) -> None:
         """First step: takes the weights to be averaged, and this rank's wish to go on."""
         shared = bucket.slot(self._shared_slot)
         with self._lock:
-            self._snapshot = bucket.slot(self._weight_slot).clone()
-        shared[: self._elements] = self._snapshot
-        shared[self._elements] = 1 if self._aborted else 0
+            self._snapshot = bucket.flattened_tensor()
+        shared[: bucket.elements] = self._snapshot
+        shared[bucket.elements] = 1 if self._aborted else 0
 
-    def apply(self, bucket: Any) -> None:
+    def apply(self, bucket: Effective) -> None:
         """Last step: adds the mean's difference to the snapshot."""
         shared = bucket.slot(self._shared_slot)
-        self._running = bool(shared[self._elements] != 1)
+        self._running = bool(shared[bucket.elements] != 1)
         if self._running:
+            difference = shared[: bucket.elements] - self._snapshot
             with self._lock:
-                bucket.slot(self._weight_slot).add_(shared[: self._elements] - self._snapshot)
+                bucket.write_effective(bucket.flattened_tensor().add_(difference))

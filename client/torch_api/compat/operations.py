@@ -242,20 +242,24 @@ class BucketOperations(PlanBucket):
         locks, aborts and resets it.
 
         It runs in the thread that marks the bucket's tensors ready and waits, on a communicator of its own. Raises
-        ValueError for another mode than "all".
+        ValueError for another mode than "all", BaguaError for a bucket of gradients.
         """
         if peer_selection_mode != "all":
             raise ValueError(
                 f"peer_selection_mode is {peer_selection_mode!r}: asynchronous averaging knows 'all'. [BG302]"
             )
+        if self._current() != WEIGHT:
+            raise BaguaError(
+                f"Bucket {self.name} holds gradients, and asynchronous averaging is of weights: return "
+                "parameter.ensure_bagua_tensor(name, module_name) from init_tensors. [BG411]"
+            )
         self._peers = True
-        current = self._in_place()
         shared = self._new_slot("average", self.elements + 1)
-        operation = AsynchronousOperation(current, shared, self.elements, self._group(group))
+        operation = AsynchronousOperation(shared, self._group(group))
         self._append(
-            Local(operation.take_snapshot, "snapshot", reads=(current,), writes=(shared,)),
+            Local(operation.take_snapshot, "snapshot", writes=(shared,)),
             AllReduce("AVG", shared, shared, over=operation.communicator),
-            Local(operation.apply, "apply", reads=(shared, current), writes=(current,)),
+            Local(operation.apply, "apply", reads=(shared,)),
         )
         return operation
 

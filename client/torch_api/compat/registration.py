@@ -98,6 +98,11 @@ class Registration:
         """The tensor that travels; None, for example, for a gradient that has not been computed."""
         return self.owner if self.getter is None else self.getter(self.owner)
 
+    def is_gradient(self, effective: torch.Tensor | None) -> bool:
+        """Whether ``effective``, which travels now, is the owner's ``.grad``."""
+        # Not asked of a weight: the program may set its .grad in another thread, and torch reads it without a lock.
+        return self.getter is not None and effective is self.owner.grad
+
     def replace(self, tensor: torch.Tensor) -> None:
         """``tensor`` travels from now on in the place of the one that did. Raises TypeError if it can't be replaced."""
         if self.setter is not None:
