@@ -220,9 +220,9 @@ def test_a_rank_that_raises_fails_the_job(sandbox: Sandbox) -> None:
     done = sandbox.bagua("run", "--nnodes", "2", script)
     assert done.code == 1, done.text
     assert "never printed" not in done.text
-    assert "rank 1 on node node-1 exited with code 1: ValueError: the second layer has no weights" in last_line(
-        done.err
-    )
+    # A loaded machine may be slow to see rank 1's process end: then what the rank has told before is the reason, or
+    # rank 0's error, which names it.
+    assert re.search(r"\brank 1\b.*: ValueError: the second layer has no weights", last_line(done.err)), done.err
     # Its traceback stands in its output, once, and is not printed again at the end.
     assert done.out.count("[rank 1] ValueError: the second layer has no weights") == 1
     assert "Traceback" not in done.err
