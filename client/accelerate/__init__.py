@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bagua.accelerate.beginning import begin
+from bagua.accelerate.init import begin
 from bagua.accelerate.reports import report_callback
 
 __all__ = ["BaguaReport", "begin"]

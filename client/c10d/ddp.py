@@ -22,8 +22,8 @@ from bagua.base.algorithm_choice import VARIABLE
 from bagua.base.errors import BaguaError, ConfigError
 from bagua.c10d import bucket_memory
 from bagua.c10d.names import NAME
+from bagua.torch_api.train.compare_ranks import IN_DDP
 from bagua.torch_api.train.ddp_hook import hook_named
-from bagua.torch_api.train.wrapping import IN_DDP
 
 LOG = logging.getLogger("bagua")
 

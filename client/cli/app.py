@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import typer
 
-from bagua.base.spelling import COMMAND_SETTINGS
+from bagua.base.option_names import COMMAND_SETTINGS
 from bagua.cli import (
     advise,
     bench,

@@ -28,7 +28,7 @@ from bagua.bench.units import RESULT_MARK
 from bagua.tuning.network import Network
 
 if TYPE_CHECKING:
-    from bagua.cli.embedded import EmbeddedCluster
+    from bagua.cli.local_cluster import EmbeddedCluster
     from bagua.cli.terminal import Terminal
     from bagua.proto import common_pb2
 
@@ -78,8 +78,8 @@ class Task:
 def run_task(task: Task) -> int:
     """Starts a cluster, runs the job, stops everything; returns the exit code (130 after Ctrl-C). Rank 0's results are
     in ``task.result`` then. Raises BaguaError."""
-    from bagua.cli.embedded import EmbeddedCluster, StateFolder, forget_other_service
     from bagua.cli.interrupts import Interrupts
+    from bagua.cli.local_cluster import EmbeddedCluster, StateFolder, forget_other_service
     from bagua.cli.native import NativeBuild
     from bagua.cli.run import follow_job
     from bagua.cli.terminal import open_terminal
@@ -111,7 +111,7 @@ def run_task(task: Task) -> int:
 
 
 def _start(task: Task, cluster: EmbeddedCluster) -> None:
-    from bagua.cli.embedded import EmbeddedHost
+    from bagua.cli.local_cluster import EmbeddedHost
 
     names = [f"node-{index}" for index in range(task.nnodes)]
     if not task.namespaces:

@@ -70,7 +70,7 @@ def _run(wanted: Wanted, log_dir: Path | None) -> Findings:
     from bagua.chaos.plan import KINDS
     from bagua.cli.chaos_cluster import ChaosCluster, copy_logs, private_disk
     from bagua.cli.chaos_run import Chaos
-    from bagua.cli.embedded import StateFolder, forget_other_service
+    from bagua.cli.local_cluster import StateFolder, forget_other_service
     from bagua.cli.native import NativeBuild
     from bagua.cli.terminal import Terminal
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 from bagua.base.errors import ServiceError, UnavailableError
 from bagua.base.security import read_token
 from bagua.cli.chaos_coordinators import Coordinators
-from bagua.cli.embedded import START_DEADLINE_S, STOP_DEADLINE_S, ServiceProcess
+from bagua.cli.local_cluster import START_DEADLINE_S, STOP_DEADLINE_S, ServiceProcess
 from bagua.client import Client
 from bagua.proto import job_pb2
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bagua.chaos.relay import Relay
 from bagua.cli.chaos_postgres import Postgres
-from bagua.cli.embedded import START_DEADLINE_S, ServiceProcess
+from bagua.cli.local_cluster import START_DEADLINE_S, ServiceProcess
 
 Launch = Callable[[str, str, list[str]], ServiceProcess]
 

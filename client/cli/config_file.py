@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import typer
 
 from bagua.base.errors import UsageError
-from bagua.base.spelling import hyphens
+from bagua.base.option_names import hyphens
 from bagua.cli.options import Nodes
 
 MAX_BYTES = 1 << 20

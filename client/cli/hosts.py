@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Protocol
 
 from bagua.base.address import is_loopback, join_address, own_address
 from bagua.base.errors import ConfigError, ServiceError, UsageError
-from bagua.base.leash import FOREIGN_SETTINGS
+from bagua.base.parent_socket import FOREIGN_SETTINGS
 from bagua.base.paths import make_private_dir, write_private
 from bagua.base.security import TlsFiles, read_token
-from bagua.cli.embedded import EmbeddedCluster
+from bagua.cli.local_cluster import EmbeddedCluster
 from bagua.hosts import ssh
 from bagua.hosts.end import Order
 from bagua.hosts.remote import Remote
 
 if TYPE_CHECKING:
-    from bagua.cli.embedded import EmbeddedHost
+    from bagua.cli.local_cluster import EmbeddedHost
 
 NODES_DEADLINE_S = 300.0
 """For the daemons of all hosts. The first one on a host builds the core."""

@@ -8,8 +8,8 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bagua.cli.embedded import EmbeddedCluster, StateFolder
     from bagua.cli.follow import Follower
+    from bagua.cli.local_cluster import EmbeddedCluster, StateFolder
 
 
 class Interrupts:

@@ -23,8 +23,8 @@ from bagua.cli.interrupts import Interrupts
 from bagua.cli.options import Output
 
 if TYPE_CHECKING:
-    from bagua.cli.embedded import EmbeddedCluster, StateFolder
     from bagua.cli.hosts import Way
+    from bagua.cli.local_cluster import EmbeddedCluster, StateFolder
     from bagua.cli.slurm_end import Announcements
     from bagua.cli.terminal import Terminal
     from bagua.client import Client, Packed
@@ -113,7 +113,7 @@ def run_with_restarts(options: RunOptions, most: int) -> int:
 
 def run_embedded(options: RunOptions, restarts_left: int) -> Ended:
     """Starts the cluster, runs the job, stops everything. Raises BaguaError."""
-    from bagua.cli.embedded import StateFolder, forget_other_service
+    from bagua.cli.local_cluster import StateFolder, forget_other_service
     from bagua.cli.native import NativeBuild
     from bagua.cli.terminal import open_terminal
     from bagua.client.describe import exit_code
@@ -164,7 +164,7 @@ def run_embedded(options: RunOptions, restarts_left: int) -> Ended:
 
 def _cluster(options: RunOptions, state: StateFolder) -> EmbeddedCluster:
     """Nothing of it has been started."""
-    from bagua.cli.embedded import EmbeddedCluster
+    from bagua.cli.local_cluster import EmbeddedCluster
 
     if options.way is None:
         return EmbeddedCluster(state.path)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
-from bagua.base.spelling import hyphens
+from bagua.base.option_names import hyphens
 
 SERVICE_PORT = "--bagua_service_port: nothing listens at a port of its own here, the node daemon serves the ranks"
 REPORT_METRICS = "--report_metrics: `bagua job show` and the coordinator's /metrics have a job's figures"

@@ -19,7 +19,7 @@ import typer
 
 from bagua.base.errors import UsageError
 from bagua.base.launchers import DEFAULT_PORT
-from bagua.base.spelling import hyphens
+from bagua.base.option_names import hyphens
 from bagua.cli.main import guarded
 from bagua.cli.options import MAX_NODES, parse_nodes
 from bagua.cli.run import count_ranks

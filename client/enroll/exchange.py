@@ -19,7 +19,7 @@ from typing import Any
 
 from bagua.base.address import is_loopback, split_address
 from bagua.base.errors import BaguaError, ConfigError, ServiceError
-from bagua.base.scope import Scope, make_token
+from bagua.base.job_token import Scope, make_token
 from bagua.enroll.certificates import Authority, key_pem, make_request, new_key
 from bagua.enroll.noise import Handshake, HandshakeError
 

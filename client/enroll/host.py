@@ -1,6 +1,6 @@
 """``python -m bagua.enroll.host``: joins this host to an ephemeral cluster, then becomes its node daemon.
 
-The first rank of the host starts it, and carries its messages to the first host and back (``base/leash.py``).
+The first rank of the host starts it, and carries its messages to the first host and back (``base/parent_socket.py``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 
-from bagua.base import leash
+from bagua.base import parent_socket
 from bagua.base.address import own_address
 from bagua.base.errors import BaguaError, ServiceError
 from bagua.base.paths import make_private_dir, write_private
@@ -31,8 +31,8 @@ def main() -> None:
         key = secret.find_key(given.master_addr)
         secret.forget()
         applicant = Applicant(key, given.context, given.host)
-        leash.send(rank, {"hello": applicant.hello()})
-        answer = leash.receive(rank)
+        parent_socket.send(rank, {"hello": applicant.hello()})
+        answer = parent_socket.receive(rank)
         if answer is None:
             raise ServiceError("The rank that started this process has gone. [BG910]")
         command = _prepare(applicant, applicant.finish(answer["welcome"]))
@@ -60,7 +60,7 @@ def _prepare(applicant: Applicant, grant: Grant) -> list[str]:
         write_private(path, data)
     return [
         *(sys.executable, "-P", "-m", "bagua.daemon.node", "--coordinator", grant.coordinator),
-        *("--node-id", grant.node_id, "--name", grant.node_id, "--slots", str(leash.SLOTS)),
+        *("--node-id", grant.node_id, "--name", grant.node_id, "--slots", str(parent_socket.SLOTS)),
         *("--data-host", own_address(grant.coordinator), "--state-dir", str(state.path)),
         *("--token-file", str(token), "--tls", str(files.ca.parent), "--exit-when-idle", "5"),
     ]
@@ -68,7 +68,7 @@ def _prepare(applicant: Applicant, grant: Grant) -> list[str]:
 
 def _tell(rank: socket.socket, reason: str) -> None:
     try:
-        leash.send(rank, {"error": reason})
+        parent_socket.send(rank, {"error": reason})
     except OSError:
         return  # the rank has gone
 

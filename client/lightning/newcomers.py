@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from bagua.base.errors import ConfigError
+from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.comm.plain_data import decode, encode
-from bagua.torch_api.comm.units import units
 from bagua.torch_api.data.elastic_loader import ElasticLoader
 from bagua.torch_api.join.session import current
 

@@ -1,6 +1,5 @@
 """Groups and primitives under the path of the original; ``comm`` holds them, and ``join`` the beginning and the end."""
 
-from bagua.torch_api.comm.beginning import init_process_group
 from bagua.torch_api.comm.coalesced import allreduce_coalesced_inplace, broadcast_coalesced, broadcast_object
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.groups import (
@@ -18,6 +17,7 @@ from bagua.torch_api.comm.groups import (
     get_communicator,
     new_group,
 )
+from bagua.torch_api.comm.init import init_process_group
 from bagua.torch_api.comm.joining import is_newcomer, on_membership_change, register_state, wait_to_join
 from bagua.torch_api.comm.membership_change import MembershipChange
 from bagua.torch_api.comm.primitives import (

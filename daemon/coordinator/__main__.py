@@ -20,7 +20,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 from bagua.base.disk import disk_words, ending_words
 from bagua.base.errors import ConfigError, ServiceError, UnavailableError
 from bagua.base.notify import Notifier
-from bagua.base.spelling import COMMAND_SETTINGS
+from bagua.base.option_names import COMMAND_SETTINGS
 from bagua.daemon.coordinator.admin.settings import Settings, make_settings
 from bagua.daemon.coordinator.host.event_loop import EventLoop, collect_seldom
 from bagua.daemon.coordinator.host.server import Coordinator

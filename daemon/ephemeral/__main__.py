@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 # Before gRPC is imported: its own log has a line for each handshake of TLS that fails.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-from bagua.base import leash
+from bagua.base import parent_socket
 from bagua.base.errors import BaguaError
 from bagua.base.run_folder import StateFolder
 from bagua.daemon.ephemeral.node_process import NodeProcess
@@ -50,7 +50,7 @@ def main() -> None:
         _run(starter, given.nnodes, given.nproc_per_node, admission)
     except BaguaError as error:
         try:
-            leash.send(starter, {"error": str(error)})
+            parent_socket.send(starter, {"error": str(error)})
         except OSError:
             pass  # the rank has gone
         raise SystemExit(f"error: {error}") from None

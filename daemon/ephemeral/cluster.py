@@ -9,9 +9,9 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from bagua.base import leash
+from bagua.base import parent_socket
 from bagua.base.errors import ServiceError
-from bagua.base.scope import following
+from bagua.base.job_token import following
 from bagua.base.security import read_token
 from bagua.daemon.coordinator.admin.settings import make_settings
 from bagua.daemon.coordinator.host.server import Coordinator
@@ -89,7 +89,7 @@ class Cluster:
         """From the first job to the end of the cluster."""
         self._socket = await asyncio.to_thread(self._node.begin, self._coordinator.address)
         job_id = await self._submit(nproc_per_node)
-        users.listen(Path(self._socket).with_name(leash.CLUSTER_SOCKET))
+        users.listen(Path(self._socket).with_name(parent_socket.CLUSTER_SOCKET))
         if self._admission is not None:
             self._admission.open(self._coordinator.address, read_token(self._token_file), job_id)
         await send(starter, {"job_id": job_id, "socket": self._socket})
@@ -104,8 +104,8 @@ class Cluster:
 
     async def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
         """Raises ServiceError, ConfigError."""
-        if leash.JOINED in message:
-            self._joined.append(str(message[leash.JOINED]))
+        if parent_socket.JOINED in message:
+            self._joined.append(str(message[parent_socket.JOINED]))
             return {}
         if self._admission is not None and "hello" in message:
             return {"welcome": self._admission.answer(int(message["host"]), str(message["hello"]))}

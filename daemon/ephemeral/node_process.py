@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bagua.base import leash
+from bagua.base import parent_socket
 from bagua.base.child_service import ServiceProcess
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ class NodeProcess:
     def __init__(self, state: Path, admission: Admission | None) -> None:
         """``admission``: of other hosts, None if there are none. Raises ConfigError."""
         command = ["--coordinator", "-", "--token-file", str(state / "token"), "--state-dir", str(state / "node")]
-        command += ["--name", NAME, "--node-id", NAME, "--slots", str(leash.SLOTS)]
+        command += ["--name", NAME, "--node-id", NAME, "--slots", str(parent_socket.SLOTS)]
         if admission is not None:
             tls = admission.write_certificates(state / "tls")
             command += ["--tls", str(tls), "--data-host", admission.address]
-        self._leash, theirs = leash.pair()
+        self._leash, theirs = parent_socket.pair()
         with theirs:
             command += ["--leash", str(theirs.fileno())]
             log = state / "node.log"
@@ -44,7 +44,7 @@ class NodeProcess:
         """Tells it the coordinator's address, and waits until it is known there; returns the path of its socket for
         ranks. Raises ServiceError with the reason why it can't start."""
         try:
-            leash.send(self._leash, {"coordinator": coordinator})
+            parent_socket.send(self._leash, {"coordinator": coordinator})
         except OSError:
             pass  # it has ended, and says why
         return self._service.wait_ready(time.monotonic() + START_DEADLINE_S)["socket"]

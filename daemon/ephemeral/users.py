@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from bagua.base import leash
+from bagua.base import parent_socket
 from bagua.base.errors import BaguaError
 
 Answer = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -97,7 +97,7 @@ async def send(user: socket.socket, message: dict[str, Any]) -> None:
 async def _receive(user: socket.socket) -> dict[str, Any] | None:
     """The next message; None when the process has gone, or says what none of ours does."""
     try:
-        data = await asyncio.get_running_loop().sock_recv(user, leash.MAX_BYTES)
+        data = await asyncio.get_running_loop().sock_recv(user, parent_socket.MAX_BYTES)
         message = json.loads(data) if data else None
     except (OSError, ValueError):
         return None

@@ -16,11 +16,11 @@ import typer
 
 from bagua.base.disk import disk_words
 from bagua.base.errors import ConfigError
-from bagua.base.keep import parse_keep
-from bagua.base.leash import receive
+from bagua.base.option_names import COMMAND_SETTINGS
+from bagua.base.parent_socket import receive
 from bagua.base.paths import state_dir as default_state_dir
+from bagua.base.retention import parse_keep
 from bagua.base.security import TlsFiles
-from bagua.base.spelling import COMMAND_SETTINGS
 from bagua.daemon.log_lines import LogFormat, configure_logging
 from bagua.daemon.node.daemon import run
 from bagua.daemon.node.environment import parse_patterns

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bagua.base.keep import Keep
+from bagua.base.retention import Keep
 from bagua.daemon.node.code import CodeCache
 from bagua.daemon.node.engine_host import CoreHost, RefusedFrames
 from bagua.daemon.node.journal import Journal

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import bagua
 from bagua.base.address import is_loopback
 from bagua.base.errors import ConfigError
-from bagua.base.leash import CLUSTER_SOCKET
+from bagua.base.parent_socket import CLUSTER_SOCKET
 from bagua.base.paths import cache_dir
 from bagua.base.protocol import OLDEST, PROTOCOL
 from bagua.base.trace_context import EVERY_STEPS, STEPS_VARIABLE
@@ -32,9 +32,9 @@ from bagua.daemon.node.job_specification import unpack
 from bagua.daemon.node.jobs import Jobs
 from bagua.daemon.node.journal import Journal
 from bagua.daemon.node.keeper_link import KeeperLink, connections_to
-from bagua.daemon.node.leash import LeashWatch
 from bagua.daemon.node.log_file import LogFile, LogLimits
 from bagua.daemon.node.log_service import LogService
+from bagua.daemon.node.parent_watch import LeashWatch
 from bagua.daemon.node.process import end_children
 from bagua.daemon.node.rank_places import OwnPlaces, open_user_places
 from bagua.daemon.node.runtime_dir import leave_socket_folder, socket_folder

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from bagua.base.disk import FULL, disk_words
+from bagua.base.end_reasons import late_words
 from bagua.base.errors import BaguaError
-from bagua.base.late import late_words
-from bagua.daemon.node import events, late_ranks, launch, state, transitions
+from bagua.daemon.node import events, launch, state, stopped_ranks, transitions
 from bagua.daemon.node.context import NodeContext
 from bagua.daemon.node.job_engine import JobEngine
 from bagua.daemon.node.job_record import JobRecord, journal_entry, local_job
@@ -470,18 +470,18 @@ class Job:
     async def _watch_late_ranks(self) -> None:
         """Ends ranks that are stopped while others would wait for them; tells for how long hosts wait for each
         other."""
-        late = late_ranks.LateRanks()
+        late = stopped_ranks.LateRanks()
         while self.state.phase is Phase.RUNNING:
-            await asyncio.sleep(late_ranks.LOOK_EVERY_S)
-            if (patience_s := late_ranks.patience(self.engine.step_s())) > self._patience_s:
+            await asyncio.sleep(stopped_ranks.LOOK_EVERY_S)
+            if (patience_s := stopped_ranks.patience(self.engine.step_s())) > self._patience_s:
                 self._patience_s = patience_s
                 self._on_report(self.job_id)
             pids = {rank.member: rank.pid for rank in self.state.ranks if rank.phase is RankPhase.RUNNING and rank.pid}
-            stopped = [member for member, pid in pids.items() if late_ranks.is_stopped(pid)]
+            stopped = [member for member, pid in pids.items() if stopped_ranks.is_stopped(pid)]
             if len(stopped) == sum(len(host.members) for host in self.spec.hosts):
                 continue  # nobody waits, and nobody else has the state
             newcomers_alone = self.engine.present.host_index < 0  # they make no steps yet, and others wait for them
-            limit_s = late_ranks.LEAST_S if newcomers_alone else late_ranks.longest_stop(self.engine.step_s())
+            limit_s = stopped_ranks.LEAST_S if newcomers_alone else stopped_ranks.longest_stop(self.engine.step_s())
             for member, seconds in late.look(self._loop.time(), stopped, limit_s).items():
                 self._late[member] = late_words(seconds)
                 self._log.warning("a rank is ended", member=member, why=self._late[member])

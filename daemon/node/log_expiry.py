@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from bagua.base.keep import Keep
+from bagua.base.retention import Keep
 
 
 def past_keeping(folder: Path, ended: Sequence[str], keep: Keep, now: float) -> list[str]:

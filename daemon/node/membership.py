@@ -11,7 +11,7 @@ import math
 import signal
 from dataclasses import replace
 
-from bagua.base.late import SPENT, overdue_words
+from bagua.base.end_reasons import SPENT, overdue_words
 from bagua.daemon.node.events import (
     Entered,
     Instruction,

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from bagua.base.address import is_loopback, join_address
 from bagua.base.disk import disk_words, replace_file
 from bagua.base.errors import ConfigError
-from bagua.base.keep import Keep
 from bagua.base.paths import make_private_dir
+from bagua.base.retention import Keep
 from bagua.base.security import TlsFiles, check_dial_address
 from bagua.daemon.node.job_specification import is_safe_name
 from bagua.daemon.node.rank_user import RunAs

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bagua.base.late import ORPHANED_NEWCOMER
+from bagua.base.end_reasons import ORPHANED_NEWCOMER
 from bagua.daemon.node.journal import RankEntry
 
 

@@ -15,8 +15,8 @@ from bagua.base.errors import ConfigError, ServiceError, UnavailableError
 from bagua.daemon.coordinator.rules.domain import JobRecord
 from bagua.daemon.coordinator.rules.translate import checked_spec
 from bagua.daemon.coordinator.store.database import open_engine, sqlite_url
+from bagua.daemon.coordinator.store.database_errors import Trouble, describe
 from bagua.daemon.coordinator.store.store import Store
-from bagua.daemon.coordinator.store.trouble import Trouble, describe
 from bagua.proto import common_pb2
 
 LARGE = checked_spec(common_pb2.JobSpec(entry="t.py", args=["x" * 100_000], nnodes=1, nproc_per_node=1))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from bagua.daemon.coordinator.rounds.board import Board
 from bagua.daemon.coordinator.rounds.intake import Intake
+from bagua.daemon.coordinator.rounds.live_state import Board
 from bagua.daemon.coordinator.rounds.publisher import Publisher
 from bagua.daemon.coordinator.rounds.reconciler import Reconciler
 from bagua.daemon.coordinator.rules.clock import ServiceClock

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from bagua.torch_api import communication
-from bagua.torch_api.comm import admission, coalesced, flags, state_copy, units
+from bagua.torch_api.comm import admission, coalesced, state_copy
+from bagua.torch_api.comm.commit.ledger import retry, vote
 from bagua.torch_api.cuda import connection, port
 from bagua.torch_api.train import agreement, optimizer_state
 from bagua.torch_api.train.bucket_layout import ModelBuckets
@@ -138,8 +139,8 @@ HOST_ONLY: tuple[tuple[Any, str], ...] = (
     (ModelBuckets, "compare_starts"),
     (ModelBuckets, "level_out"),
     (DistributedModel, "_reduce_loss"),
-    (units, "call_the_roll"),
-    (flags.Flags, "exchange"),
+    (retry, "call_the_roll"),
+    (vote.Flags, "exchange"),
     (admission, "broadcast_bytes"),
     (admission, "gather_rows"),
     (admission, "gather_texts"),

@@ -23,13 +23,13 @@ import torch
 
 import bagua.torch_api as bagua
 from bagua.base.errors import MembershipChanged
-from bagua.torch_api.comm.flags import Flags
-from bagua.torch_api.comm.followers import Followers
+from bagua.torch_api.comm.commit.vote import Flags
 from bagua.torch_api.comm.state_copy import StateCopy
+from bagua.torch_api.comm.step_state import Followers
 from bagua.torch_api.join.connection import HostConnection, Regrouped
 from bagua.torch_api.join.session import current
 from bagua.torch_api.train import gradients, runner
-from bagua.torch_api.train.held import HeldExecution
+from bagua.torch_api.train.undo import HeldExecution
 
 VARIABLE = "BAGUA_TEST_KILL"
 

@@ -21,9 +21,9 @@ from simulated.history import drawn, fixed, late_hello, outage, play
 from simulated.world import BrokenPromiseError
 
 from bagua.daemon.coordinator.api.nodes_servicer import NodeServicer
-from bagua.daemon.coordinator.rounds.board import Board
 from bagua.daemon.coordinator.rounds.inbox import Inbox
 from bagua.daemon.coordinator.rounds.intake import Intake
+from bagua.daemon.coordinator.rounds.live_state import Board
 from bagua.daemon.coordinator.rules import membership
 from bagua.daemon.coordinator.rules.domain import JobRecord, LocalJob
 from bagua.daemon.coordinator.rules.options import Options

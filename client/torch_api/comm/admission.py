@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import torch
 
 from bagua.base.errors import BaguaError
-from bagua.torch_api.comm.conversation import broadcast_bytes, gather_rows, gather_texts
-from bagua.torch_api.comm.followers import Followers
+from bagua.torch_api.comm.gather_bytes import broadcast_bytes, gather_rows, gather_texts
 from bagua.torch_api.comm.state_copy import StateCopy
+from bagua.torch_api.comm.step_state import Followers
 from bagua.torch_api.join.session import Session
 
 LOG = logging.getLogger("bagua")

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from bagua.base.errors import MembershipChanged
+from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.comm.communicator import WORLD, Comm, Communicator
 from bagua.torch_api.comm.elastic import ElasticCommunicator, World
 from bagua.torch_api.comm.members import hashed_number
-from bagua.torch_api.comm.units import units
 from bagua.torch_api.join.connection import Regrouped
 from bagua.torch_api.join.session import CURRENT, Session, current
 

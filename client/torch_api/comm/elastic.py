@@ -11,10 +11,10 @@ import torch
 from bagua.algorithms.codec import Codec
 from bagua.base.errors import MembershipChanged
 from bagua.torch_api.comm.checks import check_root
+from bagua.torch_api.comm.commit.retry import Units, nothing
 from bagua.torch_api.comm.communicator import Carried, Communicator, plain_tensor
 from bagua.torch_api.comm.members import world_number
 from bagua.torch_api.comm.transfer import ReduceOp, check_tensor
-from bagua.torch_api.comm.units import Units, nothing
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.join.connection import Connection, Regrouped
 from bagua.torch_api.join.session import Session

@@ -6,10 +6,10 @@ from typing import Any, Protocol
 
 import torch
 
-from bagua.torch_api.comm.lasting import Kept, keepers
+from bagua.torch_api.comm.checkpoint_state import Kept, keepers
+from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.comm.membership_change import OnChange
 from bagua.torch_api.comm.plain_data import decode, encode, tensor_paths
-from bagua.torch_api.comm.units import units
 from bagua.torch_api.join.session import CURRENT, Session, current
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from bagua.base.errors import BaguaError, CommunicationError
-from bagua.torch_api.comm.conversation import gather_rows, largest
+from bagua.torch_api.comm.gather_bytes import gather_rows, largest
 from bagua.torch_api.comm.stripes import ALIGNMENT, Piece, length, packs, stripes
 from bagua.torch_api.join.connection import NOWHERE, Place, request
 from bagua.torch_api.join.session import Session

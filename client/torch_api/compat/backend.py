@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import torch
 
 from bagua.base.errors import BaguaError, MembershipChanged
+from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.comm.groups import _get_default_group
-from bagua.torch_api.comm.units import units
 from bagua.torch_api.compat.bucket import BaguaBucket
 from bagua.torch_api.compat.registration import BackendTensor, Registration, registration
 from bagua.torch_api.cuda.devices import devices

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from bagua.torch_api.data.course import Course
+from bagua.torch_api.data.epoch_progress import Course
 
 
 class ElasticLoader:

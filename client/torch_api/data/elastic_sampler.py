@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
-from bagua.torch_api.comm.lasting import keepers
-from bagua.torch_api.comm.units import nothing, units
+from bagua.torch_api.comm.checkpoint_state import keepers
+from bagua.torch_api.comm.commit.retry import nothing, units
 from bagua.torch_api.data.balance import digest
 from bagua.torch_api.data.complexity import Cost, costs_of
-from bagua.torch_api.data.course import Course, Setting
 from bagua.torch_api.data.elastic_loader import ElasticLoader
+from bagua.torch_api.data.epoch_progress import Course, Setting
 from bagua.torch_api.join.session import current
 
 

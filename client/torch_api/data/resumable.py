@@ -11,7 +11,7 @@ import torch
 from torch import distributed
 from torch.utils.data import Sampler
 
-from bagua.torch_api.comm.lasting import Kept, keepers
+from bagua.torch_api.comm.checkpoint_state import Kept, keepers
 from bagua.torch_api.data.complexity import check_length
 from bagua.torch_api.join.session import current, is_initialized
 

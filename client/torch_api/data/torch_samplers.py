@@ -19,8 +19,8 @@ from typing import Any
 
 from torch.utils.data import DistributedSampler
 
-from bagua.torch_api.comm.followers import Heard
-from bagua.torch_api.comm.units import units
+from bagua.torch_api.comm.commit.retry import units
+from bagua.torch_api.comm.step_state import Heard
 from bagua.torch_api.join.session import CURRENT, Session
 
 LOG = logging.getLogger("bagua")

@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bagua.base import leash
+from bagua.base import parent_socket
 from bagua.base.errors import ServiceError
-from bagua.base.scope import first_of
+from bagua.base.job_token import first_of
 
 
 class Lifeline:
@@ -71,15 +71,15 @@ class Lifeline:
         """This process has joined the job, as its rank 0. Nothing if the cluster has gone."""
         self._end.setblocking(True)
         with suppress(OSError):
-            leash.send(self._end, {leash.JOINED: job_id})
+            parent_socket.send(self._end, {parent_socket.JOINED: job_id})
 
     def ask_job(self, ranks: int, deadline_s: float) -> str | None:
         """The id of a new job of so many ranks on each host. None if the cluster has gone. Raises ServiceError with its
         reason, or if nothing comes in time."""
         self._end.settimeout(deadline_s)
         try:
-            leash.send(self._end, {"ranks": ranks})
-            reply: dict[str, Any] | None = leash.receive(self._end)
+            parent_socket.send(self._end, {"ranks": ranks})
+            reply: dict[str, Any] | None = parent_socket.receive(self._end)
         except TimeoutError:
             raise ServiceError(f"The daemon did not answer within {deadline_s:.0f} s. [BG910]") from None
         except OSError:
@@ -92,7 +92,7 @@ class Lifeline:
 def _connect(daemon: str) -> socket.socket:
     end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        end.connect(str(Path(daemon).with_name(leash.CLUSTER_SOCKET)))
+        end.connect(str(Path(daemon).with_name(parent_socket.CLUSTER_SOCKET)))
     except OSError as error:
         end.close()
         raise ServiceError(

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from bagua.base import leash
+from bagua.base import parent_socket
 from bagua.base.errors import ServiceError
 
 TAIL_BYTES = 4000
@@ -26,7 +26,7 @@ class LeashedService:
     def __init__(self, title: str, arguments: Sequence[str]) -> None:
         self.title = title
         self._output = tempfile.TemporaryFile()
-        self._socket, theirs = leash.pair()
+        self._socket, theirs = parent_socket.pair()
         with theirs:
             # -P: a folder named like one of our packages in the working directory must not shadow it.
             self._process = subprocess.Popen(
@@ -35,7 +35,7 @@ class LeashedService:
                 stdout=self._output,
                 stderr=self._output,
                 pass_fds=[theirs.fileno()],
-                env={name: value for name, value in os.environ.items() if name not in leash.FOREIGN_SETTINGS},
+                env={name: value for name, value in os.environ.items() if name not in parent_socket.FOREIGN_SETTINGS},
                 start_new_session=True,
             )
         self._started[:] = [process for process in self._started if process.poll() is None]
@@ -51,7 +51,7 @@ class LeashedService:
             os.close(pidfd)
         if not readable:
             raise ServiceError(f"{self.title} did not answer within {deadline_s:.0f} s.{self._last_words()} [BG910]")
-        message = leash.receive(self._socket)
+        message = parent_socket.receive(self._socket)
         if message is None:
             raise ServiceError(f"{self.title} ended while it started.{self._last_words()} [BG910]")
         if "error" in message:
@@ -61,7 +61,7 @@ class LeashedService:
     def send(self, **message: Any) -> None:
         """Raises ServiceError if it has ended."""
         try:
-            leash.send(self._socket, message)
+            parent_socket.send(self._socket, message)
         except OSError:
             self.check()
             raise ServiceError(f"{self.title} does not listen any more.{self._last_words()} [BG910]") from None

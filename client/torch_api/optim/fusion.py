@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from bagua.torch_api.optim.block import Block, Part
+from bagua.torch_api.optim.elementwise_check import Witness
 from bagua.torch_api.optim.lanes import addresses, lies_alone
 from bagua.torch_api.optim.rules import (
     ALONE,
@@ -23,7 +24,6 @@ from bagua.torch_api.optim.rules import (
     refuse_optimizer,
     refuse_parameter,
 )
-from bagua.torch_api.optim.witness import Witness
 from bagua.torch_api.train.optimizer_code import Exchange, own_code, step_with
 
 LOG = logging.getLogger("bagua")

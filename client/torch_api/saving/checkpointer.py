@@ -16,15 +16,15 @@ import torch
 
 from bagua.base import checkpoint_folder
 from bagua.base.errors import BaguaError, ConfigError
+from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.communicators import communicators
 from bagua.torch_api.comm.joining import Stateful, register_state
-from bagua.torch_api.comm.units import units
 from bagua.torch_api.join.session import current
 from bagua.torch_api.saving import folder as on_disk
 from bagua.torch_api.saving.background import Background, Task, sentence
 from bagua.torch_api.saving.job_state import JOB, Return, collect, document_of, key
-from bagua.torch_api.saving.rhythm import Decision, rhythm_of
+from bagua.torch_api.saving.schedule import Decision, rhythm_of
 from bagua.torch_api.saving.staging import Staging
 from bagua.torch_api.saving.torch_format import Checkpoint
 from bagua.torch_api.train.agreement import broadcast_json, gather_texts, raise_together

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from bagua.torch_api.comm.lasting import Path
+from bagua.torch_api.comm.checkpoint_state import Path
 from bagua.torch_api.saving.job_state import JobState
-from bagua.torch_api.saving.portions import Size, portions
+from bagua.torch_api.saving.split import Size, portions
 from bagua.torch_api.saving.torch_format import Piece
 
 Key = tuple[Path, torch.Size, torch.dtype]

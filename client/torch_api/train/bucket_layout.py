@@ -18,10 +18,10 @@ from bagua.torch_api.join import environment
 from bagua.torch_api.join.session import Session
 from bagua.torch_api.train.agreement import raise_together
 from bagua.torch_api.train.bucket import PlanBucket
+from bagua.torch_api.train.compat_hooks import Guest
 from bagua.torch_api.train.execution import Execution, NotReady
 from bagua.torch_api.train.gradients import GradientBucket, elements_needed
 from bagua.torch_api.train.grouping import group_tensors
-from bagua.torch_api.train.guest import Guest
 from bagua.torch_api.train.runner import Runner
 from bagua.tuning.grouping import bucket_bytes
 

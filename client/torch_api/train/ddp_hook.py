@@ -26,9 +26,9 @@ from bagua.torch_api.join.session import Session, current, is_initialized
 from bagua.torch_api.train.agreement import gather_texts, raise_together
 from bagua.torch_api.train.algorithm_choice import describe_algorithm, named, reify
 from bagua.torch_api.train.bucket import Allocate, PlanBucket, Region, region_of, views_like
+from bagua.torch_api.train.compare_ranks import members_group
 from bagua.torch_api.train.execution import join_all
 from bagua.torch_api.train.runner import Runner
-from bagua.torch_api.train.wrapping import members_group
 
 OF_WRAPPED_MODELS = (
     "init_tensors",

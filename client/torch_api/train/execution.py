@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 import torch
 
 from bagua.base.errors import BaguaError, CommunicationError
-from bagua.torch_api.comm.flags import Flags
+from bagua.torch_api.comm.commit.vote import Flags
 from bagua.torch_api.comm.members import Members
 from bagua.torch_api.join.connection import Connection, Request, Times
 from bagua.torch_api.train.phases import NOTHING, PLAN, PROFILER, SUBMIT, WAIT, WATCH, phase
@@ -171,7 +171,7 @@ class Execution:
                 else:
                     self._connection.abandon(ticket)
 
-    # In an elastic job: see ``held.py``
+    # In an elastic job: see ``undo.py``
 
     lost = ended = False
 

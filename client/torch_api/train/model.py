@@ -18,11 +18,11 @@ from bagua.algorithms import Algorithm, AlgorithmImpl, Bucket
 from bagua.algorithms.plan import GRADIENT
 from bagua.base.errors import CommunicationError, ConfigError
 from bagua.base.replica_check import CheckReplicas
+from bagua.torch_api.comm.checkpoint_state import keepers
+from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.groups import BaguaProcessGroup
-from bagua.torch_api.comm.lasting import keepers
 from bagua.torch_api.comm.transfer import ReduceOp
-from bagua.torch_api.comm.units import units
 from bagua.torch_api.join.connection import Record, Times
 from bagua.torch_api.join.malloc import HeapTrimmer
 from bagua.torch_api.join.session import CURRENT, Session, current
@@ -32,11 +32,18 @@ from bagua.torch_api.train.backward_steps import BackwardSteps, SteppingReducer
 from bagua.torch_api.train.bucket import PlanBucket
 from bagua.torch_api.train.bucket_layout import ModelBuckets
 from bagua.torch_api.train.buffers import BufferBroadcast
+from bagua.torch_api.train.compare_ranks import (
+    compare_ranks,
+    compare_ranks_again,
+    find_device,
+    members_group,
+    take_state_of_rank_0,
+)
+from bagua.torch_api.train.compat_hooks import Guest
 from bagua.torch_api.train.dataflow import adds_up
 from bagua.torch_api.train.earlier_results import EarlierResults
 from bagua.torch_api.train.execution import join_all
 from bagua.torch_api.train.gradients import GradientHook, GradientReducer
-from bagua.torch_api.train.guest import Guest
 from bagua.torch_api.train.lbfgs_loss import average_losses
 from bagua.torch_api.train.model_renewal import ModelRenewal
 from bagua.torch_api.train.model_state import ModelState
@@ -45,24 +52,17 @@ from bagua.torch_api.train.newcomers import Newcomers
 from bagua.torch_api.train.optimizer_code import make_hookable
 from bagua.torch_api.train.optimizer_state import broadcast_optimizers
 from bagua.torch_api.train.parameters import ignored_names, trainable_parameters, with_sparse_gradients
+from bagua.torch_api.train.rebucket import Cuts, recut
 from bagua.torch_api.train.recorder import recorder_of
-from bagua.torch_api.train.recut import Cuts, recut
 from bagua.torch_api.train.repeating_reducer import RepeatingReducer
 from bagua.torch_api.train.replica_check import ReplicaCheck
 from bagua.torch_api.train.runner import Runner
 from bagua.torch_api.train.settling import settle
-from bagua.torch_api.train.shadowed import ShadowedModel
 from bagua.torch_api.train.sparse_gradients import SparseGradients, refuse_sparse
 from bagua.torch_api.train.tracer import Tracer
 from bagua.torch_api.train.tuner import Tuner
 from bagua.torch_api.train.uneven import Event, Uneven
-from bagua.torch_api.train.wrapping import (
-    compare_ranks,
-    compare_ranks_again,
-    find_device,
-    members_group,
-    take_state_of_rank_0,
-)
+from bagua.torch_api.train.uneven_model import ShadowedModel
 
 LOG = logging.getLogger("bagua")
 NewTuner = Callable[["DistributedModel", ModelBuckets, Runner, Session], Tuner]

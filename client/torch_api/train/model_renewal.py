@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from bagua.algorithms import AlgorithmImpl, DataParallel
 from bagua.algorithms.plan import GRADIENT, WEIGHT
-from bagua.torch_api.comm.units import units
+from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.train.bucket import PlanBucket
 from bagua.torch_api.train.runner import Runner
 

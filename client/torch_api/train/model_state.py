@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import torch
 
 from bagua.algorithms import AlgorithmImpl
+from bagua.torch_api.comm.checkpoint_state import Kept, Path, Tensors
 from bagua.torch_api.comm.communicators import communicators
-from bagua.torch_api.comm.lasting import Kept, Path, Tensors
 from bagua.torch_api.train.bucket import PlanBucket
 from bagua.torch_api.train.execution import Action
 from bagua.torch_api.train.optimizer_state import (
@@ -62,7 +62,7 @@ def _with_residuals(bucket: PlanBucket) -> list[Action]:
 
 
 class ModelState:
-    """See ``bagua.torch_api.comm.admission.Carrier``, and ``bagua.torch_api.comm.lasting.Keeper``."""
+    """See ``bagua.torch_api.comm.admission.Carrier``, and ``bagua.torch_api.comm.checkpoint_state.Keeper``."""
 
     def __init__(self, model: Wrapped, runner: Runner) -> None:
         self._model = model

@@ -13,7 +13,7 @@ from bagua.torch_api.train.runner import Runner
 
 
 class RepeatingReducer(GradientReducer):
-    """A pass is a unit (``comm/commit.py``). Contributions stay as they are until it is committed.
+    """A pass is a unit (``comm/commit/ledger.py``). Contributions stay as they are until it is committed.
 
     A loss inside backward is no error: gradients go on accumulating, and ``finish`` exchanges all buckets again.
     """

@@ -14,12 +14,12 @@ import torch
 from bagua.algorithms import AllReduce, Broadcast, Local, Neighbours
 from bagua.algorithms.plan import EVERYONE, GRADIENT, HOST, Over, Step
 from bagua.base.errors import BaguaError
+from bagua.torch_api.comm.commit.retry import Units, nothing, units
+from bagua.torch_api.comm.commit.vote import Flags
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.communicators import Communicators, communicators
-from bagua.torch_api.comm.flags import Flags
 from bagua.torch_api.comm.groups import BaguaProcessGroup
 from bagua.torch_api.comm.members import Members
-from bagua.torch_api.comm.units import Units, nothing, units
 from bagua.torch_api.cuda.connection import CudaConnection
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.join.connection import Connection, Record, Regrouped, Times
@@ -37,7 +37,6 @@ from bagua.torch_api.train.execution import (
     Work,
     join_all,
 )
-from bagua.torch_api.train.held import HeldExecution, Undo
 from bagua.torch_api.train.steps import (
     AllReduceAction,
     BroadcastAction,
@@ -46,6 +45,7 @@ from bagua.torch_api.train.steps import (
     NewTranscoder,
 )
 from bagua.torch_api.train.transcoding import Transcoder
+from bagua.torch_api.train.undo import HeldExecution, Undo
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from bagua.algorithms import AlgorithmImpl, Codec
 from bagua.proto.common_pb2 import TuneDimension
 from bagua.torch_api.train.bucket_layout import ModelBuckets
 from bagua.torch_api.train.grouping import group_tensors
-from bagua.torch_api.train.recut import Cuts
+from bagua.torch_api.train.rebucket import Cuts
 from bagua.torch_api.train.runner import Runner
 from bagua.torch_api.tune.decision import Setting
 from bagua.torch_api.tune.options import NO_CODEC

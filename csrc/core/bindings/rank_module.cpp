@@ -43,8 +43,8 @@ bool signalled() {
   return PyErr_CheckSignals() != 0;
 }
 
-// A small all-reduce behind all that a step of an elastic job communicates: see torch_api's comm/flags.py. `values` lie
-// where the operation reads and writes. `ticket`: 0 unless it is under way.
+// A small all-reduce behind all that a step of an elastic job communicates: see torch_api's comm/commit/vote.py.
+// `values` lie where the operation reads and writes. `ticket`: 0 unless it is under way.
 struct Flags {
   Descriptor descriptor;
   int32_t* values;

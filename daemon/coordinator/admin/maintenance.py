@@ -14,7 +14,7 @@ import sqlalchemy as sa
 import typer
 
 from bagua.base.errors import ConfigError
-from bagua.base.spelling import COMMAND_SETTINGS
+from bagua.base.option_names import COMMAND_SETTINGS
 from bagua.daemon.coordinator.admin.backup import back_up, restore
 from bagua.daemon.coordinator.admin.check import Report, check_database
 from bagua.daemon.coordinator.admin.settings import Settings, make_settings

@@ -31,7 +31,7 @@ from bagua.daemon.coordinator.rules.access import (
 from bagua.daemon.coordinator.rules.counters import Counters
 from bagua.daemon.coordinator.rules.identity import CURRENT, Authenticate, Identity
 from bagua.daemon.coordinator.use.audit import OK, Audit
-from bagua.daemon.coordinator.use.calls import Calls
+from bagua.daemon.coordinator.use.open_calls import Calls
 
 STRANGERS_CALLS = 64
 """Calls of strangers that are answered at the same time."""

@@ -16,8 +16,8 @@ from bagua.base.errors import (
     ServiceError,
     UnavailableError,
 )
-from bagua.daemon.coordinator.api.answers import Answers
-from bagua.daemon.coordinator.rounds import wishes
+from bagua.daemon.coordinator.api.response_cache import Answers
+from bagua.daemon.coordinator.rounds import requests
 from bagua.daemon.coordinator.rules.domain import JobRecord, JobState, RankState
 from bagua.daemon.coordinator.rules.identity import CURRENT, EVERYWHERE, Role
 from bagua.daemon.coordinator.rules.translate import (
@@ -136,15 +136,15 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
 
     async def ScaleJob(self, request: job_pb2.ScaleJobRequest, context: Context) -> job_pb2.Job:
         """Returns before it happens."""
-        return await self._wish(request.job_id, lambda job: wishes.scale(job, request.nodes))
+        return await self._wish(request.job_id, lambda job: requests.scale(job, request.nodes))
 
     async def PauseJob(self, request: job_pb2.PauseJobRequest, context: Context) -> job_pb2.Job:
         """Returns before it happens."""
-        return await self._wish(request.job_id, wishes.pause)
+        return await self._wish(request.job_id, requests.pause)
 
     async def ResumeJob(self, request: job_pb2.ResumeJobRequest, context: Context) -> job_pb2.Job:
         """Returns before it happens."""
-        return await self._wish(request.job_id, wishes.resume)
+        return await self._wish(request.job_id, requests.resume)
 
     async def WatchJob(self, request: job_pb2.WatchJobRequest, context: Context) -> AsyncIterator[job_pb2.JobUpdate]:
         """Events, the job, progress; until the job has ended."""
@@ -272,7 +272,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         await self._code.put(aiter(request_iterator), CURRENT.get().namespace)
         return job_pb2.FindCodeReply(held=True)
 
-    async def _wish(self, job_id: str, wish: Callable[[JobRecord], wishes.Wished]) -> job_pb2.Job:
+    async def _wish(self, job_id: str, wish: Callable[[JobRecord], requests.Wished]) -> job_pb2.Job:
         return await self._answer(await self._service.request(job_id, wish))
 
     async def _answer(self, job: JobRecord) -> job_pb2.Job:

@@ -18,8 +18,8 @@ from grpc_reflection.v1alpha import reflection
 import bagua
 from bagua.base.address import join_address, split_address
 from bagua.base.errors import ConfigError
-from bagua.base.keep import parse_keep
 from bagua.base.protocol import OLDEST, PROTOCOL
+from bagua.base.retention import parse_keep
 from bagua.base.rpc import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, STEADY_WINDOW
 from bagua.base.security import check_listen_address, create_token, server_credentials
 from bagua.daemon.coordinator.admin.settings import Settings
@@ -38,8 +38,8 @@ from bagua.daemon.coordinator.host.connections import (
 )
 from bagua.daemon.coordinator.host.database_port import database_refuses
 from bagua.daemon.coordinator.host.refusals import Refusals
-from bagua.daemon.coordinator.rounds.board import Board
 from bagua.daemon.coordinator.rounds.intake import Intake
+from bagua.daemon.coordinator.rounds.live_state import Board
 from bagua.daemon.coordinator.rounds.publisher import Publisher
 from bagua.daemon.coordinator.rounds.reconciler import Reconciler
 from bagua.daemon.coordinator.rules.clock import ServiceClock
@@ -57,9 +57,9 @@ from bagua.daemon.coordinator.streams.sessions import Sessions
 from bagua.daemon.coordinator.streams.watchers import STOPPING, Watchers
 from bagua.daemon.coordinator.use.accounts import Accounts
 from bagua.daemon.coordinator.use.audit import Audit
-from bagua.daemon.coordinator.use.calls import Calls
 from bagua.daemon.coordinator.use.code_archives import CodeArchives
 from bagua.daemon.coordinator.use.held_secrets import HeldSecrets
+from bagua.daemon.coordinator.use.open_calls import Calls
 from bagua.daemon.coordinator.use.retention import Retention
 from bagua.daemon.coordinator.use.service import Service
 from bagua.daemon.coordinator.use.tuning import Tuning

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from bagua.daemon.coordinator.rounds.wishes import Wished
+from bagua.daemon.coordinator.rounds.requests import Wished
 from bagua.daemon.coordinator.rules.domain import JobRecord, LocalJob, NodeRecord
 from bagua.daemon.coordinator.streams.sessions import NodeSession
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from bagua.base.errors import UnavailableError
-from bagua.daemon.coordinator.rounds.board import Board
 from bagua.daemon.coordinator.rounds.inbox import (
     Cancellation,
     Fact,
@@ -19,7 +18,8 @@ from bagua.daemon.coordinator.rounds.inbox import (
     Submission,
     settle,
 )
-from bagua.daemon.coordinator.rounds.wishes import Wished
+from bagua.daemon.coordinator.rounds.live_state import Board
+from bagua.daemon.coordinator.rounds.requests import Wished
 from bagua.daemon.coordinator.rules.clock import ServiceClock
 from bagua.daemon.coordinator.rules.domain import JobRecord, LocalJob, NodeRecord
 from bagua.daemon.coordinator.streams.sessions import NodeSession

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 import structlog
 
-from bagua.daemon.coordinator.rounds.board import Board
 from bagua.daemon.coordinator.rounds.inbox import Fact
 from bagua.daemon.coordinator.rounds.intake import Intake
-from bagua.daemon.coordinator.rounds.stage import Fault, fault_reason
+from bagua.daemon.coordinator.rounds.live_state import Board
+from bagua.daemon.coordinator.rounds.round_state import Fault, fault_reason
 from bagua.daemon.coordinator.rules.counters import Counters
 from bagua.daemon.coordinator.rules.domain import Change, JobRecord, JobState, Stored
 from bagua.daemon.coordinator.streams.sessions import Sessions

@@ -17,13 +17,13 @@ import sqlalchemy as sa
 import structlog
 
 from bagua.base.errors import NotFoundError, ServiceError, UnavailableError
-from bagua.daemon.coordinator.rounds.board import Board, shape_of
 from bagua.daemon.coordinator.rounds.inbox import Cancellation, Inbox, Introduction, Submission, settle
 from bagua.daemon.coordinator.rounds.intake import Intake
+from bagua.daemon.coordinator.rounds.live_state import Board, shape_of
 from bagua.daemon.coordinator.rounds.place import Place
 from bagua.daemon.coordinator.rounds.publisher import YIELD_EVERY, Publisher
 from bagua.daemon.coordinator.rounds.resync import Resync
-from bagua.daemon.coordinator.rounds.stage import FAULT_RETRY_S, Stage
+from bagua.daemon.coordinator.rounds.round_state import FAULT_RETRY_S, Stage
 from bagua.daemon.coordinator.rules.clock import ServiceClock
 from bagua.daemon.coordinator.rules.counters import Counters
 from bagua.daemon.coordinator.rules.domain import CoordinatorRecord, JobRecord, JobState, NodeRecord, Phase, Stored

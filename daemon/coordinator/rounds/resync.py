@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bagua.daemon.coordinator.rounds.board import Board
 from bagua.daemon.coordinator.rounds.inbox import Inbox
 from bagua.daemon.coordinator.rounds.intake import Intake
+from bagua.daemon.coordinator.rounds.live_state import Board
 from bagua.daemon.coordinator.rounds.place import Place
 from bagua.daemon.coordinator.rounds.publisher import Publisher
 from bagua.daemon.coordinator.rules.clock import ServiceClock

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from bagua.daemon.coordinator.rules.causes import Nodes, all_of, find_cause, silent_since
 from bagua.daemon.coordinator.rules.dismissals import stop_late
 from bagua.daemon.coordinator.rules.domain import Event, JobRecord, JobState, Phase
 from bagua.daemon.coordinator.rules.evidence import accusers, failed_by_itself, host_loss
+from bagua.daemon.coordinator.rules.failure_reasons import Nodes, all_of, find_cause, silent_since
 from bagua.daemon.coordinator.rules.generations import Regroup, regrouped
 from bagua.daemon.coordinator.rules.joins import Wave
 from bagua.daemon.coordinator.rules.membership import next_generation

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bagua.daemon.coordinator.rules.causes import Nodes, describe_exit, silent_since
 from bagua.daemon.coordinator.rules.domain import HostRecord, JobRecord, Phase, Plan, RankRecord, RankState
+from bagua.daemon.coordinator.rules.failure_reasons import Nodes, describe_exit, silent_since
 from bagua.daemon.coordinator.rules.options import Options
 
 _SHOWN = 3  # losses that are named in one sentence

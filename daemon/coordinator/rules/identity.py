@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from bagua.base.scope import Scope
+from bagua.base.job_token import Scope
 from bagua.base.security import METADATA_KEY
 
 Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
@@ -24,7 +24,7 @@ class Role(enum.StrEnum):
     SUBMIT = "submit"  # jobs of its namespace
     READ = "read"  # sees its namespace, or all
     NODE = "node"  # a daemon of the cluster
-    JOB = "job"  # a daemon that serves one job alone: see ``base/scope.py``
+    JOB = "job"  # a daemon that serves one job alone: see ``base/job_token.py``
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from bagua.daemon.coordinator.rules.causes import Nodes, describe_exit
 from bagua.daemon.coordinator.rules.domain import HostRecord, JobRecord, NodeView, Phase, RankRecord, RankState
 from bagua.daemon.coordinator.rules.evidence import accusers, ending, host_loss
+from bagua.daemon.coordinator.rules.failure_reasons import Nodes, describe_exit
 from bagua.daemon.coordinator.rules.generations import Numbers, with_former
 from bagua.daemon.coordinator.rules.options import Options
 from bagua.daemon.coordinator.rules.placement import names

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bagua.daemon.coordinator.rules.causes import Cause, Nodes
 from bagua.daemon.coordinator.rules.domain import JobRecord, JobState, Plan
 from bagua.daemon.coordinator.rules.evidence import Evidence, failed_by_itself, find, leaving, passed
+from bagua.daemon.coordinator.rules.failure_reasons import Cause, Nodes
 from bagua.daemon.coordinator.rules.generations import Regroup, survivors
 from bagua.daemon.coordinator.rules.joins import Wave, begin, give_up
 from bagua.daemon.coordinator.rules.options import Options

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from bagua.daemon.coordinator.rules.causes import describe_exit
 from bagua.daemon.coordinator.rules.domain import (
     Event,
     HostRecord,
@@ -18,6 +17,7 @@ from bagua.daemon.coordinator.rules.domain import (
     RankRecord,
     RankState,
 )
+from bagua.daemon.coordinator.rules.failure_reasons import describe_exit
 
 MAX_ERROR = 2_000  # characters kept of a node's error
 MAX_REASON = 2_100  # characters kept of why a rank failed

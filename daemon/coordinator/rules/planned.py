@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bagua.daemon.coordinator.rules.causes import Nodes
 from bagua.daemon.coordinator.rules.domain import HostRecord, JobRecord, Plan
 from bagua.daemon.coordinator.rules.evidence import ending, settled
+from bagua.daemon.coordinator.rules.failure_reasons import Nodes
 from bagua.daemon.coordinator.rules.generations import Regroup, changed
 from bagua.daemon.coordinator.rules.joins import draining
 from bagua.daemon.coordinator.rules.options import Options

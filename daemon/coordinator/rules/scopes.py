@@ -1,5 +1,5 @@
-"""Checks what a daemon with a token for one job says in its session: see ``base/scope.py``. Requests of other calls are
-checked by ``access``."""
+"""Checks what a daemon with a token for one job says in its session: see ``base/job_token.py``. Requests of other calls
+are checked by ``access``."""
 
 from __future__ import annotations
 

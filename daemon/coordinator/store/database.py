@@ -19,9 +19,9 @@ import bagua
 from bagua.base.disk import disk_words
 from bagua.base.errors import ConfigError, UnavailableError
 from bagua.daemon.coordinator.store import models
+from bagua.daemon.coordinator.store.database_errors import describe, shown_url
 from bagua.daemon.coordinator.store.execution import READ_ONLY
 from bagua.daemon.coordinator.store.migrations import HEAD, KNOWN
-from bagua.daemon.coordinator.store.trouble import describe, shown_url
 
 _BUSY_TIMEOUT_MS = 10_000
 MIGRATION_LOCK = 0x6261677561  # any number of our own, for pg_advisory_lock

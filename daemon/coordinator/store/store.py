@@ -27,6 +27,7 @@ from bagua.daemon.coordinator.rules.domain import (
     Stored,
 )
 from bagua.daemon.coordinator.store import models as m
+from bagua.daemon.coordinator.store.database_errors import broken_off, told_in_words
 from bagua.daemon.coordinator.store.execution import READ_ONLY
 from bagua.daemon.coordinator.store.node_store import NodeQueries
 from bagua.daemon.coordinator.store.rows import (
@@ -44,7 +45,6 @@ from bagua.daemon.coordinator.store.rows import (
     job_record,
     new_job_row,
 )
-from bagua.daemon.coordinator.store.trouble import broken_off, told_in_words
 from bagua.daemon.coordinator.store.tuning_store import Among, insert_into
 
 _JOBS = Among(

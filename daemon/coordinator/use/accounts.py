@@ -21,7 +21,7 @@ import sqlalchemy as sa
 import structlog
 
 from bagua.base.errors import ConflictError, InvalidRequestError, NotFoundError, ServiceError
-from bagua.base.scope import read_scope
+from bagua.base.job_token import read_scope
 from bagua.daemon.coordinator.rules.clock import ServiceClock
 from bagua.daemon.coordinator.rules.identity import (
     ADMINISTRATOR,
@@ -33,7 +33,7 @@ from bagua.daemon.coordinator.rules.identity import (
 )
 from bagua.daemon.coordinator.store.store import Store
 from bagua.daemon.coordinator.store.worker import Worker
-from bagua.daemon.coordinator.use.calls import Calls
+from bagua.daemon.coordinator.use.open_calls import Calls
 
 PREFIX = "bagua_"
 REFRESH_S = 5.0

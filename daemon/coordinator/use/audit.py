@@ -17,7 +17,7 @@ import sqlalchemy as sa
 import structlog
 
 from bagua.base.errors import ServiceError
-from bagua.base.keep import Keep
+from bagua.base.retention import Keep
 from bagua.daemon.coordinator.rules.clock import ServiceClock
 from bagua.daemon.coordinator.rules.identity import Identity
 from bagua.daemon.coordinator.store.store import Store

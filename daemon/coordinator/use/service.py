@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from bagua.base.errors import ConflictError, InvalidRequestError, NotFoundError
-from bagua.daemon.coordinator.rounds.board import Board
 from bagua.daemon.coordinator.rounds.intake import Intake
-from bagua.daemon.coordinator.rounds.wishes import Wished, last_of
+from bagua.daemon.coordinator.rounds.live_state import Board
+from bagua.daemon.coordinator.rounds.requests import Wished, last_of
 from bagua.daemon.coordinator.rules.access import Owned, unknown_job
 from bagua.daemon.coordinator.rules.clock import ServiceClock
 from bagua.daemon.coordinator.rules.domain import Event, JobRecord, JobSpec, JobState, JobSummary, NodeView

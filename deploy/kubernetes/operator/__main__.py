@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from bagua.base.errors import ConfigError
-from bagua.base.spelling import COMMAND_SETTINGS
+from bagua.base.option_names import COMMAND_SETTINGS
 
 log = logging.getLogger("bagua.operator")
 # The root of usage errors in whatever click this typer brings along.

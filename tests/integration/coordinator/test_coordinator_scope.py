@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from bagua.base.errors import ConflictError, ForbiddenError, UnauthenticatedError
-from bagua.base.scope import Scope, first_of, following, make_token
+from bagua.base.job_token import Scope, first_of, following, make_token
 from bagua.base.security import call_metadata
 from bagua.client import Client
 from bagua.proto import common_pb2 as c

@@ -15,7 +15,7 @@ import pytest
 from rig.limits import SOON_S
 from rig.prometheus import check_metrics, families_in
 
-from bagua.base import leash
+from bagua.base import parent_socket
 from bagua.daemon.coordinator.admin.certs import make_certificates
 from bagua.daemon.node import metrics
 from bagua.proto import common_pb2, node_pb2
@@ -164,7 +164,7 @@ async def test_a_signal_ends_everything(end, daemon, script, until_gone, signum)
 
 
 async def test_the_process_that_started_it_ends(end, start_daemon):
-    rank, ours = leash.pair()
+    rank, ours = parent_socket.pair()
     with ours:
         daemon = await start_daemon("--leash", str(ours.fileno()), pass_fds=[ours.fileno()])
     rank.close()
@@ -174,12 +174,12 @@ async def test_the_process_that_started_it_ends(end, start_daemon):
 @pytest.mark.parametrize("joined", [False, True])
 async def test_the_processes_that_use_it_end(end, start_daemon, script, joined):
     """The one that started it, and one that came later. Without ranks it ends with them, else with its job."""
-    rank, ours = leash.pair()
+    rank, ours = parent_socket.pair()
     with ours:
         options = ["--exit-when-idle", "0.1", "--leash", str(ours.fileno())]
         daemon = await start_daemon(*options, pass_fds=[ours.fileno()])
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
-        other.connect(str(Path(daemon.ready["socket"]).with_name(leash.CLUSTER_SOCKET)))
+        other.connect(str(Path(daemon.ready["socket"]).with_name(parent_socket.CLUSTER_SOCKET)))
         rank.close()
         if joined:
             await end.run_script("job", script(""))

@@ -23,7 +23,7 @@ from torch.utils.data import TensorDataset
 import bagua.torch_api as bagua
 from bagua.base import replica_check
 from bagua.base.errors import ConfigError, MembershipChanged
-from bagua.torch_api.comm.units import units
+from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.join import start as beginning
 from bagua.torch_api.join.connection import Regrouped
 from bagua.torch_api.join.session import current

@@ -25,11 +25,11 @@ from torch.utils.data import TensorDataset
 import bagua.torch_api as bagua
 from bagua import __version__ as VERSION
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
-from bagua.torch_api.comm import units as units_module
-from bagua.torch_api.comm.conversation import gather_texts
-from bagua.torch_api.comm.roll_call import Row, compare_versions
-from bagua.torch_api.comm.standing import Standing
-from bagua.torch_api.comm.units import units
+from bagua.torch_api.comm.commit.ledger import retry as units_module
+from bagua.torch_api.comm.commit.retry import units
+from bagua.torch_api.comm.enter_messages import Row, compare_versions
+from bagua.torch_api.comm.gather_bytes import gather_texts
+from bagua.torch_api.comm.state_holders import Standing
 from bagua.torch_api.compat.model import BaguaDistributedDataParallel
 from bagua.torch_api.join.session import Session, current
 

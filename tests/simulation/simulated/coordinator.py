@@ -11,8 +11,8 @@ from sqlalchemy.exc import OperationalError
 
 from bagua.base.errors import ServiceError
 from bagua.daemon.coordinator.api.nodes_servicer import NodeServicer
-from bagua.daemon.coordinator.rounds.board import Board
 from bagua.daemon.coordinator.rounds.intake import Intake
+from bagua.daemon.coordinator.rounds.live_state import Board
 from bagua.daemon.coordinator.rounds.publisher import Publisher
 from bagua.daemon.coordinator.rounds.reconciler import Reconciler
 from bagua.daemon.coordinator.rules.clock import ServiceClock

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from bagua.daemon.coordinator.rounds import wishes
+from bagua.daemon.coordinator.rounds import requests
 from simulated.coordinator import Life
 from simulated.daemon import EXITED
 from simulated.database import Trouble
@@ -243,15 +243,15 @@ def _connection_breaks(world: World, rng: random.Random, dead: set[str]) -> None
 
 def _scale(world: World, rng: random.Random, dead: set[str]) -> None:
     wanted = rng.randint(1, len(world.daemons))
-    world.ask(lambda job: wishes.scale(job, wanted))
+    world.ask(lambda job: requests.scale(job, wanted))
 
 
 def _pause(world: World, rng: random.Random, dead: set[str]) -> None:
-    world.ask(wishes.pause)
+    world.ask(requests.pause)
 
 
 def _resume(world: World, rng: random.Random, dead: set[str]) -> None:
-    world.ask(wishes.resume)
+    world.ask(requests.resume)
 
 
 def _drain(world: World, rng: random.Random, dead: set[str]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bagua.base.errors import ServiceError
-from bagua.daemon.coordinator.rounds.wishes import Wished
+from bagua.daemon.coordinator.rounds.requests import Wished
 from bagua.daemon.coordinator.rules.domain import JobRecord, JobSpec, JobState, NodeRecord, Phase, Stored
 from bagua.daemon.coordinator.rules.evidence import ending
 from bagua.daemon.coordinator.rules.membership import next_generation

@@ -51,8 +51,8 @@ PUBLIC = (
 
 INTERNAL = {
     "client/examples/": "programs to read",
-    "client/torch_api/comm/commit.py": "bytes between ranks of one version",
-    "client/torch_api/comm/standing.py": "the coordinator ends such a job before",
+    "client/torch_api/comm/commit/ledger.py": "bytes between ranks of one version",
+    "client/torch_api/comm/state_holders.py": "the coordinator ends such a job before",
     "client/torch_api/cache/seal.py: The entry is damaged": "caught: the sample is loaded anew",
     "client/torch_api/train/bucket_layout.py: Cuts must": "caught: a recorded cut that does not fit is not used",
     "client/torch_api/tune/settings.py": "caught: a setting that does not fit is not used",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bagua.base.errors import ConfigError
-from bagua.base.keep import NO_NUMBER, Keep, parse_keep
+from bagua.base.retention import NO_NUMBER, Keep, parse_keep
 from bagua.daemon.node.log_expiry import past_keeping
 
 DAY_S = 86_400.0

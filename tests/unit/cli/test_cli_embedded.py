@@ -13,8 +13,8 @@ import pytest
 
 from bagua.base import run_folder
 from bagua.base.errors import ConfigError, ServiceError
-from bagua.cli import embedded
-from bagua.cli.embedded import ServiceProcess, StateFolder
+from bagua.cli import local_cluster
+from bagua.cli.local_cluster import ServiceProcess, StateFolder
 
 
 def test_state_folder_is_private_and_goes(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_runtime_root_must_be_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_settings_of_another_service_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BAGUA_DATABASE_URL", "postgresql://elsewhere")
     monkeypatch.setenv("BAGUA_CACHE_DIR", "/cache")
-    embedded.forget_other_service()
+    local_cluster.forget_other_service()
     assert "BAGUA_DATABASE_URL" not in os.environ
     assert os.environ["BAGUA_CACHE_DIR"] == "/cache"
 

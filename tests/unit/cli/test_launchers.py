@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from bagua.base.errors import UsageError
-from bagua.base.spelling import hyphens
+from bagua.base.option_names import hyphens
 from bagua.cli.app import app
 from bagua.distributed import flags, launch, local_rank, run
 from bagua.hosts import ssh

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bagua.proto
-from bagua.base.scope import Scope
+from bagua.base.job_token import Scope
 from bagua.daemon.coordinator.api.interceptors import _NOT_IN_TABLE
 from bagua.daemon.coordinator.rules.access import TABLE, About, Owned, Verdict, decide, needs_owner, refusal
 from bagua.daemon.coordinator.rules.identity import EVERYWHERE, Identity, Role

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from bagua.daemon.coordinator.api.answers import Answers
+from bagua.daemon.coordinator.api.response_cache import Answers
 from bagua.daemon.coordinator.rules.domain import HostRecord, JobRecord, JobState, NodeView, RankRecord, RankState
 from bagua.daemon.coordinator.rules.translate import checked_spec, job_message, node_message
 from bagua.proto import common_pb2, job_pb2

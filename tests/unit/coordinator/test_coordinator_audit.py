@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bagua.base.errors import UnavailableError
-from bagua.base.keep import Keep
+from bagua.base.retention import Keep
 from bagua.daemon.coordinator.rules.identity import ADMINISTRATOR
 from bagua.daemon.coordinator.use.audit import Audit
 

@@ -8,7 +8,7 @@ import pytest
 from rig.elastic_job import OPTIONS, WALL, Cluster, killed, over
 
 from bagua.base.errors import ConflictError, InvalidRequestError
-from bagua.daemon.coordinator.rounds import wishes
+from bagua.daemon.coordinator.rounds import requests
 from bagua.daemon.coordinator.rules.decide import apply, decide
 from bagua.daemon.coordinator.rules.domain import JobState, Phase, Plan
 from bagua.daemon.coordinator.streams.directives import NOWHERE, Order, wish
@@ -20,12 +20,12 @@ from bagua.proto import node_pb2
 
 def test_scale_down_and_up():
     c = Cluster("abc", least=1, most=3)
-    job = c.asks(wishes.scale, 1)
+    job = c.asks(requests.scale, 1)
     assert (job.generation, job.plan, c.members()) == (2, Plan.PLANNED, [("a", [0, 1])])
     assert job.reason == "generation 2: b, c leave; 2 ranks from the next step on"
     run = c.run("b")
     assert (run.host_index, run.planned, [host.node_id for host in run.hosts]) == (NOWHERE, True, ["a"])
-    job = c.asks(wishes.scale, 3)
+    job = c.asks(requests.scale, 3)
     assert not job.joining, "first the change takes place"
     c.enter()
     assert c.run("b").planned, "whatever the others do"
@@ -43,7 +43,7 @@ def test_newcomers_that_are_not_wanted_any_more():
     c = Cluster("a", most=3)
     c.there("b", "c")
     c.decide()
-    c.asks(wishes.scale, 2)
+    c.asks(requests.scale, 2)
     assert c.joining() == [("b", [2, 3])] and c.job.failures == 0
 
 
@@ -55,7 +55,7 @@ def test_a_node_leaves_after_its_step_also_when_its_newcomers_are_not_wanted_any
     c.enter()
     assert c.joining() == [("c", [6])]
     c.says("c", entered=2)
-    c.asks(wishes.scale, 2)
+    c.asks(requests.scale, 2)
     assert (c.job.plan, c.members(), c.joining()) == (Plan.PLANNED, [("a", [0, 1]), ("b", [2, 3])], [])
     left = [part for part in c.job.former if part.node_id == "c" and part.phase is not Phase.STOPPED]
     assert sorted(part.dismissed for part in left) == [False, True]
@@ -71,7 +71,7 @@ def test_a_node_leaves_after_its_step_also_when_its_newcomers_are_not_wanted_any
 def test_who_was_dismissed_and_hangs_is_stopped():
     """A loss lets the others go on at once, so nobody waits for the step of that rank any more."""
     c = Cluster("abc")
-    c.asks(wishes.scale, 2)
+    c.asks(requests.scale, 2)
     assert c.run("c").planned
     c.decide(at=1000.0)
     assert c.run("c").planned, "the step may take long"
@@ -129,13 +129,13 @@ def test_the_last_node_that_drains_leaves_when_another_has_state():
 
 def test_pause_and_resume():
     c = Cluster("ab")
-    job = c.asks(wishes.pause)
+    job = c.asks(requests.pause)
     assert (job.state, job.reason, job.generation, job.plan) == (JobState.WAITING, "paused", 2, Plan.HOLD)
     run = c.run("a")
     assert (run.planned, run.hold, run.waiting, len(run.hosts)) == (True, True, "paused", 2)
     c.there("c")
     assert not c.decide().joining
-    job = c.asks(wishes.resume)
+    job = c.asks(requests.resume)
     assert (job.state, job.generation, job.plan) == (JobState.RUNNING, 3, Plan.PLANNED)
     assert job.reason == "generation 3: it goes on; 4 ranks from the next step on"
     c.says("a", entered=1)
@@ -145,13 +145,13 @@ def test_pause_and_resume():
 
 def test_a_loss_in_a_pause():
     c = Cluster("abc")
-    c.asks(wishes.pause)
+    c.asks(requests.pause)
     c.says("b", killed(2), entered=1, suspended="rank 2 is gone")
     job = c.decide()
     assert (job.state, job.generation, job.plan) == (JobState.WAITING, 3, Plan.STANDSTILL)
     assert c.members()[1] == ("b", [3]) and job.reason == "paused; rank 2 on node b was killed by SIGKILL"
     assert c.run("a").hold and c.decide(1_000.0).generation == 3
-    job = c.asks(wishes.resume)
+    job = c.asks(requests.resume)
     assert (job.state, job.generation, job.plan) == (JobState.RUNNING, 4, Plan.AT_ONCE), (
         "a step may have to be repeated"
     )
@@ -159,10 +159,10 @@ def test_a_loss_in_a_pause():
 
 def test_a_broken_connection_in_a_pause():
     c = Cluster("ab")
-    c.asks(wishes.pause)
+    c.asks(requests.pause)
     c.says("a", entered=1, suspended="host 1 hung up", suspended_nodes=("b",))
     assert c.decide(100.0).generation == 2
-    assert c.asks(wishes.resume).plan is Plan.AT_ONCE
+    assert c.asks(requests.resume).plan is Plan.AT_ONCE
 
 
 def test_below_the_minimum_a_job_waits():
@@ -221,7 +221,7 @@ def test_a_wait_that_nobody_could_end_is_none():
 
 def test_a_waiting_job_can_be_cancelled():
     c = Cluster("ab")
-    c.asks(wishes.pause)
+    c.asks(requests.pause)
     c.job = replace(c.job, cancel_reason="cancelled")
     assert c.decide().outcome is JobState.CANCELLED
 
@@ -232,18 +232,18 @@ def test_a_waiting_job_can_be_cancelled():
 def test_refusals():
     c = Cluster("ab", least=2, most=3)
     with pytest.raises(InvalidRequestError, match="submitted for 2 to 3 nodes"):
-        wishes.scale(c.job, 4)
+        requests.scale(c.job, 4)
     with pytest.raises(InvalidRequestError):
-        wishes.scale(c.job, 1)
+        requests.scale(c.job, 1)
     plain = replace(c.job, spec=replace(c.job.spec, elastic=False))
-    for change in (wishes.pause, wishes.resume):
+    for change in (requests.pause, requests.resume):
         with pytest.raises(ConflictError, match="is not elastic"):
             change(plain)
     with pytest.raises(ConflictError, match="once all its ranks were started"):
-        wishes.pause(replace(c.job, state=JobState.PENDING))
+        requests.pause(replace(c.job, state=JobState.PENDING))
     with pytest.raises(ConflictError, match="is being stopped"):
-        wishes.pause(replace(c.job, state=JobState.STOPPING))
-    wishes.last_of("a", [c.job])
+        requests.pause(replace(c.job, state=JobState.STOPPING))
+    requests.last_of("a", [c.job])
     alone = Cluster("a")
     with pytest.raises(ConflictError, match="is the last one of job job-1"):
-        wishes.last_of("a", [alone.job])
+        requests.last_of("a", [alone.job])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rig.elastic_job import OPTIONS, WALL, Cluster, killed, over, waits
 
-from bagua.daemon.coordinator.rounds import wishes
+from bagua.daemon.coordinator.rounds import requests
 from bagua.daemon.coordinator.rules.decide import decide
 from bagua.daemon.coordinator.rules.domain import JobState, Phase, Plan, RankState
 from bagua.daemon.coordinator.rules.joins import growth
@@ -257,9 +257,9 @@ def happens(c: Cluster, kind: str, choice: int) -> None:
     elif kind in ("drain", "undrain") and name in c.views:
         c.views[name] = replace(c.views[name], asked_to_drain=kind == "drain")
     elif kind == "scale":
-        c.asks(wishes.scale, max(c.job.least, 1 + choice % 4))
+        c.asks(requests.scale, max(c.job.least, 1 + choice % 4))
     elif kind in ("pause", "resume"):
-        c.asks(getattr(wishes, kind))
+        c.asks(getattr(requests, kind))
     elif kind == "suspend":
         c.says(host.node_id, entered=host.entered, suspended="a connection broke")
     elif kind == "stop":
@@ -305,7 +305,7 @@ def test_whatever_happens_members_are_somewhere_and_newcomers_repeat_nothing(lea
             assert c.job.plan is Plan.PLANNED, "nobody comes in at once"
     # In the end nothing is left to be done.
     if c.job.paused:
-        c.asks(wishes.resume)
+        c.asks(requests.resume)
     for _ in range(40):
         for kind, choice in (("stop", 0), ("time", 0), ("ready", 0), ("ready", 1)):
             happens(c, kind, choice)

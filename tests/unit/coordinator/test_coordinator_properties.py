@@ -9,7 +9,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from bagua.daemon.coordinator.rules.causes import silent_since
 from bagua.daemon.coordinator.rules.decide import TRANSITIONS, apply, decide
 from bagua.daemon.coordinator.rules.domain import (
     JobRecord,
@@ -21,6 +20,7 @@ from bagua.daemon.coordinator.rules.domain import (
     Phase,
     RankState,
 )
+from bagua.daemon.coordinator.rules.failure_reasons import silent_since
 from bagua.daemon.coordinator.rules.observe import forget, observe
 from bagua.daemon.coordinator.rules.options import Options
 from bagua.daemon.coordinator.streams.directives import Run, wish

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rig.desk import Desk, at_work
 
-from bagua.base.keep import Keep
+from bagua.base.retention import Keep
 from bagua.daemon.coordinator.rules.domain import Change, JobState
 from bagua.daemon.coordinator.rules.translate import checked_spec
 from bagua.daemon.coordinator.store.database import open_engine, sqlite_url

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from rig.desk import Desk, Time, at_work
 
 from bagua.base.errors import NotFoundError, UnavailableError
-from bagua.daemon.coordinator.rounds.stage import Stage
+from bagua.daemon.coordinator.rounds.round_state import Stage
 from bagua.daemon.coordinator.rules.decide import apply
 from bagua.daemon.coordinator.rules.domain import JobSpec, JobState, LocalJob, LocalRank, Phase, RankState
 from bagua.daemon.coordinator.rules.options import Options
@@ -267,7 +267,7 @@ async def test_a_job_that_can_not_even_be_ended_holds_up_no_other(path: Path, mo
     async with at_work(desk_on(path)) as desk:
         await desk.connect("a")
         first = await desk.service.submit(replace(spec(), master_port=-1), "")
-        monkeypatch.setattr("bagua.daemon.coordinator.rounds.stage.apply", broken)
+        monkeypatch.setattr("bagua.daemon.coordinator.rounds.round_state.apply", broken)
         second = await desk.service.submit(spec(), "")
         await desk.until(lambda: state_of(desk, second.job_id) is JobState.STARTING)
         assert first.job_id in desk.board.jobs

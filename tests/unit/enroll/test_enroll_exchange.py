@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from bagua.base.errors import ConfigError, ServiceError
-from bagua.base.scope import Scope, read_scope
+from bagua.base.job_token import Scope, read_scope
 from bagua.enroll import exchange
 from bagua.enroll.certificates import Authority, make_request, new_key
 from bagua.enroll.exchange import Applicant, Registrar, granter
@@ -129,7 +129,7 @@ def test_a_coordinator_on_loopback_serves_its_own_machine_alone(monkeypatch: pyt
 
 
 def test_tokens_carry_their_scope() -> None:
-    from bagua.base.scope import make_token
+    from bagua.base.job_token import make_token
 
     scope = Scope("job-1", "node-00001")
     token = make_token(TOKEN, scope)

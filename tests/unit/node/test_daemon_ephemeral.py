@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bagua.base import leash
+from bagua.base import parent_socket
 from bagua.base.errors import ConfigError
 from bagua.daemon.ephemeral import admission
 from bagua.daemon.ephemeral.users import Users
@@ -22,7 +22,7 @@ async def double(message: dict[str, Any]) -> dict[str, Any]:
     """Stands for the cluster's answers."""
     if "odd" in message:
         raise ConfigError("That is odd.")
-    if leash.JOINED in message:
+    if parent_socket.JOINED in message:
         return {}  # nothing to say
     return {"doubled": message["value"] * 2}
 
@@ -40,22 +40,22 @@ def played(play: Callable[[Users], Awaitable[None]]) -> None:
 
 
 async def ask(user: socket.socket, **message: Any) -> Any:
-    leash.send(user, message)
-    return await asyncio.to_thread(leash.receive, user)
+    parent_socket.send(user, message)
+    return await asyncio.to_thread(parent_socket.receive, user)
 
 
 def test_users_get_answers_and_the_last_one_that_goes_is_noticed(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)  # paths of sockets are short
 
     async def play(users: Users) -> None:
-        starter, ours = leash.pair()
+        starter, ours = parent_socket.pair()
         users.add(ours)
         users.listen(Path("cluster.sock"))
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other, starter:
             other.connect("cluster.sock")
             assert await ask(other, value=3) == {"doubled": 6}
             assert await ask(starter, value="ab") == {"doubled": "abab"}
-            leash.send(starter, {leash.JOINED: "job"})
+            parent_socket.send(starter, {parent_socket.JOINED: "job"})
             assert await ask(starter, odd=True) == {"error": "That is odd."}
             gone = asyncio.ensure_future(users.gone())
             starter.close()
@@ -69,12 +69,12 @@ def test_users_get_answers_and_the_last_one_that_goes_is_noticed(tmp_path: Path,
 @pytest.mark.parametrize("words", [b"{}", b"no json", b"[1]", b'{"value": null}'])
 def test_a_user_that_talks_nonsense_is_gone(words: bytes) -> None:
     async def play(users: Users) -> None:
-        user, ours = leash.pair()
+        user, ours = parent_socket.pair()
         with user:
             users.add(ours)
             user.send(words)
             await users.gone()
-            assert leash.receive(user) is None
+            assert parent_socket.receive(user) is None
 
     played(play)
 

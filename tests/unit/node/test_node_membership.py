@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bagua.base.late import SPENT
+from bagua.base.end_reasons import SPENT
 from bagua.daemon.node import events as ev
 from bagua.daemon.node import membership, transitions
 from bagua.daemon.node import state as s

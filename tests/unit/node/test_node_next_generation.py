@@ -12,7 +12,7 @@ import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bagua.base.keep import Keep
+from bagua.base.retention import Keep
 from bagua.daemon.node import events, jobs
 from bagua.daemon.node.jobs import Jobs
 from bagua.proto import common_pb2, node_pb2

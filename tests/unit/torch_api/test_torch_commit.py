@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from bagua.torch_api.comm.commit import Ledger, Progress, read
+from bagua.torch_api.comm.commit.ledger import Ledger, Progress, read
 
 SCOPE = 7
 UNITS = 2  # with results; a last one without any is that in which members leave together

@@ -1,6 +1,6 @@
 """Newcomers and losses together: every order of events of two members and a newcomer is tried, in jobs of two units.
 
-Members follow ``comm/units.py``, with the real ``Ledger`` and ``settle``. Each is on a host of its own. A generation
+Members follow ``commit/retry.py``, with the real ``Ledger`` and ``settle``. Each is on a host of its own. A generation
 that is planned begins at a member when that waits between two units; one that follows a loss, at once.
 """
 
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from bagua.torch_api.comm.commit import Ledger
-from bagua.torch_api.comm.standing import Standing, is_whole, settle
+from bagua.torch_api.comm.commit.ledger import Ledger
+from bagua.torch_api.comm.state_holders import Standing, is_whole, settle
 
 SCOPE = 7
 MEMBERS, NEWCOMER = (0, 1), 2

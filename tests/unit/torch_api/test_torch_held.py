@@ -14,7 +14,7 @@ from bagua.algorithms.plan import COPY, GRADIENT, KEEP, RESCALE, RESULT, WEIGHT,
 from bagua.torch_api.join.connection import UNTOLD, Regrouped, Request
 from bagua.torch_api.train.dataflow import changed_in_place
 from bagua.torch_api.train.execution import Submit, join_all
-from bagua.torch_api.train.held import HeldExecution, Undo
+from bagua.torch_api.train.undo import HeldExecution, Undo
 from bagua.torch_api.train.weight_bucket import WeightBucket
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bagua.torch_api.comm.conversation import MOST_SENDERS, senders_of
+from bagua.torch_api.comm.gather_bytes import MOST_SENDERS, senders_of
 
 
 def test_the_first_of_those_that_say_the_same_sends_it() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from bagua.torch_api.comm.standing import Outcome, Standing, is_whole, settle
+from bagua.torch_api.comm.state_holders import Outcome, Standing, is_whole, settle
 
 WHOLE, NEW = Standing(True, True, 3), Standing(False, True, 0)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from bagua.torch_api.data.balance import digest
-from bagua.torch_api.data.course import Course, Setting
+from bagua.torch_api.data.epoch_progress import Course, Setting
 
 Samples = list[tuple[int, int]]  # (epoch, index)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from torch.utils.data import Dataset
 
-from bagua.torch_api.data.course import Course, Setting
 from bagua.torch_api.data.elastic_loader import ElasticLoader
+from bagua.torch_api.data.epoch_progress import Course, Setting
 
 
 class Numbers(Dataset[int]):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua.torch_api.saving.rhythm import Decision, EverySeconds, rhythm_of
+from bagua.torch_api.saving.schedule import Decision, EverySeconds, rhythm_of
 
 
 class Rank:

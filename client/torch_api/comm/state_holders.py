@@ -4,9 +4,9 @@ A newcomer gets the state of the others between two training steps, which all bu
 time is a *lap*. On entering a generation all tell each other where they stand. Newcomers are let in at once if all
 others are between two steps, and otherwise when these have finished the lap that the furthest of them has begun.
 
-State is copied whole or not at all, like a unit (``commit.py``): a member at which it has arrived, or which has sent
-it, is *ready*, and says so to the others. Who hears that all are has *let in* the newcomers. If a generation ends in
-between, and one has let them in, all do, because the state was whole everywhere. Otherwise it is copied again.
+State is copied whole or not at all, like a unit (``commit/ledger.py``): a member at which it has arrived, or which
+has sent it, is *ready*, and says so to the others. Who hears that all are has *let in* the newcomers. If a generation
+ends in between, and one has let them in, all do, because the state was whole everywhere. Otherwise it is copied again.
 """
 
 from __future__ import annotations

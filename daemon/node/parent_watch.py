@@ -1,4 +1,4 @@
-"""Ends a daemon with the process that started it: see ``base/leash.py``."""
+"""Ends a daemon with the process that started it: see ``base/parent_socket.py``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-from bagua.base import leash
+from bagua.base import parent_socket
 
 
 class LeashWatch:
@@ -20,7 +20,7 @@ class LeashWatch:
         self._loop.add_reader(self._socket, self._read)
 
     def _read(self) -> None:
-        if leash.receive(self._socket) is None:
+        if parent_socket.receive(self._socket) is None:
             self.close()
             self._on_gone()
 

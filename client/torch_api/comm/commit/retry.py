@@ -1,5 +1,6 @@
-"""Runs the units of an elastic job: exchanges that are repeated when members were lost (``commit.py`` has the rule).
-Between two training steps planned changes take place: members leave, and newcomers are let in (``standing.py``)."""
+"""Runs the units of an elastic job: exchanges that are repeated when members were lost (``ledger.py`` has the rule).
+Between two training steps planned changes take place: members leave, and newcomers are let in
+(``state_holders.py``)."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ from typing import NoReturn, Protocol, TypeVar
 
 from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.comm.admission import Admission, Unfit
-from bagua.torch_api.comm.commit import Ledger
-from bagua.torch_api.comm.flags import Flags
-from bagua.torch_api.comm.followers import Followers
+from bagua.torch_api.comm.commit.ledger import Ledger
+from bagua.torch_api.comm.commit.vote import Flags
+from bagua.torch_api.comm.enter_messages import Row, call_the_roll
 from bagua.torch_api.comm.members import Members, active_members
 from bagua.torch_api.comm.membership_change import MembershipChanges
 from bagua.torch_api.comm.patient_lock import PatientLock
-from bagua.torch_api.comm.roll_call import Row, call_the_roll
-from bagua.torch_api.comm.standing import Outcome, Standing, settle
+from bagua.torch_api.comm.state_holders import Outcome, Standing, settle
+from bagua.torch_api.comm.step_state import Followers
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.join.connection import UNTOLD, Regrouped
 from bagua.torch_api.join.session import Session

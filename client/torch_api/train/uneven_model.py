@@ -12,9 +12,9 @@ from bagua.algorithms import AlgorithmImpl
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.groups import BaguaProcessGroup
 from bagua.torch_api.train.agreement import broadcast_tensors
+from bagua.torch_api.train.autograd_hooks import BackwardPasses
 from bagua.torch_api.train.backward_steps import BackwardSteps
 from bagua.torch_api.train.optimizer_state import broadcast_optimizers
-from bagua.torch_api.train.passes import BackwardPasses
 from bagua.torch_api.train.uneven import Event, Uneven
 
 

@@ -1,4 +1,4 @@
-"""Flags: the small all-reduce that ends a unit (``commit.py``). Its end says that all members have called it."""
+"""Flags: the small all-reduce that ends a unit (``commit/ledger.py``). Its end says that all members have called it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from bagua.base.errors import CommunicationError
-from bagua.torch_api.comm.followers import Followers
 from bagua.torch_api.comm.members import Members
 from bagua.torch_api.comm.patient_lock import PatientLock
+from bagua.torch_api.comm.step_state import Followers
 from bagua.torch_api.comm.transfer import ReduceOp, transfer
 from bagua.torch_api.join.connection import NOWHERE, UNTOLD, Told
 from bagua.torch_api.join.session import Session

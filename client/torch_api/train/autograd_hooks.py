@@ -14,8 +14,8 @@ from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.join.malloc import HeapTrimmer
 from bagua.torch_api.join.session import Session
 from bagua.torch_api.train.backward_pass import BackwardPass
+from bagua.torch_api.train.compat_hooks import Guest
 from bagua.torch_api.train.gradients import GradientReducer
-from bagua.torch_api.train.guest import Guest
 from bagua.torch_api.train.module_hook import beside_graphs, tensors_in
 from bagua.torch_api.train.newcomers import Newcomers
 from bagua.torch_api.train.runner import Runner

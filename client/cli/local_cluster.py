@@ -19,7 +19,7 @@ from typing import Protocol
 
 from bagua.base.address import is_loopback, require_loopback, split_address
 from bagua.base.child_service import ServiceProcess as ServiceProcess
-from bagua.base.leash import FOREIGN_SETTINGS
+from bagua.base.parent_socket import FOREIGN_SETTINGS
 from bagua.base.run_folder import StateFolder as StateFolder
 from bagua.cli.signals import uninterrupted
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.distributed.distributed_c10d import Store
 
-from bagua.torch_api.comm.units import units
+from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.join import start
 from bagua.torch_api.join.session import current
 

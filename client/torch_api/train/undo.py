@@ -1,4 +1,4 @@
-"""Executions in an elastic job: what a plan can't do twice waits until the unit is committed (``comm/commit.py``).
+"""Executions in an elastic job: what a plan can't do twice waits until the unit is committed (``commit/ledger.py``).
 
 Everything up to the last step that communicates may run again, from the same contents. What follows runs once.
 """

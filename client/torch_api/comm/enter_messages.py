@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import bagua
 from bagua.torch_api.comm.admission import Unfit
-from bagua.torch_api.comm.conversation import gather_rows, gather_texts
-from bagua.torch_api.comm.followers import Told
-from bagua.torch_api.comm.standing import Standing
+from bagua.torch_api.comm.gather_bytes import gather_rows, gather_texts
+from bagua.torch_api.comm.state_holders import Standing
+from bagua.torch_api.comm.step_state import Told
 from bagua.torch_api.join.session import Session
 
 _VERSION_BYTES = 63

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from bagua.base.errors import NotFoundError
-from bagua.daemon.coordinator.rounds.board import Board, Shape
-from bagua.daemon.coordinator.rounds.wishes import Wished
+from bagua.daemon.coordinator.rounds.live_state import Board, Shape
+from bagua.daemon.coordinator.rounds.requests import Wished
 from bagua.daemon.coordinator.rules.decide import Decision, apply, decide
 from bagua.daemon.coordinator.rules.domain import (
     Change,

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from bagua.torch_api.comm.followers import Heard
-from bagua.torch_api.comm.lasting import Kept
+from bagua.torch_api.comm.checkpoint_state import Kept
+from bagua.torch_api.comm.step_state import Heard
 from bagua.torch_api.data.balance import BalancedSplit, balanced_order
 from bagua.torch_api.data.shares import Batch, Progress
 
