@@ -64,7 +64,7 @@ BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
 """Of tests: modules are compiled once, whatever the user's environment says."""
 EDITABLE = VENV / ".bagua-editable"
 """Exists while ``develop``'s installation is the one in the environment."""
-PACKAGED = ("proto", "daemon", "client", "csrc", "algorithms", "deploy")
+PACKAGED = ("proto", "daemon", "client", "csrc", "algorithms", "deploy", "docs/errors")
 RELEASE = ("dist", "prebuilt", "man", "lock", "sbom", "image")
 """Commands that are programs beside this one."""
 

@@ -122,7 +122,7 @@ def differences(wheel: Path) -> list[str]:
         inner = [other for other in places.values() if folder in other.parents]
         for path in folder.rglob("*"):
             ours = path.is_file() and "__pycache__" not in path.parts and not any(at in path.parents for at in inner)
-            if ours and path.suffix not in (".md", ".pyc"):
+            if ours and (path.suffix not in (".md", ".pyc") or package == "bagua.error_pages"):
                 wanted[str(Path(*package.split("."), path.relative_to(folder)))] = path.read_bytes()
     for folder, patterns in setup()["data-files"].items():
         for path in (path for pattern in patterns for path in ROOT.glob(pattern)):

@@ -10,8 +10,7 @@ import typer
 from bagua.base.errors import UsageError
 from bagua.cli.job import print_json
 from bagua.cli.options import Output, OutputOption
-from bagua.error_codes import AREAS, ENTRIES, area_of, code_of, codes_in
-from bagua.error_codes.entry import Entry
+from bagua.error_codes import Entry, area_of, areas, code_of, codes_in, entries
 
 WIDTH = 100
 
@@ -25,13 +24,13 @@ def explain_code(
     output: OutputOption = Output.text,
 ) -> None:
     """Tells the cause and the remedy of an error by the code at its end. (`bagua job explain` is about a job.)"""
-    chosen = _chosen(" ".join(map(code_of, code))) if code else list(ENTRIES.values())
+    chosen = _chosen(" ".join(map(code_of, code))) if code else list(entries().values())
     if output is Output.json:
         print_json([{**dataclasses.asdict(entry), "page": _page(entry)} for entry in chosen])
     elif code:
         print("\n\n".join(map(_text, chosen)))
     else:
-        for area in AREAS:
+        for area in areas():
             print(f"\n{area.title}\n")
             for entry in area.entries:
                 print(f"  {entry.code}  {entry.title}")
@@ -42,12 +41,12 @@ def _chosen(text: str) -> list[Entry]:
     codes = codes_in(text)
     if not codes:
         raise UsageError(f"There is no code in {text[:200]!r}. Write one, as in `bagua explain BG101`. [BG102]")
-    unknown = [code for code in codes if code not in ENTRIES]
+    unknown = [code for code in codes if code not in entries()]
     if unknown:
         raise UsageError(
             f"This version of Bagua has no error {unknown[0]}. `bagua explain` lists those there are. [BG102]"
         )
-    return [ENTRIES[code] for code in codes]
+    return [entries()[code] for code in codes]
 
 
 def _page(entry: Entry) -> str:

@@ -1,4 +1,4 @@
-"""Each error that a user can meet ends with a code, each code has its entry and is used, and the pages are up to date.
+"""Each error that a user can meet ends with a code, each code has its entry and is used, and the index lists all.
 
 A text names its code itself, as "… [BG101]". An error without one either passes on the text of another error that has
 one, or is no error of a user: ``INTERNAL`` and ``PASSED_ON`` say which, and why.
@@ -7,14 +7,12 @@ one, or is no error of a user: ``INTERNAL`` and ``PASSED_ON`` say which, and why
 from __future__ import annotations
 
 import ast
-import importlib.util
 import pickle
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import grpc
 from rig import code_blocks
@@ -24,9 +22,10 @@ from bagua.base import errors
 from bagua.base.errors import BaguaError, ConfigError
 from bagua.base.rpc import error_of
 from bagua.cli.app import app
-from bagua.error_codes import AREAS, ENTRIES, codes_in
+from bagua.error_codes import areas, codes_in, entries
 
 ROOT = Path(__file__).resolve().parents[3]
+PAGES = ROOT / "docs" / "errors"
 CODE = re.compile(r"\[(BG\d{3})\]")
 
 OURS = {name for name in vars(errors) if name.endswith("Error") or name == "MembershipChanged"} | {
@@ -94,17 +93,11 @@ NATIVE_EXCUSED = {
 """Texts without a code, by file, and why."""
 
 
-def sources() -> Iterator[Path]:
+def sources(*suffixes: str) -> Iterator[Path]:
     for folder in ("algorithms", "client", "csrc", "daemon", "deploy/kubernetes/operator"):
-        yield from sorted(path for path in (ROOT / folder).rglob("*.py") if "_pb2" not in path.name)
-
-
-def error_pages() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("error_pages", ROOT / "docs" / "error_pages.py")
-    assert specification and specification.loader
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (suffixes or (".py",)) and "_pb2" not in path.name:
+                yield path
 
 
 def name_of(function: ast.expr) -> str:
@@ -164,7 +157,7 @@ def uncoded(content: str, path: str) -> list[str]:
 
 def test_each_error_of_a_user_has_a_code() -> None:
     missing = [line for path in sources() for line in uncoded(path.read_text(), str(path.relative_to(ROOT)))]
-    assert missing == [], "end these texts with a code, as in '… [BG101]'; client/error_codes lists the codes"
+    assert missing == [], "end these texts with a code, as in '… [BG101]'; docs/errors lists the codes"
 
 
 def call_at(content: str, start: int) -> str:
@@ -241,38 +234,43 @@ def test_each_excuse_is_needed() -> None:
 
 
 def test_each_code_is_used_and_has_an_entry() -> None:
-    used = set()
-    for path in error_pages().sources():
-        if "error_codes" not in path.parts:
-            used |= set(CODE.findall(path.read_text()))
-    known = {entry.code for area in AREAS for entry in area.entries}
-    assert used - known == set(), "codes without an entry in client/error_codes"
+    used = {code for path in sources(".py", ".cpp", ".h", ".cu") for code in CODE.findall(path.read_text())}
+    known = {entry.code for area in areas() for entry in area.entries}
+    assert used - known == set(), "codes without an entry in docs/errors"
     assert known - used == set(), "entries whose code no text has"
-    assert len(ENTRIES) == sum(len(area.entries) for area in AREAS), "a code has two entries"
-    for digit, area in enumerate(AREAS):
+    assert len(entries()) == sum(len(area.entries) for area in areas()), "a code has two entries"
+    for digit, area in enumerate(areas()):
         codes = [entry.code for entry in area.entries]
         assert all(code.startswith(f"BG{digit}") for code in codes) and codes == sorted(codes)
+        assert codes == re.findall(r"^## (.+)$", (PAGES / f"{area.page}.md").read_text(), re.MULTILINE), (
+            f"docs/errors/{area.page}.md: an entry is '## CODE', '**Title.** Cause.', 'Remedy: …', a paragraph each"
+        )
         for entry in area.entries:
             assert entry.cause.endswith((".", "?")) and entry.remedy.endswith("."), entry.code
 
 
-def test_pages_are_up_to_date() -> None:
-    folder = ROOT / "docs" / "errors"
-    wanted = error_pages().pages()
-    assert {path.name for path in folder.iterdir()} == set(wanted)
-    stale = [name for name, content in wanted.items() if (folder / name).read_text() != content]
-    assert stale == [], "run `python docs/error_pages.py`"
+def test_the_index_lists_all_codes() -> None:
+    rows = [
+        (area.title, f"| [{entry.code}]({area.page}.md#{entry.code.lower()}) | {entry.title} |")
+        for area in areas()
+        for entry in area.entries
+    ]
+    found, heading = [], ""
+    for line in (PAGES / "README.md").read_text().splitlines():
+        heading = line.removeprefix("## ") if line.startswith("## ") else heading
+        if line.startswith("| [BG"):
+            found.append((heading, line))
+    assert found == rows
 
 
 def test_files_that_entries_name_exist() -> None:
-    for entry in ENTRIES.values():
+    for entry in entries().values():
         for name in re.findall(r"`((?:docs|client|algorithms|daemon)/[\w./-]+)`", entry.cause + entry.remedy):
             assert (ROOT / name).exists(), f"{entry.code}: {name}"
 
 
 def test_commands_that_entries_name_exist() -> None:
-    entries = ENTRIES.values()
-    named = re.findall(r"`bagua( [^`]+)`", "\n".join(f"{entry.cause} {entry.remedy}" for entry in entries))
+    named = re.findall(r"`bagua( [^`]+)`", "\n".join(f"{entry.cause} {entry.remedy}" for entry in entries().values()))
     assert len(named) > 30
     for words in named:
         try:
@@ -301,7 +299,7 @@ def test_explain() -> None:
     assert {"BG501", "BG502"} <= set(codes_in(run.invoke(app, ["explain", "501", "bg502"]).output))
     assert run.invoke(app, ["explain", "exit code 501 of 4501"]).exit_code
     listed = run.invoke(app, ["explain"])
-    assert all(entry.code in listed.output for entry in ENTRIES.values())
+    assert all(entry.code in listed.output for entry in entries().values())
     assert '"code": "BG101"' in run.invoke(app, ["explain", "--output", "json", "BG101"]).output.replace("\n", "")
 
 

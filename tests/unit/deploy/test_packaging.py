@@ -32,6 +32,8 @@ TOP_LEVEL = {
     "CONTRIBUTING.md",
     "SECURITY.md",
 }
+PAGES = "bagua.error_pages"
+"""Holds Markdown alone."""
 RANK_SIDE = ["bagua.torch_api", "bagua.algorithms", "bagua.csrc", "bagua.base", "bagua.proto"]
 SERVICE_LIBRARIES = {
     "sqlalchemy",
@@ -65,7 +67,7 @@ def packages_in_folders() -> set[str]:
     return {
         ".".join([package, *path.parent.relative_to(folder).parts])
         for package, folder, path in files_of_packages()
-        if path.suffix in (".py", ".pyi", ".h", ".cpp", ".cu", ".cuh")
+        if path.suffix in (".py", ".pyi", ".h", ".cpp", ".cu", ".cuh") or package == PAGES
     }
 
 
@@ -122,7 +124,7 @@ def test_wheel_holds_every_source_file():
         pytest.skip("editable installation: the wheel is checked by `deploy/dev.py test`")
     missing = []
     for package, folder, path in files_of_packages():
-        wanted = path.suffix in (".py", ".pyi", ".h", ".cpp", ".cu", ".cuh", ".proto", ".typed")
+        wanted = path.suffix in (".py", ".pyi", ".h", ".cpp", ".cu", ".cuh", ".proto", ".typed") or package == PAGES
         place = Path(*package.split("."), path.relative_to(folder))
         if wanted and not (installed.parent / place).is_file():
             missing.append(str(place))
