@@ -98,7 +98,7 @@ def advise(
     gradient all-reduce. Algorithms with a warm-up are predicted after it.
     """
     from bagua.bench import plots
-    from bagua.cli.bench import checked, command_line
+    from bagua.cli.bench.common import checked, command_line
 
     wire = checked(parse_network, network) if network else None
     chosen = [checked(exchange_of, text).text for text in algorithms] if algorithms else None
@@ -185,8 +185,8 @@ def record(
 
 def speeds_of_machine(profile: StepProfile, quiet: bool) -> Any:
     """Speeds that a profile has room for, measured now."""
-    from bagua.cli.bench_run import Task, measure
-    from bagua.cli.crypto_checks import ask
+    from bagua.cli.bench.tasks import Task, measure
+    from bagua.cli.checks.crypto_checks import ask
 
     task = Task("bagua.bench.ranks.machine", {}, 2, 1, {"OMP_NUM_THREADS": "1"}, quiet)
     measured = measure(task, None)
@@ -262,7 +262,7 @@ def columns() -> tuple[Column, ...]:
 def show(document: dict[str, Any], everything: bool) -> None:
     """The table, the fastest first, and the recommendation."""
     from bagua.bench.report import cells
-    from bagua.cli.tables import table
+    from bagua.cli.display.tables import table
 
     chosen = {row["algorithm"] for row in document["recommended"]}
     rows = [

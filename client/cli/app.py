@@ -7,27 +7,19 @@ from collections.abc import Callable
 import typer
 
 from bagua.base.option_names import COMMAND_SETTINGS
-from bagua.cli import (
-    advise,
-    bench,
-    bench_accuracy,
-    bench_net,
-    chaos,
-    convert,
-    dashboard,
-    doctor,
-    explain,
-    explain_code,
-    job,
-    membership,
-    net,
-    run,
-    support,
-    token,
-    trace,
-    tune,
-)
+from bagua.cli import advise, chaos, convert, dashboard, doctor, run
+from bagua.cli import explain as explain_code
+from bagua.cli import support_bundle as support
+from bagua.cli.bench import accuracy as bench_accuracy
+from bagua.cli.bench import common as bench
+from bagua.cli.bench import net as bench_net
+from bagua.cli.job import explain, trace
+from bagua.cli.job import scale as membership
+from bagua.cli.job import submit as job
+from bagua.cli.net import show as net
 from bagua.cli.programs import PROGRAMS, Program
+from bagua.cli.token import create as token
+from bagua.cli.tune import show as tune
 
 app = typer.Typer(
     help="Data-parallel training for PyTorch: run scripts, serve a cluster, control jobs.",

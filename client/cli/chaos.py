@@ -15,7 +15,7 @@ from bagua.cli import options
 from bagua.cli.options import Output
 
 if TYPE_CHECKING:
-    from bagua.cli.chaos_run import Findings, Wanted
+    from bagua.cli.faults.campaign import Findings, Wanted
 
 
 def chaos(
@@ -45,8 +45,8 @@ def chaos(
     """
     from bagua.base.errors import ConfigError
     from bagua.chaos.plan import KINDS, choose
-    from bagua.cli.chaos_run import Wanted, what_is_there
-    from bagua.cli.tables import table
+    from bagua.cli.display.tables import table
+    from bagua.cli.faults.campaign import Wanted, what_is_there
 
     if list_kinds:
         table(("kind", "fault"), [(name, kind.words) for name, kind in KINDS.items()])
@@ -68,11 +68,11 @@ def chaos(
 
 def _run(wanted: Wanted, log_dir: Path | None) -> Findings:
     from bagua.chaos.plan import KINDS
-    from bagua.cli.chaos_cluster import ChaosCluster, copy_logs, private_disk
-    from bagua.cli.chaos_run import Chaos
-    from bagua.cli.local_cluster import StateFolder, forget_other_service
-    from bagua.cli.native import NativeBuild
-    from bagua.cli.terminal import Terminal
+    from bagua.cli.cluster.local_cluster import StateFolder, forget_other_service
+    from bagua.cli.cluster.native import NativeBuild
+    from bagua.cli.display.terminal import Terminal
+    from bagua.cli.faults.campaign import Chaos
+    from bagua.cli.faults.cluster import ChaosCluster, copy_logs, private_disk
 
     forget_other_service()
     state = StateFolder()
@@ -99,7 +99,7 @@ def _run(wanted: Wanted, log_dir: Path | None) -> Findings:
 def _show(found: Findings) -> None:
     from bagua.chaos.plan import JOIN
     from bagua.chaos.report import by_kind
-    from bagua.cli.tables import table
+    from bagua.cli.display.tables import table
 
     headings = ("kind", "times", "lost", "doubled", "different", "stuck", "pause, ms", "longest")  # fit in 80 columns
     rows = [row.cells() for row in by_kind(found.played)]

@@ -11,7 +11,7 @@ from bagua.base.text import json_text
 from bagua.cli.options import Output, OutputOption
 
 if TYPE_CHECKING:
-    from bagua.cli.checks import Finding
+    from bagua.cli.checks.machine import Finding
 
 
 BUILT = {"core": "native core", "c10d": "backend of torch.distributed"}
@@ -20,9 +20,9 @@ BUILT = {"core": "native core", "c10d": "backend of torch.distributed"}
 def built(build: bool) -> list[Finding]:
     """Native modules: built, or built now if ``build``."""
     from bagua.base.errors import BuildError
-    from bagua.cli import native
-    from bagua.cli.checks import FAIL, OK, WARN, Finding
-    from bagua.cli.terminal import open_terminal
+    from bagua.cli.checks.machine import FAIL, OK, WARN, Finding
+    from bagua.cli.cluster import native
+    from bagua.cli.display.terminal import open_terminal
 
     failed = {}
     for kind, name in BUILT.items() if build else ():
@@ -49,8 +49,8 @@ def built(build: bool) -> list[Finding]:
 
 def findings(build: bool) -> list[Finding]:
     """All checks of this machine."""
-    from bagua.cli import crypto_checks, gpu_checks
-    from bagua.cli.checks import CHECKS
+    from bagua.cli.checks import crypto_checks, gpu_checks
+    from bagua.cli.checks.machine import CHECKS
 
     return [*(check() for check in CHECKS), crypto_checks.encryption(), *gpu_checks.findings(), *built(build)]
 
@@ -65,7 +65,7 @@ def doctor(
 
     Exit code 1 if something needed is missing.
     """
-    from bagua.cli.checks import FAIL
+    from bagua.cli.checks.machine import FAIL
 
     found = findings(build)
     fit = all(finding.status != FAIL for finding in found)
@@ -81,7 +81,7 @@ def show(findings: list[Finding], fit: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from bagua.cli.tables import console
+    from bagua.cli.display.tables import console
 
     colours = {"ok": "green", "warn": "yellow", "fail": "bold red"}
     table = Table(box=None, pad_edge=False, show_header=False)

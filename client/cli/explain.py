@@ -1,32 +1,58 @@
-"""``bagua job explain``: one page on what happened to a job, and why."""
+"""``bagua explain``: the cause and the remedy of an error, by the code at its end."""
 
 from __future__ import annotations
 
-import time
+import dataclasses
+import textwrap
 
-from bagua.cli.job import JobArgument, connect, print_json
-from bagua.cli.options import CoordinatorOption, Output, OutputOption, TlsOption, TokenFileOption
+import typer
+
+from bagua.base.errors import UsageError
+from bagua.cli.job.submit import print_json
+from bagua.cli.options import Output, OutputOption
+from bagua.error_codes import Entry, area_of, areas, code_of, codes_in, entries
+
+WIDTH = 100
 
 
-def explain(
-    job_id: str = JobArgument,
+def explain_code(
+    code: list[str] | None = typer.Argument(
+        None,
+        help="Codes such as BG101 or 101, or a whole error text. Without: a list of all codes.",
+        show_default=False,
+    ),
     output: OutputOption = Output.text,
-    coordinator: CoordinatorOption = None,
-    token_file: TokenFileOption = None,
-    tls: TlsOption = None,
 ) -> None:
-    """Tells on one page what happened to a job and why: its end, losses, waits and changes, from its events alone."""
-    from bagua.cli.explanation import explain as told
-    from bagua.cli.explanation import marks_of
-    from bagua.client.describe import event_document
-
-    with connect(coordinator, token_file, tls) as client:
-        found = client.find(job_id)
-        events = list(client.events(found))
-    text = told(found, events, time.time())
+    """Tells the cause and the remedy of an error by the code at its end. (`bagua job explain` is about a job.)"""
+    chosen = _chosen(" ".join(map(code_of, code))) if code else list(entries().values())
     if output is Output.json:
-        marks = marks_of(events)
-        marked = [{**event_document(event), "mark": mark} for event, mark in zip(events, marks, strict=True)]
-        print_json({"job_id": found, "text": text, "events": marked})
+        print_json([{**dataclasses.asdict(entry), "page": _page(entry)} for entry in chosen])
+    elif code:
+        print("\n\n".join(map(_text, chosen)))
     else:
-        print(text, end="")
+        for area in areas():
+            print(f"\n{area.title}\n")
+            for entry in area.entries:
+                print(f"  {entry.code}  {entry.title}")
+
+
+def _chosen(text: str) -> list[Entry]:
+    """Raises UsageError."""
+    codes = codes_in(text)
+    if not codes:
+        raise UsageError(f"There is no code in {text[:200]!r}. Write one, as in `bagua explain BG101`. [BG102]")
+    unknown = [code for code in codes if code not in entries()]
+    if unknown:
+        raise UsageError(
+            f"This version of Bagua has no error {unknown[0]}. `bagua explain` lists those there are. [BG102]"
+        )
+    return [entries()[code] for code in codes]
+
+
+def _page(entry: Entry) -> str:
+    return f"docs/errors/{area_of(entry.code).page}.md#{entry.code.lower()}"
+
+
+def _text(entry: Entry) -> str:
+    paragraphs = [f"{entry.code}: {entry.title}", entry.cause, f"Remedy: {entry.remedy}", f"See {_page(entry)}"]
+    return "\n\n".join(textwrap.fill(paragraph, WIDTH, break_on_hyphens=False) for paragraph in paragraphs)

@@ -18,15 +18,15 @@ from bagua.base import checkpoint_folder, launchers
 from bagua.base.errors import UsageError
 from bagua.base.text import json_text
 from bagua.cli import config_file, options
+from bagua.cli.cluster.interrupts import Interrupts
 from bagua.cli.config_file import ConfigOption, PrintConfigOption, reads_config
-from bagua.cli.interrupts import Interrupts
 from bagua.cli.options import Output
 
 if TYPE_CHECKING:
-    from bagua.cli.hosts import Way
-    from bagua.cli.local_cluster import EmbeddedCluster, StateFolder
-    from bagua.cli.slurm_end import Announcements
-    from bagua.cli.terminal import Terminal
+    from bagua.cli.cluster.hosts import Way
+    from bagua.cli.cluster.local_cluster import EmbeddedCluster, StateFolder
+    from bagua.cli.cluster.slurm_end import Announcements
+    from bagua.cli.display.terminal import Terminal
     from bagua.client import Client, Packed
     from bagua.proto import common_pb2, job_pb2
 
@@ -113,9 +113,9 @@ def run_with_restarts(options: RunOptions, most: int) -> int:
 
 def run_embedded(options: RunOptions, restarts_left: int) -> Ended:
     """Starts the cluster, runs the job, stops everything. Raises BaguaError."""
-    from bagua.cli.local_cluster import StateFolder, forget_other_service
-    from bagua.cli.native import NativeBuild
-    from bagua.cli.terminal import open_terminal
+    from bagua.cli.cluster.local_cluster import StateFolder, forget_other_service
+    from bagua.cli.cluster.native import NativeBuild
+    from bagua.cli.display.terminal import open_terminal
     from bagua.client.describe import exit_code
 
     started = time.monotonic()
@@ -164,11 +164,11 @@ def run_embedded(options: RunOptions, restarts_left: int) -> Ended:
 
 def _cluster(options: RunOptions, state: StateFolder) -> EmbeddedCluster:
     """Nothing of it has been started."""
-    from bagua.cli.local_cluster import EmbeddedCluster
+    from bagua.cli.cluster.local_cluster import EmbeddedCluster
 
     if options.way is None:
         return EmbeddedCluster(state.path)
-    from bagua.cli.hosts import HostCluster
+    from bagua.cli.cluster.hosts import HostCluster
 
     return HostCluster(state.path, options.way)
 
@@ -183,7 +183,7 @@ def _announcements(options: RunOptions, interrupts: Interrupts, terminal: Termin
     """Under Slurm: answers to its signals."""
     if options.way is None or not options.way.ends_by_signal:
         return None
-    from bagua.cli.slurm_end import Announcements
+    from bagua.cli.cluster.slurm_end import Announcements
 
     return Announcements(options.way, interrupts, terminal, options.env.get(checkpoint_folder.VARIABLE, ""))
 
@@ -202,7 +202,7 @@ def follow_job(
     from threading import Thread
 
     from bagua.base.security import TlsFiles, read_token
-    from bagua.cli.follow import Follower, NodeDied, ServiceDied
+    from bagua.cli.display.follow import Follower, NodeDied, ServiceDied
     from bagua.client import Client
 
     tls = TlsFiles.in_folder(Path(cluster.tls)) if cluster.tls else None
@@ -306,7 +306,7 @@ def count_ranks(text: str) -> int:
 
 
 def _count_gpus() -> int:
-    from bagua.cli.gpu_checks import probe
+    from bagua.cli.checks.gpu_checks import probe
 
     return len(probe().gpus)
 
@@ -441,7 +441,7 @@ def _way(
     if in_slurm:
         if hosts or ssh:
             raise UsageError("Slurm names the hosts here: leave --hosts and --ssh out, or call `bagua run`. [BG103]")
-        from bagua.cli import slurm
+        from bagua.cli.cluster import slurm
 
         source = context.get_parameter_source("nproc_per_node")
         if source is not None and source.name == "DEFAULT":
@@ -449,7 +449,7 @@ def _way(
         slurm.check_first_node(nproc)
         way: Way = slurm.srun_way(nodes.count if nodes else None, address)
     else:
-        from bagua.cli.hosts import ssh_way
+        from bagua.cli.cluster.hosts import ssh_way
 
         way = ssh_way(hosts, ssh, address)
         if nodes is not None and nodes.count != way.hosts:

@@ -15,7 +15,7 @@ import json
 import os
 from typing import Any
 
-from bagua.cli.bench_run import Task, measure
+from bagua.cli.bench.tasks import Task, measure
 from bagua.tuning.network import parse_network
 
 CASES = [

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from bagua.cli.bench_run import Task, measure
+from bagua.cli.bench.tasks import Task, measure
 from bagua.tuning.network import parse_network
 
 

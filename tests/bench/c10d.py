@@ -21,7 +21,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from bagua.cli.bench_run import Task, measure
+from bagua.cli.bench.tasks import Task, measure
 from bagua.tuning.network import Network, parse_network
 
 MODULE = "bagua.bench.ranks.c10d"

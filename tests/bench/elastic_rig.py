@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagua.base.security import read_token
-from bagua.cli.local_cluster import START_DEADLINE_S, STOP_DEADLINE_S, ServiceProcess
+from bagua.cli.cluster.local_cluster import START_DEADLINE_S, STOP_DEADLINE_S, ServiceProcess
 from bagua.client import Client
 from bagua.proto import common_pb2
 

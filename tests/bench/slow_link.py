@@ -23,7 +23,7 @@ from pathlib import Path
 from bagua.base.errors import BaguaError
 from bagua.bench.emulation import DEVICE, Emulation, _command, namespace_name, start_time
 from bagua.bench.units import parse_sizes, size_text
-from bagua.cli.bench_run import Task, _run_inside, ending_signals
+from bagua.cli.bench.tasks import Task, _run_inside, ending_signals
 from bagua.tuning.network import Network, parse_network
 
 HOSTS = 4

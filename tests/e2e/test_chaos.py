@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bagua.chaos.plan import KINDS as KINDS_OF_FAULTS
-from bagua.cli.chaos_postgres import find_binaries
+from bagua.cli.faults.postgres import find_binaries
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Sandbox

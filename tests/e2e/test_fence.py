@@ -23,7 +23,7 @@ from rig.ports import free_port
 
 from bagua.base.daemon_process import daemon_pid
 from bagua.base.errors import ServiceError
-from bagua.cli.chaos_postgres import Postgres
+from bagua.cli.faults.postgres import Postgres
 from bagua.client import Client
 from bagua.proto import common_pb2
 

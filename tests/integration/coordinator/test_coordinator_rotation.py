@@ -14,7 +14,7 @@ import pytest
 
 from bagua.base.errors import UnavailableError
 from bagua.base.security import TlsFiles
-from bagua.cli.support import scrape
+from bagua.cli.support_bundle import scrape
 from bagua.client import Client
 from bagua.daemon.coordinator.admin.certs import make_certificates
 from bagua.proto import node_pb2

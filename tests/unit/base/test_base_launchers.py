@@ -9,7 +9,7 @@ import pytest
 
 from bagua.base import checkpoint_folder, launchers
 from bagua.base.errors import ConfigError, UsageError
-from bagua.cli import hosts, slurm
+from bagua.cli.cluster import hosts, slurm
 from bagua.hosts.end import Order
 from bagua.hosts.ssh import Host
 

@@ -62,7 +62,7 @@ INTERNAL = {
 
 PASSED_ON = {
     "client/base/child_service.py: The {self.label} can't start": "the service's own words have the code",
-    "client/cli/native.py": "the builder's own words have the code",
+    "client/cli/cluster/native.py": "the builder's own words have the code",
     "client/torch_api/join/lifeline.py: str(reply['error'])": "the cluster's own words have the code",
     "client/torch_api/join/service_process.py: str(message['error'])": "the service's own words have the code",
     "client/torch_api/join/connection.py": "the core's words have the code",

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua.base.text import json_text, printable, printable_output
-from bagua.cli import tables
-from bagua.cli.terminal import Terminal
+from bagua.cli.display import tables
+from bagua.cli.display.terminal import Terminal
 from bagua.client import describe
 from bagua.proto import common_pb2, job_pb2
 

@@ -6,9 +6,9 @@ import pytest
 
 from bagua.base.errors import ServiceError, UsageError
 from bagua.bench.units import RESULT_MARK
-from bagua.cli import bench
-from bagua.cli.bench_run import ResultCatcher, Task
-from bagua.cli.terminal import Terminal
+from bagua.cli.bench import common as bench
+from bagua.cli.bench.tasks import ResultCatcher, Task
+from bagua.cli.display.terminal import Terminal
 
 
 def test_systems_of_train_have_the_baselines_first() -> None:

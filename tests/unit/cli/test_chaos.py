@@ -19,7 +19,7 @@ from bagua.chaos.plan import JOIN, KINDS, Plan, choose
 from bagua.chaos.relay import Relay
 from bagua.chaos.report import HEADINGS, PROMISES, Played, by_group, by_kind, markdown
 from bagua.chaos.training import Trap
-from bagua.cli.chaos_run import Findings
+from bagua.cli.faults.campaign import Findings
 
 SIOCOUTQNSD = 0x894B  # bytes of a connection that were not sent yet
 

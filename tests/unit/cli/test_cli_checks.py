@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bagua.cli import checks
-from bagua.cli.checks import FAIL, OK, WARN, Finding
+from bagua.cli.checks import machine as checks
+from bagua.cli.checks.machine import FAIL, OK, WARN, Finding
 
 
 def test_every_check_answers_and_says_how_to_mend() -> None:

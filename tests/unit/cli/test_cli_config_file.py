@@ -10,8 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from bagua.base.errors import UsageError
-from bagua.cli import config_file, job, run
+from bagua.cli import config_file, run
 from bagua.cli.app import app
+from bagua.cli.job import submit as job
 
 
 def taken(folder: Path, text: str, command: str = "run") -> dict[str, Any]:

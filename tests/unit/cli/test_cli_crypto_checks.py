@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from bagua.cli import crypto_checks, crypto_probe
-from bagua.cli.checks import FAIL, OK, WARN
-from bagua.cli.crypto_probe import Probe
+from bagua.cli.checks import crypto_checks, crypto_probe
+from bagua.cli.checks.crypto_probe import Probe
+from bagua.cli.checks.machine import FAIL, OK, WARN
 
 ROOT = Path(__file__).resolve().parents[3]
 FAST = "aes pclmulqdq vaes vpclmulqdq avx512f avx512dq avx512bw avx512vl"

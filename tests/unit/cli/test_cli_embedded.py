@@ -13,8 +13,8 @@ import pytest
 
 from bagua.base import run_folder
 from bagua.base.errors import ConfigError, ServiceError
-from bagua.cli import local_cluster
-from bagua.cli.local_cluster import ServiceProcess, StateFolder
+from bagua.cli.cluster import local_cluster
+from bagua.cli.cluster.local_cluster import ServiceProcess, StateFolder
 
 
 def test_state_folder_is_private_and_goes(tmp_path: Path) -> None:

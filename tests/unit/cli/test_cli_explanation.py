@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagua.base.text import printable
-from bagua.cli.explanation import explain, marks_of
+from bagua.cli.display.explanation import explain, marks_of
 
 
 @dataclass(frozen=True)

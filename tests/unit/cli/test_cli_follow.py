@@ -8,8 +8,8 @@ from threading import Event
 import pytest
 
 from bagua.base.errors import ForbiddenError, NotFoundError, ServiceError
-from bagua.cli.follow import Detached, Follower, Interrupted, ServiceDied
-from bagua.cli.terminal import Terminal
+from bagua.cli.display.follow import Detached, Follower, Interrupted, ServiceDied
+from bagua.cli.display.terminal import Terminal
 from bagua.proto import common_pb2, job_pb2
 
 RUNNING = common_pb2.JOB_STATE_RUNNING

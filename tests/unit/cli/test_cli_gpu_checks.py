@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bagua.cli import gpu_checks
-from bagua.cli.checks import OK, WARN
-from bagua.cli.gpu_checks import Probe
+from bagua.cli.checks import gpu_checks
+from bagua.cli.checks.gpu_checks import Probe
+from bagua.cli.checks.machine import OK, WARN
 from bagua.csrc import BuildError, build_cuda
 
 DRIVER = """

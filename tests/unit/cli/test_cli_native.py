@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bagua.base.errors import BuildError
-from bagua.cli import native
+from bagua.cli.cluster import native
 from bagua.csrc.build_progress import Progress
 
 # A builder as ninja makes it: its compiler has a process group of its own. Both hold the fifo open.

@@ -11,8 +11,9 @@ from typer.main import get_command
 
 from bagua.base.errors import ConfigError, UsageError
 from bagua.base.replica_check import CheckReplicas
-from bagua.cli import gpu_checks, options
+from bagua.cli import options
 from bagua.cli.app import app
+from bagua.cli.checks import gpu_checks
 from bagua.cli.options import Nodes
 from bagua.cli.run import check_script, count_ranks, default_name
 from bagua.client.specification import job_spec

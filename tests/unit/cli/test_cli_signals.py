@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from bagua.cli.signals import uninterrupted
+from bagua.cli.cluster.signals import uninterrupted
 
 
 def test_a_signal_waits_for_the_end_of_the_block():

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagua.base.errors import ConfigError
-from bagua.cli import support
+from bagua.cli import support_bundle as support
 from bagua.cli.bundle import ENTRY_BYTES, Bundle
 from bagua.cli.scrub import scrub
 

@@ -6,8 +6,8 @@ import re
 import pytest
 from rich.console import Console
 
-from bagua.cli.tables import table
-from bagua.cli.terminal import BarTerminal, Terminal, metrics_text, open_terminal
+from bagua.cli.display.tables import table
+from bagua.cli.display.terminal import BarTerminal, Terminal, metrics_text, open_terminal
 from bagua.proto.common_pb2 import Progress
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rig.limits import SOON_S
 
-from bagua.cli.slurm import SrunWay, sweep
+from bagua.cli.cluster.slurm import SrunWay, sweep
 from bagua.hosts.end import Order
 
 SRUN = """#!/bin/sh

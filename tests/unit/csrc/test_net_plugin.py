@@ -10,7 +10,8 @@ import pytest
 from bagua import csrc
 from bagua.base import net_plugin
 from bagua.base.errors import BuildError, ConfigError, ServiceError, UsageError
-from bagua.cli import net, options
+from bagua.cli import options
+from bagua.cli.net import show as net
 
 LIBRARY = Path("/cache/nccl_net/key/libnccl-net-bagua.so")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bagua.base.torch_versions import TESTED, TESTED_WORDS, minor, numbers
-from bagua.cli import checks
-from bagua.cli.checks import FAIL, OK, WARN
+from bagua.cli.checks import machine as checks
+from bagua.cli.checks.machine import FAIL, OK, WARN
 
 ROOT = Path(__file__).parents[3]
 

@@ -1,0 +1,266 @@
+"""Runs the program of a benchmark as a job on an embedded cluster, on this machine or in emulated networks.
+
+In an emulated network everything but the waiting for it happens in a process of its own inside the first namespace
+(``python -m bagua.cli.bench.tasks TASK``), because a coordinator there can't be reached from outside.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from bagua.base.errors import BaguaError, ServiceError
+from bagua.bench.emulation import DEVICE, Emulation, addresses
+from bagua.bench.units import RESULT_MARK
+from bagua.tuning.network import Network
+
+if TYPE_CHECKING:
+    from bagua.cli.cluster.local_cluster import EmbeddedCluster
+    from bagua.cli.display.terminal import Terminal
+    from bagua.proto import common_pb2
+
+_PR_SET_PDEATHSIG = 1
+CANCEL_PATIENCE_S = 15.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """One job: a module of ``bagua.bench.ranks`` with its configuration, and where it runs.
+
+    ``namespaces``: of the hosts of an emulated network; none: node daemons on this machine's loopback.
+    """
+
+    module: str
+    config: dict[str, Any]
+    nnodes: int
+    nproc_per_node: int
+    env: dict[str, str] = field(default_factory=dict)
+    quiet: bool = False
+    namespaces: Sequence[str] = ()
+    result: str = ""
+
+    def spec(self) -> common_pb2.JobSpec:
+        """The job to submit."""
+        from bagua.cli.run import STOP_GRACE_S
+        from bagua.proto import common_pb2
+
+        env = {"TORCH_CPP_LOG_LEVEL": "ERROR", **self.env}  # the peer warns of addresses without names
+        if self.namespaces:
+            env["GLOO_SOCKET_IFNAME"] = DEVICE
+        return common_pb2.JobSpec(
+            name=f"bench {self.module.rpartition('.')[2]}",
+            entry=self.module,
+            is_module=True,
+            args=[json.dumps(self.config), self.result],
+            env=env,
+            workdir=tempfile.gettempdir(),
+            nnodes=self.nnodes,
+            nproc_per_node=self.nproc_per_node,
+            python=sys.executable,
+            placement_timeout_s=30.0,
+            stop_grace_s=STOP_GRACE_S,
+        )
+
+
+def run_task(task: Task) -> int:
+    """Starts a cluster, runs the job, stops everything; returns the exit code (130 after Ctrl-C). Rank 0's results are
+    in ``task.result`` then. Raises BaguaError."""
+    from bagua.cli.cluster.interrupts import Interrupts
+    from bagua.cli.cluster.local_cluster import EmbeddedCluster, StateFolder, forget_other_service
+    from bagua.cli.cluster.native import NativeBuild
+    from bagua.cli.display.terminal import open_terminal
+    from bagua.cli.run import follow_job
+    from bagua.client.describe import SUCCEEDED, summary
+
+    started = time.monotonic()
+    forget_other_service()
+    terminal = open_terminal(task.quiet, aside=True)
+    state = StateFolder()
+    try:
+        with EmbeddedCluster(state.path) as cluster, NativeBuild() as build:
+            interrupts = Interrupts(cluster, state)
+            try:
+                terminal.status("starting the daemons")
+                _start(task, cluster)
+                build.wait(terminal.advance)
+                job = follow_job(task.spec(), cluster, interrupts, terminal)
+            except KeyboardInterrupt:
+                return interrupts.exit_code
+        terminal.close()
+        if interrupts.signal:
+            return interrupts.exit_code
+        if job.state != SUCCEEDED:
+            raise ServiceError(f"{summary(job, time.monotonic() - started)} [BG001]")
+        return 0
+    finally:
+        terminal.close()
+        state.remove()
+
+
+def _start(task: Task, cluster: EmbeddedCluster) -> None:
+    from bagua.cli.cluster.local_cluster import EmbeddedHost
+
+    names = [f"node-{index}" for index in range(task.nnodes)]
+    if not task.namespaces:
+        cluster.start_coordinator()
+        cluster.start_nodes(names, task.nproc_per_node)
+        return
+    # Beyond loopback the service demands TLS. We are in the first namespace.
+    places = addresses(len(task.namespaces))
+    cluster.start_coordinator("--auto-tls", places[0], listen=f"{places[0]}:0")
+    hosts = [
+        EmbeddedHost(("ip", "netns", "exec", name), address)
+        for name, address in zip(task.namespaces, places, strict=True)
+    ]
+    cluster.start_nodes(names, task.nproc_per_node, hosts=hosts)
+
+
+def measure(task: Task, network: Network | None) -> dict[str, Any]:
+    """Results of rank 0; in an emulated network if there is one. Ends the program after Ctrl-C. Raises BaguaError."""
+    with tempfile.TemporaryDirectory(prefix="bagua-bench-") as folder:
+        result = Path(folder) / "result.json"
+        task = replace(task, result=str(result))
+        if network is None:
+            code = run_task(task)
+        else:
+            with ending_signals(), Emulation(network, task.nnodes) as emulation:
+                code = _run_inside(replace(task, namespaces=emulation.names), Path(folder) / "task.json")
+        if code:
+            raise typer.Exit(code)
+        found: dict[str, Any] = json.loads(result.read_text())
+        return found
+
+
+def measure_on_cluster(
+    make: Callable[[int], Task], nnodes: int | None, reach: tuple[str | None, Path | None, Path | None]
+) -> tuple[dict[str, Any], dict[int, str]]:
+    """(what rank 0 printed, node of each rank) of a job on a service that runs, with so many nodes (None: all that are
+    connected). Ctrl-C cancels the job. Raises BaguaError."""
+    from bagua.cli.display.follow import Follower, Interrupted
+    from bagua.cli.display.terminal import open_terminal
+    from bagua.cli.job.submit import connect
+    from bagua.client.describe import SUCCEEDED, summary
+
+    with connect(*reach) as client:
+        there = sum(node.connected for node in client.nodes())
+        if (nnodes or there) < 2:
+            raise ServiceError(f"{there} node daemons are connected: pairs need two or more. [BG001]")
+        task = make(nnodes or there)
+        spec = task.spec()
+        spec.python, spec.workdir = "", "/"  # those of the daemons
+        started = time.monotonic()
+        job = client.submit(spec)
+        catcher = ResultCatcher(open_terminal(task.quiet, aside=True))
+
+        def cancel() -> float:
+            client.cancel(job.job_id, reason="stopped by the user")
+            return CANCEL_PATIENCE_S
+
+        follower = Follower(client, job, catcher.terminal, cancel)
+        signal.signal(signal.SIGINT, lambda *_: follower.post(Interrupted()))
+        try:
+            job = follower.run()
+        finally:
+            catcher.terminal.close()
+        if job.state != SUCCEEDED:
+            raise ServiceError(f"{summary(job, time.monotonic() - started)} [BG001]")
+        return catcher.result(), {rank.rank: rank.node_id for rank in job.ranks}
+
+
+class ResultCatcher:
+    """Takes rank 0's result out of the lines that go to a terminal."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self.terminal = terminal
+        self._found = ""
+        self._show = terminal.line
+        terminal.line = self._line  # type: ignore[method-assign]
+
+    def _line(self, text: str) -> None:
+        _, mark, result = text.partition(RESULT_MARK)
+        if mark:
+            self._found = result
+        else:
+            self._show(text)
+
+    def result(self) -> dict[str, Any]:
+        """The document. Raises ServiceError if none came."""
+        if not self._found:
+            raise ServiceError(
+                "The job succeeded, but its result did not arrive with its output. Run it again. [BG001]"
+            )
+        found: dict[str, Any] = json.loads(self._found)
+        return found
+
+
+@contextmanager
+def ending_signals() -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP leave through the context managers, so that namespaces are removed."""
+
+    def leave(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _run_inside(task: Task, file: Path) -> int:
+    """Runs the task in a process of the first namespace; signals are passed on to it. Returns its exit code."""
+    file.write_text(json.dumps(asdict(task)))
+    command = [
+        "ip",
+        "netns",
+        "exec",
+        task.namespaces[0],
+        sys.executable,
+        "-P",
+        "-m",
+        "bagua.cli.bench.tasks",
+        str(file),
+    ]
+    # A session of its own: a Ctrl-C at the terminal reaches it through us, once.
+    process = subprocess.Popen(command, start_new_session=True)
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        process.send_signal(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, pass_on)
+    try:
+        return process.wait()
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def main() -> None:
+    """The process inside the first namespace."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    document = json.loads(Path(sys.argv[1]).read_text())
+    try:
+        sys.exit(run_task(Task(**document)))
+    except BaguaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Signals that end a job of ``bagua run``."""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bagua.cli.cluster.local_cluster import EmbeddedCluster, StateFolder
+    from bagua.cli.display.follow import Follower
+
+
+class Interrupts:
+    """Ctrl-C, SIGTERM and SIGHUP: the first asks for the job's end, the second kills all at once."""
+
+    def __init__(self, cluster: EmbeddedCluster, state: StateFolder) -> None:
+        self.signal = 0
+        self.reason = "stopped by the user"
+        self.follower: Follower | None = None
+        self._cluster = cluster
+        self._state = state
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup means it
+                signal.signal(number, self._handle)
+
+    @property
+    def exit_code(self) -> int:
+        """By the shell's convention; 130 for Ctrl-C."""
+        return 128 + self.signal
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        self.end(number)
+
+    def end(self, number: int) -> None:
+        """Answers this signal. From another thread only while the job is followed."""
+        if self.signal:
+            job = self.follower.job if self.follower else None
+            self._cluster.kill([rank.pid for rank in job.ranks if rank.pid and not rank.exited_at] if job else [])
+            self._state.remove()
+            os._exit(self.exit_code)
+        self.signal = number
+        if self.follower is None:
+            raise KeyboardInterrupt  # still starting: leave through the context managers
+        from bagua.cli.display.follow import Interrupted
+
+        self.follower.post(Interrupted())

@@ -1,0 +1,120 @@
+"""The services that ``bagua chaos`` starts, kills and starts again, in a folder of their own."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from bagua.base.errors import ServiceError, UnavailableError
+from bagua.base.security import read_token
+from bagua.cli.cluster.local_cluster import START_DEADLINE_S, STOP_DEADLINE_S, ServiceProcess
+from bagua.cli.faults.coordinators import Coordinators
+from bagua.client import Client
+from bagua.proto import job_pb2
+
+_CLONE_NEWNS = 0x00020000
+DISK_BYTES = 64 << 20
+COORDINATOR_PATIENCE_S = 60.0
+T = TypeVar("T")
+
+
+class ChaosCluster:
+    """Coordinators and node daemons. ``nodes``: those that are thought to be alive, by name. Leaving the context ends
+    all of them, and all ranks."""
+
+    def __init__(self, state: Path, slots: int, postgresql: bool = False) -> None:
+        """Raises ServiceError if there is no PostgreSQL."""
+        self.state = state
+        self.slots = slots
+        self.nodes: dict[str, ServiceProcess] = {}
+        self._started = 0
+        self._all: list[ServiceProcess] = []
+        self.coordinators = Coordinators(state, self._launch, postgresql)
+
+    def __enter__(self) -> ChaosCluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for service in self._all:
+            service.signal_group(signal.SIGCONT)
+        deadline = time.monotonic() + STOP_DEADLINE_S
+        for service in reversed(self._all):
+            service.signal_group(signal.SIGTERM)
+        for service in self._all:
+            service.wait(deadline)
+        self.coordinators.close()
+
+    def start_node(self) -> str:
+        """Starts a daemon under a new name, and returns that. Raises ServiceError."""
+        name = f"node-{self._started}"
+        self._started += 1
+        reach = ["--coordinator", self.coordinators.address, "--token-file", str(self.coordinators.token)]
+        arguments = ["--name", name, "--node-id", name, "--slots", str(self.slots), "--state-dir", str(self.state)]
+        service = self._launch(
+            f"daemon {name}", "bagua.daemon.node", [*arguments, *reach, "--pass-env", "*", "--no-measure-ring"]
+        )
+        service.wait_ready(time.monotonic() + START_DEADLINE_S)
+        self.nodes[name] = service
+        return name
+
+    def _launch(self, label: str, module: str, arguments: list[str]) -> ServiceProcess:
+        service = ServiceProcess(label, module, arguments, self.state / f"{label.replace(' ', '-')}.log")
+        self._all.append(service)
+        return service
+
+    def call(self, work: Callable[[Client], T]) -> T:
+        """The coordinator's answer. It may be away for a while. Raises ServiceError."""
+        deadline = time.monotonic() + COORDINATOR_PATIENCE_S
+        while True:
+            try:
+                with Client(self.coordinators.address, token=read_token(self.coordinators.token)) as client:
+                    return work(client)
+            except UnavailableError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)  # between two tries to connect
+
+    def job(self, job_id: str) -> job_pb2.Job:
+        return self.call(lambda client: client.get(job_id))
+
+    def connected(self, names: Iterable[str]) -> bool:
+        """The coordinator hears all of these nodes."""
+        nodes = self.call(lambda client: list(client.nodes()))
+        return {node.node_id for node in nodes if node.connected} >= set(names)
+
+    @property
+    def port(self) -> int:
+        """The coordinators', as daemons see it."""
+        return int(self.coordinators.address.rpartition(":")[2])
+
+
+def copy_logs(source: Path, target: Path, names: str) -> None:
+    """Copies the files below ``source`` that are named so, each into the same folder below ``target``."""
+    for path in source.rglob(names):
+        place = target / path.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, place)
+
+
+def private_disk(folder: Path) -> None:
+    """Mounts a small disk of its own on ``folder``, which this process and its children alone see: the kernel removes
+    it with the last of them. Needs root. Raises ServiceError."""
+    if ctypes.CDLL(None).unshare(_CLONE_NEWNS):
+        raise ServiceError(
+            "The kernel gives this process no mount namespace: leave the fault full-disk out (--kinds). [BG003]"
+        )
+    for command in (
+        ["mount", "--make-rprivate", "/"],
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=700", "tmpfs", str(folder)],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ServiceError(
+                f"No disk can be mounted here, leave full-disk out (--kinds): {done.stderr.strip()} [BG003]"
+            )

@@ -1,0 +1,287 @@
+"""How each fault is done to a cluster and its job."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bagua.base.daemon_process import daemon_pid
+from bagua.base.errors import ServiceError
+from bagua.chaos import sockets
+from bagua.chaos.plan import KINDS, Fault
+from bagua.cli.faults.cluster import ChaosCluster
+from bagua.proto import common_pb2
+
+WAITING = common_pb2.JOB_STATE_WAITING
+GARBAGE = bytes(range(255, 191, -1))
+SLOW_BYTES_PER_S = 100_000
+DEAD_BYTES_PER_S = 1
+DELAY_S = 0.05
+NEWCOMER_S = 120.0
+"""Newcomers come so far, with others before them that have failed."""
+TO_NOTICE_S = 60.0
+"""A fault that is told nowhere ends at the latest after so long."""
+
+
+@dataclass
+class Trained:
+    """The job that is at work. ``folder``: of its diaries. ``nodes``: so many it should have. ``ranks``: pids of ranks
+    that are members and thought to be alive, by the name of their node."""
+
+    job_id: str
+    folder: Path
+    nodes: int
+    ranks: dict[str, list[int]]
+
+    def pids(self) -> list[int]:
+        return [pid for pids in self.ranks.values() for pid in pids]
+
+
+class Changes:
+    """Planned changes of the job, as faults that must not hurt."""
+
+    def __init__(self, cluster: ChaosCluster, trained: Trained) -> None:
+        self._cluster = cluster
+        self._trained = trained
+
+    def play(self, kind: str, node: str) -> tuple[str, float, float]:
+        """See ``Injector.play``. Raises ServiceError if it does not come about."""
+        job_id, began = self._trained.job_id, time.monotonic()
+        if kind == "pause":
+            self._cluster.call(lambda client: client.pause(job_id))
+            until(lambda: self._cluster.job(job_id).state == WAITING, "a job that is paused waits")
+            time.sleep(KINDS[kind].lasts_s)
+            self._cluster.call(lambda client: client.resume(job_id))
+            return "", began, time.monotonic()
+        if kind == "scale":
+            less = len(self._trained.ranks) - 1
+            self._cluster.call(lambda client: client.scale(job_id, less))
+        else:
+            less = self._trained.nodes
+            self._cluster.call(lambda client: client.drain(node))
+        gone = self._those_that_leave(less, node if kind == "drain" else "")
+        return node if kind == "drain" else gone, began, began
+
+    def _those_that_leave(self, most: int, drained: str) -> str:
+        """Waits until the job has no more nodes than ``most``, and none that is ``drained``."""
+
+        def staying() -> set[str]:
+            return {rank.node_id for rank in self._cluster.job(self._trained.job_id).ranks}
+
+        until(lambda: len(staying()) <= most and drained not in staying(), "nodes have left the job")
+        gone = [node for node in self._trained.ranks if node not in staying()]
+        for node in gone:
+            pids = self._trained.ranks.pop(node)
+            until(lambda: not any(map(alive, pids)), f"ranks on {node}, which has left, have ended")  # noqa: B023
+        return ", ".join(gone)
+
+
+class Injector:
+    """Does faults, one at a time. ``goes_on``: says whether the ranks that are left train again."""
+
+    def __init__(self, cluster: ChaosCluster, goes_on: Callable[[list[int], float], bool]) -> None:
+        self._cluster = cluster
+        self._goes_on = goes_on
+
+    def play(self, fault: Fault, trained: Trained) -> tuple[str, float, float]:
+        """(who it was done to, when it began, when it ended) in monotonic seconds. Who is lost by it, or leaves, is no
+        more in ``trained``. Raises ServiceError for a fault that can't be done."""
+        kind = KINDS[fault.kind]
+        node = list(trained.ranks)[fault.node]
+        pid = trained.ranks[node][fault.rank]
+        rank = f"process {pid} on {node}"
+        began = time.monotonic()
+        match fault.kind:
+            case "kill-rank":
+                os.kill(pid, signal.SIGKILL)
+                self._lose(trained, node, pid)
+                return rank, began, began
+            case "silent-rank":
+                os.kill(pid, signal.SIGSTOP)
+                self._lose(trained, node, pid)
+                until(lambda: not alive(pid), "a rank that is stopped is ended by its daemon")
+                return rank, began, began
+            case "stop-rank":
+                with stopped(pid):
+                    time.sleep(kind.lasts_s)
+                return rank, began, time.monotonic()
+            case "kill-daemon":
+                os.kill(self._daemon(node), signal.SIGKILL)
+            case "kill-keeper":
+                self._cluster.nodes.pop(node).process.kill()
+                del trained.ranks[node]
+            case "silent-daemon":
+                self._silence(node, trained)
+                return node, began, began
+            case "stop-daemon":
+                with stopped(self._daemon(node)):
+                    time.sleep(kind.lasts_s)
+            case "stop-keeper":
+                with stopped(self._cluster.nodes[node].process.pid):
+                    time.sleep(kind.lasts_s)
+            case "cut-link" | "corrupt-link" | "slow-link" | "delay-link" | "dead-link":
+                self._disturb(fault.kind, self._daemon(node), trained)
+            case "scale" | "drain" | "pause":
+                return Changes(self._cluster, trained).play(fault.kind, node)
+            case _ if kind.phase:
+                os.kill(pid, signal.SIGKILL)
+                self._lose(trained, node, pid)
+                return self._meet_newcomer(fault.kind, trained)
+            case _:
+                with self._service_fault(fault.kind):
+                    time.sleep(kind.lasts_s)
+                node = ""
+        return node, began, time.monotonic() if kind.lasts_s else began
+
+    def repair(self, fault: Fault, target: str, trained: Trained) -> None:
+        """Makes room again for those that have left."""
+        if fault.kind == "scale":
+            self._cluster.call(lambda client: client.scale(trained.job_id, trained.nodes))
+        elif fault.kind == "drain":
+            self._cluster.call(lambda client: client.undrain(target))
+
+    def _daemon(self, node: str) -> int:
+        return daemon_pid(self._cluster.nodes[node].process.pid)
+
+    def _meet_newcomer(self, kind: str, trained: Trained) -> tuple[str, float, float]:
+        """The next newcomer that comes so far meets its signal."""
+        number = signal.SIGKILL if kind.startswith("kill") else signal.SIGSTOP
+        sprung, trap = trained.folder / "sprung", trained.folder / f"trap-{KINDS[kind].phase}"
+        sprung.unlink(missing_ok=True)
+        trap.with_suffix(".new").write_text(str(int(number)))
+        trap.with_suffix(".new").rename(trap)
+        until(sprung.exists, f"a newcomer {KINDS[kind].phase}", NEWCOMER_S)
+        pid, at = map(int, sprung.read_text().split())
+        if kind == "stop-newcomer":
+            time.sleep(KINDS[kind].lasts_s)
+            os.kill(pid, signal.SIGCONT)
+        else:
+            until(lambda: not alive(pid), "a newcomer that was killed or stopped has ended")
+        return f"process {pid}", at / 1e9, time.monotonic()
+
+    def _lose(self, trained: Trained, node: str, pid: int) -> None:
+        trained.ranks[node].remove(pid)
+        if not trained.ranks[node]:
+            del trained.ranks[node]
+
+    def _silence(self, node: str, trained: Trained) -> None:
+        """A daemon that is stopped until the others go on without it, and wakes up: its ranks must end."""
+        service, out = self._cluster.nodes.pop(node), trained.ranks.pop(node)
+        with stopped(daemon_pid(service.process.pid)):
+            began = time.monotonic()  # steps before the stop don't count
+            until(lambda: self._goes_on(trained.pids(), began), "the others go on without a daemon that is stopped")
+        until(lambda: not any(alive(pid) for pid in out), "ranks of a daemon that was out have ended")
+        service.process.kill()
+
+    def _disturb(self, kind: str, pid: int, trained: Trained) -> None:
+        """Connections are made anew while somebody joins, so that there may be none at first."""
+        port, lasts_s = self._cluster.port, KINDS[kind].lasts_s
+        speed = SLOW_BYTES_PER_S if kind == "slow-link" else DEAD_BYTES_PER_S
+        deeds: dict[str, Callable[[], int]] = {
+            "cut-link": lambda: sockets.cut(pid, port),
+            "corrupt-link": lambda: sockets.corrupt(pid, port, GARBAGE),
+            "delay-link": lambda: sockets.delay(pid, port, DELAY_S, lasts_s),
+        }
+        deed = deeds.get(kind, lambda: sockets.pace(pid, port, speed))
+        until(lambda: deed() > 0, f"process {pid} has a connection to another host")
+        if kind == "slow-link":
+            time.sleep(lasts_s)
+            sockets.pace(pid, port, sockets.UNLIMITED)
+        elif kind == "dead-link":
+            generation = self._cluster.job(trained.job_id).generation
+            anew = "connections that carry nothing are made anew"
+            until(lambda: self._cluster.job(trained.job_id).generation > generation, anew)
+
+    @contextlib.contextmanager
+    def _service_fault(self, kind: str) -> Iterator[None]:
+        coordinators = self._cluster.coordinators
+        leader, database = coordinators.leader, coordinators.database
+        if kind in ("kill-coordinator", "kill-leader"):
+            leader.process.kill()
+            if kind == "kill-leader":
+                coordinators.move()
+            yield
+            coordinators.restart(leader)
+        elif kind in ("stop-coordinator", "stop-leader"):
+            with stopped(leader.process.pid):
+                if kind == "stop-leader":
+                    coordinators.move()
+                yield
+        elif kind == "lock-database":
+            with locked(coordinators.file):
+                yield
+        elif kind == "full-disk":
+            with filled(self._cluster.state):
+                yield
+        else:
+            assert database is not None
+            if kind == "kill-database":
+                database.kill()
+                yield
+                database.start()
+            else:
+                database.signal(signal.SIGSTOP)
+                try:
+                    yield
+                finally:
+                    database.signal(signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """The process is stopped while the context lasts."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def locked(database: Path) -> Iterator[None]:
+    """Nobody else can write into the SQLite database."""
+    with contextlib.closing(sqlite3.connect(database, timeout=10.0, isolation_level=None)) as connection:
+        connection.execute("BEGIN EXCLUSIVE")
+        try:
+            yield
+        finally:
+            connection.execute("ROLLBACK")
+
+
+@contextlib.contextmanager
+def filled(folder: Path) -> Iterator[None]:
+    """The disk of ``folder`` has no room."""
+    filler = folder / "filler"
+    try:
+        with filler.open("wb", buffering=0) as file:
+            for size in (1 << 16, 1 << 12, 1):
+                with contextlib.suppress(OSError):
+                    while file.write(b"x" * size):
+                        pass
+        yield
+    finally:
+        filler.unlink(missing_ok=True)
+
+
+def alive(pid: int) -> bool:
+    """Whether there is such a process that has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def until(condition: Callable[[], bool], what: str, within_s: float = TO_NOTICE_S) -> None:
+    """Waits. Raises ServiceError if that takes too long."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise ServiceError(f"Not within {within_s:g} s: {what}. [BG003]")
+        time.sleep(0.05)
