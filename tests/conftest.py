@@ -27,10 +27,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests/rig, and helpers of one 
 
 from rig import shares
 from rig.ports import free_port
-from rig.postgres import as_postgres, binaries
+from rig.system.postgres import as_postgres, binaries
 
 if TYPE_CHECKING:
-    from rig.pool import Pools
+    from rig.ranks.pool import Pools
 
 # For all that tests start: on a machine with more busy processes than cores, threads of OpenMP that wait for each other
 # cost more than they bring. The daemon's own setting has a test of its own (unit/node/test_node_launch.py).
@@ -109,7 +109,7 @@ def short_folder() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def pools() -> Iterator[Pools]:
     """Ranks that stay, for tests whose functions take milliseconds: ``pools([0, 1]).run(function, argument=...)``."""
-    from rig.pool import Pools  # imports torch
+    from rig.ranks.pool import Pools  # imports torch
 
     made = Pools()
     yield made

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rig import kubelet, kubernetes
+from rig.clusters import kubelet, kubernetes
 
 from bagua.bench import emulation
 

@@ -21,7 +21,7 @@ from contract.algorithms.general import CHECKS
 from contract.algorithms.harness import Runner, check_reference
 from contract.algorithms.mistakes import MISTAKES
 from contract.algorithms.subjects import problem_with, registered_names
-from rig.placing import environment
+from rig.ranks.placing import environment
 
 CASES = load_cases()
 pytestmark = pytest.mark.timeout(1600)  # the first test of a world waits for all its jobs

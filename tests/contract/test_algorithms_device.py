@@ -13,7 +13,7 @@ import pytest
 from contract.algorithms import load_cases
 from contract.algorithms.harness import Runner, check_reference
 from contract.algorithms.subjects import registered_names
-from rig.placing import ROUTES, environment
+from rig.ranks.placing import ROUTES, environment
 
 WORLD = "2 hosts x 2"
 pytestmark = [

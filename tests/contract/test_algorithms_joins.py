@@ -19,8 +19,8 @@ from contract.algorithms import load_cases
 from contract.algorithms.case import Case, Simulation, World, flat, seeded
 from contract.algorithms.harness import selected
 from contract.algorithms.rank_side import compare_replicas, one_step
-from rig.engine_hosts import make_ranks
 from rig.files import await_file
+from rig.ranks.engine_hosts import make_ranks
 
 import bagua.torch_api as bagua
 

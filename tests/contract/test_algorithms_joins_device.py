@@ -10,7 +10,7 @@ import shutil
 import pytest
 import torch
 from contract.test_algorithms_joins import ANEW, BECOMES, CASES, check, train
-from rig.placing import environment
+from rig.ranks.placing import environment
 
 WORLD = "2 hosts x 1, then 1 and 2"
 FEEDBACK = ("onebit", "topk", "int4")

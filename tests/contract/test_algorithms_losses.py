@@ -26,9 +26,9 @@ from contract.algorithms.case import WORLDS, Case, Simulation, flat, mlp, seeded
 from contract.algorithms.harness import selected
 from contract.algorithms.rank_side import compare_replicas, one_step
 from contract.algorithms.subjects import Subject, one_bit_adam, q_adam, subject_of, zero_one_adam
-from rig.engine_hosts import make_ranks
-from rig.faults import VARIABLE, Fault, kill_self
-from rig.placing import placed
+from rig.ranks.engine_hosts import make_ranks
+from rig.ranks.faults import VARIABLE, Fault, kill_self
+from rig.ranks.placing import placed
 
 import bagua.torch_api as bagua
 from bagua import algorithms

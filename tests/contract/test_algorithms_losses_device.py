@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from contract.test_algorithms_losses import ASYNCHRONOUS, EXACT, KILLS, train
-from rig.placing import environment
+from rig.ranks.placing import environment
 
 pytestmark = [
     pytest.mark.timeout(600),

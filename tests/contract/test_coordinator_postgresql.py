@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
-from rig.desk import clocks
+from rig.coordinator.desk import clocks
 
 from bagua.base.errors import UnavailableError
 from bagua.daemon.coordinator.rules.domain import Change, Event, HostRecord, JobRecord, JobState, NodeRecord

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from rig.desk import Desk, Time, at_work, clocks
+from rig.coordinator.desk import Desk, Time, at_work, clocks
 
 from bagua.base.errors import ConflictError, NotFoundError
 from bagua.daemon.coordinator.rules.decide import apply, decide

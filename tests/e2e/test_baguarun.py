@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from rig import pages
+from rig.clusters.sshd import Sshd
+from rig.docs import pages
 from rig.limits import SOON_S
 from rig.ports import free_port
-from rig.sshd import Sshd
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Sandbox

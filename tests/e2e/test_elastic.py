@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from rig.elastic import CLOSED, PROGRAM
 from rig.limits import SOON_S
+from rig.ranks.elastic import CLOSED, PROGRAM
 
 from bagua.base.daemon_process import daemon_pid
 

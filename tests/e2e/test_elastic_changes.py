@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from rig.elastic import PROGRAM
 from rig.limits import SOON_S
+from rig.ranks.elastic import PROGRAM
 
 from bagua.base.daemon_process import daemon_pid
 

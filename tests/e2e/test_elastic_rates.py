@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from rig import pages
+from rig.docs import pages
 from rig.limits import SOON_S
 
 if TYPE_CHECKING:

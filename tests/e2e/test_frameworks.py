@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from e2e.conftest import PATIENT_S, Finished, Sandbox
-from rig import pages
+from rig.docs import pages
 from rig.limits import SOON_S
 
 LIGHTNING = "bagua.examples.lightning_digits"

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from rig import leaks, pages
+from rig import leaks
+from rig.clusters.sshd import Sshd
+from rig.docs import pages
 from rig.limits import SOON_S
-from rig.sshd import Sshd
 
 from bagua.hosts import remote
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rig import kubelet, kubernetes
-from rig.kubernetes_neighbours import NEIGHBOURS
-from rig.operators import JOBS, MANIFESTS, Operated
+from rig.clusters import kubelet, kubernetes
+from rig.clusters.kubernetes_neighbours import NEIGHBOURS
+from rig.clusters.operators import JOBS, MANIFESTS, Operated
 
 from bagua.enroll.certificates import Authority, key_pem, new_key
 

@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from rig import kubelet, kubernetes, pages
+from rig.clusters import kubelet, kubernetes
+from rig.clusters.operators import MANIFESTS, Operated
+from rig.docs import pages
 from rig.limits import SOON_S
-from rig.operators import MANIFESTS, Operated
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Sandbox

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from rig import pages
+from rig.docs import pages
 from rig.limits import SOON_S
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from rig import pages
+from rig.docs import pages
 
 from bagua.base import net_plugin
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
-from rig import pages
-from rig.elastic import PROGRAM
+from rig.docs import pages
+from rig.ranks.elastic import PROGRAM
 
 from bagua.base.trace_context import parse
 

@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rig import pages, throwaway
+from rig.docs import pages
 from rig.limits import SOON_S
-from rig.throwaway import Throwaway
+from rig.system import throwaway
+from rig.system.throwaway import Throwaway
 
 import bagua
 

@@ -21,9 +21,11 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 import yaml
-from rig import kubernetes, pages, throwaway
+from rig.clusters import kubernetes
+from rig.docs import pages
 from rig.limits import SOON_S
-from rig.throwaway import Throwaway
+from rig.system import throwaway
+from rig.system.throwaway import Throwaway
 
 from bagua.base.paths import cache_dir
 

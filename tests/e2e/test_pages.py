@@ -1,7 +1,8 @@
 """The commands of the pages for operators, as they stand there: each page is played on a host of its own, in order.
 
-The host is a network namespace with the addresses and ports that the pages name, and a home folder. ``rig/pages.py``
-says which blocks are played. Tutorials and how-to pages are followed in the same way, with the files that they show.
+The host is a network namespace with the addresses and ports that the pages name, and a home folder.
+``rig/docs/pages.py`` says which blocks are played. Tutorials and how-to pages are followed in the same way, with the
+files that they show.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from rig import kubelet, kubernetes, other_users, page_scripts, pages
+from rig.clusters import kubelet, kubernetes
+from rig.clusters.sshd import Sshd
+from rig.docs import page_scripts, pages
 from rig.limits import SOON_S
-from rig.postgres import as_postgres, binaries
-from rig.sshd import Sshd
+from rig.system import other_users
+from rig.system.postgres import as_postgres, binaries
 
 from bagua.base.paths import cache_dir
 

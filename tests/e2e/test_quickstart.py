@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from e2e.conftest import PATIENT_S
-from rig import pages
+from rig.docs import pages
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Sandbox

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 import torch
-from rig import forking
 from rig.limits import SOON_S
+from rig.ranks import forking
 from torch.distributed import TCPStore
 
 import bagua.torch_api as bagua

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from rig import leaks, pages
-from rig.elastic import PROGRAM
+from rig import leaks
+from rig.clusters.slurm import NODES, Slurm, slurm
+from rig.clusters.sshd import Sshd
+from rig.docs import pages
 from rig.limits import SOON_S
-from rig.slurm import NODES, Slurm, slurm
-from rig.sshd import Sshd
+from rig.ranks.elastic import PROGRAM
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Finished, Sandbox

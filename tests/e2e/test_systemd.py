@@ -19,8 +19,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from rig import booted, pages, service_filter
-from rig.sshd import find_sshd
+from rig.clusters.sshd import find_sshd
+from rig.docs import pages
+from rig.system import booted, service_filter
 
 from bagua.base.daemon_process import daemon_pid
 from bagua.base.paths import cache_dir

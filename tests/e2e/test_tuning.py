@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from rig import page_scripts
+from rig.docs import page_scripts
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Service

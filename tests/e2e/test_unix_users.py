@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from rig import other_users
-from rig.elastic import PROGRAM
+from rig.ranks.elastic import PROGRAM
+from rig.system import other_users
 
 import bagua.csrc.build as builder
 from bagua.base.daemon_process import daemon_pid

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rig.engine_hosts import make_ranks
-from rig.placing import environment
+from rig.ranks.engine_hosts import make_ranks
+from rig.ranks.placing import environment
 
 import bagua.csrc
 from bagua.base.net_plugin import variables

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rig.engine_hosts import Ranks, make_ranks
-from rig.placing import environment
+from rig.ranks.engine_hosts import Ranks, make_ranks
+from rig.ranks.placing import environment
 
 from gpu import machine, training_rank
 from gpu.engine_run import over_bagua_net

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from rig.placing import environment as environment_of
+from rig.ranks.placing import environment as environment_of
 
 from gpu.common import run_beside
 from gpu.findings import Findings, section

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rig.engine_hosts import make_ranks
-from rig.placing import environment
+from rig.ranks.engine_hosts import make_ranks
+from rig.ranks.placing import environment
 
 from gpu import regroup_rank
 from gpu.common import median

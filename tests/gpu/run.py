@@ -40,7 +40,7 @@ BUILDS = {
     "c10d": "from bagua.c10d import native; print(native.load())",
 }
 STAND_INS = {
-    "fakes": "from rig.placing import environment; print(environment('fake'))",
+    "fakes": "from rig.ranks.placing import environment; print(environment('fake'))",
     "kernels for the CPU": "from gpu.kernel_card import emulated_library; print(emulated_library())",
 }
 """A rehearsal's: CUDA, NCCL and kernels for ranks, and the kernels' own source over an emulated device."""

@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from rig.engine_hosts import make_ranks
-from rig.placing import environment
+from rig.ranks.engine_hosts import make_ranks
+from rig.ranks.placing import environment
 
 from gpu import torch_group_rank
 from gpu.common import KEPT, free_port

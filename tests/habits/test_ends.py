@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from habits.case import mlp
-from rig.engine_hosts import make_ranks
+from rig.ranks.engine_hosts import make_ranks
 from torch.nn.parallel import DistributedDataParallel
 
 import bagua.c10d  # before torch 2.5 nothing else would register it

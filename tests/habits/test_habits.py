@@ -10,7 +10,7 @@ from habits.case import HABITS, Found, load_habits
 from habits.failing import FAILING
 from habits.rank_side import run_habit
 from habits.ways import ELASTIC, EQUAL, HOSTS, NEAR, ORACLE, RARE, WAYS
-from rig.pool import Pools
+from rig.ranks.pool import Pools
 
 RANKS = [0, 1]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from habits.case import Plain, batch_of, mlp
-from rig.engine_hosts import make_ranks
+from rig.ranks.engine_hosts import make_ranks
 from torch import Tensor
 
 import bagua.torch_api as bagua

@@ -1,4 +1,4 @@
-"""Ranks that stay (rig/pool.py): one function after the other, and others after one that ended badly."""
+"""Ranks that stay (rig/ranks/pool.py): one function after the other, and others after one that ended badly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from rig.pool import Pool
+from rig.ranks.pool import Pool
 
 import bagua.torch_api as bagua
 

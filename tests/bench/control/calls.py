@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rig.fleet import TRIVIAL, FleetProcess
+from rig.coordinator.fleet import TRIVIAL, FleetProcess
 
 from bagua.base.security import call_metadata
 from bagua.client import Client

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from rig.fleet import TRIVIAL
-from rig.old_jobs import count_jobs, insert_old_jobs
+from rig.coordinator.fleet import TRIVIAL
+from rig.coordinator.old_jobs import count_jobs, insert_old_jobs
 
 from .calls import spec, submit_latency
 from .report import Row, bar, console

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from rig.fleet import TRIVIAL, FleetProcess
+from rig.coordinator.fleet import TRIVIAL, FleetProcess
 
 from .calls import SUBMITTING, finished, spec, submit_latency, submit_many, until_ended
 from .report import RATE, Row

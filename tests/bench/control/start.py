@@ -117,8 +117,8 @@ def daemon(coordinator: Coordinator, state: Path) -> Iterator[None]:
 def on_kubernetes(way: Way) -> Iterator[Start]:
     """The API server, controllers and kubelet of the tests, and the operator, which is there before jobs come. Its
     coordinators always have TLS and a token."""
-    from rig import kubelet, kubernetes
-    from rig.operators import JOBS, Operated
+    from rig.clusters import kubelet, kubernetes
+    from rig.clusters.operators import JOBS, Operated
 
     if reason := kubernetes.missing() or kubelet.missing():
         raise SystemExit(f"--operator: {reason}")

@@ -13,7 +13,7 @@ from types import TracebackType
 
 import grpc
 import psutil
-from rig.fleet import FleetProcess
+from rig.coordinator.fleet import FleetProcess
 
 from bagua.base.paths import write_private
 from bagua.base.rpc import CHANNEL_OPTIONS

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from rig.placing import on_host, placed
+from rig.ranks.placing import on_host, placed
 from torch import Tensor, nn
 
 Loss = Callable[[nn.Module, int, int], Tensor]

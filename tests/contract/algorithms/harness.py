@@ -13,7 +13,7 @@ import pytest
 import torch
 from contract.algorithms import load_cases, rank_side
 from contract.algorithms.case import WORLDS, Case, Simulation, flat
-from rig.engine_hosts import make_ranks
+from rig.ranks.engine_hosts import make_ranks
 
 DEADLINE_S = 1500.0  # ranks end hangs themselves, job by job
 UNTIL = float(os.environ.get("BAGUA_TEST_UNTIL", "inf"))

@@ -21,7 +21,7 @@ from contract.algorithms.case import Case, flat, seeded, volume_loss, volume_mod
 from contract.algorithms.general import CHECKS
 from contract.algorithms.mistakes import MISTAKES
 from contract.algorithms.subjects import subject_of
-from rig.placing import on_host
+from rig.ranks.placing import on_host
 
 import bagua.torch_api as bagua
 from bagua.base.replica_check import VARIABLE

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from rig import engine_hosts
 from rig.backends import implementation  # noqa: F401 - a fixture
-from rig.engine_hosts import Ranks
+from rig.ranks import engine_hosts
+from rig.ranks.engine_hosts import Ranks
 
 sys.path.insert(0, str(Path(__file__).parent))  # for torch_suite, which ranks run too
 

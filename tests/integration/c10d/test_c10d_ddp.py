@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from rig.engine_hosts import Ranks
+from rig.ranks.engine_hosts import Ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from rig.engine_hosts import Ranks
+from rig.ranks.engine_hosts import Ranks
 
 CALLS = 1000
 WAIT_S = 200.0

@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from rig.engine_hosts import Ranks
-from rig.scenarios import check_passed
+from rig.ranks.engine_hosts import Ranks
+from rig.ranks.scenarios import check_passed
 
 MOVED = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16, torch.int32,

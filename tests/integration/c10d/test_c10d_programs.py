@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from rig import backends
-from rig.scenarios import check_passed
+from rig.ranks.scenarios import check_passed
 
 sys.path.insert(0, str(Path(__file__).parent))
 

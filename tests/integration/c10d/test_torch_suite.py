@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from rig.engine_hosts import Ranks
+from rig.ranks.engine_hosts import Ranks
 from torch_suite import RANKS, outcome_of, run_suite
 
 pytest.importorskip("expecttest", reason="torch's suite needs expecttest")

@@ -153,7 +153,7 @@ def main(names: list[str]) -> int:
     import tempfile
 
     sys.path.insert(0, str(Path(__file__).parents[2]))
-    from rig.engine_hosts import make_ranks
+    from rig.ranks.engine_hosts import make_ranks
 
     backend = "gloo" if "--gloo" in names else "bagua"
     left = [name for name in names if name != "--gloo"] or all_names()

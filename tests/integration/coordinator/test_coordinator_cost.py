@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from rig.fleet import TRIVIAL, FleetProcess
+from rig.coordinator.fleet import TRIVIAL, FleetProcess
 
 from bagua.client import Client
 from bagua.proto import common_pb2

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from rig import pages
+from rig.docs import pages
 from rig.limits import SOON_S
 
 from bagua.daemon.coordinator.rules.domain import Event, JobRecord

@@ -16,7 +16,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from rig.prometheus import check_metrics, families_in
+from rig.system.prometheus import check_metrics, families_in
 
 from bagua.base.errors import ConfigError, UnauthenticatedError, UnavailableError
 from bagua.base.security import call_metadata

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
-from rig.dashboards import SCRIPT, ReportingJob
+from rig.coordinator.dashboards import SCRIPT, ReportingJob
 
 from bagua.base.errors import NotFoundError
 from bagua.base.security import TlsFiles

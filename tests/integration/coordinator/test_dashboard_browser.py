@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import playwright.sync_api as playwright
 import pytest
-from rig.dashboards import SCRIPT, ReportingJob
+from rig.coordinator.dashboards import SCRIPT, ReportingJob
 
 from .conftest import CoordinatorProcess, Peer
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
-from rig.fleet import FleetProcess
-from rig.old_jobs import insert_old_jobs
+from rig.coordinator.fleet import FleetProcess
+from rig.coordinator.old_jobs import insert_old_jobs
 
 from bagua.proto import common_pb2 as c
 

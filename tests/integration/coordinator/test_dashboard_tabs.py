@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
-from rig.dashboards import SCRIPT, ReportingJob
+from rig.coordinator.dashboards import SCRIPT, ReportingJob
 
 from bagua.dashboard import app, feed
 from bagua.dashboard.access import Access

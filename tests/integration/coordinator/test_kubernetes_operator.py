@@ -16,7 +16,7 @@ from .conftest import PATIENT
 for part in ("kmock", "kopf", "lightkube"):
     pytest.importorskip(part, reason=f"the operator's tests need {part}")
 
-from rig.kubernetes_mock import JOBS, PODS, Operator  # noqa: E402
+from rig.clusters.kubernetes_mock import JOBS, PODS, Operator  # noqa: E402
 
 ELASTIC = {"image": "b:1", "replicas": 2, "elastic": {"maxReplicas": 4}, "run": {"script": "t.py"}}
 SECRETS = "/api/v1/namespaces/n/secrets"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from rig.dashboards import SCRIPT, ReportingJob
+from rig.coordinator.dashboards import SCRIPT, ReportingJob
 from textual.widgets import Button, DataTable, RichLog, Static
 
 from bagua.dashboard.top import Confirm, JobScreen, Top

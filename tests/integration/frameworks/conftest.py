@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rig import engine_hosts
 from rig.backends import implementation  # noqa: F401 - a fixture
-from rig.engine_hosts import Ranks
+from rig.ranks import engine_hosts
+from rig.ranks.engine_hosts import Ranks
 
 DEADLINE_S = 240.0
 

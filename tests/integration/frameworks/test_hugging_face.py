@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from rig.scenarios import check_passed
+from rig.ranks.scenarios import check_passed
 from torch import distributed
 
 from bagua.base.errors import ConfigError

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 import torch
-from rig import page_parts
-from rig.scenarios import check_passed
+from rig.docs import page_parts
+from rig.ranks.scenarios import check_passed
 from torch import distributed, nn
 
 import bagua.torch_api as bagua

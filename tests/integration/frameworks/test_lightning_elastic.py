@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 from integration.frameworks.conftest import DEADLINE_S, ranks_with
-from rig.engine_hosts import Ranks
 from rig.files import await_file
+from rig.ranks.engine_hosts import Ranks
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 

@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from rig import backends, forking, pages
+from rig import backends
+from rig.docs import pages
+from rig.ranks import forking
 from torch import distributed
 
 import bagua.torch_api as bagua

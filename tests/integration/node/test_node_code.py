@@ -7,7 +7,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from rig.elastic import PROGRAM
+from rig.ranks.elastic import PROGRAM
 
 from bagua.base.code_archive import PIECE_BYTES
 from bagua.client import pack

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from rig.elastic import PROGRAM
+from rig.ranks.elastic import PROGRAM
 
 from bagua.proto import common_pb2, node_pb2
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from rig.limits import SOON_S
-from rig.prometheus import check_metrics, families_in
+from rig.system.prometheus import check_metrics, families_in
 
 from bagua.base import parent_socket
 from bagua.daemon.coordinator.admin.certs import make_certificates

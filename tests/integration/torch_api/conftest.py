@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from rig import engine_hosts
-from rig.engine_hosts import Ranks
+from rig.ranks import engine_hosts
+from rig.ranks.engine_hosts import Ranks
 
 
 @pytest.fixture(scope="session")

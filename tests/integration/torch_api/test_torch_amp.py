@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from rig import placing
+from rig.ranks import placing
 from torch import nn
 
 import bagua.torch_api as bagua

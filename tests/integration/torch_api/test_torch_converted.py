@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from rig.engine_hosts import Ranks
 from rig.ports import free_port
+from rig.ranks.engine_hosts import Ranks
 
 from bagua.convert import convert
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from rig import fake_device, placing
+from rig.ranks import fake_device, placing
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from rig.engine_hosts import Ranks
 from rig.files import await_file
+from rig.ranks.engine_hosts import Ranks
 from torch import distributed as dist
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from compat_scenarios.decentralized import DecentralizedImpl
 from compat_scenarios.own_algorithm import Reified, start
 from compat_scenarios.support import loss
-from rig.faults import VARIABLE, Fault, kill_self
+from rig.ranks.faults import VARIABLE, Fault, kill_self
 from training_scenarios.support import seeded, sgd, wide_mlp, wide_square, wrap
 
 STEPS = 5

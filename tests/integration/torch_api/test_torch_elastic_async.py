@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from rig.engine_hosts import Ranks
-from rig.faults import kill_self, start_beside
 from rig.files import await_file
+from rig.ranks.engine_hosts import Ranks
+from rig.ranks.faults import kill_self, start_beside
 from torch import nn
 
 import bagua.torch_api as bagua

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from rig.engine_hosts import Ranks
-from rig.faults import VARIABLE, Fault, start_beside
+from rig.ranks.engine_hosts import Ranks
+from rig.ranks.faults import VARIABLE, Fault, start_beside
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import bagua.torch_api as bagua

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from rig import fake_device, placing
-from rig.engine_hosts import Ranks
-from rig.faults import VARIABLE, kill_self
+from rig.ranks import fake_device, placing
+from rig.ranks.engine_hosts import Ranks
+from rig.ranks.faults import VARIABLE, kill_self
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from rig.engine_hosts import Ranks
-from rig.faults import kill_self
+from rig.ranks.engine_hosts import Ranks
+from rig.ranks.faults import kill_self
 
 import bagua.torch_api as bagua
 from bagua.torch_api.join.session import current

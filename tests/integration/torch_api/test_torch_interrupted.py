@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from rig.engine_hosts import Ranks
 from rig.files import await_file
+from rig.ranks.engine_hosts import Ranks
 
 import bagua.torch_api as bagua
 from bagua.base.errors import CommunicationError

@@ -15,10 +15,10 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from rig.engine_hosts import Ranks
-from rig.faults import VARIABLE, Fault
 from rig.files import await_file
-from rig.recutting import Alternating
+from rig.ranks.engine_hosts import Ranks
+from rig.ranks.faults import VARIABLE, Fault
+from rig.ranks.recutting import Alternating
 from torch import nn
 from torch.utils.data import TensorDataset
 

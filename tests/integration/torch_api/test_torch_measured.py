@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import torch
-from rig.engine_hosts import Ranks
 from rig.files import await_file
+from rig.ranks.engine_hosts import Ranks
 from torch.utils.data import DataLoader
 
 import bagua.torch_api as bagua

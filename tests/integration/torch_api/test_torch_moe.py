@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from rig import placing
+from rig.ranks import placing
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -1,4 +1,4 @@
-"""Parts of programs on pages, on forked ranks: each block runs to its end (``rig/page_parts.py``)."""
+"""Parts of programs on pages, on forked ranks: each block runs to its end (``rig/docs/page_parts.py``)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rig import page_parts, pages
+from rig.docs import page_parts, pages
 
 import bagua.torch_api as bagua
 from bagua.torch_api.join.environment import find_free_network_port

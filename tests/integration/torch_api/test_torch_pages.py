@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rig import pages
+from rig.docs import pages
 
 
 def rank_program(folder: str, file: str, arguments: list[str]) -> None:

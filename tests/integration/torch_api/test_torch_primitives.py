@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from rig.placing import device
+from rig.ranks.placing import device
 
 import bagua.torch_api as bagua
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from rig.engine_hosts import Ranks
+from rig.ranks.engine_hosts import Ranks
 from torch import nn
 
 import bagua.torch_api as bagua

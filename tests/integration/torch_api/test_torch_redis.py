@@ -17,8 +17,8 @@ import torch
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from rig import pages
-from rig.engine_hosts import Ranks
+from rig.docs import pages
+from rig.ranks.engine_hosts import Ranks
 
 import bagua.torch_api as bagua
 from bagua.base.errors import ConfigError

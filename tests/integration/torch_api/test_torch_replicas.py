@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from rig.engine_hosts import Ranks
-from rig.faults import kill_self
-from rig.pool import Pools
+from rig.ranks.engine_hosts import Ranks
+from rig.ranks.faults import kill_self
+from rig.ranks.pool import Pools
 from torch import nn
 
 import bagua.torch_api as bagua

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from rig.engine_hosts import Ranks, make_ranks
 from rig.limits import SOON_S
+from rig.ranks.engine_hosts import Ranks, make_ranks
 
 import bagua.torch_api as bagua
 from bagua.torch_api.join.session import current

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from rig import placing
-from rig.faults import kill_self
+from rig.ranks import placing
+from rig.ranks.faults import kill_self
 from torch import nn
 
 import bagua.torch_api as bagua

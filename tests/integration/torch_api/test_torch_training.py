@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rig.scenarios import check_passed, outputs_of, run_scenarios
+from rig.ranks.scenarios import check_passed, outputs_of, run_scenarios
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from rig.engine_hosts import Ranks
-from rig.faults import kill_self
-from rig.recutting import Alternating
+from rig.ranks.engine_hosts import Ranks
+from rig.ranks.faults import kill_self
+from rig.ranks.recutting import Alternating
 
 import bagua.torch_api as bagua
 from bagua.base.errors import ConfigError

@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from rig import forking
 from rig.limits import SOON_S
+from rig.ranks import forking
 
 CLUSTER = "bagua.daemon.ephemeral"
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
-from rig import code_blocks
+from rig.docs import code_blocks
 from typer.testing import CliRunner
 
 from bagua.base import errors

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from rig.elastic_job import OPTIONS, WALL, Cluster, killed, over
+from rig.coordinator.elastic_job import OPTIONS, WALL, Cluster, killed, over
 
 from bagua.base.errors import ConflictError, InvalidRequestError
 from bagua.daemon.coordinator.rounds import requests

@@ -6,7 +6,7 @@ import zlib
 from dataclasses import replace
 
 import pytest
-from rig.elastic_job import Cluster
+from rig.coordinator.elastic_job import Cluster
 
 from bagua.daemon.coordinator.streams.directives import Order, wish
 from bagua.daemon.node.job_specification import SpecificationError, parse_specification, unpack

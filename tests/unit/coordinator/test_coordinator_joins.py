@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rig.elastic_job import OPTIONS, WALL, Cluster, killed, over, waits
+from rig.coordinator.elastic_job import OPTIONS, WALL, Cluster, killed, over, waits
 
 from bagua.daemon.coordinator.rounds import requests
 from bagua.daemon.coordinator.rules.decide import decide

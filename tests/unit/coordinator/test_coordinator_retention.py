@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rig.desk import Desk, at_work
+from rig.coordinator.desk import Desk, at_work
 
 from bagua.base.retention import Keep
 from bagua.daemon.coordinator.rules.domain import Change, JobState

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from rig.elastic_job import OPTIONS, Cluster
+from rig.coordinator.elastic_job import OPTIONS, Cluster
 
 from bagua.daemon.coordinator.rules.domain import JobState, Phase, Plan
 from bagua.daemon.coordinator.rules.evidence import find

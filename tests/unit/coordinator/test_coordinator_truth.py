@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from rig.desk import Desk, Time, at_work
+from rig.coordinator.desk import Desk, Time, at_work
 
 from bagua.base.errors import NotFoundError, UnavailableError
 from bagua.daemon.coordinator.rounds.round_state import Stage

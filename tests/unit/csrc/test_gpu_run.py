@@ -24,7 +24,7 @@ from gpu import (
     tree,
 )
 from gpu.sections import SECTIONS, Section
-from rig import pages
+from rig.docs import pages
 
 TESTS = Path(__file__).resolve().parents[2]
 
@@ -90,7 +90,9 @@ def test_sections_need_no_package_that_a_lent_machine_lacks() -> None:
     code = f"{NOT_THERE}sys.path.insert(0, {str(TESTS)!r})\nimport importlib, pytest\n"
     for path in sorted((TESTS / "gpu").glob("*.py")):
         code += f"importlib.import_module('gpu.{path.stem}')\n"
-    code += "import rig.rank_main, rig.fork_server, contract.algorithms.rank_side\nfrom gpu import algorithms\n"
+    code += (
+        "import rig.ranks.rank_main, rig.ranks.fork_server, contract.algorithms.rank_side\nfrom gpu import algorithms\n"
+    )
     code += "for part in (*algorithms.parts_for('cuda'), *algorithms.stands_for('cuda')):\n"
     code += "    words = algorithms.command('cuda', part)[3:]\n"
     code += "    assert pytest.main([*words, '--collect-only', '-qq']) == 0\n"

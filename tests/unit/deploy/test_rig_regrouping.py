@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from rig.regrouping import Regrouper
+from rig.ranks.regrouping import Regrouper
 
 
 class Engine:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from rig import code_blocks, pages
-from rig.pages import Block
+from rig.docs import code_blocks, pages
+from rig.docs.pages import Block
 
 PAGE = "docs/page.md"
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from rig import pages
+from rig.docs import pages
 
 PAGE = """
 # Page
@@ -67,7 +67,7 @@ def test_blocks_are_found() -> None:
     assert (second.line, second.text, second.mark) == (22, "bagua top", "shown by") and not pages.unshown(second)
     assert (third.text, third.mark, third.reason) == ("srun train.py", "not run:", "needs a cluster")
     assert last.text == "bagua doctor"
-    assert pages.unshown(last) == "docs/page.md:29: no test runs this. Mark it as tests/rig/pages.py says"
+    assert pages.unshown(last) == "docs/page.md:29: no test runs this. Mark it as tests/rig/docs/pages.py says"
     gone = pages.Block("docs/page.md", 1, "", "shown by", "tests/unit/docs/test_docs_commands.py::test_of_yesterday")
     assert "there is no test" in pages.unshown(gone)
     here = f"tests/unit/docs/{Path(__file__).name}::test_blocks_are_found"

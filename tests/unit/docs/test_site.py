@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from rig.code_blocks import command_line
+from rig.docs.code_blocks import command_line
 
 from bagua.daemon.coordinator.admin.settings import Settings as CoordinatorSettings
 from bagua.daemon.coordinator.host import metrics as coordinator_metrics

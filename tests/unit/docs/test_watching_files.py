@@ -13,9 +13,9 @@ from types import ModuleType
 
 import pytest
 import yaml
-from rig import pages
+from rig.docs import pages
 from rig.limits import SOON_S
-from rig.prometheus import promtool
+from rig.system.prometheus import promtool
 
 from bagua.base.errors import UnavailableError
 from bagua.daemon.coordinator.host import metrics as coordinator_metrics

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from rig.recutting import Alternating
+from rig.ranks.recutting import Alternating
 from torch import nn
 from torch.distributed.algorithms.join import Join
 

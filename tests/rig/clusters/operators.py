@@ -17,9 +17,9 @@ from typing import Any
 
 import yaml
 
-from rig import kubelet, kubernetes
+from rig.clusters import kubelet, kubernetes
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 MANIFESTS = ROOT / "deploy" / "kubernetes"
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 JOBS = "/apis/bagua.dev/v1/namespaces/default/baguajobs"

@@ -32,7 +32,7 @@ def leave() -> None:
 
 atexit.register(leave)  # before all others are registered, so it runs after them
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # tests
+sys.path.insert(0, str(Path(__file__).parents[2]))  # tests
 
 import pytest  # noqa: F401 - what ranks import, and what torch imports late
 import torch
@@ -41,7 +41,7 @@ import torch.distributed
 import torch.distributed.checkpoint
 
 import bagua.torch_api.algorithms  # noqa: F401
-from rig import rank_main
+from rig.ranks import rank_main
 
 MOST_BYTES = 1 << 20
 

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from rig.clusters.sshd import PLACES
 from rig.limits import SOON_S
 from rig.ports import free_ports
-from rig.sshd import PLACES
 
 PREFIX = "BAGUA_TEST_SLURM"
 """A command that runs programs where those of Slurm are, with this file system, such as ``ssh login``."""

@@ -42,7 +42,7 @@ def prepare() -> None:
     """In a rank, before anything else."""
     device = os.environ.get(VARIABLE, "cpu")
     if device == "fake":
-        from rig import fake_device
+        from rig.ranks import fake_device
 
         # As if each host were a machine of its own, with a GPU for each rank.
         os.environ["NCCL_HOSTID"] = os.environ["NODE_RANK"]

@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from rig.engine_hosts import RankProcess, Ranks
-from rig.pool_rank import rank_serve
+from rig.ranks.engine_hosts import RankProcess, Ranks
+from rig.ranks.pool_rank import rank_serve
 
 HANG_S = 120.0
 """After which a function hangs. They take milliseconds, and minutes beside much else with torch.compile."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
 README = {
     "python3 deploy/dev.py demo": "tests/e2e/test_examples.py::test_digits_on_two_nodes",
@@ -219,4 +219,4 @@ def unshown(block: Block) -> str:
     known = block.page in PARTS if block.is_part else name in (*PLAYED, *FOLLOWED, *TRAINED)
     if block.mark or known or is_shown_on_readme(block):
         return ""
-    return f"{block.where}: no test runs this. Mark it as tests/rig/pages.py says"
+    return f"{block.where}: no test runs this. Mark it as tests/rig/docs/pages.py says"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rig.faults import kill_self
+from rig.ranks.faults import kill_self
 
 
 class Alternating:

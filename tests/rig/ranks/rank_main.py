@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # tests
+sys.path.insert(0, str(Path(__file__).parents[2]))  # tests
 
-from rig import placing
+from rig.ranks import placing
 
 warnings.simplefilter("error")
 warnings.filterwarnings("ignore", category=FutureWarning)  # torch 2.4 warns of calls that it makes itself

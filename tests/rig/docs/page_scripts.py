@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rig import code_blocks, pages
+from rig.docs import code_blocks, pages
 
 BEGIN = """
 import itertools

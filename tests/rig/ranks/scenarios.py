@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import bagua.torch_api as bagua
-from rig.engine_hosts import Ranks
+from rig.ranks.engine_hosts import Ranks
 
 Layout = tuple[list[list[int]], str | None]
 """Ranks of every host, and BAGUA_DEFAULT_BUCKET_SIZE; None: the default."""

@@ -26,7 +26,7 @@ from typing import Any
 
 import httpx
 
-from rig.kubelet_server import KubeletServer
+from rig.clusters.kubelet_server import KubeletServer
 
 TICK_S = 0.1
 SECRETS_S = 1.0

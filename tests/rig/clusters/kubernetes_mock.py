@@ -28,7 +28,7 @@ from bagua.operator.adapter import make_registry
 from bagua.operator.cluster import Cluster
 from bagua.operator.controller import Controller
 from bagua.operator.settings import Settings
-from rig.fleet import Counts, Daemon, keep
+from rig.coordinator.fleet import Counts, Daemon, keep
 
 JOBS = "/apis/bagua.dev/v1/namespaces/n/baguajobs"
 PODS = "/api/v1/namespaces/n/pods"

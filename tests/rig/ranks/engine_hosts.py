@@ -28,9 +28,9 @@ import torch
 from bagua import csrc
 from bagua.proto import common_pb2, rank_pb2
 from bagua.proto.rank_pb2_grpc import RankServiceServicer, add_RankServiceServicer_to_server
-from rig import forking
 from rig.engines import open_engine, open_lobby
-from rig.regrouping import Regrouper
+from rig.ranks import forking
+from rig.ranks.regrouping import Regrouper
 
 STACKS_S = 1.0
 """For ranks to write down their stacks."""

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 import bagua.torch_api as bagua
 from bagua.base.errors import ConfigError
 from bagua.torch_api.algorithms import gradient_allreduce
-from rig import code_blocks, pages
+from rig.docs import code_blocks, pages
 
 SAMPLES, WIDTH = 24, 4
 

@@ -19,8 +19,8 @@ import yaml
 
 from bagua.base.errors import ConfigError
 from bagua.operator.job import KIND, parse
-from rig import pages
-from rig.pages import Block
+from rig.docs import pages
+from rig.docs.pages import Block
 
 PLAIN = ("text", "protobuf", "cpp", "dockerfile")
 """Languages of blocks that show something: output, pictures, parts of files."""

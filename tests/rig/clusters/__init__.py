@@ -1,0 +1,1 @@
+"""Kubernetes, Slurm and hosts behind sshd, each on this machine."""

@@ -1,0 +1,1 @@
+"""A coordinator without sockets, and nodes that tests script or simulate."""

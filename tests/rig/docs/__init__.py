@@ -1,0 +1,1 @@
+"""Blocks of code on pages: which test runs each, and checks that run nothing."""

@@ -1,0 +1,1 @@
+"""Ranks on real engines, as processes that start, stay and end."""

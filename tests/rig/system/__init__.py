@@ -1,0 +1,1 @@
+"""Programs, services and users of this machine's system."""
