@@ -25,7 +25,7 @@ from torch.utils.data import TensorDataset
 import bagua.torch_api as bagua
 from bagua import __version__ as VERSION
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
-from bagua.torch_api.comm.commit.ledger import retry as units_module
+from bagua.torch_api.comm.commit import retry as units_module
 from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.comm.enter_messages import Row, compare_versions
 from bagua.torch_api.comm.gather_bytes import gather_texts

@@ -21,7 +21,7 @@ import torch
 
 from bagua.torch_api import communication
 from bagua.torch_api.comm import admission, coalesced, state_copy
-from bagua.torch_api.comm.commit.ledger import retry, vote
+from bagua.torch_api.comm.commit import retry, vote
 from bagua.torch_api.cuda import connection, port
 from bagua.torch_api.train import agreement, optimizer_state
 from bagua.torch_api.train.bucket_layout import ModelBuckets
