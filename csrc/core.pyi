@@ -53,8 +53,6 @@ class Engine:
         # With at least 4 hosts: measure the bandwidths between them before the first operation and let rings go round
         # accordingly. Host 0's word counts. Sums of floats depend on the order.
         measure_ring: bool = True,
-        # Large chunks leave without a copy into the kernel; given up by itself for a stream where it copies anyway.
-        zero_copy: bool = False,
         # Which connections to other hosts are encrypted: "beyond loopback", "always" or "never". Both ends must come to
         # the same.
         encryption: str = "beyond loopback",
@@ -143,8 +141,7 @@ class Engine:
         """This host ends its part. Elastic jobs go on without it, at once; others are over. Thread-safe."""
     def stats(self) -> dict[str, int]:
         """bytes_local, bytes_sent, bytes_received, ops, frames_dropped, bad_connections, segment_bytes, comm_ns,
-        residual_bytes, zero_copy_bytes, zero_copy_off (streams that went back to copying), bytes_encrypted (of
-        bytes_sent), frames_refused (damaged or not authentic)."""
+        residual_bytes, bytes_encrypted (of bytes_sent), frames_refused (damaged or not authentic)."""
     def close(self) -> None:
         """Ends threads, closes sockets, unmaps memory. Idempotent; pending operations fail first."""
 

@@ -144,14 +144,6 @@ def node(
             envvar="BAGUA_RANK_LIMITS",
         ),
     ] = "core=0",
-    zero_copy: Annotated[
-        bool,
-        typer.Option(
-            help="Send large pieces to other hosts without a copy into the kernel (MSG_ZEROCOPY): less processor time "
-            "on fast networks. Given up for connections where the kernel copies anyway, and for encrypted ones.",
-            envvar="BAGUA_ZERO_COPY",
-        ),
-    ] = False,
     measure_ring: Annotated[
         bool,
         typer.Option(
@@ -195,7 +187,7 @@ def node(
             log_max_bytes=log_max_bytes,
             log_files=log_files,
             keep_logs=parse_keep(keep_logs, "--keep-logs"),
-            wire=WireSettings(zero_copy=zero_copy, measure_ring=measure_ring, plain_data=plain_data),
+            wire=WireSettings(measure_ring=measure_ring, plain_data=plain_data),
             pass_env=parse_patterns(pass_env or ()),
             drain_grace_s=drain_grace,
             run_as=RunAs(rank_dir, allow_root, parse_umask(rank_umask), parse_limits(rank_limits))

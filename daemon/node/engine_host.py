@@ -126,7 +126,6 @@ async def make_engine(
             tokens=tokens,
             job_key=spec.job_key,
             listen=join_address(data_host, 0),
-            zero_copy=wire.zero_copy,
             measure_ring=wire.measure_ring,
             encryption=wire.encryption,
             memory=memory,

@@ -51,8 +51,6 @@ _ENGINE = {  # what the engine calls it -> the metric
     "frames_dropped": _engine("dropped_frames_total", "Frames of another generation or communicator, dropped."),
     "bad_connections": _engine("refused_connections_total", "Connections refused or closed for what they sent."),
     "segment_bytes": _engine("segment_bytes", "Shared memory held for ranks."),
-    "zero_copy_bytes": _engine("zero_copy_bytes_total", "Of the bytes sent, those meant to leave without a copy."),
-    "zero_copy_off": _engine("zero_copy_fallbacks_total", "Connections on which that was given up."),
     "bytes_encrypted": _engine("encrypted_bytes_total", "Of the bytes sent, those on encrypted connections."),
     "frames_refused": _engine("refused_frames_total", "Frames that were damaged or not authentic."),
     "comm_ns": _engine("communication_seconds_total", "Time during which at least one operation ran."),

@@ -32,7 +32,6 @@ LOCK_S = 2.0
 class WireSettings:
     """How engines of this node talk to other hosts; see ``Engine`` in csrc/core.pyi."""
 
-    zero_copy: bool
     measure_ring: bool
     plain_data: bool
 

@@ -32,7 +32,7 @@ JOINED = [
     "mesh_balance mesh_ending mesh_fault mesh_seal mesh mesh_watch".split(),
     "base budget codec kernel low_rank ring_order seal socket spawn step_clock stream_count".split(),
     "communicators control engine host_api routes".split(),
-    "channel collective lifeline meeting transfer zero_copy".split(),
+    "channel collective lifeline meeting transfer".split(),
 ]
 """Suites that are compiled together; names without linkage differ between them. Others are compiled by themselves."""
 ALWAYS = {"plain": [], "asan": SUITES, "tsan": TSAN}

@@ -28,8 +28,6 @@ py::dict counters_dict(const Counters& counters) {
   values["segment_bytes"] = counters.segment_bytes.load();
   values["comm_ns"] = counters.comm_ns.load();
   values["residual_bytes"] = counters.residual_bytes.load();
-  values["zero_copy_bytes"] = counters.zero_copy_bytes.load();
-  values["zero_copy_off"] = counters.zero_copy_off.load();
   values["bytes_encrypted"] = counters.bytes_encrypted.load();
   values["frames_refused"] = counters.frames_refused.load();
   return values;
@@ -58,8 +56,8 @@ std::unique_ptr<Engine> make_engine(std::string job_id, uint64_t generation, int
                                     const std::map<int, py::bytes>& tokens, const std::string& job_key,
                                     std::string listen, int streams, int64_t chunk_bytes, int threads,
                                     double connect_timeout_s, uint64_t memory_limit, double peer_timeout_s,
-                                    bool measure_ring, bool zero_copy, const std::string& encryption, Members members,
-                                    bool elastic, bool newcomers, int memory, int64_t rank_uid) {
+                                    bool measure_ring, const std::string& encryption, Members members, bool elastic,
+                                    bool newcomers, int memory, int64_t rank_uid) {
   EngineOptions options;
   options.credentials.job_id = std::move(job_id);
   Membership membership{generation, host_index, std::move(hosts), std::move(members).value_or(std::vector<int>()),
@@ -79,7 +77,6 @@ std::unique_ptr<Engine> make_engine(std::string job_id, uint64_t generation, int
   options.chunk_bytes = static_cast<size_t>(chunk_bytes);
   options.threads = threads;
   options.memory_limit = memory_limit;
-  options.zero_copy = zero_copy;
   options.connect_timeout_ns = std::max<int64_t>(0, seconds(connect_timeout_s));
   options.peer_timeout_ns = std::max<int64_t>(kNsPerMs, seconds(peer_timeout_s));
   options.measure_ring = measure_ring;
@@ -159,9 +156,8 @@ void bind_engine(py::module_* module) {
            py::arg("hosts"), py::arg("data_socket"), py::arg("tokens"), py::arg("job_key"), py::arg("listen"),
            py::arg("streams") = 4, py::arg("chunk_bytes") = 524288, py::arg("threads") = 0,
            py::arg("connect_timeout_s") = 30.0, py::arg("memory_limit") = 0, py::arg("peer_timeout_s") = 30.0,
-           py::arg("measure_ring") = true, py::arg("zero_copy") = false, py::arg("encryption") = "beyond loopback",
-           py::arg("members") = Members(), py::arg("elastic") = false, py::arg("newcomers") = false,
-           py::arg("memory") = -1, py::arg("rank_uid") = -1)
+           py::arg("measure_ring") = true, py::arg("encryption") = "beyond loopback", py::arg("members") = Members(),
+           py::arg("elastic") = false, py::arg("newcomers") = false, py::arg("memory") = -1, py::arg("rank_uid") = -1)
       .def("open_lobby", &open_lobby, py::kw_only(), py::arg("members"), py::arg("tokens"))
       .def("plan", &plan, py::kw_only(), py::arg("generation"), py::arg("host_index") = 0,
            py::arg("hosts") = std::vector<std::vector<int>>{}, py::arg("members") = Members(),

@@ -36,7 +36,7 @@
 namespace bagua {
 
 // Both ends compare it when they meet. Change it with any change of this file, of protocol.h or of the wire formats.
-constexpr uint32_t kLayoutVersion = 14;
+constexpr uint32_t kLayoutVersion = 15;
 
 // Meaning of count, src and dst. n is the size of the communicator, "at root" the rank whose index equals `root`.
 //   kBarrier        nothing
@@ -168,8 +168,6 @@ struct Counters {
   std::atomic<uint64_t> segment_bytes;    // tensor memory handed out now
   std::atomic<uint64_t> comm_ns;          // time during which at least one operation was running
   std::atomic<uint64_t> residual_bytes;   // memory of error feedback held now
-  std::atomic<uint64_t> zero_copy_bytes;  // of bytes_sent, those that were to leave without a copy
-  std::atomic<uint64_t> zero_copy_off;    // streams that went back to copying
   std::atomic<uint64_t> bytes_encrypted;  // of bytes_sent, those on encrypted connections
   std::atomic<uint64_t> frames_refused;   // damaged or not authentic: the first of them fails the job
 };

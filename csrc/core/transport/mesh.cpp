@@ -1,7 +1,5 @@
 #include "transport/mesh.h"
 
-#include <sys/socket.h>
-
 #include <algorithm>
 #include <atomic>
 #include <iterator>
@@ -39,7 +37,6 @@ struct Mesh::Impl {
   // Waits for events and handles them. Returns false if wake() was called.
   bool wait(int64_t deadline_ns);
   void on_event(Stream* stream, uint32_t events);
-  bool is_error(Stream* stream, uint32_t events);
   int64_t next_deadline(int64_t deadline_ns) const;
   // Handles streams that have ended since the last call.
   void settle();
@@ -70,20 +67,7 @@ bool Mesh::Impl::check_peer(int peer, size_t bytes, size_t limit, const char* wh
   return true;
 }
 
-// True if EPOLLERR may mean a broken connection. A socket's error queue raises it, too, as long as it is not empty. For
-// a broken connection epoll also reports EPOLLHUP.
-bool Mesh::Impl::is_error(Stream* stream, uint32_t events) {
-  if ((events & EPOLLERR) == 0) return false;
-  if (!stream->zero_copy.enabled()) return true;
-  if (outbox.reap(stream) || (events & (EPOLLRDHUP | EPOLLHUP)) != 0) return false;
-  if (!stream->parked) return true;  // Intake::read() will find out
-  int error = 0;
-  socklen_t length = sizeof error;
-  return ::getsockopt(stream->socket.fd(), SOL_SOCKET, SO_ERROR, &error, &length) != 0 || error != 0;
-}
-
 void Mesh::Impl::on_event(Stream* stream, uint32_t events) {
-  if (!is_error(stream, events)) events &= ~uint32_t{EPOLLERR};
   if ((events & EPOLLOUT) != 0) outbox.on_writable(stream);
   if ((events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) == 0 || !stream->registered) return;
   stream->reader.readable();
@@ -120,7 +104,6 @@ bool Mesh::Impl::wait(int64_t deadline_ns) {
 
 void Mesh::Impl::settle() {
   ending.settle();
-  outbox.reap_lost();
   losses.settle();
 }
 
@@ -236,8 +219,6 @@ Mesh::Counters Mesh::counters() const {
   result.bytes_encrypted = now(totals.bytes_encrypted);
   result.frames_refused = now(totals.frames_refused);
   result.frames_dropped = now(totals.frames_dropped);
-  result.zero_copy_bytes = now(totals.zero_copy_bytes);
-  result.zero_copy_off = now(totals.zero_copy_off);
   return result;
 }
 
@@ -257,18 +238,14 @@ struct Sends {
   int64_t since_ns = 0;  // when the oldest was queued
 };
 
-// Counts messages to a peer that are queued, partly written, or still read by the kernel.
+// Counts messages to a peer that are queued or partly written.
 Sends outstanding_sends(const Peer& peer, int64_t now) {
   Sends sends{peer.data.size() + peer.control.size(), now};
   for (const auto* queue : {&peer.control, &peer.data}) {
     if (!queue->empty()) sends.since_ns = std::min(sends.since_ns, queue->front().since_ns);
   }
   for (const auto& stream : peer.streams) {
-    if (stream == nullptr) continue;
-    const ZeroCopyLedger& unsent = stream->zero_copy.ledger();
-    sends.count += unsent.held();
-    if (unsent.held() > 0) sends.since_ns = std::min(sends.since_ns, unsent.oldest_ns());
-    if (!stream->writer.busy()) continue;
+    if (stream == nullptr || !stream->writer.busy()) continue;
     ++sends.count;
     sends.since_ns = std::min(sends.since_ns, stream->writer.current().since_ns);
   }

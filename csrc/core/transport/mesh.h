@@ -31,7 +31,6 @@
 #include "base/status.h"
 #include "transport/connection.h"
 #include "transport/stream_count.h"
-#include "transport/zero_copy.h"
 
 namespace bagua {
 
@@ -55,13 +54,12 @@ struct MeshOptions {
   uint64_t spare_operation = UINT64_MAX;
   // Name of host `peer` in errors and descriptions; empty: "host 1".
   std::function<std::string(int peer)> name = {};
-  ZeroCopyMode zero_copy = ZeroCopyMode::kOff;  // of large chunks, on plain data streams; see transport/zero_copy.h
 };
 
 class Mesh {
  public:
   enum class Event : uint8_t {
-    kSent,      // the kernel has finished reading the payload: its memory may be reused
+    kSent,      // the kernel has a copy of the payload: its memory may be reused
     kReceived,  // the payload of a receive is complete and its checksum is right
     kControl,   // a control message arrived: see `control`
   };
@@ -76,8 +74,6 @@ class Mesh {
     uint64_t bytes_encrypted = 0;                 // of bytes_sent
     uint64_t frames_dropped = 0;                  // of another generation or communicator
     uint64_t frames_refused = 0;                  // damaged or not authentic; the first ends the mesh
-    uint64_t zero_copy_bytes = 0;                 // of bytes_sent: sent with MSG_ZEROCOPY
-    uint64_t zero_copy_off = 0;                   // streams that have returned to copying
   };
 
   static constexpr int kMaxStreams = 64;

@@ -66,10 +66,6 @@ void Connections::add(int peer_index, int index, Connection connection) {
   if (!slot->lane) {
     --missing_;
     ++peer.attached;
-    const bool asked = options.zero_copy != ZeroCopyMode::kOff;
-    if (asked && (slot->encrypted || !slot->zero_copy.enable(slot->socket.fd(), options.zero_copy))) {
-      mesh::add(&shared_->totals.zero_copy_off, 1);
-    }
   }
   slot->ended = shared_->retired && !slot->lane;
   if (slot->ended) return;

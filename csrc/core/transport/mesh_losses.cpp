@@ -51,22 +51,18 @@ void Losses::settle() {
 }
 
 void Losses::settle(Peer* peer) {
-  bool held = false;     // a frame has arrived and waits for its recv()
-  bool coming = false;   // more may still arrive
-  bool unread = false;   // unread bytes can be read at once
-  bool pending = false;  // the kernel still reads a payload of ours
+  bool held = false;    // a frame has arrived and waits for its recv()
+  bool coming = false;  // more may still arrive
+  bool unread = false;  // unread bytes can be read at once
   for (const auto& stream : peer->streams) {
-    if (stream == nullptr) continue;
-    pending = pending || stream->zero_copy.ledger().outstanding();
-    if (stream->ended) continue;
+    if (stream == nullptr || stream->ended) continue;
     unread = unread || stream->queued;
     held = held || stream->parked;
     coming = coming || !stream->parked;
   }
-  const bool ended = !unread && ((!coming && !pending) || now_ns() >= deadline(*peer));
+  const bool ended = !unread && (!coming || now_ns() >= deadline(*peer));
   if (peer->let_go) peer->control.clear();  // the peer has left
-  const bool missed = pending || wanted(*peer);
-  peer->settled = ended && (held || peer->let_go) && !missed;
+  peer->settled = ended && (held || peer->let_go) && !wanted(*peer);
   if (ended && !peer->settled) shared_->fail(peer->lost, shared_->index_of(*peer));
 }
 

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <utility>
-#include <vector>
 
 #include "base/clock.h"
 #include "base/text.h"
@@ -140,19 +139,14 @@ void Outbox::flush(Peer* peer, Stream* stream) {
   Totals& totals = shared_->totals;
   uint64_t sent = 0;
   int problem = 0;
-  ZeroCopy& zero_copy = stream->zero_copy;
-  const bool was_on = zero_copy.on();
-  const uint64_t bytes_before = zero_copy.bytes();
-  const StreamWriter::Progress progress = stream->writer.flush(stream->socket.fd(), &zero_copy, &sent, &problem);
-  add(&totals.zero_copy_bytes, zero_copy.bytes() - bytes_before);
-  if (was_on && !zero_copy.on()) add(&totals.zero_copy_off, 1);
+  const StreamWriter::Progress progress = stream->writer.flush(stream->socket.fd(), &sent, &problem);
   stream->written += sent;
   add(&totals.bytes_sent, sent);
   if (stream->encrypted) add(&totals.bytes_encrypted, sent);
   switch (progress) {
     case StreamWriter::Progress::kDone: {
       const Outgoing& message = stream->writer.current();
-      if (message.type == FrameType::kData && !zero_copy.hold(message.cookie, message.since_ns)) {
+      if (message.type == FrameType::kData) {
         shared_->done.push_back({Mesh::Event::kSent, stream->peer, message.cookie, {}});
       }
       break;
@@ -165,26 +159,6 @@ void Outbox::flush(Peer* peer, Stream* stream) {
       stream->write_broken = true;
       if (peer->lost_ns < 0) losses_->lose(stream, "the connection broke: " + errno_text(problem));
       break;
-  }
-}
-
-bool Outbox::reap(Stream* stream) {
-  ZeroCopy& zero_copy = stream->zero_copy;
-  if (shared_->retired || !zero_copy.enabled()) return false;
-  const bool was_on = zero_copy.on();
-  std::vector<uint64_t> cookies;
-  const bool any = zero_copy.reap(stream->socket.fd(), &cookies);
-  if (was_on && !zero_copy.on()) add(&shared_->totals.zero_copy_off, 1);
-  for (const uint64_t cookie : cookies) shared_->done.push_back({Mesh::Event::kSent, stream->peer, cookie, {}});
-  return any;
-}
-
-void Outbox::reap_lost() {
-  for (Peer& peer : shared_->peers) {
-    if (peer.lost_ns < 0) continue;
-    for (const auto& stream : peer.streams) {
-      if (stream != nullptr) reap(stream.get());
-    }
   }
 }
 

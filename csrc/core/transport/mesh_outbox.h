@@ -25,10 +25,6 @@ class Outbox {
   bool has_more() const { return pump_again_; }
   // The socket of `stream` has room again.
   void on_writable(Stream* stream);
-  // Reads the kernel's notifications of payloads that were sent without a copy. False: there were none.
-  bool reap(Stream* stream);
-  // The same for all streams of lost peers: epoll may not report these any more.
-  void reap_lost();
 
  private:
   void flush(Peer* peer, Stream* stream);

@@ -29,7 +29,6 @@ namespace bagua::mesh {
 struct Totals {
   std::atomic<uint64_t> bytes_sent{0}, bytes_received{0}, bytes_encrypted{0};
   std::atomic<uint64_t> frames_dropped{0}, frames_refused{0};
-  std::atomic<uint64_t> zero_copy_bytes{0}, zero_copy_off{0};
 };
 
 inline void add(std::atomic<uint64_t>* total, uint64_t more) {

@@ -14,7 +14,6 @@
 #include "transport/stream.h"
 #include "transport/stream_count.h"
 #include "transport/stream_rate.h"
-#include "transport/zero_copy.h"
 
 namespace bagua::mesh {
 
@@ -60,7 +59,6 @@ struct Stream {
   StreamRate rate;
   StreamReader reader;
   StreamWriter writer;
-  ZeroCopy zero_copy;
 
   // epoll does not watch it, so reads go on until the socket is empty.
   bool eager() const { return !registered; }

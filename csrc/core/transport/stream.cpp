@@ -51,26 +51,21 @@ void StreamWriter::start(Outgoing message, uint64_t generation, uint32_t comm) {
 }
 
 // Makes one system call and returns as send(2) does.
-ssize_t StreamWriter::write_some(int fd, ZeroCopy* zero_copy) {
+ssize_t StreamWriter::write_some(int fd) {
   const size_t offset = done_ > sizeof header_ ? done_ - sizeof header_ : 0;
-  // The header is always sent with a copy, because the next message reuses its memory.
-  const bool apart = message_.type == FrameType::kData && zero_copy->wants(message_.bytes);
-  if (apart && done_ >= sizeof header_) {
-    return zero_copy->send(fd, static_cast<const char*>(message_.data) + offset, message_.bytes - offset);
-  }
   iovec parts[2];
   size_t count = 0;
   if (done_ < sizeof header_) {
     parts[count++] = {reinterpret_cast<char*>(&header_) + done_, sizeof header_ - done_};
   }
-  if (!apart && offset < message_.bytes) {
+  if (offset < message_.bytes) {
     char* payload = const_cast<char*>(static_cast<const char*>(message_.data));  // iovec has no const
     parts[count++] = {payload + offset, message_.bytes - offset};
   }
   msghdr message{};
   message.msg_iov = parts;
   message.msg_iovlen = count;
-  return ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT | (apart ? MSG_MORE : 0));
+  return ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 // Seals the next piece of the message. Returns false if libcrypto failed.
@@ -109,9 +104,9 @@ ssize_t StreamWriter::write_sealed(int fd) {
   return put;
 }
 
-StreamWriter::Progress StreamWriter::flush(int fd, ZeroCopy* zero_copy, uint64_t* sent, int* error) {
+StreamWriter::Progress StreamWriter::flush(int fd, uint64_t* sent, int* error) {
   while (done_ < wire_bytes_) {
-    const ssize_t put = sealer_ != nullptr ? write_sealed(fd) : write_some(fd, zero_copy);
+    const ssize_t put = sealer_ != nullptr ? write_sealed(fd) : write_some(fd);
     if (put < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return Progress::kBlocked;

@@ -12,7 +12,6 @@
 
 #include "transport/frame.h"
 #include "transport/seal.h"
-#include "transport/zero_copy.h"
 
 namespace bagua {
 
@@ -39,9 +38,8 @@ class StreamWriter {
   size_t rest() const { return busy_ ? wire_bytes_ - done_ : 0; }  // bytes still to be written
   // Takes a message. Must not be busy.
   void start(Outgoing message, uint64_t generation, uint32_t comm);
-  // Writes until the message is out or the socket is full. Adds to `sent`. kBroken: `error` is the errno value. If
-  // `zero_copy` wants the chunk, the kernel may read its payload even after kDone (see ZeroCopy::hold()).
-  Progress flush(int fd, ZeroCopy* zero_copy, uint64_t* sent, int* error);
+  // Writes until the message is out or the socket is full. Adds to `sent`. kBroken: `error` is the errno value.
+  Progress flush(int fd, uint64_t* sent, int* error);
 
  private:
   bool busy_ = false;
@@ -59,7 +57,7 @@ class StreamWriter {
   size_t staged_end_ = 0;    // 0: nothing of this message is sealed
   size_t sealed_ = 0;        // bytes of the payload
 
-  ssize_t write_some(int fd, ZeroCopy* zero_copy);
+  ssize_t write_some(int fd);
   ssize_t write_sealed(int fd);
   bool stage();
 };

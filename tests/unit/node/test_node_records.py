@@ -89,7 +89,7 @@ def test_what_could_not_be_written_is_owed_the_newest_of_each_job(tmp_path):
 
 
 def settings(state, node_id=""):
-    wire = WireSettings(zero_copy=False, measure_ring=True, plain_data=False)
+    wire = WireSettings(measure_ring=True, plain_data=False)
     return Settings(
         "h:1", "n", node_id, 1, "127.0.0.1", state, state / "token", None, None, None, None, 1 << 20, 3, wire
     )

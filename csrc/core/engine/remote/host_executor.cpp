@@ -23,7 +23,6 @@ MeshOptions mesh_options(GenerationState* state, const Communicator* comm) {
   mesh.lanes = true;
   mesh.name = [state, comm](int peer) { return host_text(state->membership(), *comm, peer); };
   for (const int host : comm->job_hosts()) mesh.verdicts.push_back(state->stream_verdict(host));
-  mesh.zero_copy = options.zero_copy ? ZeroCopyMode::kAuto : ZeroCopyMode::kOff;
   // Ranks of another host may make a communicator much later than ours do. If that host dies, the world's mesh tells.
   mesh.connect_timeout_ns = comm->id() == 0 ? options.connect_timeout_ns : kNever;
   mesh.silence_timeout_ns = options.peer_timeout_ns;

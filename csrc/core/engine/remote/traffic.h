@@ -26,8 +26,6 @@ class TrafficCount {
     add(&counters_->bytes_encrypted, now.bytes_encrypted, counted_.bytes_encrypted);
     add(&counters_->frames_refused, now.frames_refused, counted_.frames_refused);
     add(&counters_->frames_dropped, now.frames_dropped, counted_.frames_dropped);
-    add(&counters_->zero_copy_bytes, now.zero_copy_bytes, counted_.zero_copy_bytes);
-    add(&counters_->zero_copy_off, now.zero_copy_off, counted_.zero_copy_off);
     counted_ = now;
   }
 

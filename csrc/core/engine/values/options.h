@@ -24,7 +24,6 @@ struct EngineOptions {
   int streams = 4;
   size_t chunk_bytes = 512 * 1024;
   int threads = 0;
-  bool zero_copy = false;     // large chunks leave without a copy into the kernel; see transport/zero_copy.h
   uint64_t memory_limit = 0;  // bytes of tensor memory; 0: none but the host's
   int64_t connect_timeout_ns = 30'000'000'000;
   int64_t peer_timeout_ns = 30'000'000'000;  // silence of a host that is waited for; see transport/mesh.h
