@@ -11,9 +11,7 @@ import sqlalchemy as sa
 from bagua.base.errors import ConflictError, InvalidRequestError, NotFoundError
 from bagua.daemon.coordinator.rules.domain import Change, JobRecord, JobState
 from bagua.daemon.coordinator.rules.translate import checked_spec
-from bagua.daemon.coordinator.store.database import open_engine
 from bagua.daemon.coordinator.store.listing import Listing, page
-from bagua.daemon.coordinator.store.migrations.upgrade import upgrade
 from bagua.daemon.coordinator.store.store import Store
 from bagua.proto import common_pb2
 
@@ -98,31 +96,3 @@ def test_pages_of_values():
     assert page(values, str, 2, "b") == (["c"], "")
     assert page(values, str, 3, "") == (["a", "b", "c"], "")
     assert page(values, str, 0, "c") == ([], "")
-
-
-def test_a_database_of_the_first_schema_keeps_its_jobs(database_url: str):
-    engine = sa.create_engine(database_url)
-    with engine.begin() as connection:
-        upgrade(connection, "0001")
-        columns = {
-            **dict.fromkeys(("reason", "master_addr"), ""),
-            **dict.fromkeys(("started_at", "stopping_at", "finished_at", "lease_expires_at"), 0.0),
-            **dict.fromkeys(("generation", "master_port", "last_event", "revision"), 1),
-            **{"name": "large", "spec": LARGE.SerializeToString(), "state": 1, "job_key": b"k"},
-        }
-        jobs = sa.table("jobs", *(sa.column(name) for name in ("job_id", "created_at", *columns)))
-        rows = [{"job_id": f"job-{number:03}", "created_at": float(number), **columns} for number in range(101)]
-        connection.execute(sa.insert(jobs), rows)
-        events = sa.table(
-            "events", *(sa.column(name) for name in ("job_id", "seq", "time", "kind", "reason", "generation"))
-        )
-        connection.execute(sa.insert(events).values(("job-007", 1, 1.0, "submitted", "", 0)))
-    engine.dispose()
-    store = Store(open_engine(database_url))
-    found, _ = Listing(store).jobs([], 1000, "")
-    assert len(found) == 101 and {common_pb2.JobSpec.FromString(job.brief).entry for job in found} == {"t.py"}
-    with store.transaction() as tx:
-        job = tx.job("job-007")
-        assert job is not None and common_pb2.JobSpec.FromString(job.spec.wire) == LARGE
-        assert len(tx.events("job-007", 0, 10)) == 1
-    store.close()

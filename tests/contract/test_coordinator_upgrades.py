@@ -1,64 +1,96 @@
-"""Databases of every version so far, made by the coordinators of those versions, come to the newest schema.
-
-``schemas/NNNN.sql`` is a dump of SQLite with four jobs: one has ended, one was cancelled, one runs on two nodes, one
-waits. A new schema version gets a dump of its own when it is released.
-"""
+"""Schemas of other versions: an older one of 1.x comes to the newest, one of a development version is refused."""
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
+import os
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
-from bagua.daemon.coordinator.admin.backup import restore
-from bagua.daemon.coordinator.admin.check import check_database
-from bagua.daemon.coordinator.rules.domain import JobState
-from bagua.daemon.coordinator.store.database import open_engine
+from bagua.base.errors import ConfigError
+from bagua.daemon.coordinator.admin import backup, check
+from bagua.daemon.coordinator.rules.domain import Event, JobRecord
+from bagua.daemon.coordinator.rules.translate import checked_spec
+from bagua.daemon.coordinator.store import database, migrations
+from bagua.daemon.coordinator.store.database import open_engine, read_only_url
 from bagua.daemon.coordinator.store.migrations import HEAD, KNOWN
+from bagua.daemon.coordinator.store.migrations import upgrade as running
 from bagua.daemon.coordinator.store.store import Store
+from bagua.proto import common_pb2
 
-DUMPS = {path.stem: path for path in sorted((Path(__file__).parent / "schemas").glob("*.sql"))}
-TOKENS = {"0008": {"ann": "", "host-7": "", "eve": ""}}
-"""Accounts of the dumps, and their Unix users."""
-RELEASED = "0003"
-"""Of bagua 0.1.0."""
+NEXT = """
+import sqlalchemy as sa
+from alembic import op
 
-
-def load(dump: Path, file: Path) -> Path:
-    with closing(sqlite3.connect(file)) as database:
-        database.executescript(dump.read_text())
-    return file
+revision, down_revision, branch_labels, depends_on = "9000", "{head}", None, None
 
 
-def test_versions_that_were_released_have_a_dump():
-    assert RELEASED in DUMPS and set(DUMPS) <= set(KNOWN)
+def upgrade():
+    op.add_column("jobs", sa.Column("extra", sa.Integer, nullable=False, server_default="7"))
+"""
 
 
-@pytest.mark.parametrize("version", DUMPS)
-def test_a_database_of_a_former_version_goes_on(version: str, database_url: str, tmp_path: Path):
-    """In place with SQLite; into PostgreSQL as a backup that is restored."""
-    if database_url.startswith("sqlite"):
-        load(DUMPS[version], tmp_path / "bagua.db")
-    else:
-        restore(load(DUMPS[version], tmp_path / "backup.db"), database_url)
-    store = Store(open_engine(database_url))
-    try:
-        with store.read() as tx:
-            live = {stored.job.spec.name: stored for stored in tx.stored(list(tx.live()))}
-            assert {name: stored.job.state for name, stored in live.items()} == {
-                "running": JobState.RUNNING,
-                "waiting": JobState.PENDING,
-            }
-            running = live["running"].job
-            assert [rank.rank for rank in running.ranks] == [0, 1, 2, 3] and all(rank.pid for rank in running.ranks)
-            assert len(tx.events(running.job_id, 0, 100)) == live["running"].last_event > 2
-            assert not any(stored.job.unix_user for stored in live.values())
-            assert {token.name: token.unix_user for token in tx.tokens()} == TOKENS.get(version, {})
-            assert {node.node_id: node.slots for node in tx.nodes()} == {"node-0000": 4, "node-0001": 4}
-    finally:
-        store.close()
-    report = check_database(database_url)
-    assert report.problems == () and report.schema == HEAD
-    assert report.jobs == {"PENDING": 1, "RUNNING": 1, "SUCCEEDED": 1, "CANCELLED": 1}
+def give_next_version(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """This version becomes one that has a migration more."""
+    folder.mkdir()
+    (folder / "v9000_next.py").write_text(NEXT.format(head=HEAD))
+    config = running.config
+    places = os.pathsep.join([f"{Path(migrations.__file__).parent / 'versions'}", str(folder)])
+
+    def with_next(connection: sa.Connection):
+        made = config(connection)
+        made.set_main_option("version_locations", places)
+        return made
+
+    monkeypatch.setattr(running, "config", with_next)
+    for module in (database, backup, check):
+        monkeypatch.setattr(module, "KNOWN", (*KNOWN, "9000"))
+        monkeypatch.setattr(module, "HEAD", "9000", raising=False)
+
+
+def with_a_job(url: str) -> None:
+    spec = checked_spec(common_pb2.JobSpec(name="name", entry="t.py", nnodes=1, nproc_per_node=2))
+    store = Store(open_engine(url))
+    with store.transaction() as tx:
+        job = JobRecord("job-1", spec, 1e9, submitted_clock=1.0, job_key=b"key")
+        tx.create_job(job, "key", "me", [Event("submitted", "as asked", 0, 1e9)])
+    store.close()
+
+
+def extra(url: str) -> list[tuple[str, int]]:
+    engine = open_engine(url)
+    with engine.connect() as connection:
+        found = [tuple(row) for row in connection.execute(sa.text("SELECT job_id, extra FROM jobs"))]
+    engine.dispose()
+    return found
+
+
+def test_a_database_of_a_former_version_goes_on(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """In place, and from a backup."""
+    with_a_job(database_url)
+    backup.back_up(database_url, tmp_path / "backup.db")
+    give_next_version(monkeypatch, tmp_path / "next")
+    assert "(this version has 9000: a start brings it there)" in check.check_database(database_url).line
+    assert extra(database_url) == [("job-1", 7)]
+    report = check.check_database(database_url)
+    assert report.problems == () and report.schema == "9000"
+    backup.restore(tmp_path / "backup.db", database_url, replace=True)
+    assert check.check_database(database_url).schema == "9000"
+    assert extra(database_url) == [("job-1", 7)]
+
+
+def test_a_database_of_a_development_version_is_refused_with_words(database_url: str, tmp_path: Path):
+    with_a_job(database_url)
+    backup.back_up(database_url, tmp_path / "backup.db")
+    for url in (database_url, f"sqlite:///{tmp_path / 'backup.db'}"):
+        engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+        with engine.begin() as connection:
+            connection.execute(sa.text("UPDATE alembic_version SET version_num = '0011'"))
+        engine.dispose()
+    with pytest.raises(ConfigError, match=r"has schema 0011, which a development version before 1\.0 made: .*move"):
+        open_engine(database_url)
+    with pytest.raises(ConfigError, match=r"schema 0011, .* a development version before 1\.0 made it\. Restore it"):
+        backup.restore(tmp_path / "backup.db", database_url, replace=True)
+    (problem,) = check.check_database(read_only_url(tmp_path / "backup.db")).problems
+    assert problem.endswith("a development version before 1.0 made it")

@@ -28,7 +28,7 @@ from bagua.daemon.coordinator.store.database import (
     revision_of,
     sqlite_url,
 )
-from bagua.daemon.coordinator.store.migrations import KNOWN
+from bagua.daemon.coordinator.store.migrations import KNOWN, maker
 from bagua.daemon.coordinator.store.migrations.upgrade import upgrade
 
 _ROWS = 100  # in memory at once: a piece of code has 256 KiB
@@ -80,8 +80,8 @@ def _checked(backup: Path) -> Report:
         raise ConfigError(f"{backup} is not a backup of a coordinator: it has no schema version. [BG818]")
     if report.schema not in KNOWN:
         raise ConfigError(
-            f"{backup} has schema {report.schema}, which bagua {bagua.__version__} does not know: a newer version made "
-            "it. Restore it with that version. [BG817]"
+            f"{backup} has schema {report.schema}, which bagua {bagua.__version__} does not know: "
+            f"{maker(report.schema)} made it. Restore it with that version. [BG817]"
         )
     if report.problems:
         raise ConfigError(f"{backup} is damaged and is not restored: {report.problems[0]} [BG818]")

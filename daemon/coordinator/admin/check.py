@@ -17,7 +17,7 @@ from bagua.daemon.coordinator.rules.domain import JobState, Phase
 from bagua.daemon.coordinator.store import models as m
 from bagua.daemon.coordinator.store.database import config_words, connect_engine, revision_of
 from bagua.daemon.coordinator.store.execution import READ_ONLY
-from bagua.daemon.coordinator.store.migrations import HEAD, KNOWN
+from bagua.daemon.coordinator.store.migrations import HEAD, KNOWN, maker
 from bagua.proto import common_pb2
 
 _MOST = 100  # problems that are told
@@ -83,7 +83,7 @@ def _snapshot(engine: sa.Engine) -> sa.Connection:
 def _unknown(revision: str) -> str:
     if not revision:
         return "there is no schema version: this is not a coordinator's database, or an empty one"
-    return f"schema {revision} is not known to bagua {bagua.__version__}: a newer version made it"
+    return f"schema {revision} is not known to bagua {bagua.__version__}: {maker(revision)} made it"
 
 
 def _storage(db: sa.Connection) -> Iterator[str]:

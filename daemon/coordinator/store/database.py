@@ -21,7 +21,7 @@ from bagua.base.errors import ConfigError, UnavailableError
 from bagua.daemon.coordinator.store import models
 from bagua.daemon.coordinator.store.database_errors import describe, shown_url
 from bagua.daemon.coordinator.store.execution import READ_ONLY
-from bagua.daemon.coordinator.store.migrations import HEAD, KNOWN
+from bagua.daemon.coordinator.store.migrations import HEAD, KNOWN, before_first
 
 _BUSY_TIMEOUT_MS = 10_000
 MIGRATION_LOCK = 0x6261677561  # any number of our own, for pg_advisory_lock
@@ -153,6 +153,12 @@ def ensure_schema(engine: sa.Engine, shown: str) -> None:
         revision = revision_of(connection)
         if revision == HEAD:
             return
+        if revision is not None and before_first(revision):
+            raise ConfigError(
+                f"The database {shown} has schema {revision}, which a development version before 1.0 made: no upgrade "
+                "leads from there. Let its jobs end with that version, then move the database away, or use another "
+                "database or state folder. Accounts and tuned settings begin anew. [BG817]"
+            )
         if revision is not None and revision not in KNOWN:
             raise ConfigError(
                 f"The database {shown} has schema {revision}, which bagua {bagua.__version__} does not know: a newer "
