@@ -44,6 +44,9 @@ _OPTIONS = [
     ("grpc.max_send_message_length", _MAX_MESSAGE),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    # The kernel of a coordinator that is stopped still acknowledges, which the line above takes for life. Without this
+    # one gRPC waits a minute for its answer: ranks would be ended while another coordinator leads.
+    ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),  # a new channel begins without the old one's backoff

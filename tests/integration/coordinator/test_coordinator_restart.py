@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sqlite3
 import threading
 import time
 
+import grpc
+import grpc.aio
 import pytest
 
 from bagua.base.errors import UnavailableError
+from bagua.base.security import call_metadata
 from bagua.client import Client
+from bagua.daemon.coordinator.admin.settings import Settings
+from bagua.daemon.node.session import Endpoint
 from bagua.proto import common_pb2 as c
 from bagua.proto import node_pb2 as n
+from bagua.proto.node_pb2_grpc import NodeServiceStub
 
 RUNNING = {"state": c.RANK_STATE_RUNNING, "pid": 77}
 DONE = {"state": c.RANK_STATE_EXITED, "pid": 77, "exited_at": 5.0}
@@ -238,6 +245,25 @@ def test_a_coordinator_that_was_replaced_meanwhile_is_refused(start, connect, un
         events = list(other.events(job.job_id))
         assert [event.kind for event in events].count("regrouped") == 1
         assert [event.seq for event in events] == list(range(1, len(events) + 1))
+
+
+@pytest.mark.full  # two pings of 10 s and 5 s
+async def test_a_daemon_leaves_a_coordinator_that_is_stopped_before_its_fence(coordinator):
+    """Another one may lead meanwhile, and the daemon's ranks would end for want of an acknowledgement."""
+    endpoint = Endpoint(coordinator.address, coordinator.token_file, None)
+    hello = n.Hello(node_id="a", hostname="a", address="127.0.0.1", slots=1, version="test", boot_id="boot-1")
+    async with endpoint.channel() as channel:
+        call = NodeServiceStub(channel).Session(metadata=call_metadata(coordinator.token))
+        await call.write(n.NodeFact(hello=hello))
+        assert (await call.read()).HasField("welcome")
+        coordinator.process.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(grpc.aio.AioRpcError):
+                async with asyncio.timeout(Settings().fence_after):
+                    while await call.read() is not grpc.aio.EOF:
+                        pass
+        finally:
+            coordinator.process.send_signal(signal.SIGCONT)
 
 
 USUAL = {
