@@ -1,4 +1,4 @@
-"""Maintenance beside a real coordinator, where something is wrong (e2e/test_pages.py: where all is well)."""
+"""Maintenance beside a real coordinator, where something is wrong (e2e/pages/test_pages.py: where all is well)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Programs of tutorials and other pages that readers follow, on forked ranks: each ends and says what its page says.
 
-``tests/e2e/test_pages.py`` follows whole pages, with ``bagua run`` and the commands around it.
+``tests/e2e/pages/test_pages.py`` follows whole pages, with ``bagua run`` and the commands around it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """An API server of kmock, and an operator on it, for machines without Kubernetes' programs.
 
 kmock keeps objects, and answers lists and watches. It checks nothing, knows no labels in lists, and has no controllers:
-``tests/e2e/test_kubernetes.py`` runs the operator on a real API server. ``Api`` adds server-side apply, writes of a
-whole status, and refusals.
+``tests/e2e/clusters/test_kubernetes.py`` runs the operator on a real API server. ``Api`` adds server-side apply, writes
+of a whole status, and refusals.
 """
 
 from __future__ import annotations

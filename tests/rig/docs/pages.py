@@ -1,7 +1,7 @@
 """Blocks of code on all pages, and which test shows those that are commands. ``code_blocks.py`` looks into them.
 
-A block without a mark is run as it stands by ``tests/e2e/test_pages.py``, in the order of the page. The others have a
-comment before them: ``<!-- run by tests/FILE.py::test_name -->`` where another test takes them from the page,
+A block without a mark is run as it stands by ``tests/e2e/pages/test_pages.py``, in the order of the page. The others
+have a comment before them: ``<!-- run by tests/FILE.py::test_name -->`` where another test takes them from the page,
 ``<!-- shown by tests/FILE.py::test_name -->`` where a test does the same in its own way, or
 ``<!-- not run: REASON -->`` where nothing here can.
 """
@@ -49,8 +49,8 @@ FOLLOWED = tuple(
         for path in (DOCS / folder).glob("*.md")
     )
 )
-"""Pages that a reader follows from the first line to the last, and so does ``tests/e2e/test_pages.py``. A block with a
-title is a file that the reader writes; cells of a notebook have the title ``cell``."""
+"""Pages that a reader follows from the first line to the last, and so does ``tests/e2e/pages/test_pages.py``. A block
+with a title is a file that the reader writes; cells of a notebook have the title ``cell``."""
 PARTS = (
     "CONTRIBUTING.md",
     "README.md",

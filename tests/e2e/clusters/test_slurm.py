@@ -26,7 +26,7 @@ from rig.ranks.elastic import PROGRAM
 if TYPE_CHECKING:
     from tests.e2e.conftest import Finished, Sandbox
 
-BATCH = Path(__file__).resolve().parents[2] / "deploy" / "slurm"
+BATCH = Path(__file__).resolve().parents[3] / "deploy" / "slurm"
 PAGE, TUTORIAL = "docs/slurm.md", "docs/tutorials/slurm.md"
 
 # Without torch, whose import costs two seconds of a core.
@@ -223,7 +223,7 @@ def test_slurm_run_starts_a_daemon_on_each_node(sandbox: Sandbox, cluster: Slurm
     sandbox.assert_all_gone(within=SOON_S)
 
 
-@pytest.mark.full  # e2e/test_hosts.py looks for it where ssh starts the daemons
+@pytest.mark.full  # e2e/clusters/test_hosts.py looks for it where ssh starts the daemons
 def test_a_secret_stays_in_memory(sandbox: Sandbox, cluster: Slurm) -> None:
     sandbox.script("hold.py", leaks.HOLD)
     secret = leaks.secret_file(sandbox.folder)
@@ -363,7 +363,7 @@ class Elastic:
         self.sandbox.assert_all_gone(within=SOON_S)
 
 
-@pytest.mark.full  # e2e/test_elastic.py has losses
+@pytest.mark.full  # e2e/elastic/test_elastic.py has losses
 def test_an_elastic_job_goes_on_without_a_node_that_is_lost(sandbox: Sandbox, own: Slurm) -> None:
     job = Elastic(sandbox, own)
     assert own.own is not None
@@ -372,7 +372,7 @@ def test_an_elastic_job_goes_on_without_a_node_that_is_lost(sandbox: Sandbox, ow
     job.ends_well()
 
 
-@pytest.mark.full  # e2e/test_elastic_changes.py has drains
+@pytest.mark.full  # e2e/elastic/test_elastic_changes.py has drains
 def test_an_elastic_job_leaves_a_node_that_is_drained(sandbox: Sandbox, own: Slurm) -> None:
     """Slurm's own drain lets jobs end there; a signal to the node's daemon makes them leave."""
     job = Elastic(sandbox, own)
@@ -403,7 +403,7 @@ def test_a_shell_on_the_first_node(sandbox: Sandbox, own: Slurm) -> None:
     job.ends_well()
 
 
-@pytest.mark.full  # e2e/test_elastic_changes.py scales jobs
+@pytest.mark.full  # e2e/elastic/test_elastic_changes.py scales jobs
 def test_an_elastic_job_is_scaled_while_it_runs(sandbox: Sandbox, own: Slurm) -> None:
     """On the first node, with the variable that the job's output names."""
     job = Elastic(sandbox, own)

@@ -16,7 +16,7 @@ from bagua.client import Client
 if TYPE_CHECKING:
     from tests.e2e.conftest import Sandbox, Service
 
-DOCS = Path(__file__).parents[2] / "docs" / "jobs.md"
+DOCS = Path(__file__).parents[3] / "docs" / "jobs.md"
 SCRIPT = "import os, sys\nfrom lib import word\nprint(word, os.environ['RANK'], sys.argv[1:], os.environ.get('A'))\n"
 
 

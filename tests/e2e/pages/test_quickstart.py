@@ -15,7 +15,7 @@ from rig.docs import pages
 if TYPE_CHECKING:
     from tests.e2e.conftest import Sandbox
 
-PAGE = (Path(__file__).parents[2] / "docs" / "quickstart.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "quickstart.md").read_text()
 SMALL = ("--steps", "3", "--width", "64")
 
 
