@@ -35,8 +35,8 @@ UNIT = ("torch", "optim", "data")
 SHORT = (["tests/integration/c10d"],)  # of the two groups, the one in C++ and some of the other one
 RUNS = (
     ["--full", *SHORT[0]],
-    [f"tests/integration/torch_api/test_torch_{name}.py" for name in API]
-    + [str(path) for name in UNIT for path in sorted((ROOT / "tests" / "unit").glob(f"test_{name}_*.py"))],
+    [str(path) for name in API for path in (ROOT / "tests" / "integration").rglob(f"test_torch_{name}.py")]
+    + [str(path) for name in UNIT for path in sorted((ROOT / "tests" / "unit").rglob(f"test_{name}_*.py"))],
 )
 
 

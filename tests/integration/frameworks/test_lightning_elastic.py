@@ -185,7 +185,7 @@ def test_a_newcomer_joins_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     assert results[2]["batches"] == EPOCHS * STEPS
 
 
-@pytest.mark.full  # integration/torch_api/test_torch_joins.py has more that differ
+@pytest.mark.full  # integration/torch_api/elastic/test_torch_joins.py has more that differ
 def test_one_that_differs_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     with ranks_with(tmp_path, PRELOAD) as ranks:
         fit(tmp_path, ranks, 2, {"4": "planned-2"}, {})

@@ -16,6 +16,7 @@ from rig.ranks.engine_hosts import Ranks
 from rig.ranks.faults import VARIABLE, kill_self
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import test_torch_elastic as losses
 import test_torch_elastic_async as averages

@@ -29,7 +29,7 @@ from bagua.torch_api.join.connection import Regrouped
 from bagua.torch_api.join.session import current
 from bagua.torch_api.join.torch_distributed import TorchGroup, connects_lazily
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from compat_scenarios.decentralized import DecentralizedImpl
 from compat_scenarios.own_algorithm import Reified, start

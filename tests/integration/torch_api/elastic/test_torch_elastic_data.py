@@ -22,7 +22,7 @@ from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.join.session import current
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from training_scenarios.support import seeded, sgd, wide_mlp, wrap
 

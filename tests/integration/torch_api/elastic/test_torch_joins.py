@@ -33,7 +33,7 @@ from bagua.torch_api.comm.state_holders import Standing
 from bagua.torch_api.compat.model import BaguaDistributedDataParallel
 from bagua.torch_api.join.session import Session, current
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from training_scenarios.support import seeded, sgd, wide_mlp, wide_square, wrap
 

@@ -15,7 +15,7 @@ import bagua.torch_api as bagua
 from bagua.torch_api.join.session import current
 from bagua.torch_api.train.sparse_gradients import SparseGradients
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from training_scenarios.sparse import Tables, sgd
 from training_scenarios.support import seeded, wrap

@@ -16,7 +16,7 @@ from rig.ranks.engine_hosts import Ranks, make_ranks
 import bagua.torch_api as bagua
 from bagua.torch_api.join.session import current
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from training_scenarios.support import mlp, seeded, sgd, square, wrap
 
