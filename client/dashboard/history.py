@@ -1,18 +1,18 @@
-"""The past of a job's figures, bounded: points of a chart, and a map of ranks over time. No clock, no locks."""
+"""The past of a job's figures, bounded: points for charts and for a map of ranks over time. No clock, no locks."""
 
 from __future__ import annotations
 
 import math
 import statistics
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 MAX_POINTS = 480
 MAX_SERIES = 12  # reported values that get a chart
 MAX_ROWS = 128  # of the map; with more ranks several share a row
 MAX_COLUMNS = 96
-COLUMN_S = 1.0  # width of a column at the beginning
 CARRIED_S = 8.0  # a rank that told nothing for so long has no cell
 POINT_S = 0.5  # points are not closer than that at the beginning
 SPEED_S = 2.0  # steps per second are counted over so long
@@ -60,87 +60,34 @@ class Straggler:
     median: float
 
 
+class Point(NamedTuple):
+    """``computes``: ms that each rank computes in a step, by rank; NaN where it is not known."""
+
+    time: float
+    values: dict[str, float]
+    computes: array[float]
+
+
 class Thinned:
-    """Points (time and values by name), in order. When there are too many, every second one goes, and later ones are
-    taken half as often: so the whole past stays visible. ``version`` changes when points went."""
+    """Points in the order of time. When there are too many, every second one goes, and later ones are taken half as
+    often: so the whole past stays visible. ``version`` changes when points went."""
 
     def __init__(self, most: int = MAX_POINTS, gap_s: float = POINT_S) -> None:
         self._most, self.gap_s = most, gap_s
-        self.points: list[tuple[float, dict[str, float]]] = []
+        self.points: list[Point] = []
         self.version = 0
 
-    def add(self, time: float, values: dict[str, float]) -> bool:
-        """False if it came too soon after the one before."""
-        if self.points and time - self.points[-1][0] < self.gap_s:
-            return False
-        self.points.append((time, values))
+    def due(self, time: float) -> bool:
+        """False if it is too soon after the last point."""
+        return not self.points or time - self.points[-1].time >= self.gap_s
+
+    def add(self, point: Point) -> None:
+        """Adds a point that is due."""
+        self.points.append(point)
         if len(self.points) > self._most:
             self.points = self.points[::2]
             self.gap_s *= 2
             self.version += 1
-        return True
-
-
-class RankMap:
-    """Mean value of each rank in each column of time. When there are too many columns two become one."""
-
-    def __init__(self, most: int = MAX_COLUMNS, width_s: float = COLUMN_S) -> None:
-        self._most, self.width_s = most, width_s
-        self._begin: float | None = None
-        self._columns: list[dict[int, tuple[float, int]]] = []  # rank -> (sum, count)
-        self.version = 0
-
-    def add(self, time: float, rank: int, value: float) -> None:
-        """A value that a rank had then."""
-        if self._begin is None:
-            self._begin = time
-        column = max(0, int((time - self._begin) / self.width_s))
-        while column >= self._most:
-            pairs = zip(self._columns[::2], [*self._columns[1::2], {}], strict=False)
-            self._columns = [_joined(left, right) for left, right in pairs]
-            self.width_s *= 2
-            self.version += 1
-            column = int((time - self._begin) / self.width_s)
-        while len(self._columns) <= column:
-            self._columns.append({})
-        total, count = self._columns[column].get(rank, (0.0, 0))
-        self._columns[column][rank] = total + value, count + 1
-
-    def document(self, ranks: int) -> dict[str, Any]:
-        """Rows by rank; a row of several ranks has the largest of their values. null: nobody told."""
-        each = max(1, -(-ranks // MAX_ROWS))
-        first = self._first()
-        rows = [self._row(row * each, each, first) for row in range(-(-ranks // each))]
-        begin = None if self._begin is None else self._begin + first * self.width_s
-        return {"begin": begin, "width": self.width_s, "ranks_in_row": each, "rows": rows}
-
-    def _first(self) -> int:
-        """The column with which most ranks begin: before somebody looked only one was known."""
-        most = max(map(len, self._columns), default=0)
-        return next((at for at, column in enumerate(self._columns) if 2 * len(column) >= most), 0)
-
-    def _row(self, rank: int, each: int, first: int) -> list[float | None]:
-        """A rank that told nothing for a moment was as before."""
-        row: list[float | None] = []
-        silent = 0
-        for column in self._columns[first:]:
-            value = self._cell(column, rank, each)
-            silent = silent + 1 if value is None else 0
-            row.append(row[-1] if value is None and row and silent * self.width_s <= CARRIED_S else value)
-        return row
-
-    @staticmethod
-    def _cell(column: dict[int, tuple[float, int]], first: int, each: int) -> float | None:
-        found = [column[rank] for rank in range(first, first + each) if rank in column]
-        return round(max(total / count for total, count in found), 3) if found else None
-
-
-def _joined(left: dict[int, tuple[float, int]], right: dict[int, tuple[float, int]]) -> dict[int, tuple[float, int]]:
-    found = dict(left)
-    for rank, (total, count) in right.items():
-        before = found.get(rank, (0.0, 0))
-        found[rank] = before[0] + total, before[1] + count
-    return found
 
 
 @dataclass
@@ -155,7 +102,6 @@ class History:
     """All of one job. ``take`` reports in the order of their coming; ``forget_ranks`` in each new generation."""
 
     points: Thinned = field(default_factory=Thinned)
-    ranks: RankMap = field(default_factory=RankMap)
     latest: dict[int, Report] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)  # of reported values, in the order of their coming
     version: int = 0  # of anything
@@ -176,13 +122,14 @@ class History:
         key = not report.own, report.rank
         self._lead = key if self._lead is None else min(self._lead, key)
         if report.shares is not None:
-            self.ranks.add(report.time, report.rank, report.shares.compute)
             before = self._computes.get(report.rank, report.shares.compute)
             self._computes[report.rank] = before + SMOOTHING * (report.shares.compute - before)
         self._count_bytes(report)
         if self._lead[1] == report.rank:
             self._count_steps(report)
-            self.points.add(report.time, self._values(report))
+            values = self._values(report)
+            if self.points.due(report.time):
+                self.points.add(Point(report.time, values, self._computes_at(report.time)))
 
     def forget_ranks(self) -> None:
         """Ranks have other numbers from now on."""
@@ -248,18 +195,48 @@ class History:
             values["between"] = sum(between for _, between in self._rates.values())
         return values
 
+    def _computes_at(self, time: float) -> array[float]:
+        """A rank that told nothing for a moment is as before."""
+        found = array("f", [math.nan]) * (max(self.latest) + 1)
+        for rank, report in self.latest.items():
+            if report.shares is not None and time - report.time <= CARRIED_S:
+                found[rank] = report.shares.compute
+        return found
+
     # ---- documents
 
     def chart_document(self, since: float = float("-inf")) -> dict[str, Any]:
         """Points after ``since``, by columns. null: no value, or none that JSON has."""
-        points = [point for point in self.points.points if point[0] > since]
-        names = sorted({name for _, values in points for name in values})
+        points = [point for point in self.points.points if point.time > since]
+        names = sorted({name for point in points for name in point.values})
         return {
             "version": self.points.version,
             "gap": self.points.gap_s,
-            "t": [round(time, 2) for time, _ in points],
-            "series": {name: [_number(values.get(name)) for _, values in points] for name in names},
+            "t": [round(point.time, 2) for point in points],
+            "series": {name: [_number(point.values.get(name)) for point in points] for name in names},
         }
+
+    def map_document(self, ranks: int) -> dict[str, Any]:
+        """Rows by rank, columns by time; a row of several ranks has the largest of their values. null: not known."""
+        points = self._told_by_most()
+        columns = points[:: max(1, -(-len(points) // MAX_COLUMNS))]
+        each = max(1, -(-ranks // MAX_ROWS))
+        return {
+            "begin": columns[0].time if columns else None,
+            "width": (columns[-1].time - columns[0].time) / max(1, len(columns) - 1) if columns else POINT_S,
+            "ranks_in_row": each,
+            "rows": [
+                [_largest(column.computes[first : first + each]) for column in columns]
+                for first in range(0, ranks, each)
+            ],
+        }
+
+    def _told_by_most(self) -> list[Point]:
+        """Points from the one on at which half of the ranks told something: before somebody looked only one did."""
+        told = [sum(map(math.isfinite, point.computes)) for point in self.points.points]
+        most = max(told, default=0)
+        first = next((at for at, count in enumerate(told) if count and 2 * count >= most), len(told))
+        return self.points.points[first:]
 
     def now_document(self) -> dict[str, Any]:
         """The newest of all: what a page shows at once."""
@@ -280,6 +257,11 @@ class History:
 
 def _mean(shares: list[Shares], pick: Callable[[Shares], float]) -> float:
     return statistics.fmean(pick(one) for one in shares)
+
+
+def _largest(values: array[float]) -> float | None:
+    found = [value for value in values if math.isfinite(value)]
+    return round(max(found), 3) if found else None
 
 
 def _number(value: float | None) -> float | None:

@@ -104,7 +104,7 @@ class JobView:
         whole = points.version != self._chart_version
         self._chart_version = points.version
         document = feed.history.chart_document(float("-inf") if whole else self._last_point)
-        self._last_point = points.points[-1][0] if points.points else 0.0
+        self._last_point = points.points[-1].time if points.points else 0.0
         now: Message = ("now", feed.history.now_document())
         return [now, ("chart", {**document, "whole": whole})] if document["t"] else [now]
 
@@ -114,7 +114,7 @@ class JobView:
             return []
         self._heat, self._heat_at = feed.history.version, now
         count = len(feed.job.ranks) or max(feed.history.latest, default=-1) + 1
-        document = feed.history.ranks.document(count)
+        document = feed.history.map_document(count)
         return [("heat", {**document, "nodes": _nodes_of_rows(feed, document)})] if document["rows"] else []
 
 

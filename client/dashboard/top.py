@@ -103,12 +103,13 @@ class JobScreen(Screen[None]):
             job, history = feed.job, feed.history
             now, late = history.now_document(), history.straggler()
             points = list(history.points.points)
-            shown = history.ranks.document(len(job.ranks))
+            speeds = [point.values["speed"] for point in points if "speed" in point.values]
+            shown = history.map_document(len(job.ranks))
         self.title = printable(job.spec.name or job.job_id)
         self.query_one("#head", Static).update(job_head(job, feed.away))
         self.query_one("#values", Static).update(newest_values(now))
-        self.query_one("#speed", Sparkline).data = [values["speed"] for _, values in points if "speed" in values]
-        self.query_one("#parts", Static).update(step_parts(points[-1][1] if points else {}))
+        self.query_one("#speed", Sparkline).data = speeds
+        self.query_one("#parts", Static).update(step_parts(points[-1].values if points else {}))
         text = rank_map(shown["rows"], shown["ranks_in_row"])
         if late is not None and job.state not in ENDED:
             words = (

@@ -1,4 +1,4 @@
-"""The development version 0.1.0 beside this version: daemons go along with either coordinator, its database does not."""
+"""Version 0.1.0 beside this one: daemons go along with either coordinator, the database does not."""
 
 from __future__ import annotations
 

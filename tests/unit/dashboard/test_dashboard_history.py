@@ -8,7 +8,7 @@ import math
 import pytest
 
 from bagua.dashboard.feed import JobFeed
-from bagua.dashboard.history import MAX_COLUMNS, MAX_POINTS, MAX_ROWS, History, RankMap, Report, Shares, Thinned
+from bagua.dashboard.history import MAX_COLUMNS, MAX_POINTS, MAX_ROWS, History, Report, Shares
 from bagua.dashboard.reports import report_of
 from bagua.dashboard.stream import JobView, as_event
 from bagua.proto import common_pb2, job_pb2
@@ -20,37 +20,46 @@ def report(time: float, rank: int = 0, step: int = 1, compute: float = 10.0, **m
 
 
 def test_points_are_thinned_and_keep_the_whole_past():
-    points = Thinned()
+    history = History()
     for second in range(10 * MAX_POINTS):
-        points.add(float(second), {"loss": 1.0})
+        history.take(report(float(second), step=second))
+    points = history.points
     assert len(points.points) <= MAX_POINTS
-    times = [time for time, _ in points.points]
+    times = [point.time for point in points.points]
     assert times[0] == 0.0 and times[-1] > 9.5 * MAX_POINTS
     assert times == sorted(times) and points.version > 0
 
 
 def test_a_map_of_ranks_is_bounded_in_both_directions():
-    ranks = RankMap()
-    for second in range(5 * MAX_COLUMNS):
-        for rank in range(0, 1000, 7):
-            ranks.add(float(second), rank, 20.0 if rank == 700 else 10.0)
-    document = ranks.document(1000)
+    history = History()
+    for second in range(2 * MAX_POINTS):
+        for rank in range(0, 1000, 50):
+            history.take(report(float(second), rank, second, compute=20.0 if rank == 700 else 10.0))
+    document = history.map_document(1000)
     assert len(document["rows"]) <= MAX_ROWS
-    assert {len(row) for row in document["rows"]} == {len(document["rows"][0])} and len(
-        document["rows"][0]
-    ) <= MAX_COLUMNS
+    assert {len(row) for row in document["rows"]} == {len(document["rows"][0])}
+    assert MAX_COLUMNS // 2 < len(document["rows"][0]) <= MAX_COLUMNS
     slow = [number for number, row in enumerate(document["rows"]) if row[-1] == 20.0]
     assert slow == [700 // document["ranks_in_row"]]
     assert len(json.dumps(document)) < 150_000
+    assert document["begin"] + len(document["rows"][0]) * document["width"] == pytest.approx(2 * MAX_POINTS, rel=0.05)
 
 
-def test_columns_in_which_one_rank_alone_was_known_are_left_out():
-    ranks = RankMap()
+def test_points_at_which_one_rank_alone_was_known_are_left_out_of_the_map():
+    history = History()
     for second in range(20):
-        for rank in range(4 if second >= 10 else 1):
-            ranks.add(float(second), rank, 10.0)
-    document = ranks.document(4)
-    assert document["begin"] == 10.0 and [len(row) for row in document["rows"]] == [10] * 4
+        for rank in reversed(range(4 if second >= 10 else 1)):
+            history.take(report(float(second), rank, second))
+    document = history.map_document(4)
+    assert document["begin"] == 10.0 and document["rows"] == [[10.0] * 10] * 4
+
+
+def test_a_rank_that_is_silent_has_no_cell():
+    history = History()
+    for second in range(20):
+        for rank in range(2 if second < 5 else 1):
+            history.take(report(float(second), rank, second))
+    assert history.map_document(2)["rows"] == [[10.0] * 20, [None] + [10.0] * 12 + [None] * 7]
 
 
 def test_a_straggler_is_named_and_equal_ranks_are_not():
