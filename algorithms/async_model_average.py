@@ -84,7 +84,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         return True
 
     def tensors_to_buckets(self, tensors: Sequence[Sequence[torch.Tensor]], do_flatten: bool) -> list[BucketLayout]:
-        """One bucket of weights, or one for each dtype; gradients as suggested."""
+        """Makes one bucket of weights, or one for each dtype. Buckets of gradients stay as suggested."""
         if self.exchanged == GRADIENT:
             return super().tensors_to_buckets(tensors, do_flatten)
         return one_bucket_per_dtype(tensors)
@@ -106,13 +106,12 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         bucket.set_plan(Plan((*steps, apply)))
 
     def communicators(self) -> Iterator[Communicator]:
-        """Those of pairs."""
+        """Yields the communicators of the pairs of units."""
         for pairs in self._pairs.values():
             yield from pairs.of_all_rounds()
 
     def tell_newcomers(self) -> dict[str, Any]:
-        """Whether anything is encoded, too, which was settled when the model was wrapped, and when the next average
-        begins."""
+        """Returns the encoding, which was settled when the model was wrapped, and when the next average begins."""
         rest = max(0.0, self._next_start - time.monotonic())
         return {**super().tell_newcomers(), "encodes": self.codec is not None, "begins_in_s": rest}
 
@@ -123,7 +122,9 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         self.codec = self._wanted_codec if told["encodes"] else None
 
     def follow_members(self, bagua_ddp: DataParallel) -> bool:
-        """All begin anew with rank 0's weights: some have applied an average, and others not."""
+        """True while gradients are exchanged. Later all ranks begin anew with rank 0's weights, because some have
+        applied an average and others have not.
+        """
         self._under_way = False
         return self.exchanged == GRADIENT
 

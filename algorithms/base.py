@@ -26,7 +26,7 @@ class Communicator(Protocol):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Global numbers, ascending."""
+        """Ranks of the job that are members, ascending."""
         ...
 
     def rank(self) -> int: ...
@@ -42,7 +42,7 @@ class ProcessGroup(Protocol):
         ...
 
     def get_global_communicator(self) -> Communicator:
-        """All ranks of the group."""
+        """Returns the communicator of all ranks of the group."""
         ...
 
     def get_intra_node_communicator(self) -> Communicator:
@@ -72,19 +72,19 @@ class Bucket(Protocol):
     def name(self) -> str: ...
     @property
     def tensors(self) -> Sequence[torch.Tensor]:
-        """The parameters, in order."""
+        """Parameters in the order in which they lie in the bucket."""
         ...
 
     @property
     def names(self) -> Sequence[str]:
-        """Their names."""
+        """Names of ``tensors``, in the same order."""
         ...
 
     @property
     def dtype(self) -> torch.dtype: ...
     @property
     def elements(self) -> int:
-        """Of all parameters together."""
+        """Number of elements of all parameters together."""
         ...
 
     def add_slot(
@@ -120,7 +120,7 @@ class Bucket(Protocol):
         ...
 
     def done(self) -> bool:
-        """Whether the step that ``start`` began is over: ``join`` would not wait for it. True if not started."""
+        """True if ``join`` would not wait: the step that ``start`` began is over, or none was started."""
         ...
 
     def join(self) -> None:
@@ -154,7 +154,7 @@ class DataParallel(Protocol):
         ...
 
     def finish_backward(self) -> None:
-        """In buckets of gradients: submits what is left, waits for all buckets and shows the results in ``.grad``."""
+        """Submits what is left of buckets of gradients, waits for all of them and shows the results in ``.grad``."""
         ...
 
     def join(self, buckets: Sequence[Bucket] | None = None) -> None:
@@ -167,10 +167,11 @@ class DataParallel(Protocol):
         ...
 
     def settle(self, meanwhile: Callable[[], None], finish: Callable[[], None]) -> None:
-        """Where ranks begin exchanges of weights at moments of their own: waits until all ranks of the model have
-        called it, and calls ``meanwhile`` again and again until then. After that ``finish`` ends the run of this rank
-        that is under way, and ranks that have begun fewer catch up. Last, all get the mean of their weights, with the
-        same bits. Raises CommunicationError if a rank leaves instead."""
+        """Ends exchanges of weights that ranks begin at moments of their own. It waits until all ranks of the model
+        have called it, and calls ``meanwhile`` again and again until then. After that ``finish`` ends the run of this
+        rank that is under way, and ranks that have begun fewer catch up. Last, all get the mean of their weights, with
+        the same bits. Raises CommunicationError if a rank leaves instead.
+        """
         ...
 
     def own_communicator(self) -> Communicator:
@@ -181,7 +182,7 @@ class DataParallel(Protocol):
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """Which tensors share a bucket, in the order in which they lie there. All have one dtype."""
+    """Tensors that share a bucket, in the order in which they lie there. All have one dtype."""
 
     name: str
     tensors: tuple[torch.Tensor, ...]
@@ -279,17 +280,19 @@ class AlgorithmImpl:
         return _nothing
 
     def communicators(self) -> Iterable[Communicator]:
-        """Those of some of the ranks that plans will use at moments of each rank's own (those of
+        """Yields communicators of some of the ranks that plans will use at moments of each rank's own (those of
         ``own_communicator`` are known). All ranks are asked together, when buckets have their plans: on a GPU the
-        members of each meet then, one communicator after the other, and never have to wait for each other later. So
-        the order must be one in which they don't wait in a circle."""
+        members of each meet then, one communicator after the other, and never have to wait for each other later. So the
+        order must be one in which they don't wait in a circle.
+        """
         return ()
 
     def follow_members(self, bagua_ddp: DataParallel) -> bool:
-        """In an elastic job members were lost: called on every rank that is left, before the exchange that this cut off
-        is repeated. ``process_group`` has the new ranks. True: it is repeated with them, and the algorithm goes on.
-        False: it is dropped where it was one of weights, and all begins anew at the next forward pass, as with
-        ``need_reset``: weights become those of rank 0."""
+        """Adapts to the loss of members in an elastic job. Every rank that is left calls it before it repeats the
+        exchange that was cut off. ``process_group`` has the new ranks. True: it is repeated with them, and the
+        algorithm goes on. False: it is dropped where it was one of weights, and all begins anew at the next forward
+        pass, as with ``need_reset``: weights become those of rank 0.
+        """
         return True
 
     def tell_newcomers(self) -> dict[str, Any]:
@@ -310,8 +313,9 @@ class AlgorithmImpl:
 
     @property
     def alike(self) -> bool:
-        """Whether parameters and optimizers are the same on all ranks between two steps. A checkpoint then holds them
-        once. Those of each rank are in it otherwise."""
+        """True if parameters and optimizers are the same on all ranks between two steps. A checkpoint then holds them
+        once, and otherwise those of each rank.
+        """
         return self.exchanged == GRADIENT
 
     @property

@@ -16,13 +16,14 @@ class ByteGradAlgorithmImpl(AlgorithmImpl):
         self.average = average
 
     def init_operations(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
-        """One all-reduce per bucket."""
+        """Gives the bucket a plan of one encoded all-reduce."""
         op = "AVG" if self.average else "SUM"
         bucket.set_plan(Plan((AllReduce(op, codec="minmax8", everywhere=not self.hierarchical),)))  # type: ignore[arg-type]
 
 
 class ByteGradAlgorithm(Algorithm):
-    """All ranks apply g = C((1/n) · Σ C(g_i)), with C(g) one byte for each float32 of g.
+    """Averages gradients in one byte for each element. All ranks apply g = C((1/n) · Σ C(g_i)), with C(g) one byte for
+    each float32 of g.
 
     Each message is cut into blocks of 512 elements; C rounds an element to one of 256 levels from its block's minimum
     to its maximum, so that its error is at most (max - min) / 510. (The original has one range per chunk of a rank, and

@@ -46,7 +46,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         self._pairs = Pairs(process_group, self.hierarchical) if self.peer_selection_mode == "shift_one" else None
 
     def tensors_to_buckets(self, tensors: Sequence[Sequence[torch.Tensor]], do_flatten: bool) -> list[BucketLayout]:
-        """One bucket, or one for each dtype."""
+        """Makes one bucket of all weights, or one for each dtype."""
         return one_bucket_per_dtype(tensors)
 
     def init_operations(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
@@ -104,7 +104,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         return _nothing
 
     def init_post_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[], None]:
-        """Waits for the exchange."""
+        """Returns a function that waits for the exchange."""
         return lambda: self._finish(bagua_ddp)
 
     def _finish(self, bagua_ddp: DataParallel) -> None:

@@ -103,7 +103,7 @@ class StreamingDiLoCoAlgorithmImpl(DiLoCoAlgorithmImpl):
         self._sent_by_others: set[str] = set()
 
     def init_tensors(self, bagua_ddp: DataParallel) -> list[torch.nn.Parameter]:
-        """As ever; and notes which parameters belong to one module. After a reset nothing is under way."""
+        """Notes which parameters belong to one module, too. After a reset nothing is under way."""
         self._under_way.clear()
         self._modules = {id(parameter): name.rpartition(".")[0] for name, parameter in bagua_ddp.bagua_build_params()}
         return super().init_tensors(bagua_ddp)
@@ -135,7 +135,7 @@ class StreamingDiLoCoAlgorithmImpl(DiLoCoAlgorithmImpl):
         return fragment_of
 
     def plan_weights(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
-        """As ever; on a rank that joins what the others have sent is under way."""
+        """Marks what the other ranks have sent as under way, too, on a rank that joins."""
         super().plan_weights(bagua_ddp, bucket)
         if bucket.name in self._sent_by_others:
             self._under_way.append(bucket)
@@ -171,7 +171,7 @@ class StreamingDiLoCoAlgorithmImpl(DiLoCoAlgorithmImpl):
         return [bucket for bucket in bagua_ddp.bagua_buckets if self.sent_at(int(bucket.name.partition(".")[0]), step)]
 
     def tell_newcomers(self) -> dict[str, Any]:
-        """With the buckets that are under way."""
+        """Adds the buckets that are under way."""
         return {**super().tell_newcomers(), "under_way": [bucket.name for bucket in self._under_way]}
 
     def hear_as_newcomer(self, told: dict[str, Any]) -> None:
@@ -186,7 +186,7 @@ class StreamingDiLoCoAlgorithmImpl(DiLoCoAlgorithmImpl):
             self._take_up(list(self._under_way))
 
     def sent_at(self, fragment: int, step: int) -> bool:
-        """Whether the fragment is sent after this step. Fragment k of P is first sent after (k + 1) H / P steps."""
+        """True if the fragment is sent after this step. Fragment k of P is first sent after (k + 1) H / P steps."""
         first = (fragment + 1) * self.interval // self.settings.fragments
         return step >= first and (step - first) % self.interval == 0
 

@@ -58,16 +58,16 @@ class FrozenAdam(torch.optim.Optimizer):
         raise NotImplementedError(f"{type(self).__name__} must override freezes_after. [BG306]")
 
     def warm_step(self, group: dict[str, Any]) -> None:
-        """One step of one group before that."""
+        """Steps one group while the variance still follows the gradients."""
         self.adam_step(group)
 
     def frozen_step(self, group: dict[str, Any]) -> None:
-        """One step of one group after that."""
+        """Steps one group with the frozen variance."""
         raise NotImplementedError(f"{type(self).__name__} must override frozen_step. [BG306]")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step; ``closure`` computes the loss once more, if there is one. Returns what it returned."""
+        """Makes one step. ``closure``, if there is one, computes the loss once more; its value is returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -83,12 +83,12 @@ class FrozenAdam(torch.optim.Optimizer):
 
     @property
     def steps(self) -> int:
-        """Steps so far."""
+        """Number of steps taken so far."""
         return int(self.param_groups[0]["steps"])
 
     @property
     def frozen(self) -> bool:
-        """Whether the variance is."""
+        """True if the variance is frozen."""
         return bool(self.param_groups[0]["frozen"])
 
     def moments(self, parameter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -120,7 +120,7 @@ class FrozenAdam(torch.optim.Optimizer):
         return found
 
     def adam_step(self, group: dict[str, Any]) -> None:
-        """One step of Adam for one group, from ``.grad``."""
+        """Makes one step of Adam for one group, from ``.grad``."""
         self.observe(group, with_variance=True)
         parameters, _, momenta, variances = self.lists(group)
         denominators = list(torch._foreach_sqrt(variances))

@@ -26,13 +26,14 @@ class GradientAllReduceAlgorithmImpl(AlgorithmImpl):
         self.everywhere = everywhere
 
     def init_operations(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
-        """One all-reduce per bucket."""
+        """Gives the bucket a plan of one all-reduce."""
         op = "AVG" if self.average else "SUM"
         bucket.set_plan(Plan((AllReduce(op, codec=self.codec, everywhere=self.everywhere),)))
 
 
 class GradientAllReduceAlgorithm(Algorithm):
-    """All ranks apply the same gradient: g = (1/n) · Σ g_i over the n ranks, or Σ g_i with ``average=False``.
+    """Averages or sums gradients. All ranks apply the same gradient: g = (1/n) · Σ g_i over the n ranks, or Σ g_i with
+    ``average=False``.
 
     Per step and rank it moves b bytes (all gradients of the model) through shared memory inside the host, and
     2(h-1)/h · b bytes in and out of each of h hosts. Buckets go while backward still computes. Choose it when nothing

@@ -14,8 +14,10 @@ _CACHED_ELEMENTS = 1 << 17  # fit into a processor's cache together with what is
 
 
 class LowRank(Protocol):
-    """All tensors are dense. ``memory``: [rows, columns], float32 or float64. ``gradient`` and ``result``: the same
-    shape, in the model's dtype. ``left``: P transposed, [rank, rows]. ``right``: Q transposed, [rank, columns]."""
+    """Products of a gradient's matrix with thin ones. All tensors are dense. ``memory``: [rows, columns], float32 or
+    float64. ``gradient`` and ``result``: the same shape, in the model's dtype. ``left``: P transposed, [rank, rows].
+    ``right``: Q transposed, [rank, columns].
+    """
 
     def project(
         self,
@@ -29,11 +31,11 @@ class LowRank(Protocol):
         ...
 
     def back_project(self, memory: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-        """``right = (memoryᵀ P)ᵀ``."""
+        """Computes ``right = (memoryᵀ P)ᵀ``."""
         ...
 
     def product(self, left: torch.Tensor, right: torch.Tensor, result: torch.Tensor) -> None:
-        """``result = P Qᵀ``."""
+        """Computes ``result = P Qᵀ``."""
         ...
 
 

@@ -74,7 +74,7 @@ class OneBitAdamAlgorithmImpl(AlgorithmImpl):
         self._frozen = False
 
     def init_tensors(self, bagua_ddp: DataParallel) -> list[torch.nn.Parameter]:
-        """As ever; finds the optimizer. Raises ValueError without it, or if it lacks parameters."""
+        """Finds the optimizer, too. Raises ValueError without it, or if it lacks parameters."""
         self.optimizer = find_optimizer(bagua_ddp, OneBitAdamOptimizer, self._given)
         check_optimizers(bagua_ddp, "OneBitAdamAlgorithm")
         self._frozen = self.optimizer.frozen
@@ -85,7 +85,7 @@ class OneBitAdamAlgorithmImpl(AlgorithmImpl):
         return REFUSES_MOMENTS
 
     def need_reset(self) -> bool:
-        """When the optimizer's variance has frozen."""
+        """True once the optimizer's variance has frozen."""
         return self.optimizer.frozen != self._frozen
 
     def init_operations(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:

@@ -57,28 +57,30 @@ class Pairs:
         return peer_of(self.position, self.n, self.round) if self.n > 1 else self.position
 
     def is_none(self, peer: int) -> bool:
-        """Whether there is no unit at this position: its partner rests."""
+        """True if there is no unit at this position, so that its partner rests."""
         return peer >= len(self.units)
 
     def is_far(self, peer: int) -> bool:
-        """Whether that unit is on another host."""
+        """True if that unit is on another host."""
         return self._host_of[self.units[peer][0]] != self._host_of[self.units[self.position][0]]
 
     @property
     def partners(self) -> tuple[int, ...]:
-        """All units that this one ever meets."""
+        """Units that this one ever meets."""
         half = self.n // 2
         return tuple(range(half, self.n)) if self.position < half else tuple(range(half))
 
     def mean(self, own: torch.Tensor, arrived: torch.Tensor) -> torch.Tensor:
-        """Of this unit's and the last peer's values, each rank counted once: the same bits on both."""
+        """Returns the mean of this unit's and the last peer's values, each rank counted once. It has the same bits on
+        both.
+        """
         low, high = sorted((self.position, self.met))
         share = len(self.units[low]) / (len(self.units[low]) + len(self.units[high]))
         first, second = (own, arrived) if low == self.position else (arrived, own)
         return torch.mul(first, share).add_(second, alpha=1 - share)
 
     def everybody(self) -> Communicator | None:
-        """All ranks of both units of this round; None where this unit rests."""
+        """Returns the communicator of all ranks of both units of this round; None if this unit rests."""
         if self._rests():
             return None
         return self._communicator((*self.units[self.position], *self.units[self.peer]))
@@ -90,15 +92,16 @@ class Pairs:
         return self._communicator((self.units[self.position][0], self.units[self.peer][0]))
 
     def of_all_rounds(self) -> Iterator[Communicator]:
-        """``everybody`` of each round, without beginning any; ``private``, with ranks as units. No two ranks wait for
-        each other in a circle where members meet at each of them: all go through the rounds in the same order."""
+        """Yields ``everybody`` of each round, without beginning any; ``private``, with ranks as units. Ranks that meet
+        at each communicator never wait in a circle, because all go through the rounds in the same order.
+        """
         for number in range(self.n // 2):
             peer = peer_of(self.position, self.n, number)
             if not self.is_none(peer):
                 yield self._own((*self.units[self.position], *self.units[peer]))
 
     def _rests(self) -> bool:
-        """Whether this unit has no peer in this round, which then begins."""
+        """Begins the round. True if this unit has no peer in it."""
         if self.n > 1 and not self.is_none(self.peer):
             return False
         self.met = self.peer

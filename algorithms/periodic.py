@@ -47,7 +47,7 @@ class PeriodicImpl(AlgorithmImpl):
         return True
 
     def init_tensors(self, bagua_ddp: DataParallel) -> list[torch.nn.Parameter]:
-        """As for gradients. Raises ValueError for optimizers that don't fit."""
+        """Chooses the same tensors as for gradients. Raises ValueError for optimizers that don't fit."""
         check_optimizers(bagua_ddp, type(self).__name__.removesuffix("Impl"))
         return super().init_tensors(bagua_ddp)
 
@@ -59,11 +59,11 @@ class PeriodicImpl(AlgorithmImpl):
             self.plan_weights(bagua_ddp, bucket)
 
     def plan_gradients(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
-        """In the warm-up."""
+        """Gives a bucket of gradients its plan, in the warm-up."""
         bucket.set_plan(self.warm_up.plan())
 
     def plan_weights(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
-        """After it."""
+        """Gives a bucket of weights its plan, after the warm-up."""
         raise NotImplementedError(f"{type(self).__name__} must override plan_weights. [BG306]")
 
     def init_post_optimizer_step_hook(self, bagua_ddp: DataParallel) -> Callable[[torch.optim.Optimizer], None]:
@@ -79,7 +79,7 @@ class PeriodicImpl(AlgorithmImpl):
         return after
 
     def due(self, step: int) -> bool:
-        """Whether weights are exchanged after this step; steps count from 1 at the end of the warm-up."""
+        """True if weights are exchanged after this step. Steps count from 1 at the end of the warm-up."""
         return step % self.interval == 0
 
     def after_step(self, bagua_ddp: DataParallel, step: int) -> None:

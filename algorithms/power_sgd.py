@@ -52,7 +52,7 @@ class _Matrix:
     state: _State
 
     def of(self, views: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Its tensor among those of the bucket, as [rows, columns]."""
+        """Returns its tensor among those of the bucket, as [rows, columns]."""
         tensor = views[self.number]
         return tensor.as_strided((self.rows, self.columns), (self.columns, 1), tensor.storage_offset())
 
@@ -76,7 +76,7 @@ def matrix_shape(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 class _Compressed:
-    """One bucket's matrices, and the three computations of its plan.
+    """Matrices of one bucket, and the three computations of its plan.
 
     ``looks``: the host looks whether gradients are finite. On a GPU it would have to wait for that: both cases are
     computed there.
@@ -111,7 +111,7 @@ class _Compressed:
         self.finite: dict[str, torch.Tensor] = {}
 
     def plan(self) -> Plan:
-        """Both phases; the memories are state, so the plan can't be repeated."""
+        """Returns the plan with both phases. It can't be repeated, because the memories are state."""
         return Plan(
             (
                 Local(self.project, "P = M Q", reads=(FRESH,), writes=(LEFT,), beside=self.memories),
@@ -123,7 +123,7 @@ class _Compressed:
         )
 
     def memories(self) -> list[torch.Tensor]:
-        """State that ``project`` changes."""
+        """Returns the state that ``project`` changes."""
         return [matrix.state.memory for matrix in self.matrices]
 
     def project(self, bucket: Bucket) -> None:
@@ -235,7 +235,7 @@ class PowerSGDAlgorithmImpl(AlgorithmImpl):
         return True
 
     def init_operations(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
-        """Two all-reduces of thin matrices; one of the gradients where nothing is worth compressing."""
+        """Gives the bucket two all-reduces of thin matrices, or one of the gradients if nothing is worth compressing."""
         if self.compresses:
             compressed = _Compressed(bucket, self.settings, self._state_of)
             if compressed.matrices:
@@ -256,7 +256,7 @@ class PowerSGDAlgorithmImpl(AlgorithmImpl):
         return self._states[name]
 
     def init_post_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[], None]:
-        """Counts steps."""
+        """Returns a function that counts steps."""
 
         def after_backward() -> None:
             bagua_ddp.finish_backward()

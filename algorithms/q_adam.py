@@ -39,7 +39,7 @@ class QAdamAlgorithmImpl(AlgorithmImpl):
 
     @property
     def warmup_steps(self) -> int:
-        """Steps with full gradients."""
+        """Number of steps with full gradients."""
         return 0 if self.optimizer is None else self.optimizer.warmup_steps
 
     @property
@@ -52,7 +52,7 @@ class QAdamAlgorithmImpl(AlgorithmImpl):
         return REFUSES_MOMENTS
 
     def need_reset(self) -> bool:
-        """When the warm-up is over; and when a state from before its end has been loaded since."""
+        """True when the warm-up is over, and when a state from before its end has been loaded since."""
         return self.optimizer is not None and self.optimizer.warm != self._compresses
 
     def init_tensors(self, bagua_ddp: DataParallel) -> list[torch.nn.Parameter]:
@@ -185,7 +185,6 @@ class QAdamAlgorithm(Algorithm):
 
     @property
     def optimizer(self) -> QAdamOptimizer | None:
-        """``q_adam_optimizer``."""
         return self.q_adam_optimizer
 
     def reify(self, process_group: ProcessGroup) -> QAdamAlgorithmImpl:

@@ -81,7 +81,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
 
     @property
     def step_id(self) -> int:
-        """Steps taken so far."""
+        """Number of steps taken so far."""
         return int(self.param_groups[0]["step_id"])
 
     @property
@@ -91,18 +91,19 @@ class QAdamOptimizer(torch.optim.Optimizer):
 
     @property
     def warm(self) -> bool:
-        """Whether the warm-up is over."""
+        """True once the warm-up is over."""
         return self.step_id >= self.warmup_steps
 
     @property
     def elementwise(self) -> bool:
-        """Whether the next step treats each element by itself, as ``fuse_optimizer`` asks. Not where a floor follows
-        from all of a parameter."""
+        """True if the next step treats each element by itself, as ``fuse_optimizer`` asks. A floor that follows from
+        all of a parameter makes it False.
+        """
         return self.step_id + 1 != self.warmup_steps or not any(group["floor"] for group in self.param_groups)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step; ``closure`` computes the loss once more, if there is one. Returns what it returned."""
+        """Makes one step. ``closure``, if there is one, computes the loss once more; its value is returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -142,7 +143,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
                 square.masked_fill_(square == 0, torch.inf)
 
     def _take_momentum(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        """After the warm-up: the mean over ranks, or this rank's own where nobody made a mean."""
+        """Takes the momentum after the warm-up: the mean over ranks, or this rank's own if nobody made a mean."""
         given = [parameter for parameter in parameters if parameter in self.averaged]
         if given:
             torch._foreach_copy_(self._momenta(given), [self.averaged[parameter] for parameter in given])

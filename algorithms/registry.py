@@ -9,15 +9,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Entry:
-    """One registered algorithm: what makes it, and a line about it."""
+    """Registered algorithm: the function that makes it, and a line about it."""
 
     algorithm: Callable[..., Any]
     description: str
 
 
 class AlgorithmRegistry:
-    """Algorithms by name."""
-
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
 

@@ -32,12 +32,12 @@ class TopKAlgorithmImpl(AlgorithmImpl):
         return True
 
     def init_operations(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
-        """One all-reduce per bucket."""
+        """Gives the bucket a plan of one sparse all-reduce."""
         encoded = AllReduce("AVG", codec=self.codec, everywhere=self.everywhere)
         bucket.set_plan(Plan((encoded,)) if self.encodes else self.warm_up.plan())
 
     def init_post_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[], None]:
-        """Counts steps."""
+        """Returns a function that counts steps."""
 
         def after_backward() -> None:
             bagua_ddp.finish_backward()

@@ -25,7 +25,7 @@ class WarmUp:
         return found
 
     def plan(self) -> Plan:
-        """Of a bucket of gradients."""
+        """Returns the plan of a bucket of gradients."""
         return Plan((AllReduce("AVG", codec=self.codec),))
 
 

@@ -16,7 +16,7 @@ GIVE_IT = "give it to with_bagua or DistributedDataParallel(optimizers=...), or 
 
 
 def one_bucket_per_dtype(groups: Sequence[Sequence[torch.Tensor]]) -> list[BucketLayout]:
-    """All tensors in one bucket, as in the original; in one for each dtype where there are several."""
+    """Puts all tensors into one bucket, as in the original, or into one for each dtype if there are several."""
     found: dict[torch.dtype, list[torch.Tensor]] = {}
     for group in groups:
         for tensor in group:

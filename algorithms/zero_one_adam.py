@@ -65,13 +65,13 @@ class ZeroOneAdamOptimizer(FrozenAdam):
         super().__init__(params, lr, betas, eps, weight_decay, floor)
 
     def updates_variance(self, step: int) -> bool:
-        """Whether the gradient of this step (from 1) changes the variance, and so travels in full precision."""
+        """True if the gradient of this step (from 1) changes the variance, and so travels in full precision."""
         spacing = 1 << ((step - 1) // self.var_update_scaler + 1).bit_length() - 1
         first = 1 + self.var_update_scaler * (spacing - 1)
         return (step - first) % spacing == 0
 
     def exchanges(self, local_step: int) -> bool:
-        """Whether ranks meet after this step since the freeze (from 1)."""
+        """True if ranks exchange weights after this step since the freeze (from 1)."""
         doublings = min((local_step - 1) // self.local_step_scaler, self.local_step_clipper.bit_length() - 1)
         return local_step % (1 << doublings) == 0
 
@@ -107,7 +107,7 @@ class ZeroOneAdamOptimizer(FrozenAdam):
         anchor.sub_(moved).mul_(1 - group["decayed"])
 
     def met(self) -> None:
-        """The exchange is over."""
+        """Notes that the exchange is over."""
         for group in self.param_groups:
             group["moved"] = group["decayed"] = 0.0
 
@@ -126,7 +126,7 @@ class ZeroOneAdamAlgorithmImpl(PeriodicImpl):
         self.codec = codec
 
     def init_tensors(self, bagua_ddp: DataParallel) -> list[torch.nn.Parameter]:
-        """As ever; finds the optimizer. Raises ValueError without it, or if it lacks parameters."""
+        """Finds the optimizer, too. Raises ValueError without it, or if it lacks parameters."""
         self.optimizer = find_optimizer(bagua_ddp, ZeroOneAdamOptimizer, self._given)
         self.exchanged = self._phase()
         return super().init_tensors(bagua_ddp)
@@ -135,12 +135,13 @@ class ZeroOneAdamAlgorithmImpl(PeriodicImpl):
         return WEIGHT if self.optimizer.frozen else GRADIENT
 
     def need_reset(self) -> bool:
-        """When the optimizer's variance has frozen, or a state from before that has been loaded."""
+        """True once the optimizer's variance has frozen, and when a state from before that has been loaded."""
         return self.exchanged != self._phase()
 
     def plan_gradients(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
-        """One of two all-reduces, as the step is one of full precision or not. Before them all ranks meet for one
-        element, with which the word travels of who has a gradient."""
+        """Gives the bucket one of two all-reduces, depending on whether the step has full precision. Before them all
+        ranks exchange one element, which carries the list of who has a gradient.
+        """
         everyone = self.process_group.get_global_communicator()
 
         def full() -> Communicator | None:
