@@ -235,7 +235,7 @@ class PowerSGDAlgorithmImpl(AlgorithmImpl):
         return True
 
     def init_operations(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
-        """Gives the bucket two all-reduces of thin matrices, or one of the gradients if nothing is worth compressing."""
+        """Gives the bucket two all-reduces of thin matrices, or one of gradients if nothing is worth compressing."""
         if self.compresses:
             compressed = _Compressed(bucket, self.settings, self._state_of)
             if compressed.matrices:

@@ -165,7 +165,7 @@ async def _beat(notifier: Notifier) -> None:
 
 
 def _tell(ready_fd: int | None, what: dict[str, Any]) -> bool:
-    """One line to whoever started this process. False if that has gone."""
+    """Sends one line to whoever started this process. False if that has gone."""
     if ready_fd is None:
         return True
     try:
@@ -185,14 +185,15 @@ def end_with_parent(parent: int) -> None:
 
 
 def fail(message: str, error: Exception | None = None) -> None:
-    """One line on stderr. Exit code 2, after which systemd makes no other start, or 1 for what may pass: a database
-    that does not answer yet."""
+    """Writes one line to stderr and exits. Code 1 stands for what may pass, such as a database that does not answer
+    yet. After code 2 systemd makes no other start.
+    """
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     raise SystemExit(1 if isinstance(error, UnavailableError) else 2)
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line of the coordinator."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     if len(sys.argv) > 1 and sys.argv[1] in MAINTENANCE:
         # Imported here: a coordinator that serves needs neither these commands nor migrations.

@@ -156,7 +156,7 @@ def _copy_file(source: sa.Engine, file: Path) -> None:
 
 
 def _copy_rows(reader: sa.Connection, writer: sa.Connection) -> None:
-    """Both have the same schema."""
+    """Copies all tables; both databases have the same schema."""
     theirs, ours = sa.MetaData(), sa.MetaData()
     theirs.reflect(reader)
     ours.reflect(writer)
@@ -255,7 +255,7 @@ def _private_file(path: Path) -> Iterator[None]:
 
 
 def _settle(file: Path) -> None:
-    """One file, on the disk."""
+    """Makes the database one file, and waits until it is on the disk."""
     with closing(sqlite3.connect(file)) as database:
         database.execute("PRAGMA journal_mode=DELETE")
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)

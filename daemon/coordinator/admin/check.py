@@ -35,7 +35,7 @@ class Report:
 
     @property
     def line(self) -> str:
-        """In a few words."""
+        """Summary in a few words."""
         states = ", ".join(f"{count} {state}" for state, count in self.jobs.items())
         note = "" if self.schema == HEAD else f" (this version has {HEAD}: a start brings it there)"
         jobs = sum(self.jobs.values())
@@ -152,7 +152,7 @@ def _parses(wire: bytes) -> bool:
 
 
 def _events(db: sa.Connection) -> Iterator[str]:
-    """Of each job they are numbered from 1, without a gap, up to the last one that the job knows."""
+    """Checks that events of each job are numbered from 1, without a gap, up to the last one that the job knows."""
     c = m.events.c
     counted = (
         sa.select(
@@ -208,7 +208,7 @@ def _code(db: sa.Connection) -> Iterator[str]:
 
 
 def _slots(db: sa.Connection) -> Iterator[str]:
-    """No node has more ranks than slots."""
+    """Checks that no node has more ranks than slots."""
     h, n = m.job_hosts.c, m.nodes.c
     query = (
         sa.select(h.node_id, n.slots, sa.func.sum(h.nranks).label("used"))

@@ -26,7 +26,7 @@ DatabaseUrl = Annotated[str | None, typer.Option(help="postgresql://…, as the 
 
 
 class Form(StrEnum):
-    """How a report is printed."""
+    """Form in which a report is printed."""
 
     text = "text"
     json = "json"
@@ -101,7 +101,9 @@ def tell(report: Report, output: Form, line: str) -> None:
 
 
 def existing_url(settings: Settings) -> str:
-    """Of the coordinator's database. Raises ConfigError if there is no file of SQLite: nothing makes one here."""
+    """Returns the URL of the coordinator's database. Raises ConfigError if its SQLite file does not exist: no command
+    here makes one.
+    """
     url = settings.database_url or sqlite_url(settings.folder / DATABASE)
     try:
         parsed = sa.make_url(url)

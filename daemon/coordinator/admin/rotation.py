@@ -31,7 +31,7 @@ _PEM = serialization.Encoding.PEM
 
 
 class Step(enum.StrEnum):
-    """Of a rotation."""
+    """Step of a rotation of certificates."""
 
     BEGIN = "begin"
     SWITCH = "switch"
@@ -49,7 +49,7 @@ class Status:
 
     @property
     def days_left(self) -> int:
-        """Until the certificate ends; negative: since it has ended."""
+        """Days until the certificate ends; negative: since it has ended."""
         return (self.ends - datetime.datetime.now(datetime.UTC)).days
 
 

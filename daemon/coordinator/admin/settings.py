@@ -13,7 +13,7 @@ from bagua.base.security import TlsFiles
 
 
 class Settings(BaseSettings):
-    """Constant after construction."""
+    """Settings of the coordinator, constant after construction."""
 
     model_config = SettingsConfigDict(env_prefix="BAGUA_COORDINATOR_", frozen=True)
 
@@ -64,12 +64,12 @@ class Settings(BaseSettings):
 
     @property
     def token_path(self) -> Path:
-        """Where the credential lies."""
+        """Path of the credential."""
         return self.token_file or self.state_dir / "token"
 
     @property
     def tls_folder(self) -> Path | None:
-        """Where the certificates lie; None: no TLS."""
+        """Folder of the certificates; None: no TLS."""
         return self.state_dir / "tls" if self.auto_tls and self.tls is None else self.tls
 
     @property

@@ -44,7 +44,7 @@ class StateFolder:
 
     @property
     def database(self) -> Path:
-        """Where SQLite keeps its file."""
+        """Path of SQLite's file."""
         return self.path / DATABASE
 
     def identity(self) -> str:
@@ -71,6 +71,6 @@ class StateFolder:
             raise ConfigError(f"{disk_words(error, path)} [BG108]") from error
 
     def close(self) -> None:
-        """Gives the folder back."""
+        """Unlocks the folder for other processes."""
         (self.path / "coordinator.json").unlink(missing_ok=True)
         os.close(self._lock)

@@ -39,7 +39,7 @@ class AccountServicer(account_pb2_grpc.AccountServiceServicer):
         return account_pb2.CreateTokenReply(token=_message(token), secret=secret)
 
     async def ListTokens(self, request: account_pb2.ListTokensRequest, context: Context) -> account_pb2.ListTokensReply:
-        """The oldest first."""
+        """Lists tokens, the oldest first."""
         return account_pb2.ListTokensReply(
             tokens=[_message(one) for one in await self._accounts.tokens(request.revoked)]
         )
@@ -47,13 +47,13 @@ class AccountServicer(account_pb2_grpc.AccountServiceServicer):
     async def RevokeToken(
         self, request: account_pb2.RevokeTokenRequest, context: Context
     ) -> account_pb2.RevokeTokenReply:
-        """Calls with it end."""
+        """Revokes a token. Calls that use it end."""
         return account_pb2.RevokeTokenReply(
             tokens=[_message(one) for one in await self._accounts.revoke(request.token)]
         )
 
     async def ListAudit(self, request: account_pb2.ListAuditRequest, context: Context) -> account_pb2.ListAuditReply:
-        """The newest first."""
+        """Lists entries of the audit log, the newest first."""
         limit = min(request.limit or _DEFAULT_PAGE, _MAX_PAGE)
         before = checked_number("before_seq", request.before_seq)
         rows = await self._audit.entries(limit, before, request.who, request.target, request.refused)

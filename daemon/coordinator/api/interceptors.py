@@ -218,7 +218,7 @@ _NOT_IN_TABLE = Rule(frozenset())
 
 
 class _Record:
-    """One call, as the audit log gets it."""
+    """Call as the audit log gets it."""
 
     def __init__(self, audit: Audit, caller: Identity, method: str, rule: Rule, peer: str) -> None:
         self._audit, self._caller, self._method, self._rule = audit, caller, method, rule
@@ -234,7 +234,7 @@ class _Record:
             raise error
 
     def done(self, answer: Any) -> None:
-        """It was let in, and did what it should."""
+        """Notes that the call was let in and succeeded."""
         if self._rule.audited:
             self._add(OK, "", _target(answer) if answer is not None else "")
 

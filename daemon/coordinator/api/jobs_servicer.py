@@ -93,7 +93,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         return await self._answer(job)
 
     async def GetJob(self, request: job_pb2.GetJobRequest, context: Context) -> job_pb2.Job:
-        """One job with its ranks."""
+        """Returns one job with its ranks."""
         message = await self._answer(await self._service.job(request.job_id))
         line = await self._tuning.line(message.job_id)
         reports = self._watchers.reports(message.job_id)
@@ -107,7 +107,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         return message
 
     async def ListJobs(self, request: job_pb2.ListJobsRequest, context: Context) -> job_pb2.ListJobsReply:
-        """A page of summaries."""
+        """Returns a page of summaries of jobs."""
         try:
             states = [JobState(state) for state in request.states]
         except ValueError as error:
@@ -131,19 +131,18 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         return job_pb2.ListEventsReply(events=[event_message(event) for event in events])
 
     async def CancelJob(self, request: job_pb2.CancelJobRequest, context: Context) -> job_pb2.Job:
-        """Idempotent."""
         return await self._answer(await self._service.cancel(request.job_id, request.reason))
 
     async def ScaleJob(self, request: job_pb2.ScaleJobRequest, context: Context) -> job_pb2.Job:
-        """Returns before it happens."""
+        """Accepts the request, and answers before it is carried out."""
         return await self._wish(request.job_id, lambda job: requests.scale(job, request.nodes))
 
     async def PauseJob(self, request: job_pb2.PauseJobRequest, context: Context) -> job_pb2.Job:
-        """Returns before it happens."""
+        """Accepts the request, and answers before it is carried out."""
         return await self._wish(request.job_id, requests.pause)
 
     async def ResumeJob(self, request: job_pb2.ResumeJobRequest, context: Context) -> job_pb2.Job:
-        """Returns before it happens."""
+        """Accepts the request, and answers before it is carried out."""
         return await self._wish(request.job_id, requests.resume)
 
     async def WatchJob(self, request: job_pb2.WatchJobRequest, context: Context) -> AsyncIterator[job_pb2.JobUpdate]:
@@ -232,7 +231,6 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         return job_pb2.DrainNodeReply(node=node_message(view), jobs=jobs)
 
     async def UndrainNode(self, request: job_pb2.UndrainNodeRequest, context: Context) -> job_pb2.Node:
-        """Idempotent."""
         view, _ = await self._service.drain(request.node_id, False)
         return node_message(view)
 
@@ -249,15 +247,15 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         return job_pb2.UpgradeNodeReply(node=node, former_version=former.version)
 
     async def ListTuning(self, request: job_pb2.ListTuningRequest, context: Context) -> job_pb2.ListTuningReply:
-        """All there is."""
+        """Lists all studies that the caller may see."""
         return job_pb2.ListTuningReply(tunings=await self._tuning.studies(CURRENT.get().namespace))
 
     async def GetTuning(self, request: job_pb2.GetTuningRequest, context: Context) -> job_pb2.Tuning:
-        """By the beginning of its id."""
+        """Finds a study by the beginning of its id."""
         return await self._tuning.study(request.prefix, CURRENT.get().namespace)
 
     async def ForgetTuning(self, request: job_pb2.ForgetTuningRequest, context: Context) -> job_pb2.ForgetTuningReply:
-        """One, or all."""
+        """Deletes one study, or all."""
         namespace = CURRENT.get().namespace
         return job_pb2.ForgetTuningReply(ids=await self._tuning.forget(request.prefix, request.all, namespace))
 
@@ -280,7 +278,9 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
 
 
 def _chosen_namespace(asked: str) -> str:
-    """Where a job of this caller goes; empty: the default. Raises ForbiddenError, InvalidRequestError."""
+    """Returns the namespace for a job of this caller; ``asked`` empty: the default one. Raises ForbiddenError,
+    InvalidRequestError.
+    """
     own = CURRENT.get().namespace
     if asked:
         check_namespace(asked)

@@ -76,7 +76,7 @@ class NodeServicer:
         self.stopping = False
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
-        """For a server. Directives that are the same for many daemons come here as bytes already."""
+        """Makes the handler for a server. Directives that are the same for many daemons come here as bytes already."""
         session = grpc.stream_stream_rpc_method_handler(
             self.Session,
             request_deserializer=_as_it_came,
@@ -179,7 +179,9 @@ class NodeServicer:
         return hello
 
     async def _check_unique(self, node_id: str, boot_id: str) -> None:
-        """Two daemons with one id: the newer wins only if the older says nothing for longer than a heartbeat."""
+        """Decides between two daemons with one id. The newer one wins only if the older one says nothing for longer
+        than a heartbeat.
+        """
         older = self._sessions.get(node_id)
         if older is None or older.boot_id == boot_id or older.closed.is_set():
             return
@@ -271,7 +273,7 @@ class NodeServicer:
         session.tell(node_pb2.Directive(tune=node_pb2.TuneAnswer(request_id=question.request_id, reply=reply)))
 
     async def _give_code(self, session: NodeSession, question: node_pb2.CodeQuestion) -> None:
-        """One piece at a time: a daemon asks for the next when it has this one."""
+        """Sends one piece of an archive. A daemon asks for the next when it has this one."""
         answer = node_pb2.CodeAnswer(request_id=question.request_id)
         try:
             answer.data = await self._code.piece(question.job_id, question.piece)
@@ -283,7 +285,7 @@ class NodeServicer:
         session.tell(node_pb2.Directive(code=answer))
 
     def _give_secrets(self, session: NodeSession, question: node_pb2.SecretsQuestion) -> None:
-        """To nodes of the job alone."""
+        """Sends a job's secrets, to nodes of the job alone."""
         answer = node_pb2.SecretsAnswer(request_id=question.request_id)
         try:
             if not self._intake.places(question.job_id, session.node_id):

@@ -50,7 +50,7 @@ class _Seen:
 
 
 class Connections:
-    """Which connections there are, and which have shown a token. Used from the event loop only.
+    """Connections that there are, with the mark of those that have shown a token. Used from the event loop only.
 
     ``look`` lists the accepted connections, outside of the event loop: 1,000 of them take 20 ms. ``cut`` shuts one
     down. A stranger is shut down after ``patience`` looks, not seconds: in a process that stood still nobody had the
@@ -127,7 +127,7 @@ class Connections:
         self.know(address for address, _ in fresh)
 
     def _too_many(self, strangers: list[_Seen]) -> Iterator[_Seen]:
-        """Those to shut down of ``strangers``, which begin with the oldest."""
+        """Yields those of ``strangers`` to shut down. ``strangers`` begin with the oldest."""
         of_address = Counter(seen.socket.peer[0] for seen in strangers)
         rest = []
         for seen in strangers:
@@ -155,7 +155,7 @@ def parse_peer(text: str) -> Peer | None:
 
 
 def _address(host: str) -> str:
-    """One spelling for each address; without the zone, which gRPC and the kernel write differently."""
+    """Returns one spelling for each address, without the zone, which gRPC and the kernel write differently."""
     try:
         parsed = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -196,7 +196,9 @@ class OwnSockets:
         self._others.clear()
 
     def look(self, known: Iterable[Socket]) -> list[Socket]:
-        """All of them now. ``known``: those of the last look, which need no second one. May be called in a thread."""
+        """Lists all sockets of this process. ``known``: those of the last call, which need no second look. A thread may
+        call it.
+        """
         with self._using:
             return [] if self._closed else self._find(known)
 
@@ -256,7 +258,7 @@ class OwnSockets:
 
 
 def _socket_inode(descriptor: int) -> int | None:
-    """None: no socket, or closed."""
+    """Returns the inode of a socket; None if it is none, or closed."""
     try:
         status = os.fstat(descriptor)
     except OSError:
@@ -275,5 +277,5 @@ def raise_descriptor_limit() -> int:
 
 
 def limit_of_strangers(descriptors: int) -> int:
-    """How many connections of strangers are allowed where so many files may be open."""
+    """Returns the number of connections of strangers that are allowed if so many files may be open."""
     return _MOST_STRANGERS if descriptors < 0 else max(8, min(_MOST_STRANGERS, descriptors // 4))

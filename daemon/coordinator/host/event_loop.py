@@ -24,20 +24,21 @@ _PASSES = (2_000, 5, 500)
 
 
 class EventLoop(asyncio.SelectorEventLoop):
-    """For ``asyncio.Runner``."""
+    """Event loop for ``asyncio.Runner``."""
 
     def add_reader(  # type: ignore[override]  # its generics say no more
         self, fd: Any, callback: Callable[..., Any], *args: Any
     ) -> None:
-        """As asyncio's, but grpc.aio finds one byte on its bell."""
+        """Adds a reader as asyncio does, but grpc.aio finds one byte on its bell."""
         if isinstance(fd, socket.socket) and _is_of_grpc(callback):
             callback = partial(_with_one_byte, fd, callback)
         super().add_reader(fd, callback, *args)
 
 
 def collect_seldom() -> None:
-    """For a process that has started: what is there stays for ever, and full passes come seldom. Records of jobs refer
-    to each other in one direction, so they go without the collector."""
+    """Makes full passes of the garbage collector rare, in a process that has started: what is there stays for ever.
+    Records of jobs refer to each other in one direction, so they go without the collector.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_PASSES)

@@ -119,11 +119,10 @@ class CoordinatorCollector(Collector):
         self._watchers = watchers
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: a registry need not ask the database when it starts."""
+        """Returns nothing: a registry need not ask the database when it starts."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """All metrics."""
         yield build_info()
         living = self._service.living()
         yield from self._cluster(living)
@@ -176,7 +175,7 @@ class CoordinatorCollector(Collector):
 
 @dataclass(frozen=True)
 class MetricsServer:
-    """Where metrics are served, and how that is ended."""
+    """Server of metrics: its address, and the function that ends it."""
 
     port: int
     stop: Callable[[], None]

@@ -27,7 +27,7 @@ class Refusals:
         self._kinds: Counter[str] = Counter()
 
     def add(self, address: str, kind: str) -> None:
-        """One more from ``address``."""
+        """Counts one more refusal from ``address``."""
         if address not in self._addresses and len(self._addresses) >= _MAX_ADDRESSES:
             address = _OTHERS
         self._addresses[address] += 1

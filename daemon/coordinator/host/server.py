@@ -287,7 +287,7 @@ class Coordinator:
         self._stop.set()
 
     async def serve(self) -> None:
-        """Until ``stop``, or until it has been idle for long enough."""
+        """Serves until ``stop``, or until it has been idle for long enough."""
         await self._stop.wait()
 
     async def close(self) -> None:
@@ -312,7 +312,7 @@ class Coordinator:
             log.warning("audit_not_written", error=str(error))
 
     async def _forget_secrets(self) -> None:
-        """Those of jobs that have ended."""
+        """Deletes secrets of jobs that have ended."""
         while True:
             await asyncio.sleep(_TICK_S)
             for job_id in self._secrets.jobs():

@@ -14,7 +14,7 @@ from bagua.daemon.coordinator.rules.identity import EVERYWHERE, Identity, Role
 
 
 class About(enum.Enum):
-    """Which part of the cluster a call is about."""
+    """Part of the cluster that a call is about."""
 
     CLUSTER = enum.auto()  # nothing of one namespace
     NAMESPACE = enum.auto()  # the handler shows and makes what is in the caller's namespace alone
@@ -33,7 +33,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Owned:
-    """Where a job belongs."""
+    """Namespace and owner of a job."""
 
     namespace: str
     submitted_by: str
@@ -120,8 +120,9 @@ TABLE: dict[str, Rule] = {
 
 
 def decide(caller: Identity, rule: Rule, job_id: str | None = None, job: Owned | None = None) -> Verdict:
-    """Whether ``caller`` may call what ``rule`` is for, about ``job_id`` (None: the request has not come yet), which
-    belongs to ``job`` (None: there is no such job)."""
+    """Decides whether ``caller`` may call what ``rule`` is for, about ``job_id`` (None: the request has not come yet),
+    which belongs to ``job`` (None: there is no such job).
+    """
     if caller.role not in rule.roles:
         return Verdict.ROLE
     if rule.about not in (About.JOB_SEEN, About.JOB_CHANGED) or job_id is None:
@@ -137,7 +138,7 @@ def decide(caller: Identity, rule: Rule, job_id: str | None = None, job: Owned |
 
 
 def needs_owner(caller: Identity, rule: Rule) -> bool:
-    """Whether ``decide`` has to know where the job belongs."""
+    """True if ``decide`` has to know where the job belongs."""
     about_a_job = rule.about in (About.JOB_SEEN, About.JOB_CHANGED)
     return about_a_job and caller.scope is None and caller.role is not Role.ADMIN
 
@@ -170,5 +171,5 @@ def refusal(verdict: Verdict, caller: Identity, method: str, job_id: str = "") -
 
 
 def unknown_job(job_id: str) -> NotFoundError:
-    """Also for a job that the caller may not know of."""
+    """Returns the error for a job that does not exist, or that the caller may not know of."""
     return NotFoundError(f"There is no job {job_id[:64]!r}. `bagua job list` shows those there are. [BG810]")

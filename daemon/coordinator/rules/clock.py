@@ -38,7 +38,7 @@ class ServiceClock:
         return self._wall()
 
     def tick(self) -> None:
-        """Time goes on."""
+        """Advances the clock."""
         self._reading = self.now()
         self._at = self._monotonic()
 

@@ -32,14 +32,15 @@ SAME = Offset(0, 0)
 
 
 def offset_of(exchanges: Sequence[Exchange]) -> Offset:
-    """By the quickest of them. Raises ValueError if there is none."""
+    """Returns the offset by the quickest exchange. Raises ValueError if there is none."""
     best = min(exchanges, key=lambda one: one.came - one.sent)
     return Offset((best.sent + best.came) // 2 - best.told, (best.came - best.sent + 1) // 2)
 
 
 def offset_during(before: Sequence[Exchange], after: Sequence[Exchange]) -> Offset:
-    """Of a time that lies between two series of exchanges; one of them may be empty. The bound covers both ends, and so
-    the time between them, in which clocks drift one way."""
+    """Returns the offset during a time between two series of exchanges. One of them may be empty. The bound covers both
+    ends, and so the time between them, in which clocks drift one way.
+    """
     if not before or not after:
         return offset_of([*before, *after])
     first, last = offset_of(before), offset_of(after)

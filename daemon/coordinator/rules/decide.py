@@ -118,7 +118,7 @@ def _pending(job: JobRecord, nodes: Nodes, now: float, options: Options) -> Deci
 
 
 def _active(job: JobRecord, nodes: Nodes, now: float, options: Options) -> Decision:
-    """STARTING, RUNNING and WAITING."""
+    """Decides about a job that is STARTING, RUNNING or WAITING."""
     if job.cancel_reason is not None:
         return Decision(JobState.STOPPING, job.cancel_reason, JobState.CANCELLED)
     lost, wake_at = _lost_at_start(job, nodes, now, options)

@@ -13,7 +13,7 @@ from functools import cached_property
 
 
 class JobState(enum.IntEnum):
-    """Where a job is in its life."""
+    """Stage of a job's life."""
 
     PENDING = 1
     STARTING = 2
@@ -53,7 +53,7 @@ class Phase(enum.IntEnum):
 
 
 class Plan(enum.IntEnum):
-    """How the ranks come into a generation."""
+    """Way in which ranks come into a generation."""
 
     AT_ONCE = 0
     PLANNED = 1  # after the same training step everywhere
@@ -85,18 +85,18 @@ class JobSpec:
 
     @property
     def most_nodes(self) -> int:
-        """It grows to so many."""
+        """Number of nodes up to which the job grows."""
         return self.max_nodes or self.nnodes
 
     @property
     def least_nodes(self) -> int:
-        """On so many nodes it begins."""
+        """Number of nodes on which the job begins."""
         return self.min_nodes or self.nnodes
 
 
 @dataclass(frozen=True)
 class RankRecord:
-    """One rank of the current generation, or the last state of one that is gone."""
+    """Rank of the current generation, or the last state of one that is gone."""
 
     rank: int
     local_rank: int
@@ -118,7 +118,7 @@ class RankRecord:
 
     @property
     def number(self) -> int:
-        """Of the process in its job: given once, while ranks are counted anew in each generation."""
+        """Number of the process in its job. It is given once, while ranks are counted anew in each generation."""
         return self.rank if self.member < 0 else self.member
 
     def moved(self, rank: int, local_rank: int) -> RankRecord:
@@ -139,8 +139,9 @@ class RankRecord:
 
 @dataclass(frozen=True)
 class HostRecord:
-    """One node's part in the current generation of a job; or, with a negative index, one that is out of it or not yet
-    in it."""
+    """Part of one node in the current generation of a job; or, with a negative index, a part that is out of it or not
+    yet in it.
+    """
 
     index: int
     node_id: str
@@ -265,22 +266,22 @@ class JobRecord:
 
     @cached_property
     def ranks(self) -> tuple[RankRecord, ...]:
-        """All ranks of the current generation, in order."""
+        """Ranks of the current generation, in order."""
         return tuple(rank for host in self.hosts for rank in host.ranks)
 
     @property
     def parts(self) -> tuple[HostRecord, ...]:
-        """All parts that may be on nodes: hosts and former ones."""
+        """Parts that may be on nodes: hosts and former ones."""
         return (*self.hosts, *self.former, *self.joining) if self.former or self.joining else self.hosts
 
     @property
     def wanted(self) -> int:
-        """It grows to so many nodes."""
+        """Number of nodes up to which the job grows now."""
         return self.wanted_nodes or self.spec.most_nodes
 
     @property
     def least(self) -> int:
-        """With fewer nodes it waits."""
+        """Number of nodes below which the job waits."""
         return max(1, self.spec.min_nodes)
 
     @property
@@ -481,7 +482,7 @@ class LocalRank:
 
 @dataclass(frozen=True)
 class LocalJob:
-    """Everything a node says of one job."""
+    """Report of a node about one job."""
 
     job_id: str
     generation: int

@@ -35,7 +35,7 @@ class Evidence:
 
 
 def find(job: JobRecord, nodes: Nodes, now: float, options: Options) -> Evidence:
-    """Everything that speaks against a member of the current generation."""
+    """Finds everything that speaks against a member of the current generation."""
     lost: dict[str, str] = {}
     wake: list[float] = []
     away = False
@@ -107,10 +107,11 @@ def host_loss(
 def longest_silence(
     nodes: Nodes, options: Options, heard: float, patience_s: float = 0.0, watched: bool = False
 ) -> float:
-    """After so many seconds without a word, since ``heard``, a node is out. One that its peers watch is out when
-    nothing can be left of its ranks: before that it is they who lose it, after eight median steps of theirs. While no
-    node at all is heard it is rather this coordinator that is cut off, as one is that leads while all daemons know
-    another one's address: then it is the same, later for one that is new. Nobody could go on without them meanwhile."""
+    """Returns the seconds without a word, since ``heard``, after which a node is out. One that its peers watch is out
+    when nothing can be left of its ranks: before that it is they who lose it, after eight median steps of theirs. While
+    no node at all is heard it is rather this coordinator that is cut off, as one is that leads while all daemons know
+    another one's address: then it is the same, later for one that is new. Nobody could go on without them meanwhile.
+    """
     if not any(node.connected for node in nodes.values()):
         return options.gone_at(heard, patience_s) - heard
     if watched:
@@ -137,9 +138,10 @@ def _watched(job: JobRecord, nodes: Nodes, options: Options) -> frozenset[str]:
 
 
 def _silent_at(heard: float, lost: float, options: Options) -> float:
-    """When a host is silent that was heard of, and lost by a peer, at these moments. Where it was lost soon after a
-    word of it, its connection broke: its daemon may be starting again, and has the whole time for that. Where it was
-    lost a moment too soon, it may be either, and has as long as a start takes mostly."""
+    """Returns when a host counts as silent that was heard of, and lost by a peer, at these moments. Where it was lost
+    soon after a word of it, its connection broke: its daemon may be starting again, and has the whole time for that.
+    Where it was lost a moment too soon, it may be either, and has as long as a start takes mostly.
+    """
     if lost >= heard + options.silence_s:
         return heard + options.silence_s
     if lost >= heard + options.silence_s - options.last_words_s:

@@ -30,8 +30,9 @@ class Cause:
 
 
 def silent_since(host: HostRecord, nodes: Nodes, options: Options) -> float | None:
-    """When the node of ``host`` was heard of last; None while its session lives. The time before the start of this
-    coordinator does not count."""
+    """Returns when the node of ``host`` was heard of last; None while its session lives. The time before the start of
+    this coordinator does not count.
+    """
     node = nodes.get(host.node_id)
     if node is None:
         return options.started_clock
@@ -100,7 +101,7 @@ def _told(job: JobRecord) -> Iterator[RankRecord]:
 
 
 def _indirect(job: JobRecord, failed: list[RankRecord]) -> Iterator[tuple[float, str]]:
-    """(when seen, text) of errors that may have a better cause, the clearest first."""
+    """Yields (when seen, text) of errors that may have a better cause, the clearest first."""
     alone = job.spec.elastic
     reported = [host for host in job.hosts if host.error and not (alone and (host.withdrawn or host.new))]
     reported.sort(key=lambda host: (host.error_clock, host.index))
@@ -113,7 +114,7 @@ def _indirect(job: JobRecord, failed: list[RankRecord]) -> Iterator[tuple[float,
 
 
 def describe_exit(rank: RankRecord) -> str:
-    """How a rank ended, in words; and why, if it failed."""
+    """Describes in words how a rank ended, and why, if it failed."""
     member = f" (member {rank.number})" if rank.number != rank.rank else ""
     where = f"rank {rank.rank}{member} on node {rank.node_id}"
     if rank.state is not RankState.EXITED:

@@ -45,8 +45,9 @@ def with_former(job: JobRecord, out: Sequence[HostRecord]) -> tuple[HostRecord, 
 
 
 def survivors(job: JobRecord, lost: Collection[str], now: float, newcomers_stay: bool) -> Regroup:
-    """All members that run, but for the hosts in ``lost``. Without ``newcomers_stay``, those who have no state yet go
-    back to the lobby."""
+    """Regroups all members that run, but for the hosts in ``lost``. Without ``newcomers_stay``, those who have no state
+    yet go back to the lobby.
+    """
     numbers = Numbers(job)
     hosts: list[HostRecord] = []
     out: list[HostRecord] = []
@@ -106,13 +107,13 @@ class Numbers:
         self._last = min((part.index for part in (*job.former, *job.joining)), default=0)
 
     def next(self) -> int:
-        """One that no part of the job has."""
+        """Returns a number that no part of the job has."""
         self._last = min(self._last, 0) - 1
         return self._last
 
 
 def counted(hosts: Iterable[HostRecord], fresh: bool) -> tuple[HostRecord, ...]:
-    """With indices and ranks counted anew. ``fresh``: their engines begin anew, too."""
+    """Returns the hosts with indices and ranks counted anew. ``fresh``: their engines begin anew, too."""
     found: list[HostRecord] = []
     first = 0
     for host in hosts:

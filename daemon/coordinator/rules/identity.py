@@ -18,7 +18,7 @@ DEFAULT_NAMESPACE = "default"
 
 
 class Role(enum.StrEnum):
-    """Of an account; ``access.TABLE`` says which calls it may make."""
+    """Role of an account; ``access.TABLE`` says which calls it may make."""
 
     ADMIN = "admin"  # everything, in all namespaces
     SUBMIT = "submit"  # jobs of its namespace

@@ -181,7 +181,7 @@ def _wanted(job: JobRecord, nodes: Nodes, now: float) -> list[tuple[NodeView, in
 
 
 def _respawn_at(job: JobRecord, now: float) -> float | None:
-    """When the oldest replacement is forgotten."""
+    """Returns when the oldest replacement is forgotten."""
     ends = [at + _HOUR_S for _, at in job.respawns if now < at + _HOUR_S]
     return min(ends, default=None)
 

@@ -53,7 +53,7 @@ def next_generation(job: JobRecord, nodes: Nodes, now: float, options: Options) 
 
 
 def _without(job: JobRecord, evidence: Evidence, now: float) -> Step:
-    """All members that run, but for those that are lost."""
+    """Goes on with all members that run, but for those that are lost."""
     words = evidence.words
     if _only_newcomers(job, evidence):  # nobody else is hurt: what was planned stays so
         step = replace(survivors(job, evidence.lost, now, newcomers_stay=True), plan=Plan.PLANNED)

@@ -52,14 +52,15 @@ class Options:
     arrived_clock: float = -math.inf
 
     def gone_s(self, patience_s: float = 0.0) -> float:
-        """After so long without a word nothing is left of a job's ranks on a node: clocks drift, and killing takes a
-        moment. ``patience_s``: see JobRecord."""
+        """Seconds without a word after which nothing is left of a job's ranks on a node: clocks drift, and killing
+        takes a moment. ``patience_s``: see JobRecord.
+        """
         if not self.fence_s:
             return self.lease_s
         fence_s = self.fence_s + patience_s
         return max(self.lease_s, fence_s + max(1.0, 0.05 * fence_s))
 
     def gone_at(self, heard: float, patience_s: float = 0.0) -> float:
-        """When nothing is left of a job's ranks on a node that was heard of last at that moment."""
+        """Returns when nothing is left of a job's ranks on a node that was heard of last at ``heard``."""
         newcomer = self.arrived_clock + self.outage_s if self.fence_s else -math.inf
         return max(heard, newcomer) + self.gone_s(patience_s)

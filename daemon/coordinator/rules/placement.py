@@ -18,7 +18,7 @@ class Placement:
 
     @property
     def node_ids(self) -> list[str]:
-        """Ids in ring order."""
+        """Ids of the nodes in ring order."""
         return [node.node_id for node in self.nodes]
 
 

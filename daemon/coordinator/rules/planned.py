@@ -74,7 +74,7 @@ def _leaving(job: JobRecord, nodes: Nodes) -> list[str]:
 
 
 def _room(job: JobRecord, nodes: Nodes, left: list[str], admitted: list[HostRecord]) -> int:
-    """How many of ``admitted`` fit: the job may have become smaller meanwhile."""
+    """Returns how many of ``admitted`` fit: the job may have become smaller meanwhile."""
     room = job.wanted - sum(host.node_id not in left and not draining(host, nodes) for host in job.hosts)
     for count, part in enumerate(admitted):
         if job.host_index(part.node_id) is None:

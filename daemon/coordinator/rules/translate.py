@@ -44,7 +44,7 @@ MAX_NUMBER = 2**63 - 1  # that databases take
 
 
 def spec_from_wire(wire: bytes) -> JobSpec:
-    """The stored form."""
+    """Reads a specification from its stored form."""
     return _summary(common_pb2.JobSpec.FromString(wire), wire)
 
 
@@ -321,7 +321,9 @@ def _head_message(
 
 
 def _rank_messages(ranks: Iterable[RankRecord]) -> list[common_pb2.RankStatus]:
-    """Where thousands of ranks failed, the last lines of those that ended first: all of them fit into no answer."""
+    """Makes the messages about ranks. Only those that ended first have their last lines: if thousands failed, all lines
+    fit into no answer.
+    """
     found = [rank_message(rank) for rank in ranks]
     room = MAX_TAILS
     for rank in sorted((rank for rank in found if rank.error_tail), key=lambda rank: rank.exited_at):

@@ -26,7 +26,7 @@ class Connected(Protocol):
 
 
 class Upgrades:
-    """One for all nodes."""
+    """Upgrades of nodes that are under way: one object for all nodes."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, tuple[Connected, asyncio.Future[None]]] = {}

@@ -16,7 +16,7 @@ class AccountQueries(CodeQueries):
     """The part of a transaction that is about who may do what. Times are wall times, seconds."""
 
     def tokens(self) -> Sequence[sa.Row[Any]]:
-        """All, the oldest first."""
+        """Returns all tokens, the oldest first."""
         return self._db.execute(sa.select(m.tokens).order_by(m.tokens.c.created_at, m.tokens.c.token_id)).all()
 
     def add_token(self, row: Mapping[str, Any]) -> None:
@@ -28,7 +28,7 @@ class AccountQueries(CodeQueries):
         self._db.execute(sa.update(m.tokens).where(chosen).values(revoked_at=now))
 
     def owned(self, job_id: str) -> Owned | None:
-        """Where a job belongs; None if there is none."""
+        """Returns where a job belongs; None if there is no such job."""
         query = sa.select(m.jobs.c.namespace, m.jobs.c.submitted_by).where(m.jobs.c.job_id == job_id)
         found = self._db.execute(query).one_or_none()
         return None if found is None else Owned(found.namespace, found.submitted_by)
@@ -36,7 +36,9 @@ class AccountQueries(CodeQueries):
     # ---- audit
 
     def add_audit(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """In order. The commit of PostgreSQL does not wait for the disk: a server that crashes loses the last rows."""
+        """Adds rows in this order. The commit of PostgreSQL does not wait for the disk: a server that crashes loses the
+        last rows.
+        """
         if self._db.dialect.name == "postgresql":
             self._later(sa.text("SET LOCAL synchronous_commit TO OFF"))
         # Inline: for one row alone SQLAlchemy asks for its number else, and nobody waits for that answer.

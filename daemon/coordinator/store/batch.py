@@ -47,7 +47,7 @@ class Batch:
         return any((self.submissions, self.introductions, self.gone, self.marks, self.changes))
 
     def write(self, store: Store) -> Outcome:
-        """All of it, or nothing and an exception. A part that can't be written does not take the others along: its
+        """Writes all of it, or nothing and raises. A part that can't be written does not take the others along: its
         error is in the outcome."""
         try:
             return self._write(store)
@@ -79,13 +79,13 @@ class Batch:
         return outcome
 
     def _touched(self) -> set[str]:
-        """Nodes."""
+        """Returns the ids of nodes that the batch changes."""
         placed = (host.node_id for change in self.changes for host in change.placed)
         introduced = (node.node_id for node in self.introductions)
         return {*self.gone, *introduced, *(mark[0] for mark in self.marks), *placed}
 
     def _introduced(self, nodes: dict[str, NodeRecord] | None, outcome: Outcome) -> list[NodeRecord]:
-        """Those that nobody refuses, which are in ``nodes`` then as they will be."""
+        """Returns introductions that nobody refuses. ``nodes`` then has them as they will be."""
         found: list[NodeRecord] = []
         for node in self.introductions:
             known = None if nodes is None else nodes.get(node.node_id)
@@ -149,7 +149,7 @@ class Batch:
 
 
 def in_use(node_id: str, hostname: str) -> ConflictError:
-    """Two daemons with one id."""
+    """Returns the error for two daemons with one id."""
     return ConflictError(
         f"The node id {node_id!r} is in use by another daemon, on {hostname}. Give each daemon a state folder or "
         "--node-id of its own. [BG811]"

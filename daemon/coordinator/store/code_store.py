@@ -16,7 +16,7 @@ class CodeQueries(TuningQueries):
     """The part of a transaction that is about archives of code. Times are wall times, seconds."""
 
     def use_code(self, digest: str, size: int, now: float, namespace: str) -> bool:
-        """Whether it is here, whole, and the namespace (*: any) has sent it once; if so, it was used ``now``."""
+        """Marks an archive as used ``now``. True if it is here, whole, and the namespace (*: any) has sent it once."""
         c, g = m.code_archives.c, m.code_grants.c
         here = sa.and_(c.digest == digest, c.bytes == size, c.complete)
         if namespace != EVERYWHERE:
@@ -26,18 +26,18 @@ class CodeQueries(TuningQueries):
         return found.rowcount > 0
 
     def begin_code(self, digest: str, size: int, now: float) -> None:
-        """Its pieces follow. Nothing if that was begun before: the pieces are the same."""
+        """Begins an archive whose pieces follow. Does nothing if it was begun before: the pieces are the same."""
         values = {"digest": digest, "bytes": size, "complete": False, "used_at": now}
         statement = self._insert(m.code_archives).values(values)
         self._db.execute(statement.on_conflict_do_update(index_elements=["digest"], set_={"used_at": now}))
 
     def add_code_piece(self, digest: str, number: int, data: bytes) -> None:
-        """Nothing if it is there."""
+        """Adds a piece, unless it is there."""
         statement = self._insert(m.code_pieces).values(digest=digest, number=number, data=data)
         self._db.execute(statement.on_conflict_do_nothing())
 
     def complete_code(self, digest: str, now: float, namespace: str) -> None:
-        """All pieces are there, and the namespace has sent them."""
+        """Notes that all pieces are there, and that the namespace has sent them."""
         grant = self._insert(m.code_grants).values(digest=digest, namespace=namespace)
         self._db.execute(grant.on_conflict_do_nothing())
         here = m.code_archives.c.digest == digest
@@ -57,7 +57,7 @@ class CodeQueries(TuningQueries):
         return None if found is None else bytes(found)
 
     def code_bytes(self) -> int:
-        """Of all archives."""
+        """Returns the size of all archives together."""
         return int(self._db.execute(sa.select(sa.func.coalesce(sa.func.sum(m.code_archives.c.bytes), 0))).scalar_one())
 
     def idle_code(self, used_before: float) -> list[tuple[str, int]]:
@@ -72,5 +72,5 @@ class CodeQueries(TuningQueries):
         return [(row.digest, row.bytes) for row in self._db.execute(query)]
 
     def forget_code(self, digest: str) -> None:
-        """With its pieces."""
+        """Deletes an archive with its pieces."""
         self._db.execute(sa.delete(m.code_archives).where(m.code_archives.c.digest == digest))

@@ -174,7 +174,7 @@ def ensure_schema(engine: sa.Engine, shown: str) -> None:
 
 
 def revision_of(connection: sa.Connection) -> str | None:
-    """Of the schema; None: there is none."""
+    """Returns the revision of the schema; None: there is no schema."""
     if not sa.inspect(connection).has_table("alembic_version"):
         return None
     found = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalars().all()

@@ -46,7 +46,7 @@ def broken_off(error: sa.exc.DBAPIError) -> bool:
 
 
 def shown_url(url: sa.URL) -> str:
-    """As users write it, without the password."""
+    """Returns the URL as users write it, without the password."""
     return url.set(drivername=url.get_backend_name()).render_as_string(hide_password=True)
 
 
@@ -63,7 +63,7 @@ def describe(error: sa.exc.DBAPIError | sqlite3.Error, url: sa.URL) -> Trouble |
 
 
 def _file(url: sa.URL) -> Path:
-    """Of SQLite; some URLs name it by a URI."""
+    """Returns SQLite's file. Some URLs name it by a URI."""
     name = url.database or ""
     return Path(unquote(name.removeprefix("file:")) if name.startswith("file:") else name).absolute()
 

@@ -46,23 +46,26 @@ class NodeQueries(AccountQueries):
         self._later(statement, [{field.name: getattr(node, field.name) for field in fields(node)} for node in nodes])
 
     def node(self, node_id: str) -> NodeRecord | None:
-        """One node."""
+        """Returns one node, or None."""
         row = self._db.execute(sa.select(m.nodes).where(m.nodes.c.node_id == node_id)).mappings().one_or_none()
         return None if row is None else NodeRecord(**row)
 
     def nodes(self) -> list[NodeRecord]:
-        """All, by id."""
+        """Returns all nodes, sorted by id."""
         return [
             NodeRecord(**row) for row in self._db.execute(sa.select(m.nodes).order_by(m.nodes.c.node_id)).mappings()
         ]
 
     def lock_nodes(self, node_ids: Iterable[str]) -> dict[str, NodeRecord]:
-        """Those of the nodes that there are. Until the end of the transaction nobody else changes them, or takes slots
-        of them."""
+        """Returns those of the nodes that exist. Until the end of the transaction nobody else changes them, or takes
+        slots of them.
+        """
         return {row.node_id: NodeRecord(**row._mapping) for row in self._among(_LOCKED_NODES, node_ids)}
 
     def mark_node(self, node_id: str, draining: bool | None, leaving: bool | None) -> None:
-        """That a node drains, or not: as a user has asked, as its daemon says. None: as it was."""
+        """Marks a node as draining or not: as a user has asked (``draining``), as its daemon says (``leaving``). None:
+        as it was.
+        """
         marks = {name: mark for name, mark in (("draining", draining), ("leaving", leaving)) if mark is not None}
         if marks:
             self._later(sa.update(m.nodes).where(m.nodes.c.node_id == node_id).values(marks))

@@ -44,11 +44,11 @@ class PipelineDialect(PGDialect_psycopg):
         self._ask(cursor.connection, context, lambda: cursor.execute(statement, parameters, **planned))
 
     def do_execute_no_params(self, cursor: Any, statement: Any, context: Any = None) -> None:
-        """The same without parameters."""
+        """Runs a statement without parameters."""
         self._ask(cursor.connection, context, lambda: cursor.execute(statement))
 
     def do_executemany(self, cursor: Any, statement: Any, parameters: Any, context: Any = None) -> None:
-        """One statement with several sets of parameters."""
+        """Runs one statement with several sets of parameters."""
         self._ask(cursor.connection, context, lambda: cursor.executemany(statement, parameters))
 
     def _ask(self, driver: psycopg.Connection[Any], context: Any, send: Callable[[], object]) -> None:
@@ -75,12 +75,12 @@ class PipelineDialect(PGDialect_psycopg):
             driver.execute(b"COMMIT", prepare=False)
 
     def do_rollback(self, dbapi_connection: Any) -> None:
-        """Nothing of what was sent stays."""
+        """Takes back all that was sent."""
         self._leave(dbapi_connection.driver_connection)
         super().do_rollback(dbapi_connection)  # type: ignore[no-untyped-call]
 
     def do_close(self, dbapi_connection: Any) -> None:
-        """Also in the midst of a transaction, where the connection was lost."""
+        """Closes the connection, also in the midst of a transaction if it was lost."""
         super().do_close(dbapi_connection)  # type: ignore[no-untyped-call]
         self._leave(dbapi_connection)
 
@@ -92,7 +92,7 @@ class PipelineDialect(PGDialect_psycopg):
 
 
 def _options(context: Any) -> Mapping[str, Any]:
-    """Of a statement: none of those that SQLAlchemy runs for itself."""
+    """Returns the options of a statement; empty for those that SQLAlchemy runs for itself."""
     return {} if context is None else context.execution_options
 
 

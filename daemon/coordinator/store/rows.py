@@ -27,7 +27,7 @@ from bagua.daemon.coordinator.store import models as m
 
 
 def event_row(job_id: str, seq: int, event: Event) -> dict[str, Any]:
-    """Of ``events``."""
+    """Makes a row of ``events``."""
     return {
         "job_id": job_id,
         "seq": seq,
@@ -39,7 +39,7 @@ def event_row(job_id: str, seq: int, event: Event) -> dict[str, Any]:
 
 
 def new_job_row(job: JobRecord, idempotency_key: str | None, owner: str, last_event: int) -> dict[str, Any]:
-    """Of ``jobs``."""
+    """Makes a row of ``jobs``."""
     return {
         **job_row(job),
         "job_id": job.job_id,
@@ -57,7 +57,7 @@ def new_job_row(job: JobRecord, idempotency_key: str | None, owner: str, last_ev
 
 
 def changed_job(change: Change) -> dict[str, Any]:
-    """Parameters of ``UPDATE_JOB``."""
+    """Makes the parameters of ``UPDATE_JOB``."""
     return {
         **job_row(change.job),
         "p_job_id": change.job.job_id,
@@ -103,7 +103,7 @@ _RANK_FIELDS = tuple(field.name for field in fields(RankRecord) if field.name no
 
 
 def host_row(job_id: str, host: HostRecord) -> dict[str, Any]:
-    """Of ``job_hosts``."""
+    """Makes a row of ``job_hosts``."""
     row = {name: _plain(getattr(host, name)) for name in _HOST_FIELDS}
     return {**row, "job_id": job_id, "host_index": host.index, "ranks": _ranks_text(host.ranks)}
 
@@ -143,7 +143,7 @@ def job_row(job: JobRecord) -> dict[str, Any]:
 
 
 def job_record(row: Mapping[Any, Any], hosts: tuple[HostRecord, ...]) -> JobRecord:
-    """Of a row of ``jobs`` with its specification."""
+    """Reads a row of ``jobs`` with its specification."""
     spec: JobSpec = spec_from_wire(row["spec"])
     return JobRecord(
         job_id=row["job_id"],
@@ -173,7 +173,7 @@ def job_record(row: Mapping[Any, Any], hosts: tuple[HostRecord, ...]) -> JobReco
 
 
 def host_record(row: Mapping[Any, Any]) -> HostRecord:
-    """Of a row of ``job_hosts``."""
+    """Reads a row of ``job_hosts``."""
     values = {name: row[name] for name in _HOST_FIELDS}
     values["phase"] = Phase(values["phase"])
     values["lost_hosts"] = tuple(json.loads(values["lost_hosts"] or "[]"))

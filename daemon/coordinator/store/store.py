@@ -114,8 +114,6 @@ class Store:
 
 
 class Transaction(NodeQueries):
-    """One transaction."""
-
     # ---- jobs
 
     def create_job(self, job: JobRecord, idempotency_key: str | None, owner: str, events: Iterable[Event] = ()) -> bool:
@@ -139,7 +137,7 @@ class Transaction(NodeQueries):
         return {job.job_id for job, _, _ in written}
 
     def _others(self, keyed: Sequence[tuple[str, str]]) -> set[str]:
-        """Of jobs with their keys, those whose key belongs to another job."""
+        """Returns those of the jobs whose idempotency key belongs to another job."""
         if not keyed:
             return set()
         rows = self._among(_OF_KEYS, [key for _, key in keyed])
@@ -152,7 +150,7 @@ class Transaction(NodeQueries):
         return found[0].job if found else None
 
     def stored(self, job_ids: Sequence[str]) -> list[Stored]:
-        """Those of the jobs that there are, complete, in the order of ``job_ids``."""
+        """Returns those of the jobs that exist, complete, in the order of ``job_ids``."""
         order = {job_id: place for place, job_id in enumerate(job_ids)}
         rows = [row._mapping for row in self._among(_JOBS, job_ids)]
         rows.sort(key=lambda row: order[row["job_id"]])
@@ -174,11 +172,11 @@ class Transaction(NodeQueries):
         return None if job_id is None else self.job(job_id)
 
     def rows(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
-        """All rows that ``query`` finds; for lists."""
+        """Returns all rows that ``query`` finds."""
         return self._db.execute(query).all()
 
     def revision(self, job_id: str) -> int | None:
-        """Of a job, if there is one."""
+        """Returns the revision of a job, if there is one."""
         found: int | None = self._db.execute(sa.select(m.jobs.c.revision).where(m.jobs.c.job_id == job_id)).scalar()
         return found
 
@@ -260,7 +258,7 @@ class Transaction(NodeQueries):
         return found
 
     def delete_jobs(self, job_ids: Sequence[str]) -> None:
-        """With all that belongs to them."""
+        """Deletes jobs with all that belongs to them."""
         self._lock_jobs(m.jobs.c.job_id.in_(job_ids))
         self._db.execute(sa.delete(m.jobs).where(m.jobs.c.job_id.in_(job_ids)))
 

@@ -29,7 +29,7 @@ class Among:
 
 
 def insert_into(table: sa.Table, dialect: str) -> sqlite.Insert | postgresql.Insert:
-    """With ON CONFLICT."""
+    """Returns an INSERT that knows ON CONFLICT."""
     if dialect == "sqlite":
         return sqlite.insert(table)
     from sqlalchemy.dialects import postgresql  # not worth its time at start where there is SQLite
@@ -71,7 +71,7 @@ class TuningQueries:
         self._db.execute(statement.on_conflict_do_update(index_elements=["study_id"], set_=new))
 
     def add_tune_trial(self, study_id: str, job_id: str, number: int, time: float, trial: bytes) -> None:
-        """Nothing if it is there."""
+        """Adds a trial, unless it is there."""
         values = {"study_id": study_id, "job_id": job_id, "number": number, "time": time, "trial": trial}
         self._db.execute(self._insert(m.tune_trials).values(values).on_conflict_do_nothing())
 
@@ -82,6 +82,6 @@ class TuningQueries:
         return [bytes(row.trial) for row in reversed(self._db.execute(query).all())]
 
     def forget_tune_studies(self, study_ids: Sequence[str]) -> None:
-        """With their trials."""
+        """Deletes studies with their trials."""
         for study_id in study_ids:
             self._db.execute(sa.delete(m.tune_studies).where(m.tune_studies.c.study_id == study_id))

@@ -79,8 +79,10 @@ class Order:
         self._job = job
 
     def counts(self, part: HostRecord) -> bool:
-        """Of all parts on a node one is told: that of the generation, or else one that leaves it by a planned change,
-        or else one that is to end, or else one that prepares to join. Of an end all are."""
+        """True if the node is told of this part. Of all parts on a node one is told: that of the generation, or else
+        one that leaves it by a planned change, or else one that is to end, or else one that prepares to join. Of an end
+        all are.
+        """
         if part.index >= 0 or not isinstance(self.wish, Run):
             return True
         if part.node_id in self._hosts or part.node_id in self.wish.dismissed:
@@ -119,7 +121,9 @@ class Order:
 
     @cached_property
     def _dismissal(self) -> bytes:
-        """Its ranks leave after their step, also where others wait then, or have begun another generation since."""
+        """Directive by which ranks leave after their step, also if others wait then, or have begun another generation
+        since.
+        """
         assert isinstance(self.wish, Run)
         return self._run(replace(self.wish, plan=Plan.PLANNED)).SerializeToString()
 
@@ -159,7 +163,7 @@ def _stop_message(stop: Stop) -> bytes:
 
 
 def _run_message(run: Run, job: JobRecord) -> node_pb2.RunJob:
-    """All but ``host_index``."""
+    """Makes the message, all but ``host_index``."""
     hosts = [
         node_pb2.HostPlan(
             node_id=host.node_id,

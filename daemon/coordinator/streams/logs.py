@@ -25,7 +25,7 @@ _QUIET_LOOKS = 6  # a reader is told of a node that is away after so many: most 
 
 
 def check_tail(request: job_pb2.ReadLogsRequest) -> None:
-    """Raises InvalidRequestError."""
+    """Checks how many lines are asked for. Raises InvalidRequestError."""
     if request.tail_lines > MAX_TAIL_LINES:
         raise InvalidRequestError(
             f"tail_lines: {request.tail_lines} are too many, {MAX_TAIL_LINES} is the most. 0 gives the whole log. "
@@ -48,7 +48,7 @@ def asked_ranks(request: job_pb2.ReadLogsRequest, members: Collection[int]) -> S
 
 @dataclass
 class _Stream:
-    """One rank."""
+    """Log of one rank."""
 
     rank: int
     node_id: str
@@ -61,9 +61,11 @@ class _Stream:
 
 
 class LogReader:
-    """One call of ReadLogs, once the ranks of ``job`` are placed; ``ranks`` are member numbers. Read ``chunks``, then
-    ``close`` it. Where a job is followed, a node that is away is waited for until ``over`` says that the job has ended:
-    daemons come back after a network was down, after a restart of theirs, and after one of the coordinator."""
+    """Answer to one call of ReadLogs, once the ranks of ``job`` are placed; ``ranks`` are member numbers. Read
+    ``chunks``, then ``close`` it. Where a job is followed, a node that is away is waited for until ``over`` says that
+    the job has ended: daemons come back after a network was down, after a restart of theirs, and after one of the
+    coordinator.
+    """
 
     def __init__(
         self,
@@ -96,7 +98,7 @@ class LogReader:
             self._wake.set()
 
     async def chunks(self) -> AsyncIterator[common_pb2.LogChunk]:
-        """Until every rank's log is at its end; for ever with ``follow`` and a rank that runs."""
+        """Yields pieces until every rank's log is at its end; for ever with ``follow`` and a rank that runs."""
         while True:
             while self._chunks:
                 stream, chunk = self._chunks.popleft()
@@ -180,7 +182,7 @@ class LogReader:
         self._wake.set()
 
     def _miss(self, stream: _Stream) -> None:
-        """Its node is away, and may come back."""
+        """Notes that the rank's node is away, and may come back."""
         stream.looks += 1
         if stream.looks == 1:
             self._next_look = asyncio.get_running_loop().time() + LOOK_S

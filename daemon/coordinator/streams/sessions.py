@@ -18,7 +18,7 @@ MAX_WAITING_DIRECTIVES = 10_000
 
 
 class NodeSession:
-    """One stream of one daemon."""
+    """Stream of one daemon."""
 
     def __init__(
         self, node_id: str, boot_id: str, hostname: str, number: int = 0, life: int = 0, unpacks: bool = False
@@ -70,7 +70,7 @@ class NodeSession:
 
 
 class Sessions:
-    """All living sessions, by node id."""
+    """Living sessions by node id."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self._sessions: dict[str, NodeSession] = {}
@@ -116,17 +116,17 @@ class Sessions:
         return True
 
     def close_all(self, reason: str) -> None:
-        """Ends every session."""
+        """Ends every session, with words for the daemons."""
         for session in self._sessions.values():
             session.close(reason)
 
     def put_forward(self, jump: float) -> None:
-        """The service clock jumped."""
+        """Moves moments of all sessions forward, after the service clock jumped."""
         for session in self._sessions.values():
             session.heard_clock += jump
 
     def heard(self, node_id: str) -> float | None:
-        """When a connected node was heard of last, by the service clock."""
+        """Returns when a connected node was heard of last, by the service clock."""
         session = self._sessions.get(node_id)
         return None if session is None else session.heard_clock
 

@@ -74,7 +74,7 @@ def check_runs(job: JobRecord) -> None:
 
 @dataclass
 class _Node:
-    """One node of the job."""
+    """Node of the job, with its answers."""
 
     session: Connected
     request_id: int = 0
@@ -86,7 +86,7 @@ class _Node:
 
 
 class Traces:
-    """All that are under way, and the way of nodes' replies to them."""
+    """Traces that are under way, and the way of nodes' replies to them."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -100,7 +100,7 @@ class Traces:
         return number
 
     def close(self, number: int) -> None:
-        """Nobody waits for more."""
+        """Ends a trace: nobody waits for more of it."""
         self._sinks.pop(number, None)
 
     def take(self, session: Connected, reply: node_pb2.TraceReply | node_pb2.ClockReply) -> None:
@@ -110,16 +110,16 @@ class Traces:
             found[1](reply)
 
     def drop(self, session: Connected) -> None:
-        """The session is over."""
+        """Ends the part of a node whose session is over."""
         for number in [number for number, (owner, _) in self._sinks.items() if owner is session]:
             self._sinks.pop(number)[1](None)
 
 
 class Tracing:
-    """One call of TraceJob. Read ``chunks`` to the end, then ``close``."""
+    """Answer to one call of TraceJob. Read ``chunks`` to the end, then ``close``."""
 
     def __init__(self, traces: Traces, find: Find, job: JobRecord, steps: int, timeout_s: float) -> None:
-        """Raises TooMuchError."""
+        """Begins the trace on all nodes. Raises TooMuchError."""
         if traces.under_way >= MAX_TRACES:
             raise TooMuchError(f"{MAX_TRACES} traces are being recorded: try again when one of them is over. [BG814]")
         traces.under_way += 1
@@ -257,7 +257,9 @@ class Tracing:
 
 
 def shared_offset(nodes: Sequence[_Node]) -> Offset:
-    """Of nodes that share one clock: what all of them have found, so that their events stay in order."""
+    """Returns one offset for nodes that share a clock, from what all of them have found, so that their events stay in
+    order.
+    """
     before = [exchange for node in nodes for exchange in node.before]
     after = [exchange for node in nodes for exchange in node.after]
     return offset_during(before, after)

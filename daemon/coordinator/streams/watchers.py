@@ -19,7 +19,7 @@ _MAX_REPORTS = 50_000  # of ranks, of all jobs together
 
 
 class Watcher:
-    """One caller of WatchJob (or of ReadLogs, which waits for ranks to come up)."""
+    """Caller of WatchJob (or of ReadLogs, which waits for ranks to come up)."""
 
     def __init__(self) -> None:
         self._wake = asyncio.Event()
@@ -42,8 +42,9 @@ class Watcher:
         self._wake.set()
 
     async def wait(self) -> tuple[bool, list[common_pb2.Progress]]:
-        """(whether the job changed, the newest progress per rank) since the last call. Raises UnavailableError when the
-        coordinator stops."""
+        """Waits for something new; returns whether the job changed, and the newest progress per rank, since the last
+        call. Raises UnavailableError when the coordinator stops.
+        """
         await self._wake.wait()
         if self._closed:
             raise UnavailableError(f"{STOPPING} [BG802]")
@@ -55,7 +56,7 @@ class Watcher:
 
 
 class Watchers:
-    """All watchers, by job."""
+    """Watchers by job."""
 
     def __init__(self) -> None:
         self._watchers: dict[str, set[Watcher]] = {}

@@ -64,7 +64,7 @@ class Token:
     unix_user: str
 
     def identity(self) -> Identity:
-        """Its bearer."""
+        """Returns the identity of the token's bearer."""
         ends = self.expires_at or math.inf
         return Identity(self.name, Role(self.role), self.namespace, None, self.token_id, ends, self.unix_user)
 
@@ -111,12 +111,12 @@ class Accounts:
         return None if self._others is None else await self._others(text)
 
     def good(self, caller: Identity) -> bool:
-        """Whether a caller that was let in may go on."""
+        """True if a caller that was let in may go on."""
         known = not caller.token_id or any(one.token_id == caller.token_id for one in self._known.values())
         return known and self._counts(caller)
 
     def _counts(self, caller: Identity) -> bool:
-        """Whether a known caller has not expired, and was read lately if others may have revoked it."""
+        """True if a known caller has not expired, and was read lately if others may have revoked it."""
         fresh = not caller.token_id or not self._store.shared or self._clock.now() - self._read_clock < STALE_S
         return fresh and self._clock.wall() < caller.expires_at
 
@@ -149,7 +149,7 @@ class Accounts:
         return made, secret
 
     async def tokens(self, revoked: bool) -> list[Token]:
-        """All that are good; with ``revoked`` the others, too."""
+        """Lists all tokens that are good; with ``revoked`` the others, too."""
         now = self._clock.wall()
         found = await self._worker.read(self._all)
         return [one for one in found if revoked or (not one.revoked_at and not 0 < one.expires_at <= now)]
@@ -178,7 +178,7 @@ class Accounts:
         self._read_clock = now
 
     async def run(self) -> None:
-        """Until cancelled: hears of other coordinators' changes, and ends calls whose credential is good no more."""
+        """Takes over other coordinators' changes, and ends calls whose credential is no longer good, until cancelled."""
         while True:
             await asyncio.sleep(REFRESH_S)
             if self._store.shared:
@@ -204,7 +204,7 @@ class Accounts:
 
 
 def digest_of(secret: str) -> str:
-    """As the database has it. A token is 256 random bits: a slow hash would add nothing."""
+    """Hashes a token as the database has it. A token is 256 random bits: a slow hash would add nothing."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 

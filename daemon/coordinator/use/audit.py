@@ -47,7 +47,7 @@ class Audit:
         self._flushing = asyncio.Lock()  # readers of the log flush, too
 
     def add(self, caller: Identity, method: str, target: str, outcome: str, detail: str, peer: str) -> None:
-        """A call was answered."""
+        """Adds an entry for a call that was answered."""
         row = {
             "who": caller.name,
             "role": caller.role.value,
@@ -66,7 +66,7 @@ class Audit:
         self._wake.set()
 
     async def run(self) -> None:
-        """Until cancelled: writes rows, and deletes old ones."""
+        """Writes rows and deletes old ones, until cancelled."""
         trimmed = -math.inf
         while True:
             try:
@@ -102,7 +102,7 @@ class Audit:
             self._lost = 0
 
     async def entries(self, limit: int, before_seq: int, who: str, target: str, refused: bool) -> Sequence[sa.Row[Any]]:
-        """Those that fit, the newest first; all that was added until now."""
+        """Lists entries that fit, the newest first, with all that was added until now."""
         await self.flush()
         return await self._worker.read(self._read, limit, before_seq, who, target, refused)
 

@@ -54,7 +54,7 @@ class CodeArchives:
         self._uploads = asyncio.Semaphore(_UPLOADS)
 
     async def find(self, archive: common_pb2.CodeArchive, namespace: str = EVERYWHERE) -> bool:
-        """Whether it is here, sent by that namespace; if so, it stays for some minutes at least. Raises
+        """True if the archive is here, sent by that namespace. It then stays for some minutes at least. Raises
         InvalidRequestError."""
         _check(archive)
         return await self._worker.write(self._use, archive, namespace)
@@ -86,7 +86,9 @@ class CodeArchives:
         log.info("code_stored", digest=archive.digest, bytes=archive.bytes, files=archive.files)
 
     async def _store_pieces(self, archive: common_pb2.CodeArchive, file: IO[bytes], namespace: str) -> None:
-        """In small transactions: other writers come between. What was begun and not completed goes like what is old."""
+        """Stores the pieces in small transactions, so that other writers come between. An archive that was begun and
+        not completed is deleted later, as old ones are.
+        """
         file.seek(0)
         await self._worker.write(self._begin, archive)
         for number in range(0, code_archive.pieces_of(archive.bytes), _PIECES_AT_ONCE):
@@ -95,14 +97,14 @@ class CodeArchives:
         await self._worker.write(self._complete, archive.digest, namespace)
 
     async def piece(self, job_id: str, number: int) -> bytes:
-        """One piece of the archive that a job needs. Raises NotFoundError."""
+        """Returns one piece of the archive that a job needs. Raises NotFoundError."""
         found = await self._worker.read(self._piece, job_id, number)
         if found is None:
             raise NotFoundError(f"Job {job_id[:64]} has no archive of code here, or none with piece {number}. [BG815]")
         return found
 
     async def run(self) -> None:
-        """Until cancelled: gives up what no job needs any more."""
+        """Deletes archives that no job needs any more, until cancelled."""
         while True:
             await asyncio.sleep(_EVERY_S)
             try:

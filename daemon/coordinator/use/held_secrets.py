@@ -42,7 +42,7 @@ class HeldSecrets:
             self._bytes += size
 
     def made(self, job_id: str) -> None:
-        """The job is written."""
+        """Notes that the job is written."""
         self._coming.discard(job_id)
 
     def of(self, job_id: str) -> dict[str, str]:
@@ -60,7 +60,7 @@ class HeldSecrets:
         self._bytes -= _size(self._values.pop(job_id, {}))
 
     def jobs(self) -> list[str]:
-        """Those that are written and have some."""
+        """Returns the ids of written jobs that have secrets."""
         return [job_id for job_id in self._values if job_id not in self._coming]
 
 

@@ -37,7 +37,7 @@ class Retention:
         self._on_deleted = on_deleted
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Deletes old jobs now and then, until cancelled."""
         while True:
             try:
                 while await self.step():

@@ -61,14 +61,13 @@ class Service:
         return found
 
     async def owned(self, job_id: str) -> Owned | None:
-        """Where a job belongs; None if there is none."""
+        """Returns where a job belongs; None if there is no such job."""
         living = self._board.job(job_id)
         if living is not None:
             return Owned(living.namespace, living.submitted_by)
         return await self._worker.read(self._owned, job_id) if _plausible(job_id) else None
 
     async def job(self, job_id: str) -> JobRecord:
-        """Raises NotFoundError."""
         living = self._board.job(job_id)
         return self._board.shown(living) if living is not None else await self._worker.read(self._ended, job_id)
 
@@ -131,7 +130,7 @@ class Service:
         return growth(job, self._board.views, self._clock.now())
 
     async def job_counts(self) -> dict[JobState, int]:
-        """Jobs by state."""
+        """Counts jobs by state."""
         return await self._worker.read(self.count_jobs)
 
     def count_jobs(self) -> dict[JobState, int]:
@@ -149,7 +148,9 @@ class Service:
         return not self._board.unfinished
 
     def nodes(self) -> list[NodeView]:
-        """All nodes that were ever seen, by id. ``last_seen`` of a connected one is the beginning of its session."""
+        """Lists all nodes that were ever seen, sorted by id. ``last_seen`` of a connected one is the beginning of its
+        session.
+        """
         return sorted(list(self._board.views.values()), key=lambda view: view.node_id)
 
     def living(self) -> list[JobRecord]:
@@ -158,17 +159,16 @@ class Service:
         return sorted((job for job in found if not job.state.terminal), key=lambda job: (job.created_at, job.job_id))
 
     def node(self, node_id: str) -> NodeView:
-        """Raises NotFoundError."""
         if node_id not in self._board.views:
             raise NotFoundError(f"There is no node {node_id[:200]!r}. `bagua node list` shows those there are. [BG810]")
         return self._board.views[node_id]
 
     def wall(self) -> float:
-        """Seconds since the epoch."""
+        """Returns the time in seconds since the epoch."""
         return self._clock.wall()
 
     def _current(self, summary: JobSummary) -> JobSummary:
-        """With what is missing now, if the job waits."""
+        """Adds what is missing now, if the job waits."""
         job = self._board.job(summary.job_id)
         if job is None or job.state is not summary.state:
             return summary
@@ -193,7 +193,9 @@ class Service:
             return job, tx.events(job_id, after_seq, MAX_EVENTS)
 
     def _of_store(self, tx: Transaction, job_id: str) -> JobRecord | None:
-        """Most often people look at the job that ended last. It is in memory: 8,000 ranks take 60 ms to read."""
+        """Reads a job, but keeps in memory the one that ended last: people look at it most often, and 8,000 ranks take
+        60 ms to read.
+        """
         last = self._board.last_ended
         if last is not None and last.job.job_id == job_id and last.revision == tx.revision(job_id):
             return last.job
@@ -201,7 +203,7 @@ class Service:
 
 
 def new_job_id() -> str:
-    """One that no job has."""
+    """Makes an id that no job has."""
     return f"job-{secrets.token_hex(5)}"
 
 

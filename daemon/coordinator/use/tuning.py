@@ -46,15 +46,15 @@ class Tuning:
         return reply
 
     async def line(self, job_id: str) -> str:
-        """How far the tuning of this job is, in words; empty if it does not tune itself."""
+        """Describes how far the tuning of this job is; empty if it does not tune itself."""
         return await self._worker.read(self._line, job_id)
 
     async def studies(self, namespace: str = EVERYWHERE) -> list[job_pb2.Tuning]:
-        """All of a namespace, the newest first, without trials."""
+        """Lists all studies of a namespace, the newest first, without trials."""
         return await self._worker.read(self._studies, namespace)
 
     async def study(self, prefix: str, namespace: str = EVERYWHERE) -> job_pb2.Tuning:
-        """With its trials. Raises NotFoundError, ConflictError."""
+        """Returns a study with its trials. Raises NotFoundError, ConflictError."""
         return await self._worker.read(self._study, prefix, namespace)
 
     async def forget(self, prefix: str, all: bool, namespace: str = EVERYWHERE) -> list[str]:

@@ -15,7 +15,7 @@ FIRST_AT_RANDOM = 5
 
 @dataclass(frozen=True)
 class Dimension:
-    """One setting, and the values that it may have. ``ordered``: neighbours are alike."""
+    """Setting, and the values that it may have. ``ordered``: neighbours are alike."""
 
     name: str
     choices: tuple[str, ...]
@@ -92,7 +92,7 @@ def _all_keys(space: Sequence[Dimension], size: int) -> set[tuple[tuple[str, str
 
 
 def _neighbours(space: Sequence[Dimension], tried: Sequence[Tried]) -> list[dict[str, str]]:
-    """Of the best one that was tried: one value changed."""
+    """Returns the neighbours of the best setting that was tried: those with one value changed."""
     fitting = [one for one in tried if _fits(one.setting, space)]
     if not fitting:
         return []

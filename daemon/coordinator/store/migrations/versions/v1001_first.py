@@ -15,7 +15,6 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Makes all tables."""
     _jobs()
     _nodes_and_coordinators()
     _code()
