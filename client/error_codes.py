@@ -36,7 +36,7 @@ class Area:
 
 @cache
 def areas() -> tuple[Area, ...]:
-    """All codes by area, in the order of the codes."""
+    """Returns all codes by area, in the order of the codes."""
     pages = [path for path in _PAGES.glob("*.md") if path.stem != "README"]
     return tuple(sorted(map(_area, pages), key=lambda area: area.entries[0].code))
 
@@ -48,7 +48,7 @@ def _area(path: Path) -> Area:
 
 @cache
 def entries() -> dict[str, Entry]:
-    """The entries by code."""
+    """Returns the entries by code."""
     return {entry.code: entry for area in areas() for entry in area.entries}
 
 

@@ -85,7 +85,7 @@ EXTENSIONS = {extension.kind: extension for extension in (CORE, DEVICE, C10D)}
 
 
 def _sources(extension: Extension = CORE) -> list[Path]:
-    """All files that the module is made of, sorted."""
+    """Lists all files that the module is made of, sorted."""
     headers = build_cache.files_of(SOURCE_DIR, extension.headers, (".h",))
     return sorted([*_units(extension), *build_cache.files_of(SOURCE_DIR, (extension.folder,), (".h",)), *headers])
 
@@ -121,7 +121,7 @@ def _joined_texts(extension: Extension) -> tuple[dict[str, str], list[Path]]:
 
 
 def progress(kind: str = CORE.kind, cache_dir: Path | None = None) -> Progress:
-    """How far the build of that module is, in whichever process. Raises BuildError if torch is missing."""
+    """Returns how far the build of that module is, in whichever process. Raises BuildError if torch is missing."""
     extension = EXTENSIONS[kind]
     total = sum(map(len, _joined_texts(extension)))
     return Progress(extension.what, build_cache.building_folder(core_path(cache_dir, extension)), total)
@@ -180,7 +180,9 @@ def prebuilt_key(extension: Extension = CORE) -> str:
 
 
 def core_path(cache_dir: Path | None = None, extension: Extension = CORE) -> Path:
-    """Where the fitting module lies, or would. Raises BuildError if it would have to be built and torch is missing."""
+    """Returns the path where the fitting module lies, or would. Raises BuildError if it would have to be built and
+    torch is missing.
+    """
     found = prebuilt.find(extension.kind, prebuilt_key(extension)) if extension.needs_no_torch else None
     return found or build_cache.place(extension.kind, core_key(extension), f"{extension.module}.so", cache_dir)
 
@@ -219,7 +221,7 @@ def _ninja() -> str | None:
 
 
 def python_header() -> Path:
-    """Where Python.h of this interpreter lies, or should: Debian has it in a package of its own."""
+    """Returns where Python.h of this interpreter lies, or should: Debian has it in a package of its own."""
     return Path(sysconfig.get_path("include")) / "Python.h"
 
 

@@ -83,8 +83,9 @@ def compiler() -> str:
 
 
 def include_flags(root: Path) -> list[str]:
-    """Where sources below ``root`` find headers: the core's by folder ("net/socket.h"), the others' by the whole path
-    ("gpu/kernels/kernels.h")."""
+    """Returns the flags with which sources below ``root`` find headers: the core's by folder ("net/socket.h"), the
+    others' by the whole path ("gpu/kernels/kernels.h").
+    """
     return [f"-I{folder}" for folder in include_dirs(root)]
 
 
@@ -93,7 +94,7 @@ def include_dirs(root: Path) -> list[Path]:
 
 
 def files_of(root: Path, folders: Iterable[str], suffixes: Sequence[str]) -> list[Path]:
-    """All files below these folders of ``root`` that end so, sorted."""
+    """Lists all files below these folders of ``root`` that end so, sorted."""
     found = (path for folder in folders for suffix in suffixes for path in (root / folder).rglob(f"*{suffix}"))
     return sorted(found)
 
@@ -118,8 +119,9 @@ def key(parts: Iterable[str]) -> str:
 
 
 def place(kind: str, name: str, file: str, cache_dir: Path | None) -> Path:
-    """Where the result with this key lies, or would. A node's daemon may have one for all users of its host, which
-    only root can write (BAGUA_SHARED_CACHE_DIR)."""
+    """Returns the path where the result with this key lies, or would. A node's daemon may have one for all users of its
+    host, which only root can write (BAGUA_SHARED_CACHE_DIR).
+    """
     shared = os.environ.get("BAGUA_SHARED_CACHE_DIR")
     if shared and cache_dir is None and (found := Path(shared) / kind / name / file).is_file():
         return found
@@ -138,7 +140,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def building_folder(target: Path) -> Path:
-    """Where ``target`` is built: objects of one key alone lie there."""
+    """Returns the folder where ``target`` is built. Objects of one key alone lie there."""
     return target.parent.with_name(f"{target.parent.name}.build")
 
 

@@ -55,7 +55,9 @@ class Nvcc:
 
 
 def _candidates() -> list[Path]:
-    """Where nvcc may lie, best first: CUDA_HOME, the PATH, the usual folder, wheels of pip (nvidia/cu13)."""
+    """Lists places where nvcc may lie, the best first: CUDA_HOME, the PATH, the usual folder, wheels of pip
+    (nvidia/cu13).
+    """
     homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
     found = [Path(home) / "bin" / "nvcc" for home in homes if home]
     on_path = shutil.which("nvcc")

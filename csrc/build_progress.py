@@ -1,4 +1,4 @@
-"""How far a build is, whichever process makes it: seen from the objects in its folder, and told on standard error."""
+"""Progress of a build, whichever process makes it: seen from the objects in its folder, and told on standard error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Progress:
         return self.folder.is_dir()
 
     def files(self) -> str:
-        """As in "3 of 9 files"; "0 of 9 files" also where nobody builds."""
+        """Returns words as in "3 of 9 files"; "0 of 9 files" also if nobody builds."""
         try:
             done = sum(path.suffix == ".o" for path in self.folder.iterdir())
         except OSError:
@@ -41,7 +41,7 @@ class Progress:
         return f"{min(done, self.total)} of {self.total} files"
 
     def words(self, seconds: float) -> str:
-        """One line."""
+        """Describes the progress in one line."""
         return f"compiling the {self.what}, once for this machine: {self.files()}, {seconds:.0f} s"
 
 

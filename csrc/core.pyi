@@ -175,7 +175,7 @@ class PendingTransfer:
 
 @final
 class Rank:
-    """One rank's end of the channel to its daemon; lives in the training process. Thread-safe."""
+    """A rank's end of the channel to its daemon. It lives in the training process. Thread-safe."""
 
     def __init__(self, *, data_socket: str, token: bytes, rank: int, timeout_s: float = 30.0) -> None:
         """``rank``: the number of the member, which is its rank in a job that has lost nobody."""
@@ -186,8 +186,9 @@ class Rank:
         """Number of the newest generation that is planned, 0: there was none. Costs one read of memory. A rank whose
         generation is older goes to ``enter`` after its step, when all others do."""
     def trace(self) -> int:
-        """Not 0: this rank is asked to record its next steps: number of the request << 16 | steps. Costs one read of
-        memory."""
+        """Returns 0, or a request to record the next steps of this rank: its number << 16 | steps. Costs one read of
+        memory.
+        """
     def enter(self, timeout_s: float = -1.0) -> dict[str, Any] | None:
         """Waits (GIL released, signals honoured) for a generation after this one, enters it, returns its ``view()``.
         Memory and tickets stay; communicators but the world are gone, and are declared again with the new ranks. None:
@@ -343,7 +344,7 @@ def transcode(
     decoded: Sequence[Buffer] = (),
     density: int = 0,
 ) -> None:
-    """One call of the codec kernel (csrc/core/codec/codec.h says what it computes), for tests and benchmarks. Raises
+    """Calls the codec kernel once (csrc/core/codec/codec.h says what it computes), for tests and benchmarks. Raises
     ValueError for buffers that are too short, unaligned or read-only."""
 
 # See csrc/core/kernel/low_rank.h. ValueError for buffers that are too short, unaligned or read-only.

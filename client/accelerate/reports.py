@@ -14,8 +14,9 @@ def report_callback() -> type[Any]:
     from transformers import TrainerCallback
 
     class BaguaReport(TrainerCallback):  # type: ignore[misc]
-        """For ``Trainer(callbacks=[BaguaReport()])``: ``bagua run`` and ``bagua job show`` then display step, number of
-        steps and what the Trainer logs."""
+        """Callback for ``Trainer(callbacks=[BaguaReport()])``. ``bagua run`` and ``bagua job show`` then display step,
+        number of steps and what the Trainer logs.
+        """
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}

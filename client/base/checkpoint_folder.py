@@ -1,4 +1,4 @@
-"""Where a job keeps checkpoints: what ``--checkpoint-dir`` says, and ``Checkpointer`` takes where none is named."""
+"""The folder of a job's checkpoints: ``--checkpoint-dir`` names it, and ``Checkpointer`` takes it if none is named."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ VARIABLE = "BAGUA_CHECKPOINT_DIR"
 
 
 def absolute(folder: Path) -> str:
-    """As ranks get it, wherever they run. It need not be there: it may be one of other machines."""
+    """Returns the absolute path that ranks get. The folder need not exist here: it may be one of other machines."""
     return str(folder.expanduser().absolute())
 
 
 def name_of(step: int) -> str:
-    """Of the folder of a checkpoint, which is there once it is whole."""
+    """Returns the name of a checkpoint's folder, which exists once the checkpoint is whole."""
     return f"step_{step:010d}"
 
 
@@ -30,12 +30,12 @@ def request(folder: Path) -> None:
 
 
 def answer(folder: Path, step: int) -> None:
-    """By rank 0: the checkpoint that was asked for is that of ``step``."""
+    """Notes, on rank 0, that the checkpoint that was asked for is that of ``step``."""
     (folder / _REQUEST).write_text(str(step))
 
 
 def requested(folder: Path) -> bool:
-    """Whether a checkpoint is asked for, and no step has been chosen yet."""
+    """True if a checkpoint is asked for, and no step has been chosen yet."""
     try:
         return not (folder / _REQUEST).read_text()
     except OSError:

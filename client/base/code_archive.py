@@ -29,7 +29,7 @@ def problem(digest: str, size: int) -> str:
 
 
 def pieces_of(size: int) -> int:
-    """How many there are of so many bytes."""
+    """Returns the number of pieces of an archive of ``size`` bytes."""
     return -(-size // PIECE_BYTES)
 
 
@@ -50,7 +50,7 @@ def unsafe(name: str) -> str:
 
 
 def link_leads_out(name: str, target: str) -> bool:
-    """Whether a symbolic link at ``name`` to ``target`` leads out of the archive's root."""
+    """True if a symbolic link at ``name`` to ``target`` leads out of the archive's root."""
     if target.startswith("/") or "\0" in target:
         return True
     depth = len(PurePosixPath(name).parts) - 1

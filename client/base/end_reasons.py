@@ -10,10 +10,10 @@ ORPHANED_NEWCOMER = f"{ORPHANED} while it prepared to join: others are started."
 
 
 def late_words(seconds: float) -> str:
-    """For how long it was seen so, as a line."""
+    """Says in a line for how long it was seen so."""
     return f"{LATE} for {seconds:.0f} s while others waited, so its daemon has ended it."
 
 
 def overdue_words(seconds: float, since: str) -> str:
-    """How long it had to end by itself, and since when, as a line."""
+    """Says in a line how long it had to end by itself, and since when."""
     return f"{OVERDUE} {seconds:.0f} s after {since}, so its daemon has ended it."

@@ -36,7 +36,7 @@ class ServiceError(BaguaError):
 
 
 class NotFoundError(ServiceError):
-    """No such job, or no such rank."""
+    """There is no such job, or no such rank."""
 
 
 class InvalidRequestError(ServiceError):
@@ -60,7 +60,7 @@ class ForbiddenError(ServiceError):
 
 
 class UnavailableError(ServiceError):
-    """Nobody answers, or not in time. Trying again later may help."""
+    """The other end does not answer, or not in time. Trying again later may help."""
 
 
 class BuildError(BaguaError):

@@ -42,7 +42,7 @@ class Launcher:
     job: tuple[str, ...] = ()
 
     def started(self, environment: Environment) -> bool:
-        """Whether the process that has this environment is one of its ranks."""
+        """True if the process that has this environment is one of its ranks."""
         there = (self.rank, *self.needs)
         return all(environment.get(name) for name in there) and not any(name in environment for name in self.forbids)
 
@@ -191,7 +191,7 @@ def _port(row: Launcher, environment: Environment) -> int:
 
 
 def on_one_host(environment: Environment) -> str:
-    """For a command that starts a job on this host alone: words if that is hardly meant. Else empty."""
+    """Returns words for a command that starts a job on this host alone, if that is hardly meant. Else empty."""
     row = outer(environment)
     size = placement(environment).get("WORLD_SIZE", "1")
     if row is not None and size != "1":
@@ -203,8 +203,7 @@ def on_one_host(environment: Environment) -> str:
 
 
 def larger_allocation(environment: Environment) -> str:
-    """For a process that trains alone: words for the allocation of several tasks or nodes in which it does so. Empty if
-    there is none."""
+    """Describes the allocation of several tasks or nodes in which a process trains alone. Empty if there is none."""
 
     def count(*names: str) -> int:
         return max((int(environment[name]) for name in names if environment.get(name, "").isdecimal()), default=1)

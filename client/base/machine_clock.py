@@ -1,4 +1,4 @@
-"""Which processes share one CLOCK_MONOTONIC, whose times can be compared without more."""
+"""The identity of this machine's CLOCK_MONOTONIC: times of processes that share it can be compared without more."""
 
 from __future__ import annotations
 

@@ -22,12 +22,12 @@ class MemoryWatch:
 
     @property
     def killed(self) -> bool:
-        """Whether the kernel has ended a process of the cgroup for memory meanwhile."""
+        """True if the kernel has ended a process of the cgroup for memory meanwhile."""
         now = self._kills()
         return now is not None and self._before is not None and now > self._before
 
     def explain(self) -> str:
-        """One line for a process of the cgroup that has just died of a SIGKILL which nobody here sent."""
+        """Returns one line for a process of the cgroup that has just died of a SIGKILL which nobody here sent."""
         if self._before is None:
             return f"{KILLER} may have ended it: `dmesg` on that host tells. {OTHERS}"
         if self.killed:

@@ -23,7 +23,7 @@ _WORDS = {"1": True, "true": True, "0": False, "false": False, "": False}
 
 
 def wanted(env: Mapping[str, str]) -> bool:
-    """Whether this environment asks for the plugin. Raises ConfigError for what is neither yes nor no."""
+    """True if this environment asks for the plugin. Raises ConfigError for what is neither yes nor no."""
     value = env.get(VARIABLE, "")
     if value.lower() not in _WORDS:
         raise ConfigError(f"{VARIABLE}={value!r}: write 1 or 0. [BG106]")

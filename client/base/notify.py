@@ -38,7 +38,7 @@ class Notifier:
         self._send(f"STATUS={_line(status)}")
 
     def reloading(self) -> None:
-        """``ready`` must follow."""
+        """Tells systemd that the service reloads; ``ready`` must follow."""
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._send("RELOADING=1", f"MONOTONIC_USEC={now}")
 

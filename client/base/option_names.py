@@ -1,4 +1,4 @@
-"""How options may be spelled."""
+"""Spellings of options."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def hyphens(name: str) -> str:
-    """``nproc_per_node`` -> ``nproc-per-node``."""
+    """Turns ``nproc_per_node`` into ``nproc-per-node``."""
     return name.replace("_", "-")
 
 

@@ -1,4 +1,4 @@
-"""Where Bagua runs."""
+"""The systems on which Bagua runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether nobody listens at an address."""
+"""A check that nobody listens at an address."""
 
 from __future__ import annotations
 

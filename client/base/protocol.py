@@ -1,4 +1,4 @@
-"""Which versions of the protocol between coordinator and node daemons fit together.
+"""Versions of the protocol between coordinator and node daemons, and which of them fit together.
 
 The number goes up with each minor version of Bagua. One that is older by one must be understood on both sides, so that
 coordinator and daemons are upgraded one after the other, in either order.

@@ -1,4 +1,4 @@
-"""How much of the past a service keeps: by age, by number, by size."""
+"""The amount of the past that a service keeps: by age, by number, by size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the state of an ephemeral cluster lies: temporary folders of this user, removed when their owner has gone."""
+"""Folders for the state of an ephemeral cluster: temporary folders of this user, removed when their owner has gone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class StateFolder:
         self._lock = _lock(self.path)
 
     def remove(self) -> None:
-        """Removes the folder. Idempotent."""
+        """Removes the folder if it is still there."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._release()
 

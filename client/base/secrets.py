@@ -1,4 +1,4 @@
-"""Which variables of an environment are secrets, and files that only their owner may read."""
+"""Variables of an environment that are secrets, and files that only their owner may read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MAX_FILE_BYTES = 64 << 10
 
 
 def looks_secret(name: str, value: str = "") -> bool:
-    """Whether a variable of this name is a secret (HF_TOKEN, AWS_SECRET_ACCESS_KEY, PGPASSWORD), or its value is a URL
+    """True if a variable of this name is a secret (HF_TOKEN, AWS_SECRET_ACCESS_KEY, PGPASSWORD), or its value is a URL
     with a password. TOKENIZERS_PARALLELISM, MAX_TOKENS, PAD_TOKEN, SORT_KEY and BAGUA_TOKEN_FILE are none."""
     if _PASSWORD_IN_URL.search(value):
         return True

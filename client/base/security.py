@@ -195,8 +195,9 @@ def follow_files(context: ssl.SSLContext, tls: TlsFiles) -> None:
 
 
 def _server_context(found: tuple[bytes, bytes, bytes]) -> ssl.SSLContext | None:
-    """None for files that can't be used, such as a key and a certificate that are no pair: between two writes they are
-    none."""
+    """Makes the context; None for files that can't be used, such as a key and a certificate that are no pair: between
+    two writes they are none.
+    """
     ca, cert, key = found
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
@@ -208,7 +209,7 @@ def _server_context(found: tuple[bytes, bytes, bytes]) -> ssl.SSLContext | None:
 
 
 def _load_pair(context: ssl.SSLContext, cert: bytes, key: bytes) -> None:
-    """Raises ssl.SSLError, OSError, ValueError."""
+    """Loads the key and its certificate. Raises ssl.SSLError, OSError, ValueError."""
     with tempfile.TemporaryDirectory() as folder:  # 0700; the standard library takes files alone
         paths = os.path.join(folder, "cert.pem"), os.path.join(folder, "key.pem")
         for path, data in zip(paths, (cert, key), strict=True):
@@ -218,7 +219,7 @@ def _load_pair(context: ssl.SSLContext, cert: bytes, key: bytes) -> None:
 
 
 def channel_credentials(tls: TlsFiles) -> grpc.ChannelCredentials:
-    """Mutual TLS, client side."""
+    """Makes the client's credentials for mutual TLS."""
     ca, cert, key = tls.read()
     return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
 

@@ -1,4 +1,4 @@
-"""Where a job's spans belong in a distributed trace: W3C's trace context, from the standard library alone.
+"""The place of a job's spans in a distributed trace: W3C's trace context, from the standard library alone.
 
 A job carries it in the variable TRACEPARENT of its environment, so it goes from ``bagua job submit`` through
 coordinator and daemons to the ranks. Ids of a job's spans follow from its id: coordinator and daemons know each other's
@@ -28,12 +28,12 @@ class TraceContext:
 
     @property
     def traceparent(self) -> str:
-        """As W3C writes it."""
+        """The context as W3C writes it."""
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-01"
 
 
 def parse(text: str) -> TraceContext | None:
-    """None for anything else than a sound traceparent."""
+    """Reads a traceparent. None for anything else than a sound one."""
     found = _FORM.fullmatch(text.strip().lower())
     if found is None or not int(found[1], 16) or not int(found[2], 16):
         return None

@@ -56,7 +56,7 @@ class _Default:
 
 
 def begin(everyone: Communicator) -> None:
-    """For a new default group, on all its ranks: from then on lists of new groups over backend "bagua" are compared."""
+    """Begins to compare lists of new groups over backend "bagua". All ranks of a new default group call it."""
     number = torch.tensor([int.from_bytes(os.urandom(7), "big")])
     everyone.broadcast(number, 0)
     _Default.name = f"bagua groups {int(number):x}"
@@ -88,7 +88,7 @@ def default_name() -> str:
 
 
 class _Call:
-    """One call of ``new_group`` on this rank."""
+    """Call of ``new_group`` on this rank."""
 
     def __init__(self, store: Any, name: str, ranks: list[int]) -> None:
         self._store = PrefixStore(_Default.name, store)
@@ -141,7 +141,7 @@ class _Call:
         return True
 
     def _all_came(self, text: str) -> bool:
-        """Whether all ranks of the job come soon, and have passed the same list. Ranks are counted, so that none has to
+        """True if all ranks of the job come soon, and have passed the same list. Ranks are counted, so that none has to
         read the notes of all."""
         mine, over = f"{self._name} {text}", f"{self._name} over"
         self._store.add(mine, 1)
@@ -160,7 +160,7 @@ class _Call:
                 )
 
     def _await_members(self, timeout: timedelta) -> None:
-        """All ranks of the list have noted it."""
+        """Waits until all ranks of the list have noted it."""
         place = f"at {self._me}"
         self._store.set(place, json.dumps([self._notes, self._ranks]))
         left, look = timeout.total_seconds(), FIRST_LOOK

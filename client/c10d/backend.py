@@ -60,7 +60,7 @@ def create(options: Any, backend_options: Any = None) -> Any:
 
 
 class _Chosen:
-    """Of this process: the first group decides."""
+    """Backend of this process. The first group decides."""
 
     implementation = ""
 

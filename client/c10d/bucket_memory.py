@@ -39,7 +39,7 @@ def follow(model: DistributedDataParallel) -> None:
 
 
 def install() -> None:
-    """Once in a process."""
+    """Installs the hook for torch's memory of buckets, once in a process."""
     original = getattr(DistributedDataParallel, "_pre_forward", None)  # private, and may move: a test tells
     if original is None or hasattr(original, "_bagua"):
         return

@@ -127,7 +127,6 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         return self._name
 
     def setGroupName(self, name: str) -> None:
-        """Called by torch."""
         self._name = name
 
     _set_group_name = setGroupName
@@ -140,7 +139,6 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         return self._desc
 
     def setGroupDesc(self, desc: str) -> None:
-        """Called by torch."""
         self._desc = desc
 
     _set_group_desc = setGroupDesc
@@ -153,7 +151,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         return self._store
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Of operations that name none of their own."""
+        """Sets the limit of operations that name none of their own."""
         self._timeout = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
@@ -170,7 +168,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         self._end_all("aborted")
 
     def _end_all(self, what: str) -> None:
-        """``what`` became of the group."""
+        """Ends all operations; ``what`` says what became of the group."""
         for operation in list(self._operations):
             operation.end(DistBackendError(f"{operation.name}: the group was {what} on this rank. [BG512]"))
 
@@ -299,7 +297,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         return self._begin("all_gather_single", [output], run, opts, [input])
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Operation:
-        """``all_gather_single`` for several."""
+        """Runs ``all_gather_single`` for several tensors."""
         works = [self.all_gather_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
         return works[0] if len(works) == 1 else Together("all_gather_single_coalesced", works, self._limit(opts))
 
@@ -359,7 +357,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         return self._begin("reduce_scatter_single", [output], run, opts, [input])
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Operation:
-        """``reduce_scatter_single`` for several."""
+        """Runs ``reduce_scatter_single`` for several tensors."""
         works = [self.reduce_scatter_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
         return works[0] if len(works) == 1 else Together("reduce_scatter_single_coalesced", works, self._limit(opts))
 

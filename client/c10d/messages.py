@@ -24,8 +24,8 @@ Route = tuple[int, int, int]
 
 
 class Messages:
-    """Those of one group. Each route has a communicator of its own, and messages on it go in their order: what waits on
-    one route holds up no other one.
+    """Messages of one group. Each route has a communicator of its own, and messages on it go in their order: what waits
+    on one route holds up no other one.
 
     A sender also counts its messages in the group's store. Nobody reads that but a receiver that takes from any source.
     """
@@ -44,7 +44,7 @@ class Messages:
         self._broken: dict[Route, CommunicationError] = {}
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> Operation:
-        """Begins to send ``tensor``."""
+        """Begins to send ``tensor``, and does not wait."""
         self._check(to, "to")
         route = self._rank, to, tag
         with flat(tensor) as given:
@@ -130,7 +130,7 @@ class Messages:
         return self._lanes.setdefault(route, Lane(THREADS))
 
     def _on(self, route: Route) -> Communicator:
-        """Its communicator. Both ends choose the number alike, without asking each other."""
+        """Returns the route's communicator. Both ends choose the number alike, without asking each other."""
         if route not in self._communicators:
             source, to, tag = route
             everyone = self._everyone
@@ -147,7 +147,7 @@ class Messages:
         return int(other > self._rank)
 
     def close(self) -> None:
-        """Communicators go back."""
+        """Frees the communicators."""
         for one in self._communicators.values():
             one.destroy()
         self._communicators.clear()

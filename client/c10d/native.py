@@ -60,7 +60,7 @@ class _Process:
             return ""
 
     def _find_ids(self) -> list[int]:
-        """In an elastic job ranks change, and there are none."""
+        """Finds the process ids of the ranks of this host. An elastic job has none here, because its ranks change."""
         session, world = self._session, communicators(self._session).world
         if session.elastic or world.nranks() == 1:
             return []

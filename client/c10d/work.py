@@ -40,7 +40,7 @@ def run_within(connection: HostConnection, name: str, seconds: float, deadline: 
 
 
 class Operation(Work):  # type: ignore[misc]
-    """One operation, from the call to its end. ``outputs``: tensors that hold the result.
+    """Operation, from the call to its end. ``outputs``: tensors that hold the result.
 
     ``wait`` raises the operation's error, and so does the future: for Python, and for C++ that knows nothing of Python
     (the reducer of DDP). Callbacks of the future run in a thread of their own: they may wait for other operations.
@@ -85,7 +85,7 @@ class Operation(Work):  # type: ignore[misc]
         self.end(error)
 
     def end(self, error: Exception | None) -> None:
-        """It is over, with this error. Nothing where it was over before."""
+        """Ends the operation with this error. Does nothing if it was over before."""
         with self._lock:
             if self._over.is_set():
                 return
@@ -130,7 +130,7 @@ class Operation(Work):  # type: ignore[misc]
     _source_rank = source_rank
 
     def get_future(self) -> Future[Any]:
-        """Of ``result()``."""
+        """Returns the future of ``result()``."""
         with self._lock:
             if self._future is not None:
                 return self._future
@@ -152,7 +152,7 @@ class Operation(Work):  # type: ignore[misc]
 
 
 class Together(Operation):
-    """Several operations as one."""
+    """Operation that consists of several others."""
 
     def __init__(self, name: str, parts: Sequence[Operation], timeout: float) -> None:
         outputs = [tensor for part in parts for tensor in part.outputs]

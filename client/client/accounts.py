@@ -1,4 +1,4 @@
-"""Calls about accounts: ``client.accounts``."""
+"""Calls about accounts, as ``client.accounts`` has them."""
 
 from __future__ import annotations
 

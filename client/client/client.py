@@ -78,7 +78,7 @@ class Client:
         """Tokens and the audit log."""
 
     def _renew(self) -> None:
-        """After a connection that failed: if certificates were replaced, the next call connects with the new ones."""
+        """Forgets a connection that failed. If certificates were replaced, the next call connects with the new ones."""
         with suppress(ConfigError):  # half of them were replaced
             if self._tls is not None and self._tls.read() != self._certificates and not self._closed.is_set():
                 old = self._channel
@@ -207,7 +207,9 @@ class Client:
     def page(
         self, states: Iterable[common_pb2.JobState.ValueType] = (), limit: int = 100, token: str = ""
     ) -> tuple[Sequence[job_pb2.Job], str]:
-        """(some of ``list``, the token of the next page; empty: there is none). ``token``: of the page before."""
+        """Returns some of ``list`` and the token of the next page; empty: there is none. ``token``: that of the page
+        before.
+        """
         request = job_pb2.ListJobsRequest(states=list(states), limit=limit, page_token=token)
         reply = self._call(self._stub.ListJobs, request)
         return tuple(reply.jobs), reply.next_page_token
@@ -270,8 +272,8 @@ class Client:
         *,
         logs: bool = False,
     ) -> Iterator[job_pb2.JobUpdate] | Iterator[job_pb2.JobUpdate | common_pb2.LogChunk]:
-        """All events after ``after_seq`` and the job as it is, then every change and each report of progress, until the
-        job has ended. With ``logs`` chunks of the ranks' output come in between.
+        """Yields all events after ``after_seq`` and the job as it is, then every change and each report of progress,
+        until the job has ended. With ``logs`` chunks of the ranks' output come in between.
 
             for update in client.watch(job.job_id):
                 match update.WhichOneof("update"):
@@ -376,7 +378,7 @@ class Client:
     # ---- nodes
 
     def nodes(self) -> Sequence[job_pb2.Node]:
-        """All node daemons that were ever seen."""
+        """Lists all node daemons that were ever seen."""
         request = job_pb2.ListNodesRequest()
         found: list[job_pb2.Node] = []
         while True:

@@ -16,17 +16,19 @@ ENDED = frozenset((SUCCEEDED, FAILED, CANCELLED))
 
 
 def job_state(state: common_pb2.JobState.ValueType) -> str:
-    """``JOB_STATE_RUNNING`` -> ``running``."""
+    """Turns ``JOB_STATE_RUNNING`` into ``running``."""
     return common_pb2.JobState.Name(state).removeprefix("JOB_STATE_").lower()
 
 
 def rank_state(state: common_pb2.RankState.ValueType) -> str:
-    """``RANK_STATE_EXITED`` -> ``exited``."""
+    """Turns ``RANK_STATE_EXITED`` into ``exited``."""
     return common_pb2.RankState.Name(state).removeprefix("RANK_STATE_").lower()
 
 
 def rank_document(rank: common_pb2.RankStatus) -> dict[str, Any]:
-    """One rank. exit_code is null until the rank has exited. Those that are gone have a last_generation."""
+    """Makes the document of one rank. exit_code is null until the rank has exited. Ranks that are gone have a
+    last_generation.
+    """
     exited = rank.state == common_pb2.RANK_STATE_EXITED
     return {
         "rank": rank.rank,
@@ -57,7 +59,9 @@ def progress_document(progress: common_pb2.Progress) -> dict[str, Any]:
 
 
 def job_document(job: job_pb2.Job) -> dict[str, Any]:
-    """One job, without its events. Times are seconds since the epoch, null where it has not come to that."""
+    """Makes the document of one job, without its events. Times are seconds since the epoch, null where it has not come
+    to that.
+    """
     return {
         "job_id": job.job_id,
         "name": job.spec.name,
@@ -92,7 +96,7 @@ def job_document(job: job_pb2.Job) -> dict[str, Any]:
 
 
 def step_shares(job: job_pb2.Job) -> list[StepShare]:
-    """How recent steps of the ranks divide that report it."""
+    """Returns how recent steps divide, of the ranks that report it."""
     nodes = {rank.rank: rank.node_id for rank in job.ranks}
     return [
         StepShare(
@@ -118,7 +122,7 @@ def step_lines(job: job_pb2.Job) -> list[str]:
 
 
 def summary_document(job: job_pb2.Job) -> dict[str, Any]:
-    """One job of a list: null where lists don't tell."""
+    """Makes the document of one job of a list. It has null where lists don't tell."""
     return {**job_document(job), "args": None, "workdir": None, "waiting": None}
 
 
@@ -178,7 +182,7 @@ def duration(seconds: float) -> str:
 
 
 def summary(job: job_pb2.Job, seconds: float, log_folder: str = "") -> str:
-    """One line: which job ended how, why, how long it took, and where its logs are."""
+    """Says in one line which job ended how, why, how long it took, and where its logs are."""
     name = job.spec.name or job.job_id
     words = {SUCCEEDED: "succeeded in", FAILED: "failed after", CANCELLED: "was cancelled after"}
     line = f"Job {name} {words.get(job.state, f'is {job_state(job.state)} after')} {duration(seconds)}"

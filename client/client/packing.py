@@ -149,15 +149,16 @@ def _matches(spec: GitIgnoreSpec, name: str) -> bool:
 
 
 def _outside_environments(names: Sequence[str]) -> list[str]:
-    """Those that are not in a virtual environment below the root."""
+    """Returns the names that are not in a virtual environment below the root."""
     folders = (os.path.split(name)[0] for name in names if os.path.basename(name) == ENVIRONMENT)
     environments = tuple(f"{folder}/" for folder in folders if folder)
     return [name for name in names if not name.startswith(environments)]
 
 
 def _spec(folder: Path, first: Sequence[str], *names: str) -> GitIgnoreSpec:
-    """Of what is left out: by the patterns ``first``, then by those of these files. Raises ConfigError for a pattern
-    that means nothing."""
+    """Makes the specification of what is left out: by the patterns ``first``, then by those of these files. Raises
+    ConfigError for a pattern that means nothing.
+    """
     from pathspec import GitIgnoreSpec
 
     patterns = list(first)

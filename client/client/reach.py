@@ -1,4 +1,4 @@
-"""Where the coordinator is and what it wants to see, from arguments, the environment, and the state folder."""
+"""The coordinator's address and the credentials for it, from arguments, the environment, and the state folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_ADDRESS = "127.0.0.1:7670"
 
 @dataclass(frozen=True)
 class Reach:
-    """Everything that is needed to call a coordinator."""
+    """Address, token and TLS files: all that is needed to call a coordinator."""
 
     address: str
     token: str

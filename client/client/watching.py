@@ -63,7 +63,7 @@ class Merged(Generic[T]):
             self.close()
 
     def close(self) -> None:
-        """Nothing is read any more."""
+        """Ends the reading."""
         self._closed.set()
 
 

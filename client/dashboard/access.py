@@ -28,8 +28,9 @@ MAX_WRONG = 20  # wrong tokens in a minute, from whomever
 
 
 class Access:
-    """One server's. ``token``: that of the cluster. ``names``: names by which browsers may call this server, beside
-    addresses and this machine's own."""
+    """Access to one server. ``token``: that of the cluster. ``names``: names by which browsers may call this server,
+    beside addresses and this machine's own.
+    """
 
     def __init__(
         self, token: str, names: Iterable[str] = (), secure: bool = False, clock: Callable[[], float] = time.monotonic

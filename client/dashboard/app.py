@@ -141,7 +141,7 @@ class Dashboard:
 
     @property
     def feeds(self) -> Feeds:
-        """All that tabs look at, while the application lives."""
+        """Feeds that tabs look at, while the application lives."""
         assert self._feeds is not None
         return self._feeds
 

@@ -16,7 +16,7 @@ HIDDEN = "***"
 
 
 def short(text: str, most: int = TEXT) -> str:
-    """At most so many characters."""
+    """Cuts a text to at most so many characters."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
@@ -98,7 +98,7 @@ def _rank(rank: common_pb2.RankStatus) -> dict[str, Any]:
 
 
 def events_of(events: Iterable[job_pb2.JobEvent]) -> list[dict[str, Any]]:
-    """Events in order."""
+    """Makes the documents of events, in their order."""
     return [{**event_document(event), "reason": short(event.reason, 1_000)} for event in events]
 
 

@@ -38,7 +38,7 @@ Connect = Callable[[], Client]
 
 
 class JobFeed:
-    """One job. Fields are read and changed under ``lock``; ``version`` changes with ``job``."""
+    """State of one job for its tabs. Fields are read and changed under ``lock``; ``version`` changes with ``job``."""
 
     def __init__(self, job_id: str) -> None:
         self.lock = threading.Lock()
@@ -53,7 +53,7 @@ class JobFeed:
 
     @property
     def ended(self) -> bool:
-        """Nothing will change any more."""
+        """True if nothing will change any more."""
         return self.job.state in ENDED
 
     def put_job(self, job: job_pb2.Job) -> None:
@@ -85,7 +85,7 @@ class JobFeed:
 
 
 class Feeds:
-    """All of them. ``connect`` makes a client; threads end with ``close``."""
+    """Feeds of all jobs. ``connect`` makes a client; threads end with ``close``."""
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
@@ -107,7 +107,7 @@ class Feeds:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends all threads."""
+        """Ends the threads of all feeds."""
         self._closed.set()
         self._wake.set()
         self._client.close()
@@ -115,7 +115,7 @@ class Feeds:
 
     @contextmanager
     def cluster(self) -> Iterator[None]:
-        """Somebody looks at nodes and jobs."""
+        """Keeps nodes and jobs up to date while somebody looks at them."""
         with self._lock:
             self._lookers += 1
         self._wake.set()
@@ -127,7 +127,7 @@ class Feeds:
 
     @contextmanager
     def job(self, job_id: str) -> Iterator[JobFeed]:
-        """Somebody looks at that job."""
+        """Keeps that job up to date while somebody looks at it."""
         with self._lock:
             feed = self._feed(job_id)
             self._begin_watch(feed)
@@ -193,7 +193,7 @@ class Feeds:
                 self._record(unknown, job)
 
     def _record(self, feed: JobFeed, job: job_pb2.Job) -> None:
-        """Of a job that nobody watches: what each rank told last, or one of them if there are many."""
+        """Records a job that nobody watches: the last report of each rank, or of one of them if there are many."""
         ranks = job.spec.nnodes * job.spec.nproc_per_node
         if ranks <= RECORDED_RANKS:
             feed.put_job(self._client.get(job.job_id))
@@ -206,7 +206,7 @@ class Feeds:
             self.version += 1
 
     def _watch(self, feed: JobFeed, client: Client) -> None:
-        """Until the job has ended, or nobody has looked for a while."""
+        """Watches the job until it has ended, or nobody has looked for a while."""
         try:
             with feed.lock:
                 seen = feed.events[-1].seq if feed.events else 0

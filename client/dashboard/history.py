@@ -23,7 +23,7 @@ STRAGGLES = 1.25
 
 @dataclass(frozen=True)
 class Shares:
-    """How a step of one rank divides, in ms. ``ranks``: waits for other ranks of its host, 0 where it is not known and
+    """Shares of a step of one rank, in ms. ``ranks``: waits for other ranks of its host, 0 where it is not known and
     part of ``compute``. Hidden communication runs during ``compute``."""
 
     compute: float
@@ -99,7 +99,7 @@ class _Engine:
 
 @dataclass
 class History:
-    """All of one job. ``take`` reports in the order of their coming; ``forget_ranks`` in each new generation."""
+    """History of one job. ``take`` reports in the order of their coming; ``forget_ranks`` in each new generation."""
 
     points: Thinned = field(default_factory=Thinned)
     latest: dict[int, Report] = field(default_factory=dict)

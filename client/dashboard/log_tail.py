@@ -29,7 +29,7 @@ class LogTail:
         threading.Thread(target=self._read, daemon=True, name=f"dashboard log {job_id}").start()
 
     def close(self) -> None:
-        """Ends the call."""
+        """Ends the call that reads the log."""
         self._client.close()
 
     def take(self, most: int = 300) -> tuple[list[tuple[int, str]], int]:

@@ -32,8 +32,9 @@ def report_of(progress: common_pb2.Progress, time: float, nodes: Mapping[int, st
 
 
 def shares_of(progress: common_pb2.Progress, metrics: Mapping[str, float]) -> Shares | None:
-    """How a step divides; None if the rank does not train by backward passes. Averages of recent steps where the
-    report has them, else those of the newest step, where waits for ranks of the host count as computation."""
+    """Returns how a step divides; None if the rank does not train by backward passes. Averages of recent steps where
+    the report has them, else those of the newest step, where waits for ranks of the host count as computation.
+    """
     if progress.HasField("shares"):
         found = progress.shares
         return Shares(found.compute_ms, found.ranks_ms, found.exposed_ms, found.hidden_ms)

@@ -92,7 +92,7 @@ def _listener(host: str, port: int) -> socket.socket:
 
 
 def tell(ready_fd: int | None, url: str, code: str) -> None:
-    """One line of JSON to whoever started this process."""
+    """Sends one line of JSON to whoever started this process."""
     if ready_fd is not None:
         os.write(ready_fd, json.dumps({"url": url, "code": code}).encode() + b"\n")
         os.close(ready_fd)

@@ -1,4 +1,4 @@
-"""One recorded step of a job, small enough for a page: rows of ranks and hosts, with what they did in it."""
+"""A recorded step of a job, small enough for a page: rows of ranks and hosts, with what they did in it."""
 
 from __future__ import annotations
 

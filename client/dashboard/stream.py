@@ -24,7 +24,7 @@ Message = tuple[str, Any]
 
 
 def as_event(kind: str, document: Any) -> bytes:
-    """One event. JSON has no line ends, so it is one line."""
+    """Makes one event of a stream. JSON has no line ends, so it is one line."""
     return f"event: {kind}\ndata: {json_text(document)}\n\n".encode()
 
 
@@ -66,7 +66,7 @@ def _same(row: list[Any], old: list[Any] | None) -> bool:
 
 
 class JobView:
-    """One job: its state, events, charts, map of ranks."""
+    """View of one job: its state, events, charts, map of ranks."""
 
     def __init__(self, feed: JobFeed) -> None:
         self._feed = feed
@@ -125,14 +125,14 @@ def _nodes_of_rows(feed: JobFeed, document: dict[str, Any]) -> list[str]:
 
 
 def log_news(tail: LogTail) -> list[Message]:
-    """Lines that have come."""
+    """Returns the lines that have come since the last call."""
     lines, skipped = tail.take(LOG_LINES)
     found: list[Message] = [("log", {"lines": lines, "skipped": skipped})] if lines or skipped else []
     return found
 
 
 async def events(views: list[Any], tail: LogTail | None, leave: ExitStack) -> AsyncIterator[bytes]:
-    """Until the tab is closed. ``leave`` ends what the tab has begun."""
+    """Yields events until the tab is closed. ``leave`` ends what the tab has begun."""
     try:
         spoken = time.monotonic()
         yield b"retry: 2000\n\n"

@@ -46,12 +46,12 @@ class Confirm(ModalScreen[bool]):
                 yield Button(self._yes, id="yes", variant="error")
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
-        """One of the two."""
+        """Closes the question with the answer."""
         self.dismiss(event.button.id == "yes")
 
 
 class JobScreen(Screen[None]):
-    """One job."""
+    """Screen of one job."""
 
     CSS = """
     JobScreen Static { height: auto; padding: 0 1; }
@@ -84,14 +84,12 @@ class JobScreen(Screen[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Begins to look."""
         self._feed = self._leave.enter_context(self._feeds.job(self._job_id))
         self._tail = LogTail(self._connect, self._job_id, (), 200)
         self._leave.callback(self._tail.close)
         self.set_interval(REFRESH_S, self.refresh_job)
 
     def on_unmount(self) -> None:
-        """Ends what was begun."""
         self._leave.close()
 
     def refresh_job(self) -> None:
@@ -127,7 +125,7 @@ class JobScreen(Screen[None]):
             log.write(Text(f"{rank:>4} ", "dim") + found if several else found)
 
     def action_cancel(self) -> None:
-        """After a question."""
+        """Cancels the job after a question."""
         feed = self._feed
         if feed is None or feed.ended:
             return
@@ -150,7 +148,7 @@ class JobScreen(Screen[None]):
 
 
 class Top(App[None]):
-    """All jobs and nodes. ``connect`` makes a client; ``job_id``: the job that is shown first."""
+    """Application with all jobs and nodes. ``connect`` makes a client; ``job_id``: the job that is shown first."""
 
     TITLE = "bagua top"
     CSS = """
@@ -175,7 +173,6 @@ class Top(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Begins to look."""
         self.query_one("#jobs", DataTable).add_columns("job", "name", "state", "progress", "ranks", "since", "reason")
         self.query_one("#nodes", DataTable).add_columns("node", "slots", "used", "state", "address", "version")
         self._feeds = Feeds(self._connect)
@@ -187,7 +184,6 @@ class Top(App[None]):
             self.push_screen(JobScreen(self._feeds, self._connect, self._first))
 
     def on_unmount(self) -> None:
-        """Ends what was begun."""
         self._leave.close()
 
     def refresh_cluster(self) -> None:
@@ -207,7 +203,6 @@ class Top(App[None]):
         _fill(self.query_one("#nodes", DataTable), [(node.node_id, node_row(node)) for node in nodes])
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """Shows the job."""
         if event.data_table.id == "jobs" and event.row_key.value and self._feeds is not None:
             self.push_screen(JobScreen(self._feeds, self._connect, event.row_key.value))
 

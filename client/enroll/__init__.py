@@ -1,1 +1,1 @@
-"""How a host joins an ephemeral cluster: a proof of the job's secret, a certificate for its own key, a token."""
+"""The way of a host into an ephemeral cluster: a proof of the job's secret, a certificate for its own key, a token."""

@@ -70,7 +70,7 @@ class Authority:
         return self._certificate.public_bytes(_PEM)
 
     def key_pem(self) -> bytes:
-        """Its private key, not encrypted. Whoever has it can be any part of the service."""
+        """Returns its private key, not encrypted. Whoever has it can be any part of the service."""
         return key_pem(self._key)
 
     def certify(self, key: ec.EllipticCurvePublicKey, hosts: Sequence[str]) -> bytes:

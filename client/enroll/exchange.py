@@ -1,4 +1,4 @@
-"""How a host becomes part of an ephemeral cluster, in two messages that others may carry, read and change.
+"""The two messages by which a host becomes part of an ephemeral cluster. Others may carry, read and change them.
 
 The host asks with a certificate request for a key of its own; the first host answers with a certificate, the authority,
 and a token for this job and host. Both messages are those of one Noise handshake (``noise.py``): only holders of the

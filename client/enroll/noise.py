@@ -74,7 +74,7 @@ class _Symmetric:
 
 
 class Handshake:
-    """One side, for one handshake. The initiator calls ``write`` then ``read``, the responder ``read`` then ``write``.
+    """One side of one handshake. The initiator calls ``write`` then ``read``, the responder ``read`` then ``write``.
 
     ``ephemeral`` is for tests alone.
     """

@@ -32,13 +32,13 @@ _MAKE = "umask 077; mkdir -p ~/.config/bagua; openssl rand -hex 32 > ~/.config/b
 
 
 def default_file() -> Path:
-    """In the user's home, which the hosts of a cluster often share."""
+    """Returns the default file in the user's home, which the hosts of a cluster often share."""
     config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return Path(config) / "bagua" / "job-secret"
 
 
 def insecure() -> bool:
-    """Whether the user has said that the network is closed to others. Raises ConfigError for an unknown value."""
+    """True if the user has said that the network is closed to others. Raises ConfigError for an unknown value."""
     value = os.environ.get(INSECURE, "0") or "0"
     if value not in ("0", "1"):
         raise ConfigError(f"{INSECURE}={value!r} is neither 0 nor 1. [BG106]")
@@ -78,7 +78,7 @@ def find_key(master_addr: str, first: bool = False) -> bytes:
 
 
 def _wait_for_default_file(first: bool) -> bool:
-    """Whether it is there: the first host makes it. Raises ConfigError if it can't."""
+    """True if the file is there. The first host makes it; raises ConfigError if it can't."""
     path = default_file()
     if first:
         create_token(make_private_dir(path.parent) / path.name)

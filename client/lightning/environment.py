@@ -1,4 +1,4 @@
-"""Where a process stands, as Lightning asks for it: the variables of ``bagua run`` and torchrun.
+"""The environment of a process, as Lightning asks for it: the variables of ``bagua run`` and torchrun.
 
 In an elastic job they change with the members, so they are read each time.
 """
@@ -18,7 +18,7 @@ NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
 def is_rank() -> bool:
-    """Whether a launcher has started this process as a rank: ``bagua run``, a node daemon, or torchrun."""
+    """True if a launcher has started this process as a rank: ``bagua run``, a node daemon, or torchrun."""
     return all(name in os.environ for name in NEEDED)
 
 
@@ -48,13 +48,13 @@ def bagua_environment(base: type[ClusterEnvironment]) -> type[ClusterEnvironment
             return bagua.get_world_size()
 
         def set_world_size(self, size: int) -> None:
-            """Nothing: the launcher decides."""
+            """Does nothing: the launcher decides."""
 
         def global_rank(self) -> int:
             return bagua.get_rank()
 
         def set_global_rank(self, rank: int) -> None:
-            """Nothing: the launcher decides."""
+            """Does nothing: the launcher decides."""
 
         def local_rank(self) -> int:
             return bagua.get_local_rank()

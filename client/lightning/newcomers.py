@@ -1,4 +1,4 @@
-"""How newcomers of an elastic job join the fit of a Trainer, in the middle of an epoch.
+"""The entry of newcomers of an elastic job into the fit of a Trainer, in the middle of an epoch.
 
 A newcomer runs ``fit`` up to its first batch, among the newcomers of its host alone. There it waits to be let in. The
 others let it in when they ask for a batch: so all stand at the same line of the same loop, and the newcomer takes over
@@ -51,7 +51,7 @@ class EpochLoader:
 
 
 class FitState:
-    """All that newcomers take over beside model, optimizers and sampler (a ``Carrier``). One for each fit."""
+    """State of a fit that newcomers take over beside model, optimizers and sampler (a ``Carrier``)."""
 
     def __init__(self, trainer: Any, steps: int) -> None:
         """``steps`` of an epoch. Raises ConfigError for a Trainer that would not do the same on newcomers."""

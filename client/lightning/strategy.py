@@ -135,7 +135,7 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
                 )
 
         def configure_ddp(self) -> None:
-            """Nothing yet: the exchange begins when the optimizers are known, in ``setup_optimizers``."""
+            """Does nothing yet: the exchange begins when the optimizers are known, in ``setup_optimizers``."""
 
         def setup_optimizers(self, trainer: Any) -> None:
             """Makes the optimizers and begins the exchange."""
@@ -244,7 +244,7 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
 
 
 def follow_members(strategy: Any) -> None:
-    """From now on the strategy's ranks are those of the job as it is."""
+    """Sets the strategy's ranks to those of the job as it is."""
     known = weakref.ref(strategy)
 
     def follow(_: object) -> None:
@@ -260,7 +260,7 @@ def world_size() -> int:
 
 
 def is_elastic() -> bool:
-    """Whether this process belongs to an elastic job."""
+    """True if this process belongs to an elastic job."""
     return bagua.is_initialized() and current().elastic
 
 

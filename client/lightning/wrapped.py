@@ -36,19 +36,21 @@ class StepModule(torch.nn.Module):
         flatten: bool,
         broadcast_buffers: bool,
     ) -> None:
-        """All ranks take over rank 0's parameters, buffers and optimizers, and exchange from now on. Raises BaguaError,
-        on every rank, if models or optimizers differ."""
+        """Takes over rank 0's parameters, buffers and optimizers on all ranks, which exchange from now on. Raises
+        BaguaError, on every rank, if models or optimizers differ.
+        """
         self.exchange = BaguaDistributedDataParallel(
             self, optimizers, algorithm, gradient_as_bucket_view=flatten, broadcast_buffers=broadcast_buffers
         )
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """That of ``module``, which Lightning sends on to ``training_step``."""
+        """Calls ``module``, whose forward Lightning sends on to ``training_step``."""
         return self.module(*inputs, **named)
 
     def begin_step(self) -> None:
-        """Before a training step. Validation has put this module into evaluation mode, and Lightning puts ``module``
-        alone back. A callback may have thawed parameters (``BackboneFinetuning``), or added some."""
+        """Prepares for a training step. Validation has put this module into evaluation mode, and Lightning puts
+        ``module`` alone back. A callback may have thawed parameters (``BackboneFinetuning``), or added some.
+        """
         self.training = True
         if self.exchange is not None:
             self.exchange.follow_parameters()
@@ -61,7 +63,7 @@ class StepModule(torch.nn.Module):
             yield
 
     def broadcast_buffers(self) -> None:
-        """Buffers become rank 0's."""
+        """Copies rank 0's buffers to all ranks."""
         for buffer in self.module.buffers():
             bagua.broadcast(buffer, src=0)
 

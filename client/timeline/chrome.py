@@ -50,7 +50,7 @@ Track = tuple[int, str, Sequence[Span]]
 
 
 def to_chrome(trace: Trace) -> dict[str, Any]:
-    """The document."""
+    """Makes the document of Chrome's trace events."""
     sources = [_on_one_clock(source, trace.clocks.get(source.node, Clock())) for source in in_order(trace.sources)]
     zero = min((span.begin for source in sources for span in source.spans), default=0)
     ranks = {source.rank: source.node for source in sources if source.rank != ENGINE}

@@ -27,12 +27,12 @@ class StepShare:
 
     @property
     def step(self) -> float:
-        """All of it."""
+        """Time of the whole step."""
         return self.compute + self.ranks + self.exposed
 
     @property
     def waits(self) -> float:
-        """All waits."""
+        """Time of all waits together."""
         return self.ranks + self.exposed
 
 
@@ -46,7 +46,7 @@ def straggler(shares: Sequence[StepShare]) -> StepShare | None:
 
 
 def step_words(shares: Sequence[StepShare]) -> str:
-    """One line: what the average step consists of. Empty if there is nothing to tell.
+    """Says in one line what the average step consists of. Empty if there is nothing to tell.
 
     "83 % computation, 12 % waiting for host b's bytes (exchange 3 of 7), 5 % waiting for rank 2"
     """
@@ -70,7 +70,7 @@ def step_words(shares: Sequence[StepShare]) -> str:
 
 
 def _whose(shares: Sequence[StepShare], beyond: dict[int, float]) -> str:
-    """Of two hosts, that whose bytes the other one waits for much longer than it is waited for."""
+    """Names, of two hosts, that whose bytes the other one waits for much longer than it is waited for."""
     nodes = sorted({one.node for one in shares})
     if len(nodes) > 2:
         return "other hosts' bytes"
@@ -81,7 +81,7 @@ def _whose(shares: Sequence[StepShare], beyond: dict[int, float]) -> str:
 
 
 def _exchange(shares: Sequence[StepShare], beyond: dict[int, float]) -> str:
-    """Of the rank that waits longest."""
+    """Names the exchange of the rank that waits longest."""
     longest = max(shares, key=lambda one: beyond[one.rank])
     return f" (exchange {longest.exchange} of {longest.exchanges})" if longest.exchanges > 1 else ""
 

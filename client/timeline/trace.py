@@ -45,8 +45,9 @@ class Source:
 
 @dataclass(frozen=True)
 class Clock:
-    """Of one node: ``offset`` ns are added to its times, which is wrong by ``bound`` ns at most. ``missing``: words, if
-    it is not known."""
+    """Clock of one node: ``offset`` ns are added to its times, which is wrong by ``bound`` ns at most. ``missing``:
+    words, if it is not known.
+    """
 
     offset: int = 0
     bound: int = 0
@@ -55,7 +56,7 @@ class Clock:
 
 @dataclass
 class Trace:
-    """Of one job. ``clocks`` by node."""
+    """Trace of one job. ``clocks`` by node."""
 
     job_id: str
     steps: int
@@ -75,11 +76,11 @@ class Trace:
 
     @property
     def empty(self) -> bool:
-        """Nothing has come."""
+        """True if nothing has come."""
         return not any(source.spans for source in self.sources)
 
     def missing(self) -> list[str]:
-        """All that has not come, and why, in words."""
+        """Lists in words what has not come, and why."""
         found = [source.missing for source in self._in_order() if source.missing]
         found += [
             f"{source_name(source)} had no room for {source.dropped} spans"
@@ -92,7 +93,7 @@ class Trace:
         return in_order(self.sources)
 
     def bounds(self) -> Mapping[str, int]:
-        """By node, in ns: how far its times may be wrong in comparison with those of the coordinator's clock."""
+        """Returns by node, in ns, how far its times may be wrong in comparison with those of the coordinator's clock."""
         return {node: clock.bound for node, clock in self.clocks.items()}
 
 
@@ -107,5 +108,5 @@ def in_order(sources: Iterable[Source]) -> list[Source]:
 
 
 def source_name(source: Source) -> str:
-    """For people."""
+    """Names a source for people."""
     return f"host {source.node}" if source.rank == ENGINE else f"rank {source.rank}"

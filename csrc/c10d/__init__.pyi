@@ -31,7 +31,7 @@ def set_timeout(backend: Any, timeout: timedelta) -> bool:
     """Sets the timeout of operations that begin from now on. False: the backend is another one."""
 
 def allocations() -> int:
-    """How often torch asked a backend for memory of the daemon."""
+    """Counts how often torch asked a backend for memory of the daemon."""
 
 def can_read(process: int, address: int, nonce: int) -> bool:
-    """Whether this process may read that one's memory, and finds ``nonce``, of 64 bits, at that address."""
+    """True if this process may read that one's memory, and finds ``nonce``, of 64 bits, at that address."""

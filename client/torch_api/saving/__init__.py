@@ -1,1 +1,1 @@
-"""Checkpoints in files."""
+"""Checkpoints of models, optimizers and jobs in files."""

@@ -38,8 +38,9 @@ class GivenUp(BaguaError):
 
 @dataclass(frozen=True)
 class Task:
-    """One rank's part in one checkpoint. ``members``: numbers of all members, in the order of ranks. ``present``: those
-    that there are now."""
+    """Part of one rank in one checkpoint. ``members``: numbers of all members, in the order of ranks. ``present``:
+    those that there are now.
+    """
 
     folder: Path
     run: str
@@ -52,7 +53,7 @@ class Task:
 
     @property
     def writing(self) -> Path:
-        """Where it is written. Members of another generation, and other runs, have other folders."""
+        """Folder in which it is written. Members of another generation, and other runs, have other folders."""
         return self.folder / f"{on_disk.WRITING}{self.run}-{self.generation}-{self.step}"
 
 
@@ -78,7 +79,7 @@ class Background:
         self.completed = self.failed = 0
 
     def wait_until_written(self) -> None:
-        """Until this rank's part of the last checkpoint is on the disk, or will not be."""
+        """Waits until this rank's part of the last checkpoint is on the disk, or has failed."""
         while not self._written.wait(TELL_AFTER_S):
             LOG.warning(
                 "The training waits for the disk: this rank's share of the last checkpoint is not written after %.0f s "
@@ -164,17 +165,17 @@ class Background:
 
 
 def written_by(task: Task) -> list[Path]:
-    """All checkpoints that this run is writing now."""
+    """Lists all checkpoints that this run is writing now."""
     return list(task.folder.glob(f"{on_disk.WRITING}{task.run}-*-*"))
 
 
 def step_of(writing: Path) -> int:
-    """Of a checkpoint that is being written."""
+    """Returns the step of a checkpoint that is being written."""
     return int(writing.name.rpartition("-")[2])
 
 
 def part_file(writing: Path, rank: int) -> Path:
-    """It is there when the rank's part is whole."""
+    """Returns the file that exists once the rank's part is whole."""
     return writing / f"part-{rank}"
 
 
@@ -194,7 +195,7 @@ def why_not(task: Task, missing: Sequence[int]) -> None:
 
 
 def finish(task: Task, parts: Sequence[Part]) -> None:
-    """All parts are there: makes a checkpoint of them. Raises OSError."""
+    """Makes a checkpoint of all parts. Raises OSError."""
     write_metadata(task.writing, [part.written for part in parts])
     files = {part.name: (part.size, part.sum) for part in parts}
     metadata = task.writing / ".metadata"
@@ -215,7 +216,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def sentence(error: Exception) -> str:
-    """Its words, with a full stop, or the code of an error of ours."""
+    """Returns the error's words, with a full stop, or the code of an error of ours."""
     text = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error) or repr(error)
     where = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
     words = f"{text}{where}"

@@ -47,7 +47,7 @@ class Resumed(NamedTuple):
 
 
 class _Course:
-    """How far the job is, as all ranks know it."""
+    """Progress of the job, as all ranks know it."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -132,7 +132,9 @@ class Checkpointer:
         return communicators(self._session).world
 
     def _together(self, attempt: Callable[[], T]) -> T:
-        """All ranks communicate in ``attempt``. In an elastic job it is done again if one is lost meanwhile."""
+        """Runs ``attempt``, in which all ranks communicate. In an elastic job it runs again if a rank is lost
+        meanwhile.
+        """
         session = self._session
         if not session.elastic:
             return attempt()
@@ -182,8 +184,10 @@ class Checkpointer:
     # Writing
 
     def step(self) -> bool:
-        """After each training step, on all ranks: when the optimizers have stepped, and schedulers, and before the next
-        batch is taken. Returns whether a checkpoint was begun. See ``save`` for errors."""
+        """Begins a checkpoint if one is due. All ranks call it after each training step: when the optimizers have
+        stepped, and schedulers, and before the next batch is taken. Returns True if a checkpoint was begun. See
+        ``save`` for errors.
+        """
         self._course.steps += 1
         if self._course.look > self._rhythm.look:  # this rank has joined the others, who have agreed on it
             self._rhythm.begin(self._course.steps - 1)
@@ -240,7 +244,7 @@ class Checkpointer:
             self._lock.close()
 
     def wait(self) -> None:
-        """Until this rank's share of the last checkpoint is on the disk."""
+        """Waits until this rank's share of the last checkpoint is on the disk."""
         self._background.wait_until_written()
 
     # Resuming

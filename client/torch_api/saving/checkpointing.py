@@ -144,7 +144,7 @@ def _part(document: Any, name: str, at: Path) -> Any:
 
 
 def _plain(model: nn.Module) -> nn.Module:
-    """The model inside DistributedDataParallel."""
+    """Returns the model inside DistributedDataParallel."""
     inner = getattr(model, "module", None)
     return inner if isinstance(inner, nn.Module) and hasattr(model, "inner") else model
 
@@ -177,7 +177,7 @@ def _together(experts: ExpertStates) -> Callable[[Callable[[], None], Path], Non
 
 
 def _nothing() -> None:
-    """Another rank does it."""
+    """Stands for work that another rank does."""
 
 
 class _ForeignStateError(RuntimeError):

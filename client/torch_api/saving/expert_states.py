@@ -43,7 +43,7 @@ class ExpertStates:
 
     @property
     def rank(self) -> int:
-        """Of this process; 0 where there is one."""
+        """Rank of this process; 0 if there is one process."""
         return 0 if self.comm is None else self.comm.rank()
 
     @property
@@ -83,8 +83,9 @@ class ExpertStates:
         return None
 
     def split(self, states: Mapping[str, Any]) -> tuple[States, dict[int, States]]:
-        """(what all ranks share, contents of each file of experts by its number). Experts of several layers share a
-        file, which one rank writes; where layers have equally many experts, its number is theirs."""
+        """Returns what all ranks share, and the contents of each file of experts by its number. Experts of several
+        layers share a file, which one rank writes; where layers have equally many experts, its number is theirs.
+        """
         most = max(self.layers.values(), default=1)
         shared: States = {}
         experts: dict[int, States] = {}
@@ -114,7 +115,7 @@ class ExpertStates:
                 )
 
     def _names(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
-        """Of the optimizer's parameters by their positions, with numbers among all."""
+        """Returns names of the optimizer's parameters by their positions, with numbers among all."""
         names = {parameter: name for name, parameter in model.named_parameters()}
         found = [names.get(one, "") for group in optimizer.param_groups for one in group["params"]]
         return [(self._among_all(name) or (0, name))[1] for name in found]

@@ -46,13 +46,13 @@ class Manifest:
     files: dict[str, tuple[int, str]]
 
     def text(self) -> str:
-        """As a file."""
+        """Returns the manifest as the text of its file."""
         document = {"format": FORMAT, "step": self.step, "ranks": self.ranks, "files": self.files}
         return json.dumps({**document, "sum": _sum_of(document)}, indent=1, sort_keys=True)
 
     @classmethod
     def parse(cls, text: str) -> Manifest:
-        """Raises Damaged."""
+        """Reads the manifest. Raises Damaged."""
         try:
             document = json.loads(text)
             stated = document.pop("sum")
@@ -77,7 +77,7 @@ def step_of(name: str) -> int | None:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Those in it, the newest (with the largest step) first. Empty if there is no such folder."""
+    """Lists the checkpoints in a folder, the newest (with the largest step) first. Empty if there is no such folder."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -87,13 +87,14 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def superfluous(steps: Iterable[int], keep: int, newest: int) -> list[int]:
-    """Those of ``steps`` that go when the checkpoint of step ``newest`` is there, and ``keep`` stay: the oldest ones.
-    Those of later steps belong to an earlier run, and stay."""
+    """Returns those of ``steps`` to delete when the checkpoint of step ``newest`` is there, and ``keep`` stay: the
+    oldest ones. Later steps belong to an earlier run, and stay.
+    """
     return sorted({step for step in steps if step <= newest}, reverse=True)[keep:]
 
 
 def read_manifest(at: Path) -> Manifest:
-    """Raises Damaged."""
+    """Reads the manifest. Raises Damaged."""
     try:
         return Manifest.parse((at / MANIFEST).read_text())
     except FileNotFoundError:
@@ -103,7 +104,7 @@ def read_manifest(at: Path) -> Manifest:
 
 
 def share_of_files(files: Collection[str], rank: int, ranks: int) -> list[str]:
-    """Those that this rank verifies: each file one rank."""
+    """Returns the files that this rank verifies. Each file is verified by one rank."""
     return sorted(files)[rank::ranks]
 
 
@@ -124,7 +125,7 @@ def verify(at: Path, manifest: Manifest, names: Iterable[str]) -> None:
 
 
 def sum_of_file(path: Path) -> str:
-    """Its SHA-256."""
+    """Returns the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -162,7 +163,7 @@ class Lock:
                 return
 
     def close(self) -> None:
-        """Lets go of it."""
+        """Releases the lock."""
         os.close(self._descriptor)
 
 
@@ -175,7 +176,7 @@ def _undo(old: Path, target: Path) -> None:
 
 
 def put_aside(at: Path) -> Path:
-    """Of a damaged checkpoint: it counts no more. Returns its new name. Raises OSError."""
+    """Renames a damaged checkpoint, so that it no longer counts. Returns its new name. Raises OSError."""
     target = at.with_name(DAMAGED + at.name)
     shutil.rmtree(target, ignore_errors=True)
     return at.rename(target)

@@ -31,12 +31,12 @@ STATE = "state "
 
 
 def of_rank(rank: int, path: Path) -> Path:
-    """Where that rank's own is."""
+    """Returns the file of a rank's own state."""
     return ("ranks", str(rank), *path)
 
 
 def document_of(rank: int) -> Path:
-    """Where that rank's plain data is."""
+    """Returns the file of a rank's plain data."""
     return ("bagua", "ranks", str(rank))
 
 

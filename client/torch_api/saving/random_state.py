@@ -24,7 +24,7 @@ def random_state(tensors: list[torch.Tensor]) -> Any:
 
 
 class RandomState:
-    """One that was taken earlier: ``tensors`` are filled, then it is set."""
+    """State of random generators that was taken earlier: ``tensors`` are filled, then it is set."""
 
     def __init__(self, document: Any) -> None:
         self.tensors: list[torch.Tensor] = []

@@ -1,4 +1,4 @@
-"""When a checkpoint is due: every so many steps, or so many seconds, and on all ranks after the same step.
+"""Schedules of checkpoints: every so many steps, or so many seconds, and on all ranks after the same step.
 
 Steps need no message. Of time rank 0 decides, and the others must hear it: not after each step, but after those on
 which all have agreed the time before. The closer the checkpoint, the fewer steps lie between two of them. Where
@@ -20,7 +20,9 @@ LOOK_S = 2.0
 
 
 class Decision(NamedTuple):
-    """Whether a checkpoint is written after this step, and the step after which rank 0 decides next."""
+    """Decision of rank 0: whether a checkpoint is written after this step, and the step after which rank 0 decides
+    next.
+    """
 
     save: bool
     look: int
@@ -36,28 +38,27 @@ class Rhythm(Protocol):
         ...
 
     def due(self, steps: int, agree: Callable[[Callable[[], Decision]], Decision]) -> bool:
-        """Whether a checkpoint is to be written after step ``steps``. ``agree(decide)`` returns what ``decide()``
+        """True if a checkpoint is to be written after step ``steps``. ``agree(decide)`` returns what ``decide()``
         returns on rank 0; all ranks call it after the same steps."""
         ...
 
 
 class EverySteps:
-    """After each step whose number is a multiple of ``every``."""
+    """Writes a checkpoint after each step whose number is a multiple of ``every``."""
 
     look = 0
 
     def __init__(self, every: int) -> None:
         self._every = every
 
-    def begin(self, steps: int) -> None:
-        """See ``Rhythm``."""
+    def begin(self, steps: int) -> None: ...
 
     def due(self, steps: int, agree: Callable[[Callable[[], Decision]], Decision]) -> bool:
         return steps % self._every == 0
 
 
 class EverySeconds:
-    """After the step that ends nearest to ``every`` seconds after the last checkpoint."""
+    """Writes a checkpoint after the step that ends nearest to ``every`` seconds after the last one."""
 
     def __init__(self, every: float, clock: Clock, asked: Asked | None = None) -> None:
         """``asked``, if that is given, says whether a checkpoint is wanted before."""
@@ -95,7 +96,7 @@ class EverySeconds:
 
 
 class EveryStepsOrAsked(EverySeconds):
-    """After each step whose number is a multiple of ``steps``, and when a checkpoint is asked for."""
+    """Writes a checkpoint after each step whose number is a multiple of ``steps``, and when one is asked for."""
 
     def __init__(self, steps: int, clock: Clock, asked: Asked) -> None:
         super().__init__(math.inf, clock, asked)

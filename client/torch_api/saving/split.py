@@ -10,7 +10,7 @@ SMALL_BYTES = 1 << 20
 
 
 class Size(NamedTuple):
-    """Of a tensor: rows along its first dimension (1 if it has none), and bytes of each."""
+    """Size of a tensor: rows along its first dimension (1 if it has none), and bytes of each."""
 
     rows: int
     row_bytes: int
@@ -25,7 +25,8 @@ class Portion(NamedTuple):
 
 
 def portions(sizes: Sequence[Size], ranks: int) -> list[list[Portion]]:
-    """Those of each rank. Every row of every tensor is in exactly one; a tensor without rows is in one, too.
+    """Returns the portions of each rank. Every row of every tensor is in exactly one; a tensor without rows is in one,
+    too.
 
     Tensors lie one after the other, and so do the ranks' parts of their bytes. Cuts between two ranks are moved to the
     nearest row of a large tensor, or to the nearest end of a small one.

@@ -15,7 +15,7 @@ Key = tuple[Path, torch.Size, torch.dtype]
 
 
 class Staging:
-    """That of one rank. What the last checkpoint did not need goes back to the system."""
+    """Memory of one rank for the copy of its state. What the last checkpoint did not need goes back to the system."""
 
     def __init__(self) -> None:
         self._memory: dict[Key, torch.Tensor] = {}
@@ -57,6 +57,6 @@ def _whole(tensors: Iterable[tuple[Path, torch.Tensor]]) -> Iterator[tuple[Path,
 
 
 def size_of(tensor: torch.Tensor) -> Size:
-    """In rows."""
+    """Returns the size of a tensor in rows."""
     rows = tensor.shape[0] if tensor.dim() else 1
     return Size(rows, tensor.numel() // rows * tensor.element_size() if rows else 0)

@@ -29,7 +29,7 @@ Keys = tuple[str, ...]
 
 @dataclass
 class Piece:
-    """Some rows of a tensor. ``path``: keys of dictionaries that lead to it. ``data``: contiguous, on the CPU, with
+    """Rows of a tensor. ``path``: keys of dictionaries that lead to it. ``data``: contiguous, on the CPU, with
     memory of its own. ``offset``: the first of its rows in the whole, which has this ``size``."""
 
     path: Keys

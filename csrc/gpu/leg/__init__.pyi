@@ -81,7 +81,7 @@ class Leg:
 
         Raises DeviceError at once for what can't be carried out, and with the first error once the leg has failed."""
     def done(self, ticket: int) -> bool:
-        """Whether the result is there: ``wait`` would hold up nobody. True, too, after a failure."""
+        """True if the result is there, so that ``wait`` would not wait; also after a failure."""
     def wait(self, ticket: int, stream: int) -> None:
         """Makes ``stream`` wait for the operation; the host does not. A ticket may be waited for by several streams,
         until it is released. Raises DeviceError with the first error once the leg has failed; the stream waits all the
@@ -97,9 +97,10 @@ class Leg:
         ticket was released, is 0. Measured on the host: ``started`` when its input was ready (staged) or at the
         enqueuing, ``done`` when it was first seen, which may be 100 ms after the truth."""
     def waiting(self) -> tuple[float, str]:
-        """For how many seconds this rank has been waiting for others, at the longest, and what NCCL knows of it (the
-        daemon says more: ``DescribeWaits``); 0 if for nobody. What counts: operations that have begun on the device
-        and that somebody waits for, calls that wait, and CUDA that does not answer. Calls no CUDA itself."""
+        """Returns for how many seconds this rank has been waiting for others, at the longest, and what NCCL knows of it
+        (the daemon says more: ``DescribeWaits``); 0 if for nobody. What counts: operations that have begun on the
+        device and that somebody waits for, calls that wait, and CUDA that does not answer. Calls no CUDA itself.
+        """
     def transcode(
         self,
         codec: int,
