@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Everything a fresh machine needs, in one command each; needs Python 3.11+ with venv and header files, g++ and git.
+"""Commands for work on Bagua, each of which sets a fresh machine up by itself. They need Python 3.11+ with venv and
+header files, g++ and git.
 
     python3 deploy/dev.py demo      set up, then train digits on two node daemons with two ranks each
     python3 deploy/dev.py test      set up, then run every check and test (what CI runs)

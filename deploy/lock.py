@@ -34,7 +34,7 @@ def wanted() -> dict[str, list[str]]:
 
 
 def name_of(requirement: str) -> str:
-    """Of "a-package[extra]>=1" its name."""
+    """Returns the name in "a-package[extra]>=1"."""
     found = re.match(r"[\w.-]+", requirement)
     assert found
     return found[0].lower().replace("_", "-")

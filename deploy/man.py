@@ -42,7 +42,7 @@ FILES = (
 
 
 def commands() -> dict[str, Any]:
-    """All commands by their whole name, such as "bagua job submit"; groups of commands, too."""
+    """Finds all commands, and groups of commands, by their whole name, such as "bagua job submit"."""
     found = dict(_below("bagua", typer.main.get_command(app)))
     # These programs parse their own command line.
     database = typer.Typer(add_completion=False)
@@ -112,7 +112,7 @@ def _roff(text: str) -> str:
 
 
 def write(out: Path) -> list[Path]:
-    """All files below ``out``."""
+    """Writes all files below ``out``, and lists them."""
     texts = {
         path: get_completion_script(prog_name="bagua", complete_var="_BAGUA_COMPLETE", shell=shell) + "\n"
         for shell, path in COMPLETIONS.items()

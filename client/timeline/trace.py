@@ -93,7 +93,7 @@ class Trace:
         return in_order(self.sources)
 
     def bounds(self) -> Mapping[str, int]:
-        """Returns by node, in ns, how far its times may be wrong in comparison with those of the coordinator's clock."""
+        """Returns by node, in ns, how far its times may be wrong in comparison with the coordinator's clock."""
         return {node: clock.bound for node, clock in self.clocks.items()}
 
 

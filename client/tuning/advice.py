@@ -52,9 +52,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Advice:
-    """All rows, the fastest first. ``keeps``: the fastest with the result of gradient all-reduce. ``rounded``: the
-    fastest that only rounds gradients, ``other``: the fastest of all that may be recommended; each None unless it is
-    faster than those before by more than WORTH_IT."""
+    """Advice for a model on a cluster: all rows, the fastest first. ``keeps``: the fastest with the result of gradient
+    all-reduce. ``rounded``: the fastest that only rounds gradients, ``other``: the fastest of all that may be
+    recommended; each None unless it is faster than those before by more than WORTH_IT.
+    """
 
     rows: tuple[Row, ...]
     keeps: Row
@@ -63,7 +64,7 @@ class Advice:
 
     @property
     def recommended(self) -> list[Row]:
-        """Those that are there."""
+        """Rows that may be recommended."""
         return [row for row in (self.keeps, self.rounded, self.other) if row is not None]
 
 
@@ -115,7 +116,7 @@ def predict(profile: StepProfile, cluster: Cluster, exchange: Exchange, cuts: Cu
 
 
 class _Model:
-    """One algorithm on one cluster."""
+    """Model of one algorithm on one cluster."""
 
     def __init__(self, profile: StepProfile, cluster: Cluster, exchange: Exchange, cuts: Cuts) -> None:
         self.profile = profile
@@ -128,7 +129,7 @@ class _Model:
         self.rest_s = profile.rest_ns / 1e9
 
     def cost(self, nbytes: float, dtype: str) -> Cost:
-        """Of one exchange of so many bytes, also where ranks make pairs."""
+        """Returns the cost of one exchange of so many bytes, also if ranks make pairs."""
         coding = self.exchange.coding if dtype == "float32" else None
         found = bucket_cost(nbytes, self.cluster, self.profile.speeds, coding, self.exchange.pattern)
         if self.exchange.pattern != PAIR or self.exchange.hosts_pair or self.cluster.hosts == 1:
@@ -143,7 +144,7 @@ class _Model:
         return Cost(alone.sent_bytes * far, alone.hold_s * max(1.0, far), alone.tail_s, alone.work_s * far)
 
     def whole(self) -> Cost:
-        """All buckets one after the other."""
+        """Returns the cost of all buckets one after the other."""
         found = NOTHING
         place = {parameter.name: parameter for parameter in self.profile.parameters}
         for names in self.cuts:
@@ -239,7 +240,7 @@ class _Model:
         return Prediction(step + extra, 0.0, cost.sent_bytes / steps)
 
     def _mean(self, extra_s: float, exposed_s: float, sent_bytes: float) -> Prediction:
-        """Of the steps of an interval, one of which exchanges."""
+        """Returns the mean over the steps of an interval, one of which exchanges."""
         interval = self.exchange.interval
         return Prediction(self.profile.compute_s + extra_s / interval, exposed_s / interval, sent_bytes / interval)
 

@@ -1,4 +1,5 @@
-"""How each algorithm exchanges, once its warm-up is over: when, with whom, encoded how, and what ranks compute for it.
+"""The exchanges of each algorithm, once its warm-up is over: when, with whom, encoded how, and what ranks compute for
+it.
 
 Algorithms are texts, as ``bagua run --algorithm`` takes them. Defaults and sizes are those of ``bagua.algorithms``,
 which needs torch; a test compares them.
@@ -102,7 +103,7 @@ class Exchange:
 
     @property
     def name(self) -> str:
-        """Of the algorithm."""
+        """Name of the algorithm."""
         return self.text.partition(":")[0]
 
     @property
@@ -112,7 +113,7 @@ class Exchange:
 
     @property
     def advisable(self) -> bool:
-        """Whether it may be recommended without knowing more: it takes the user's optimizer, and its codec is not
+        """True if it may be recommended without knowing more: it takes the user's optimizer, and its codec is not
         known to lose accuracy."""
         coarse = self.coding is not None and self.coding.codec in COARSE and self.name != "top_k"
         return not self.optimizer and not coarse

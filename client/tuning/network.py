@@ -31,7 +31,7 @@ class Network:
 
     @property
     def name(self) -> str:
-        """As it is written on the command line: ``1gbit,5ms``."""
+        """The network as it is written on the command line: ``1gbit,5ms``."""
         rate = "none"
         if self.rate:
             unit = next((unit for unit in ("gbit", "mbit") if self.rate >= RATE_UNITS[unit]), "kbit")

@@ -40,7 +40,7 @@ def default_cuts(profile: StepProfile, wanted: int = DEFAULT_BYTES, explicit: bo
 
 
 def one_bucket(profile: StepProfile) -> Cuts:
-    """All parameters in one bucket, or in one for each dtype."""
+    """Puts all parameters into one bucket, or into one for each dtype."""
     return _by_dtype(profile, range(len(profile.parameters)))
 
 

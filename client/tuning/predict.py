@@ -56,7 +56,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Coding:
-    """How float32 crosses between hosts: a codec of ``bagua.algorithms.codec``, and topk's density."""
+    """Encoding of float32 between hosts: a codec of ``bagua.algorithms.codec``, and topk's density."""
 
     codec: str
     density: float = DEFAULT_DENSITY
@@ -69,8 +69,9 @@ class Coding:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one operation. ``sent_bytes``: that leave a host. ``hold_s``: how long it holds wire or engine. ``tail_s``:
-    from then until its result is there. ``work_s``: seconds of a core that the engine needs for it."""
+    """Cost of one operation. ``sent_bytes``: that leave a host. ``hold_s``: how long it holds wire or engine.
+    ``tail_s``: from then until its result is there. ``work_s``: seconds of a core that the engine needs for it.
+    """
 
     sent_bytes: float
     hold_s: float
@@ -156,7 +157,7 @@ def _coding_s(nbytes: float, hosts: int, coding: Coding, speeds: Speeds, pattern
 
 
 def codec_speed(speeds: Speeds, codec: str) -> CodecSpeed:
-    """As measured; where it was not, that of the machine's memory."""
+    """Returns the codec's speed as measured, or else that of the machine's memory."""
     return speeds.codecs.get(codec) or CodecSpeed(speeds.memory, speeds.memory)
 
 
@@ -217,8 +218,9 @@ class Backward:
 def backward_of(
     profile: StepProfile, cluster: Cluster, coding: Coding | None = None, pattern: str = ALL_REDUCE
 ) -> Backward:
-    """When gradients come while the engine exchanges others. It does not depend on how they are cut: the engine works
-    as long as the exchange takes in one piece, and the share of this that falls into backward slows it down."""
+    """Returns when gradients come while the engine exchanges others. It does not depend on how they are cut: the engine
+    works as long as the exchange takes in one piece, and the share of this that falls into backward slows it down.
+    """
     alone = profile.backward_ns / 1e9
     whole = bucket_cost(profile.bytes, cluster, profile.speeds, coding, pattern)
     beside = whole.work_s * min(1.0, alone / whole.hold_s) if whole.hold_s else 0.0
@@ -233,7 +235,9 @@ def backward_of(
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of one step, medians: seconds, seconds of them in which ranks stand waiting, and bytes that leave a host."""
+    """Prediction of one step, medians: seconds, seconds of them in which ranks stand waiting, and bytes that leave a
+    host.
+    """
 
     step_s: float
     exposed_s: float

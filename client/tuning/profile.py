@@ -29,8 +29,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Gradient:
-    """One parameter. ``ready_ns``: from the start of backward until its gradient was there. ``rows``: of the parameter
-    as a matrix (PowerSGD); 1 for vectors."""
+    """Gradient of one parameter. ``ready_ns``: from the start of backward until its gradient was there. ``rows``: of
+    the parameter as a matrix (PowerSGD); 1 for vectors.
+    """
 
     name: str
     dtype: str
@@ -40,7 +41,7 @@ class Gradient:
 
     @property
     def bytes(self) -> int:
-        """Of its gradient."""
+        """Bytes of the gradient."""
         return self.numel * ITEM_BYTES[self.dtype]
 
 
@@ -56,7 +57,7 @@ class BucketCost:
 
 @dataclass(frozen=True)
 class CodecSpeed:
-    """One thread, bytes of float32 per second. ``decode``: a message onto a vector."""
+    """Speed of a codec in one thread, in bytes of float32 per second. ``decode``: a message onto a vector."""
 
     encode: float
     decode: float
@@ -100,7 +101,7 @@ REFERENCE = Speeds(
 
 @dataclass(frozen=True)
 class StepProfile:
-    """One training step of a rank, medians over some steps, without what communication costs.
+    """Profile of a training step of one rank, medians over some steps, without what communication costs.
 
     ``parameters``: in the order in which their gradients came. ``forward_ns``: from the start of the forward pass to
     that of backward. ``backward_ns``: to the last gradient. ``rest_ns``: optimizer, data, everything else.
@@ -142,16 +143,16 @@ class StepProfile:
 
     @property
     def bytes(self) -> int:
-        """Of all gradients."""
+        """Bytes of all gradients."""
         return sum(parameter.bytes for parameter in self.parameters)
 
     @property
     def compute_s(self) -> float:
-        """Of a step that communicates nothing, seconds."""
+        """Seconds of a step that communicates nothing."""
         return (self.forward_ns + self.backward_ns + self.rest_ns) / 1e9
 
     def to_json(self) -> str:
-        """As text; ``from_json`` reads it."""
+        """Writes the profile as text; ``from_json`` reads it."""
         document = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
         return json.dumps(document, indent=1)
 

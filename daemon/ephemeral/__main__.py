@@ -69,7 +69,7 @@ def _survive_terminal() -> None:
 
 
 def _run(starter: socket.socket, nnodes: int, nproc_per_node: int, admission: Admission | None) -> None:
-    """Raises ServiceError, ConfigError."""
+    """Runs the cluster. Raises ServiceError, ConfigError."""
     state = StateFolder()
     try:
         with NodeProcess(state.path, admission) as node:

@@ -30,7 +30,7 @@ class Admission:
 
     @property
     def listen(self) -> str:
-        """Where the coordinator listens."""
+        """Address at which the coordinator listens."""
         return join_address(self.address, 0)
 
     def write_certificates(self, folder: Path) -> Path:
@@ -44,7 +44,7 @@ class Admission:
         return folder
 
     def open(self, coordinator: str, token: str, job_id: str) -> None:
-        """From now on hosts may come."""
+        """Admits hosts from now on."""
         grant = granter(self._authority, coordinator, token, job_id)
         self._registrar = Registrar(self._key, self._context, self._hosts, grant)
 

@@ -86,7 +86,7 @@ class Cluster:
             await self._coordinator.close()
 
     async def _work(self, users: Users, starter: socket.socket, nproc_per_node: int) -> None:
-        """From the first job to the end of the cluster."""
+        """Works from the first job to the end of the cluster."""
         self._socket = await asyncio.to_thread(self._node.begin, self._coordinator.address)
         job_id = await self._submit(nproc_per_node)
         users.listen(Path(self._socket).with_name(parent_socket.CLUSTER_SOCKET))
@@ -97,13 +97,13 @@ class Cluster:
         await self._until_left(users)
 
     async def _until_left(self, users: Users) -> None:
-        """Until no process of this host is left, nor a job that those of other hosts may be in."""
+        """Waits until no process of this host is left, nor a job that those of other hosts may be in."""
         await users.gone()
         for job_id in self._joined:
             await self._coordinator.ended(job_id)
 
     async def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Raises ServiceError, ConfigError."""
+        """Answers a message. Raises ServiceError, ConfigError."""
         if parent_socket.JOINED in message:
             self._joined.append(str(message[parent_socket.JOINED]))
             return {}

@@ -46,7 +46,7 @@ class Users:
         await self._gone.wait()
 
     async def close(self) -> None:
-        """Hangs up."""
+        """Closes the connections to all users."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -87,7 +87,7 @@ class Users:
 
 
 async def send(user: socket.socket, message: dict[str, Any]) -> None:
-    """Nothing if it has gone."""
+    """Sends a message, unless the other end has gone."""
     try:
         await asyncio.get_running_loop().sock_sendall(user, json.dumps(message).encode())
     except OSError:

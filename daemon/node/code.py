@@ -100,8 +100,9 @@ class CodeCache:
             await asyncio.sleep(_PAUSE_S)
 
     def _trim(self, keep: Path) -> None:
-        """Those that were not used for longest go, until the rest fits; and what an earlier daemon was fetching when
-        it was killed."""
+        """Deletes archives that were not used for longest, until the rest fits, and what an earlier daemon was fetching
+        when it was killed.
+        """
         for left in self._folder.glob(f"{_COMING}*"):
             if time.time() - left.stat().st_mtime > _LEFT_S:
                 left.unlink(missing_ok=True)
@@ -116,7 +117,7 @@ class CodeCache:
 
 
 def _holds(path: Path, code: Code) -> bool:
-    """Whether the archive is there, unharmed. Then it was used now."""
+    """True if the archive is there, unharmed. It is marked as used now."""
     try:
         with path.open("rb") as file:
             good = hashlib.file_digest(file, "sha256").hexdigest() == code.digest

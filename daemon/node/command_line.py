@@ -35,7 +35,7 @@ this daemon starts."""
 
 
 class RunAsName(StrEnum):
-    """Whose processes ranks are."""
+    """User whose processes ranks are."""
 
     daemon = "daemon"
     submitter = "submitter"

@@ -59,10 +59,10 @@ Ready = Callable[[dict[str, str]], None]
 
 
 class NodeDaemon:
-    """One node. Made with the event loop running, in the main thread."""
+    """Daemon of one node. It is made with the event loop running, in the main thread."""
 
     def __init__(self, settings: Settings, folder: NodeFolder, keeper: KeeperLink, log: FilteringBoundLogger) -> None:
-        """Raises ConfigError."""
+        """Makes the parts of the daemon. Raises ConfigError."""
         self._settings = settings
         self._folder = folder
         self._log = log
@@ -149,8 +149,9 @@ class NodeDaemon:
         asyncio.get_running_loop().call_later(grace_s, self.stop, words)
 
     async def run(self, ready: Ready) -> None:
-        """Until stopped. ``ready`` is called after the first Welcome. Raises ConfigError for what can't work at the
-        start."""
+        """Runs until stopped. ``ready`` is called after the first Welcome. Raises ConfigError for what can't work at
+        the start.
+        """
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.drain, "SIGTERM")
         loop.add_signal_handler(signal.SIGINT, self.stop, "SIGINT")

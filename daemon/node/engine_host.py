@@ -79,7 +79,7 @@ class RefusedFrames:
             self._of_ended += engine.stats()["frames_refused"]
 
     def total(self) -> int:
-        """Since the daemon started."""
+        """Returns the frames refused since the daemon started."""
         with self._lock:
             return self._of_ended + sum(engine.stats()["frames_refused"] for engine in self._engines)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened."""
+    """Base class of all that can happen."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ class StartNewcomers(Instruction):
 
 @dataclass(frozen=True)
 class Abort(Instruction):
-    """The job has failed."""
+    """Notice that the job has failed."""
 
     reason: str
 

@@ -38,8 +38,8 @@ _EXPECTED = (launch.LaunchError, BaguaError, OSError, RuntimeError)
 
 
 class Job:
-    """One job: one generation, or, if it is elastic, one after the other. Everything happens in the event loop;
-    blocking calls run in threads of their own. Whatever belongs to a process is kept by its member number.
+    """Job on this node: one generation, or, if it is elastic, one after the other. Everything happens in the event
+    loop; blocking calls run in threads of their own. Whatever belongs to a process is kept by its member number.
 
     ``on_report`` is called whenever what the coordinator should know has changed.
     """
@@ -182,7 +182,7 @@ class Job:
         self._log.warning("ranks go on with a daemon that was started again", members=sorted(found))
 
     def note(self) -> dict[str, Any]:
-        """All that the next life of the daemon needs to know of the generation that the engine is in."""
+        """Returns all that the next life of the daemon needs to know of the generation that the engine is in."""
         return {
             "run": base64.b64encode(self.engine.present.wire).decode(),
             "tokens": {member: token.hex() for member, token in self.tokens.items()},
@@ -233,7 +233,7 @@ class Job:
         return self._cleared.is_set()
 
     async def clear(self) -> None:
-        """Returns when ``cleared``."""
+        """Waits until ``cleared``."""
         await self._cleared.wait()
 
     def log_of(self, member: int) -> LogFile | None:
@@ -241,7 +241,7 @@ class Job:
         return self._processes.log_of(member)
 
     def snapshot(self) -> node_pb2.LocalJob:
-        """Everything that the coordinator may know of the job."""
+        """Returns everything that the coordinator may know of the job."""
         return local_job(self.job_id, self.state, self._log_path, self._patience_s)
 
     # ── for ranks ──
@@ -408,7 +408,7 @@ class Job:
         await self._record.save()
 
     async def _start_newcomers(self, members: tuple[int, ...]) -> None:
-        """Beside ranks that go on: whatever is wrong concerns these members alone."""
+        """Starts newcomers beside ranks that go on: whatever is wrong concerns these members alone."""
         try:
             await self._processes.prepare(self.spec)
             if self.ending:

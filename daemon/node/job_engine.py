@@ -70,7 +70,7 @@ class JobEngine:
 
     @property
     def native(self) -> core.Engine | None:
-        """None before it is made and after its end."""
+        """The native engine; None before it is made and after its end."""
         return self._engine
 
     def waiting(self, longer_than_s: float) -> str:
@@ -84,7 +84,7 @@ class JobEngine:
             self._engine.start_trace(request=request, most=most)
 
     def stop_trace(self) -> tuple[list[tuple[str, str, int, int, int, int, int, int]], int]:
-        """See ``Engine.stop_trace``: spans, and how many there was no room for."""
+        """Returns spans, and how many there was no room for."""
         return self._engine.stop_trace() if self._engine is not None else ([], 0)
 
     def abort(self, reason: str) -> None:
@@ -98,8 +98,9 @@ class JobEngine:
             self._engine.withdraw(reason)
 
     def set_peers(self, generation: int, addresses: tuple[str, ...]) -> None:
-        """Where the engines of all hosts of a generation are. Of one that the engine is not in yet, ``follow`` tells
-        it."""
+        """Tells the engine where the engines of all hosts of a generation are. For a generation that it is not in yet,
+        ``follow`` does.
+        """
         if self._engine is None or self._orphaned or generation != self.present.generation:
             return
         try:

@@ -30,8 +30,9 @@ LogPath = Callable[[int], Path | None]
 
 
 def local_job(job_id: str, state: JobState, log_path: LogPath, patience_s: float = 0.0) -> node_pb2.LocalJob:
-    """Everything that the coordinator may know of the job. Of the last words only those of the first to end: when a
-    thousand ranks fail together, they must still fit in a message."""
+    """Returns everything that the coordinator may know of the job. It has the last words only of the first ranks to
+    end: when a thousand ranks fail together, they must still fit in a message.
+    """
     exited = sorted((rank for rank in state.present if rank.error_tail), key=lambda rank: rank.exited_at)
     with_tail = {rank.member for rank in exited[:MAX_ERROR_TAILS]}
     return node_pb2.LocalJob(

@@ -30,7 +30,7 @@ class SpecificationError(ValueError):
 
 @dataclass(frozen=True)
 class Host:
-    """One host of the job: its node, its ranks, ascending, and their member numbers."""
+    """Host of the job: its node, its ranks, ascending, and their member numbers."""
 
     node_id: str
     ranks: tuple[int, ...]
@@ -78,7 +78,7 @@ class Place:
 
 @dataclass(frozen=True)
 class JobSpecification:
-    """One generation of one job as this node sees it. Constant, but for the peers that become known later. ``elastic``:
+    """Generation of a job as this node sees it. Constant, but for the peers that become known later. ``elastic``:
     others may follow.
 
     ``host_index`` is -1 where this node is in no host of it: it has newcomers alone (``joining``: their members), or is
@@ -116,7 +116,7 @@ class JobSpecification:
 
     @property
     def all_members(self) -> tuple[int, ...]:
-        """By rank."""
+        """Member numbers by rank."""
         return tuple(member for host in self.hosts for member in host.members)
 
     @property
@@ -124,7 +124,7 @@ class JobSpecification:
         return sum(len(host.ranks) for host in self.hosts)
 
     def place(self, member: int) -> Place:
-        """Where a process of this node begins. Raises ValueError for one that is not of this node."""
+        """Returns the place where a process of this node begins. Raises ValueError for one that is not of this node."""
         if member in self.joining:
             return Place(self.world_alone(), 0, self.joining.index(member), len(self.joining))
         sizes = tuple(host.ranks for host in self.hosts)

@@ -53,7 +53,7 @@ class EndedJob:
         return self._before is None
 
     async def clear(self) -> None:
-        """Returns when ``cleared``."""
+        """Waits until ``cleared``."""
         if self._before is not None:
             await self._before.clear()
 
@@ -77,7 +77,7 @@ class EndedJob:
 
 
 class Jobs:
-    """All jobs of this node. ``on_report(job_id)``: something of that job has changed."""
+    """Jobs of this node. ``on_report(job_id)``: something of that job has changed."""
 
     def __init__(self, node: NodeContext, on_report: Callable[[str], None]) -> None:
         self._node = node
@@ -177,8 +177,9 @@ class Jobs:
         return held.snapshot() if held else None
 
     def snapshots(self) -> list[node_pb2.LocalJob]:
-        """All jobs that are not over, and the newest that are: the coordinator may not have heard of their end. Of
-        those as many as fit in a message."""
+        """Returns all jobs that are not over, and of the newest that are as many as fit in a message: the coordinator
+        may not have heard of their end.
+        """
         found = [job.snapshot() for job in self.running()]
         room = MAX_SNAPSHOTS_BYTES - sum(job.ByteSize() for job in found)
         for held in reversed(self._held.values()):
@@ -316,7 +317,7 @@ class Jobs:
         task.add_done_callback(self._tasks.discard)
 
     async def expire(self) -> None:
-        """Until cancelled: forgets ended jobs, with their logs, as they become old."""
+        """Forgets ended jobs, with their logs, as they become old, until cancelled."""
         while True:
             await asyncio.sleep(_EXPIRE_S)
             self._trim()

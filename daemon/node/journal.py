@@ -20,8 +20,9 @@ _KINDS: dict[str, type | tuple[type, ...]] = {"int": int, "bool": bool, "str": s
 
 @dataclass(frozen=True)
 class RankEntry:
-    """One local rank, of this generation or gone. ``start_time``: clock ticks since boot (see process.py); 0 with pid 0
-    before the start."""
+    """Entry of a local rank, of this generation or gone. ``start_time``: clock ticks since boot (see process.py); 0
+    with pid 0 before the start.
+    """
 
     rank: int
     local_rank: int
@@ -38,13 +39,13 @@ class RankEntry:
 
     @property
     def number(self) -> int:
-        """Of the process, for life."""
+        """Number of the process, for life."""
         return self.rank if self.member < 0 else self.member
 
 
 @dataclass(frozen=True)
 class JobEntry:
-    """One job. ``ended``: nothing of it is left here."""
+    """Entry of a job. ``ended``: nothing of it is left here."""
 
     job_id: str
     generation: int
@@ -72,7 +73,7 @@ class Journal:
             self._write(entry)
 
     def owes(self, job_id: str) -> bool:
-        """Whether the last write of the job failed."""
+        """True if the last write of the job failed."""
         return job_id in self._owed
 
     def write_owed(self, job_id: str) -> None:
@@ -86,7 +87,7 @@ class Journal:
         del self._owed[entry.job_id]
 
     def remove(self, job_id: str) -> None:
-        """Forgets the job."""
+        """Removes the entry of a job."""
         with self._lock:
             self._owed.pop(job_id, None)
             self._path(job_id).unlink(missing_ok=True)

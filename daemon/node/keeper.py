@@ -92,7 +92,7 @@ class Keeper:
         self._notifier = Notifier()  # systemd, where this is its service; the daemon does not see its socket
 
     def run(self) -> int:
-        """Until the daemon ends by itself; its exit code."""
+        """Keeps the daemon running until it ends by itself; returns its exit code."""
         become_reaper()
         wake, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(waker)

@@ -56,7 +56,7 @@ class KeeperLink:
 
     @property
     def doomed(self) -> bool:
-        """It ends, and this daemon and all ranks with it."""
+        """True if the keeper ends, and this daemon and all ranks with it."""
         status = read_status(self.pid)
         return status is None or status.doomed or os.getppid() != self.pid
 
@@ -124,7 +124,7 @@ class KeeperLink:
         self._send({"do": "forget", "job": job_id, "pids": list(pids)})
 
     def forget_found(self) -> None:
-        """Of the processes and the memory of the last life nobody wants what is left."""
+        """Tells the keeper that nobody wants what is left of the processes and the memory of the last life."""
         for one in self.found:
             for number in one.readers:
                 os.close(number)
@@ -170,7 +170,6 @@ class KeeperLink:
             self._loop.remove_reader(self._wire.fileno())
 
     def close(self) -> None:
-        """Idempotent."""
         if self._wire.fileno() >= 0:
             self._loop.remove_reader(self._wire.fileno())
             self._loop.remove_writer(self._wire.fileno())

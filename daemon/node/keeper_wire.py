@@ -25,7 +25,9 @@ _MAX_DESCRIPTORS = 64
 
 
 class Wire:
-    """One end. Nothing here waits: messages that the other end has not read yet are kept until ``flush``."""
+    """One end of the connection. Nothing here waits: messages that the other end has not read yet are kept until
+    ``flush``.
+    """
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
@@ -57,7 +59,7 @@ class Wire:
             self.flush()
 
     def _put(self, data: bytes, descriptors: Sequence[int]) -> int:
-        """How many bytes were sent. The descriptors go with the first."""
+        """Sends what fits, and returns how many bytes were sent. The descriptors go with the first."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         try:
             return self._end.sendmsg([data], rights)
@@ -121,7 +123,6 @@ class Wire:
         return None
 
     def close(self) -> None:
-        """Idempotent."""
         for _, descriptors, owned in self._out:
             if owned:
                 _close(descriptors)
@@ -132,7 +133,7 @@ class Wire:
 
 
 def _copies(descriptors: Sequence[int]) -> list[int]:
-    """All of them, or OSError."""
+    """Duplicates all descriptors, or raises OSError."""
     made: list[int] = []
     try:
         for number in descriptors:

@@ -39,7 +39,7 @@ def command(program: Program) -> list[str]:
 
 
 def work_folder(program: Program) -> Path:
-    """Where ranks run: the job's folder, else the daemon's own."""
+    """Returns the folder in which ranks run: the job's, else the daemon's own."""
     try:
         return Path(program.workdir) if program.workdir else Path.cwd()
     except FileNotFoundError:

@@ -49,7 +49,7 @@ class Lease:
         return now < self._refusals_until and self._fence_s > 0
 
     def deadline(self, patience_s: float = 0.0) -> float:
-        """When the ranks of a job must be gone from this node. ``patience_s``: see RunJob."""
+        """Returns when the ranks of a job must be gone from this node. ``patience_s``: see RunJob."""
         return self._renewed + self._fence_s + patience_s if self._fence_s else math.inf
 
     def hello(self, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Which ended jobs of a node, and their logs, are past keeping. Reads sizes and times of files; deletes nothing."""
+"""The ended jobs of a node whose logs are past keeping. Reads sizes and times of files; deletes nothing."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from bagua.base.retention import Keep
 
 
 def past_keeping(folder: Path, ended: Sequence[str], keep: Keep, now: float) -> list[str]:
-    """Of ``ended`` (jobs, the oldest first, each with a folder of its name below ``folder``) those to forget, the
-    oldest first. The newest stays whatever its size. ``now``: seconds since the epoch."""
+    """Returns those of ``ended`` to forget, the oldest first. ``ended``: jobs, the oldest first, each with a folder of
+    its name below ``folder``. The newest stays whatever its size. ``now``: seconds since the epoch.
+    """
     gone = list(ended[: max(0, len(ended) - keep.jobs)])
     if math.isinf(keep.age_s) and math.isinf(keep.size):
         return gone

@@ -156,8 +156,9 @@ class LogFile:
     # ── reading ──
 
     async def read(self, offset: int, limit: int = READ_BYTES) -> Piece:
-        """At most ``limit`` bytes from ``offset`` on, from the next whole line on where older bytes are gone. Empty:
-        there are none yet."""
+        """Reads at most ``limit`` bytes from ``offset`` on, or from the next whole line on if older bytes are gone.
+        Empty: there are none yet.
+        """
         begin = max(offset, self.start)
         while begin < self._end:
             index = self._index(begin)
@@ -173,8 +174,9 @@ class LogFile:
         return Piece(begin, b"", begin - offset)
 
     async def tail_offset(self, lines: int) -> int:
-        """Where the last ``lines`` lines begin; a last line without its end counts. 0: at the rank's start, also if
-        the log has fewer lines than that."""
+        """Returns where the last ``lines`` lines begin; a last line without its end counts. 0: at the rank's start,
+        also if the log has fewer lines than that.
+        """
         if lines <= 0:
             return 0
         ends = [*list(self._starts)[1:], self._end]
@@ -206,7 +208,7 @@ class LogFile:
                 self._waiters.discard(waiter)
 
     def close(self) -> None:
-        """No more will be written; readers learn it."""
+        """Tells readers that no more will be written."""
         if not self.closed:
             self.closed = True
             os.close(self._fd)

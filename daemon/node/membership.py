@@ -117,7 +117,7 @@ def _spent(state: JobState) -> list[Rank]:
 
 
 def suspended(state: JobState, event: Suspended, now: float) -> Step:
-    """Of the generation that the engine is in, or of one that it has entered meanwhile."""
+    """Handles a suspension of the generation that the engine is in, or of one that it has entered meanwhile."""
     if event.generation < state.entered:
         return state, []
     if event.generation > state.entered:
@@ -162,7 +162,7 @@ def ended_here(state: JobState, member: int) -> str:
 
 
 def armed(state: JobState) -> JobState:
-    """With the deadline of the first that has one, while the job runs."""
+    """Sets the deadline to that of the first that has one, while the job runs."""
     if state.phase is not Phase.RUNNING:
         return state
     times = (rank.ends_by for rank in state.alive if rank.ends_by is not None and rank.ends_by < math.inf)
@@ -177,13 +177,13 @@ def left_behind(state: JobState) -> bool:
 
 
 def ready(state: JobState, event: ReadyToJoin, now: float) -> Step:
-    """Only who is in no generation can be ready to join."""
+    """Notes that a member is ready to join. Only one that is in no generation can be."""
     rank = state.find(event.rank)
     return (state.update(event.rank, ready=True) if rank is not None and rank.outside else state), []
 
 
 def takes_newcomers(state: JobState, event: TakesNewcomers, now: float) -> Step:
-    """For good. A newcomer says so as soon as it trains like everybody else."""
+    """Notes, for good, that a member takes newcomers. A newcomer says so as soon as it trains like everybody else."""
     return replace(state.update(event.rank, newcomer=False), takes_newcomers=True), []
 
 

@@ -73,7 +73,7 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """Where the metrics come from."""
+    """Facts from which the metrics come."""
 
     jobs: Callable[[], list[Job]]
     connected: Callable[[], bool]

@@ -25,7 +25,6 @@ class LeashWatch:
             self._on_gone()
 
     def close(self) -> None:
-        """Idempotent."""
         if self._socket.fileno() >= 0:
             self._loop.remove_reader(self._socket)
             self._socket.close()

@@ -44,7 +44,9 @@ def read_status(pid: int) -> ProcessStatus | None:
 
 
 def _death(fields: Sequence[str]) -> int:
-    """Its end can't be undone, and its parent will hear of this signal; before that the kernel frees its memory."""
+    """Returns the signal of a process that is about to die, of which its parent will hear. Before that the kernel frees
+    its memory.
+    """
     number = int(fields[49]) & 0x7F
     return number if int(fields[6]) & _EXITING and number not in _STOPS else 0
 
@@ -56,7 +58,7 @@ def start_time(pid: int) -> int:
 
 
 def all_processes() -> dict[int, ProcessStatus]:
-    """Every process, by pid."""
+    """Lists every process by pid."""
     found = (read_status(int(name)) for name in os.listdir(_PROC) if name.isdigit())
     return {status.pid: status for status in found if status is not None}
 

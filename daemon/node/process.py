@@ -116,7 +116,7 @@ class ProcessWatch:
         self._loop.add_reader(self._descriptor, self._ended)
 
     def close(self) -> None:
-        """Stops watching. Idempotent."""
+        """Stops watching the process. Further calls do nothing."""
         if self._descriptor >= 0:
             self._loop.remove_reader(self._descriptor)
             os.close(self._descriptor)

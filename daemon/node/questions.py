@@ -76,7 +76,7 @@ class Questions:
         return None
 
     def answer(self, told: node_pb2.TuneAnswer | node_pb2.CodeAnswer | node_pb2.SecretsAnswer) -> None:
-        """One came."""
+        """Takes an answer that came."""
         waiting = self._waiting.get(told.request_id)
         if waiting is not None and not waiting.done():
             waiting.set_result(told)

@@ -25,8 +25,10 @@ _PASS = 0o711
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Of one job. ``folder``: of its sockets. ``code``: where its code is unpacked. ``meeting``: where ranks put files
-    to meet, None: beside the sockets. ``cache``: native code of the daemon's that ranks may read, None: all of it."""
+    """Places for ranks of one job. ``folder``: of its sockets. ``code``: where its code is unpacked. ``meeting``: where
+    ranks put files to meet, None: beside the sockets. ``cache``: native code of the daemon's that ranks may read, None:
+    all of it.
+    """
 
     folder: Path
     rank_socket: Path
@@ -35,7 +37,7 @@ class RankPlace:
     cache: Path | None = None
 
     def make(self, user: RankUser) -> None:
-        """Raises OSError."""
+        """Makes the folders. Raises OSError."""
         assert self.meeting is not None
         self.folder.mkdir(mode=_PASS, exist_ok=True)
         self.folder.chmod(_PASS)
@@ -63,7 +65,7 @@ class RankPlace:
 
     @property
     def variables(self) -> dict[str, str]:
-        """By which ranks find what is not where it usually is."""
+        """Variables by which ranks find what is not where it usually is."""
         found = {"BAGUA_MEETING_DIR": self.meeting, "BAGUA_SHARED_CACHE_DIR": self.cache}
         return {name: str(path) for name, path in found.items() if path is not None}
 
@@ -77,7 +79,7 @@ class OwnPlaces:
         self._jobs = jobs
 
     def of(self, job_id: str) -> RankPlace:
-        """Where the ranks of that job meet."""
+        """Returns the place where the ranks of that job meet."""
         return RankPlace(self._sockets, self.rank_socket, self._jobs / job_id / "code")
 
     def recover(self, resumed: Collection[str]) -> None:
@@ -85,7 +87,7 @@ class OwnPlaces:
         remove_sockets(self._sockets)
 
     def forget(self, job_id: str) -> None:
-        """The job has ended."""
+        """Removes the place of a job that has ended."""
         shutil.rmtree(self.of(job_id).code, ignore_errors=True)
 
 
@@ -97,7 +99,7 @@ class UserPlaces:
         self._cache = root / "cache"
 
     def of(self, job_id: str) -> RankPlace:
-        """Where the ranks of that job meet."""
+        """Returns the place where the ranks of that job meet."""
         folder = self._root / job_id
         return RankPlace(folder, folder / "rank.sock", folder / "code", folder / "meeting", self._cache)
 
@@ -110,7 +112,7 @@ class UserPlaces:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def forget(self, job_id: str) -> None:
-        """The job has ended."""
+        """Removes the place of a job that has ended."""
         shutil.rmtree(self._root / job_id, ignore_errors=True)
 
 

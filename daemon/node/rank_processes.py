@@ -100,7 +100,7 @@ class RankProcesses:
             await asyncio.sleep(_PAUSE_S)
 
     def _here(self, program: Program) -> Program:
-        """With the folder on this node in which its ranks run."""
+        """Adds the folder on this node in which the program's ranks run."""
         if program.code:
             return replace(program, workdir=str(self.place.code / program.workdir))
         return replace(program, workdir=self.user.home) if self.user and not program.workdir else program
@@ -186,7 +186,7 @@ class RankProcesses:
             self._begin(member, pid)
 
     def forget_secrets(self) -> None:
-        """All ranks that were to have them were started."""
+        """Deletes the secrets, once all ranks that were to have them were started."""
         self._secrets.clear()
 
     def watch(self, member: int, pid: int, on_exit: Callable[[], None] | None) -> None:
@@ -198,7 +198,7 @@ class RankProcesses:
             self._watches[member] = ProcessWatch(pid, lambda code: on_exit())
 
     def unwatch(self, member: int) -> None:
-        """From now on the core's connection tells of the end of that process."""
+        """Stops watching a process, whose end the core's connection tells from now on."""
         if watch := self._watches.pop(member, None):
             watch.close()
 
@@ -216,7 +216,7 @@ class RankProcesses:
         return self._outputs[member].error_tail(told)
 
     def memory_kill(self, member: int) -> str:
-        """Whether the kernel has killed the process for want of memory, in words; empty if that is not known."""
+        """Says in words whether the kernel has killed the process for want of memory; empty if that is not known."""
         memory = self._memory.get(member)
         return memory.explain() if memory is not None and memory.killed else ""
 

@@ -31,7 +31,7 @@ _MAX_TEXT = 1024
 
 
 class OneJob:
-    """Of all jobs one alone: for ranks that must not reach those of others."""
+    """View of one job alone, for ranks that must not reach those of others."""
 
     def __init__(self, jobs: Jobs, job_id: str) -> None:
         self._jobs = jobs

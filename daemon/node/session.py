@@ -68,7 +68,7 @@ class _Misfit(Exception):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where the coordinator is and what it wants to see."""
+    """Address of the coordinator, and credentials for it."""
 
     address: str
     token_file: Path
@@ -134,7 +134,7 @@ class Session:
         self._something_to_send()
 
     def refuse_upgrade(self, request_id: int, reason: str) -> None:
-        """The present daemon stays."""
+        """Refuses an upgrade: the present daemon stays."""
         self._refusals.append(node_pb2.UpgradeRefusal(request_id=request_id, reason=reason))
         self._something_to_send()
 
@@ -170,8 +170,9 @@ class Session:
     # ── the stream ──
 
     async def run(self) -> None:
-        """Until cancelled, or ``finish`` is over. Raises ConfigError if the coordinator refuses this daemon before it
-        ever was welcome, or there is no token or certificate to show."""
+        """Runs until cancelled, or until ``finish`` is over. Raises ConfigError if the coordinator refuses this daemon
+        before it ever was welcome, or there is no token or certificate to show.
+        """
         backoff, told = FIRST_BACKOFF_S, ""
         while True:
             reason, refused = await self._one_stream()

@@ -30,23 +30,24 @@ LOCK_S = 2.0
 
 @dataclass(frozen=True)
 class WireSettings:
-    """How engines of this node talk to other hosts; see ``Engine`` in csrc/core.pyi."""
+    """Settings of the connections of this node's engines to other hosts; see ``Engine`` in csrc/core.pyi."""
 
     measure_ring: bool
     plain_data: bool
 
     @property
     def encryption(self) -> str:
-        """As ``Engine`` calls it."""
+        """Kind of encryption, as ``Engine`` calls it."""
         return "never" if self.plain_data else "beyond loopback"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """As given. ``exit_when_idle_s``, ``leash`` and ``metrics_port`` are None where they were not asked for.
-    ``pass_env``: see ``environment.passed_on``. ``drain_grace_s``: how long jobs may take to leave after SIGTERM.
-    ``keeper_fd``: socket of the keeper. ``log_dir``: where logs of ranks lie; None: in the state folder. ``run_as``:
-    None: ranks run as the daemon's user."""
+    """Settings of the daemon, as given. ``exit_when_idle_s``, ``leash`` and ``metrics_port`` are None where they were
+    not asked for. ``pass_env``: see ``environment.passed_on``. ``drain_grace_s``: how long jobs may take to leave after
+    SIGTERM. ``keeper_fd``: socket of the keeper. ``log_dir``: where logs of ranks lie; None: in the state folder.
+    ``run_as``: None: ranks run as the daemon's user.
+    """
 
     coordinator: str
     name: str

@@ -13,7 +13,7 @@ from bagua.proto import common_pb2
 
 
 class NodeSpans:
-    """Of one job. Fed with each event and the state after it."""
+    """Spans of one job. They are made from each event and the state after it."""
 
     def __init__(self, job_id: str, node_id: str, environment: Mapping[str, str]) -> None:
         self._job_id = job_id
@@ -45,7 +45,7 @@ class NodeSpans:
         return []
 
     def step(self, rank: int, generation: int, step: common_pb2.SampledStep) -> Span:
-        """One step of a rank."""
+        """Makes the span of one step of a rank."""
         name = f"step {step.step} of rank {rank}"
         span = self._span(name, step.began, step.began + step.seconds, "job", generation)
         attributes: dict[str, str | int | float] = {

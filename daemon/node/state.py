@@ -30,7 +30,7 @@ class RankPhase(enum.Enum):
 
 @dataclass(frozen=True)
 class Rank:
-    """One local rank. ``signal`` is 0 for an exit by itself, else ``exit_code`` is -signal. ``member`` names its
+    """Local rank. ``signal`` is 0 for an exit by itself, else ``exit_code`` is -signal. ``member`` names its
     process for life, and in events."""
 
     rank: int
@@ -55,7 +55,9 @@ class Rank:
 
 @dataclass(frozen=True)
 class JobState:
-    """Everything that decisions depend on. ``deadline`` is when ``TimerFired`` is due, on the clock of ``now``."""
+    """State of a job: everything that decisions depend on. ``deadline`` is when ``TimerFired`` is due, on the clock of
+    ``now``.
+    """
 
     node_id: str
     ranks: tuple[Rank, ...]
@@ -86,12 +88,14 @@ class JobState:
 
     @property
     def present(self) -> tuple[Rank, ...]:
-        """Everybody of whom the coordinator is told: ranks, newcomers, and those that it has dismissed."""
+        """Ranks of which the coordinator is told: those of the generation, newcomers, and those that it has
+        dismissed.
+        """
         return (*self.ranks, *self.lobby, *self.leaving)
 
     @property
     def everybody(self) -> tuple[Rank, ...]:
-        """Those of former generations as well."""
+        """Ranks as in ``present``, and those of former generations."""
         return (*self.present, *self.gone)
 
     @property

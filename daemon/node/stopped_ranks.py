@@ -22,8 +22,9 @@ _STOPPED = "T"
 
 
 def longest_stop(step_s: float) -> float:
-    """For so many seconds a rank may be stopped: eight training steps, 5 s at the least; 30 s while it is not known yet
-    how long a step takes (0)."""
+    """Returns for how many seconds a rank may be stopped: eight training steps, 5 s at the least; 30 s while it is not
+    known yet how long a step takes (0).
+    """
     return max(LEAST_S, STEPS * step_s) if step_s else UNKNOWN_S
 
 
@@ -35,8 +36,9 @@ def patience(step_s: float) -> float:
 
 
 class LateRanks:
-    """For how long members have been stopped. Time counts while somebody looks: when this daemon was stopped itself, it
-    has seen nothing."""
+    """Clock of how long members have been stopped. Time counts while somebody looks: when this daemon was stopped
+    itself, it has seen nothing.
+    """
 
     def __init__(self) -> None:
         self._looked_at: float | None = None
@@ -52,6 +54,6 @@ class LateRanks:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped the process."""
+    """True if a signal has stopped the process."""
     status = read_status(pid)
     return status is not None and status.state == _STOPPED

@@ -34,7 +34,7 @@ Send = Callable[[node_pb2.TraceReply], Awaitable[None]]
 
 @dataclass
 class _Source:
-    """One rank."""
+    """Source of spans: one rank."""
 
     spans: list[common_pb2.TraceSpan] = field(default_factory=list)
     rank: int = 0
@@ -44,7 +44,7 @@ class _Source:
 
 
 class _Collection:
-    """All that comes from the ranks of one job."""
+    """Trace that the ranks of one job record together."""
 
     def __init__(self, number: int, most: int) -> None:
         self.number = number
@@ -76,14 +76,14 @@ class TraceService:
         self._collections: dict[str, _Collection] = {}
 
     def start(self, request: node_pb2.StartTrace) -> None:
-        """Begins to record."""
+        """Begins to record a trace of a job."""
         self.end(request.request_id)
         task = asyncio.get_running_loop().create_task(self._answer(request))
         self._tasks[request.request_id] = task
         task.add_done_callback(lambda _: self._tasks.pop(request.request_id, None))
 
     def end(self, request_id: int) -> None:
-        """Nobody wants it any more."""
+        """Ends a trace that nobody wants any more."""
         if task := self._tasks.get(request_id):
             task.cancel()
 
@@ -186,7 +186,7 @@ class TraceService:
 
 
 def _span(told: tuple[str, str, int, int, int, int, int, int]) -> common_pb2.TraceSpan:
-    """One of ``Engine.stop_trace``."""
+    """Makes the message of a span from ``Engine.stop_trace``."""
     phase, name, comm, sequence, begin, end, peer, size = told
     return common_pb2.TraceSpan(
         phase=phase, name=name, comm=comm, sequence=sequence, begin_ns=begin, end_ns=end, peer=peer, bytes=size

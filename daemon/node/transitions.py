@@ -69,7 +69,7 @@ Handler = Callable[[JobState, Any, float], Step]
 
 
 def step(state: JobState, event: Event, now: float) -> Step:
-    """One transition. An event that means nothing in this phase changes nothing. ``now``: seconds of any steady
+    """Makes one transition. An event that means nothing in this phase changes nothing. ``now``: seconds of any steady
     clock."""
     handler = TABLE.get((state.phase, type(event)))
     if handler is None:

@@ -17,7 +17,7 @@ JOB = 'job_id=~"$job_id"'
 
 @dataclass(frozen=True)
 class Panel:
-    """One graph. ``lines``: (expression, legend). ``unit``: as Grafana names it."""
+    """Panel with one graph. ``lines``: (expression, legend). ``unit``: as Grafana names it."""
 
     title: str
     lines: tuple[tuple[str, str], ...]

@@ -97,7 +97,7 @@ def navigation(nav: list[Any], pages: list[str], generated: list[str]) -> list[A
             yield entry
 
     def ordered(folder: str) -> list[str]:
-        """Its README first, then in the order in which that one links them."""
+        """Sorts pages: the README first, then the others in the order in which it links them."""
         index = f"{folder}README.md"
         order = [index, *(_links(index) if index in pages else ())]
         inside = [path for path in pages if path.startswith(folder)]

@@ -22,7 +22,7 @@ HEADERS = {"User-Agent": "Mozilla/5.0 (link check of Bagua's pages)"}
 
 
 def external(site: Path) -> dict[str, list[str]]:
-    """By address, without its fragment: the pages that link it."""
+    """Returns by address, without its fragment, the pages that link it."""
     found: dict[str, list[str]] = {}
     for page in sorted(site.rglob("*.html")):
         for quoted, bare in LINK.findall(page.read_text()):

@@ -62,15 +62,15 @@ class HostStore(Store):
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """File of the store."""
         return self.folder / "samples.sqlite"
 
     def get(self, key: str) -> bytes | None:
-        """None: it was never kept, or had to make room."""
+        """Returns the value; None: it was never kept, or had to make room."""
         return self.mget([key])[0]
 
     def mget(self, keys: Sequence[str]) -> list[bytes | None]:
-        """In one query."""
+        """Reads values in one query."""
         found: dict[str, bytes] = {}
         with self._used() as connection:
             for begin in range(0, len(keys), ASKED):
@@ -84,7 +84,7 @@ class HostStore(Store):
         self.mset({key: value})
 
     def mset(self, dictionary: Mapping[str, bytes]) -> None:
-        """In one transaction."""
+        """Writes values in one transaction."""
         with self._used() as connection:
             kept = {key: value for key, value in dictionary.items() if _size(value) <= self._limit()}
             with _transaction(connection):
@@ -114,7 +114,7 @@ class HostStore(Store):
             connection.execute("VACUUM")
 
     def used_bytes(self) -> int:
-        """Bytes of all entries."""
+        """Returns the bytes of all entries together."""
         with self._used() as connection:
             return _total(connection)
 

@@ -32,7 +32,7 @@ HITS, MISSES, DAMAGED, FAILURES, UNCACHED = range(5)
 
 @dataclass(frozen=True)
 class CacheStatistics:
-    """Of one ``CacheLoader`` and the workers that it was handed to.
+    """Counts of one ``CacheLoader`` and the workers that it was handed to.
 
     ``hits``: values that the cache had. ``misses``: values that it did not have. ``damaged``: entries with a wrong
     checksum; they were loaded again, and are in ``misses``, too. ``failures``: times that the store could not be used.
@@ -138,7 +138,7 @@ class CacheLoader:
                 self._count(UNCACHED, len(waiting))
 
     def statistics(self) -> CacheStatistics:
-        """Counts so far."""
+        """Returns the counts so far."""
         return CacheStatistics(*self._counts.sum(0).tolist())
 
     def _read(self, name: str) -> tuple[bool, Any]:
@@ -175,7 +175,7 @@ class CacheLoader:
             Finalize(None, self.flush, exitpriority=1)
 
     def _make_seal(self, secret: bytes | None) -> Seal | None:
-        """None: there is no secret, and so no cache."""
+        """Makes the seal. None: there is no secret, and so no cache."""
         try:
             found = secret or given_secret()
             if found is None:

@@ -35,7 +35,7 @@ class RedisServer:
     _watcher: subprocess.Popen[bytes] = field(repr=False)
 
     def has_ended(self) -> bool:
-        """Whether it has ended by itself: ``log`` says why."""
+        """True if the server has ended by itself; ``log`` says why."""
         return (self.log.parent / "ended").exists()
 
     def stop(self) -> None:

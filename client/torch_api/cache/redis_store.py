@@ -222,7 +222,7 @@ def _number_of_host() -> int:
 
 
 def _shared(value: Any) -> Any:
-    """That of rank 0, on all ranks."""
+    """Returns rank 0's value on all ranks."""
     if not is_initialized() and get_world_size() > 1:
         raise ConfigError(
             "The ranks of this job don't know each other yet: call init_process_group() first, or pass hosts= and "

@@ -25,27 +25,27 @@ class Store(ABC):
 
     @abstractmethod
     def get(self, key: str) -> bytes | None:
-        """None: nothing is kept under this key."""
+        """Returns the value; None: nothing is kept under this key."""
 
     @abstractmethod
     def num_keys(self) -> int:
-        """Number of keys."""
+        """Returns the number of keys."""
 
     @abstractmethod
     def clear(self) -> None:
-        """Forgets everything."""
+        """Deletes all entries."""
 
     def mset(self, dictionary: Mapping[str, bytes]) -> None:
-        """As ``set`` for each of them."""
+        """Sets each of the values."""
         for key, value in dictionary.items():
             self.set(key, value)
 
     def mget(self, keys: Sequence[str]) -> list[bytes | None]:
-        """As ``get`` for each of them, in their order."""
+        """Gets each of the values, in the order of the keys."""
         return [self.get(key) for key in keys]
 
     def status(self) -> bool:
-        """Whether the store can be used now. Raises nothing."""
+        """True if the store can be used now. Raises nothing."""
         try:
             self.num_keys()
         except StoreError:
@@ -57,7 +57,7 @@ class Store(ABC):
 
 
 class ClusterStore(Store):
-    """Several stores as one: each key has its place in one of them, the same in all processes.
+    """A store made of several: each key has its place in one of them, the same in all processes.
 
     ``stores``: at least one, in the same order everywhere. ``hash_fn``: a number for a key; by default its CRC-32.
     """
@@ -83,7 +83,7 @@ class ClusterStore(Store):
         return self.route(key).get(key)
 
     def num_keys(self) -> int:
-        """Of all stores together."""
+        """Returns the number of keys in all stores together."""
         return sum(store.num_keys() for store in self.stores)
 
     def clear(self) -> None:
@@ -91,7 +91,7 @@ class ClusterStore(Store):
             store.clear()
 
     def mset(self, dictionary: Mapping[str, bytes]) -> None:
-        """One call for each store that gets something."""
+        """Sets values with one call for each store that gets something."""
         parts: dict[int, dict[str, bytes]] = {}
         for key, value in dictionary.items():
             parts.setdefault(self._place(key), {})[key] = value
@@ -99,7 +99,7 @@ class ClusterStore(Store):
             self.stores[place].mset(part)
 
     def mget(self, keys: Sequence[str]) -> list[bytes | None]:
-        """One call for each store that is asked."""
+        """Gets values with one call for each store that is asked."""
         parts: dict[int, list[str]] = {}
         for key in keys:
             parts.setdefault(self._place(key), []).append(key)
@@ -109,7 +109,7 @@ class ClusterStore(Store):
         return [found[key] for key in keys]
 
     def status(self) -> bool:
-        """Whether all of them can be used."""
+        """True if all stores can be used."""
         return all(store.status() for store in self.stores)
 
     def shutdown(self) -> None:

@@ -96,7 +96,7 @@ class CudaConnection:
         self._watchdog = WaitWatchdog(first_s, self._leg.waiting, self._go_on, self._leg.abort)
 
     def renew(self) -> None:
-        """In a new generation: another leg. Tickets of the old one mean nothing any more."""
+        """Makes another leg in a new generation. Tickets of the old one mean nothing any more."""
         self._give_up()
         self.steps.forget()
         self._open()
@@ -126,8 +126,9 @@ class CudaConnection:
         return (Regrouped if over else CommunicationError)(str(error))
 
     def _is_over(self) -> bool:
-        """Whether this leg was given up, or its generation has ended. The next one may have been entered already: what
-        is under way is abandoned then, before there is another leg."""
+        """True if this leg was given up, or its generation has ended. The next one may have been entered already: what
+        is under way is then abandoned, before there is another leg.
+        """
         entered = self.connection.membership.generation
         return self._parted or entered != self.membership.generation or self.connection.generation_is_over()
 
@@ -153,7 +154,7 @@ class CudaConnection:
     # Communicators
 
     def create_comm(self, comm: int, ranks: Sequence[int]) -> None:
-        """See ``Connection``; waits for the other members, the first of which logs the route."""
+        """Creates a communicator. Waits for the other members, the first of which logs the route."""
         with self._translated():
             self._leg.create_comm(comm, ranks)
             self._comms.add(comm)
@@ -161,7 +162,7 @@ class CudaConnection:
                 _log_route(ranks, **self._leg.report(comm))
 
     def destroy_comm(self, comm: int) -> None:
-        """See ``Connection``; waits for this rank's operations on it."""
+        """Frees a communicator. Waits for this rank's operations on it."""
         with self._translated():
             self._comms.discard(comm)
             self._leg.destroy_comm(comm)
@@ -197,13 +198,14 @@ class CudaConnection:
     # Operations
 
     def submit(self, request: Request) -> int:
-        """See ``Connection``. The operation begins after the current stream's work. Places are (DEVICE, address);
+        """Submits an operation, which begins after the current stream's work. Places are (DEVICE, address);
         ``comm`` is a twin's number. Raises CommunicationError, too, while the stream is captured into a CUDA graph."""
         return self._hand_over(self._leg, request, self._cuda.stream(self.index))
 
     def submit_out_of_step(self, request: Request) -> int:
-        """See ``Connection``, and ``Gate``. The operation begins after the current stream's work, and perhaps after
-        more that follows."""
+        """Submits an operation through the gate. It begins after the current stream's work, and perhaps after more that
+        follows.
+        """
         return self._gate.submit(
             request, functools.partial(self._hand_over, self._leg, request, self._cuda.stream(self.index))
         )
@@ -220,21 +222,21 @@ class CudaConnection:
         return ticket
 
     def done(self, ticket: int) -> bool:
-        """Whether the result is there, or never will be. Raises CommunicationError for an error of the device."""
+        """True if the result is there, or never will be. Raises CommunicationError for an error of the device."""
         if ticket < 0:
             return self._gate.done(ticket, self.done)
         with self._translated():
             return self._leg.done(ticket)
 
     def _last_times(self, ticket: int) -> Times:
-        """Of an operation that is over; nobody will ask again, so that the next one gets its events."""
+        """Returns the times of an operation that is over. Nobody asks again, so the next one gets its events."""
         with self._translated():
             times = self._leg.times(ticket)
         self._leg.release(ticket)
         return times
 
     def wait_all(self, tickets: Sequence[int], flags: object = None) -> tuple[Sequence[Times], Told]:
-        """See ``Connection``: each is to be waited for, which takes no time."""
+        """Waits for each of the tickets, which takes no time."""
         return (), UNTOLD
 
     def wait(self, ticket: int, deadline_s: float = math.inf) -> Times:
@@ -255,7 +257,7 @@ class CudaConnection:
         return ticket, 0, 0
 
     def abandon(self, ticket: int) -> None:
-        """See ``Connection``. Its memory is held until ``close``: the operation may still write there."""
+        """Gives up an operation. Its memory is held until ``close``, because the operation may still write there."""
         if ticket < 0:
             self._gate.abandon(ticket)
 
@@ -268,11 +270,11 @@ class CudaConnection:
             raise self._translate(CommunicationError(f"{words} [BG510]"))
 
     def counters(self) -> dict[str, int]:
-        """Counters of the leg."""
+        """Returns the counters of the leg."""
         return self._leg.counters()
 
     def route(self, comm: int) -> str:
-        """How operations of a twin travel: "staged", "flat" or "hierarchical"."""
+        """Returns how operations of a twin travel: "staged", "flat" or "hierarchical"."""
         return self._leg.route(comm)
 
     def close(self) -> None:

@@ -29,12 +29,13 @@ class Devices:
         return found
 
     def all(self) -> list[CudaConnection]:
-        """Those that were made."""
+        """Returns the connections that were made."""
         return list(self._open.values())
 
     def await_results(self) -> None:
-        """See ``CudaConnection.await_results``. Nothing in jobs that are not elastic, and where no tensor of a device
-        has come."""
+        """Waits for results of all devices. Does nothing in jobs that are not elastic, or if no tensor of a device has
+        come.
+        """
         if self._session.elastic:
             for device in self._open.values():
                 device.await_results()
@@ -54,5 +55,5 @@ class Devices:
 
 
 def devices(session: Session) -> Devices:
-    """Those of this session, the same object each time."""
+    """Returns the devices of this session, the same object each time."""
     return session.keep(Devices)

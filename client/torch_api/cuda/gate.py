@@ -70,7 +70,7 @@ class Gate:
         return number
 
     def done(self, number: int, done: Callable[[int], bool]) -> bool:
-        """Whether the operation is over, well or not. ``done``: the device's, of a ticket of its own."""
+        """True if the operation is over, well or not. ``done``: the device's, of a ticket of its own."""
         held = self._held[number]
         return held.over and (held.ticket is None or done(held.ticket))
 
@@ -93,7 +93,7 @@ class Gate:
             return self._changed.wait_for(lambda: held.over, seconds)
 
     def abandon(self, number: int) -> None:
-        """Nobody will wait for it."""
+        """Notes that nobody will wait for the operation."""
         with self._changed:
             held = self._held.pop(number)
             held.abandoned = True
@@ -102,8 +102,9 @@ class Gate:
             self._abandon(ticket)
 
     def drop(self, error: Exception) -> None:
-        """None that is held here will be handed over: ``take`` raises this. One that is being handed over ends as the
-        device has it."""
+        """Drops operations that are held here: ``take`` raises this error. One that is being handed over ends as the
+        device has it.
+        """
         with self._changed:
             dropped = [held for held in self._queue if not held.handing]
             for held in dropped:
@@ -115,7 +116,7 @@ class Gate:
                 self._host.abandon(held.arrival)
 
     def close(self) -> None:
-        """As ``drop``, for good. Idempotent."""
+        """Drops operations for good."""
         with self._changed:
             self._closed = True
         self.drop(closed())

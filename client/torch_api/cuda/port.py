@@ -18,20 +18,20 @@ class Moment(Protocol):
     """A point in the order of a stream."""
 
     def passed(self) -> bool:
-        """Whether the stream has come to it."""
+        """True if the stream has come to this moment."""
         ...
 
     def await_on_host(self) -> None:
-        """Returns when it has."""
+        """Blocks until the stream has come to this moment."""
         ...
 
     def nanoseconds(self) -> int:
-        """When that was, in ns of CLOCK_MONOTONIC. Only once it has passed."""
+        """Returns when that was, in ns of CLOCK_MONOTONIC. Only for a moment that has passed."""
         ...
 
 
 class Clock(Protocol):
-    """Moments of one device."""
+    """Clock that measures moments of one device."""
 
     def now(self) -> Moment:
         """The end of the work that the current stream holds."""
@@ -42,7 +42,7 @@ class Cuda:
     """torch.cuda, as far as it is used."""
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether the GPU leg carries this tensor."""
+        """True if the GPU leg carries this tensor."""
         return tensor.is_cuda
 
     def index(self, device: torch.device) -> int:
@@ -120,7 +120,7 @@ class _EventMoment:
         self._event.synchronize()
 
     def nanoseconds(self) -> int:
-        """See ``Moment``. Far from the anchor, it becomes the anchor of later moments."""
+        """Returns the time. A moment far from the anchor becomes the anchor of later ones."""
         anchor, anchor_ns = self._anchor
         distance_ms = anchor.elapsed_time(self._event)
         found = anchor_ns + int(distance_ms * 1e6)
@@ -130,7 +130,7 @@ class _EventMoment:
 
 
 class _Port:
-    """Where the door is."""
+    """Holder of the port that is in use."""
 
     cuda: Cuda = Cuda()
 

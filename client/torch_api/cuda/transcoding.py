@@ -9,7 +9,7 @@ import torch
 
 
 class CudaTranscoder:
-    """One codec at work on vectors of ``count`` float32, in the order of the current stream."""
+    """A codec at work on vectors of ``count`` float32, in the order of the current stream."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class CudaTranscoder:
         self.message_bytes = message_bytes
 
     def new_message(self) -> torch.Tensor:
-        """Memory for one message."""
+        """Allocates memory for one message."""
         return torch.zeros(self.message_bytes, dtype=torch.uint8, device=self._device)
 
     def encode(

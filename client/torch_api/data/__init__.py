@@ -1,1 +1,1 @@
-"""Which samples are whose: balanced loads, elastic jobs, and a loader that follows changes of membership."""
+"""Samplers and loaders: balanced loads, elastic jobs, and a loader that follows changes of membership."""

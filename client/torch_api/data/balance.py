@@ -19,7 +19,9 @@ def digest(costs: torch.Tensor) -> str:
 
 
 def balanced_order(costs: torch.Tensor, chunk: int, random: torch.Generator) -> list[int]:
-    """All samples, in chunks of like costs that come in random order; the dearest ones, if they fill no chunk, last."""
+    """Orders all samples in chunks of like costs, which come in random order. The dearest ones, if they fill no chunk,
+    come last.
+    """
     shuffled = torch.randperm(len(costs), generator=random)
     order = shuffled[rising(costs[shuffled])]
     whole = len(order) // chunk * chunk

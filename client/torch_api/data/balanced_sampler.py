@@ -83,7 +83,7 @@ class LoadBalancingDistributedSampler(ResumableSampler[int]):
 
     @property
     def item_complexity_map(self) -> dict[int, float]:
-        """Costs by index."""
+        """Costs of samples by index."""
         return dict(enumerate(self.costs.tolist()))
 
     @property
@@ -218,7 +218,7 @@ class LoadBalancingDistributedBatchSampler(ResumableSampler[list[int]]):
         return torch.tensor(first, dtype=torch.int64)
 
     def _batches(self, dealt: torch.Tensor) -> list[Batches]:
-        """Of all ranks, equally many. ``dealt``: int64 of shape [samples of each, ranks]."""
+        """Makes the batches of all ranks, equally many for each. ``dealt``: int64 of shape [samples of each, ranks]."""
         ranks = range(dealt.shape[1])
         if not len(dealt):
             return [[] for _ in ranks]

@@ -13,10 +13,9 @@ from bagua.torch_api.data.epoch_progress import Course
 
 
 class ElasticLoader:
-    """One iteration gives out the batches of this rank until the epoch ends.
-
-    Worker processes load ahead. After a change of membership, batches that were loaded for a share that is no more are
-    thrown away, and others are loaded.
+    """Loader of this rank's batches. One iteration gives them out until the epoch ends. Worker processes load ahead.
+    After a change of membership, batches that were loaded for a share that is no more are thrown away, and others are
+    loaded.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class ElasticLoader:
 
     @property
     def is_steady(self) -> bool:
-        """Whether ``steps_of_epoch`` stays the same when members come and go."""
+        """True if ``steps_of_epoch`` stays the same when members come and go."""
         return self._course.setting.global_batch is not None
 
     def stream(self) -> Iterator[Any]:

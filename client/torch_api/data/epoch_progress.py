@@ -1,4 +1,6 @@
-"""One member's course through the epochs of a dataset: the batches that it is given, and those that are committed."""
+"""The course of one member through the epochs of a dataset: the batches that it is given, and those that are
+committed.
+"""
 
 from __future__ import annotations
 
@@ -151,7 +153,7 @@ class Course:
     # Changes of membership
 
     def describe(self) -> dict[str, Any]:
-        """All that must be the same on all members."""
+        """Returns all that must be the same on all members."""
         return asdict(self.setting)
 
     def check(self, ranks: int) -> None:
@@ -226,7 +228,7 @@ class Course:
         return Kept(None)
 
     def filled(self, ranks: int) -> None:
-        """There is nothing else."""
+        """Does nothing: there is no more to take over."""
 
     def _adopt(self, state: Mapping[str, Any]) -> None:
         self.epoch = int(state["epoch"])
@@ -247,7 +249,7 @@ class Course:
 
 
 def _advance(state: Mapping[str, Any]) -> tuple[int, int, int]:
-    """The larger, the further."""
+    """Returns a key that grows with the progress of a state."""
     return state["generation"], state["epoch"], state["committed"]
 
 

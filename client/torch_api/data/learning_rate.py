@@ -16,7 +16,7 @@ RATES = ("base_lrs", "max_lrs", "min_lrs")
 
 
 def scale_lr(rule: str, *optimizers: Any) -> None:
-    """From now on the learning rates of these optimizers follow the number of ranks, and with it the global batch.
+    """Makes learning rates of these optimizers follow the number of ranks, and with it the global batch.
 
     ``rule``: "linear" multiplies them by n / m when m ranks become n (arXiv:1706.02677), as suits SGD;
     "sqrt" by the root of that (arXiv:1404.5997, arXiv:2205.10287), as suits Adam.

@@ -65,7 +65,9 @@ class Measurements:
         self._own.update((index, cost * damped) for index, cost in zip(indices.tolist(), filled, strict=True))
 
     def exchange(self) -> bool:
-        """All ranks of the job take over what each has measured. False: nothing was, and costs are as before."""
+        """Shares what each rank has measured with all ranks of the job. False: nothing was measured, and costs are as
+        before.
+        """
         if self._sizes is not None:
             return self._fit(_summed(self._sums.clone()))
         found = torch.zeros(2, len(self.costs), dtype=torch.float64)

@@ -50,7 +50,7 @@ class Legs:
             self.given = self.before.pop()[1]
 
     def tell(self) -> list[list[int]]:
-        """All of it, in JSON's types."""
+        """Returns all of it in JSON's types."""
         return [*map(list, self.before), [self.replicas, self.given]]
 
     def rest(
@@ -140,23 +140,23 @@ class ResumableSampler(Sampler[Item], Generic[Item]):
     # Checkpoints: see ``Keeper``
 
     def keep(self) -> Kept:
-        """As ``state_dict``: what has been given out counts."""
+        """Returns the state to keep, as ``state_dict`` does: what has been given out counts."""
         return Kept(self.state_dict())
 
     def misfit(self, document: Any) -> str:
-        """It is the state of a sampler with this seed, over as many samples."""
+        """Says why a document is no state of a sampler with this seed, over as many samples; empty if it is one."""
         mine = {"seed": self.seed, "length": self._length}
         return " ".join(
             f"{name} was {document[name]}, and is {mine[name]}." for name in mine if document[name] != mine[name]
         )
 
     def make_room(self, document: Any, own: Any) -> Kept:
-        """As ``load_state_dict``."""
+        """Loads a state, as ``load_state_dict`` does."""
         self.load_state_dict(document)
         return Kept(None)
 
     def filled(self, ranks: int) -> None:
-        """There is nothing else."""
+        """Does nothing: there is no more to take over."""
 
 
 def numbers(indices: torch.Tensor) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""Which samples each member trains on next, so that every sample of an epoch is in exactly one committed step.
+"""The samples that each member trains on next. Every sample of an epoch is in exactly one committed step.
 
 Samples are known by their position in the order of their epoch. A *round* gives one batch to every member; a training
 step uses the batches of one round, or of several (gradient accumulation). All members compute the same rounds from the
@@ -24,12 +24,10 @@ Split = Callable[[Batch, Sequence[int]], list[Batch]]
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the job is in an epoch, counted from the last committed step.
-
-    ``length``: samples of this epoch. ``members``: their numbers, in the order of ranks. ``shares``: samples that each
-    gets in a round. ``returned``: positions below ``cursor`` that have been given back. ``held``: batches that a member
-    was given before the last change of membership and that have not been committed. ``split``: None gives each rank the
-    positions that come next.
+    """Progress of the job in an epoch, counted from the last committed step. ``length``: samples of this epoch.
+    ``members``: their numbers, in the order of ranks. ``shares``: samples that each gets in a round. ``returned``:
+    positions below ``cursor`` that have been given back. ``held``: batches that a member was given before the last
+    change of membership and that have not been committed. ``split``: None gives each rank the positions that come next.
     """
 
     length: int
@@ -98,7 +96,7 @@ class Progress:
         return Progress(self.length, tuple(members), tuple(shares), reached, tuple(sorted(back)), held, self.split)
 
     def tell(self) -> dict[str, Any]:
-        """All of it but ``split``, in JSON's types."""
+        """Returns all of it but ``split``, in JSON's types."""
         names = ("length", "members", "shares", "cursor", "returned", "held")
         return {name: getattr(self, name) for name in names}
 

@@ -25,7 +25,7 @@ class Steps:
     table: torch.Tensor
 
     def samples(self, steps: int) -> torch.Tensor:
-        """All samples of the first ``steps`` steps."""
+        """Returns all samples of the first ``steps`` steps."""
         numbers = self.table[:steps].flatten().tolist()
         parts = [self.order[int(self.begins[number]) : int(self.ends[number])] for number in numbers]
         return torch.cat(parts) if parts else self.order[:0]
@@ -91,7 +91,7 @@ class TokenBudgetBatchSampler(ResumableSampler[list[int]]):
         self._made: tuple[object, Steps] | None = None
 
     def _steps(self, legs: Legs) -> Steps:
-        """Of the last leg."""
+        """Cuts the steps of the last leg."""
         key = self.epoch, legs.before
         if self._made is not None and self._made[0] == key:
             return self._made[1]
@@ -129,7 +129,7 @@ class TokenBudgetBatchSampler(ResumableSampler[list[int]]):
         return Steps(order, begins, ends, table)
 
     def _cut(self, costs: torch.Tensor) -> torch.Tensor:
-        """Where batches begin, of samples of these rising costs."""
+        """Returns where batches begin, for samples of these rising costs."""
         last = _furthest_padded(costs, self.budget) if self.padded else _furthest_summed(costs, self.budget)
         if self.max_samples is not None:
             last = torch.minimum(last, torch.arange(len(costs)) + self.max_samples)
@@ -176,14 +176,18 @@ def _walked(following: torch.Tensor) -> torch.Tensor:
 
 
 def _furthest_summed(costs: torch.Tensor, budget: float) -> torch.Tensor:
-    """For each begin of a batch the furthest end with at most this sum of costs; at least one sample."""
+    """Returns, for each begin of a batch, the furthest end with at most this sum of costs. A batch has at least one
+    sample.
+    """
     total = costs.cumsum(0)
     reached = torch.searchsorted(total, total - costs + budget, right=True)
     return torch.maximum(reached, torch.arange(1, len(costs) + 1))
 
 
 def _furthest_padded(costs: torch.Tensor, budget: float) -> torch.Tensor:
-    """As before, but a batch costs its last sample times their number. ``costs`` rise, none is above the budget."""
+    """Returns the same, if a batch costs its last sample times their number. ``costs`` rise, and none is above the
+    budget.
+    """
     ends = torch.arange(1, len(costs) + 1)
     # The earliest begin of a batch with each end. It rises with the end, so the furthest end can be looked up.
     earliest = ends - (budget / costs).clamp_max(len(costs)).floor().to(torch.int64)

@@ -43,7 +43,7 @@ def share_out(sampler: DistributedSampler[Any], ranks: int, rank: int) -> None:
 
 @dataclass
 class Course:
-    """One sampler's course: ``begun`` epochs, of which the last has had ``steps`` training steps."""
+    """Progress of one sampler: ``begun`` epochs, of which the last has had ``steps`` training steps."""
 
     members: Members
     begun: int = 0
@@ -60,7 +60,7 @@ class Course:
         return next((members for after, members in reversed(self.changes) if after < epoch), self.members)
 
     def tell(self) -> dict[str, Any]:
-        """All of it, in JSON's types."""
+        """Returns all of it in JSON's types."""
         return asdict(self)
 
     def change(self, told: Sequence[Mapping[str, Any]], members: Members, new: bool) -> bool:

@@ -67,7 +67,7 @@ class Block:
                 state[name] = kept
 
     def intact(self) -> bool:
-        """Whether parameters, and tensors of their states, are still those that the block holds."""
+        """True if parameters, and tensors of their states, are still those that the block holds."""
         if list(map(torch.Tensor.data_ptr, self.parameters)) != self._places:
             return False
         names = len(self._plain) + len(self._held)
@@ -187,7 +187,7 @@ class Part:
         return self.block.parameters[self.begin : self.end]
 
     def finish(self) -> bool:
-        """After the optimizer's step: each parameter, and its state, has the new values. False if the optimizer has
+        """Gives each parameter, and its state, the new values after the optimizer's step. False if the optimizer has
         made or dropped state, so that blocks are to be made anew."""
         self.leaf.grad = None
         block, begin, end = self.block, self.begin, self.end

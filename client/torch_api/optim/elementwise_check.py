@@ -38,7 +38,7 @@ class Witness:
             self.parameters.append((part.block.group, copy, state))
 
     def agrees(self) -> bool:
-        """After the step. ``words``: what is wrong otherwise."""
+        """Compares after the step. True if both agree; else ``words`` says what is wrong."""
         for part, (_, copy, state) in zip(self._parts, self.parameters, strict=True):
             row = part.end - part.begin - 1
             same = state.keys() == part.state.keys() and _same(copy, part.leaf.detach()[row])

@@ -53,7 +53,8 @@ def fuse_optimizer(
 
 
 def fuse_step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-    """One step of an optimizer that ``fuse_optimizer`` has prepared. Returns the loss, if ``closure`` computes it.
+    """Makes one step of an optimizer that ``fuse_optimizer`` has prepared. Returns the loss, if ``closure`` computes
+    it.
 
     Raises RuntimeError for another optimizer.
     """
@@ -69,5 +70,5 @@ def fuse_step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | Non
 
 
 def is_fused_optimizer(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether ``fuse_optimizer`` has prepared it."""
+    """True if ``fuse_optimizer`` has prepared the optimizer."""
     return hasattr(optimizer, "_bagua_fused_optimizer")

@@ -78,7 +78,7 @@ class Fusion:
         return self.optimizer.param_groups
 
     def explain(self) -> str:
-        """One sentence: how many parameters are fused, and why the others are not."""
+        """Says in one sentence how many parameters are fused, and why the others are not."""
         total = sum(len(group["params"]) for group in self._groups)
         rows = sum(len(block.parameters) for block in self.blocks)
         text = (
@@ -93,7 +93,9 @@ class Fusion:
         self._stepped.clear()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of the optimizer, with its hooks. Returns what ``closure`` or the optimizer's step returned."""
+        """Makes one step of the optimizer, with its hooks. Returns what ``closure`` or the optimizer's step
+        returned.
+        """
         self.count = 0
         if closure is not None and not calls_closure_once(self.optimizer):
             return self._step_plainly("a closure was given, and only the optimizer knows when it calls it", closure)
@@ -165,7 +167,7 @@ class Fusion:
         return lists
 
     def _tables(self) -> dict[str, dict[torch.Tensor, Any]]:
-        """Of the optimizer, with a tensor for each parameter, beside its state."""
+        """Returns tables of the optimizer with a tensor for each parameter, beside its state."""
         return {name: getattr(self.optimizer, name) for name in getattr(self.optimizer, "per_parameter", ())}
 
     def _take_rows(self, block: Block) -> list[torch.Tensor]:
@@ -245,7 +247,7 @@ class Fusion:
     # Blocks
 
     def _known(self) -> bool:
-        """Whether the optimizer still has the parameters and states for which blocks were made."""
+        """True if the optimizer still has the parameters and states for which blocks were made."""
         now = [one for group in self._groups for one in group["params"]]
         if len(now) != len(self._order) or not all(map(is_, now, self._order)):
             return False

@@ -76,15 +76,16 @@ class Lane:
         return first.detach().as_strided((rows, self._length), (distance // size, 1), offset)
 
     def _fit(self, tensors: Sequence[torch.Tensor], begin: int) -> bool:
-        """Whether they have the strides of their parameters."""
+        """True if the tensors have the strides of their parameters."""
         if self._contiguous:
             return all(map(torch.Tensor.is_contiguous, tensors))
         return [one.stride() for one in tensors] == self._strides[begin : begin + len(tensors)]
 
 
 def addresses(tensors: Sequence[torch.Tensor | None]) -> list[int] | None:
-    """Where they begin. None if one is missing, or is not dense. To ask for the address is the cheapest way to learn
-    that."""
+    """Returns the addresses of tensors. None if one is missing, or is not dense: to ask for the address is the cheapest
+    way to learn that.
+    """
     try:
         return list(map(torch.Tensor.data_ptr, tensors))  # type: ignore[arg-type]
     except (TypeError, RuntimeError):
@@ -92,7 +93,7 @@ def addresses(tensors: Sequence[torch.Tensor | None]) -> list[int] | None:
 
 
 def lies_alone(tensor: torch.Tensor) -> bool:
-    """Whether its memory holds nothing else, and no other process sees it."""
+    """True if the tensor's memory holds nothing else, and no other process sees it."""
     if tensor.device.type == "cpu" and tensor.is_shared():  # type: ignore[no-untyped-call]
         return False
     return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()

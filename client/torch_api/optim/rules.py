@@ -29,7 +29,7 @@ ALONE = "no other parameter of its size, dtype and kind of state shares its grou
 
 
 def is_known(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its step is known to treat each element by itself: torch's own, or a class that says so."""
+    """True if the optimizer's step is known to treat each element by itself: torch's own, or a class that says so."""
     told = getattr(optimizer, "elementwise", None)
     if told is not None:
         return bool(told)
@@ -37,7 +37,7 @@ def is_known(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def calls_closure_once(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the step calls its closure once, before all else."""
+    """True if the step calls its closure once, before all else."""
     return home_of_step(optimizer).startswith(("torch.optim", "bagua.algorithms"))
 
 

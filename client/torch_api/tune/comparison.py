@@ -37,7 +37,7 @@ class Figures:
 
     @classmethod
     def of(cls, steps: Sequence[Step]) -> Figures:
-        """At least one step."""
+        """Makes figures of at least one step."""
         seconds, exposed = [one.seconds for one in steps], [one.exposed for one in steps]
         return cls(median(seconds), _spread(seconds), median(exposed), _spread(exposed), len(steps))
 
@@ -69,7 +69,7 @@ class Comparison:
 
     @property
     def of_candidate(self) -> bool:
-        """Whether the next block is one of the candidate."""
+        """True if the next block is one of the candidate."""
         return len(self.blocks) % 2 == 1
 
     def add(self, block: Sequence[Step]) -> None:
@@ -77,7 +77,7 @@ class Comparison:
         self.blocks.append(list(block))
 
     def figures(self) -> tuple[Figures, Figures]:
-        """Of the present setting, and of the candidate. Both have been measured."""
+        """Returns figures of the present setting, and of the candidate. Both have been measured."""
         present = [step for block in self.blocks[::2] for step in block]
         candidate = [step for block in self.blocks[1::2] for step in block]
         return Figures.of(present), Figures.of(candidate)
@@ -90,7 +90,7 @@ class Comparison:
         return median(_middle(candidate) / max(_middle(present), 1e-9) for present, candidate in pairs)
 
     def verdict(self) -> tuple[Verdict, str]:
-        """With the reason, in words."""
+        """Returns the verdict, with the reason in words."""
         whole = len(self.blocks) // 2
         if len(self.blocks) % 2 or not whole:
             return Verdict.UNDECIDED, "it is being measured"
@@ -113,7 +113,7 @@ class Comparison:
         return Verdict.UNDECIDED, words
 
     def _every_pair_agrees(self) -> bool:
-        """All pairs but one of four."""
+        """True if at least three of four pairs agree."""
         pairs = list(zip(self.blocks[::2], self.blocks[1::2], strict=False))
         return sum(_middle(candidate) >= _middle(present) for present, candidate in pairs) <= len(pairs) // 4
 

@@ -36,7 +36,7 @@ WINDOWS, REFERENCE_WINDOWS = 3, 4
 
 
 class Phase(Enum):
-    """See the module."""
+    """Phase of the search."""
 
     WARM_UP = "warm-up"
     SEARCH = "search"
@@ -70,7 +70,7 @@ class Trial:
 
     @property
     def taken(self) -> bool:
-        """Whether it became the present setting."""
+        """True if the trial became the present setting."""
         return self.state == Verdict.BETTER.value
 
 
@@ -88,8 +88,8 @@ Ask = Callable[[], Setting | None]
 
 
 class Decider:
-    """Of one model, on rank 0. ``present``: the setting in use, ``{}`` at first. ``first``: candidates that come before
-    those of a search, asked when it begins: the best known one, and the model's partition.
+    """Decisions for one model, on rank 0. ``present``: the setting in use, ``{}`` at first. ``first``: candidates that
+    come before those of a search, asked when it begins: the best known one, and the model's partition.
 
     ``anew``: called when a search begins after a change. ``tell``: gets each trial. ``say``: gets words when a setting
     or a phase changes. ``clock``: seconds."""
@@ -133,7 +133,7 @@ class Decider:
     # The next steps
 
     def next_block(self) -> Block:
-        """All ranks run it next. ``add`` gets its steps."""
+        """Returns the block that all ranks run next. ``add`` gets its steps."""
         self._block = self._choose()
         return self._block
 
@@ -162,7 +162,7 @@ class Decider:
         self._known = {_key(self.present)}
 
     def _compare(self) -> None:
-        """With the present setting, or at the end with the defaults."""
+        """Compares a candidate with the present setting, or at the end with the defaults."""
         self._against = {} if self.phase is Phase.CHECK else self.present
         self._comparison = Comparison()
         self._compared_since = self._clock()
@@ -191,7 +191,7 @@ class Decider:
         return found
 
     def _end_search(self) -> Setting | None:
-        """None: there is nothing to check."""
+        """Ends the search. Returns the setting to check; None: there is nothing to check."""
         if not self.present:
             self._settle("The defaults are best.")
             return None
@@ -209,7 +209,7 @@ class Decider:
     # Their result
 
     def waits_for(self, steps: int) -> bool:
-        """Whether ``add`` is to be called with so many."""
+        """True if ``add`` is to be called with so many."""
         return self._block is not None and self._block.steps == steps
 
     def add(self, steps: Sequence[Step]) -> None:
@@ -302,7 +302,7 @@ def _unmeasured(setting: Setting, against: Setting, step: int) -> Trial:
 
 
 def text(setting: Setting) -> str:
-    """For people."""
+    """Writes a setting for people."""
     if not setting:
         return "the defaults"
     return ", ".join(f"{name}={_short(value)}" for name, value in sorted(setting.items()))

@@ -42,7 +42,7 @@ NEVER = 1 << 60
 
 
 class Model(Tuned, Observed, Protocol):
-    """The wrapped model."""
+    """The wrapped model, as tuning uses it."""
 
     bagua_module_name: str
     description: dict[str, object]
@@ -50,7 +50,7 @@ class Model(Tuned, Observed, Protocol):
 
 
 class Tuning:
-    """See the module. ``TuneOptions`` are those of rank 0: others follow it."""
+    """Tuning of one model on this rank. ``TuneOptions`` are those of rank 0: others follow it."""
 
     def __init__(
         self, options: TuneOptions, model: Model, layout: ModelBuckets, runner: Runner, session: Session
@@ -95,7 +95,7 @@ class Tuning:
         return both
 
     def between_steps(self) -> None:
-        """Before a forward pass. All ranks have exchanged the same passes."""
+        """Runs before a forward pass. All ranks have exchanged the same passes."""
         if self._passes >= self._due:
             self._decide()
 
@@ -172,7 +172,7 @@ class Tuning:
         return [setting for setting in found if setting and self._fits(setting)]
 
     def _fits(self, setting: Setting) -> bool:
-        """Whether it can be applied to this model, and is not the defaults in other words."""
+        """True if the setting can be applied to this model, and is not the defaults in other words."""
         try:
             return set(setting) != {"cuts"} or self._settings.cuts(setting) != self._settings.cuts({})
         except ValueError:
@@ -186,7 +186,7 @@ class Tuning:
         self._note(f"{self._decider.phase.value}: {text(self._decider.present)} at step {trial.step}")
 
     def _say(self, words: str) -> None:
-        """On standard error: a change of settings is rare, and whoever reads times must know of it."""
+        """Writes to standard error. A change of settings is rare, and whoever reads times must know of it."""
         print(f"bagua: tuning {self._model.bagua_module_name}: {words}", file=sys.stderr)
         self._note(words)
 
@@ -232,7 +232,7 @@ class Tuning:
     # Members that come
 
     def tell_newcomers(self) -> dict[str, Any]:
-        """How far it is."""
+        """Returns how far the tuning is."""
         return {
             "passes": self._passes,
             "due": self._due,
@@ -242,13 +242,13 @@ class Tuning:
         }
 
     def follow_as_newcomer(self, told: dict[str, Any]) -> None:
-        """Before buckets are made as the others have them."""
+        """Takes over the tuning of the others, before buckets are made as theirs are."""
         self._passes, self._due, self._network = told["passes"], told["due"], told["network"]
         self._applied, self._present = told["applied"], told["present"]
         self._settings.prepare(self._applied)
 
     def close(self) -> None:
-        """The model is unwrapped."""
+        """Ends the tuning when the model is unwrapped."""
         if self._observer is not None:
             self._observer.close()
         if self._search is not None:

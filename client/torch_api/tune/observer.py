@@ -21,11 +21,11 @@ STEPS = 5
 
 
 class Observed(Wrapped, Protocol):
-    """The wrapped model."""
+    """The wrapped model, as the observer uses it."""
 
 
 class Observer:
-    """Of one model, from its making to ``close``: its hooks run beside the model's own."""
+    """Observer of one model, from its making to ``close``. Its hooks run beside the model's own."""
 
     def __init__(self, model: Observed, session: Session) -> None:
         self._recorder = StepRecorder(model, session, len(session.membership.hosts), STEPS, warm_up=1)
@@ -48,7 +48,7 @@ class Observer:
         return [{"cuts": ",".join(str(len(names)) for names in cuts)}]
 
     def close(self) -> None:
-        """Nothing is recorded any more."""
+        """Ends the recording."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

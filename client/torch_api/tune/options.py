@@ -27,7 +27,9 @@ class TuneOptions:
 
 
 def wanted(autotune: bool | None, tune: Mapping[str, Sequence[object]] | None) -> TuneOptions | None:
-    """None: nothing is tuned. ``autotune`` None: as BAGUA_AUTOTUNE says. Raises ConfigError for what can't be."""
+    """Returns the options; None: nothing is tuned. ``autotune`` None: as BAGUA_AUTOTUNE says. Raises ConfigError for
+    what can't be.
+    """
     given = _checked(tune or {})
     if not (_flag(VARIABLE) if autotune is None else autotune):
         if tune is not None and autotune is not None:
@@ -42,7 +44,7 @@ def wanted(autotune: bool | None, tune: Mapping[str, Sequence[object]] | None) -
 
 
 def _flag(name: str) -> bool:
-    """Whether it is set, and not to "0", "false", "no" or "off"."""
+    """True if the variable is set, and not to "0", "false", "no" or "off"."""
     return os.environ.get(name, "").strip().lower() not in _OFF
 
 

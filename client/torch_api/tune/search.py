@@ -58,7 +58,7 @@ class RemoteSearch:
             return None
 
     def tell(self, trial: Trial) -> None:
-        """Something was tried."""
+        """Reports a trial."""
         with self._lock:
             self._number += 1
             self._told.append(_message(trial, self._number, self._round))
@@ -72,7 +72,7 @@ class RemoteSearch:
             self._exhausted = self._daemon is None
 
     def note(self, present: Setting, settled: bool, line: str) -> None:
-        """For people, and for jobs that come."""
+        """Reports the present setting, for people and for later jobs."""
         with self._lock:
             self._present, self._settled, self._line = dict(present), settled, line
         self._questions.put(True)

@@ -21,7 +21,7 @@ CHUNKS_KIB = ("128", "256", "512", "1024", "2048")
 
 
 class Tuned(Protocol):
-    """A wrapped model."""
+    """A wrapped model, as settings use it."""
 
     bagua_algorithm: AlgorithmImpl
 
@@ -29,7 +29,7 @@ class Tuned(Protocol):
 
 
 class Settings:
-    """Of one model. Names of settings:
+    """Settings of one model. Their names:
 
     - ``bucket_kib``: bytes of a bucket, as BAGUA_DEFAULT_BUCKET_SIZE; or
     - ``cuts``: how many parameters each bucket has, in the order of gradients;
@@ -72,8 +72,9 @@ class Settings:
         return group_tensors(self._layout.in_order(), limit)
 
     def apply(self, setting: Setting) -> bool:
-        """All ranks call it between the same two steps. False: buckets can't be cut anew now. Raises ValueError for a
-        setting that does not fit this model."""
+        """Applies a setting. All ranks call it between the same two steps. False: buckets can't be cut anew now. Raises
+        ValueError for a setting that does not fit this model.
+        """
         cuts = self.cuts(setting)
         if not self._layout.may_be_cut or self._runner.on_device:
             return False

@@ -13,7 +13,9 @@ _READERS = 2
 
 
 class Worker:
-    """Threads for the database: one that writes, and some that read. A reader does not wait for the disk of a writer."""
+    """Threads for the database: one that writes, and some that read. A reader does not wait for the disk of a
+    writer.
+    """
 
     def __init__(self) -> None:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="database-writer")

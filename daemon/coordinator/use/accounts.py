@@ -178,7 +178,9 @@ class Accounts:
         self._read_clock = now
 
     async def run(self) -> None:
-        """Takes over other coordinators' changes, and ends calls whose credential is no longer good, until cancelled."""
+        """Takes over other coordinators' changes, and ends calls whose credential is no longer good, until
+        cancelled.
+        """
         while True:
             await asyncio.sleep(REFRESH_S)
             if self._store.shared:

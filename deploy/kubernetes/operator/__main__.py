@@ -91,7 +91,7 @@ def command_line(function: Callable[..., None], name: str) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line of the operator."""
     command_line(run, "bagua operator")
 
 

@@ -19,7 +19,7 @@ log = logging.getLogger("bagua.operator")
 
 
 def make_registry(controller: Controller, settings: Settings) -> kopf.OperatorRegistry:
-    """Handlers that wake jobs."""
+    """Makes the handlers that wake jobs."""
     registry = kopf.OperatorRegistry()
 
     async def serve(key: Key) -> float | None:

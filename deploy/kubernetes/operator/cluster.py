@@ -45,14 +45,15 @@ FORBIDDEN, NOT_FOUND, CONFLICT = 403, 404, 409
 
 
 def ends(error: ApiError) -> bool:
-    """Whether the namespace is being deleted: nothing can be made in it any more."""
+    """True if the namespace is being deleted: nothing can be made in it any more."""
     causes = error.status.details.causes if error.status.details is not None else None
     return any(one.reason == "NamespaceTerminating" for one in causes or ())
 
 
 class Cluster:
-    """One client for all jobs; may be used from several threads. Raises ConfigError if the API can't be found; methods
-    raise ApiError and httpx2.HTTPError."""
+    """Client of the API server for all jobs. Several threads may use it. Raises ConfigError if the API can't be found;
+    methods raise ApiError and httpx2.HTTPError.
+    """
 
     def __init__(self, taints: Iterable[str], kubeconfig: str = "") -> None:
         try:
@@ -130,7 +131,7 @@ class Cluster:
     # ---- changes
 
     def apply(self, manifest: Manifest) -> None:
-        """Server-side apply."""
+        """Creates or changes an object by server-side apply."""
         kind, metadata = self._kinds[manifest["kind"]], manifest["metadata"]
         body = manifest if kind is not OLD_BUDGET else {**manifest, "apiVersion": "policy/v1beta1"}
         self._client.patch(
@@ -153,7 +154,7 @@ class Cluster:
         return True
 
     def delete(self, kind: str, namespace: str, name: str) -> None:
-        """It is no error if there is none."""
+        """Deletes an object. It is no error if there is none."""
         try:
             self._client.delete(KINDS[kind], name, namespace=namespace)
         except ApiError as error:
@@ -161,8 +162,9 @@ class Cluster:
                 raise
 
     def end_pods(self, namespace: str, name: str, owner: str, seconds: int) -> None:
-        """Those of the daemons of the BaguaJob with the uid ``owner`` end within so many seconds; those that are on
-        their way out, too, whatever time they were given."""
+        """Ends the daemons' pods of the BaguaJob with the uid ``owner`` within so many seconds; those that are on their
+        way out, too, whatever time they were given.
+        """
         labels: dict[str, Any] = {JOB_LABEL: name, ROLE_LABEL: "daemon"}
         for one in [dict(one) for one in self._client.list(KINDS["Pod"], namespace=namespace, labels=labels)]:
             if any(reference["uid"] == owner for reference in one["metadata"].get("ownerReferences") or ()):

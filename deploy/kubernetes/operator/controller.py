@@ -1,4 +1,4 @@
-"""One look at a job, one decision, and what follows from it."""
+"""The loop over jobs: one look at a job, one decision, and what follows from it."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def run(
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line of the conversion."""
     from bagua.operator.__main__ import command_line
 
     command_line(run, "bagua convert-manifest")

@@ -50,7 +50,7 @@ COLUMNS = [
 
 
 def definition() -> dict[str, Any]:
-    """The CustomResourceDefinition."""
+    """Makes the CustomResourceDefinition."""
     schema = {
         "type": "object",
         "description": "A training job of Bagua: node daemons as pods, and a coordinator of its own.",
@@ -180,7 +180,7 @@ _STATUS = {
 
 
 def main() -> None:
-    """Prints it."""
+    """Prints the CustomResourceDefinition as YAML."""
     import yaml
 
     print("# Made by `python -m bagua.operator.crd`: change deploy/kubernetes/operator/job.py instead.")

@@ -49,7 +49,7 @@ def _rotation(seen: Seen) -> str:
 
 
 def make_token() -> bytes:
-    """As the coordinator makes it."""
+    """Makes a token as the coordinator does."""
     return secrets.token_urlsafe(32).encode()
 
 

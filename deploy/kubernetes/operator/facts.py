@@ -108,7 +108,7 @@ class Seen:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Namespace and name."""
+        """Namespace and name of the BaguaJob."""
         return self.namespace, self.name
 
     @property
@@ -160,7 +160,7 @@ class Submit:
 
 @dataclass(frozen=True)
 class Cancel:
-    """End the attempt."""
+    """Request to end the attempt."""
 
     job_id: str
     reason: str
@@ -176,21 +176,21 @@ class Scale:
 
 @dataclass(frozen=True)
 class Pause:
-    """All ranks wait after their step."""
+    """Request that all ranks wait after their step."""
 
     job_id: str
 
 
 @dataclass(frozen=True)
 class Resume:
-    """They go on."""
+    """Request that paused ranks go on."""
 
     job_id: str
 
 
 @dataclass(frozen=True)
 class Drain:
-    """Nothing begins on the node, and an elastic job leaves it."""
+    """Request that nothing begins on the node, and that an elastic job leaves it."""
 
     node_id: str
     reason: str

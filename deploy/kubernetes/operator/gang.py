@@ -1,4 +1,4 @@
-"""All of the minimum, or none: whether the pods of a job are complete. Pure."""
+"""The rule that pods of a job come all of the minimum, or none. Pure."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ class Gang:
 
 
 def complete(seen: Seen, spec: Spec, since: str | None, now: float, late_s: float) -> Gang:
-    """``since``: when pods began to be waited for. Beyond the minimum, pods that find no place are waited for
-    ``late_s`` seconds, and those that are placed (their image is pulled) until the gang's limit."""
+    """Looks whether the pods are complete. ``since``: when pods began to be waited for. Beyond the minimum, pods that
+    find no place are waited for ``late_s`` seconds, and those that are placed (their image is pulled) until the gang's
+    limit.
+    """
     waited = now - status.seconds_of(since) if since else 0.0
     alive = [pod for pod in seen.pods if not pod.ended and not pod.leaving]
     placed = sum(pod.scheduled for pod in alive)

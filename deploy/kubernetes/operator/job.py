@@ -34,7 +34,7 @@ class Model(BaseModel):
 
 
 class RestartPolicy(StrEnum):
-    """When a failed job is submitted again."""
+    """Policy by which a failed job is submitted again."""
 
     NEVER = "Never"
     ON_FAILURE = "OnFailure"
@@ -42,14 +42,14 @@ class RestartPolicy(StrEnum):
 
 
 class SuspendMode(StrEnum):
-    """How a suspended job waits."""
+    """Way in which a suspended job waits."""
 
     RELEASE = "Release"
     PAUSE = "Pause"
 
 
 class CleanPodPolicy(StrEnum):
-    """Which pods go when the job has ended."""
+    """Policy by which pods go when the job has ended."""
 
     ALL = "All"
     NONE = "None"
@@ -213,7 +213,7 @@ class Spec(Model):
 
     @property
     def maximum(self) -> int:
-        """The most pods."""
+        """Largest number of pods."""
         return (self.elastic.max_replicas or MOST) if self.elastic else self.replicas
 
     @property

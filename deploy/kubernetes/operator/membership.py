@@ -1,4 +1,4 @@
-"""Which pods to make, drain and delete so that a job has those that it should. Pure."""
+"""The choice of pods to make, drain and delete, so that a job has those that it should. Pure."""
 
 from __future__ import annotations
 

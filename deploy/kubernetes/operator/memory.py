@@ -32,7 +32,7 @@ class Objects:
 
 
 class Memory:
-    """Of one job. ``uid``: of the BaguaJob; empty: no look has found it yet."""
+    """Memory of one job. ``uid``: of the BaguaJob; empty: no look has found it yet."""
 
     def __init__(self, uid: str = "") -> None:
         self.uid = uid
@@ -46,8 +46,9 @@ class Memory:
         self._changes = self._changes_read = 0
 
     def objects(self, read: Callable[[], Objects], now: float, lasts_s: float) -> Objects:
-        """Those that were read less than ``lasts_s`` ago, if none was missing or may have changed; else ``read`` is
-        called. Old ones do no harm: an object is written once more, or a little later."""
+        """Returns the objects that were read less than ``lasts_s`` ago, if none was missing or may have changed; else
+        calls ``read``. Old ones do no harm: an object is written once more, or a little later.
+        """
         changes, kept = self._changes, self._objects
         fresh = changes == self._changes_read and now - self._read_at < lasts_s
         if kept is not None and kept.access and fresh:

@@ -1,4 +1,4 @@
-"""How the objects of a BaguaJob look, the pods of its daemons apart (``pods``).
+"""Manifests of the objects of a BaguaJob, the pods of its daemons apart (``pods``).
 
 <job>-coordinator    StatefulSet of one pod, headless Service, volume, NetworkPolicy
 <job>-token, -tls, -authority    Secrets; the last holds the authority's key, and no pod sees it
@@ -76,8 +76,9 @@ def certificate_names(seen: Seen) -> list[str]:
 
 
 def infrastructure(seen: Seen, spec: Spec, credentials: str, running: bool) -> list[Manifest]:
-    """All objects but certificates, Secrets and pods. ``credentials``: mark of those that the coordinator should run
-    with. ``running``: false for a job that has ended, or gave its pods back."""
+    """Makes all objects but certificates, Secrets and pods. ``credentials``: mark of those that the coordinator should
+    run with. ``running``: false for a job that has ended, or gave its pods back.
+    """
     made = [
         _service(seen),
         _coordinator_network(seen),

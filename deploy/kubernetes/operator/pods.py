@@ -1,4 +1,4 @@
-"""How the pod of a node daemon looks."""
+"""Manifest of the pod of a node daemon."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def _finished(seen: Seen, spec: Spec, former: Manifest, now: float) -> Plan:
 
 
 def _changed(seen: Seen, manifests: list[Manifest]) -> list[Action]:
-    """Those that are not there in this form."""
+    """Returns actions for manifests that are not there in this form."""
     return [
         Apply(one)
         for one in manifests
@@ -99,7 +99,7 @@ def _counted(seen: Seen, spec: Spec, former: Manifest, task: Task | None) -> Man
 
 
 class Round:
-    """One decision about a job that has not ended."""
+    """Decision about a job that has not ended."""
 
     def __init__(self, seen: Seen, spec: Spec, settings: Settings, former: Manifest, now: float) -> None:
         self.seen = seen
@@ -113,7 +113,7 @@ class Round:
         self.again_s: float | None = settings.poll_s
 
     def plan(self) -> Plan:
-        """The decision."""
+        """Returns what to do, and the new status."""
         if "startTime" not in self.status:
             self.status["startTime"] = status.stamp(self.now)
         release = self.policy.suspend and self.policy.suspend_mode is SuspendMode.RELEASE
@@ -190,7 +190,7 @@ class Round:
         self.again_s = None
 
     def _ended(self, task: Task) -> None:
-        """The attempt is over."""
+        """Handles an attempt that is over."""
         if task.state == "succeeded":
             self._phase(status.SUCCEEDED, "Succeeded", "All ranks have ended well.")
         elif task.state == "cancelled":
@@ -223,7 +223,7 @@ class Round:
             self.again_s = min(pause, self.settings.poll_s)
 
     def _begins(self) -> None:
-        """Nothing is submitted yet, or the coordinator can't be asked."""
+        """Handles a job of which nothing is submitted yet, or whose coordinator can't be asked."""
         if "jobId" in self.status and not self.seen.reachable:
             self.status["message"] = f"The coordinator can't be reached; ranks go on. {self.seen.trouble}".rstrip()
             return
@@ -256,7 +256,7 @@ class Round:
         self.again_s = min(pause, self.settings.poll_s)
 
     def _give_back(self, gang: Gang) -> None:
-        """All of the minimum, or none: what is placed would only keep others out."""
+        """Gives up pods that are placed if the minimum is not complete: they would only keep others out."""
         self.actions += [Delete("Pod", pod.name) for pod in self.seen.pods if not pod.leaving]
         pause = min(2 * self.policy.scheduling_policy.gang_timeout_seconds, LONGEST_BACKOFF_S)
         self.status.pop("gangSince", None)
@@ -264,7 +264,7 @@ class Round:
         self._phase(status.PENDING, "Unschedulable", f"{gang.words} They are given back, and tried again later.")
 
     def _runs(self, task: Task) -> None:
-        """The attempt goes on."""
+        """Handles an attempt that goes on."""
         self.status.pop("gangSince", None)
         self.status.pop("retryTime", None)
         if self.policy.suspend and task.state in ("running", "waiting"):

@@ -39,7 +39,7 @@ class Answer:
 
 
 def address(seen: Seen) -> str:
-    """Where the job's coordinator listens."""
+    """Returns the address of the job's coordinator."""
     return f"{service_name(seen)}:{PORT}"
 
 
@@ -53,7 +53,7 @@ class Connections:
         self._followed: dict[Key, tuple[str, Client]] = {}
 
     def client(self, job: Key, address: str, token: Manifest, tls: Manifest) -> Client:
-        """That of a job, with these Secrets."""
+        """Returns the client of a job, with these Secrets."""
         wanted = address, token["data"], tls["data"]
         if (kept := self._kept.get(job)) is not None and kept[0] == wanted:
             return kept[1]
@@ -63,13 +63,14 @@ class Connections:
         return made
 
     def kept(self, job: Key) -> Client | None:
-        """That of the last look; None: it was dropped, or there was none."""
+        """Returns the client of the last look; None: it was dropped, or there was none."""
         kept = self._kept.get(job)
         return None if kept is None else kept[1]
 
     def follow(self, job: Key, job_id: str) -> None:
-        """From now on ``on_change`` is told of each change at the coordinator, until the attempt ends, or the client is
-        dropped or loses its connection."""
+        """Tells ``on_change`` of each change at the coordinator, until the attempt ends, or the client is dropped or
+        loses its connection.
+        """
         wanted = job_id, self._kept[job][1]
         if self._followed.get(job) != wanted:
             self._followed[job] = wanted
@@ -99,7 +100,7 @@ class Connections:
             kept[1].close()
 
     def close(self) -> None:
-        """Drops all."""
+        """Drops all clients."""
         self._on_change = lambda job, task: None
         for job in list(self._kept):
             self.drop(job)
@@ -179,6 +180,6 @@ def task_of(job: job_pb2.Job) -> Task:
 
 
 def _exit_code(job: job_pb2.Job) -> int | None:
-    """Of the rank that failed first; None: none has. Negative: it was killed by a signal."""
+    """Returns the exit code of the rank that failed first; None: none has. Negative: it was killed by a signal."""
     failed = [rank for rank in (*job.ranks, *job.gone) if rank.exited_at and rank.exit_code and not rank.follows]
     return min(failed, key=lambda rank: rank.exited_at).exit_code if failed else None

@@ -18,7 +18,7 @@ TAINTS = (
 
 
 class Settings(BaseSettings):
-    """Constant after construction."""
+    """Settings of the operator, constant after construction."""
 
     model_config = SettingsConfigDict(env_prefix="BAGUA_OPERATOR_", frozen=True)
 

@@ -41,7 +41,7 @@ def with_condition(status: Manifest, kind: str, holds: bool, reason: str, messag
 
 
 def holds(status: Manifest, kind: str) -> bool:
-    """The condition is true."""
+    """True if the condition holds."""
     return any(one["type"] == kind and one["status"] == "True" for one in status.get("conditions", []))
 
 

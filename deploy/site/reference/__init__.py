@@ -13,7 +13,7 @@ TITLES = {"python": "Python", "command-line": "Command line", "protocols": "Prot
 
 
 def pages() -> dict[str, str]:
-    """All pages, in the order of the navigation."""
+    """Makes all pages, in the order of the navigation."""
     return {
         **python_api.pages(),
         **command_line.pages(),

@@ -74,7 +74,7 @@ def option_names(parameter: Any) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Without rich's marks."""
+    """Removes rich's marks."""
     return " ".join(re.sub(r"\[/?(?:bold|dim|italic|red|green|yellow|cyan)[a-z ]*\]", "", text).split())
 
 

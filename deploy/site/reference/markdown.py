@@ -27,6 +27,6 @@ def row(*cells: str) -> str:
 
 
 def table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Cells are Markdown."""
+    """Makes a table. Cells are Markdown."""
     names = list(titles)
     return "\n".join([row(*names), "|" + "---|" * len(names), *(row(*cells) for cells in rows)]) + "\n"

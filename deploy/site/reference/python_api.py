@@ -23,7 +23,7 @@ FIRST = (
 
 @cache
 def sources() -> griffe.ModulesCollection:
-    """All of our modules, with the places that imported names come from."""
+    """Reads all of our modules, with the places that imported names come from."""
     loader = griffe.GriffeLoader(allow_inspection=False)
     for package in ("bagua", "bagua_core"):
         loader.load(package)
@@ -32,7 +32,7 @@ def sources() -> griffe.ModulesCollection:
 
 
 def origin(module: griffe.Module, name: str) -> griffe.Object | None:
-    """Where a name of a module is defined; None: not by an import, a statement or a file."""
+    """Finds where a name of a module is defined; None: not by an import, a statement or a file."""
     # An import counts more than a module of the same name beside it, here and where it leads.
     owner, _, own_name = module.imports.get(name, "").rpartition(".")
     if owner and owner != module.path:

@@ -36,7 +36,7 @@ def of_settings() -> dict[str, str]:
 
 
 def page() -> str:
-    """All variables. Words are Markdown."""
+    """Makes the page of all variables. Words are Markdown."""
     parts = ["# Environment variables\n", "An option on the command line counts more than its variable.\n"]
     for title, words in GROUPS.items():
         rows = [[f"{anchor(name)}`{name}`", text] for name, text in sorted(words.items())]
