@@ -17,7 +17,7 @@ WORDS = (
 
 
 def main() -> None:
-    """Entry point."""
+    """Says what replaces this program, and compiles the core."""
     print(WORDS, file=sys.stderr)
     guarded(install_deps)
 

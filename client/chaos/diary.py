@@ -17,8 +17,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Epoch:
-    """At its end: a hash of the state, samples used too rarely and too often so far, the number of ranks: 0 once
-    somebody was lost or has joined, and when that was, in seconds."""
+    """Entry at the end of an epoch: a hash of the state, samples used too rarely and too often so far, the number of
+    ranks (0 once somebody was lost or has joined), and when that was, in seconds.
+    """
 
     digest: str
     lost: int
@@ -29,8 +30,9 @@ class Epoch:
 
 @dataclass
 class Diary:
-    """Of one rank. ``steps``: when each was committed, in seconds. ``epochs``: by number. ``world``: ranks in the last
-    step."""
+    """Diary of one rank. ``steps``: when each was committed, in seconds. ``epochs``: by number. ``world``: ranks in the
+    last step.
+    """
 
     steps: list[float] = field(default_factory=list)
     epochs: dict[int, Epoch] = field(default_factory=dict)
@@ -39,7 +41,7 @@ class Diary:
 
 
 class Diaries:
-    """Of all ranks of a job that write into ``folder``."""
+    """Diaries of all ranks of a job that write into ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -47,7 +49,9 @@ class Diaries:
         self._found: dict[int, Diary] = {}
 
     def read(self) -> dict[int, Diary]:
-        """By pid, as they are now. Only what is new is read; a line without its end does not count yet."""
+        """Reads the diaries by pid, as they are now. Only what is new is read; a line without its end does not count
+        yet.
+        """
         for path in self._folder.glob("diary-*"):
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))

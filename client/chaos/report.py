@@ -23,8 +23,9 @@ PROMISES = ("lost", "doubled", "different", "stuck")
 
 @dataclass
 class Played:
-    """One fault. ``pause_s``: of the ranks that are left, less a step; None if they did not go on. ``broken``: how
-    often each promise was broken by it."""
+    """Fault that was played. ``pause_s``: of the ranks that are left, less a step; None if they did not go on.
+    ``broken``: how often each promise was broken by it.
+    """
 
     kind: str
     target: str
@@ -36,7 +37,7 @@ class Played:
 
 @dataclass(frozen=True)
 class Row:
-    """All faults of a kind. ``broken``: how often they broke each promise."""
+    """Row about all faults of a kind. ``broken``: how often they broke each promise."""
 
     kind: str
     times: int
@@ -45,7 +46,7 @@ class Row:
     longest_pause_s: float | None
 
     def cells(self) -> list[str]:
-        """See HEADINGS."""
+        """Returns the cells below HEADINGS."""
         pauses = ["" if one is None else f"{one * 1e3:.0f}" for one in (self.median_pause_s, self.longest_pause_s)]
         counts = (self.times, *(self.broken[promise] for promise in PROMISES))
         return [self.kind, WORDS.get(self.kind, ""), *map(str, counts), *pauses]
@@ -65,7 +66,7 @@ def by_kind(played: Sequence[Played]) -> list[Row]:
 
 
 def by_group(played: Sequence[Played]) -> list[list[str]]:
-    """For a short table: a row for each group of kinds, see SHORT_HEADINGS. Joins are no faults."""
+    """Makes a short table with a row for each group of kinds; SHORT_HEADINGS names its columns. Joins are no faults."""
     rows = []
     for group in dict.fromkeys(kind.group for kind in KINDS.values()):
         kinds = [name for name, kind in KINDS.items() if kind.group == group]
@@ -80,7 +81,7 @@ def by_group(played: Sequence[Played]) -> list[list[str]]:
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table."""
+    """Makes a table in Markdown."""
     lines = [headings, ["---"] * len(headings), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

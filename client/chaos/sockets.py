@@ -74,8 +74,9 @@ def pace(pid: int, but: int, bytes_per_s: int) -> int:
 
 
 def delay(pid: int, but: int, most_s: float, lasts_s: float) -> int:
-    """For ``lasts_s``, what the process sends on each of these connections waits for up to ``most_s``, at most 0.2 s.
-    Less than 64 KiB wait so; more goes at once, as much as fills packets."""
+    """Delays what the process sends on each of these connections, for ``lasts_s``, by up to ``most_s``, at most 0.2 s.
+    Less than 64 KiB wait so; more goes at once, as much as fills packets.
+    """
     with copies(pid, but) as found:
         until = time.monotonic() + lasts_s
         while found and time.monotonic() < until:

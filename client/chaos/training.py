@@ -129,7 +129,6 @@ def train(folder: Path, workers: int, rest_s: float, tell: Any) -> None:
 
 
 def main() -> None:
-    """Runs one rank."""
     folder, workers = Path(sys.argv[1]), int(sys.argv[2])
     rest_s = float(sys.argv[3]) if len(sys.argv) > 3 else REST_S
     torch.set_num_threads(1)

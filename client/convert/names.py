@@ -38,7 +38,7 @@ class Scope:
         self.elsewhere.get(name, self).bound.setdefault(name, []).append((meaning, self))
 
     def module(self) -> Scope:
-        """The outermost one."""
+        """Returns the outermost scope."""
         return self if self.outer is None else self.outer.module()
 
 
@@ -51,7 +51,7 @@ class Names:
         self._visit(tree)
 
     def path(self, node: ast.AST, depth: int = 0) -> str:
-        """As in "torch.distributed.barrier"; "" for what is not known to come from torch."""
+        """Returns a path as in "torch.distributed.barrier"; "" for what is not known to come from torch."""
         if isinstance(node, ast.Attribute):
             value = self.path(node.value, depth)
             return _home(f"{value}.{node.attr}") if value else ""

@@ -242,7 +242,7 @@ class _Script:
         return "bagua_api" if self._names.binds("bagua") else "bagua"
 
     def _import_library(self) -> None:
-        """Before the statement that first imports something of torch."""
+        """Adds the import before the statement that first imports something of torch."""
         source, body = self._source, self._source.tree.body
         if any(isinstance(one, ast.Import) and f"{LIBRARY} as {self._alias}" in ast.unparse(one) for one in body):
             return

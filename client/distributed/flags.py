@@ -65,7 +65,7 @@ def seconds(text: str) -> float:
 
 
 def add_entry(parser: Parser) -> None:
-    """-m, --no_python and --enable_bagua_net."""
+    """Adds -m, --no_python and --enable_bagua_net."""
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("-m", "--module", action="store_true", help="the script is a module, as in python -m")
     kinds.add_argument("--no_python", "--no-python", action="store_true", help="the script is a program")

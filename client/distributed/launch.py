@@ -48,7 +48,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def notes(options: argparse.Namespace) -> list[str]:
-    """For each given option that has nothing to do, what does its work."""
+    """Says, for each given option that has nothing to do, what does its work."""
     idle = {
         flags.SERVICE_PORT: options.bagua_service_port is not None,
         flags.REPORT_METRICS: options.report_metrics,
@@ -107,7 +107,7 @@ def launch(arguments: Sequence[str] | None = None) -> None:
 
 
 def main() -> None:
-    """Entry point."""
+    """Runs the original's launcher for one node."""
     guarded(launch)
 
 

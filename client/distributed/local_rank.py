@@ -1,4 +1,4 @@
-"""One rank of ``bagua.distributed.launch --set_additional_flag``: becomes the script, with --local_rank=N in front of
+"""A rank of ``bagua.distributed.launch --set_additional_flag``: becomes the script, with --local_rank=N in front of
 its arguments, as scripts for torch's first launcher want it.
 
     python -m bagua.distributed.local_rank [-m | --no-python] SCRIPT [ARGS]

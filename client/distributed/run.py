@@ -115,7 +115,7 @@ def determine_local_world_size(nproc_per_node: str) -> int:
 
 
 def get_rdzv_endpoint(args: argparse.Namespace) -> str:
-    """Where the hosts meet: host 0's address and port, if that is all they know."""
+    """Returns where the hosts meet: host 0's address and port, if that is all they know."""
     if args.rdzv_backend == "static" and not args.rdzv_endpoint:
         return f"{args.master_addr}:{args.master_port or DEFAULT_PORT}"
     return str(args.rdzv_endpoint)
@@ -135,7 +135,7 @@ def run_script_path(training_script: str, *training_script_args: str) -> None:
 
 
 def on_this_host(options: argparse.Namespace) -> bool:
-    """Whether ``bagua run`` does all of it."""
+    """True if ``bagua run`` on this host does all of it."""
     if options.standalone:
         options.rdzv_backend, options.rdzv_endpoint, options.rdzv_id = "static", "", "none"
     alone = parse_nodes(options.nnodes).count == 1 and options.rdzv_backend == "static"
@@ -143,7 +143,7 @@ def on_this_host(options: argparse.Namespace) -> bool:
 
 
 def notes(options: argparse.Namespace) -> list[str]:
-    """For each given option that has nothing to do, what does its work."""
+    """Says, for each given option that has nothing to do, what does its work."""
     idle = {
         flags.SERVICE_PORT: options.bagua_service_port is not None,
         "--use_env: ranks always find RANK, LOCAL_RANK and WORLD_SIZE in their environment": options.use_env,

@@ -88,7 +88,7 @@ def run(
     result: str = "",
     at_least: float = 0.0,
 ) -> int:
-    """One rank of an example: joins the job, trains, and prints the outcome on rank 0. Returns the exit code: 1 if
+    """Runs one rank of an example: joins the job, trains, and prints the outcome on rank 0. Returns the exit code: 1 if
     replicas differ or ``result`` is too small."""
     bagua.init_process_group()
     found = train(options)
@@ -306,8 +306,9 @@ def outcome(model: nn.Module, steps: int, seconds: float, results: Mapping[str, 
 
 
 def replicas_identical(model: nn.Module) -> bool:
-    """Whether parameters and buffers of all replicas are the same, bit by bit, but experts, which are each rank's own.
-    Every rank must call it."""
+    """True if parameters and buffers of all replicas are the same, bit by bit, but for experts, which are each rank's
+    own. Every rank must call it.
+    """
     state = hashlib.sha256()
     for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
         if bagua.moe.is_moe_param(tensor):

@@ -59,7 +59,7 @@ class Checks:
         return torch.cat([self.of(rank) for rank in self.everybody])
 
     def send_recv(self) -> bool:
-        """To the next rank, round the ring."""
+        """Sends to the next rank, round the ring."""
         before, after = (self.rank - 1) % self.ranks, (self.rank + 1) % self.ranks
         found = torch.zeros(COUNT)
         if self.ranks == 1:

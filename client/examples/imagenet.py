@@ -93,7 +93,7 @@ def make_folder(folder: Path, count: int, size: int) -> None:
 
 
 def factor(step: int, per_epoch: int, options: argparse.Namespace) -> float:
-    """Of the learning rate: up during the first epochs, then down at the milestones."""
+    """Returns the factor of the learning rate: up during the first epochs, then down at the milestones."""
     epoch = step / per_epoch
     if epoch < options.warmup_epochs:
         return float((step + 1) / (options.warmup_epochs * per_epoch + 1))

@@ -24,7 +24,7 @@ from bagua.examples import _common, _vision
 
 
 def log(text: str) -> None:
-    """Rank 0 speaks."""
+    """Prints a text on rank 0."""
     if bagua.get_rank() == 0:
         print(text, flush=True)
 

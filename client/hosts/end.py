@@ -50,7 +50,7 @@ class Order:
     peer: str = ""
 
     def line(self) -> str:
-        """As it travels."""
+        """Returns the order as a line, in which it travels."""
         return json.dumps(vars(self))
 
 

@@ -19,7 +19,7 @@ _SCREEN = Lock()
 
 
 class Target(Protocol):
-    """Where lines go."""
+    """Receiver of lines."""
 
     def write(self, text: str, /) -> object: ...
     def flush(self) -> object: ...
@@ -71,7 +71,7 @@ class Remote:
         on_end(self)
 
     def wait_output(self) -> None:
-        """Until it has ended, and its last line is written (see ``LAST_OUTPUT_S``)."""
+        """Waits until the program has ended, and its last line is written (see ``LAST_OUTPUT_S``)."""
         self.process.wait()
         for copy in self._copies:
             copy.join(LAST_OUTPUT_S)

@@ -15,14 +15,14 @@ DEFAULT_COMMAND = "ssh"
 
 @dataclass(frozen=True)
 class Host:
-    """Where to log in. ``port`` 0: as ssh is configured for it."""
+    """Host to log in to. ``port`` 0: as ssh is configured for it."""
 
     login: str
     port: int = 0
 
     @property
     def address(self) -> str:
-        """Without the user's name."""
+        """Address without the user's name."""
         return self.login.rpartition("@")[2]
 
 

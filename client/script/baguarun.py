@@ -138,7 +138,7 @@ def _wait(running: Sequence[Remote], ended: SimpleQueue[object]) -> int:
 
 
 def main() -> None:
-    """Entry point."""
+    """Runs the original's launcher for several hosts."""
     guarded(lambda: sys.exit(pssh_bagua_launch(parse_args())))
 
 

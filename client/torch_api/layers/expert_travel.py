@@ -35,7 +35,7 @@ MOST_GUESSED = 1.5
 
 @dataclass(frozen=True)
 class Way:
-    """From one order of rows into the other. ``gives[rank]``: this rank's spans that go there, one for each expert.
+    """Way from one order of rows into the other. ``gives[rank]``: this rank's spans that go there, one for each expert.
     ``takes[rank]``: where those that come from there begin here, and how many they are. ``lands[rank]``: where this
     rank's spans begin there. ``arrive``: how many rows come to each rank."""
 
@@ -90,7 +90,7 @@ class Routes:
 
     @property
     def scale(self) -> int:
-        """By how much gradients of experts are divided."""
+        """Number by which gradients of experts are divided."""
         return 1 if self.comm is None or not self.mean else self.comm.nranks()
 
 
@@ -194,7 +194,7 @@ def _picked(source: torch.Tensor, numbers: torch.Tensor) -> Write:
 
 
 def _added(rows: torch.Tensor, choice: Choice, weights: torch.Tensor | None) -> torch.Tensor:
-    """For each token the sum of its rows in the home order, in one pass. ``weights``: of each row, in the order of
+    """Sums the rows of each token in the home order, in one pass. ``weights``: of each row, in the order of
     ``choice.rows_of``."""
     if rows.shape[0] == 0:
         return rows.new_zeros(choice.first_row.shape[0], rows.shape[1])

@@ -139,7 +139,7 @@ def _reduction(op: Any, allowed: Sequence[ReduceOp]) -> ReduceOp:
 
 
 def _remember(context: Any, comm: Communicator) -> None:
-    """For ``_recall``, in backward."""
+    """Keeps the communicator for ``_recall``, in backward."""
     context.comm, context.members = comm, comm.numbers
 
 

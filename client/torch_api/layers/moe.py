@@ -25,7 +25,7 @@ EXPERT = "expert"
 
 
 def is_moe_param(param: torch.Tensor) -> bool:
-    """Whether it is a parameter, or a buffer, of an expert: each rank has its own."""
+    """True for a parameter, or a buffer, of an expert: each rank has its own."""
     return bool(getattr(param, EXPERT, False))
 
 
@@ -55,8 +55,9 @@ class Experts(nn.Module):
         self._mark()
 
     def forward(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """One tensor [rows, width] for each expert, in and out. Of an expert that returns a tuple, its first part.
-        Raises ValueError if one returns another shape."""
+        """Applies each expert to its tensor [rows, width], and returns one for each. If an expert returns a tuple, its
+        first part counts. Raises ValueError if one returns another shape.
+        """
         results = []
         for number, (expert, rows) in enumerate(zip(self.bagua_experts, inputs, strict=True)):
             made = expert(rows)
@@ -110,8 +111,9 @@ class MOELayer(nn.Module):
         return combine(self.experts(dispatch(choice.passed, routes)), routes).view(hidden_states.shape)
 
     def _communicator(self) -> Communicator | None:
-        """None where this process has all experts. Raises ConfigError where they can't be shared, BaguaError, on all
-        ranks, if they made different layers."""
+        """Returns the communicator; None if this process has all experts. Raises ConfigError where they can't be
+        shared, BaguaError, on all ranks, if they made different layers.
+        """
         comm = members(self.group)
         ranks, experts = 1 if comm is None else comm.nranks(), self.gate.wg.out_features
         if ranks * self.num_local_experts != experts:
@@ -218,7 +220,7 @@ def experts_per_rank(experts: int, ranks: int) -> int:
 
 
 def _number_of_ranks(group: Any) -> int:
-    """Also before ``init_process_group``, where no group is named."""
+    """Returns the number of ranks, also before ``init_process_group`` if no group is named."""
     if not is_initialized() and group is None:
         return environment.get_world_size()
     if isinstance(group, BaguaProcessGroup):

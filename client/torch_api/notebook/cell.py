@@ -10,7 +10,7 @@ WIDTH = "40ex"
 
 
 class Bar:
-    """How far the training is, as IPython displays it."""
+    """Progress of the training, as IPython displays it."""
 
     def __init__(self, step: int, total: int, words: str) -> None:
         self._step, self._total, self._words = step, total, words
@@ -33,7 +33,7 @@ class Cell:
         self._line = 0  # length of the progress line that stands on the terminal
 
     def write(self, text: str) -> None:
-        """Output of rank 0."""
+        """Shows output of rank 0."""
         self._clear()
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -53,7 +53,7 @@ class Cell:
             sys.stderr.flush()
 
     def close(self) -> None:
-        """The launch has ended."""
+        """Shows that the launch has ended."""
         if self._line:
             sys.stderr.write("\n")
             self._line = 0

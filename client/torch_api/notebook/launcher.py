@@ -75,7 +75,7 @@ def notebook_launcher(
 
 
 def _can_fork() -> bool:
-    """Whether a forked child can be a rank: probed by a fork, because torch does not tell."""
+    """True if a forked child can be a rank. It is probed by a fork, because torch does not tell."""
     if start.has_begun() or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return False
     child = _fork()
@@ -147,11 +147,11 @@ class _Rank:
 
     @property
     def failed(self) -> bool:
-        """Whether it has ended otherwise than well."""
+        """True if the rank has ended with an error."""
         return bool(self.process.exitcode)
 
     def reason(self) -> str:
-        """How it failed, in words."""
+        """Says in words how the rank failed."""
         code = self.process.exitcode or 0
         if self.error:
             return self.error.rstrip()
@@ -211,7 +211,7 @@ class _Launch:
         return torch.load(io.BytesIO(self._ranks[0].result), weights_only=False)
 
     def _watch(self, deadline: float | None = None) -> None:
-        """Until all ranks have ended, or the deadline. A rank that fails sets one for the others."""
+        """Watches until all ranks have ended, or the deadline. A rank that fails sets one for the others."""
         while waiting := self._sources():
             ready = wait(list(waiting), None if deadline is None else max(0.0, deadline - time.monotonic()))
             for source in ready:
@@ -249,7 +249,7 @@ class _Launch:
                     os.kill(one.process.pid, number)
 
     def close(self) -> None:
-        """Ends what is left."""
+        """Ends the ranks that are left."""
         self._signal(signal.SIGKILL)
         for one in self._ranks:
             one.process.join()

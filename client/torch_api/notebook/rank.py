@@ -1,4 +1,4 @@
-"""One rank of a launch, in its own process."""
+"""A rank of a launch, in its own process."""
 
 from __future__ import annotations
 

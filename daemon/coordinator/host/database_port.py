@@ -1,4 +1,4 @@
-"""Whether the server of a database refuses connections: then no coordinator uses it."""
+"""A look whether the server of a database refuses connections. If it does, no coordinator uses it."""
 
 from __future__ import annotations
 
