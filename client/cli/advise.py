@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bagua.base.errors import UsageError
+from bagua.base.job_options import MAX_NODES, MAX_RANKS, default_name
 from bagua.base.text import json_text
 from bagua.cli import options
+from bagua.cli.job_options import check_entry, option, parse_env
 from bagua.cli.options import Output
 from bagua.tuning.advice import Advice, Row, predict
 from bagua.tuning.advice import advise as advise_on
@@ -51,13 +53,13 @@ def advise(
             show_default=False,
         ),
     ] = "",
-    nodes: Annotated[int, typer.Option("--nodes", "--nnodes", min=1, max=options.MAX_NODES, help="Hosts.")] = 2,
+    nodes: Annotated[int, typer.Option("--nodes", "--nnodes", min=1, max=MAX_NODES, help="Hosts.")] = 2,
     nproc_per_node: Annotated[
         int | None,
         typer.Option(
             "--nproc-per-node",
             min=1,
-            max=options.MAX_RANKS,
+            max=MAX_RANKS,
             help="Ranks on every host. Default: 1; with --profile as it was recorded.",
             show_default=False,
         ),
@@ -73,9 +75,9 @@ def advise(
         ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Show every codec of every algorithm.")] = False,
-    module: options.ModuleOption = False,
-    env: options.EnvOption = None,
-    workdir: options.WorkdirOption = None,
+    module: Annotated[bool, option("module")] = False,
+    env: Annotated[list[str] | None, option("env")] = None,
+    workdir: Annotated[Path | None, option("workdir")] = None,
     save: Annotated[
         Path | None, typer.Option("--save", metavar="FILE.json", help="Keep the recorded profile.", show_default=False)
     ] = None,
@@ -142,9 +144,9 @@ def record(
     """Runs the script until its profile is there, then measures the machine. Raises BaguaError; ends the command if the
     script fails."""
     from bagua.base.errors import ServiceError
-    from bagua.cli.run import RunOptions, check_script, default_name, run_embedded
+    from bagua.cli.run import RunOptions, check_script, local_spec, run_embedded
 
-    options.check_entry(script, module, no_python=False)
+    check_entry(script, module, no_python=False)
     folder = options.resolve_workdir(workdir)
     if not module:
         check_script(script, folder)
@@ -153,20 +155,15 @@ def record(
         variables = {"BAGUA_PROFILE_FILE": str(file), "BAGUA_PROFILE_STEPS": str(steps), "BAGUA_PROFILE_END": "1"}
         ended = run_embedded(
             RunOptions(
-                script=script,
-                args=args,
-                module=module,
-                no_python=False,
-                nodes=options.spec_nodes(None, elastic=False),
-                nproc_per_node=ranks,
-                master_port=0,
-                name=f"advise {default_name(script, module)}",
-                workdir=folder,
-                env=options.job_env(env, "") | variables,
-                secret_env={},
-                log_dir=None,
-                keep_state=False,
-                output=Output.text,
+                local_spec(
+                    script,
+                    args=args,
+                    module=module,
+                    nproc_per_node=ranks,
+                    name=f"advise {default_name(script, module)}",
+                    workdir=folder,
+                    env=parse_env(env) | variables,
+                ),
                 quiet=quiet,
                 aside=True,
             ),

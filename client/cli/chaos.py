@@ -12,6 +12,7 @@ import typer
 from bagua.base.errors import UsageError
 from bagua.base.text import json_text
 from bagua.cli import options
+from bagua.cli.job_options import option
 from bagua.cli.options import Output
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def chaos(
     faults: int = typer.Option(0, "--faults", min=0, help="End after so many. 0: when the time is over."),
     kinds: str = typer.Option("", "--kinds", help="With commas. Default: all.", show_default=False),
     nnodes: int = typer.Option(3, "--nnodes", min=1, max=16, help="Node daemons."),
-    nproc_per_node: options.NprocOption = 2,
+    nproc_per_node: Annotated[int, option("nproc_per_node")] = 2,
     workers: int = typer.Option(0, "--workers", min=0, help="Processes that load samples, for each rank."),
     postgresql: Annotated[
         bool, typer.Option("--postgresql", help="Two coordinators over a PostgreSQL of its own, for more faults.")

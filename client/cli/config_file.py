@@ -21,8 +21,8 @@ from typing import Annotated, Any
 import typer
 
 from bagua.base.errors import UsageError
+from bagua.base.job_options import Nodes
 from bagua.base.option_names import hyphens
-from bagua.cli.options import Nodes
 
 MAX_BYTES = 1 << 20
 _NOT_IN_FILES = {"config", "print_config", "context"}

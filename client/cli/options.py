@@ -9,19 +9,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bagua.base.errors import ConfigError, UsageError
-from bagua.base.replica_check import CheckReplicas
 
 if TYPE_CHECKING:
     from bagua.client import Packed
 
-MAX_RANKS = 1024
-"""On one node."""
-MAX_NODES = 4096
 MAX_RANK = (1 << 32) - 1
 
 
@@ -55,89 +51,8 @@ TlsOption = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Nodes:
-    """``--nnodes``: how many, or from ``least`` to ``count``."""
-
-    count: int
-    least: int | None = None
-
-    def __str__(self) -> str:
-        return str(self.count) if self.least is None else f"{self.least}:{self.count}"
-
-
-def parse_nodes(text: str) -> Nodes:
-    """``"4"`` and ``"1:4"``, also as Slurm writes it, ``"1-4"``. Raises typer.BadParameter."""
-    parts = str(text).replace("-", ":").split(":")
-    if len(parts) > 2 or not all(part.isdecimal() and 1 <= int(part) <= MAX_NODES for part in parts):
-        raise typer.BadParameter(
-            f"{text!r} is neither a number from 1 to {MAX_NODES} nor a range of them, like 1:4. [BG110]"
-        )
-    if len(parts) == 1:
-        return Nodes(int(text))
-    least, most = map(int, parts)
-    if least > most:
-        raise typer.BadParameter(
-            f"{text}: the job would need more nodes than it may have. Write {most}:{least}. [BG110]"
-        )
-    return Nodes(most, least)
-
-
-NnodesOption = Annotated[
-    Nodes | None,
-    typer.Option(
-        "--nnodes",
-        "-N",
-        parser=parse_nodes,
-        metavar="N|MIN:MAX",
-        help="Node daemons to run on. MIN:MAX: as many as there are (`bagua run` starts MAX), and the job goes on with "
-        "MIN if others are lost. Default: 1.",
-        show_default=False,
-    ),
-]
-ElasticOption = Annotated[
-    bool,
-    typer.Option("--elastic", help="Ranks and nodes that are lost end the job no more: the others go on."),
-]
 TAKES_NEWCOMERS = re.compile(r"\bElasticSampler\b|\bwait_to_join\b")
 """In scripts that newcomers of an elastic job may join."""
-RespawnOption = Annotated[
-    int,
-    typer.Option(
-        "--respawn",
-        min=0,
-        max=1000,
-        metavar="N",
-        help="Elastic: so many lost ranks an hour are replaced on each node, if the script takes newcomers.",
-    ),
-]
-NprocOption = Annotated[int, typer.Option("--nproc-per-node", min=1, max=MAX_RANKS, help="Ranks on every node.")]
-MasterPortOption = Annotated[
-    int,
-    typer.Option(
-        "--master-port",
-        min=0,
-        max=65535,
-        help="MASTER_PORT of the ranks, for torch.distributed. Default: a free one.",
-        show_default=False,
-    ),
-]
-ModuleOption = Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in python -m.")]
-NoPythonOption = Annotated[bool, typer.Option("--no-python", help="SCRIPT is a program, not a Python script.")]
-EnvOption = Annotated[
-    list[str] | None,
-    typer.Option("--env", metavar="K=V", help="A variable for the ranks; may be repeated.", show_default=False),
-]
-SecretEnvOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--secret-env",
-        metavar="K=FILE",
-        help="A variable whose value each node reads from its own FILE (mode 0600): never stored, never shown. May be "
-        "repeated.",
-        show_default=False,
-    ),
-]
 SecretOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -159,40 +74,6 @@ AsUserOption = Annotated[
         "one is for administrators.",
         show_default=False,
     ),
-]
-AlgorithmOption = Annotated[
-    str,
-    typer.Option(
-        "--algorithm",
-        metavar="NAME[:KEY=VALUE,...]",
-        help="How replicas talk, where the script does not say it itself.",
-        show_default=False,
-    ),
-]
-CheckpointDirOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--checkpoint-dir",
-        metavar="FOLDER",
-        help="Where bagua.checkpoint.Checkpointer() of the script writes, and finds checkpoints of an earlier run.",
-        show_default=False,
-    ),
-]
-AutotuneOption = Annotated[
-    bool,
-    typer.Option("--autotune", help="The job tries settings of the exchange while it trains, and keeps the best."),
-]
-CheckReplicasOption = Annotated[
-    CheckReplicas | None,
-    typer.Option(
-        "--check-replicas",
-        help="Where replicas have drifted apart: a warning, or the end of the job; off: nobody looks. Default: warn.",
-        show_default=False,
-    ),
-]
-BaguaNetOption = Annotated[
-    bool,
-    typer.Option("--enable-bagua-net", help="NCCL of the ranks talks over several TCP streams (see `bagua net`)."),
 ]
 HostsOption = Annotated[
     str,
@@ -247,10 +128,6 @@ PrefixOption = Annotated[
         show_default=False,
     ),
 ]
-NameOption = Annotated[str, typer.Option("--name", help="Name of the job. Default: of the script.", show_default=False)]
-WorkdirOption = Annotated[
-    Path | None, typer.Option("--workdir", help="Where the ranks run. Default: here.", show_default=False)
-]
 WorkingDirOption = Annotated[
     Path | None,
     typer.Option(
@@ -297,33 +174,6 @@ def shown(only: list[int] | None, prefix: bool | None, ranks: int, elastic: bool
     return Shown(tuple(only or ()), prefix)
 
 
-def parse_env(pairs: list[str] | None) -> dict[str, str]:
-    """``["A=1"]`` -> ``{"A": "1"}``. Raises UsageError for what has no name."""
-    found = {}
-    for pair in pairs or []:
-        name, separator, value = pair.partition("=")
-        if not separator or not name:
-            raise UsageError(f"--env {pair!r}: write NAME=VALUE. [BG107]")
-        found[name] = value
-    return found
-
-
-def parse_secret_env(pairs: list[str] | None, variables: Collection[str]) -> dict[str, str]:
-    """``["A=file"]`` -> ``{"A": "/here/file"}``: paths are absolute, and those of files on the nodes, which may have
-    others than this machine. Raises UsageError for what names no file, or one of ``variables``, which have values."""
-    found = {}
-    for pair in pairs or []:
-        name, separator, path = pair.partition("=")
-        if not separator or not name or not path:
-            raise UsageError(
-                f"--secret-env {name}: write NAME=FILE. [BG107]"
-            )  # not the rest: it may be the secret itself
-        if name in variables:
-            raise UsageError(f"{name} is given twice: with --env and with --secret-env. [BG107]")
-        found[name] = str(Path(path).expanduser().absolute())
-    return found
-
-
 def read_secrets(pairs: list[str] | None, taken: Collection[str]) -> dict[str, str]:
     """``["A=file"]`` -> ``{"A": what the file has}``; a line's end behind it is no part of it. Raises UsageError for
     what names no file, or one of the ``taken`` variables; ConfigError for a file that others may read, or that can't
@@ -354,25 +204,6 @@ def warn_of_secrets(variables: Mapping[str, str]) -> None:
     if names := [name for name, value in variables.items() if looks_secret(name, value)]:
         kept = f"note: the coordinator's database keeps the value of {', '.join(names)}."
         print(f"{kept} --secret NAME=FILE or --secret-env NAME=FILE keeps it out.", file=sys.stderr)
-
-
-def job_env(
-    pairs: list[str] | None,
-    algorithm: str,
-    enable_bagua_net: bool = False,
-    checkpoint_dir: Path | None = None,
-    autotune: bool = False,
-    check_replicas: str | None = None,
-) -> dict[str, str]:
-    """Variables of a job: those of --env, and what --algorithm, --enable-bagua-net, --checkpoint-dir, --autotune and
-    --check-replicas say. Raises UsageError."""
-    from bagua.client.specification import variables
-
-    env = parse_env(pairs)
-    try:
-        return variables(env, algorithm, enable_bagua_net, checkpoint_dir, autotune, check_replicas or "")
-    except ConfigError as error:
-        raise UsageError(str(error)) from error
 
 
 def pack_code(folder: Path | None, workdir: Path | None, script: str, is_script: bool) -> Packed | None:
@@ -408,45 +239,6 @@ def warn_of_newcomers(script: Path, respawn: int) -> None:
             "bagua.contrib.ElasticSampler(dataset, batch_size=32).epochs(10) (docs/elastic.md#a-script).",
             file=sys.stderr,
         )
-
-
-def spec_nodes(
-    nodes: Nodes | None,
-    elastic: bool,
-    min_nodes: int | None = None,
-    max_nodes: int | None = None,
-    respawn: int = 0,
-) -> dict[str, Any]:
-    """The fields of a JobSpec that say on how many nodes a job runs, whether it goes on with fewer, and how many lost
-    ranks are replaced. Raises UsageError for what contradicts itself."""
-    found = _spec_nodes(nodes, elastic, min_nodes, max_nodes)
-    if respawn and not found["elastic"]:
-        raise UsageError("--respawn needs --elastic: without it the job ends with the first rank that is lost. [BG110]")
-    return {**found, "respawn": respawn} if respawn else found
-
-
-def _spec_nodes(nodes: Nodes | None, elastic: bool, min_nodes: int | None, max_nodes: int | None) -> dict[str, Any]:
-    if nodes is not None and nodes.least is not None:
-        if min_nodes or max_nodes:
-            raise UsageError("--nnodes MIN:MAX says it already: leave --min-nodes and --max-nodes out. [BG110]")
-        return {"nnodes": nodes.count, "elastic": True, "min_nodes": nodes.least}
-    if not (min_nodes or max_nodes):
-        return {"nnodes": nodes.count if nodes else 1, "elastic": elastic}
-    count = nodes.count if nodes else max_nodes or min_nodes or 1
-    least, most = min_nodes or 1, max_nodes or count
-    if least > most:
-        raise UsageError(f"--min-nodes {least} is more than the {most} nodes that the job may have. [BG110]")
-    if not least <= count <= most:
-        raise UsageError(f"--nnodes {count} is not from {least} to {most}, as --min-nodes and --max-nodes say. [BG110]")
-    return {"nnodes": count, "elastic": True, "min_nodes": least, "max_nodes": most}
-
-
-def check_entry(script: str, module: bool, no_python: bool) -> None:
-    """Refuses -m together with --no-python, and an empty name."""
-    if module and no_python:
-        raise UsageError("Give -m or --no-python, not both. [BG103]")
-    if not script.strip():
-        raise UsageError("The name of the script is missing: bagua run [OPTIONS] SCRIPT [ARGS]. [BG104]")
 
 
 def resolve_workdir(workdir: Path | None) -> Path:

@@ -8,18 +8,21 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import typer
 
 from bagua.base import checkpoint_folder, launchers
 from bagua.base.errors import UsageError
+from bagua.base.job_options import MAX_RANKS, JobOptions, Nodes
 from bagua.base.text import json_text
 from bagua.cli import config_file, options
 from bagua.cli.cluster.interrupts import Interrupts
+from bagua.cli.command import command
 from bagua.cli.config_file import ConfigOption, PrintConfigOption, reads_config
+from bagua.cli.job_options import Given, spec_nodes, specification
 from bagua.cli.options import Output
 
 if TYPE_CHECKING:
@@ -55,21 +58,11 @@ class Ended:
 class RunOptions:
     """Options of the command line, checked."""
 
-    script: str
-    args: list[str]
-    module: bool
-    no_python: bool
-    nodes: dict[str, Any]  # fields of the specification
-    nproc_per_node: int
-    master_port: int
-    name: str
-    workdir: Path
-    env: dict[str, str]
-    secret_env: dict[str, str]
-    log_dir: Path | None
-    keep_state: bool
-    output: Output
-    quiet: bool
+    spec: common_pb2.JobSpec
+    log_dir: Path | None = None
+    keep_state: bool = False
+    output: Output = Output.text
+    quiet: bool = False
     aside: bool = False  # the ranks' output goes to standard error
     shown: options.Shown = options.ALL_SHOWN
     packed: Packed | None = None
@@ -77,33 +70,26 @@ class RunOptions:
     requeue: bool = False
     secrets: dict[str, str] = field(default_factory=dict, repr=False)  # values, for memory alone
 
-    def spec(self) -> common_pb2.JobSpec:
-        """The job to submit."""
-        from bagua.proto import common_pb2
 
-        return common_pb2.JobSpec(
-            name=self.name,
-            entry=self.script,
-            is_module=self.module,
-            no_python=self.no_python,
-            args=self.args,
-            env=self.env,
-            secret_env=self.secret_env,
-            workdir="" if self.packed else str(self.workdir),
-            nproc_per_node=self.nproc_per_node,
-            master_port=self.master_port,
-            python=sys.executable,
-            placement_timeout_s=30.0,
-            stop_grace_s=STOP_GRACE_S,
-            **self.nodes,
-        )
+def local_options() -> JobOptions:
+    """Options of every job whose cluster is started for it."""
+    return {"python": sys.executable, "placement_timeout_s": 30.0, "stop_grace_s": STOP_GRACE_S}
+
+
+def local_spec(script: str, **options: Unpack[JobOptions]) -> common_pb2.JobSpec:
+    """The specification of such a job. Raises ConfigError."""
+    from bagua.client import job_spec
+
+    found: JobOptions = {**local_options(), **options}
+    return job_spec(script, **found)
 
 
 def run_with_restarts(options: RunOptions, most: int) -> int:
     """Runs the job, again up to ``most`` times while it fails; returns the last exit code. Raises BaguaError."""
     for count in range(most + 1):
-        env = {**options.env, RESTART_COUNT: str(count)} if most else options.env
-        ended = run_embedded(replace(options, env=env), restarts_left=most - count)
+        if most:
+            options.spec.env[RESTART_COUNT] = str(count)
+        ended = run_embedded(options, restarts_left=most - count)
         if not ended.code or ended.interrupted:
             break
     if options.requeue and ended.announcements is not None:
@@ -130,13 +116,13 @@ def run_embedded(options: RunOptions, restarts_left: int) -> Ended:
             try:
                 terminal.status("starting the daemons")
                 cluster.start_coordinator()
-                names = [f"node-{i}" for i in range(options.nodes["nnodes"])]
-                cluster.start_nodes(names, options.nproc_per_node)
+                names = [f"node-{i}" for i in range(options.spec.nnodes)]
+                cluster.start_nodes(names, options.spec.nproc_per_node)
                 build.wait(terminal.advance)
                 if options.way is not None:
                     terminal.note(_reach(state.path))
                 job = follow_job(
-                    options.spec(), cluster, interrupts, terminal, options.shown, options.packed, options.secrets
+                    options.spec, cluster, interrupts, terminal, options.shown, options.packed, options.secrets
                 )
             except KeyboardInterrupt:
                 terminal.close()
@@ -185,7 +171,7 @@ def _announcements(options: RunOptions, interrupts: Interrupts, terminal: Termin
         return None
     from bagua.cli.cluster.slurm_end import Announcements
 
-    return Announcements(options.way, interrupts, terminal, options.env.get(checkpoint_folder.VARIABLE, ""))
+    return Announcements(options.way, interrupts, terminal, options.spec.env.get(checkpoint_folder.VARIABLE, ""))
 
 
 def follow_job(
@@ -291,18 +277,16 @@ def check_script(script: str, workdir: Path) -> None:
 def count_ranks(text: str) -> int:
     """``4`` -> 4; ``cpu``: the processors that this process may use; ``gpu``: the GPUs that it sees; ``auto``: these if
     there are any, else those. Raises typer.BadParameter."""
-    if str(text).isdecimal() and 1 <= int(text) <= options.MAX_RANKS:
+    if str(text).isdecimal() and 1 <= int(text) <= MAX_RANKS:
         return int(text)
     if text not in NPROC_WORDS:
-        raise typer.BadParameter(
-            f"{text!r} is neither a number from 1 to {options.MAX_RANKS} nor auto, gpu or cpu. [BG102]"
-        )
+        raise typer.BadParameter(f"{text!r} is neither a number from 1 to {MAX_RANKS} nor auto, gpu or cpu. [BG102]")
     gpus = 0 if text == "cpu" else _count_gpus()
     if text == "gpu" and not gpus:
         raise typer.BadParameter(
             "gpu: no GPU is seen here. `bagua doctor` says why; auto takes the processors then. [BG102]"
         )
-    return min(gpus or len(os.sched_getaffinity(0)), options.MAX_RANKS)
+    return min(gpus or len(os.sched_getaffinity(0)), MAX_RANKS)
 
 
 def _count_gpus() -> int:
@@ -324,34 +308,22 @@ LocalNprocOption = Annotated[
 
 
 @reads_config("run")
+@command("run")
 def run(
     context: typer.Context,
+    *,
     script: options.ScriptArgument = "",
     args: options.ArgsArgument = None,
-    nnodes: options.NnodesOption = None,
+    job: Given,
     nproc_per_node: LocalNprocOption = 1,
-    elastic: options.ElasticOption = False,
-    respawn: options.RespawnOption = 0,
+    secret: options.SecretOption = None,
+    working_dir: options.WorkingDirOption = None,
     max_restarts: int = typer.Option(
         0, min=0, max=1000, metavar="N", help="A job that fails is started again, so many times, all ranks together."
     ),
-    module: options.ModuleOption = False,
-    no_python: options.NoPythonOption = False,
-    master_port: options.MasterPortOption = 0,
-    algorithm: options.AlgorithmOption = "",
-    checkpoint_dir: options.CheckpointDirOption = None,
-    enable_bagua_net: options.BaguaNetOption = False,
-    autotune: options.AutotuneOption = False,
-    check_replicas: options.CheckReplicasOption = None,
-    env: options.EnvOption = None,
-    secret_env: options.SecretEnvOption = None,
-    secret: options.SecretOption = None,
-    name: options.NameOption = "",
-    workdir: options.WorkdirOption = None,
-    working_dir: options.WorkingDirOption = None,
     log_dir: Path | None = typer.Option(None, help="Copy the ranks' logs there.", show_default=False),
     keep_state: bool = typer.Option(False, "--keep-state", help="Keep logs and database of a run that failed."),
-    output: options.OutputOption = Output.text,
+    output: Output,
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Only the ranks' output and errors."),
     only_rank: options.OnlyRankOption = None,
     prefix: options.PrefixOption = None,
@@ -368,41 +340,30 @@ def run(
     """
     if print_config:
         config_file.print_config(context, context.params)
-    way, nnodes, nproc_per_node = _way(context, hosts, ssh, address, nnodes, nproc_per_node)
-    nodes = options.spec_nodes(nnodes, elastic, respawn=respawn)
-    if max_restarts and nodes["elastic"]:
+    way, job["nnodes"], job["nproc_per_node"] = _way(context, hosts, ssh, address, job["nnodes"], nproc_per_node)
+    if max_restarts and spec_nodes(job)["elastic"]:
         raise UsageError("--max-restarts starts all ranks again; an elastic job replaces some: --respawn. [BG103]")
-    options.check_entry(script, module, no_python)
     if requeue and (way is None or not way.ends_by_signal):
         raise UsageError(
             "--requeue is for `bagua slurm run`: Slurm starts its job again. Here: --max-restarts. [BG103]"
         )
     if log_dir and way is not None:
         raise UsageError("--log-dir copies logs of this machine: with several hosts, redirect the output. [BG103]")
-    variables = options.job_env(env, algorithm, enable_bagua_net, checkpoint_dir, autotune, check_replicas)
-    if way is not None and way.ends_by_signal:
-        variables.setdefault(checkpoint_folder.ON_REQUEST, "1")
-    secret_files = options.parse_secret_env(secret_env, variables)
-    secrets = options.read_secrets(secret, {**variables, **secret_files})
-    folder = options.resolve_workdir(workdir)
-    is_script = not module and not no_python
-    packed = options.pack_code(working_dir, workdir, script, is_script)
+    folder = options.resolve_workdir(job["workdir"])
+    shipped = working_dir is not None
+    own: JobOptions = {**local_options(), "workdir": None if shipped else folder}
+    spec = specification(script, {**job, "args": config_file.arguments(context, args)}, shipped=shipped, **own)
+    if way is not None and way.ends_by_signal and checkpoint_folder.ON_REQUEST not in spec.env:
+        spec.env[checkpoint_folder.ON_REQUEST] = "1"
+    secrets = options.read_secrets(secret, {*spec.env, *spec.secret_env})
+    is_script = not spec.is_module and not spec.no_python
+    packed = options.pack_code(working_dir, job["workdir"], script, is_script)
     if is_script and packed is None:
         check_script(script, folder)
     if is_script and not quiet:
-        options.warn_of_newcomers(folder / script, respawn)
+        options.warn_of_newcomers(folder / script, spec.respawn)
     checked = RunOptions(
-        script=script,
-        args=config_file.arguments(context, args),
-        module=module,
-        no_python=no_python,
-        nodes=nodes,
-        nproc_per_node=nproc_per_node,
-        master_port=master_port,
-        name=name or default_name(script, module),
-        workdir=folder,
-        env=variables,
-        secret_env=secret_files,
+        spec=spec,
         secrets=secrets,
         log_dir=log_dir.absolute() if log_dir else None,
         keep_state=keep_state,
@@ -411,14 +372,9 @@ def run(
         packed=packed,
         way=way,
         requeue=requeue,
-        shown=options.shown(only_rank, prefix, nodes["nnodes"] * nproc_per_node, nodes["elastic"]),
+        shown=options.shown(only_rank, prefix, spec.nnodes * spec.nproc_per_node, spec.elastic),
     )
     raise typer.Exit(run_with_restarts(checked, max_restarts))
-
-
-def default_name(script: str, module: bool) -> str:
-    """``train.py`` -> ``train``, ``-m bagua.examples.digits`` -> ``digits``."""
-    return script.rpartition(".")[2] if module else Path(script).stem
 
 
 def _way(
@@ -426,9 +382,9 @@ def _way(
     hosts: str,
     ssh: str,
     address: str,
-    nodes: options.Nodes | None,
+    nodes: Nodes | None,
     nproc: int,
-) -> tuple[Way | None, options.Nodes | None, int]:
+) -> tuple[Way | None, Nodes | None, int]:
     """How daemons come to other hosts (None: to none), and how many nodes and ranks there are then. Raises UsageError
     for options that contradict each other."""
     in_slurm = context.parent is not None and context.parent.info_name == "slurm"
@@ -454,4 +410,4 @@ def _way(
         way = ssh_way(hosts, ssh, address)
         if nodes is not None and nodes.count != way.hosts:
             raise UsageError(f"--nnodes {nodes}: --hosts names {way.hosts}. [BG110]")
-    return way, nodes or options.Nodes(way.hosts), nproc
+    return way, nodes or Nodes(way.hosts), nproc

@@ -23,7 +23,7 @@ from bagua.base.paths import state_dir
 from bagua.base.secrets import looks_secret
 from bagua.base.text import json_text
 from bagua.cli.bundle import Bundle, tail_of
-from bagua.cli.job.submit import connect
+from bagua.cli.command import connected as connect
 from bagua.cli.options import CoordinatorOption, TlsOption, TokenFileOption, check_new_file
 
 if TYPE_CHECKING:

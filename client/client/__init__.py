@@ -8,9 +8,13 @@
 Everything is synchronous; a Client may be used from several threads. Messages are those of ``bagua.proto``.
 """
 
+from bagua.base.job_options import JobOptions
 from bagua.client.client import Client
 from bagua.client.packing import Packed, pack
 from bagua.client.reach import Reach, find_reach
-from bagua.client.specification import JobArguments, job_spec
+from bagua.client.specification import job_spec
 
-__all__ = ["Client", "JobArguments", "Packed", "Reach", "find_reach", "job_spec", "pack"]
+JobArguments = JobOptions
+"""Its name in earlier versions."""
+
+__all__ = ["Client", "JobArguments", "JobOptions", "Packed", "Reach", "find_reach", "job_spec", "pack"]

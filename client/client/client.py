@@ -16,12 +16,13 @@ import grpc
 from google.protobuf.message import Message
 
 from bagua.base.errors import ConfigError, InvalidRequestError, ServiceError, UnavailableError
+from bagua.base.job_options import JobOptions
 from bagua.base.rpc import CHANNEL_OPTIONS, MAX_SPEC_BYTES, error_of, too_large_spec
 from bagua.base.security import TlsFiles, call_metadata, channel_credentials, check_dial_address, handshake_words
 from bagua.client.accounts import Accounts
 from bagua.client.packing import Packed, pack
 from bagua.client.reach import find_reach
-from bagua.client.specification import JobArguments, job_spec
+from bagua.client.specification import job_spec
 from bagua.client.trace_parts import source_of
 from bagua.client.tracing import traced
 from bagua.client.watching import Merged
@@ -121,7 +122,7 @@ class Client:
         namespace: str = "",
         secrets: Mapping[str, str] | None = None,
         unix_user: str = "",
-        **arguments: Unpack[JobArguments],
+        **arguments: Unpack[JobOptions],
     ) -> job_pb2.Job: ...
 
     def submit(
@@ -134,9 +135,9 @@ class Client:
         namespace: str = "",
         secrets: Mapping[str, str] | None = None,
         unix_user: str = "",
-        **arguments: Unpack[JobArguments],
+        **arguments: Unpack[JobOptions],
     ) -> job_pb2.Job:
-        """Submits a job: a specification, or a ``script`` with the ``arguments`` that ``JobArguments`` lists.
+        """Submits a job: a specification, or a ``script`` with the ``arguments`` that ``JobOptions`` lists.
 
             client.submit(script="train.py", nnodes=2, nproc_per_node=2, args=["--epochs", "3"], working_dir=".")
 

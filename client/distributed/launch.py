@@ -13,10 +13,9 @@ import argparse
 from collections.abc import Sequence
 
 from bagua.base.errors import UsageError
+from bagua.base.job_options import MAX_NODES, MAX_RANKS, default_name
 from bagua.base.launchers import DEFAULT_PORT
 from bagua.cli.main import guarded
-from bagua.cli.options import MAX_NODES, MAX_RANKS
-from bagua.cli.run import default_name
 from bagua.distributed import flags
 from bagua.distributed.flags import set_bagua_env
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import typer
 
-from bagua.base.errors import UsageError
+from bagua.base.errors import ConfigError, UsageError
+from bagua.base.job_options import MAX_NODES, parse_nodes
 from bagua.base.launchers import DEFAULT_PORT
 from bagua.base.option_names import hyphens
 from bagua.cli.main import guarded
-from bagua.cli.options import MAX_NODES, parse_nodes
 from bagua.cli.run import count_ranks
 from bagua.distributed import flags
 from bagua.distributed.flags import set_bagua_env
@@ -90,7 +90,7 @@ def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
     try:
         parse_nodes(options.nnodes)
         count_ranks(options.nproc_per_node)
-    except typer.BadParameter as error:
+    except (ConfigError, typer.BadParameter) as error:
         raise UsageError(str(error)) from error
     if options.run_path and (options.module or options.no_python):
         raise UsageError("--run_path runs a script: leave -m and --no_python out. [BG103]")
@@ -101,7 +101,7 @@ def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
     """``"1:4"`` -> (1, 4), ``"2"`` -> (2, 2). Raises ValueError."""
     try:
         nodes = parse_nodes(nnodes)
-    except typer.BadParameter as error:
+    except ConfigError as error:
         raise ValueError(str(error)) from error
     return nodes.least or nodes.count, nodes.count
 

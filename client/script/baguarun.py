@@ -21,8 +21,8 @@ from collections.abc import Mapping, Sequence
 from queue import SimpleQueue
 
 from bagua.base.errors import ConfigError, UsageError
+from bagua.base.job_options import MAX_RANKS
 from bagua.cli.main import guarded
-from bagua.cli.options import MAX_RANKS
 from bagua.distributed import flags
 from bagua.hosts.end import Order
 from bagua.hosts.remote import Remote

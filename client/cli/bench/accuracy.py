@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
 import typer
 
 from bagua.bench import accuracy as runs
 from bagua.bench import plots, report
 from bagua.bench.units import choose
-from bagua.cli import options
 from bagua.cli.bench.common import PlotOption, QuietOption, SaveOption, checked, command_line, finish
+from bagua.cli.job_options import option
 from bagua.cli.options import Output
 
 NAMES = tuple(setting.name for setting in runs.SETTINGS)
@@ -43,7 +44,7 @@ def accuracy(
         help="For choosing hyper-parameters: measures on a part of the training data, which is not trained on then.",
     ),
     nnodes: int = typer.Option(2, "--nnodes", min=1, max=64, help="Node daemons."),
-    nproc_per_node: options.NprocOption = 2,
+    nproc_per_node: Annotated[int, option("nproc_per_node")] = 2,
     output: Form = typer.Option(Form.text, "--output", help="json: one document for programs. markdown: for a README."),
     plot: PlotOption = None,
     save: SaveOption = None,

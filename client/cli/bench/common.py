@@ -18,6 +18,7 @@ from bagua.bench import plots, report
 from bagua.bench.emulation import DEVICE, MOST_HOSTS, check_possible
 from bagua.bench.units import choose, parse_sizes
 from bagua.cli import options
+from bagua.cli.job_options import option
 from bagua.cli.options import Output
 from bagua.tuning.network import Network, parse_network
 
@@ -112,7 +113,7 @@ def allreduce(
     nnodes: int | None = typer.Option(
         None, "--nnodes", min=1, max=64, help="Node daemons. Default: 1.", show_default=False
     ),
-    nproc_per_node: options.NprocOption = 2,
+    nproc_per_node: Annotated[int, option("nproc_per_node")] = 2,
     dtype: str = typer.Option("float32", help=f"One of {', '.join(DTYPES)}."),
     codec: str = typer.Option(
         "none", help=f"How vectors cross between hosts, with commas: {', '.join(CODECS)}. One system for each."

@@ -54,24 +54,20 @@ class Task:
 
     def spec(self) -> common_pb2.JobSpec:
         """The job to submit."""
-        from bagua.cli.run import STOP_GRACE_S
-        from bagua.proto import common_pb2
+        from bagua.cli.run import local_spec
 
         env = {"TORCH_CPP_LOG_LEVEL": "ERROR", **self.env}  # the peer warns of addresses without names
         if self.namespaces:
             env["GLOO_SOCKET_IFNAME"] = DEVICE
-        return common_pb2.JobSpec(
+        return local_spec(
+            self.module,
+            module=True,
             name=f"bench {self.module.rpartition('.')[2]}",
-            entry=self.module,
-            is_module=True,
             args=[json.dumps(self.config), self.result],
             env=env,
             workdir=tempfile.gettempdir(),
             nnodes=self.nnodes,
             nproc_per_node=self.nproc_per_node,
-            python=sys.executable,
-            placement_timeout_s=30.0,
-            stop_grace_s=STOP_GRACE_S,
         )
 
 
@@ -149,9 +145,9 @@ def measure_on_cluster(
 ) -> tuple[dict[str, Any], dict[int, str]]:
     """(what rank 0 printed, node of each rank) of a job on a service that runs, with so many nodes (None: all that are
     connected). Ctrl-C cancels the job. Raises BaguaError."""
+    from bagua.cli.command import connected as connect
     from bagua.cli.display.follow import Follower, Interrupted
     from bagua.cli.display.terminal import open_terminal
-    from bagua.cli.job.submit import connect
     from bagua.client.describe import SUCCEEDED, summary
 
     with connect(*reach) as client:

@@ -17,8 +17,8 @@ from bagua.chaos.plan import JOIN, KINDS, Fault, Need, Plan
 from bagua.chaos.report import Played, by_kind
 from bagua.cli.faults.cluster import ChaosCluster
 from bagua.cli.faults.inject import Injector, Trained, alive, until
+from bagua.client import job_spec
 from bagua.client.describe import ENDED, SUCCEEDED, job_state
-from bagua.proto import common_pb2
 
 STEPS_BETWEEN = 10
 """Steps of every rank before the next fault."""
@@ -172,10 +172,10 @@ class Chaos:
         folder.mkdir()
         self._diaries = Diaries(folder)
         wanted = self.wanted
-        spec = common_pb2.JobSpec(
+        spec = job_spec(
+            "bagua.chaos.training",
+            module=True,
             name="chaos",
-            entry="bagua.chaos.training",
-            is_module=True,
             args=[str(folder), str(wanted.workers)],
             env={"OMP_NUM_THREADS": "1"},
             workdir=str(self._folder),

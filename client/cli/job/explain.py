@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from bagua.cli.job.submit import JobArgument, connect, print_json
+from bagua.cli.command import connected as connect
+from bagua.cli.job.submit import JobArgument, print_json
 from bagua.cli.options import CoordinatorOption, Output, OutputOption, TlsOption, TokenFileOption
 
 

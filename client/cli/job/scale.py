@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from bagua.cli import options
-from bagua.cli.job.submit import JobArgument, connect, print_json
+from bagua.base.job_options import MAX_NODES
+from bagua.cli.command import connected as connect
+from bagua.cli.job.submit import JobArgument, print_json
 from bagua.cli.options import CoordinatorOption, Output, OutputOption, TlsOption, TokenFileOption
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ NodeArgument = typer.Argument(metavar="NODE", help="The node's id, as `bagua nod
 
 def scale(
     job_id: str = JobArgument,
-    count: int = typer.Argument(metavar="NODES", min=1, max=options.MAX_NODES, help="So many nodes it should have."),
+    count: int = typer.Argument(metavar="NODES", min=1, max=MAX_NODES, help="So many nodes it should have."),
     output: OutputOption = Output.text,
     coordinator: CoordinatorOption = None,
     token_file: TokenFileOption = None,

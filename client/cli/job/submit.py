@@ -6,7 +6,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +13,11 @@ import typer
 
 from bagua.base.text import json_text, printable, printable_output
 from bagua.cli import config_file, options
+from bagua.cli.command import Connect, command
+from bagua.cli.command import connected as connect
 from bagua.cli.config_file import ConfigOption, PrintConfigOption, reads_config
+from bagua.cli.job_options import Given, specification
 from bagua.cli.options import CoordinatorOption, Output, OutputOption, TlsOption, TokenFileOption
-from bagua.cli.run import default_name
 
 if TYPE_CHECKING:
     from bagua.client import Client
@@ -28,111 +29,57 @@ nodes = typer.Typer(help="The node daemons of a service.", no_args_is_help=True)
 JobArgument = typer.Argument(metavar="ID", help="The job's id, or the beginning of it.")
 
 
-@contextmanager
-def connect(coordinator: str | None, token_file: Path | None, tls: Path | None) -> Iterator[Client]:
-    """A client, closed at the end; what is not given is found as by ``bagua.client.find_reach``. Raises BaguaError."""
-    from bagua.base.security import read_token
-    from bagua.client import Client
-
-    token = read_token(token_file) if token_file else None
-    with Client(coordinator, token=token, tls=tls) as client:
-        yield client
-
-
 def print_json(document: Any) -> None:
     print(json_text(document), flush=True)
 
 
 @jobs.command(context_settings=options.PASS_ON, no_args_is_help=True)
 @reads_config("job submit")
+@command("job submit")
 def submit(
     context: typer.Context,
+    *,
     script: options.ScriptArgument = "",
     args: options.ArgsArgument = None,
-    nnodes: options.NnodesOption = None,
-    nproc_per_node: options.NprocOption = 1,
-    elastic: options.ElasticOption = False,
-    min_nodes: int | None = typer.Option(
-        None, min=1, max=options.MAX_NODES, help="Elastic: it begins and goes on with so few.", show_default=False
-    ),
-    max_nodes: int | None = typer.Option(
-        None, min=1, max=options.MAX_NODES, help="Elastic: it grows to so many.", show_default=False
-    ),
-    respawn: options.RespawnOption = 0,
-    module: options.ModuleOption = False,
-    no_python: options.NoPythonOption = False,
-    master_port: options.MasterPortOption = 0,
-    algorithm: options.AlgorithmOption = "",
-    checkpoint_dir: options.CheckpointDirOption = None,
-    enable_bagua_net: options.BaguaNetOption = False,
-    autotune: options.AutotuneOption = False,
-    check_replicas: options.CheckReplicasOption = None,
-    env: options.EnvOption = None,
-    secret_env: options.SecretEnvOption = None,
+    job: Given,
     secret: options.SecretOption = None,
     namespace: options.NamespaceOption = "",
     as_user: options.AsUserOption = "",
-    name: options.NameOption = "",
-    workdir: options.WorkdirOption = None,
     working_dir: options.WorkingDirOption = None,
-    python: str = typer.Option("", help="Interpreter of the ranks. Default: the daemon's.", show_default=False),
-    placement_timeout: float = typer.Option(300.0, min=0.0, help="Seconds to wait for free nodes; 0: fail at once."),
-    stop_grace: float = typer.Option(10.0, min=0.0, help="Seconds between SIGTERM and SIGKILL of ranks."),
     key: str = typer.Option("", help="Submitting the same key again returns the first job.", show_default=False),
     watch: bool = typer.Option(False, "--watch", "-w", help="Show the job until it has ended; its exit code is ours."),
     only_rank: options.OnlyRankOption = None,
     prefix: options.PrefixOption = None,
-    output: OutputOption = Output.text,
-    coordinator: CoordinatorOption = None,
-    token_file: TokenFileOption = None,
-    tls: TlsOption = None,
+    output: Output,
+    connect: Connect,
     config: ConfigOption = None,
     print_config: PrintConfigOption = False,
 ) -> None:
     """Submits a job and prints its id. Options of the script go after SCRIPT."""
-    from bagua.proto import common_pb2
-
     if print_config:
         config_file.print_config(context, context.params)
-    options.check_entry(script, module, no_python)
-    variables = options.job_env(env, algorithm, enable_bagua_net, checkpoint_dir, autotune, check_replicas)
-    secret_files = options.parse_secret_env(secret_env, variables)
-    secrets = options.read_secrets(secret, {**variables, **secret_files})
-    options.warn_of_secrets(variables)
-    nodes = options.spec_nodes(nnodes, elastic, min_nodes, max_nodes, respawn)
-    shown = options.shown(only_rank, prefix, nodes["nnodes"] * nproc_per_node, nodes["elastic"])
-    packed = options.pack_code(working_dir, workdir, script, not module and not no_python)
-    if not module and not no_python:
-        options.warn_of_newcomers((working_dir or workdir or Path.cwd()) / script, respawn)
     # The folder may be one of another machine, where the ranks run: it is not looked for here.
-    spec = common_pb2.JobSpec(
-        name=name or default_name(script, module),
-        entry=script,
-        is_module=module,
-        no_python=no_python,
-        args=config_file.arguments(context, args),
-        env=variables,
-        secret_env=secret_files,
-        workdir="" if packed else str((workdir or Path.cwd()).absolute()),
-        nproc_per_node=nproc_per_node,
-        master_port=master_port,
-        python=python,
-        placement_timeout_s=placement_timeout,
-        stop_grace_s=stop_grace,
-        **nodes,
-    )
-    with connect(coordinator, token_file, tls) as client:
+    shipped = working_dir is not None
+    spec = specification(script, {**job, "args": config_file.arguments(context, args)}, shipped=shipped)
+    secrets = options.read_secrets(secret, {*spec.env, *spec.secret_env})
+    options.warn_of_secrets(spec.env)
+    shown = options.shown(only_rank, prefix, spec.nnodes * spec.nproc_per_node, spec.elastic)
+    is_script = not spec.is_module and not spec.no_python
+    packed = options.pack_code(working_dir, job["workdir"], script, is_script)
+    if is_script:
+        options.warn_of_newcomers((working_dir or job["workdir"] or Path.cwd()) / script, spec.respawn)
+    with connect() as client:
         if packed is not None:
             spec.code.CopyFrom(client.put_code(packed))
-        job = client.submit(spec, idempotency_key=key, namespace=namespace, secrets=secrets, unix_user=as_user)
+        made = client.submit(spec, idempotency_key=key, namespace=namespace, secrets=secrets, unix_user=as_user)
         if watch:
-            raise typer.Exit(_watch(client, job, output, shown))
+            raise typer.Exit(_watch(client, made, output, shown))
     if output is Output.json:
         from bagua.client.describe import job_document
 
-        print_json(job_document(job))
+        print_json(job_document(made))
     else:
-        print(job.job_id)
+        print(made.job_id)
 
 
 def _watch(client: Client, job: job_pb2.Job, output: Output, shown: options.Shown) -> int:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from bagua.base.text import printable
-from bagua.cli.job.submit import JobArgument, connect, print_json
+from bagua.cli.command import connected as connect
+from bagua.cli.job.submit import JobArgument, print_json
 from bagua.cli.options import (
     CoordinatorOption,
     Output,

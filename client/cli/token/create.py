@@ -16,7 +16,8 @@ import typer
 
 from bagua.base.disk import disk_words
 from bagua.base.errors import ConfigError, UsageError
-from bagua.cli.job.submit import connect, print_json
+from bagua.cli.command import connected as connect
+from bagua.cli.job.submit import print_json
 from bagua.cli.options import CoordinatorOption, Output, OutputOption, TlsOption, TokenFileOption
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bagua.base.errors import UsageError
-from bagua.cli.job.submit import connect, print_json
+from bagua.cli.command import connected as connect
+from bagua.cli.job.submit import print_json
 from bagua.cli.options import CoordinatorOption, Output, OutputOption, TlsOption, TokenFileOption
 
 if TYPE_CHECKING:

@@ -1,22 +1,22 @@
 """A BaguaJob as typed values. ``crd`` makes the schema of the CustomResourceDefinition from these classes, so what is
-said here of fields, defaults and limits is what the API server checks."""
+said here of fields, defaults and limits is what the API server checks. Most fields of ``spec.run`` are options of jobs:
+``bagua.base.job_options`` has them."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.alias_generators import to_camel
 
 from bagua.base.errors import ConfigError
+from bagua.base.job_options import MAX_NODES, MAX_RANKS, OPTIONS, Declared
 
 GROUP = "bagua.dev"
 VERSION = "v1"
 KIND = "BaguaJob"
 PLURAL = "baguajobs"
-MOST = 4_096
-"""The most nodes of a job."""
 PRESERVED: dict[str, Any] = {"x-kubernetes-preserve-unknown-fields": True}
 """Schema of an object that Kubernetes itself checks when it is used."""
 
@@ -31,6 +31,24 @@ class Model(BaseModel):
     model_config = ConfigDict(
         alias_generator=to_camel, populate_by_name=True, frozen=True, use_attribute_docstrings=True, extra="ignore"
     )
+
+
+M = TypeVar("M", bound=type[Model])
+
+
+def with_job_options(model: M) -> M:
+    """Adds the options of jobs that manifests have."""
+    fields: dict[str, Any] = {name: _field(one) for name, one in OPTIONS.items() if one.option.manifest}
+    return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)  # type: ignore[return-value]
+
+
+def _field(one: Declared) -> Any:
+    option = one.option
+    # A folder is a text in a manifest; an empty one stands for none.
+    kind, default = (one.kind, option.default) if one.kind in (bool, int, float) else (str, option.default or "")
+    pattern = f"^(|{'|'.join(option.choices)})$" if option.choices else None
+    words = f"{option.metavar}: {option.words}" if option.metavar else option.words
+    return kind, Field(default, description=words, ge=option.least, le=option.most, pattern=pattern)
 
 
 class RestartPolicy(StrEnum):
@@ -67,9 +85,9 @@ class GangScheduler(StrEnum):
 class Elastic(Model):
     """A lost pod ends the job no more; pods leave and join while it trains."""
 
-    min_replicas: int = Field(default=1, ge=1, le=4_096)
+    min_replicas: int = Field(default=1, ge=1, le=MAX_NODES)
     """The job waits when it has fewer pods."""
-    max_replicas: int = Field(default=0, ge=0, le=4_096)
+    max_replicas: int = Field(default=0, ge=0, le=MAX_NODES)
     """The most to which `kubectl scale` may go; 0: 4096."""
     respawn: int = Field(default=0, ge=0, le=1_000)
     """Lost ranks that are replaced on each pod, an hour."""
@@ -90,6 +108,7 @@ class SecretVariable(Model):
     key: Annotated[str, Field(min_length=1, max_length=253)]
 
 
+@with_job_options
 class Run(Model):
     """The program of each rank: one of script, module and program."""
 
@@ -104,13 +123,6 @@ class Run(Model):
     secret_env: list[SecretVariable] = Field(default_factory=list)
     workdir: str = "/tmp"
     """Folder that ranks start in."""
-    python: str = ""
-    """Interpreter of the ranks; empty: that of the daemon."""
-    algorithm: str = ""
-    """NAME[:key=value,...], where the script chooses none."""
-    checkpoint_dir: str = ""
-    """Where scripts that keep checkpoints keep them: a folder that outlives pods."""
-    autotune: bool = False
 
     @property
     def entry(self) -> str:
@@ -190,9 +202,9 @@ class Spec(Model):
     image: Annotated[str, Field(min_length=1)]
     """Has bagua, torch and the program of the ranks."""
     image_pull_policy: Annotated[str, Field(pattern=r"^(|Always|IfNotPresent|Never)$")] = ""
-    replicas: int = Field(default=1, ge=1, le=4_096)
+    replicas: int = Field(default=1, ge=1, le=MAX_NODES)
     """Pods, with a node daemon each. Of an elastic job it may be changed while the job runs."""
-    nproc_per_node: int = Field(default=1, ge=1, le=1_024)
+    nproc_per_node: int = Field(default=1, ge=1, le=MAX_RANKS)
     """Ranks in each pod."""
     elastic: Elastic | None = None
     run: Run
@@ -214,7 +226,7 @@ class Spec(Model):
     @property
     def maximum(self) -> int:
         """Largest number of pods."""
-        return (self.elastic.max_replicas or MOST) if self.elastic else self.replicas
+        return (self.elastic.max_replicas or MAX_NODES) if self.elastic else self.replicas
 
     @property
     def wanted(self) -> int:

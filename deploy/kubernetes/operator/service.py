@@ -9,8 +9,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from bagua.base.errors import BaguaError, NotFoundError, ServiceError
+from bagua.base.job_options import OPTIONS
 from bagua.base.paths import write_private
 from bagua.base.security import TlsFiles
 from bagua.client import Client, job_spec
@@ -137,6 +139,7 @@ def look(client: Client, name: str, job_id: str = "") -> Answer:
 def specification(spec: Spec, name: str) -> common_pb2.JobSpec:
     """The specification that is submitted."""
     run, elastic = spec.run, spec.elastic
+    given: Any = {name: getattr(run, name) for name, one in OPTIONS.items() if one.option.manifest}
     return job_spec(
         run.entry,
         args=run.args,
@@ -152,11 +155,8 @@ def specification(spec: Spec, name: str) -> common_pb2.JobSpec:
         env={one.name: one.value for one in run.env},
         secret_env=dict(pods.secret_files(spec)),
         workdir=run.workdir,
-        python=run.python,
-        algorithm=run.algorithm,
-        checkpoint_dir=run.checkpoint_dir or None,
-        autotune=run.autotune,
         stop_grace_s=float(spec.run_policy.stop_grace_seconds),
+        **given,
     )
 
 

@@ -10,32 +10,32 @@ import typer
 from typer.main import get_command
 
 from bagua.base.errors import ConfigError, UsageError
+from bagua.base.job_options import Nodes, default_name, parse_nodes, variables
 from bagua.base.replica_check import CheckReplicas
-from bagua.cli import options
+from bagua.cli import job_options, options
 from bagua.cli.app import app
 from bagua.cli.checks import gpu_checks
-from bagua.cli.options import Nodes
-from bagua.cli.run import check_script, count_ranks, default_name
+from bagua.cli.run import check_script, count_ranks
 from bagua.client.specification import job_spec
 
 
 def test_variables() -> None:
-    assert options.parse_env(["A=1", "B=x=y", "C="]) == {"A": "1", "B": "x=y", "C": ""}
-    assert options.parse_env(None) == {}
+    assert job_options.parse_env(["A=1", "B=x=y", "C="]) == {"A": "1", "B": "x=y", "C": ""}
+    assert job_options.parse_env(None) == {}
     for broken in ("A", "=1", ""):
         with pytest.raises(UsageError, match="NAME=VALUE"):
-            options.parse_env([broken])
+            job_options.parse_env([broken])
 
 
 def test_secret_variables_name_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert options.parse_secret_env(None, {}) == {}
-    assert options.parse_secret_env(["A=f", "B=/x=y"], {}) == {"A": str(tmp_path / "f"), "B": "/x=y"}
+    assert job_options.parse_secret_env(None) == {}
+    assert job_options.parse_secret_env(["A=f", "B=/x=y"]) == {"A": str(tmp_path / "f"), "B": "/x=y"}
     for broken in ("hf_the_secret_itself", "=f", "A="):
         with pytest.raises(UsageError, match="NAME=FILE"):
-            options.parse_secret_env([broken], {})
+            job_options.parse_secret_env([broken])
     with pytest.raises(UsageError, match="given twice"):
-        options.parse_secret_env(["A=f"], {"A": "1"})
+        job_options.specification("t.py", {"env": ["A=1"], "secret_env": ["A=f"]})
 
 
 def test_a_secret_among_the_variables_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,34 +47,37 @@ def test_a_secret_among_the_variables_is_noticed(capsys: pytest.CaptureFixture[s
 
 
 def test_algorithm_becomes_a_variable() -> None:
-    assert options.job_env(["A=1"], "") == {"A": "1"}
-    assert options.job_env(None, "bytegrad:average=false") == {"BAGUA_ALGORITHM": "bytegrad:average=false"}
+    assert variables({"env": {"A": "1"}, "algorithm": ""}) == {"A": "1"}
+    assert variables({"algorithm": "bytegrad:average=false"}) == {"BAGUA_ALGORITHM": "bytegrad:average=false"}
     for broken, words in (("bytegard", "Known:"), ("bytegrad:average", "key=value")):
         with pytest.raises(UsageError, match=words):
-            options.job_env(None, broken)
+            job_options.specification("t.py", {"algorithm": broken})
 
 
 def test_the_folder_of_checkpoints_becomes_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/tmp")
-    assert options.job_env(None, "", checkpoint_dir=Path("c")) == {"BAGUA_CHECKPOINT_DIR": "/tmp/c"}
-    assert options.job_env(["A=1"], "", checkpoint_dir=Path("/x/c")) == {"A": "1", "BAGUA_CHECKPOINT_DIR": "/x/c"}
+    assert variables({"checkpoint_dir": Path("c")}) == {"BAGUA_CHECKPOINT_DIR": "/tmp/c"}
+    found = variables({"env": {"A": "1"}, "checkpoint_dir": "/x/c"})
+    assert found == {"A": "1", "BAGUA_CHECKPOINT_DIR": "/x/c"}
 
 
 def test_the_comparison_of_replicas_becomes_a_variable() -> None:
     for word in CheckReplicas:
-        assert options.job_env(None, "", check_replicas=word) == {"BAGUA_CHECK_REPLICAS": word.value}
         assert job_spec("train.py", check_replicas=word.value).env == {"BAGUA_CHECK_REPLICAS": word.value}
     with pytest.raises(ConfigError, match=r"check_replicas.*BG106"):
         job_spec("train.py", check_replicas="on")
 
 
+SIZES = ("nnodes", "elastic", "min_nodes", "max_nodes")
+
+
 def test_nodes() -> None:
-    assert options.parse_nodes("4") == Nodes(4) and options.parse_nodes("1:4") == Nodes(4, 1)
+    assert parse_nodes("4") == Nodes(4) and parse_nodes("1:4") == Nodes(4, 1)
     for broken in ("0", "x", "", "1:", ":2", "1:2:3", "5000", "-1"):
-        with pytest.raises(typer.BadParameter, match="1:4"):
-            options.parse_nodes(broken)
-    with pytest.raises(typer.BadParameter, match="Write 1:4"):
-        options.parse_nodes("4:1")
+        with pytest.raises(ConfigError, match="1:4"):
+            parse_nodes(broken)
+    with pytest.raises(ConfigError, match="Write 1:4"):
+        parse_nodes("4:1")
 
 
 @pytest.mark.parametrize(
@@ -87,11 +90,10 @@ def test_nodes() -> None:
         ((None, False, 2, 4), {"nnodes": 4, "elastic": True, "min_nodes": 2, "max_nodes": 4}),
         ((Nodes(3), False, 2, None), {"nnodes": 3, "elastic": True, "min_nodes": 2, "max_nodes": 3}),
         ((None, True, None, 3), {"nnodes": 3, "elastic": True, "min_nodes": 1, "max_nodes": 3}),
-        ((None, True, None, None, 2), {"nnodes": 1, "elastic": True, "respawn": 2}),
     ],
 )
 def test_elastic_jobs(given, fields) -> None:
-    assert options.spec_nodes(*given) == fields
+    assert job_options.spec_nodes(dict(zip(SIZES, given, strict=False))) == fields
 
 
 @pytest.mark.parametrize(
@@ -104,12 +106,12 @@ def test_elastic_jobs(given, fields) -> None:
 )
 def test_elastic_jobs_that_contradict_themselves(given, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        options.spec_nodes(*given)
+        job_options.spec_nodes(dict(zip(SIZES, given, strict=False)))
 
 
 def test_ranks_of_a_job_that_ends_with_one_are_not_replaced() -> None:
     with pytest.raises(UsageError, match="--respawn needs --elastic"):
-        options.spec_nodes(None, False, respawn=1)
+        job_options.spec_nodes({"respawn": 1})
 
 
 def test_names() -> None:

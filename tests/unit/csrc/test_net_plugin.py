@@ -9,8 +9,8 @@ import pytest
 
 from bagua import csrc
 from bagua.base import net_plugin
-from bagua.base.errors import BuildError, ConfigError, ServiceError, UsageError
-from bagua.cli import options
+from bagua.base.errors import BuildError, ConfigError, ServiceError
+from bagua.base.job_options import variables
 from bagua.cli.net import show as net
 
 LIBRARY = Path("/cache/nccl_net/key/libnccl-net-bagua.so")
@@ -51,11 +51,11 @@ def test_neither_yes_nor_no() -> None:
 
 
 def test_the_option_becomes_a_variable() -> None:
-    assert options.job_env(["A=1"], "", True) == {"A": "1", "BAGUA_ENABLE_NET": "1"}
-    assert options.job_env(None, "", False) == {}
+    assert variables({"env": {"A": "1"}, "enable_bagua_net": True}) == {"A": "1", "BAGUA_ENABLE_NET": "1"}
+    assert variables({"enable_bagua_net": False}) == {}
     for name in ("NCCL_NET", "NCCL_NET_PLUGIN"):
-        with pytest.raises(UsageError, match=f"--env {name}=Socket"):
-            options.job_env([f"{name}=Socket"], "", True)
+        with pytest.raises(ConfigError, match=f"--enable-bagua-net sets {name} itself: leave --env {name}=Socket"):
+            variables({"env": {name: "Socket"}, "enable_bagua_net": True})
 
 
 def test_layout_of_the_properties() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bagua.base.errors import ConfigError
-from bagua.cli.options import job_env
+from bagua.base.job_options import variables
 from bagua.torch_api.tune.decision import text
 from bagua.torch_api.tune.observer import in_order
 from bagua.torch_api.tune.options import wanted
@@ -22,7 +22,7 @@ def test_nothing_is_tuned_unless_somebody_says_so(monkeypatch: pytest.MonkeyPatc
         assert wanted(None, {"codec": ["fp16"]}) is None  # ready for the day on which it is set
     monkeypatch.setenv("BAGUA_AUTOTUNE", "1")
     assert wanted(None, None) is not None and wanted(False, None) is None
-    assert job_env([], "", autotune=True) == {"BAGUA_AUTOTUNE": "1"} and job_env([], "") == {}
+    assert variables({"autotune": True}) == {"BAGUA_AUTOTUNE": "1"} and variables({"autotune": False}) == {}
 
 
 def test_names_of_the_original(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,248 @@
+"""The options of a job. Each is declared here, once.
+
+``bagua run`` and ``bagua job submit``, their files (``--config``), ``Client.submit``, the specification that a
+coordinator gets, and ``spec.run`` of a BaguaJob are made from ``JobOptions``.
+"""
+
+from __future__ import annotations
+
+import os
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+from bagua.base import algorithm_choice, checkpoint_folder, net_plugin, replica_check
+from bagua.base.errors import ConfigError
+
+MAX_RANKS = 1024
+"""On one node."""
+MAX_NODES = 4096
+BOTH = ("run", "job submit")
+SUBMIT = ("job submit",)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """``--nnodes``: how many, or from ``least`` to ``count``."""
+
+    count: int
+    least: int | None = None
+
+    def __str__(self) -> str:
+        return str(self.count) if self.least is None else f"{self.least}:{self.count}"
+
+
+def parse_nodes(text: str) -> Nodes:
+    """``"4"`` and ``"1:4"``, also as Slurm writes it, ``"1-4"``. Raises ConfigError."""
+    parts = str(text).replace("-", ":").split(":")
+    if len(parts) > 2 or not all(part.isdecimal() and 1 <= int(part) <= MAX_NODES for part in parts):
+        raise ConfigError(f"{text!r} is neither a number from 1 to {MAX_NODES} nor a range of them, like 1:4. [BG110]")
+    if len(parts) == 1:
+        return Nodes(int(text))
+    least, most = map(int, parts)
+    if least > most:
+        raise ConfigError(f"{text}: the job would need more nodes than it may have. Write {most}:{least}. [BG110]")
+    return Nodes(most, least)
+
+
+def _check_algorithm(text: str) -> str:
+    try:
+        return algorithm_choice.check(text)
+    except ConfigError as error:
+        raise ConfigError(f"--algorithm {text}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Option:
+    """Everything about an option but its name and its type. ``words`` are its help and its description in a manifest;
+    those that say "Default:" stand for ``default`` there."""
+
+    words: str
+    default: Any = None
+    flags: tuple[str, ...] = ()  # beside the long one, which is the name
+    metavar: str | None = None
+    least: float | None = None
+    most: float | None = None
+    choices: type[StrEnum] | None = None
+    parse: Callable[[str], Any] | None = None  # of a text on the command line. Raises ConfigError
+    commands: tuple[str, ...] = BOTH  # that have it
+    manifest: bool = True  # ``spec.run`` of a BaguaJob has it
+    field: str = ""  # of JobSpec, if it is not the name
+    variable: str = ""  # of the ranks' environment, if JobSpec has no field for it
+    value: Callable[[Any], str] = lambda given: "1" if given is True else str(given)  # of that variable
+    also_sets: tuple[str, ...] = ()  # variables that follow from it: the user may not set them
+
+
+class JobOptions(TypedDict, total=False):
+    """Options of ``Client.submit`` beside the script. Those that are left out have the defaults of `bagua job
+    submit`."""
+
+    args: Annotated[Sequence[str], Option("Passed on to the script untouched.", (), commands=(), manifest=False)]
+    nnodes: Annotated[
+        int,
+        Option(
+            "Node daemons to run on. MIN:MAX: as many as there are (`bagua run` starts MAX), and the job goes on with "
+            "MIN if others are lost. Default: 1.",
+            1,
+            flags=("-N",),
+            metavar="N|MIN:MAX",
+            parse=parse_nodes,
+            manifest=False,
+        ),
+    ]
+    nproc_per_node: Annotated[int, Option("Ranks on every node.", 1, least=1, most=MAX_RANKS, manifest=False)]
+    elastic: Annotated[
+        bool, Option("Ranks and nodes that are lost end the job no more: the others go on.", False, manifest=False)
+    ]
+    min_nodes: Annotated[
+        int,
+        Option(
+            "Elastic: it begins and goes on with so few.", 0, least=1, most=MAX_NODES, commands=SUBMIT, manifest=False
+        ),
+    ]
+    """0: it begins on ``nnodes``, and goes on down to one rank."""
+    max_nodes: Annotated[
+        int, Option("Elastic: it grows to so many.", 0, least=1, most=MAX_NODES, commands=SUBMIT, manifest=False)
+    ]
+    """0: ``nnodes``."""
+    respawn: Annotated[
+        int,
+        Option(
+            "Elastic: so many lost ranks an hour are replaced on each node, if the script takes newcomers.",
+            0,
+            metavar="N",
+            least=0,
+            most=1000,
+            manifest=False,
+        ),
+    ]
+    module: Annotated[
+        bool,
+        Option("SCRIPT is a module, as in python -m.", False, flags=("-m",), field="is_module", manifest=False),
+    ]
+    no_python: Annotated[bool, Option("SCRIPT is a program, not a Python script.", False, manifest=False)]
+    master_port: Annotated[
+        int, Option("MASTER_PORT of the ranks, for torch.distributed. Default: a free one.", 0, least=0, most=65535)
+    ]
+    algorithm: Annotated[
+        str,
+        Option(
+            "How replicas talk, where the script does not say it itself.",
+            "",
+            metavar="NAME[:KEY=VALUE,...]",
+            variable=algorithm_choice.VARIABLE,
+            value=_check_algorithm,
+        ),
+    ]
+    checkpoint_dir: Annotated[
+        str | os.PathLike[str] | None,
+        Option(
+            "Where bagua.checkpoint.Checkpointer() of the script writes, and finds checkpoints of an earlier run.",
+            metavar="FOLDER",
+            variable=checkpoint_folder.VARIABLE,
+            value=lambda folder: checkpoint_folder.absolute(Path(folder)),
+        ),
+    ]
+    enable_bagua_net: Annotated[
+        bool,
+        Option(
+            "NCCL of the ranks talks over several TCP streams (see `bagua net`).",
+            False,
+            variable=net_plugin.VARIABLE,
+            also_sets=("NCCL_NET_PLUGIN", "NCCL_NET"),
+        ),
+    ]
+    autotune: Annotated[
+        bool,
+        Option(
+            "The job tries settings of the exchange while it trains, and keeps the best.",
+            False,
+            variable="BAGUA_AUTOTUNE",
+        ),
+    ]
+    check_replicas: Annotated[
+        str,
+        Option(
+            "Where replicas have drifted apart: a warning, or the end of the job; off: nobody looks. Default: warn.",
+            "",
+            choices=replica_check.CheckReplicas,
+            variable=replica_check.VARIABLE,
+            value=lambda word: replica_check.parse(word, "check_replicas"),
+        ),
+    ]
+    env: Annotated[
+        Mapping[str, str] | None, Option("A variable for the ranks; may be repeated.", metavar="K=V", manifest=False)
+    ]
+    secret_env: Annotated[
+        Mapping[str, str | os.PathLike[str]] | None,
+        Option(
+            "A variable whose value each node reads from its own FILE (mode 0600): never stored, never shown. May be "
+            "repeated.",
+            metavar="K=FILE",
+            manifest=False,
+        ),
+    ]
+    name: Annotated[str, Option("Name of the job. Default: of the script.", "", manifest=False)]
+    workdir: Annotated[str | os.PathLike[str] | None, Option("Where the ranks run. Default: here.", manifest=False)]
+    """A folder that the nodes have. With a working directory that is shipped: below its root."""
+    python: Annotated[str, Option("Interpreter of the ranks. Default: the daemon's.", "", commands=SUBMIT)]
+    placement_timeout_s: Annotated[
+        float,
+        Option("Seconds to wait for free nodes; 0: fail at once.", 300.0, least=0.0, commands=SUBMIT, manifest=False),
+    ]
+    stop_grace_s: Annotated[
+        float,
+        Option("Seconds between SIGTERM and SIGKILL of ranks.", 10.0, least=0.0, commands=SUBMIT, manifest=False),
+    ]
+
+
+@dataclass(frozen=True)
+class Declared:
+    """An option with its name and its type. ``kind``: bool, int, float, str, Path, dict or list."""
+
+    name: str
+    kind: type
+    option: Option
+
+
+def _kind(hint: Any) -> type:
+    if isinstance(hint, type) and hint in (bool, int, float, str):
+        return hint
+    text = str(hint)
+    return dict if "Mapping" in text else Path if "PathLike" in text else list
+
+
+def _declared() -> dict[str, Declared]:
+    hints = typing.get_type_hints(JobOptions, include_extras=True)
+    return {name: Declared(name, _kind(hint.__origin__), hint.__metadata__[0]) for name, hint in hints.items()}
+
+
+OPTIONS = _declared()
+"""All options by name, in the order in which help shows them."""
+
+
+def default_name(entry: str, module: bool) -> str:
+    """``train.py`` -> ``train``; a module ``bagua.examples.digits`` -> ``digits``."""
+    return entry.rpartition(".")[2] if module else Path(entry).stem
+
+
+def variables(job: JobOptions) -> dict[str, str]:
+    """The variables of the ranks: ``env``, and those that other options set. Raises ConfigError."""
+    found = dict(job.get("env") or {})
+    for name, text in found.items():
+        if not (isinstance(name, str) and isinstance(text, str)):  # protobuf's words would name neither
+            raise ConfigError(f"env: {name!r} is {text!r}: names and values must be texts. [BG107]")
+    given = dict(found)
+    for one in OPTIONS.values():
+        value: Any = job.get(one.name)
+        if not one.option.variable or value in (None, False, ""):
+            continue
+        for name in one.option.also_sets:
+            if name in given:
+                flag = f"--{one.name.replace('_', '-')}"
+                raise ConfigError(f"{flag} sets {name} itself: leave --env {name}={given[name]} out. [BG107]")
+        found[one.option.variable] = one.option.value(value)
+    return found

@@ -1,0 +1,65 @@
+"""Each option of a job is declared once, and reaches every place that takes options of jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bagua.base.errors import ConfigError
+from bagua.base.job_options import OPTIONS, Declared, variables
+from bagua.cli import config_file, run
+from bagua.cli.job import submit
+from bagua.cli.job_options import parameters, specification
+from bagua.client import job_spec
+from bagua.operator import crd
+from bagua.operator.job import parse
+from bagua.operator.service import specification as of_manifest
+from bagua.proto import common_pb2
+
+COMMANDS = {"run": run.run, "job submit": submit.submit}
+FIELDS = common_pb2.JobSpec.DESCRIPTOR.fields_by_name
+
+
+def example(one: Declared) -> Any:
+    """A value that is not the default."""
+    if one.option.choices:
+        return str(list(one.option.choices)[-1])
+    given: dict[type, Any] = {bool: True, int: 2, float: 2.5, str: "qadam", Path: "/folder", dict: {"A": "b"}}
+    return given.get(one.kind, ["x"])
+
+
+@pytest.mark.parametrize("one", OPTIONS.values(), ids=OPTIONS)
+def test_an_option_reaches_all_places(one: Declared) -> None:
+    value = example(one)
+    elastic = {"elastic": True} if one.name in ("min_nodes", "max_nodes", "respawn") else {}
+    plain, found = job_spec("train", **elastic), job_spec("train", **elastic, **{one.name: value})
+    changed = {field for field in FIELDS if getattr(found, field) != getattr(plain, field)}
+    assert changed == ({"env"} if one.option.variable else {one.option.field or one.name})
+    for command in one.option.commands:
+        assert one.name in parameters(command)
+        key = parameters(command)[one.name].name.replace("_", "-")
+        assert key in {each.key for each in config_file.declared(COMMANDS[command]).values()}
+    if one.option.manifest:
+        key = one.name.split("_")[0] + "".join(word.title() for word in one.name.split("_")[1:])
+        assert key in crd.spec_schema()["properties"]["run"]["properties"]
+        manifest = parse({"image": "i", "run": {"script": "t.py", key: value}})
+        bare = parse({"image": "i", "run": {"script": "t.py"}})
+        ours, without = of_manifest(manifest, "job"), of_manifest(bare, "job")
+        assert {field for field in FIELDS if getattr(ours, field) != getattr(without, field)} == changed
+
+
+def test_what_is_not_given_has_its_default() -> None:
+    """The command line, a manifest and Python make the same specification of nothing but a script."""
+    given = {name: one.default for name, one in parameters("job submit").items()}
+    assert specification("t.py", given) == job_spec("t.py")
+    assert variables({}) == {}
+
+
+def test_unknown_options_and_values_that_do_not_fit() -> None:
+    with pytest.raises(TypeError, match="'nodes' is no option of a job"):
+        job_spec("t.py", nodes=2)  # type: ignore[call-arg]
+    for options in ({"respawn": 1}, {"module": True, "no_python": True}, {"args": "-x"}, {"nnodes": 0}):
+        with pytest.raises(ConfigError):
+            job_spec("t.py", **options)  # type: ignore[arg-type]
