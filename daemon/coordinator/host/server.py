@@ -37,6 +37,7 @@ from bagua.daemon.coordinator.host.connections import (
     raise_descriptor_limit,
 )
 from bagua.daemon.coordinator.host.database_port import database_refuses
+from bagua.daemon.coordinator.host.own_address import this_machine, told_address
 from bagua.daemon.coordinator.host.refusals import Refusals
 from bagua.daemon.coordinator.rounds.intake import Intake
 from bagua.daemon.coordinator.rounds.live_state import Board
@@ -48,7 +49,7 @@ from bagua.daemon.coordinator.rules.domain import Change
 from bagua.daemon.coordinator.rules.identity import Identity
 from bagua.daemon.coordinator.rules.options import Options
 from bagua.daemon.coordinator.rules.silence import SilenceOfOthers
-from bagua.daemon.coordinator.rules.standing import Standing, told_address
+from bagua.daemon.coordinator.rules.standing import Standing
 from bagua.daemon.coordinator.rules.translate import checked_spec
 from bagua.daemon.coordinator.store.database import open_engine, sqlite_url
 from bagua.daemon.coordinator.store.store import Store
@@ -190,9 +191,10 @@ class Coordinator:
         self._connections.know(node.address for node in nodes)
         await self._listen(host, store.shared, name)
         if store.shared:
-            self._place.publish(await asyncio.to_thread(told_address, self.address, settings.listen))
+            known = await asyncio.to_thread(told_address, self.address, settings.listen)
+            self._place.publish(known, this_machine())
             silence = SilenceOfOthers(settings.token_path, settings.tls_folder)
-            self._spawn(self._place.ask_others(silence), "silence")
+            self._spawn(self._place.ask_others(silence.ask), "silence")
         self._spawn(self._accounts.run(), "accounts")
         self._spawn(self._audit.run(), "audit")
         self._spawn(self._forget_secrets(), "secrets")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from bagua.daemon.coordinator.rules.clock import ServiceClock
 from bagua.daemon.coordinator.rules.domain import CoordinatorRecord
 from bagua.daemon.coordinator.rules.neighbours import RESYNC_S, Neighbours
-from bagua.daemon.coordinator.rules.silence import EVERY_S, SilenceOfOthers
-from bagua.daemon.coordinator.rules.standing import Standing, this_machine
+from bagua.daemon.coordinator.rules.standing import Standing
+
+ASK_EVERY_S = 1.0
 
 T = TypeVar("T")
 
@@ -38,16 +39,17 @@ class Place:
         self._refuses = refuses
         self._missed_s = missed_s
         self._put_forward = put_forward
-        self._own = CoordinatorRecord(owner, machine=this_machine())
+        self._own = CoordinatorRecord(owner)
         self._announced: CoordinatorRecord | None = None  # as the database has it
         self._blind_since = math.inf  # by the service clock: since then the database was asked in vain
         self.arrived_clock = -math.inf
         """For some time from then on this coordinator gives nobody up: see ``Options.gone_at``."""
 
-    def publish(self, address: str) -> None:
-        """Others may be told that this coordinator is there; empty: they can't know where."""
+    def publish(self, address: str, machine: str) -> None:
+        """Others may be told that this coordinator is there; an empty address: they can't know where.
+        ``machine``: equal for all that share its loopback."""
         moved = self._own.address not in ("", address)
-        self._own = replace(self._own, address=address)
+        self._own = replace(self._own, address=address, machine=machine)
         if moved:  # daemons ask at the old address
             self._arrive()
 
@@ -64,7 +66,7 @@ class Place:
         others = [one.clock for one in coordinators if one.owner != owner]
         if known is not None:
             self._announced = known
-            self._own = replace(known, machine=self._own.machine)
+            self._own = known
             self.arrived_clock = known.arrived_clock or -math.inf
         if others and (known is None or known.clock + self._missed_s < max(others)):
             self._arrive()
@@ -105,14 +107,15 @@ class Place:
         blind_s = max(0.0, self._clock.now() - self._blind_since)
         return blind_s if self._neighbours is not None and blind_s > RESYNC_S else 0.0
 
-    async def ask_others(self, silence: SilenceOfOthers) -> None:
-        """Until cancelled: asks them while the database is silent. Where its port refuses, nobody need be asked."""
+    async def ask_others(self, ask: Callable[[Mapping[str, str]], Awaitable[Mapping[str, float]]]) -> None:
+        """Until cancelled: asks them while the database is silent. Where its port refuses, nobody need be asked.
+        ``ask``: see ``SilenceOfOthers.ask``."""
         while True:
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(ASK_EVERY_S)
             others = self._standing.others
             if others and self.silent_s and not self._standing.refused:
                 asked = self._standing.clock()
-                self._standing.heard_others(asked, await silence.ask(others))
+                self._standing.heard_others(asked, await ask(others))
 
     def announcement(self) -> CoordinatorRecord | None:
         """Facts of this coordinator that the database does not have."""

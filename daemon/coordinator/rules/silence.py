@@ -20,7 +20,6 @@ from bagua.base.security import TlsFiles, call_metadata, channel_credentials, re
 from bagua.proto import node_pb2
 from bagua.proto.node_pb2_grpc import NodeServiceStub
 
-EVERY_S = 1.0
 _ANSWER_S = 2.0
 _OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
 

@@ -14,13 +14,10 @@ this machine's clock, from what is certain:
 from __future__ import annotations
 
 import math
-import secrets
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 
-from bagua.base.address import is_loopback, join_address, split_address
+from bagua.base.address import is_loopback, split_address
 from bagua.daemon.coordinator.rules.domain import CoordinatorRecord
 from bagua.proto import node_pb2
 
@@ -145,26 +142,3 @@ def _reached_at(one: CoordinatorRecord, machine: str) -> str:
         return ""
     host, _ = split_address(one.address)
     return one.address if one.machine == machine or not is_loopback(host) else ""
-
-
-def told_address(address: str, listen: str) -> str:
-    """The address, as a number, that others may be told of a coordinator that listens there; empty: it is not known at
-    which of its addresses they reach it."""
-    host, _ = split_address(listen)
-    if host in ("0.0.0.0", "::"):
-        return ""
-    _, port = split_address(address)
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError:
-        return ""
-    return join_address(str(found[0][4][0]), port)
-
-
-def this_machine() -> str:
-    """Equal for all processes that share one loopback: same kernel, same boot, same network namespace."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path('/proc/self/ns/net').readlink()}"
-    except OSError:
-        return f"unknown {secrets.token_hex(8)}"

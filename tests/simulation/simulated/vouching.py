@@ -68,8 +68,7 @@ class Coordinator:
         self.standing = Standing(True, OPTIONS.outage_s, world.loop.time)
         missed_s = OPTIONS.lease_s - 2 * BEAT_S
         self.place = Place(name, self.clock, self.neighbours, self.standing, self._refuses, missed_s, self._put_forward)
-        self.place.publish(f"127.0.0.1:{7670 + NAMES.index(name)}")
-        self.place._own = replace(self.place._own, machine="here")
+        self.place.publish(f"127.0.0.1:{7670 + NAMES.index(name)}", "here")
         self.session: int | None = None  # number of the node's stream
         self.introduced = False
         self.gone = False  # the end of a session waits to be written
@@ -92,7 +91,7 @@ class Coordinator:
         self.neighbours.observe({one.owner: one.clock for one in records})
         self.place.held(began, held)
         self.place.found(began, records)
-        asking = asyncio.create_task(self.place.ask_others(self))  # type: ignore[arg-type]
+        asking = asyncio.create_task(self.place.ask_others(self.ask))
         self.world.coordinators[self.name] = self
         try:
             while True:
