@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from rig.coordinator.desk import Desk, Time, at_work, clocks
 
 from bagua.base.errors import ConflictError, NotFoundError
+from bagua.daemon.coordinator.rules.coordinator_leases import RESYNC_S
 from bagua.daemon.coordinator.rules.decide import apply, decide
 from bagua.daemon.coordinator.rules.domain import (
     Change,
@@ -27,7 +28,6 @@ from bagua.daemon.coordinator.rules.domain import (
     RankState,
     Stored,
 )
-from bagua.daemon.coordinator.rules.neighbours import RESYNC_S
 from bagua.daemon.coordinator.rules.observe import observe
 from bagua.daemon.coordinator.rules.options import Options
 from bagua.daemon.coordinator.rules.translate import checked_spec

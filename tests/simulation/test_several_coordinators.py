@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from simulated.vouching import EVENTS, OPTIONS, play
+from simulated.node_leases import EVENTS, OPTIONS, play
 
 EVENT = st.tuples(st.sampled_from((0.3, 1.0, 4.0, 12.0, 30.0, 62.0, 100.0)), st.sampled_from(EVENTS))
 

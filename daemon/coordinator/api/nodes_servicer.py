@@ -18,7 +18,7 @@ from bagua.daemon.coordinator.rounds.intake import Intake
 from bagua.daemon.coordinator.rules import scopes
 from bagua.daemon.coordinator.rules.clock import ServiceClock
 from bagua.daemon.coordinator.rules.domain import LocalJob, NodeRecord
-from bagua.daemon.coordinator.rules.standing import Standing
+from bagua.daemon.coordinator.rules.node_leases import Standing
 from bagua.daemon.coordinator.rules.translate import checked_hello, checked_progress, local_job
 from bagua.daemon.coordinator.store.batch import in_use
 from bagua.daemon.coordinator.streams.sessions import NodeSession, Sessions

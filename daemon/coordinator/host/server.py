@@ -37,6 +37,7 @@ from bagua.daemon.coordinator.host.connections import (
     raise_descriptor_limit,
 )
 from bagua.daemon.coordinator.host.database_port import database_refuses
+from bagua.daemon.coordinator.host.database_silence import SilenceOfOthers
 from bagua.daemon.coordinator.host.own_address import this_machine, told_address
 from bagua.daemon.coordinator.host.refusals import Refusals
 from bagua.daemon.coordinator.rounds.intake import Intake
@@ -47,9 +48,8 @@ from bagua.daemon.coordinator.rules.clock import ServiceClock
 from bagua.daemon.coordinator.rules.counters import Counters
 from bagua.daemon.coordinator.rules.domain import Change
 from bagua.daemon.coordinator.rules.identity import Identity
+from bagua.daemon.coordinator.rules.node_leases import Standing
 from bagua.daemon.coordinator.rules.options import Options
-from bagua.daemon.coordinator.rules.silence import SilenceOfOthers
-from bagua.daemon.coordinator.rules.standing import Standing
 from bagua.daemon.coordinator.rules.translate import checked_spec
 from bagua.daemon.coordinator.store.database import open_engine, sqlite_url
 from bagua.daemon.coordinator.store.store import Store

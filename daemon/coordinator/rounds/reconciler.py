@@ -20,16 +20,16 @@ from bagua.base.errors import NotFoundError, ServiceError, UnavailableError
 from bagua.daemon.coordinator.rounds.inbox import Cancellation, Inbox, Introduction, Submission, settle
 from bagua.daemon.coordinator.rounds.intake import Intake
 from bagua.daemon.coordinator.rounds.live_state import Board, shape_of
-from bagua.daemon.coordinator.rounds.place import Place
+from bagua.daemon.coordinator.rounds.own_lease import Place
 from bagua.daemon.coordinator.rounds.publisher import YIELD_EVERY, Publisher
 from bagua.daemon.coordinator.rounds.resync import Resync
 from bagua.daemon.coordinator.rounds.round_state import FAULT_RETRY_S, Stage
 from bagua.daemon.coordinator.rules.clock import ServiceClock
+from bagua.daemon.coordinator.rules.coordinator_leases import Neighbours
 from bagua.daemon.coordinator.rules.counters import Counters
 from bagua.daemon.coordinator.rules.domain import CoordinatorRecord, JobRecord, JobState, NodeRecord, Phase, Stored
-from bagua.daemon.coordinator.rules.neighbours import Neighbours
+from bagua.daemon.coordinator.rules.node_leases import Standing
 from bagua.daemon.coordinator.rules.options import Options
-from bagua.daemon.coordinator.rules.standing import Standing
 from bagua.daemon.coordinator.store.batch import Batch, Outcome
 from bagua.daemon.coordinator.store.store import Store, Transaction
 from bagua.daemon.coordinator.store.worker import Worker

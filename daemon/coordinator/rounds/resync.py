@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from bagua.daemon.coordinator.rounds.inbox import Inbox
 from bagua.daemon.coordinator.rounds.intake import Intake
 from bagua.daemon.coordinator.rounds.live_state import Board
-from bagua.daemon.coordinator.rounds.place import Place
+from bagua.daemon.coordinator.rounds.own_lease import Place
 from bagua.daemon.coordinator.rounds.publisher import Publisher
 from bagua.daemon.coordinator.rules.clock import ServiceClock
+from bagua.daemon.coordinator.rules.coordinator_leases import RESYNC_S, Neighbours
 from bagua.daemon.coordinator.rules.domain import NodeRecord, NodeView, Phase
-from bagua.daemon.coordinator.rules.neighbours import RESYNC_S, Neighbours
 from bagua.daemon.coordinator.store.store import Store
 from bagua.daemon.coordinator.store.worker import Worker
 from bagua.daemon.coordinator.streams.sessions import Sessions

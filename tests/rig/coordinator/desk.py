@@ -17,8 +17,8 @@ from bagua.daemon.coordinator.rounds.reconciler import Reconciler
 from bagua.daemon.coordinator.rules.clock import ServiceClock
 from bagua.daemon.coordinator.rules.counters import Counters
 from bagua.daemon.coordinator.rules.domain import LocalJob, NodeRecord
+from bagua.daemon.coordinator.rules.node_leases import Standing
 from bagua.daemon.coordinator.rules.options import Options
-from bagua.daemon.coordinator.rules.standing import Standing
 from bagua.daemon.coordinator.store.store import Store, Transaction
 from bagua.daemon.coordinator.store.worker import Worker
 from bagua.daemon.coordinator.streams.sessions import NodeSession, Sessions

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from bagua.daemon.coordinator.admin.settings import Settings
 from bagua.daemon.coordinator.rules.clock import ServiceClock
+from bagua.daemon.coordinator.rules.coordinator_leases import RESYNC_S, Neighbours
 from bagua.daemon.coordinator.rules.domain import JobRecord, JobSpec, JobState, NodeRecord, NodeView, Stored
-from bagua.daemon.coordinator.rules.neighbours import RESYNC_S, Neighbours
 
 
 def test_with_the_usual_settings_another_one_leads_within_five_seconds():

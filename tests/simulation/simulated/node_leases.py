@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bagua.daemon.coordinator.rounds.place import Place
+from bagua.daemon.coordinator.rounds.own_lease import Place
 from bagua.daemon.coordinator.rules.clock import ServiceClock
+from bagua.daemon.coordinator.rules.coordinator_leases import RESYNC_S, Neighbours
 from bagua.daemon.coordinator.rules.domain import CoordinatorRecord
-from bagua.daemon.coordinator.rules.neighbours import RESYNC_S, Neighbours
+from bagua.daemon.coordinator.rules.node_leases import Standing
 from bagua.daemon.coordinator.rules.options import Options
-from bagua.daemon.coordinator.rules.standing import Standing
 from bagua.daemon.node.lease import Lease
 from bagua.proto import node_pb2
 from simulated.loop import VirtualLoop

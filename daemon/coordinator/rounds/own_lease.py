@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from bagua.daemon.coordinator.rules.clock import ServiceClock
+from bagua.daemon.coordinator.rules.coordinator_leases import RESYNC_S, Neighbours
 from bagua.daemon.coordinator.rules.domain import CoordinatorRecord
-from bagua.daemon.coordinator.rules.neighbours import RESYNC_S, Neighbours
-from bagua.daemon.coordinator.rules.standing import Standing
+from bagua.daemon.coordinator.rules.node_leases import Standing
 
 ASK_EVERY_S = 1.0
 

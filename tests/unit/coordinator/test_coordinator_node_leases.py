@@ -8,8 +8,8 @@ import pytest
 
 from bagua.daemon.coordinator.host.own_address import this_machine, told_address
 from bagua.daemon.coordinator.rules.domain import CoordinatorRecord
+from bagua.daemon.coordinator.rules.node_leases import Standing
 from bagua.daemon.coordinator.rules.options import Options
-from bagua.daemon.coordinator.rules.standing import Standing
 from bagua.proto import node_pb2
 
 OUTAGE_S = 900.0
