@@ -745,29 +745,29 @@ class HeartbeatAck(google.protobuf.message.Message):
 
     SEQ_FIELD_NUMBER: builtins.int
     HEARTBEAT_S_FIELD_NUMBER: builtins.int
-    STANDING_FIELD_NUMBER: builtins.int
+    GRANT_FIELD_NUMBER: builtins.int
     seq: builtins.int
     """of the heartbeat that came"""
     heartbeat_s: builtins.float
     """replaces Welcome.heartbeat_s: with many nodes each of them speaks less often. 0: no change"""
     @property
-    def standing(self) -> global___Standing:
-        """replaces Welcome.standing"""
+    def grant(self) -> global___LeaseGrant:
+        """replaces Welcome.grant"""
 
     def __init__(
         self,
         *,
         seq: builtins.int = ...,
         heartbeat_s: builtins.float = ...,
-        standing: global___Standing | None = ...,
+        grant: global___LeaseGrant | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["standing", b"standing"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["heartbeat_s", b"heartbeat_s", "seq", b"seq", "standing", b"standing"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["grant", b"grant"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["grant", b"grant", "heartbeat_s", b"heartbeat_s", "seq", b"seq"]) -> None: ...
 
 global___HeartbeatAck = HeartbeatAck
 
 @typing.final
-class Standing(google.protobuf.message.Message):
+class LeaseGrant(google.protobuf.message.Message):
     """How sure the coordinator is that no other one gives the node up. Without it: quite sure, but for refusals."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -796,7 +796,7 @@ class Standing(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["age_s", b"age_s", "coordinators", b"coordinators", "refusals_s", b"refusals_s"]) -> None: ...
 
-global___Standing = Standing
+global___LeaseGrant = LeaseGrant
 
 @typing.final
 class Welcome(google.protobuf.message.Message):
@@ -808,7 +808,7 @@ class Welcome(google.protobuf.message.Message):
     LEASE_S_FIELD_NUMBER: builtins.int
     FENCE_S_FIELD_NUMBER: builtins.int
     SOLE_FIELD_NUMBER: builtins.int
-    STANDING_FIELD_NUMBER: builtins.int
+    GRANT_FIELD_NUMBER: builtins.int
     PROTOCOL_FIELD_NUMBER: builtins.int
     OLDEST_PROTOCOL_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
@@ -828,7 +828,7 @@ class Welcome(google.protobuf.message.Message):
     oldest_protocol: builtins.int
     version: builtins.str
     @property
-    def standing(self) -> global___Standing:
+    def grant(self) -> global___LeaseGrant:
         """of a coordinator on a database that others may use"""
 
     def __init__(
@@ -838,13 +838,13 @@ class Welcome(google.protobuf.message.Message):
         lease_s: builtins.float = ...,
         fence_s: builtins.float = ...,
         sole: builtins.bool = ...,
-        standing: global___Standing | None = ...,
+        grant: global___LeaseGrant | None = ...,
         protocol: builtins.int = ...,
         oldest_protocol: builtins.int = ...,
         version: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["standing", b"standing"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["fence_s", b"fence_s", "heartbeat_s", b"heartbeat_s", "lease_s", b"lease_s", "oldest_protocol", b"oldest_protocol", "protocol", b"protocol", "sole", b"sole", "standing", b"standing", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["grant", b"grant"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["fence_s", b"fence_s", "grant", b"grant", "heartbeat_s", b"heartbeat_s", "lease_s", b"lease_s", "oldest_protocol", b"oldest_protocol", "protocol", b"protocol", "sole", b"sole", "version", b"version"]) -> None: ...
 
 global___Welcome = Welcome
 

@@ -65,7 +65,7 @@ class Lease:
         self._fence_s = welcome.fence_s if 0 < welcome.fence_s < math.inf else 0.0
         self._refusals_until = math.inf if welcome.sole else -math.inf
         self.coordinators = ()
-        self._heard(self._hello_at, welcome.standing if welcome.HasField("standing") else None)
+        self._heard(self._hello_at, welcome.grant if welcome.HasField("grant") else None)
 
     def beat(self, now: float) -> int:
         """The number of a heartbeat that is sent now; 0: it needs no acknowledgement, the last one is young."""
@@ -75,26 +75,26 @@ class Lease:
         self._sent[self._seq] = now
         return self._seq
 
-    def acknowledged(self, seq: int, standing: node_pb2.Standing | None = None) -> None:
+    def acknowledged(self, seq: int, grant: node_pb2.LeaseGrant | None = None) -> None:
         """The coordinator has taken the heartbeat of that number, and so all before it."""
         sent = self._sent.get(seq)
         if sent is None:
             return
         self._sent = {number: at for number, at in self._sent.items() if number > seq}
-        self._heard(sent, standing)
+        self._heard(sent, grant)
 
     def refused(self, before: float) -> None:
         """Connections that were tried after ``before`` were refused: nobody decides about this node then."""
         if self.asks(before):
             self._renew(before)
 
-    def _heard(self, sent: float, standing: node_pb2.Standing | None) -> None:
-        if standing is None:
+    def _heard(self, sent: float, grant: node_pb2.LeaseGrant | None) -> None:
+        if grant is None:
             self._renew(sent)
             return
-        self._refusals_until = sent + standing.refusals_s
-        self.coordinators = tuple(standing.coordinators)
-        self._renew(sent - standing.age_s)
+        self._refusals_until = sent + grant.refusals_s
+        self.coordinators = tuple(grant.coordinators)
+        self._renew(sent - grant.age_s)
 
     def _renew(self, at: float) -> None:
         self._renewed = max(self._renewed, at)

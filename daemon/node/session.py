@@ -272,7 +272,7 @@ class Session:
         while (directive := await call.read()) is not _EOF:
             if directive.HasField("ack"):
                 ack = directive.ack
-                self._lease.acknowledged(ack.seq, ack.standing if ack.HasField("standing") else None)
+                self._lease.acknowledged(ack.seq, ack.grant if ack.HasField("grant") else None)
                 self._set_heartbeat(directive.ack.heartbeat_s)
                 continue
             if directive.HasField("welcome"):  # after terms

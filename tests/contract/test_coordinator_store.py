@@ -555,7 +555,7 @@ async def test_who_is_a_newcomer(open_database: Callable[[], sa.Engine]):
 
     def desk(owner: str) -> Desk:
         made = Desk(open_database(), owner, shared=True)
-        made.reconciler.place.publish("10.0.0.2:7670" if owner == "two" else "10.0.0.1:7670", owner)
+        made.reconciler.lease.publish("10.0.0.2:7670" if owner == "two" else "10.0.0.1:7670", owner)
         made.reconciler.stop = no_stop  # type: ignore[method-assign]
         owners[made] = owner
         return made
@@ -593,7 +593,7 @@ async def test_who_is_a_newcomer(open_database: Callable[[], sa.Engine]):
     moved = desk("one")
     async with at_work(moved):
         assert await arrived(moved) == 0
-        moved.reconciler.place.publish("10.0.0.1:7671", "one")
+        moved.reconciler.lease.publish("10.0.0.1:7671", "one")
         assert await arrived(moved) > 0, "daemons ask at the old address"
     found.close()
 

@@ -32,7 +32,7 @@ class Settings(BaseSettings):
     # After so long without a word a node counts as lost.
     lease_s: float = Field(10.0, gt=0, le=3600)
     # The right to decide about a job, where several coordinators share a database: another one leads after so long,
-    # and twice ``neighbours.RESYNC_S``.
+    # and twice ``coordinator_leases.RESYNC_S``.
     job_lease_s: float = Field(3.0, gt=0, le=3600)
     # A connection that shows no token is shut down after so long.
     stranger_s: float = Field(10.0, gt=0, le=3600)

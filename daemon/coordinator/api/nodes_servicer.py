@@ -18,7 +18,7 @@ from bagua.daemon.coordinator.rounds.intake import Intake
 from bagua.daemon.coordinator.rules import scopes
 from bagua.daemon.coordinator.rules.clock import ServiceClock
 from bagua.daemon.coordinator.rules.domain import LocalJob, NodeRecord
-from bagua.daemon.coordinator.rules.node_leases import Standing
+from bagua.daemon.coordinator.rules.node_leases import NodeLeases
 from bagua.daemon.coordinator.rules.translate import checked_hello, checked_progress, local_job
 from bagua.daemon.coordinator.store.batch import in_use
 from bagua.daemon.coordinator.streams.sessions import NodeSession, Sessions
@@ -58,7 +58,7 @@ class NodeServicer:
         tuning: Tuning,
         code: CodeArchives,
         secrets: HeldSecrets,
-        standing: Standing | None = None,
+        leases: NodeLeases | None = None,
         silent: Callable[[], node_pb2.DatabaseSilenceReply] = node_pb2.DatabaseSilenceReply,
     ) -> None:
         self._intake = intake
@@ -69,7 +69,7 @@ class NodeServicer:
         self._tuning = tuning
         self._code = code
         self._secrets = secrets
-        self._standing = standing or Standing()
+        self._leases = leases or NodeLeases()
         self._silent = silent
         self._answering: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Semaphore(_AT_ONCE)
@@ -156,8 +156,8 @@ class NodeServicer:
     def _terms(self, session: NodeSession) -> node_pb2.Welcome:
         terms = node_pb2.Welcome()
         terms.CopyFrom(self._welcome)
-        if (standing := self._standing.message(session.node_id)) is not None:
-            terms.standing.CopyFrom(standing)
+        if (grant := self._leases.grant(session.node_id)) is not None:
+            terms.grant.CopyFrom(grant)
         return terms
 
     async def _hello(self, context: Context) -> node_pb2.Hello:
@@ -307,13 +307,13 @@ class NodeServicer:
         if session.early is not None:  # its introduction waits for the database
             with contextlib.suppress(asyncio.QueueEmpty):
                 session.early.get_nowait()  # this one says it, too
-            session.early.put_nowait(node_pb2.HeartbeatAck(seq=seq, standing=self._standing.message(session.node_id)))
+            session.early.put_nowait(node_pb2.HeartbeatAck(seq=seq, grant=self._leases.grant(session.node_id)))
             return
         if not session.acked_clock or now >= session.acked_clock + self._welcome.fence_s / 4:
             session.acked_clock = now
             session.heartbeat_s = heartbeat_interval(self._welcome, len(self._sessions))
-            standing = self._standing.message(session.node_id)
-            ack = node_pb2.HeartbeatAck(seq=seq, heartbeat_s=session.heartbeat_s, standing=standing)
+            grant = self._leases.grant(session.node_id)
+            ack = node_pb2.HeartbeatAck(seq=seq, heartbeat_s=session.heartbeat_s, grant=grant)
             session.tell(node_pb2.Directive(ack=ack))
 
     async def _write(

@@ -26,8 +26,8 @@ _OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)
 log = structlog.get_logger("coordinator")
 
 
-class SilenceOfOthers:
-    """Shows the others the token in the file, and the certificate in the folder ``tls`` (None: none)."""
+class DatabaseSilence:
+    """Asks the others. Shows them the token in the file, and the certificate in the folder ``tls`` (None: none)."""
 
     def __init__(self, token_file: Path, tls: Path | None) -> None:
         self._token_file = token_file
@@ -35,7 +35,7 @@ class SilenceOfOthers:
         self._told: dict[str, str] = {}  # why one was not asked with success, as was logged
 
     async def ask(self, others: Mapping[str, str]) -> dict[str, float]:
-        """``others``: addresses by name. The seconds that each has said; who gives no answer is left out."""
+        """Returns the seconds that each has said; who gives no answer is left out. ``others``: addresses by name."""
         try:
             metadata = call_metadata(await asyncio.to_thread(read_token, self._token_file))
             channel = await asyncio.to_thread(self._channels)

@@ -37,7 +37,7 @@ from bagua.daemon.coordinator.host.connections import (
     raise_descriptor_limit,
 )
 from bagua.daemon.coordinator.host.database_port import database_refuses
-from bagua.daemon.coordinator.host.database_silence import SilenceOfOthers
+from bagua.daemon.coordinator.host.database_silence import DatabaseSilence
 from bagua.daemon.coordinator.host.own_address import this_machine, told_address
 from bagua.daemon.coordinator.host.refusals import Refusals
 from bagua.daemon.coordinator.rounds.intake import Intake
@@ -48,7 +48,7 @@ from bagua.daemon.coordinator.rules.clock import ServiceClock
 from bagua.daemon.coordinator.rules.counters import Counters
 from bagua.daemon.coordinator.rules.domain import Change
 from bagua.daemon.coordinator.rules.identity import Identity
-from bagua.daemon.coordinator.rules.node_leases import Standing
+from bagua.daemon.coordinator.rules.node_leases import NodeLeases
 from bagua.daemon.coordinator.rules.options import Options
 from bagua.daemon.coordinator.rules.translate import checked_spec
 from bagua.daemon.coordinator.store.database import open_engine, sqlite_url
@@ -141,7 +141,7 @@ class Coordinator:
         url = engine.url
         store = Store(engine)
         self._closers.callback(store.close)
-        self._standing = Standing(store.shared, settings.outage_s)
+        self._node_leases = NodeLeases(store.shared, settings.outage_s)
         name = folder.identity()
         worker = Worker()
         self._closers.callback(worker.close)
@@ -168,7 +168,7 @@ class Coordinator:
             publisher,
             self.counters,
             settings.job_lease_s,
-            self._standing,
+            self._node_leases,
             lambda: database_refuses(url),
         )
         await self._open_tracing(publisher)
@@ -186,15 +186,15 @@ class Coordinator:
         unfinished = await reconciler.start()
         self._closers.push_async_callback(reconciler.stop)
         self._spawn(reconciler.run(), "reconciler")
-        self._place = reconciler.place
+        self._lease = reconciler.lease
         nodes = self._service.nodes()
         self._connections.know(node.address for node in nodes)
         await self._listen(host, store.shared, name)
         if store.shared:
             known = await asyncio.to_thread(told_address, self.address, settings.listen)
-            self._place.publish(known, this_machine())
-            silence = SilenceOfOthers(settings.token_path, settings.tls_folder)
-            self._spawn(self._place.ask_others(silence.ask), "silence")
+            self._lease.publish(known, this_machine())
+            silence = DatabaseSilence(settings.token_path, settings.tls_folder)
+            self._spawn(self._lease.ask_others(silence.ask), "silence")
         self._spawn(self._accounts.run(), "accounts")
         self._spawn(self._audit.run(), "audit")
         self._spawn(self._forget_secrets(), "secrets")
@@ -244,8 +244,8 @@ class Coordinator:
             self._tuning,
             self._code,
             self._secrets,
-            self._standing,
-            lambda: node_pb2.DatabaseSilenceReply(coordinator=name, silent_s=self._place.silent_s),
+            self._node_leases,
+            lambda: node_pb2.DatabaseSilenceReply(coordinator=name, silent_s=self._lease.silent_s),
         )
         jobs = JobServicer(self._service, self.sessions, self.watchers, self._tuning, self._code, self._secrets)
         job_pb2_grpc.add_JobServiceServicer_to_server(jobs, server)

@@ -20,15 +20,15 @@ from bagua.base.errors import NotFoundError, ServiceError, UnavailableError
 from bagua.daemon.coordinator.rounds.inbox import Cancellation, Inbox, Introduction, Submission, settle
 from bagua.daemon.coordinator.rounds.intake import Intake
 from bagua.daemon.coordinator.rounds.live_state import Board, shape_of
-from bagua.daemon.coordinator.rounds.own_lease import Place
+from bagua.daemon.coordinator.rounds.own_lease import OwnLease
 from bagua.daemon.coordinator.rounds.publisher import YIELD_EVERY, Publisher
 from bagua.daemon.coordinator.rounds.resync import Resync
 from bagua.daemon.coordinator.rounds.round_state import FAULT_RETRY_S, Stage
 from bagua.daemon.coordinator.rules.clock import ServiceClock
-from bagua.daemon.coordinator.rules.coordinator_leases import Neighbours
+from bagua.daemon.coordinator.rules.coordinator_leases import CoordinatorLeases
 from bagua.daemon.coordinator.rules.counters import Counters
 from bagua.daemon.coordinator.rules.domain import CoordinatorRecord, JobRecord, JobState, NodeRecord, Phase, Stored
-from bagua.daemon.coordinator.rules.node_leases import Standing
+from bagua.daemon.coordinator.rules.node_leases import NodeLeases
 from bagua.daemon.coordinator.rules.options import Options
 from bagua.daemon.coordinator.store.batch import Batch, Outcome
 from bagua.daemon.coordinator.store.store import Store, Transaction
@@ -60,10 +60,10 @@ class Reconciler:
         publisher: Publisher,
         counters: Counters,
         job_lease_s: float = 3.0,
-        standing: Standing | None = None,
+        node_leases: NodeLeases | None = None,
         refuses: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
-        """``standing`` learns what becomes of the database; ``refuses`` tells whether its port refuses connections."""
+        """``node_leases`` learns what becomes of the database; ``refuses`` tells whether its port refuses."""
         self._intake = intake
         self._worker = worker
         self._store = store
@@ -74,12 +74,12 @@ class Reconciler:
         self._sessions = sessions
         self._publisher = publisher
         self._counters = counters
-        self._neighbours = Neighbours(owner, clock, options.lease_s, job_lease_s) if store.shared else None
+        self._leases = CoordinatorLeases(owner, clock, options.lease_s, job_lease_s) if store.shared else None
         self._beat_s = min(_BEAT_S, options.lease_s / 4, job_lease_s / 4 if store.shared else _BEAT_S)
-        standing = standing or Standing(store.shared, options.outage_s)
+        node_leases = node_leases or NodeLeases(store.shared, options.outage_s)
         missed_s = options.lease_s - 2 * self._beat_s
-        self.place = Place(owner, clock, self._neighbours, standing, refuses, missed_s, board.put_forward)
-        self._resync = Resync(worker, store, clock, board, sessions, intake, publisher, self._neighbours, self.place)
+        self.lease = OwnLease(owner, clock, self._leases, node_leases, refuses, missed_s, board.put_forward)
+        self._resync = Resync(worker, store, clock, board, sessions, intake, publisher, self._leases, self.lease)
         self._next_beat = 0.0
         self._in_doubt = False  # a write has failed: it may have been done all the same
 
@@ -87,7 +87,7 @@ class Reconciler:
 
     async def start(self) -> int:
         """Reads what there is, as a former run of this coordinator left it; returns the number of unfinished jobs."""
-        began = self.place.now()
+        began = self.lease.now()
         held, coordinators, nodes, jobs = await self._worker.read(self._store.apply, self._load)
         beats = {one.owner: one.clock for one in coordinators}
         self._clock.catch_up(max(beats.values(), default=0.0))
@@ -96,10 +96,10 @@ class Reconciler:
             self._board.put(stored)
         for node in nodes:
             self._board.put_node(node, connected=False, heard_clock=self._clock.now())
-        if self._neighbours is not None:
-            self._neighbours.observe(beats)
-            self.place.held(began, held)
-            self.place.found(began, coordinators)
+        if self._leases is not None:
+            self._leases.observe(beats)
+            self.lease.held_before(began, held)
+            self.lease.loaded(began, coordinators)
         self._intake.look(stored.job.job_id for stored in jobs)
         return len(self._board.unfinished)
 
@@ -117,7 +117,7 @@ class Reconciler:
                     await self._round()
                     retry_s = FIRST_RETRY_S
                 except (ServiceError, sa.exc.DBAPIError) as error:  # nothing is lost, it is tried again
-                    await self.place.failed()
+                    await self.lease.failed()
                     log.warning("not_written", error=str(error), again_in_s=retry_s)
                     self._counters.add("reconcile_errors")
                     await asyncio.sleep(retry_s)
@@ -142,7 +142,7 @@ class Reconciler:
 
     def _next_turn(self) -> float:
         """When a round is due even if nothing comes, by the service clock."""
-        return self._next_beat if self._neighbours is None else min(self._next_beat, self._resync.due)
+        return self._next_beat if self._leases is None else min(self._next_beat, self._resync.due)
 
     # ---- a round
 
@@ -159,12 +159,12 @@ class Reconciler:
             batch = self._batch(taken, stage)
             outcome = Outcome()
             if batch or now >= self._next_beat:
-                batch.announced = self.place.announcement()
-                began, beat = time.monotonic_ns(), self.place.now()
-                self.place.writes(beat, batch.gone)
-                outcome = await self.place.answer(self._worker.write(batch.write, self._store))
+                batch.announced = self.lease.announcement()
+                began, beat = time.monotonic_ns(), self.lease.now()
+                self.lease.writes(beat, batch.gone)
+                outcome = await self.lease.await_database(self._worker.write(batch.write, self._store))
                 came = (node.node_id for node in batch.introductions if node.node_id not in outcome.failed)
-                self.place.wrote(beat, batch.announced, came)
+                self.lease.wrote(beat, batch.announced, came)
                 self._counters.add("transactions")
                 self._counters.add("transaction_ns", number=time.monotonic_ns() - began)
                 self._counters.add("events", "submitted", len(outcome.created))
@@ -186,7 +186,7 @@ class Reconciler:
         looks = dict(taken.looks)
         stage = Stage(
             self._board,
-            replace(self._options, arrived_clock=self.place.arrived_clock),
+            replace(self._options, arrived_clock=self.lease.arrived_clock),
             self._clock.now(),
             self._clock.wall(),
             self._mine,
@@ -269,7 +269,7 @@ class Reconciler:
             gone=list(taken.gone),
             marks=[(mark.node_id, mark.draining, mark.leaving) for mark in taken.marks],
             changes=stage.changes(),
-            lives=self._neighbours.may_live if self._neighbours is not None else None,
+            lives=self._leases.may_live if self._leases is not None else None,
         )
 
     async def _settle(self, taken: Inbox, stage: Stage, batch: Batch, outcome: Outcome) -> None:
@@ -360,7 +360,7 @@ class Reconciler:
     # ---- helpers
 
     def _mine(self, stored: Stored) -> bool:
-        return self._neighbours is None or stored.owner == self._owner
+        return self._leases is None or stored.owner == self._owner
 
     def _lives(self, session: NodeSession) -> bool:
         return self._sessions.get(session.node_id) is session and not session.closed.is_set()

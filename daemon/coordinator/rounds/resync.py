@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from bagua.daemon.coordinator.rounds.inbox import Inbox
 from bagua.daemon.coordinator.rounds.intake import Intake
 from bagua.daemon.coordinator.rounds.live_state import Board
-from bagua.daemon.coordinator.rounds.own_lease import Place
+from bagua.daemon.coordinator.rounds.own_lease import OwnLease
 from bagua.daemon.coordinator.rounds.publisher import Publisher
 from bagua.daemon.coordinator.rules.clock import ServiceClock
-from bagua.daemon.coordinator.rules.coordinator_leases import RESYNC_S, Neighbours
+from bagua.daemon.coordinator.rules.coordinator_leases import RESYNC_S, CoordinatorLeases
 from bagua.daemon.coordinator.rules.domain import NodeRecord, NodeView, Phase
 from bagua.daemon.coordinator.store.store import Store
 from bagua.daemon.coordinator.store.worker import Worker
@@ -19,7 +19,7 @@ from bagua.daemon.coordinator.streams.sessions import Sessions
 
 
 class Resync:
-    """``neighbours``: None where no other coordinator uses the database."""
+    """Compares board and database. ``leases``: None where no other coordinator uses the database."""
 
     def __init__(
         self,
@@ -30,8 +30,8 @@ class Resync:
         sessions: Sessions,
         intake: Intake,
         publisher: Publisher,
-        neighbours: Neighbours | None,
-        place: Place,
+        leases: CoordinatorLeases | None,
+        own: OwnLease,
     ) -> None:
         self._worker = worker
         self._store = store
@@ -40,43 +40,43 @@ class Resync:
         self._sessions = sessions
         self._intake = intake
         self._publisher = publisher
-        self._neighbours = neighbours
-        self._place = place
+        self._leases = leases
+        self._own = own
         self._orphans: set[str] = set()
         self.due = 0.0
-        """When to look at the other coordinators again, by the service clock."""
+        """Time of the next look at the other coordinators, by the service clock."""
 
     async def look(self, now: float) -> None:
         """Takes in what other coordinators have written, when that is due."""
-        if self._neighbours is not None and now >= self.due:
+        if self._leases is not None and now >= self.due:
             self.due = now + RESYNC_S
-            await self._look(self._neighbours)
+            await self._look(self._leases)
 
-    async def _look(self, neighbours: Neighbours) -> None:
-        began = self._place.now()
-        coordinators = await self._place.answer(self._worker.read(self._store.look, lambda tx: tx.coordinators()))
+    async def _look(self, leases: CoordinatorLeases) -> None:
+        began = self._own.now()
+        coordinators = await self._own.await_database(self._worker.read(self._store.look, lambda tx: tx.coordinators()))
         beats = {one.owner: one.clock for one in coordinators}
-        alone = neighbours.alone(beats)
+        alone = leases.alone(beats)
         jump = self._clock.catch_up(max(beats.values(), default=0.0))
         if jump:  # others were awake while this one was not: it blames nobody for that time
             self._sessions.put_forward(jump)
             self._board.put_forward(jump)
-            neighbours.put_forward(jump)
-        neighbours.observe(beats)
-        self._place.looked(began, coordinators, alone)
+            leases.put_forward(jump)
+        leases.observe(beats)
+        self._own.refreshed(began, coordinators, alone)
         if not alone:
             read = self._worker.read(self._store.look, lambda tx: (tx.nodes(), tx.live()))
-            nodes, live = await self._place.answer(read)
+            nodes, live = await self._own.await_database(read)
             for node in nodes:
                 if self._sessions.get(node.node_id) is None:
-                    self._take_in_node(neighbours, node)
+                    self._take_in_node(leases, node)
                 else:  # the session itself tells, but for what users ask of another coordinator
                     self._take_in_wish(node)
             await self._compare(live)
-        self._orphans = set(neighbours.orphans(self._board.jobs.values()))
+        self._orphans = set(leases.orphans(self._board.jobs.values()))
 
     def take_orphans(self) -> set[str]:
-        """Living jobs about which nobody decides, as the last look found them; each is returned once."""
+        """Returns the living jobs about which nobody decides, as the last look found them, each once."""
         found = self._orphans & self._board.jobs.keys()
         self._orphans = set()
         return found
@@ -103,7 +103,7 @@ class Resync:
 
     async def load_unknown(self, taken: Inbox) -> None:
         """A job that is not on the board may have been made by another coordinator a moment ago."""
-        if self._neighbours is None:
+        if self._leases is None:
             return
         named = [*(call.job_id for call in taken.cancellations), *(call.job_id for call in taken.requests)]
         unknown = {job_id for job_id in named if self._board.job(job_id) is None}
@@ -113,16 +113,16 @@ class Resync:
                 unknown.add(fact.job.job_id)
         await self.reload(unknown)
 
-    def _take_in_node(self, neighbours: Neighbours, node: NodeRecord) -> None:
+    def _take_in_node(self, leases: CoordinatorLeases, node: NodeRecord) -> None:
         view = self._board.views.get(node.node_id)
-        connected = neighbours.connected(node)
+        connected = leases.connected(node)
         same = view is not None and (
             (view.boot_id, view.slots, view.address, view.asked_to_drain, view.leaving)
             == (node.boot_id, node.slots, node.address, node.draining, node.leaving)
         )
         if same and view is not None and view.connected is connected:
             return
-        heard = neighbours.heard_of(node, view, self._clock.now())
+        heard = leases.heard_of(node, view, self._clock.now())
         if self._board.put_node(node, connected, heard, hung_up=_hung_up(node, view)):
             self._intake.inbox.room = True
         self._intake.look(self._board.on_node(node.node_id))

@@ -1,4 +1,4 @@
-"""Tells which other coordinators on the same database are alive.
+"""Tells which coordinators on the same database have a lease: who is alive, and may decide.
 
 A coordinator writes its service clock at each beat. Another one believes that it lives as long as it sees that value
 change, by its own clock: clocks of different machines are never compared. A beat is written in one transaction with the
@@ -15,9 +15,9 @@ from bagua.daemon.coordinator.rules.domain import NodeRecord, NodeView, Stored
 RESYNC_S = 0.5  # how often to look for what other coordinators have changed
 
 
-class Neighbours:
-    """``lease_s``: so long after its last beat a coordinator's sessions don't count; ``job_lease_s``: and others may
-    decide about its jobs."""
+class CoordinatorLeases:
+    """The others' leases, as ``owner`` sees them. So long after its last beat a coordinator's sessions don't count
+    (``lease_s``), and others may decide about its jobs (``job_lease_s``)."""
 
     def __init__(self, owner: str, clock: ServiceClock, lease_s: float, job_lease_s: float) -> None:
         self._owner = owner
@@ -45,16 +45,16 @@ class Neighbours:
         return before and self._silent
 
     def put_forward(self, jump: float) -> None:
-        """The clock jumped, or for so long nothing could be read."""
+        """Gives all leases so many seconds more: the clock jumped, or for so long nothing could be read."""
         self._seen = {owner: (beat, at + jump) for owner, (beat, at) in self._seen.items()}
 
     def living(self) -> set[str]:
-        """Other coordinators that live, or did a moment ago."""
+        """Returns the other coordinators that live, or did a moment ago."""
         lease_s = max(self._lease_s, self._job_lease_s)
         return {owner for owner in self._seen if owner != self._owner and self._within(owner, lease_s)}
 
     def heard(self, owner: str) -> float:
-        """When its beat was seen to change, by the service clock of this coordinator."""
+        """Returns when its beat was seen to change, by the service clock of this coordinator."""
         return self._seen.get(owner, (0.0, 0.0))[1]
 
     def lives(self, owner: str) -> bool:
@@ -62,12 +62,12 @@ class Neighbours:
         return self._within(owner, self._lease_s)
 
     def may_live(self, owner: str) -> bool:
-        """The same of one that may have come a moment ago."""
+        """True also if it may have come a moment ago."""
         return owner not in self._seen or self.lives(owner)
 
     def heard_of(self, node: NodeRecord, view: NodeView | None, now: float) -> float:
-        """When a node without a session here was heard of last. 0: only the coordinator that holds its session knows.
-        ``view``: of it, so far."""
+        """Returns when a node without a session here was heard of last. 0: only the coordinator that holds its session
+        knows. ``view``: what is known of it so far."""
         if self.connected(node):
             return 0.0
         if view is not None and not view.connected:
@@ -79,7 +79,7 @@ class Neighbours:
         return node.owner is not None and node.owner != self._owner and self.lives(node.owner)
 
     def orphans(self, jobs: Iterable[Stored]) -> list[str]:
-        """Unfinished jobs about which nobody decides."""
+        """Returns the unfinished jobs about which nobody decides."""
         return [
             stored.job.job_id
             for stored in jobs

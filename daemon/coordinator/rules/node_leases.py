@@ -1,11 +1,12 @@
-"""Tells for how long daemons may count on not being given up while coordinators, or their database, are away.
+"""Grants leases to nodes: for how long they may count on not being given up while coordinators, or their database, are
+away.
 
 With SQLite nobody but this coordinator decides. A database server may have other coordinators, so time counts here, by
 this machine's clock, from what is certain:
 
 - From the last beat that was written the others count the silence of this coordinator's nodes; of a node whose session
   ended from the writing of that, until its next session is written. While another one does not reach the database
-  either, as it says when it is asked, it counts nothing (``Place.answer``).
+  either, as it says when it is asked, it counts nothing (``OwnLease.await_database``).
 - A coordinator that nobody knew of at the last look is a newcomer: it gives nobody up for ``outage_s`` and the time of
   the fence (``Options.gone_at``).
 - Where the port of the database refuses connections nobody uses it. That time counts for nobody.
@@ -27,8 +28,9 @@ def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Standing:
-    """``shared``: the database may have other coordinators. Use from one event loop."""
+class NodeLeases:
+    """The leases of all nodes with a session here. ``shared``: the database may have other coordinators. Use from one
+    event loop."""
 
     def __init__(self, shared: bool = False, outage_s: float = 0.0, clock: Callable[[], float] = boottime) -> None:
         self._shared = shared
@@ -48,32 +50,32 @@ class Standing:
         self._left: dict[str, float] = {}  # node -> when its session's end may first have been written; inf: it was not
 
     def clock(self) -> float:
-        """For ``heard_others``."""
+        """Returns the time for ``heard_others``."""
         return self._clock()
 
     def now(self) -> float:
-        """Seconds during which somebody may have used the database."""
+        """Returns the seconds during which somebody may have used the database."""
         return self._clock() - self._refused_s
 
     @property
     def silent_s(self) -> float:
-        """How long this coordinator has written no beat that others could see."""
+        """Seconds in which this coordinator has written no beat that others could see."""
         return self.now() - self._written
 
     def wrote(self, began: float) -> None:
-        """A beat is written, in a transaction that began at that time of ``now``."""
+        """Notes that a beat is written, in a transaction that began at that time of ``now``."""
         self._written = began
         self._reached()
 
     def _reached(self) -> None:
-        """The database has answered: others may count again from now on."""
+        """Notes an answer of the database: others may count again from now on."""
         self._left = {node_id: at + self._still_s for node_id, at in self._left.items()}
         self._still_s = 0.0
         self._counted = self._clock()
         self._refused_at = None
 
-    def looked(self, began: float, own: CoordinatorRecord, others: Iterable[CoordinatorRecord]) -> None:
-        """Those are the others that live, or lived a moment ago, as of that time of ``now``."""
+    def refreshed(self, began: float, own: CoordinatorRecord, others: Iterable[CoordinatorRecord]) -> None:
+        """Takes in the others that live, or lived a moment ago, as of that time of ``now``."""
         others = list(others)
         self._looked = began
         self._written += self._still_s
@@ -86,17 +88,17 @@ class Standing:
 
     @property
     def others(self) -> Mapping[str, str]:
-        """Address of each of the others by its name, if all of them can be asked; else none."""
+        """Address of each of the others by its name, if all of them can be asked; else empty."""
         return self._others or {}
 
     @property
     def refused(self) -> bool:
-        """The port of the database refused the last try."""
+        """True if the port of the database refused the last try."""
         return self._refused_at is not None
 
     def heard_others(self, asked: float, silent: Mapping[str, float]) -> None:
-        """Each of ``others`` was asked after that time of ``clock``, and has not reached the database for so many
-        seconds, as it said."""
+        """Takes in for how many seconds each of ``others`` has not reached the database, as it said when it was asked
+        after that time of ``clock``."""
         if not silent or silent.keys() != self.others.keys():
             return
         began = max(self._counted, self._clock() - min(silent.values()))
@@ -104,25 +106,25 @@ class Standing:
             self._still_s += asked - began
             self._counted = asked
 
-    def holds(self, node_id: str) -> None:
-        """It is written that this coordinator has a session of the node."""
+    def session_began(self, node_id: str) -> None:
+        """Notes that the database has a session of the node with this coordinator."""
         self._left[node_id] = math.inf
 
-    def lets_go(self, node_ids: Iterable[str], began: float) -> None:
-        """It is being written, in a transaction that began at that time of ``now``, that these sessions have ended."""
+    def sessions_ended(self, node_ids: Iterable[str], began: float) -> None:
+        """Notes that the ends of these sessions are being written, in a transaction that began then, by ``now``."""
         for node_id in node_ids:
             self._left[node_id] = min(self._left.get(node_id, -math.inf), began)
 
     def failed(self, refused: bool) -> None:
-        """The database could not be used; ``refused``: its port refuses connections."""
+        """Notes that the database could not be used; ``refused``: its port refuses connections."""
         now = self._clock()
         if refused and self._refused_at is not None:
             self._refused_s += now - max(self._refused_at, self._counted)
             self._counted = now
         self._refused_at = now if refused else None
 
-    def message(self, node_id: str) -> node_pb2.Standing | None:
-        """For the daemon on that node. None: nobody else decides."""
+    def grant(self, node_id: str) -> node_pb2.LeaseGrant | None:
+        """Returns what the daemon on that node may count on. None: nobody else decides."""
         if not self._shared:
             return None
         now = self.now()
@@ -133,11 +135,11 @@ class Standing:
             since = min(self._written, self._left.get(node_id, -math.inf))
             age_s = max(age_s, now - since - self._still_s)
             refusals_s = 0.0 if math.isinf(since) else refusals_s
-        return node_pb2.Standing(age_s=age_s, refusals_s=refusals_s, coordinators=self._addresses or ())
+        return node_pb2.LeaseGrant(age_s=age_s, refusals_s=refusals_s, coordinators=self._addresses or ())
 
 
 def _reached_at(one: CoordinatorRecord, machine: str) -> str:
-    """The address at which a daemon that talks to a coordinator of ``machine`` reaches that one. Empty: not known."""
+    """Returns where a daemon that talks to a coordinator of ``machine`` reaches that one. Empty: not known."""
     if not one.address:
         return ""
     host, _ = split_address(one.address)

@@ -65,7 +65,7 @@ def held(job: c.Job) -> n.LocalJob:
     return n.LocalJob(job_id=job.job_id, generation=1, phase=2, ranks=[c.RankStatus(rank=0, **RUNNING)])
 
 
-def standing(peer) -> n.Standing:
+def grant(peer) -> n.LeaseGrant:
     """As the next acknowledgement tells it. A daemon goes on asking until one comes."""
     seq = next(_SEQUENCE)
     deadline = time.monotonic() + WAIT_S
@@ -74,13 +74,13 @@ def standing(peer) -> n.Standing:
         with contextlib.suppress(queue.Empty):
             found = peer.next(timeout=0.5)
             if isinstance(found, n.HeartbeatAck) and found.seq == seq:
-                return found.standing
+                return found.grant
     raise AssertionError("no acknowledgement came")
 
 
-def until_standing(peer, condition: Callable[[n.Standing], object]) -> n.Standing:
+def until_granted(peer, condition: Callable[[n.LeaseGrant], object]) -> n.LeaseGrant:
     deadline = time.monotonic() + WAIT_S
-    while not condition(found := standing(peer)):
+    while not condition(found := grant(peer)):
         assert time.monotonic() < deadline, found
     return found
 
@@ -88,14 +88,14 @@ def until_standing(peer, condition: Callable[[n.Standing], object]) -> n.Standin
 def test_daemons_are_told_who_else_could_decide(start, connect, tmp_path, postgres_url):
     one = start("--database-url", postgres_url, state_dir=tmp_path / "one")
     first = connect(one, "a", welcome=False).expect(n.Welcome)
-    assert not first.sole and first.standing.refusals_s > 500 and set(first.standing.coordinators) <= {one.address}
+    assert not first.sole and first.grant.refusals_s > 500 and set(first.grant.coordinators) <= {one.address}
     two = start("--database-url", postgres_url, state_dir=tmp_path / "two")
     peer = connect(one, "b")
-    found = until_standing(peer, lambda told: set(told.coordinators) == {one.address, two.address})
+    found = until_granted(peer, lambda told: set(told.coordinators) == {one.address, two.address})
     assert found.refusals_s > 500
-    until_standing(peer, lambda told: told.age_s < LEASE_S)
+    until_granted(peer, lambda told: told.age_s < LEASE_S)
     two.end(signal.SIGKILL)
-    until_standing(peer, lambda told: told.coordinators == [one.address])
+    until_granted(peer, lambda told: told.coordinators == [one.address])
 
 
 def test_one_of_several_that_does_not_say_where_it_is(start, connect, tmp_path, postgres_url):
@@ -103,7 +103,7 @@ def test_one_of_several_that_does_not_say_where_it_is(start, connect, tmp_path, 
     one = start("--database-url", postgres_url, state_dir=tmp_path / "one")
     start("--database-url", postgres_url, "--auto-tls", "localhost", state_dir=tmp_path / "two", listen="0.0.0.0:0")
     peer = connect(one, "a")
-    until_standing(peer, lambda told: not told.refusals_s)
+    until_granted(peer, lambda told: not told.refusals_s)
 
 
 def test_a_stream_that_begins_while_the_database_is_away(start, connect, until, postgres):
@@ -116,13 +116,13 @@ def test_a_stream_that_begins_while_the_database_is_away(start, connect, until, 
         a.close()
         a = connect(coordinator, "a", welcome=False, hello=hello("a", held(job)))
         terms = a.next()
-        assert isinstance(terms, n.Welcome) and terms.fence_s == FENCE_S and terms.standing.age_s == 0
+        assert isinstance(terms, n.Welcome) and terms.fence_s == FENCE_S and terms.grant.age_s == 0
         began, seq = time.monotonic(), 0
         while time.monotonic() < began + 4 * FENCE_S:
             seq += 1
             a.send(n.NodeFact(heartbeat=n.Heartbeat(seq=seq)))
             ack = a.expect(n.HeartbeatAck)
-            assert ack.seq == seq and ack.standing.age_s == 0, "it is alone"
+            assert ack.seq == seq and ack.grant.age_s == 0, "it is alone"
             time.sleep(0.2)
         old = connect(coordinator, "b", welcome=False)
         with pytest.raises(grpc.RpcError, match="database"):
@@ -146,10 +146,10 @@ def test_two_coordinators_whose_database_is_away_blame_nobody(start, connect, un
     with one.client() as client, two.client() as other:
         jobs = [running(client, a, until), running(other, a, until)]
         b = connect(two, "b")
-        until_standing(b, lambda told: told.coordinators)
+        until_granted(b, lambda told: told.coordinators)
         postgres.kill() if fault == "killed" else postgres.signal(signal.SIGSTOP)
         time.sleep(2 * SLOW_S)
-        until_standing(b, lambda told: told.age_s < SLOW_S)  # it refuses, or is silent for the other one, too
+        until_granted(b, lambda told: told.age_s < SLOW_S)  # it refuses, or is silent for the other one, too
         postgres.start() if fault == "killed" else postgres.signal(signal.SIGCONT)
         time.sleep(SLOW_S)
         for job in jobs:
@@ -214,8 +214,8 @@ def test_one_that_is_cut_off_from_the_database_vouches_for_nobody(start, connect
         two = start("--database-url", postgres_url, state_dir=tmp_path / "two")
         a = connect(one, "a")
         connect(two, "b")
-        until_standing(a, lambda told: two.address in told.coordinators and told.age_s < LEASE_S)
+        until_granted(a, lambda told: two.address in told.coordinators and told.age_s < LEASE_S)
         relay.move("127.0.0.1:1")
-        until_standing(a, lambda told: told.age_s > FENCE_S)
+        until_granted(a, lambda told: told.age_s > FENCE_S)
     finally:
         relay.close()

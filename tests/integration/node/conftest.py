@@ -51,7 +51,7 @@ class CoordinatorEnd(NodeServiceServicer):
         self.heartbeat_s = 0.2
         self.fence_s = 0.0
         self.sole = False
-        self.standing: node_pb2.Standing | None = None
+        self.grant: node_pb2.LeaseGrant | None = None
         self.database_away = False  # Welcome has to wait
         self.versions: dict[str, Any] = {}
         self.acknowledges = True
@@ -114,12 +114,12 @@ class CoordinatorEnd(NodeServiceServicer):
                 self.jobs.update({job.job_id: job for job in fact.hello.jobs})
                 self.context = context
                 terms = {"heartbeat_s": self.heartbeat_s, "lease_s": 5, "fence_s": self.fence_s, "sole": self.sole}
-                welcome = node_pb2.Welcome(**terms, **self.versions, standing=self.standing)
+                welcome = node_pb2.Welcome(**terms, **self.versions, grant=self.grant)
                 await self.send(**{"terms" if self.database_away else "welcome": welcome})
             case "heartbeat":
                 self.heartbeats += 1
                 if fact.heartbeat.seq and self.acknowledges:
-                    await self.send(ack=node_pb2.HeartbeatAck(seq=fact.heartbeat.seq, standing=self.standing))
+                    await self.send(ack=node_pb2.HeartbeatAck(seq=fact.heartbeat.seq, grant=self.grant))
                     self.acknowledged += 1
             case "job":
                 self.jobs[fact.job.job_id] = fact.job

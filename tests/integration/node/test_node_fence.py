@@ -216,8 +216,8 @@ async def test_an_older_coordinator_that_may_not_be_alone_is_not_waited_for(end,
 async def test_coordinators_that_are_all_down_end_nothing(end, daemon, script, alive):
     _, pids = await running(end, script)
     other = unused_address()
-    standing = node_pb2.Standing(refusals_s=600, coordinators=[f"127.0.0.1:{end.port}", other])
-    await end.welcome_again(fence_s=FENCE_S, standing=standing)
+    grant = node_pb2.LeaseGrant(refusals_s=600, coordinators=[f"127.0.0.1:{end.port}", other])
+    await end.welcome_again(fence_s=FENCE_S, grant=grant)
     await end.stop()
     await asyncio.sleep(3 * FENCE_S)
     assert all(alive(pid) for pid in pids)
@@ -230,8 +230,8 @@ async def test_coordinators_that_are_all_down_end_nothing(end, daemon, script, a
 async def test_another_coordinator_that_listens_may_decide(end, daemon, script, until_gone):
     _, pids = await running(end, script)
     with socket.create_server(("127.0.0.1", 0)) as other:
-        standing = node_pb2.Standing(refusals_s=600, coordinators=[f"127.0.0.1:{other.getsockname()[1]}"])
-        await end.welcome_again(fence_s=FENCE_S, standing=standing)
+        grant = node_pb2.LeaseGrant(refusals_s=600, coordinators=[f"127.0.0.1:{other.getsockname()[1]}"])
+        await end.welcome_again(fence_s=FENCE_S, grant=grant)
         await end.stop()
         await until_gone(pids, 60)
     await end.start()
@@ -241,7 +241,7 @@ async def test_another_coordinator_that_listens_may_decide(end, daemon, script, 
 async def test_coordinators_are_waited_for_as_long_as_they_have_said(end, daemon, script, until_gone):
     """Later a newcomer may decide, whom this node does not know."""
     _, pids = await running(end, script)
-    await end.welcome_again(fence_s=FENCE_S, standing=node_pb2.Standing(refusals_s=FENCE_S))
+    await end.welcome_again(fence_s=FENCE_S, grant=node_pb2.LeaseGrant(refusals_s=FENCE_S))
     await end.stop()
     await until_gone(pids, 60)
     await end.start()
@@ -252,7 +252,7 @@ async def test_a_coordinator_that_has_lost_its_database_may_be_replaced(end, dae
     """It acknowledges, but others count from its last beat."""
     _, pids = await running(end, script)
     known = end.acknowledged
-    await end.welcome_again(fence_s=FENCE_S, standing=node_pb2.Standing(age_s=2 * FENCE_S))
+    await end.welcome_again(fence_s=FENCE_S, grant=node_pb2.LeaseGrant(age_s=2 * FENCE_S))
     await until_gone(pids, 60)
     assert WORDS in (await end.stopped("job")).error
     assert end.acknowledged > known

@@ -17,7 +17,7 @@ from bagua.daemon.coordinator.rounds.reconciler import Reconciler
 from bagua.daemon.coordinator.rules.clock import ServiceClock
 from bagua.daemon.coordinator.rules.counters import Counters
 from bagua.daemon.coordinator.rules.domain import LocalJob, NodeRecord
-from bagua.daemon.coordinator.rules.node_leases import Standing
+from bagua.daemon.coordinator.rules.node_leases import NodeLeases
 from bagua.daemon.coordinator.rules.options import Options
 from bagua.daemon.coordinator.store.store import Store, Transaction
 from bagua.daemon.coordinator.store.worker import Worker
@@ -81,7 +81,7 @@ class Desk:
             self.sessions,
             self.publisher,
             self.counters,
-            standing=Standing(shared, self.options.outage_s, lambda: self.time.monotonic),
+            node_leases=NodeLeases(shared, self.options.outage_s, lambda: self.time.monotonic),
         )
         self.service = Service(self.worker, self.store, self.board, self.intake, self.clock)
 

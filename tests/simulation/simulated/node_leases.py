@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bagua.daemon.coordinator.rounds.own_lease import Place
+from bagua.daemon.coordinator.rounds.own_lease import OwnLease
 from bagua.daemon.coordinator.rules.clock import ServiceClock
-from bagua.daemon.coordinator.rules.coordinator_leases import RESYNC_S, Neighbours
+from bagua.daemon.coordinator.rules.coordinator_leases import RESYNC_S, CoordinatorLeases
 from bagua.daemon.coordinator.rules.domain import CoordinatorRecord
-from bagua.daemon.coordinator.rules.node_leases import Standing
+from bagua.daemon.coordinator.rules.node_leases import NodeLeases
 from bagua.daemon.coordinator.rules.options import Options
 from bagua.daemon.node.lease import Lease
 from bagua.proto import node_pb2
@@ -64,11 +64,13 @@ class Coordinator:
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
         self.clock = ServiceClock(1.0, world.loop.time)
-        self.neighbours = Neighbours(name, self.clock, OPTIONS.lease_s, JOB_LEASE_S)
-        self.standing = Standing(True, OPTIONS.outage_s, world.loop.time)
+        self.leases = CoordinatorLeases(name, self.clock, OPTIONS.lease_s, JOB_LEASE_S)
+        self.node_leases = NodeLeases(True, OPTIONS.outage_s, world.loop.time)
         missed_s = OPTIONS.lease_s - 2 * BEAT_S
-        self.place = Place(name, self.clock, self.neighbours, self.standing, self._refuses, missed_s, self._put_forward)
-        self.place.publish(f"127.0.0.1:{7670 + NAMES.index(name)}", "here")
+        self.lease = OwnLease(
+            name, self.clock, self.leases, self.node_leases, self._refuses, missed_s, self._put_forward
+        )
+        self.lease.publish(f"127.0.0.1:{7670 + NAMES.index(name)}", "here")
         self.session: int | None = None  # number of the node's stream
         self.introduced = False
         self.gone = False  # the end of a session waits to be written
@@ -84,21 +86,21 @@ class Coordinator:
         return self.world.database.refuses
 
     async def run(self) -> None:
-        database, began = self.world.database, self.place.now()
+        database, began = self.world.database, self.lease.now()
         held, records = await self._patiently(self._load)
         self.clock.catch_up(max((one.clock for one in records), default=0.0))
         self.heard = self.clock.now()
-        self.neighbours.observe({one.owner: one.clock for one in records})
-        self.place.held(began, held)
-        self.place.found(began, records)
-        asking = asyncio.create_task(self.place.ask_others(self.ask))
+        self.leases.observe({one.owner: one.clock for one in records})
+        self.lease.held_before(began, held)
+        self.lease.loaded(began, records)
+        asking = asyncio.create_task(self.lease.ask_others(self.ask))
         self.world.coordinators[self.name] = self
         try:
             while True:
                 try:
                     await self._round(database)
                 except RefusedError:
-                    await self.place.failed()
+                    await self.lease.failed()
                     await asyncio.sleep(1.0)
                 await asyncio.sleep(RESYNC_S)
                 self.clock.tick()
@@ -119,36 +121,36 @@ class Coordinator:
         return held, list(database.records.values())
 
     async def ask(self, others: Mapping[str, str]) -> dict[str, float]:
-        """As ``SilenceOfOthers``."""
+        """As ``DatabaseSilence.ask``."""
         await asyncio.sleep(0.1)
         living = {} if self.world.parted else self.world.coordinators
-        found = {name: living[name].place.silent_s for name in others if name in living}
+        found = {name: living[name].lease.silent_s for name in others if name in living}
         await asyncio.sleep(0.1)
         return found
 
     async def _round(self, database: Database) -> None:
-        began = self.place.now()
+        began = self.lease.now()
 
         def look() -> tuple[list[CoordinatorRecord], str | None]:
             return list(database.records.values()), database.node_owner
 
-        records, owner = await self.place.answer(database.do(self.name, look))
+        records, owner = await self.lease.await_database(database.do(self.name, look))
         beats = {one.owner: one.clock for one in records}
-        alone = self.neighbours.alone(beats)
+        alone = self.leases.alone(beats)
         if jump := self.clock.catch_up(max(beats.values(), default=0.0)):
             self._put_forward(jump)
             if self.connected:  # as Sessions.put_forward
                 self.heard += jump
-            self.neighbours.put_forward(jump)
-        self.neighbours.observe(beats)
-        self.place.looked(began, records, alone)
+            self.leases.put_forward(jump)
+        self.leases.observe(beats)
+        self.lease.refreshed(began, records, alone)
         if self.session is None:
             self._take_in(owner)
         self._decide()
-        announced, now = self.place.announcement(), self.place.now()
+        announced, now = self.lease.announcement(), self.lease.now()
         gone, came = self.gone, None if self.introduced else self.session
         self.gone = False
-        self.place.writes(now, [NODE] if gone else [])
+        self.lease.writes(now, [NODE] if gone else [])
 
         def write() -> None:
             known = database.records.get(self.name, CoordinatorRecord(self.name))
@@ -159,16 +161,16 @@ class Coordinator:
                 database.node_owner = self.name
 
         try:
-            await self.place.answer(database.do(self.name, write))
+            await self.lease.await_database(database.do(self.name, write))
         except RefusedError:
             self.gone = gone
             raise
-        self.place.wrote(now, announced, [] if came is None else [NODE])
+        self.lease.wrote(now, announced, [] if came is None else [NODE])
         if came is not None and came == self.session:
             self.introduced = self.connected = True
 
     def _take_in(self, owner: str | None) -> None:
-        connected = owner not in (None, self.name) and self.neighbours.lives(owner or "")
+        connected = owner not in (None, self.name) and self.leases.lives(owner or "")
         if connected != self.connected:
             self.heard = self._heard_of(owner, connected)
             self.connected = connected
@@ -176,12 +178,12 @@ class Coordinator:
     def _heard_of(self, owner: str | None, connected: bool) -> float:
         if connected:
             return 0.0
-        return self.clock.now() if owner in (None, self.name) else self.neighbours.heard(owner or "")
+        return self.clock.now() if owner in (None, self.name) else self.leases.heard(owner or "")
 
     def _decide(self) -> None:
         if self.connected or self.session is not None:
             return
-        if self.clock.now() >= replace(OPTIONS, arrived_clock=self.place.arrived_clock).gone_at(self.heard):
+        if self.clock.now() >= replace(OPTIONS, arrived_clock=self.lease.arrived_clock).gone_at(self.heard):
             raise GivenUpError(self.name)
 
     # ---- the node's stream
@@ -192,10 +194,10 @@ class Coordinator:
 
     def terms(self) -> node_pb2.Welcome:
         self.heard = self.clock.now()
-        return node_pb2.Welcome(lease_s=OPTIONS.lease_s, fence_s=OPTIONS.fence_s, standing=self.vouch())
+        return node_pb2.Welcome(lease_s=OPTIONS.lease_s, fence_s=OPTIONS.fence_s, grant=self.grant())
 
-    def vouch(self) -> node_pb2.Standing | None:
-        return self.standing.message(NODE)
+    def grant(self) -> node_pb2.LeaseGrant | None:
+        return self.node_leases.grant(NODE)
 
     def hang_up(self, number: int) -> None:
         if self.session == number:
@@ -335,7 +337,7 @@ class World:
                     return
                 coordinator.heard = coordinator.clock.now()
                 if sequence:
-                    self.lease.acknowledged(sequence, coordinator.vouch())
+                    self.lease.acknowledged(sequence, coordinator.grant())
                 await asyncio.sleep(HEARTBEAT_S)
         finally:
             late = OPTIONS.lease_s if home in self.cut else 0.1

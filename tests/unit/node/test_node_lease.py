@@ -87,7 +87,7 @@ def test_refusals_count_where_nobody_else_decides(lease: Lease) -> None:
 def test_a_coordinator_that_may_not_be_alone_says_for_how_long_refusals_count(lease: Lease) -> None:
     lease.hello(100.0)
     told = welcome()
-    told.standing.MergeFrom(node_pb2.Standing(age_s=4.0, refusals_s=50.0, coordinators=["10.0.0.2:7670"]))
+    told.grant.MergeFrom(node_pb2.LeaseGrant(age_s=4.0, refusals_s=50.0, coordinators=["10.0.0.2:7670"]))
     lease.welcome(told)
     assert lease.deadline() == 156.0 and lease.coordinators == ("10.0.0.2:7670",), "others count from its last beat"
     lease.refused(149.0)
@@ -95,11 +95,11 @@ def test_a_coordinator_that_may_not_be_alone_says_for_how_long_refusals_count(le
     lease.refused(150.0)
     assert lease.deadline() == 209.0
     assert lease.beat(200.0) == 1
-    lease.acknowledged(1, node_pb2.Standing(age_s=30.0))
+    lease.acknowledged(1, node_pb2.LeaseGrant(age_s=30.0))
     assert lease.deadline() == 230.0 and not lease.asks(200.0) and lease.coordinators == ()
 
 
-def test_the_terms_of_a_coordinator_that_is_alone_need_no_standing(lease: Lease) -> None:
+def test_the_terms_of_a_coordinator_that_is_alone_need_no_grant(lease: Lease) -> None:
     lease.hello(100.0)
     lease.welcome(welcome(sole=True))
     assert lease.beat(110.0) == 1
