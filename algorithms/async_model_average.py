@@ -76,7 +76,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         return REFUSES_WEIGHTS
 
     def need_reset(self) -> bool:
-        """Once, in the first forward pass after the warm-up: weights take the place of gradients."""
+        """True once, in the first forward pass after the warm-up: weights take the place of gradients."""
         self.passes += 1
         if self.exchanged == WEIGHT or self.passes <= self.warm_up.steps:
             return False
@@ -137,7 +137,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         return super().init_backward_hook(bagua_ddp) if self.exchanged == GRADIENT else _nothing
 
     def init_post_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[], None]:
-        """There is nothing to wait for after the warm-up."""
+        """Returns a function that waits in the warm-up, and does nothing later."""
         return super().init_post_backward_hook(bagua_ddp) if self.exchanged == GRADIENT else _nothing
 
     def _look(self, bagua_ddp: DataParallel) -> None:
@@ -172,7 +172,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
             model.settle(lambda: self._look(model), lambda: self._finish(model) if self._under_way else None)
 
     def close(self) -> None:
-        """There is nothing left to end."""
+        """Lets go of the model."""
         self._model = None
 
     def resume(self, bagua_ddp: Any = None) -> None:

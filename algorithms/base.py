@@ -142,7 +142,7 @@ class DataParallel(Protocol):
 
     @property
     def require_backward_grad_sync(self) -> bool:
-        """False inside ``no_sync``."""
+        """False inside ``no_sync``, else True."""
         ...
 
     def bagua_build_params(self) -> list[tuple[str, torch.nn.Parameter]]:
@@ -238,10 +238,11 @@ class AlgorithmImpl:
         self.process_group = process_group
 
     def need_reset(self) -> bool:
-        """Asked where a step begins: before a forward pass in training, or after the step of the optimizer if the pass
-        before it had none. True: tensors, buckets and plans are made again, and with them
+        """True to begin anew. It is asked where a step begins: before a forward pass in training, or after the step of
+        the optimizer if the pass before it had none. True: tensors, buckets and plans are made again, and with them
         what error feedback has kept: it begins anew. Parameters become rank 0's once more, and so does the state of
-        optimizers where weights were exchanged until now: it may differ between ranks."""
+        optimizers where weights were exchanged until now: it may differ between ranks.
+        """
         return False
 
     def init_tensors(self, bagua_ddp: DataParallel) -> list[torch.nn.Parameter]:
@@ -301,8 +302,9 @@ class AlgorithmImpl:
         return {name: getattr(self, name) for name in self.newcomers_take}
 
     def hear_as_newcomer(self, told: dict[str, Any]) -> None:
-        """Called on a rank that joins, with what another one has told, before tensors, buckets and plans are made
-        again."""
+        """Takes over what another rank has told, on a rank that joins, before tensors, buckets and plans are made
+        again.
+        """
         for name in self.newcomers_take:
             setattr(self, name, told[name])
 
@@ -320,8 +322,9 @@ class AlgorithmImpl:
 
     @property
     def refuses_join(self) -> str | None:
-        """Why a rank that has used up its batches can't take part in the exchanges of the others with zeros (``join``
-        of a model), and what to take instead, in words; None: it can."""
+        """The reason why a rank that has used up its batches can't take part in the exchanges of the others with zeros
+        (``join`` of a model), and what to take instead, in words; None: it can.
+        """
         return None if self.exchanged == GRADIENT else REFUSES_WEIGHTS
 
     def tensors_of_rank(self) -> Sequence[torch.Tensor]:
@@ -352,7 +355,7 @@ class Algorithm:
 
 
 def _check_arguments(name: str, maker: Callable[..., Any], given: dict[str, Any]) -> None:
-    """They may come from a command line, as text."""
+    """Checks arguments, which may come from a command line as text."""
     known = inspect.signature(maker).parameters
     takes_more = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
     for key, value in given.items():

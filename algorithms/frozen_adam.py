@@ -44,7 +44,7 @@ class FrozenAdam(torch.optim.Optimizer):
         super().__init__(params, defaults | dict.fromkeys(self.progress, 0))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Later groups are as far as the first."""
+        """Adds a group that is as far as the first."""
         if self.param_groups:
             param_group = {**param_group, **{name: self.param_groups[0][name] for name in self.progress}}
         super().add_param_group(param_group)

@@ -130,7 +130,7 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
         return _nothing
 
     def init_post_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[], None]:
-        """There is nothing to wait for."""
+        """Returns a function that does nothing: there is nothing to wait for."""
         return _nothing
 
     def init_post_optimizer_step_hook(self, bagua_ddp: DataParallel) -> Callable[[torch.optim.Optimizer], None]:

@@ -40,7 +40,7 @@ class PeriodicImpl(AlgorithmImpl):
         return REFUSES_WEIGHTS
 
     def need_reset(self) -> bool:
-        """Once, when the warm-up is over: buckets of gradients make room for buckets of weights."""
+        """True once, when the warm-up is over: buckets of gradients make room for buckets of weights."""
         if self.exchanged == WEIGHT or self.steps < self.warm_up.steps:
             return False
         self.exchanged = WEIGHT

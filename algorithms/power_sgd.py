@@ -183,7 +183,7 @@ class _Compressed:
 
 
 def _batches(matrices: Sequence[_Matrix]) -> list[tuple[int, int]]:
-    """(first, last + 1) of neighbours with P of one shape."""
+    """Returns (first, last + 1) of neighbours with P of one shape."""
     found, first = [], 0
     for _, group in itertools.groupby(matrices, key=lambda matrix: (matrix.rows, matrix.rank)):
         last = first + len(list(group))
@@ -228,7 +228,7 @@ class PowerSGDAlgorithmImpl(AlgorithmImpl):
         return [tensor for state in states for tensor in (state.memory, state.left)]
 
     def need_reset(self) -> bool:
-        """Once, when the warm-up is over."""
+        """True once, when the warm-up is over."""
         if self.compresses or self.steps < self.settings.warm_up.steps:
             return False
         self.compresses = True

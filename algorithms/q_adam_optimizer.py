@@ -66,7 +66,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Later groups have taken as many steps as the first: their second moments never warm up if that is over."""
+        """Adds a group that has taken as many steps as the first. Its second moments never warm up if that is over."""
         if self.param_groups:
             param_group = {**param_group, "step_id": self.step_id, "warmup_steps": self.warmup_steps}
         super().add_param_group(param_group)

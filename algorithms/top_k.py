@@ -25,7 +25,7 @@ class TopKAlgorithmImpl(AlgorithmImpl):
         self.encodes = warm_up.steps == 0
 
     def need_reset(self) -> bool:
-        """Once, when the warm-up is over."""
+        """True once, when the warm-up is over."""
         if self.encodes or self.steps < self.warm_up.steps:
             return False
         self.encodes = True

@@ -103,7 +103,7 @@ def _no_nvcc() -> BuildError:
 
 
 def _parse(text: str, source: str) -> list[tuple[int, int, str, bool]]:
-    """(major, minor, suffix, with PTX) of each entry of a list as TORCH_CUDA_ARCH_LIST has it."""
+    """Returns (major, minor, suffix, with PTX) of each entry of a list as TORCH_CUDA_ARCH_LIST has it."""
     found = []
     for name in re.split(r"[;, ]+", text.strip()):
         for entry in _NAMED_ARCHS.get(name.removesuffix("+PTX"), name).split(";"):

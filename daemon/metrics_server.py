@@ -14,7 +14,7 @@ _PAUSE_S = 0.1
 
 
 def wait_for_descriptors(server: WSGIServer) -> None:
-    """From now on ``server`` waits a moment where it can't accept a connection. Otherwise it would ask again at once,
+    """Makes ``server`` wait a moment if it can't accept a connection. Otherwise it would ask again at once,
     with all of a processor, until it can."""
     accept = server.get_request
 

@@ -322,7 +322,7 @@ def lint(_: list[str]) -> None:
 
 
 def test(arguments: list[str]) -> None:
-    """Without arguments, or with --full alone, everything; else what pytest is to run."""
+    """Runs all tests without arguments, or with --full alone; else those that the arguments name for pytest."""
     started = time.monotonic()
     everything = set(arguments) <= {"--full"}
     set_up("dev")

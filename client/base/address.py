@@ -21,7 +21,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """(host, port) -> ``host:port``, with brackets for IPv6."""
+    """Joins host and port to ``host:port``, with brackets for IPv6."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

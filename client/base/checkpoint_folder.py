@@ -51,5 +51,5 @@ def answered(folder: Path) -> int:
 
 
 def forget_request(folder: Path) -> None:
-    """There is none any more."""
+    """Removes the request."""
     (folder / _REQUEST).unlink(missing_ok=True)

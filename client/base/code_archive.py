@@ -20,7 +20,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def problem(digest: str, size: int) -> str:
-    """Why there is no such archive, in words; empty: there may be."""
+    """Says why there is no such archive, in words; empty: there may be."""
     if _DIGEST.fullmatch(digest) is None:
         return f"the digest {digest[:80]!r} is no SHA-256 in lower-case hex"
     if not 0 < size <= MAX_BYTES:
@@ -34,7 +34,7 @@ def pieces_of(size: int) -> int:
 
 
 def unsafe(name: str) -> str:
-    """Why ``name`` can't be a path below the root of an archive, in words; empty: it can."""
+    """Says why ``name`` can't be a path below the root of an archive, in words; empty: it can."""
     path = PurePosixPath(name)
     if not name or not path.parts:
         return "an empty name"

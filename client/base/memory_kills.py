@@ -1,4 +1,4 @@
-"""Why a process may have died of SIGKILL: what its cgroup knows about the kernel's out-of-memory killer."""
+"""Reasons why a process may have died of SIGKILL: what its cgroup knows about the kernel's out-of-memory killer."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ SLOTS = 4_096
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """(the starter's end, the service's end)."""
+    """Returns (the starter's end, the service's end)."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 

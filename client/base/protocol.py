@@ -15,8 +15,10 @@ MAX_PATIENCE_S = 7 * 86_400.0
 
 
 def misfit(version: str, protocol: int, oldest: int, whose: str) -> str:
-    """Why this process and ``whose`` ("the coordinator", "the daemon on node a") can't talk, in words that say what to
-    upgrade; empty: they can. ``version``, ``protocol`` and ``oldest`` are those of the other one; 0: it said none."""
+    """Says why this process and ``whose`` ("the coordinator", "the daemon on node a") can't talk, in words that say
+    what to upgrade; empty: they can. ``version``, ``protocol`` and ``oldest`` are those of the other one; 0: it said
+    none.
+    """
     protocol, oldest = protocol or 1, oldest or 1
     if protocol < OLDEST:
         return (

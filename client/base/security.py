@@ -38,7 +38,9 @@ class TlsFiles:
         return TlsFiles(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
 
     def read(self) -> tuple[bytes, bytes, bytes]:
-        """(ca, cert, key). Raises ConfigError naming the file that can't be read, and a key that others can read."""
+        """Returns (ca, cert, key). Raises ConfigError naming the file that can't be read, and a key that others can
+        read.
+        """
         found = []
         for path in (self.ca, self.cert, self.key):
             try:

@@ -29,7 +29,7 @@ LOG = logging.getLogger("bagua")
 
 
 def install() -> None:
-    """Once in a process: from then on models in DDP over a group of backend "bagua" are looked after."""
+    """Looks after models in DDP over a group of backend "bagua" from now on. Called once in a process."""
     if hasattr(DistributedDataParallel.__init__, "_bagua"):
         return
     original = DistributedDataParallel.__init__

@@ -94,8 +94,9 @@ def _begin(store: Any, rank: int, size: int) -> Session:
 
 
 def _tell(rank: int, size: int) -> None:
-    """Without a daemon of its job, a process says its rank. What the environment says of hosts holds unless it is about
-    another job."""
+    """Says the rank of a process that has no daemon of its job. What the environment says of hosts holds unless it is
+    about another job.
+    """
     if _started_by_daemon():
         return
     place = {"RANK": str(rank), "WORLD_SIZE": str(size)}

@@ -14,7 +14,7 @@ from bagua.c10d.names import NAME
 
 
 def install() -> None:
-    """Once in a process: from then on torch's function changes the timeout of our groups, too."""
+    """Makes torch's function change the timeout of our groups, too. Called once in a process."""
     original = getattr(distributed_c10d, "_set_pg_timeout", None)  # private, and may move: a test tells
     if original is None or hasattr(original, "_bagua") or hasattr(distributed_c10d, "set_timeout"):
         return

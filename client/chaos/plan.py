@@ -127,8 +127,9 @@ def _possible(kind: Kind, sizes: Sequence[int]) -> bool:
 
 
 def choose(names: str, there: Collection[Need]) -> tuple[list[str], dict[str, str]]:
-    """(kinds of ``names``, with commas, empty for all; those that can't be played here, and why). ``there``: all that
-    kinds may need. Raises ConfigError for unknown names."""
+    """Returns (kinds of ``names``, with commas, empty for all; those that can't be played here, and why). ``there``:
+    all that kinds may need. Raises ConfigError for unknown names.
+    """
     wanted = [name.strip() for name in names.split(",") if name.strip()] or list(KINDS)
     for name in wanted:
         if name not in KINDS:

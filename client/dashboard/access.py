@@ -64,7 +64,7 @@ class Access:
         return session
 
     def too_many(self) -> bool:
-        """There were so many wrong tokens lately that no other is looked at."""
+        """True if there were so many wrong tokens lately that no other is looked at."""
         now = self._clock()
         self._wrong = [one for one in self._wrong if now - one < 60.0]
         return len(self._wrong) >= MAX_WRONG

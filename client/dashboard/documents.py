@@ -93,7 +93,9 @@ def _failed(rank: common_pb2.RankStatus) -> bool:
 
 
 def _rank(rank: common_pb2.RankStatus) -> dict[str, Any]:
-    """Without its last lines: those of one rank are enough for the page, and those of 256 are a megabyte."""
+    """Makes the document of a rank without its last lines: those of one rank are enough for the page, and those of 256
+    are a megabyte.
+    """
     return {name: value for name, value in rank_document(rank).items() if name != "error_tail"}
 
 
@@ -103,7 +105,7 @@ def events_of(events: Iterable[job_pb2.JobEvent]) -> list[dict[str, Any]]:
 
 
 def no_again(spec: common_pb2.JobSpec) -> str:
-    """Why a job can't be submitted again from here, in words; empty: it can."""
+    """Says why a job can't be submitted again from here, in words; empty: it can."""
     if spec.adopt:
         return "Its ranks were started by another program (torchrun or the like): start that one again."
     hidden = sorted(name for name, value in spec.env.items() if value == HIDDEN)

@@ -149,7 +149,7 @@ class Feeds:
         return feed
 
     def _begin_watch(self, feed: JobFeed) -> None:
-        """Unless there is one. The caller holds the lock."""
+        """Begins a watch, unless there is one. The caller holds the lock."""
         if feed.job_id in self._watched or self._closed.is_set():
             return
         client = self._watched[feed.job_id] = self._connect()

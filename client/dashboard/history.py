@@ -78,7 +78,7 @@ class Thinned:
         self.version = 0
 
     def due(self, time: float) -> bool:
-        """False if it is too soon after the last point."""
+        """Returns False if it is too soon after the last point."""
         return not self.points or time - self.points[-1].time >= self.gap_s
 
     def add(self, point: Point) -> None:

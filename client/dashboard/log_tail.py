@@ -33,7 +33,7 @@ class LogTail:
         self._client.close()
 
     def take(self, most: int = 300) -> tuple[list[tuple[int, str]], int]:
-        """(lines of ranks, number of lines left out before them)."""
+        """Returns (lines of ranks, number of lines left out before them)."""
         with self._lock:
             count = min(most, len(self._lines))
             lines = [self._lines.popleft() for _ in range(count)]

@@ -49,8 +49,9 @@ class DigitsNet(nn.Module):
 
 
 def load_digits() -> tuple[TensorDataset, TensorDataset]:
-    """(training, held-out) images float32 [n, 1, 8, 8] in 0..1 and labels int64 [n]; always the same split. Ends the
-    process, with words, where scikit-learn is not installed."""
+    """Returns (training, held-out) images float32 [n, 1, 8, 8] in 0..1 and labels int64 [n]; always the same split.
+    Ends the process, with words, where scikit-learn is not installed.
+    """
     _common.need("sklearn")
     from sklearn.datasets import load_digits as scans
 

@@ -91,7 +91,7 @@ def draw(count: int, seed: int) -> TensorDataset:
 
 
 def load(folder: str) -> tuple[TensorDataset, TensorDataset]:
-    """(training, test) images float32 [n, 1, 28, 28] and labels int64 [n]."""
+    """Returns (training, test) images float32 [n, 1, 28, 28] and labels int64 [n]."""
     for place in (Path(folder), Path(folder) / "MNIST" / "raw"):
         if list(place.glob("train-images-idx3-ubyte*")):
             return read_mnist(place, "train"), read_mnist(place, "t10k")

@@ -100,8 +100,9 @@ def asked_for() -> str:
 def open_tracing(
     service: str, instance: str = "", tell: Callable[[str], object] | None = None
 ) -> tuple[Tracing | None, str]:
-    """(the way to the receiver, or None where nobody asks; why there is none though somebody does). ``tell`` hears of
-    spans that could not be sent; it is called from other threads."""
+    """Returns (the way to the receiver, or None where nobody asks; why there is none though somebody does). ``tell``
+    hears of spans that could not be sent; it is called from other threads.
+    """
     name = asked_for()
     if not name:
         return None, ""

@@ -123,7 +123,7 @@ def bucket_cost(
 
 
 def _plain(nbytes: float, hosts: int) -> tuple[float, int]:
-    """(bytes that leave a host, steps that follow each other) of an all-reduce without a codec."""
+    """Returns (bytes that leave a host, steps that follow each other) of an all-reduce without a codec."""
     pattern = pattern_of(hosts, nbytes)
     least = 2 * (hosts - 1) / hosts * nbytes
     if pattern == "direct":

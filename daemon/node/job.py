@@ -247,7 +247,7 @@ class Job:
     # ── for ranks ──
 
     def describe_waits(self) -> str:
-        """Why the job waits as a whole, and who waits for whom."""
+        """Says why the job waits as a whole, and who waits for whom."""
         return "\n".join(filter(None, (self.spec.waiting, self.engine.waiting(0.0))))
 
     async def prepared(self) -> None:

@@ -93,7 +93,7 @@ class Journal:
             self._path(job_id).unlink(missing_ok=True)
 
     def read_all(self) -> tuple[list[JobEntry], list[Path]]:
-        """(jobs, oldest first; files that can't be understood)."""
+        """Returns (jobs, oldest first; files that can't be understood)."""
         entries, broken = [], []
         for path in sorted(self._folder.glob("*.json"), key=lambda file: file.stat().st_mtime):
             try:

@@ -28,7 +28,7 @@ def past_keeping(folder: Path, ended: Sequence[str], keep: Keep, now: float) -> 
 
 
 def _measure(folder: Path) -> tuple[int, float]:
-    """(bytes, when something was written last); of a folder that is not there: (0, infinity)."""
+    """Returns (bytes, when something was written last); of a folder that is not there: (0, infinity)."""
     size, newest = 0, -math.inf
     for path in (folder, *folder.rglob("*")):
         try:

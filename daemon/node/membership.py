@@ -152,7 +152,7 @@ def overdue(state: JobState, event: TimerFired, now: float) -> Step:
 
 
 def ended_here(state: JobState, member: int) -> str:
-    """Why this node has killed it, in words; empty if it has not."""
+    """Says why this node has killed it, in words; empty if it has not."""
     rank = state.find(member)
     if rank is None or rank.ends_by != math.inf:
         return SPENT if rank in _spent(state) else ""

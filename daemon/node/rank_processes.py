@@ -152,8 +152,9 @@ class RankProcesses:
         self._memory[member] = MemoryWatch(pid)
 
     async def serve(self) -> None:
-        """Another user's ranks reach the daemon at a socket of their own, and find its native code. Idempotent. Raises
-        OSError."""
+        """Lets another user's ranks reach the daemon at a socket of their own, and find its native code. Raises
+        OSError.
+        """
         if self.user is not None and self._server is None:
             place = self.place
             await in_thread(lambda: place.publish(bagua.csrc.built()))

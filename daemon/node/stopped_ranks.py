@@ -45,8 +45,9 @@ class LateRanks:
         self._stopped: dict[int, float] = {}  # member -> seconds
 
     def look(self, now: float, stopped: Iterable[int], limit_s: float = LEAST_S) -> dict[int, float]:
-        """These members are stopped now. Returns those that are late, with the seconds for which they were seen so:
-        ``limit_s`` at the least."""
+        """Notes that these members are stopped now. Returns those that are late, with the seconds for which they were
+        seen so: ``limit_s`` at the least.
+        """
         passed = 0.0 if self._looked_at is None else min(now - self._looked_at, _LONGEST_LOOK_S)
         self._looked_at = now
         self._stopped = {member: self._stopped.get(member, -passed) + passed for member in stopped}

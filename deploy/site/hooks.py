@@ -47,7 +47,7 @@ def _of_docs() -> list[str]:
 
 
 def _with_linked(paths: list[str], texts: dict[str, str]) -> set[str]:
-    """These files, those that their pages and ``texts`` link, and so on."""
+    """Adds the files that pages of these and ``texts`` link, and so on."""
     found = set(paths)
     todo = [*paths, *texts]
     while todo:

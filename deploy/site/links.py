@@ -36,7 +36,7 @@ def external(site: Path) -> dict[str, list[str]]:
 
 
 def trouble(address: str, timeout_s: float = TIMEOUT_S) -> str:
-    """Why this address can't be read; empty if it can."""
+    """Says why this address can't be read; empty if it can."""
     try:
         with urllib.request.urlopen(urllib.request.Request(address, headers=HEADERS), timeout=timeout_s) as answer:
             answer.read(1)

@@ -207,7 +207,7 @@ class CacheLoader:
         self._counts[row, column] += number
 
     def _warn(self, words: str) -> None:
-        """Once: ``statistics`` counts the others."""
+        """Warns once; ``statistics`` counts the other times."""
         if not self._warned:
             self._warned = True
             LOG.warning("The sample cache of %r: %s", self.dataset_name, words)

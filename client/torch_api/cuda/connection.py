@@ -288,8 +288,9 @@ class CudaConnection:
 
 
 class CudaPlace(tuple[int, int]):
-    """(DEVICE, address) in a tensor, which it keeps: torch must not give its memory to something else while the leg's
-    streams, of which its allocator knows nothing, still work on it."""
+    """Place (DEVICE, address) in a tensor, which it keeps: torch must not give its memory to something else while the
+    leg's streams, of which its allocator knows nothing, still work on it.
+    """
 
     memory: torch.Tensor
 

@@ -95,7 +95,7 @@ class LoadBalancingDistributedSampler(ResumableSampler[int]):
         return length // replicas if self.drop_last else -(-length // replicas)
 
     def _order(self) -> tuple[torch.Tensor, torch.Generator]:
-        """(indices by rising cost, the source of the rest of this epoch's random numbers)."""
+        """Returns (indices by rising cost, the source of the rest of this epoch's random numbers)."""
         generator = torch.Generator(device="cpu")
         generator.manual_seed(self.seed + self.epoch)
         if self.shuffle:
@@ -128,7 +128,7 @@ class LoadBalancingDistributedSampler(ResumableSampler[int]):
         return found
 
     def shuffle_chunks(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(chunks: int64 of shape [num_samples, num_replicas], their order in this epoch: int64 of shape
+        """Returns (chunks: int64 of shape [num_samples, num_replicas], their order in this epoch: int64 of shape
         [num_samples]), as in the original."""
         order, generator = self._order()
         chunks = self._chunks(order, self.num_replicas)
@@ -144,8 +144,9 @@ class LoadBalancingDistributedSampler(ResumableSampler[int]):
         return self.num_samples
 
     def set_epoch(self, epoch: int) -> None:
-        """Another epoch has another order. Call it before each epoch, on all ranks. With measured costs ranks exchange
-        here all that they have measured since."""
+        """Gives the epoch an order of its own. Call it before each epoch, on all ranks. With measured costs ranks
+        exchange here all that they have measured since.
+        """
         if self.measurements is not None and self.measurements.exchange():
             self._use(self.measurements.costs)
         super().set_epoch(epoch)
@@ -255,7 +256,7 @@ class LoadBalancingDistributedBatchSampler(ResumableSampler[list[int]]):
         return self.total_batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Another epoch has another order. Call it before each epoch, on all ranks."""
+        """Gives the epoch an order of its own. Call it before each epoch, on all ranks."""
         before = self.epoch
         self.sampler.set_epoch(epoch)
         super().set_epoch(epoch)

@@ -21,8 +21,9 @@ BLOCK = 1 << 14
 
 
 def place(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
-    """(number of ranks, this one's): as given, else those of the job. Raises ValueError if they don't fit, BaguaError
-    where they are not given and nothing is initialised."""
+    """Returns (number of ranks, this one's): as given, else those of the job. Raises ValueError if they don't fit,
+    BaguaError where they are not given and nothing is initialised.
+    """
     if num_replicas is None or rank is None:
         if not is_initialized() and distributed.is_available() and distributed.is_initialized():
             found = distributed.get_world_size(), distributed.get_rank()
@@ -91,7 +92,7 @@ class ResumableSampler(Sampler[Item], Generic[Item]):
         """This rank's items of the last leg, from ``legs.given`` on."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Another epoch has another order. Call it before each epoch, on all ranks."""
+        """Gives the epoch an order of its own. Call it before each epoch, on all ranks."""
         if epoch != self.epoch:
             self.epoch = epoch
             self._restart()

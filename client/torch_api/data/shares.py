@@ -113,7 +113,7 @@ def _positions(held: Mapping[int, tuple[Batch, ...]]) -> chain[int]:
 
 
 def _deal(progress: Progress, count: int) -> tuple[list[tuple[Batch, ...]], int]:
-    """(rounds, samples that they take of those that no member had been given)."""
+    """Returns (rounds, samples that they take of those that no member had been given)."""
     rounds: list[tuple[Batch, ...]] = []
     taken = 0
     while len(rounds) < count and (sizes := _sizes(progress, len(rounds), taken)) is not None:

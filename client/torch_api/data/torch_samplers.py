@@ -64,7 +64,7 @@ class Course:
         return asdict(self)
 
     def change(self, told: Sequence[Mapping[str, Any]], members: Members, new: bool) -> bool:
-        """Others have told these courses; ``new``: this member takes over the one that is furthest. True if a rank was
+        """Hears the courses of others; ``new``: this member takes over the one that is furthest. True if a rank was
         lost in an epoch."""
         first = max(told, key=lambda one: (one["begun"], one["steps"]), default=None)
         epoch, steps = (first["begun"], first["steps"]) if first is not None else (0, 0)
@@ -156,7 +156,7 @@ class TorchSamplers:
         return {}
 
     def check(self, ranks: int) -> None:
-        """There may be any number."""
+        """Accepts any number of ranks."""
 
     def commit(self) -> None:
         for course in self._courses:

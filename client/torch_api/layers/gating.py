@@ -46,8 +46,9 @@ class Choice:
 
 
 class _Logits(torch.autograd.Function):
-    """(tokens, weight) -> (tokens, logits). The gradient of the former is added up in the memory in which it comes, so
-    that must be nobody else's."""
+    """Function (tokens, weight) -> (tokens, logits) for autograd. The gradient of the former is added up in the memory
+    in which it comes, so that must be nobody else's.
+    """
 
     @staticmethod
     def forward(context: Any, tokens: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -198,7 +198,7 @@ class MoE(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, used_token: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(result, auxiliary loss, counts) of ``hidden_states`` float [..., hidden_size].
+        """Returns (result, auxiliary loss, counts) of ``hidden_states`` float [..., hidden_size].
 
         ``used_token``: as many elements as tokens; those with 0 or False go to no expert, and their result is zeros, as
         is that of tokens beyond an expert's capacity. Result: the shape of ``hidden_states``. Auxiliary loss: a float32

@@ -42,7 +42,7 @@ def calls_closure_once(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def refuse_optimizer(optimizer: torch.optim.Optimizer) -> str:
-    """Why no parameter of this optimizer can be fused now; empty if some may be."""
+    """Says why no parameter of this optimizer can be fused now; empty if some may be."""
     for name, words in _WHOLE.items():
         known = getattr(torch.optim, name, None)
         if known is not None and isinstance(optimizer, known):
@@ -53,7 +53,7 @@ def refuse_optimizer(optimizer: torch.optim.Optimizer) -> str:
 
 
 def refuse_group(group: dict[str, Any]) -> str:
-    """Why no parameter of this group can be fused; empty if some may be."""
+    """Says why no parameter of this group can be fused; empty if some may be."""
     if group.get("differentiable"):
         return "differentiable=True keeps the history of each parameter's step"
     if group.get("fused"):
@@ -62,7 +62,7 @@ def refuse_group(group: dict[str, Any]) -> str:
 
 
 def refuse_parameter(parameter: torch.Tensor, state: dict[str, Any], stepped: bool) -> str:
-    """Why this parameter can't be fused; empty if it can. ``stepped``: it has made a step, and so has its state."""
+    """Says why this parameter can't be fused; empty if it can. ``stepped``: it has made a step, and so has its state."""
     if not parameter.requires_grad:
         return "it is frozen"
     if not state and not stepped:

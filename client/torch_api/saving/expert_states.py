@@ -65,8 +65,9 @@ class ExpertStates:
         return sorted(found)
 
     def _among_all(self, name: str) -> tuple[int, str] | None:
-        """(number of the expert here, name with its number among all) of a parameter or buffer; None if it belongs to
-        no expert."""
+        """Returns (number of the expert here, name with its number among all) of a parameter or buffer; None if it
+        belongs to no expert.
+        """
         for beginning, local in self.layers.items():
             if name.startswith(beginning):
                 index, _, rest = name.removeprefix(beginning).partition(".")

@@ -61,7 +61,7 @@ class EverySeconds:
     """Writes a checkpoint after the step that ends nearest to ``every`` seconds after the last one."""
 
     def __init__(self, every: float, clock: Clock, asked: Asked | None = None) -> None:
-        """``asked``, if that is given, says whether a checkpoint is wanted before."""
+        """Makes a schedule. ``asked``, if given, says whether a checkpoint is wanted before."""
         self._every = every
         self._clock = clock
         self._asked = asked

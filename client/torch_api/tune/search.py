@@ -94,7 +94,7 @@ class RemoteSearch:
                 self._questions.put(True)
 
     def _exchange(self) -> bool:
-        """False: to be tried again."""
+        """Sends what is new. False: it is to be tried again."""
         assert self._daemon is not None
         with self._lock:
             told, round, asking = self._told[:AT_ONCE], self._round, self._asking

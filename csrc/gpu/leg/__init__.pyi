@@ -93,9 +93,10 @@ class Leg:
         """Waits on the host (GIL released, signals honoured) until the operation is done. False: the timeout passed.
         Raises DeviceError if the leg has failed."""
     def times(self, ticket: int) -> tuple[int, int, int]:
-        """(submitted, started, done) in ns of CLOCK_MONOTONIC of an operation; what is not known, yet or since the
-        ticket was released, is 0. Measured on the host: ``started`` when its input was ready (staged) or at the
-        enqueuing, ``done`` when it was first seen, which may be 100 ms after the truth."""
+        """Returns (submitted, started, done) in ns of CLOCK_MONOTONIC of an operation; what is not known, yet or since
+        the ticket was released, is 0. Measured on the host: ``started`` when its input was ready (staged) or at the
+        enqueuing, ``done`` when it was first seen, which may be 100 ms after the truth.
+        """
     def waiting(self) -> tuple[float, str]:
         """Returns for how many seconds this rank has been waiting for others, at the longest, and what NCCL knows of it
         (the daemon says more: ``DescribeWaits``); 0 if for nobody. What counts: operations that have begun on the

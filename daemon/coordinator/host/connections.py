@@ -98,7 +98,7 @@ class Connections:
             del self._known[next(iter(self._known))]
 
     async def tick(self) -> None:
-        """Once every ``TICK_S``. Raises the errors of ``look``."""
+        """Looks at connections, once every ``TICK_S``. Raises the errors of ``look``."""
         await self._update()
         # Connections that came since the last look are not judged yet.
         strangers = [seen for seen in self._seen.values() if not seen.admitted and seen.looks > 1]

@@ -15,8 +15,9 @@ from bagua.daemon.coordinator.rules.placement import names
 
 
 def stop_late(job: JobRecord, now: float, options: Options) -> tuple[Wave | None, float | None]:
-    """(dismissed parts whose time begins, or is over; None), or (None, when to look again). Their time begins when
-    everybody else has gone on without them."""
+    """Returns (dismissed parts whose time begins, or is over; None), or (None, when to look again). Their time begins
+    when everybody else has gone on without them.
+    """
     leaving = [part for part in job.former if part.dismissed and part.phase is not Phase.STOPPED]
     if not leaving:
         return None, None

@@ -79,8 +79,9 @@ def host_loss(
     options: Options,
     watched: bool = False,
 ) -> tuple[str, float | None]:
-    """(why the whole host is out, None), or (empty, when to look again). ``accuser``: see ``accusers``; ``watched``:
-    see ``_watched``."""
+    """Returns (why the whole host is out, None), or (empty, when to look again). ``accuser``: see ``accusers``;
+    ``watched``: see ``_watched``.
+    """
     if host.withdrawn or (host.new and host.error):
         return host.error_text, None
     if host.phase is Phase.STOPPED:

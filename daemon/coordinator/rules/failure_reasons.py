@@ -23,7 +23,7 @@ Nodes = Mapping[str, NodeView]
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a job has to stop."""
+    """Cause for which a job has to stop."""
 
     outcome: JobState
     reason: str
@@ -42,8 +42,9 @@ def silent_since(host: HostRecord, nodes: Nodes, options: Options) -> float | No
 
 
 def find_cause(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tuple[Cause | None, float | None]:
-    """(why the job has to stop, None), or (None, when to look again: None if only a fact can change the answer). Of an
-    elastic job that runs, or is being started, losses are left to ``membership``."""
+    """Returns (why the job has to stop, None), or (None, when to look again: None if only a fact can change the
+    answer). Of an elastic job that runs, or is being started, losses are left to ``membership``.
+    """
     goes_on = job.spec.elastic and (job.state.under_way or job.state is JobState.STARTING)
     failed = [rank for host in job.hosts if host.failed for rank in host.failed]
     if goes_on:

@@ -95,7 +95,7 @@ def changed(job: JobRecord, admitted: Sequence[HostRecord], left: Collection[str
 
 
 def _by_life(host: HostRecord) -> tuple[list[RankRecord], list[RankRecord]]:
-    """(ranks that run, those that have ended)."""
+    """Returns (ranks that run, those that have ended)."""
     running = [rank for rank in host.ranks if rank.state is not RankState.EXITED]
     return running, [rank for rank in host.ranks if rank.state is RankState.EXITED]
 

@@ -30,7 +30,7 @@ class Wave:
 
 
 def give_up(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tuple[Wave | None, float | None]:
-    """(newcomers that have failed, None), or (None, when to look again)."""
+    """Returns (newcomers that have failed, None), or (None, when to look again)."""
     surplus = _surplus(job, nodes)
     if surplus:
         text = f"{names([part.node_id for part in surplus])} need not join any more"
@@ -62,7 +62,7 @@ def without(job: JobRecord, indices: Collection[int]) -> JobRecord:
 
 
 def begin(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tuple[Wave | None, float | None]:
-    """(the next newcomers, None), or (None, when to look again)."""
+    """Returns (the next newcomers, None), or (None, when to look again)."""
     if hindrance(job):
         return None, None
     rows = _wanted(job, nodes, now)
@@ -87,7 +87,7 @@ def begin(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tuple[W
 
 
 def hindrance(job: JobRecord) -> str:
-    """Why nobody may be started now, in words; empty: nothing stands in the way."""
+    """Says why nobody may be started now, in words; empty: nothing stands in the way."""
     if job.joining or any(host.has_newcomers for host in job.hosts):
         return "others are joining"
     if not any(host.takes_newcomers for host in job.hosts):
@@ -100,7 +100,7 @@ def hindrance(job: JobRecord) -> str:
 
 
 def growth(job: JobRecord, nodes: Nodes, now: float) -> str:
-    """Why a job that has less than it may have gets nobody now, in words; empty: it has, or gets, all."""
+    """Says why a job that has less than it may have gets nobody now, in words; empty: it has, or gets, all."""
     if not job.spec.elastic or not job.state.under_way or job.joining:
         return ""
     staying = [host for host in job.hosts if not draining(host, nodes)]
@@ -133,7 +133,7 @@ def _surplus(job: JobRecord, nodes: Nodes) -> list[HostRecord]:
 
 
 def _failure(job: JobRecord, part: HostRecord, nodes: Nodes, now: float, options: Options) -> tuple[str, float | None]:
-    """(why a part is given up, None), or (empty, when to look again)."""
+    """Returns (why a part is given up, None), or (empty, when to look again)."""
     ended = next((rank for rank in part.ranks if rank.state is RankState.EXITED), None)
     if ended is not None:
         return describe_exit(ended), None
@@ -157,7 +157,7 @@ def _failure(job: JobRecord, part: HostRecord, nodes: Nodes, now: float, options
 
 
 def _wanted(job: JobRecord, nodes: Nodes, now: float) -> list[tuple[NodeView, int]]:
-    """(node, number of newcomers) for all that could be started now."""
+    """Returns (node, number of newcomers) for all that could be started now."""
     per_node = job.spec.nproc_per_node
     found: list[tuple[NodeView, int]] = []
     staying = [host for host in job.hosts if not draining(host, nodes)]

@@ -24,9 +24,10 @@ Step = Regroup | Wave | Cause | None
 
 
 def next_generation(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tuple[Step, float | None]:
-    """(the next change of its membership, or why the job has to stop, None), or (None, when to look again). ``job`` is
-    elastic and under way. One in which something has failed by itself gets none: it has to stop, as ``causes`` will
-    say."""
+    """Returns (the next change of its membership, or why the job has to stop, None), or (None, when to look again).
+    ``job`` is elastic and under way. One in which something has failed by itself gets none: it has to stop, as
+    ``causes`` will say.
+    """
     if any(failed_by_itself(host) for host in job.hosts):
         return None, None
     evidence = find(job, nodes, now, options)
@@ -131,7 +132,7 @@ def _reason(job: JobRecord, words: str, step: Regroup) -> str:
 
 
 def _unreplaced(job: JobRecord, step: Regroup, left: int) -> str:
-    """Why nobody will replace lost ranks, if that is wanted (``--respawn``); else nothing."""
+    """Says why nobody will replace lost ranks, if that is wanted (``--respawn``); else nothing."""
     whole = left == len(step.hosts) * job.spec.nproc_per_node
     if not job.spec.respawn or whole or any(host.takes_newcomers for host in job.hosts):
         return ""

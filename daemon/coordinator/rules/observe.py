@@ -160,7 +160,7 @@ def _merge_host(host: HostRecord, fact: LocalJob, now: float) -> HostRecord:
 def _merge_ranks(
     job: JobRecord, host: HostRecord, facts: Sequence[LocalRank], now: float
 ) -> tuple[HostRecord, list[RankRecord], list[RankRecord]]:
-    """(the host, ranks that now run or ran, ranks that now are over)."""
+    """Returns (the host, ranks that now run or ran, ranks that now are over)."""
     tails = sum(len(one.failed) for one in job.parts) if any(fact.error_tail for fact in facts) else 0
     ranks = list(host.ranks)
     started: list[RankRecord] = []

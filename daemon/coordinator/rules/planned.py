@@ -20,7 +20,7 @@ PAUSED = "paused"
 
 
 def change(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tuple[Regroup | None, float | None]:
-    """(the next planned generation, None), or (None, when to look again). Nobody of ``job`` is lost."""
+    """Returns (the next planned generation, None), or (None, when to look again). Nobody of ``job`` is lost."""
     holds = job.plan is Plan.HOLD
     if not settled(job) or (ending(job) and not holds):
         return None, None
@@ -40,7 +40,7 @@ def change(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tuple[
 
 
 def below(job: JobRecord) -> str:
-    """Why a job waits that has too few nodes."""
+    """Says why a job waits that has too few nodes."""
     return f"{len(job.hosts)} of {job.least} nodes"
 
 
@@ -55,7 +55,7 @@ def _hold(job: JobRecord, reason: str) -> Regroup:
 
 
 def _ready(job: JobRecord, now: float, options: Options) -> tuple[list[HostRecord], float | None]:
-    """(newcomers that may enter now, when those enter that wait for others of their wave)."""
+    """Returns (newcomers that may enter now, when those enter that wait for others of their wave)."""
     ready = [part for part in job.joining if part.ready]
     if not ready or len(ready) == len(job.joining):
         return ready, None

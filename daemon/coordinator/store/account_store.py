@@ -23,7 +23,7 @@ class AccountQueries(CodeQueries):
         self._db.execute(sa.insert(m.tokens).values(row))
 
     def revoke_tokens(self, token_ids: Sequence[str], now: float) -> None:
-        """They are good no more."""
+        """Revokes tokens."""
         chosen = sa.and_(m.tokens.c.token_id.in_(token_ids), m.tokens.c.revoked_at == 0)
         self._db.execute(sa.update(m.tokens).where(chosen).values(revoked_at=now))
 

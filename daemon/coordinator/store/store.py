@@ -117,7 +117,7 @@ class Transaction(NodeQueries):
     # ---- jobs
 
     def create_job(self, job: JobRecord, idempotency_key: str | None, owner: str, events: Iterable[Event] = ()) -> bool:
-        """False if the key is taken: then nothing was written."""
+        """Writes a new job. False if the key is taken: then nothing was written."""
         return job.job_id in self.create_jobs([(job, idempotency_key, tuple(events))], owner)
 
     def create_jobs(self, submitted: Sequence[Submitted], owner: str) -> set[str]:

@@ -49,7 +49,9 @@ class TuningQueries:
     def _later(
         self, statement: sa.Executable, rows: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
     ) -> None:
-        """Once, or once for each of the rows: a server is asked the next thing without waiting for this answer."""
+        """Runs a statement once, or once for each of the rows. A server is asked the next thing without waiting for
+        this answer.
+        """
         if rows is None or rows:
             self._db.execute(statement, rows, execution_options={LATER: True})
 

@@ -91,7 +91,9 @@ class Sessions:
         return self._sessions.get(node_id)
 
     def youngest(self, session: NodeSession) -> bool:
-        """False if a younger stream of the same daemon has been here: then ``session`` knows less than that one."""
+        """Returns False if a younger stream of the same daemon has been here: then ``session`` knows less than that
+        one.
+        """
         boot_id, number = self._numbers.get(session.node_id, ("", 0))
         return boot_id != session.boot_id or session.number >= number
 
@@ -107,7 +109,7 @@ class Sessions:
         self._on_change()
 
     def remove(self, session: NodeSession) -> bool:
-        """False if a newer session has taken its place."""
+        """Removes a session. False if a newer session has taken its place."""
         self._drop_logs(session)
         if self._sessions.get(session.node_id) is not session:
             return False

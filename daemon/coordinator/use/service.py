@@ -126,7 +126,7 @@ class Service:
         return self._board.views[node_id], there
 
     def growth(self, job: JobRecord) -> str:
-        """Why nobody joins a job that could have more, in words."""
+        """Says why nobody joins a job that could have more, in words."""
         return growth(job, self._board.views, self._clock.now())
 
     async def job_counts(self) -> dict[JobState, int]:

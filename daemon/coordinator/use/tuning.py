@@ -58,7 +58,7 @@ class Tuning:
         return await self._worker.read(self._study, prefix, namespace)
 
     async def forget(self, prefix: str, all: bool, namespace: str = EVERYWHERE) -> list[str]:
-        """Their ids. Raises as ``study``."""
+        """Deletes studies, and returns their ids. Raises as ``study``."""
         return await self._worker.write(self._forget, prefix, all, namespace)
 
     # ---- in a thread

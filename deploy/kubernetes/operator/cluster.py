@@ -87,7 +87,9 @@ class Cluster:
         return tuple(self._pod(one, notices) for one in sorted(found, key=lambda one: one["metadata"]["name"]))
 
     def hashes(self, namespace: str, name: str) -> tuple[dict[tuple[str, str], str], str]:
-        """(hashes of the job's objects by kind and name, the credentials that its coordinator was started with)."""
+        """Returns (hashes of the job's objects by kind and name, the credentials that its coordinator was started
+        with).
+        """
         found, credentials = {}, ""
         for kind in ("NetworkPolicy", "PersistentVolumeClaim", "PodDisruptionBudget", "Service", "StatefulSet"):
             for one in self._client.list(self._kinds[kind], namespace=namespace, labels={JOB_LABEL: name}):
@@ -144,7 +146,7 @@ class Cluster:
         )
 
     def create(self, manifest: Manifest) -> bool:
-        """False: there is one of that name."""
+        """Creates an object. False: there is one of that name."""
         try:
             self._client.create(KINDS[manifest["kind"]](manifest))
         except ApiError as error:
@@ -241,7 +243,7 @@ class Cluster:
         )
 
     def _notice(self, machine: str) -> str:
-        """Why a machine will go away; empty: it stays."""
+        """Says why a machine will go away; empty: it stays."""
         try:
             found = self._client.get(NODE, machine)
         except ApiError as error:

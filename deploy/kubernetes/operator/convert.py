@@ -22,8 +22,9 @@ RESTART = {"": "OnFailure", "Always": "OnFailure", "OnFailure": "OnFailure", "Ne
 
 
 def convert(old: Manifest) -> tuple[Manifest, list[str]]:
-    """(the BaguaJob, notes for people on what could not be taken over). Raises ConfigError for a manifest that is no
-    `Bagua`, or names no program."""
+    """Returns (the BaguaJob, notes for people on what could not be taken over). Raises ConfigError for a manifest that
+    is no `Bagua`, or names no program.
+    """
     if old.get("kind") != "Bagua" or not str(old.get("apiVersion", "")).startswith(f"{OLD_GROUP}/"):
         raise ConfigError(
             f"Not a manifest of kind Bagua of {OLD_GROUP}: {old.get('apiVersion')}, {old.get('kind')}. [BG832]"
@@ -71,7 +72,7 @@ def _part(whole: Manifest, *names: str) -> Manifest:
 
 
 def _containers(found: list[Manifest]) -> tuple[Manifest, list[Manifest]]:
-    """(a copy of the one with the program, the others)."""
+    """Returns (a copy of the one with the program, the others)."""
     if not found:
         raise ConfigError("The template of the worker has no container. [BG832]")
     main = next((one for one in found if one.get("name") == "bagua"), found[0])
@@ -101,7 +102,7 @@ def _replicas(spec: Manifest, roles: Manifest, notes: list[str]) -> Manifest:
 
 
 def _run(command: list[str], notes: list[str]) -> tuple[Manifest, int]:
-    """(spec.run, ranks of each pod), out of the launcher's command line."""
+    """Returns (spec.run, ranks of each pod), out of the launcher's command line."""
     words = _unwrapped([str(part) for part in command])
     if not words:
         raise ConfigError("The container of the worker has no command: its image's own can't be seen here. [BG832]")
@@ -134,7 +135,7 @@ def _unwrapped(words: list[str]) -> list[str]:
 
 
 def _launched(words: list[str]) -> tuple[int, list[str]]:
-    """(--nproc_per_node, what follows the launcher's options)."""
+    """Returns (--nproc_per_node, what follows the launcher's options)."""
     ranks, rest = 1, list(words)
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "--module"):
         name, joined, value = rest.pop(0).partition("=")

@@ -122,7 +122,7 @@ def _volume(seen: Seen, spec: Spec) -> Manifest:
 
 
 def secret_volumes(seen: Seen) -> tuple[list[Manifest], list[Manifest]]:
-    """(volumes, mounts) of the token and the certificate, under the names that --tls DIR expects."""
+    """Returns (volumes, mounts) of the token and the certificate, under the names that --tls DIR expects."""
     files = [("ca.crt", "ca.pem"), ("tls.crt", "cert.pem"), ("tls.key", "key.pem")]
     items = [{"key": key, "path": path} for key, path in files]
     volumes = [
