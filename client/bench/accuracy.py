@@ -141,7 +141,7 @@ def _names(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _row(task: Task, name: str, runs: Sequence[Mapping[str, Any]], wanted: float, full: float) -> Row:
-    """One row. ``difference``: in points, or in per cent of the baseline; positive is better."""
+    """Makes one row. ``difference``: in points, or in per cent of the baseline; positive is better."""
     values = [run["value"] for run in runs]
     value = fmean(values)
     difference = 100 * (1 - value / wanted) if task.percent else 100 * (value - wanted)

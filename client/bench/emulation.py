@@ -1,4 +1,4 @@
-"""Some hosts on one machine: network namespaces joined by a wire with a rate and a delay. Needs root.
+"""Emulation of some hosts on one machine: network namespaces joined by a wire with a rate and a delay. Needs root.
 
 Two hosts without a delay have a veth pair, shaped by tbf on both ends. Else the wire is a relay between TUN devices
 (csrc/tools/delay_relay.cpp), because netem is missing from many kernels. The rate is that at which each host sends; a
@@ -34,12 +34,12 @@ SEARCH_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 
 
 def addresses(hosts: int) -> list[str]:
-    """Of so many hosts, in their order."""
+    """Returns addresses of so many hosts, in their order."""
     return [f"10.77.0.{index + 1}" for index in range(hosts)]
 
 
 def start_time(pid: int) -> int | None:
-    """When process ``pid`` was started, in ticks since the boot; None if there is none."""
+    """Returns when process ``pid`` was started, in ticks since the boot; None if there is none."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -53,7 +53,7 @@ def namespace_name(pid: int, started: int, index: int) -> str:
 
 
 def leftovers(names: Iterable[str], start_time_of: Callable[[int], int | None]) -> list[str]:
-    """Those of our names whose maker is gone: no such process, or another one under its number."""
+    """Returns those of our names whose maker is gone: no such process, or another one under its number."""
     found = []
     for name in names:
         match = re.fullmatch(re.escape(PREFIX) + r"(\d+)-(\d+)-\d+", name)

@@ -61,7 +61,7 @@ def multiple(streams: int) -> str:
 
 @dataclass(frozen=True)
 class Place:
-    """Where one of the two processes runs: its address and interface, and a command that leads there."""
+    """Place of one of the two processes: its address and interface, and a command that leads there."""
 
     address: str
     interface: str
@@ -69,7 +69,7 @@ class Place:
 
 
 def places(emulation: Emulation | None) -> tuple[Place, Place]:
-    """The two ends."""
+    """Returns the places of the two ends."""
     if emulation is None:
         return Place("127.0.0.1", "lo"), Place("127.0.0.1", "lo")
     near, far = (
@@ -98,7 +98,7 @@ def on_cores(cores: set[int]) -> Iterator[None]:
 
 
 class End:
-    """One process of a pair."""
+    """Process of a pair."""
 
     def __init__(self, place: Place, arguments: Sequence[str], cores: set[int]) -> None:
         environment = {**os.environ, "NCCL_SOCKET_IFNAME": f"={place.interface}", "PATH": SEARCH_PATH}
@@ -121,7 +121,7 @@ class End:
             self._gone()
 
     def answer(self) -> str:
-        """Its next line. Raises ServiceError if it ends, or says nothing for long."""
+        """Reads its next line. Raises ServiceError if it ends, or says nothing for long."""
         output = self._process.stdout
         assert output is not None
         ready, _, _ = select.select([output], [], [], ANSWER_DEADLINE_S)
@@ -140,7 +140,7 @@ class End:
 
 
 class Pair:
-    """Two processes with a connection in each direction; they wait without work between two measurements."""
+    """Pair of processes with a connection in each direction; they wait without work between two measurements."""
 
     def __init__(self, program: Path, arguments: Arguments, ends: tuple[Place, Place]) -> None:
         self._ends: list[End] = []
@@ -236,9 +236,10 @@ def _open(program: Path, systems: Mapping[str, Arguments], ends: tuple[Place, Pl
 def measure_size(
     open_pairs: Callable[[], AbstractContextManager[Mapping[str, Pair]]], size: int, config: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """One size: as many messages per turn as the quickest system passes in its share of the time. Every round has
-    processes and connections of its own: where their memory lies, and what TCP makes of a connection, is worth a
-    tenth, and would go into the medians of all rounds otherwise."""
+    """Measures one size, with as many messages per turn as the quickest system passes in its share of the time. Every
+    round has processes and connections of its own: where their memory lies, and what TCP makes of a connection, is
+    worth a tenth, and would go into the medians of all rounds otherwise.
+    """
     first = max(1, min(64, FIRST_BYTES // size))
     patterns = (("stream", first, MOST_MESSAGES), ("ping", min(first, FIRST_PINGS), MOST_PINGS))
     counts: dict[str, int] = {}
@@ -323,7 +324,7 @@ def rows_of(found: Sequence[Mapping[str, Any]], network: Network | None) -> list
 
 
 def _beside(entry: Mapping[str, Any], peer: Mapping[str, Any] | None) -> tuple[float | None, float | None]:
-    """How many times the peer's throughput and one-way time; None where there is nothing to compare."""
+    """Returns throughput and one-way time in multiples of the peer's; None if there is nothing to compare."""
     if peer is None or peer is entry or entry["bytes"] is None:
         return None, None
     return peer["stream_s"] / entry["stream_s"], entry["ping_s"] / peer["ping_s"]

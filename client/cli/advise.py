@@ -242,7 +242,7 @@ def _row(row: Row) -> dict[str, Any]:
 
 
 def columns() -> tuple[Column, ...]:
-    """Of the table."""
+    """Returns the columns of the table."""
     from bagua.bench.report import Column, text
 
     return (
@@ -287,7 +287,7 @@ def show(document: dict[str, Any], everything: bool) -> None:
 
 
 def _shown(row: dict[str, Any], rows: list[dict[str, Any]]) -> bool:
-    """Of each algorithm: itself, and its fastest codec."""
+    """True for each algorithm without a codec, and with its fastest codec."""
     name, _, rest = row["algorithm"].partition(":")
     if "codec=" not in rest:
         return True
@@ -297,7 +297,7 @@ def _shown(row: dict[str, Any], rows: list[dict[str, Any]]) -> bool:
 
 
 def words(document: dict[str, Any]) -> str:
-    """The recommendation as sentences."""
+    """Writes the recommendation as sentences."""
     lines = []
     for row in document["recommended"]:
         kept = {

@@ -1,4 +1,4 @@
-"""Which commands ``bagua`` has."""
+"""The commands of ``bagua``."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Bundle:
         self.notes: dict[str, str] = {}  # entry -> why it is cut or missing
 
     def add(self, name: str, text: str) -> None:
-        """One entry; of a long one the end is kept."""
+        """Adds one entry. Of a long one the end is kept."""
         data = scrub(text, self._known).encode(errors="replace")
         room = min(ENTRY_BYTES, self._left)
         if len(data) > room:

@@ -41,7 +41,7 @@ class Declared:
 
     @property
     def key(self) -> str:
-        """As files have it."""
+        """Name of the option as files have it."""
         return hyphens(self.name)
 
 

@@ -48,7 +48,7 @@ def built(build: bool) -> list[Finding]:
 
 
 def findings(build: bool) -> list[Finding]:
-    """All checks of this machine."""
+    """Makes all checks of this machine."""
     from bagua.cli.checks import crypto_checks, gpu_checks
     from bagua.cli.checks.machine import CHECKS
 

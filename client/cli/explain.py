@@ -37,7 +37,7 @@ def explain_code(
 
 
 def _chosen(text: str) -> list[Entry]:
-    """Raises UsageError."""
+    """Finds the entries of codes in a text. Raises UsageError."""
     codes = codes_in(text)
     if not codes:
         raise UsageError(f"There is no code in {text[:200]!r}. Write one, as in `bagua explain BG101`. [BG102]")

@@ -20,7 +20,7 @@ from bagua.cli.programs import PROGRAMS
 
 
 def main() -> None:
-    """Runs the command line."""
+    """Runs the command line, and exits with its code."""
     guarded(_bagua)
 
 

@@ -98,7 +98,7 @@ def known_secrets(token_file: Path | None) -> list[str]:
 
 
 def versions() -> dict[str, object]:
-    """Of Bagua, Python, the system and all installed packages."""
+    """Returns versions of Bagua, Python, the system and all installed packages."""
     import bagua
 
     packages = {str(found.metadata["Name"]): found.version for found in metadata.distributions()}

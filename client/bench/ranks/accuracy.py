@@ -45,7 +45,7 @@ class Digits:
             self.images, self.labels = self.images[count:], self.labels[count:]
 
     def model(self) -> nn.Module:
-        """Parameters by torch's seed."""
+        """Makes the model, with parameters by torch's seed."""
         return digits.DigitsNet()
 
     def batches(self, seed: int, size: int) -> Loss:
@@ -81,7 +81,7 @@ class CharacterModel:
         self.training, self.held_out = text, held_out
 
     def model(self) -> nn.Module:
-        """Parameters by torch's seed."""
+        """Makes the model, with parameters by torch's seed."""
         return charlm.CharTransformer(width=32, layers=1, heads=4)
 
     def batches(self, seed: int, size: int) -> Loss:
@@ -108,7 +108,7 @@ def make_optimizer(task: dict[str, Any], setting: dict[str, Any], model: nn.Modu
 
 
 def filled(text: str, steps: int) -> str:
-    """With numbers in the places of parts of the training."""
+    """Fills numbers into the places of parts of the training."""
     return text.format(tenth=max(1, steps // 10), quarter=max(1, steps // 4), half=max(1, steps // 2))
 
 
@@ -129,7 +129,7 @@ class Curve:
         self._sum = torch.zeros(())
 
     def add(self, step: int, loss: Tensor) -> None:
-        """Step counts from 1."""
+        """Adds the loss of a step, counted from 1."""
         self._sum += loss.detach()
         if step % self.every == 0:
             sent = bagua.communication.statistics().bytes_sent - self.sent_before
@@ -138,14 +138,14 @@ class Curve:
             self._sum = torch.zeros(())
 
     def result(self) -> list[list[float]]:
-        """With the losses' mean over ranks. Every rank calls it."""
+        """Returns the curve with the losses' mean over ranks. Every rank calls it."""
         losses = torch.tensor(self.losses, dtype=torch.float64)
         bagua.allreduce_inplace(losses, bagua.ReduceOp.AVG)
         return [[*point, loss] for point, loss in zip(self.points, losses.tolist(), strict=True)]
 
 
 def train(task: dict[str, Any], data: Digits | CharacterModel, setting: dict[str, Any], seed: int) -> dict[str, Any]:
-    """One run."""
+    """Trains once."""
     steps = task["steps"]
     torch.manual_seed(seed)
     model = data.model()
@@ -187,7 +187,7 @@ def value_of_mean(model: nn.Module, data: Digits | CharacterModel) -> float:
 
 
 def measure(config: dict[str, Any]) -> dict[str, Any] | None:
-    """All runs of all tasks."""
+    """Makes all runs of all tasks."""
     runs = []
     plan = [
         (task, setting, seed)

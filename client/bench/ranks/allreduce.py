@@ -24,7 +24,7 @@ WRONG_ABOVE = 0.999  # relative L2 error of a codec's result above which it is n
 
 
 class System:
-    """One way to do the operation, on a vector of its own."""
+    """System that does the operation, on a vector of its own."""
 
     def __init__(self, memory: str, codec: str, count: int, dtype: torch.dtype) -> None:
         self.gloo = memory == harness.GLOO
@@ -36,7 +36,7 @@ class System:
         self.start = torch.randn(count).to(dtype) if dtype.is_floating_point else torch.ones(count, dtype=dtype)
 
     def operate(self) -> None:
-        """One all-reduce."""
+        """Makes one all-reduce."""
         if self.gloo:
             torch.distributed.all_reduce(self.tensor)
         elif self.codec == "none":

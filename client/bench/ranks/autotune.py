@@ -18,7 +18,7 @@ from bagua.torch_api.tune.driver import NEVER
 
 
 class Trained:
-    """One model. ``tuner``: that of ``bagua.torch_api.tune``."""
+    """Model under training. ``tuner``: that of ``bagua.torch_api.tune``."""
 
     def __init__(self, model: str) -> None:
         torch.manual_seed(0)
@@ -29,7 +29,7 @@ class Trained:
         self.tuner = self._model.bagua_ddp._tuner
 
     def step(self) -> float:
-        """Seconds."""
+        """Makes one step, and returns its seconds."""
         begin = time.perf_counter()
         self._optimizer.zero_grad()
         self._work.loss_of(self._model).backward()  # type: ignore[no-untyped-call]
@@ -64,8 +64,9 @@ def _of_rank_0(setting: dict[str, str]) -> dict[str, str]:
 
 
 def measure(config: dict[str, Any]) -> dict[str, Any] | None:
-    """One row: what was found, after how many steps, and the ratio of its step time to that of the defaults and of the
-    best of the space."""
+    """Returns one row: what was found, after how many steps, and the ratio of its step time to that of the defaults and
+    of the best of the space.
+    """
     trained = Trained(config["model"])
     steps, found = trained.settle(config["most"])
     pairs = [

@@ -22,7 +22,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 class Trained:
-    """One model with one optimizer. ``optimizer_s``: of each step, in ``optimizer.step()``."""
+    """Model with its optimizer. ``optimizer_s``: of each step, in ``optimizer.step()``."""
 
     def __init__(self, model: str, optimizer: str, early: bool) -> None:
         torch.manual_seed(0)
@@ -45,7 +45,7 @@ class Trained:
         self.optimizer_s.append(time.perf_counter() - begin)
 
     def close(self) -> None:
-        """Ends the exchange."""
+        """Ends the model's exchange of gradients."""
         self._model.bagua_ddp.close()
 
 

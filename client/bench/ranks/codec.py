@@ -25,7 +25,7 @@ def memory_of(tensor: torch.Tensor) -> ctypes.Array[ctypes.c_char]:
 
 
 class Subject:
-    """One codec with its vectors: normal data ``x``, its message, and an accumulator."""
+    """Codec with its vectors: normal data ``x``, its message, and an accumulator."""
 
     def __init__(self, name: str, count: int, x: torch.Tensor) -> None:
         self.core = load()
@@ -41,11 +41,11 @@ class Subject:
         self.core.transcode(self.number, self.count, density=self.density, **buffers)
 
     def encode(self) -> None:
-        """x -> message."""
+        """Encodes x into the message."""
         self._call(raw=[memory_of(self.x)], message=memory_of(self.message))
 
     def decode_add(self) -> None:
-        """sum += message."""
+        """Decodes the message and adds it to the sum."""
         total = memory_of(self.sum)
         self._call(raw=[total], encoded=[memory_of(self.message)], decoded=[total])
 
@@ -117,7 +117,7 @@ def measure_size(config: dict[str, Any], nbytes: int) -> list[dict[str, Any]]:
 
 
 def measure(config: dict[str, Any]) -> dict[str, Any] | None:
-    """Rows of all sizes."""
+    """Measures rows of all sizes."""
     rows = []
     for step, nbytes in enumerate(config["sizes"]):
         harness.progress(step, len(config["sizes"]), size_text(nbytes))

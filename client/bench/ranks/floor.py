@@ -36,7 +36,7 @@ class MemoryFloor:
         return int(self._answer()) / 1e9
 
     def close(self) -> None:
-        """Ends the program."""
+        """Ends the program that measures."""
         self._process.communicate()
 
     def __enter__(self) -> MemoryFloor:

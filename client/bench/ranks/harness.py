@@ -83,7 +83,7 @@ def slowest(value: float) -> float:
 
 
 def rounds_within(budget_s: float, round_s: float, fewest: int = FEWEST_ROUNDS) -> int:
-    """How many rounds fit into the budget, the same on every rank if ``round_s`` is."""
+    """Returns how many rounds fit into the budget, the same on every rank if ``round_s`` is."""
     return max(fewest, min(MOST_ROUNDS, int(budget_s / max(round_s, 1e-9))))
 
 
@@ -108,7 +108,7 @@ def interleave(
 
 
 def medians(found: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Median of every list."""
+    """Returns the median of every list."""
     return {name: statistics.median(values) for name, values in found.items()}
 
 

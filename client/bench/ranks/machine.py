@@ -1,4 +1,4 @@
-"""How fast this machine is at what exchanges need: codecs, memory, and the engine between two hosts without a wire.
+"""The speed of this machine at what exchanges need: codecs, memory, and the engine between two hosts without a wire.
 
 Two nodes of one rank each, on loopback: both engines work at once, as on two machines, unless cores are short.
 """
@@ -30,7 +30,7 @@ def median_s(action: Callable[[], object], rounds: int = ROUNDS) -> float:
 
 
 def all_reduce_s(nbytes: int, rounds: int) -> float:
-    """Of the slowest rank, with memory as buckets have it."""
+    """Returns the seconds of the slowest rank, with memory as buckets have it."""
     vector = bagua.empty(nbytes // 4)
     return harness.slowest(median_s(lambda: bagua.allreduce_inplace(vector), rounds))
 

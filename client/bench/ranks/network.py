@@ -15,7 +15,7 @@ MOST_PINGS = 200
 
 
 class Pair:
-    """Two ranks that talk while the others wait. Both call the same methods."""
+    """Pair of ranks that talk while the others wait. Both call the same methods."""
 
     def __init__(self, source: int, target: int, nbytes: int) -> None:
         self.source, self.target = source, target
@@ -61,7 +61,7 @@ class Pair:
 
 
 def measure_pair(source: int, target: int, config: dict[str, Any]) -> dict[str, Any]:
-    """One direction of one pair, medians of the source's clock."""
+    """Measures one direction of one pair, as medians of the source's clock."""
     pair = Pair(source, target, config["size"])
     warm = min(pair.round_trip() for _ in range(3))
     pings = pair.agree(max(config["rounds"], min(MOST_PINGS, int(config["seconds"] / 4 / max(warm, 1e-6)))))

@@ -77,7 +77,7 @@ def with_ddp(hook: str) -> Callable[[nn.Module, torch.optim.Optimizer], nn.Modul
 
 
 def prepare_for(system: dict[str, str]) -> Callable[[nn.Module, torch.optim.Optimizer], nn.Module]:
-    """How a system of the configuration prepares a model."""
+    """Returns the function with which a system of the configuration prepares a model."""
     if system["kind"] == "bagua":
         return with_bagua(system["algorithm"])
     return with_ddp(system["hook"]) if system["kind"] == "ddp" else without_communication
@@ -93,7 +93,7 @@ def sent_bytes(device: str) -> int:
 
 
 class Trainer:
-    """One system at work on its replica. Sums up what its steps cost besides time."""
+    """System at work on its replica. Sums up what its steps cost besides time."""
 
     def __init__(self, system: dict[str, str], workload: Workload, device: str) -> None:
         self.ours = system["kind"] == "bagua"
@@ -107,7 +107,7 @@ class Trainer:
         self.forget()
 
     def forget(self) -> None:
-        """Sums begin anew."""
+        """Sets the sums to zero."""
         self.counted = self.wire_bytes = 0
         self.comm_s = self.exposed_s = 0.0
 
@@ -198,7 +198,7 @@ def measure_model(config: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def measure(config: dict[str, Any]) -> dict[str, Any] | None:
-    """Rows of one model."""
+    """Measures rows of one model."""
     harness.start_gloo()
     rows = measure_model(config, config["model"])
     harness.progress(1, 1, "done")

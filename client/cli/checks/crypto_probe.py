@@ -139,7 +139,7 @@ def speed(library: ctypes.CDLL, function: str) -> float:
 
 
 def probe() -> Probe:
-    """Opens, checks and measures."""
+    """Opens the library, checks it and measures its speed."""
     try:
         library = open_library()
         check(library)

@@ -67,7 +67,7 @@ class Probe:
 
 
 def _nccl_libraries() -> list[str]:
-    """Where NCCL may be: pip's wheels, which torch uses, then the system's."""
+    """Lists places where NCCL may be: pip's wheels, which torch uses, then the system's."""
     found = []
     for wheel in NCCL_WHEELS:
         try:
@@ -91,7 +91,7 @@ def probe() -> Probe:
 
 
 def findings() -> list[Finding]:
-    """All lines about GPUs; one where there is none."""
+    """Makes all lines about GPUs; one line if there is none."""
     found = probe()
     if not found.driver and not found.problem:
         nvcc = build_cuda.find_nvcc()

@@ -66,7 +66,7 @@ def _amount(count: float) -> str:
 
 
 def python() -> Finding:
-    """The interpreter."""
+    """Checks the version of the Python interpreter."""
     version = sys.version.split()[0]
     if sys.version_info < OLDEST_PYTHON:
         return Finding("Python", FAIL, version, "Install Python 3.11 or newer.")
@@ -174,7 +174,7 @@ def cores() -> Finding:
 
 
 def memory() -> Finding:
-    """Memory that is available."""
+    """Checks how much memory is available."""
     numbers = {
         key: int(value.split()[0]) * 1024
         for key, _, value in (line.partition(":") for line in Path("/proc/meminfo").read_text().splitlines())

@@ -39,7 +39,7 @@ NOT_THERE = (*FOREIGN_SETTINGS, "BAGUA_JOB_SECRET", "BAGUA_JOB_SECRET_FILE", "BA
 
 
 class Way(Protocol):
-    """How daemons come to hosts. ``address``: this machine's for them. ``ends_by_signal``: see ``slurm_end``."""
+    """Way in which daemons come to hosts. ``address``: this machine's for them. ``ends_by_signal``: see ``slurm_end``."""
 
     job: str
     address: str
@@ -53,7 +53,7 @@ class Way(Protocol):
         ...
 
     def close(self) -> None:
-        """When all has ended."""
+        """Closes connections when all has ended."""
         ...
 
     def failure(self) -> str:
@@ -81,7 +81,7 @@ class RemoteService:
         self._ended.put(remote)
 
     def has_ended(self) -> bool:
-        """With its last line in the log."""
+        """True if the service has ended and its last line is in the log."""
         return not self._ended.empty()
 
     def describe_end(self) -> str:
@@ -116,7 +116,7 @@ class HostCluster(EmbeddedCluster):
         self._way = way
 
     def start_coordinator(self, *arguments: str, listen: str = "") -> None:
-        """See ``EmbeddedCluster``; at the address of the hosts' way."""
+        """Starts the coordinator at the address of the hosts' way."""
         address = self._way.address
         if not is_loopback(address):
             from bagua.enroll.certificates import Authority
@@ -202,7 +202,7 @@ def environment(here: os._Environ[str] | dict[str, str]) -> dict[str, str]:
 
 @dataclass
 class SshWay:
-    """One ssh connection for each host."""
+    """Way with one ssh connection for each host."""
 
     logins: list[ssh.Host]
     command: str
@@ -223,15 +223,13 @@ class SshWay:
             found.append(RemoteService(f"node daemon {name}", command, mine.line(), state / f"node-{name}.log"))
         return found
 
-    def close(self) -> None:
-        """See ``Way``."""
+    def close(self) -> None: ...
 
     def failure(self) -> str:
-        """See ``Way``: here the connection ends."""
+        """Returns no words: a daemon that fails ends its connection here."""
         return ""
 
-    def announce_end(self) -> None:
-        """See ``Way``."""
+    def announce_end(self) -> None: ...
 
 
 def node_names(hosts: Sequence[ssh.Host]) -> list[str]:

@@ -27,7 +27,7 @@ class Interrupts:
 
     @property
     def exit_code(self) -> int:
-        """By the shell's convention; 130 for Ctrl-C."""
+        """Exit code by the shell's convention; 130 for Ctrl-C."""
         return 128 + self.signal
 
     def _handle(self, number: int, _: FrameType | None) -> None:

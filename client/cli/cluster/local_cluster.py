@@ -37,7 +37,7 @@ def forget_other_service() -> None:
 
 @dataclass(frozen=True)
 class EmbeddedHost:
-    """Where a node daemon runs: what its command line begins with, and the address of its data (empty: loopback)."""
+    """Place of a node daemon: the beginning of its command line, and the address of its data (empty: loopback)."""
 
     prefix: tuple[str, ...] = ()
     address: str = ""

@@ -36,7 +36,7 @@ FORGOTTEN = (
 
 @dataclass
 class SrunWay:
-    """One step of srun with a task on each node."""
+    """Way with one step of srun that has a task on each node."""
 
     job: str
     hosts: int
@@ -49,7 +49,7 @@ class SrunWay:
     _log: Path | None = field(default=None, init=False)
 
     def start(self, order: Order, state: Path) -> list[RemoteService]:
-        """See ``hosts.Way``. Slurm names the nodes."""
+        """Starts daemons. Slurm names the nodes."""
         self._log = state / "nodes.log"
         sweep(make_private_dir(self.shared), self.squeue)
         self._folder = Path(tempfile.mkdtemp(prefix=f"{self.job}-", dir=self.shared))
@@ -68,7 +68,7 @@ class SrunWay:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def failure(self) -> str:
-        """See ``hosts.Way``: one step has all nodes, and goes on without one."""
+        """Words on daemons that have failed: one step has all nodes, and goes on without one."""
         found = sorted(self._folder.glob(f"{FAILED}*")) if self._folder is not None else []
         if not found or self._log is None:
             return ""
@@ -149,7 +149,9 @@ def own_address(environment: Mapping[str, str]) -> str:
 
 
 def ranks_per_node(environment: Mapping[str, str] = os.environ) -> int:
-    """As Slurm was asked for: tasks of a node, else its GPUs, else 1. Raises UsageError for nodes that differ."""
+    """Returns the number of ranks that Slurm was asked for: tasks of a node, else its GPUs, else 1. Raises UsageError
+    for nodes that differ.
+    """
     tasks = environment.get("SLURM_NTASKS_PER_NODE", "")
     if tasks.isdecimal():
         return int(tasks)

@@ -27,7 +27,7 @@ _STOPPING_SIGNALS = ("SIGTERM", "SIGKILL")
 
 
 class Event(Protocol):
-    """One event, as ``bagua.v1.JobEvent`` has it. ``time``: seconds since the epoch."""
+    """Event of a job, as ``bagua.v1.JobEvent`` has it. ``time``: seconds since the epoch."""
 
     @property
     def time(self) -> float: ...
@@ -125,7 +125,7 @@ def _verdict(history: Sequence[Event]) -> str:
 
 
 def _spent(history: Sequence[Event], now: float) -> Iterator[str]:
-    """How its time divides until its end, or ``now``."""
+    """Tells how the job's time divides until its end, or ``now``."""
     spent: dict[str, float] = {}
     phase, since = "for nodes", history[0].time
     for event in history:
@@ -200,12 +200,12 @@ def _state(event: Event) -> str:
 
 
 def _reason(event: Event) -> str:
-    """Without the state."""
+    """Returns the event's reason without the state."""
     return _clean(event.reason.partition(":")[2]).removeprefix(_CANCELLED) or "no reason was recorded"
 
 
 def _clean(text: str) -> str:
-    """On one line, without control characters."""
+    """Puts a text on one line, without control characters."""
     return " ".join(printable(text).split())
 
 

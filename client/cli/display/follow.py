@@ -48,7 +48,7 @@ class StreamEnded:
 
 @dataclass(frozen=True)
 class CoordinatorAway:
-    """Nobody answers; the watch goes on when the coordinator is back."""
+    """The coordinator does not answer. The watch goes on when it is back."""
 
     why: str
 

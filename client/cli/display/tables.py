@@ -50,7 +50,7 @@ def clock(seconds: float) -> str:
 
 
 def age(job: job_pb2.Job) -> str:
-    """How long a job has been, or was, there."""
+    """Returns how long a job has existed, or existed until its end."""
     return duration(max(0.0, (job.finished_at or time.time()) - job.created_at))
 
 
@@ -59,7 +59,7 @@ def shape(job: job_pb2.Job) -> str:
 
 
 def print_jobs(jobs: Sequence[job_pb2.Job]) -> None:
-    """One row per job."""
+    """Prints jobs, one row for each."""
     rows = [
         (
             job.job_id,
@@ -84,7 +84,7 @@ def _folder(spec: common_pb2.JobSpec) -> str:
 
 
 def print_job(job: job_pb2.Job, events: Sequence[job_pb2.JobEvent]) -> None:
-    """One job in full."""
+    """Prints one job in full."""
     _say(f"job        {job.job_id} ({job.spec.name})")
     _say(f"state      {job_state(job.state)}{f': {job.reason}' if job.reason else ''}")
     _say(f"runs       {command(job.spec)}  (in {_folder(job.spec)}, {shape(job)} ranks)")
@@ -132,7 +132,7 @@ def print_job(job: job_pb2.Job, events: Sequence[job_pb2.JobEvent]) -> None:
 
 
 def _print_ranks(job: job_pb2.Job) -> None:
-    """In a job that has lost some, a process has a number for life beside its rank."""
+    """Prints ranks. In a job that has lost some, a process has a number for life beside its rank."""
     members = ("member",) if any(r.member != r.rank for r in job.ranks) or job.gone else ()
     rows = [
         (
@@ -172,7 +172,7 @@ def _node_state(node: job_pb2.Node) -> Text:
 
 
 def print_nodes(nodes: Sequence[job_pb2.Node]) -> None:
-    """One row per node."""
+    """Prints nodes, one row for each."""
     rows = [
         (
             node.node_id,

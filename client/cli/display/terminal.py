@@ -54,7 +54,7 @@ class Terminal:
         self.status(f"waiting for the coordinator: {why}")
 
     def advance(self, text: str) -> None:
-        """How far something is that takes its time: told again and again, shown now and then."""
+        """Shows how far something is that takes its time. It is told again and again, and shown now and then."""
         if time.monotonic() - self._advanced_at >= ADVANCE_INTERVAL_S:
             self._advanced_at = time.monotonic()
             self.status(text)
@@ -63,7 +63,7 @@ class Terminal:
         """A short-lived status: shown only where the next status takes its place."""
 
     def note(self, text: str) -> None:
-        """A line of ours."""
+        """Prints a line of Bagua's own."""
         if text and not self.quiet:
             self.error(text)
 

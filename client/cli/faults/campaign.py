@@ -31,7 +31,7 @@ LAST_EVENTS = 8
 
 @dataclass(frozen=True)
 class Wanted:
-    """How long, how many (0: no limit), which, and on what."""
+    """Faults that are wanted: for how long, how many (0: no limit), which, and on what."""
 
     seconds: float
     faults: int
@@ -45,7 +45,7 @@ class Wanted:
 
 @dataclass
 class Findings:
-    """Of the whole run. ``broken``: promises that were not kept, in words."""
+    """Findings of the whole run. ``broken``: promises that were not kept, in words."""
 
     seconds: float = 0.0
     jobs: int = 0
@@ -83,7 +83,7 @@ class Chaos:
         self._whole: dict[tuple[int, int], tuple[str, str]] = {}
 
     def run(self) -> Findings:
-        """Until the time is over or all faults were played. Raises ServiceError if services can't be started."""
+        """Plays faults until the time is over or all were played. Raises ServiceError if services can't be started."""
         self._cluster.coordinators.start()
         while not self._over():
             self._one_job()
@@ -148,7 +148,7 @@ class Chaos:
         return sum(played.kind != JOIN for played in self.findings.played)
 
     def _wait_until_whole(self, trained: Trained) -> None:
-        """Until those that were lost are replaced, and the new ones train."""
+        """Waits until ranks that were lost are replaced, and the new ones train."""
         ranks = self.wanted.nnodes * self.wanted.nproc_per_node
         began = time.monotonic()
 
@@ -204,7 +204,7 @@ class Chaos:
         return trained
 
     def _goes_on(self, pids: list[int], since: float) -> bool:
-        """All of these ranks have made some steps since then."""
+        """True if all of these ranks have made some steps since then."""
         diaries = self._diaries.read()
         return all(
             pid in diaries and sum(at > since for at in diaries[pid].steps[-STEPS_BETWEEN:]) == STEPS_BETWEEN
@@ -263,6 +263,8 @@ class Chaos:
 
 
 def what_is_there(postgresql: bool) -> set[Need]:
-    """Of all that faults may need: whether this user may mount disks, and which database there is."""
+    """Returns what is there of all that faults may need: whether this user may mount disks, and which database there
+    is.
+    """
     found: set[Need] = {"postgresql" if postgresql else "sqlite"}
     return found | {"root"} if os.geteuid() == 0 else found

@@ -38,14 +38,14 @@ class Coordinators:
         self._leads = 0
 
     def close(self) -> None:
-        """After the coordinators have ended."""
+        """Ends the database after the coordinators have ended."""
         if self._relay is not None:
             self._relay.close()
         if self.database is not None:
             self.database.close()
 
     def start(self) -> None:
-        """Starts all. Raises ServiceError."""
+        """Starts all coordinators. Raises ServiceError."""
         self._processes = [self._start(index) for index in range(len(self._folders))]
         self._point()
 

@@ -1,4 +1,4 @@
-"""How each fault is done to a cluster and its job."""
+"""The injection of faults into a cluster and its job."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Changes:
         self._trained = trained
 
     def play(self, kind: str, node: str) -> tuple[str, float, float]:
-        """See ``Injector.play``. Raises ServiceError if it does not come about."""
+        """Plays a change, as ``Injector.play`` does. Raises ServiceError if it does not come about."""
         job_id, began = self._trained.job_id, time.monotonic()
         if kind == "pause":
             self._cluster.call(lambda client: client.pause(job_id))
@@ -90,8 +90,9 @@ class Injector:
         self._goes_on = goes_on
 
     def play(self, fault: Fault, trained: Trained) -> tuple[str, float, float]:
-        """(who it was done to, when it began, when it ended) in monotonic seconds. Who is lost by it, or leaves, is no
-        more in ``trained``. Raises ServiceError for a fault that can't be done."""
+        """Plays a fault. Returns who it was done to, when it began and when it ended, in monotonic seconds. Who is lost
+        by it, or leaves, is no more in ``trained``. Raises ServiceError for a fault that can't be done.
+        """
         kind = KINDS[fault.kind]
         node = list(trained.ranks)[fault.node]
         pid = trained.ranks[node][fault.rank]
@@ -246,7 +247,7 @@ def stopped(pid: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(database: Path) -> Iterator[None]:
-    """Nobody else can write into the SQLite database."""
+    """Locks the SQLite database, so that nobody else can write into it."""
     with contextlib.closing(sqlite3.connect(database, timeout=10.0, isolation_level=None)) as connection:
         connection.execute("BEGIN EXCLUSIVE")
         try:
@@ -271,7 +272,7 @@ def filled(folder: Path) -> Iterator[None]:
 
 
 def alive(pid: int) -> bool:
-    """Whether there is such a process that has not ended."""
+    """True if there is such a process that has not ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:

@@ -102,7 +102,7 @@ class Postgres:
         self._process.wait()
 
     def signal(self, number: int) -> None:
-        """To all its processes: PostgreSQL's children lead sessions of their own."""
+        """Sends a signal to all its processes: PostgreSQL's children lead sessions of their own."""
         assert self._process is not None
         parent = self._process.pid
         if number == signal.SIGSTOP:  # it makes no child that would go on

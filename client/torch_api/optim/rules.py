@@ -62,7 +62,9 @@ def refuse_group(group: dict[str, Any]) -> str:
 
 
 def refuse_parameter(parameter: torch.Tensor, state: dict[str, Any], stepped: bool) -> str:
-    """Says why this parameter can't be fused; empty if it can. ``stepped``: it has made a step, and so has its state."""
+    """Says why this parameter can't be fused; empty if it can. ``stepped``: it has made a step, and so has
+    its state.
+    """
     if not parameter.requires_grad:
         return "it is frozen"
     if not state and not stepped:
