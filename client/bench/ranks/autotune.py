@@ -13,8 +13,8 @@ import bagua.torch_api as bagua
 from bagua.bench.ranks import harness
 from bagua.bench.ranks.models import WORKLOADS
 from bagua.torch_api.comm.coalesced import broadcast_object
-from bagua.torch_api.tune.decision import Phase, text
 from bagua.torch_api.tune.driver import NEVER
+from bagua.tuning.decision import Phase, text
 
 
 class Trained:

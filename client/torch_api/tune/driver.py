@@ -25,12 +25,12 @@ from bagua.torch_api.train.agreement import broadcast_json
 from bagua.torch_api.train.bucket_layout import ModelBuckets
 from bagua.torch_api.train.parameters import canonical
 from bagua.torch_api.train.runner import Runner
-from bagua.torch_api.tune.comparison import Step
-from bagua.torch_api.tune.decision import Decider, Phase, Setting, Trial, text
 from bagua.torch_api.tune.observer import Observed, Observer
 from bagua.torch_api.tune.options import TuneOptions
 from bagua.torch_api.tune.search import RemoteSearch
 from bagua.torch_api.tune.settings import Settings, Tuned
+from bagua.tuning.comparison import Step
+from bagua.tuning.decision import Decider, Phase, Setting, Trial, text
 from bagua.tuning.network import Network
 
 LOG = logging.getLogger("bagua")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bagua.algorithms import Codec
 from bagua.base.errors import ConfigError
-from bagua.torch_api.tune.decision import Limits
+from bagua.tuning.decision import Limits
 
 VARIABLE = "BAGUA_AUTOTUNE"
 NO_CODEC = "none"

@@ -10,7 +10,7 @@ import time
 from bagua.base.errors import ServiceError, UnavailableError
 from bagua.proto.common_pb2 import TuneRequest, TuneStudy, TuneTrial
 from bagua.torch_api.join.daemon import DaemonClient
-from bagua.torch_api.tune.decision import Setting, Trial
+from bagua.tuning.decision import Setting, Trial
 
 AGAIN_S = 5.0
 """After a question without an answer."""

@@ -13,8 +13,8 @@ from bagua.torch_api.train.bucket_layout import ModelBuckets
 from bagua.torch_api.train.grouping import group_tensors
 from bagua.torch_api.train.rebucket import Cuts
 from bagua.torch_api.train.runner import Runner
-from bagua.torch_api.tune.decision import Setting
 from bagua.torch_api.tune.options import NO_CODEC
+from bagua.tuning.decision import Setting
 
 SMALLEST_KIB, LARGEST_KIB = 256, 64 << 10
 CHUNKS_KIB = ("128", "256", "512", "1024", "2048")

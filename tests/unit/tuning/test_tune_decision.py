@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from bagua.daemon.coordinator.use.tuning_search import Dimension, Tried, propose
-from bagua.torch_api.tune.comparison import Comparison, Figures, Step, Verdict
-from bagua.torch_api.tune.decision import Decider, Limits, Phase, Trial
+from bagua.tuning.comparison import Comparison, Figures, Step, Verdict
+from bagua.tuning.decision import Decider, Limits, Phase, Trial
 
 SPACE = (
     Dimension("bucket_kib", ("256", "512", "1024", "2048", "4096", "8192", "16384", "32768"), ordered=True),

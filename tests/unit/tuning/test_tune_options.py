@@ -6,10 +6,10 @@ import pytest
 
 from bagua.base.errors import ConfigError
 from bagua.base.job_options import variables
-from bagua.torch_api.tune.decision import text
 from bagua.torch_api.tune.observer import in_order
 from bagua.torch_api.tune.options import wanted
 from bagua.torch_api.tune.settings import _doubled
+from bagua.tuning.decision import text
 from bagua.tuning.profile import Gradient, StepProfile
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from statistics import median
 
-from bagua.torch_api.tune.comparison import STEPS_OF_BLOCK, Comparison, Figures, Step, Verdict
+from bagua.tuning.comparison import STEPS_OF_BLOCK, Comparison, Figures, Step, Verdict
 
 Setting = Mapping[str, str]
 """Values by name; a name that is missing stays at its default. ``{}``: all defaults."""
