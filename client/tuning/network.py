@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from bagua.base.errors import ConfigError
 
+FAST_MBIT, NEAR_MS = 4096.0, 1.0
+"""A wire is told apart from others up to this rate, and from this delay on: beyond them the machine decides."""
 RATE_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 TIME_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 LOWEST_RATE, HIGHEST_RATE = 1e5, 1e11
@@ -99,3 +101,21 @@ def fit_network(samples: Sequence[tuple[float, float]], trips: int = 1) -> Netwo
         raise ValueError("Large messages were as fast as small ones: measure larger ones, or more of them. [BG004]")
     rest = statistics.median(seconds - slope * size for size, seconds in samples)
     return Network(8 / (slope * TCP_SHARE), max(0.0, rest) / trips)
+
+
+def measured_network(hosts: int, sizes: str, rate: float, trip_s: float) -> tuple[str, Network]:
+    """A measured network of ``hosts`` of ``sizes`` ranks: in words so coarse that they are the same next time, and as a
+    wire for predictions. ``rate``: bits per second."""
+    mbit, delay = min(FAST_MBIT, _coarse(rate / 1e6, 4)), max(NEAR_MS, _coarse(trip_s * 1e3, 4))
+    words = f"{hosts} hosts of {sizes}, {mbit:g} Mbit/s, {delay:g} ms"
+    return words, Network(rate if mbit < FAST_MBIT else 0.0, trip_s if delay > NEAR_MS else 0.0)
+
+
+def _coarse(value: float, factor: int) -> float:
+    """The nearest power of ``factor``."""
+    power = 1.0
+    while power * factor**0.5 < value:
+        power *= factor
+    while power > value * factor**0.5:
+        power /= factor
+    return power

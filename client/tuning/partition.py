@@ -9,7 +9,9 @@ bucket starts at the end of backward, so a dynamic program takes the greedy one'
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -167,3 +169,28 @@ def _cuts_of(profile: StepProfile, label: _Label, ends: Sequence[int]) -> Cuts:
         found.append(_by_dtype(profile, range(begin, ends[stop - 1])))
         stop, label = label.begin, label.before
     return [names for cuts in reversed(found) for names in cuts]
+
+
+def as_text(cuts: Cuts) -> str:
+    """The lengths of cuts, as a setting has them."""
+    return ",".join(str(len(names)) for names in cuts)
+
+
+def from_text(text: str, names: Sequence[str]) -> list[list[str]]:
+    """The cuts of ``names`` that ``as_text`` wrote. Raises ValueError if the text does not cut these names."""
+    found, begin = [], 0
+    for count in map(int, text.split(",")):
+        found.append(list(names[begin : begin + count]))
+        begin += count
+    if begin != len(names) or not all(found):
+        raise ValueError(f"{text} does not cut {len(names)} parameters.")
+    return found
+
+
+def in_order(profile: StepProfile, arrival: Sequence[str]) -> StepProfile:
+    """The same with parameters in this order: none is ready before those that come before it in a bucket's turn."""
+    place = {name: number for number, name in enumerate(arrival)}
+    ordered = sorted(profile.parameters, key=lambda one: place.get(one.name, len(place)))
+    ready = itertools.accumulate((one.ready_ns for one in ordered), max)
+    parameters = tuple(dataclasses.replace(one, ready_ns=at) for one, at in zip(ordered, ready, strict=True))
+    return dataclasses.replace(profile, parameters=parameters)

@@ -13,7 +13,7 @@ import bagua.torch_api as bagua
 from bagua.bench.ranks import harness
 from bagua.bench.ranks.models import WORKLOADS
 from bagua.torch_api.comm.coalesced import broadcast_object
-from bagua.torch_api.tune.driver import NEVER
+from bagua.torch_api.tune import NEVER
 from bagua.tuning.decision import Phase, text
 
 

@@ -12,8 +12,8 @@ from bagua.algorithms import Algorithm, AlgorithmImpl
 from bagua.torch_api.comm.groups import BaguaProcessGroup
 from bagua.torch_api.compat.model import BaguaDistributedDataParallel
 from bagua.torch_api.train.bucket import PlanBucket
-from bagua.torch_api.tune.driver import Tuning
-from bagua.torch_api.tune.options import wanted
+from bagua.torch_api.tune import Tuning
+from bagua.tuning.options import wanted
 
 
 class BaguaModule(torch.nn.Module):

@@ -16,8 +16,9 @@ from bagua.daemon.coordinator.rules.identity import DEFAULT_NAMESPACE, EVERYWHER
 from bagua.daemon.coordinator.store import models as m
 from bagua.daemon.coordinator.store.store import Store, Transaction
 from bagua.daemon.coordinator.store.worker import Worker
-from bagua.daemon.coordinator.use.tuning_search import Dimension, Tried, propose
+from bagua.daemon.coordinator.use.tuning_search import Tried, propose
 from bagua.proto import common_pb2, job_pb2
+from bagua.tuning.space import Dimension
 
 _MOST_TEXT = 2_000
 _MOST_SETTING = 64 << 10  # characters: a model's cuts are a number for each bucket

@@ -10,16 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from bagua.tuning.space import Dimension
+
 FIRST_AT_RANDOM = 5
-
-
-@dataclass(frozen=True)
-class Dimension:
-    """Setting, and the values that it may have. ``ordered``: neighbours are alike."""
-
-    name: str
-    choices: tuple[str, ...]
-    ordered: bool = False
 
 
 @dataclass(frozen=True)

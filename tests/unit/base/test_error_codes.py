@@ -54,7 +54,7 @@ INTERNAL = {
     "client/torch_api/comm/state_holders.py": "the coordinator ends such a job before",
     "client/torch_api/cache/seal.py: The entry is damaged": "caught: the sample is loaded anew",
     "client/torch_api/train/bucket_layout.py: Cuts must": "caught: a recorded cut that does not fit is not used",
-    "client/torch_api/tune/settings.py": "caught: a setting that does not fit is not used",
+    "client/tuning/partition.py": "caught: a setting that does not fit is not used",
     "daemon/coordinator/rounds/reconciler.py: call.job_id": "the servicer names the job",
     "daemon/coordinator/rounds/reconciler.py: request.job_id": "the servicer names the job",
 }

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from bagua.daemon.coordinator.use.tuning_search import Dimension, Tried, propose
+from bagua.daemon.coordinator.use.tuning_search import Tried, propose
 from bagua.tuning.comparison import Comparison, Figures, Step, Verdict
 from bagua.tuning.decision import Decider, Limits, Phase, Trial
+from bagua.tuning.space import Dimension
 
 SPACE = (
     Dimension("bucket_kib", ("256", "512", "1024", "2048", "4096", "8192", "16384", "32768"), ordered=True),

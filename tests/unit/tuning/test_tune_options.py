@@ -6,11 +6,11 @@ import pytest
 
 from bagua.base.errors import ConfigError
 from bagua.base.job_options import variables
-from bagua.torch_api.tune.observer import in_order
-from bagua.torch_api.tune.options import wanted
-from bagua.torch_api.tune.settings import _doubled
 from bagua.tuning.decision import text
+from bagua.tuning.options import wanted
+from bagua.tuning.partition import in_order
 from bagua.tuning.profile import Gradient, StepProfile
+from bagua.tuning.space import space_of
 
 
 def test_nothing_is_tuned_unless_somebody_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,15 @@ def test_words_and_sizes() -> None:
     assert text({}) == "the defaults"
     assert text({"cuts": "1,2,3", "codec": "fp16"}) == "codec=fp16, cuts=1,2,3"
     assert text({"cuts": ",".join("1" * 40)}) == "cuts=40 buckets"
-    assert _doubled(256, 256) == [256] and _doubled(256, 1500) == [256, 512, 1024, 2048]
+
+
+def test_the_space_follows_the_model_and_the_hosts() -> None:
+    (small,) = space_of(1000, 1, {}, with_codec=True)
+    assert small.name == "bucket_kib" and small.choices == ("256",)
+    sizes, chunks, codec = space_of(1500 << 10, 2, {"codec": ["fp16", "none"]}, with_codec=True)
+    assert sizes.choices == ("256", "512", "1024", "2048") and chunks.name == "chunk_kib"
+    assert codec.choices == ("fp16", "none") and not codec.ordered
+    assert len(space_of(1500 << 10, 2, {"codec": ["fp16"]}, with_codec=False)) == 2
 
 
 def test_a_profile_in_the_order_of_buckets() -> None:

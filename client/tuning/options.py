@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bagua.algorithms import Codec
+from bagua.base.algorithm_choice import CODECS
 from bagua.base.errors import ConfigError
 from bagua.tuning.decision import Limits
 
@@ -78,10 +78,9 @@ def _value(name: str, value: object) -> str:
             return NO_CODEC
         if not isinstance(value, str):
             raise ConfigError(f"tune['codec'] has {value!r}: write names of codecs, or None. [BG309]")
-        try:
-            Codec.of(value)
-        except ValueError as error:
-            raise ConfigError(f"tune['codec'] has {value!r}: {error}") from None
+        if value not in CODECS:
+            known = ", ".join(CODECS)
+            raise ConfigError(f"tune['codec'] has {value!r}: There is no codec {value!r}. Known: {known}. [BG303]")
         return value
     most = 1 << 20 if name == "bucket_kib" else 16 << 10
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:

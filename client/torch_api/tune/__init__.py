@@ -1,1 +1,0 @@
-"""The job tunes itself: compares settings while it trains, and keeps the best."""
