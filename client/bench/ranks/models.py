@@ -23,7 +23,9 @@ class Workload:
 
 
 class Block(nn.Module):
-    """Block of two 3x3 convolutions with a shortcut (He et al., 2015, "Deep Residual Learning for Image Recognition")."""
+    """Block of two 3x3 convolutions with a shortcut (He et al., 2015, "Deep Residual Learning for Image
+    Recognition").
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()

@@ -39,7 +39,9 @@ NOT_THERE = (*FOREIGN_SETTINGS, "BAGUA_JOB_SECRET", "BAGUA_JOB_SECRET_FILE", "BA
 
 
 class Way(Protocol):
-    """Way in which daemons come to hosts. ``address``: this machine's for them. ``ends_by_signal``: see ``slurm_end``."""
+    """Way in which daemons come to hosts. ``address``: this machine's for them. ``ends_by_signal``: see
+    ``slurm_end``.
+    """
 
     job: str
     address: str
