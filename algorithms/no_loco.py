@@ -14,8 +14,7 @@ from bagua.algorithms.registry import GlobalAlgorithmRegistry
 from bagua.algorithms.warm_up import WarmUp
 from bagua.algorithms.weights import copy_weights, set_weights
 
-MIXED = "mixed"
-"""Slot: what a rank sends, and the pair's mean of it."""
+MIXED = "mixed"  # Slot: what a rank sends, and the pair's mean of it
 
 
 class NoLoCoAlgorithmImpl(PeriodicImpl):

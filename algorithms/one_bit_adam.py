@@ -15,8 +15,7 @@ from bagua.algorithms.plan import GRADIENT, RESULT, SCRATCH, AllReduce, Local, P
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
 from bagua.algorithms.weights import GIVE_IT, check_optimizers
 
-MOMENTUM = "momentum"
-"""Slot: this rank's scaled momentum."""
+MOMENTUM = "momentum"  # Slot: this rank's scaled momentum
 
 
 class OneBitAdamOptimizer(FrozenAdam):

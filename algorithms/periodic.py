@@ -12,11 +12,10 @@ from bagua.algorithms.plan import COPY, GRADIENT, SCRATCH, WEIGHT, AllReduce, Lo
 from bagua.algorithms.warm_up import NO_WARM_UP, WarmUp
 from bagua.algorithms.weights import check_optimizers, copy_weights, subtract
 
-ANCHOR = "anchor"
-"""Slot: the weights after the last exchange, the same on all ranks that take part in it."""
+ANCHOR = "anchor"  # Slot: the weights after the last exchange, the same on all ranks that take part in it
 
+# Slot: how far this rank has moved from the anchor, ``anchor - weight``; after the exchange the mean of it.
 DELTA = "delta"
-"""Slot: how far this rank has moved from the anchor, ``anchor - weight``; after the exchange the mean of it."""
 
 
 class PeriodicImpl(AlgorithmImpl):

@@ -31,12 +31,12 @@ ZERO = "zero"
 COPY = "copy"
 RESCALE = "rescale"
 SCRATCH = "scratch"
+# Rule for a slot when the members of an elastic job change. KEEP: each rank keeps its own. ZERO: it begins anew. COPY:
+# it is the same on all ranks; those that are left keep it. RESCALE: it is a sum over ranks, and is multiplied by the
+# new number of them over the old one. Ranks that join get COPY and RESCALE from the others, and begin the rest as
+# ``init_operations`` does. SCRATCH: each step fills it anew, so that a checkpoint, which holds all others, leaves it
+# out.
 ON_CHANGE = (KEEP, ZERO, COPY, RESCALE, SCRATCH)
-"""Rule for a slot when the members of an elastic job change. KEEP: each rank keeps its own. ZERO: it begins anew.
-COPY: it is the same on all ranks; those that are left keep it. RESCALE: it is a sum over ranks, and is multiplied by
-the new number of them over the old one. Ranks that join get COPY and RESCALE from the others, and begin the rest as
-``init_operations`` does. SCRATCH: each step fills it anew, so that a checkpoint, which holds all others, leaves it
-out."""
 
 EVERYONE = "everyone"
 HOST = "host"
@@ -46,9 +46,9 @@ PLACES = (EVERYONE, HOST, LEADERS)
 # A rank without a gradient contributes zeros, so that only these make sense.
 REDUCTIONS = ("SUM", "AVG")
 
+# Among whom: all ranks of the model's process group, the ranks of this host, one rank of each host, or a function that
+# is called each time and returns a communicator (a pair of this step), None where this rank has no part in it.
 Over = str | Callable[[], Any]
-"""Among whom: all ranks of the model's process group, the ranks of this host, one rank of each host, or a function that
-is called each time and returns a communicator (a pair of this step), None where this rank has no part in it."""
 
 
 def _check_over(over: Over) -> None:

@@ -17,11 +17,9 @@ from bagua.algorithms.plan import FRESH, RESULT, SCRATCH, AllReduce, Local, Plan
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
 from bagua.algorithms.warm_up import WarmUp
 
-LEFT = "left"
-"""Slot: gradients that travel as they are, then P of every matrix."""
+LEFT = "left"  # Slot: gradients that travel as they are, then P of every matrix
 
-RIGHT = "right"
-"""Slot: Q of every matrix."""
+RIGHT = "right"  # Slot: Q of every matrix
 
 
 @dataclass

@@ -11,8 +11,8 @@ from bagua.algorithms.base import Bucket, BucketLayout, DataParallel, ProcessGro
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.plan import WEIGHT
 
+# Words for users of the library, and of a Trainer.
 GIVE_IT = "give it to with_bagua or DistributedDataParallel(optimizers=...), or return it in configure_optimizers"
-"""Words for users of the library, and of a Trainer."""
 
 
 def one_bucket_per_dtype(groups: Sequence[Sequence[torch.Tensor]]) -> list[BucketLayout]:

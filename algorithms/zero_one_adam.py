@@ -17,11 +17,9 @@ from bagua.algorithms.plan import GRADIENT, RESULT, SCRATCH, WEIGHT, AllReduce, 
 from bagua.algorithms.registry import GlobalAlgorithmRegistry
 from bagua.algorithms.weights import codec_of_differences, set_weights
 
-MEETING, MET = "meeting", "met"
-"""Slots of one element, for a step that all ranks have a part in."""
+MEETING, MET = "meeting", "met"  # Slots of one element, for a step that all ranks have a part in
 
-SCALE, SCALED = "scale", "scaled"
-"""Slots: 1 / D of each element, and the gradient times that."""
+SCALE, SCALED = "scale", "scaled"  # Slots: 1 / D of each element, and the gradient times that
 
 
 class ZeroOneAdamOptimizer(FrozenAdam):

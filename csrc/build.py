@@ -33,6 +33,10 @@ COMPILE_FLAGS = ("-std=c++17", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra")
 # Nothing of torch is used, and the library must load without it. libstdc++ is named first because torch exports copies
 # of its templates, which would make the linker take torch as needed.
 LINK_FLAGS = ("-Wl,--as-needed", "-lstdc++", "-pthread")
+# Folders that are compiled together as one unit, the longest first, and how far their code is optimised where -O3 is in
+# vain: they decide, wait and call what computes. Most of the compiler's time went into the same headers of the standard
+# library and of pybind11, again for every file, and into code that runs once for each operation. Not codec and kernel,
+# which compute, and not net, where headers of two of the system's families would meet.
 JOINED = {
     ("core/engine", "core/transport"): "O1",
     ("core/bindings",): "O1",
@@ -40,10 +44,6 @@ JOINED = {
     ("core/base",): "",
     ("c10d",): "",
 }
-"""Folders that are compiled together as one unit, the longest first, and how far their code is optimised where -O3 is
-in vain: they decide, wait and call what computes. Most of the compiler's time went into the same headers of the
-standard library and of pybind11, again for every file, and into code that runs once for each operation. Not codec and
-kernel, which compute, and not net, where headers of two of the system's families would meet."""
 
 
 @dataclass(frozen=True)

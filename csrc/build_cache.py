@@ -22,8 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SOURCE_DIR = Path(__file__).resolve().parent
-COMPILE_DEADLINE_S = 600.0
-"""Of one run of a compiler."""
+COMPILE_DEADLINE_S = 600.0  # of one run of a compiler
 _TAIL_LINES = 30
 
 

@@ -17,19 +17,18 @@ from bagua.csrc.build_progress import Progress, told
 
 LIBRARY = "libbagua_kernels.so"
 KERNELS = "gpu/kernels"
+# Sources of the kernels: .cu files of ``gpu/kernels``, and headers that they share with the CPU's codecs.
 FOLDERS = (KERNELS, "core/codec", "core/kernel", "core/base")
-"""Sources of the kernels: .cu files of ``gpu/kernels``, and headers that they share with the CPU's codecs."""
 FLAGS = (
     "-std=c++17",
     "-O3",
     "-lineinfo",
     "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra",
 )
+# Flags that nvcc takes from the environment. A warning is no error, for other host compilers may warn: where our tests
+# build, NVCC_APPEND_FLAGS is --Werror=all-warnings.
 NVCC_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
-"""Flags that nvcc takes from the environment. A warning is no error, for other host compilers may warn: where our tests
-build, NVCC_APPEND_FLAGS is --Werror=all-warnings."""
-REMEMBERED_S = 600.0
-"""For so long a build that failed is not tried again: each rank would wait for it a minute."""
+REMEMBERED_S = 600.0  # for so long a build that failed is not tried again: each rank would wait for it a minute
 # The runtime goes into the library: it need not be the version that torch brought. Streams, pointers and the device's
 # primary context belong to the driver and are the same for both.
 LINK_FLAGS = ("-shared", "-cudart=static", "-Xlinker=--exclude-libs,ALL")

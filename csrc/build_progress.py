@@ -12,11 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-PATIENCE_S = 2.0
-"""Nothing is told of what takes no longer."""
+PATIENCE_S = 2.0  # Nothing is told of what takes no longer
 LINE_S = 1.0
-LOG_S = 10.0
-"""Seconds between two words on a terminal, where they take each other's place, and in a log."""
+LOG_S = 10.0  # seconds between two words on a terminal, where they take each other's place, and in a log
 
 
 @dataclass(frozen=True)

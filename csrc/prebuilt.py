@@ -16,6 +16,8 @@ from pathlib import Path
 
 PACKAGE = "bagua_prebuilt"
 LIST = "modules.json"
+# By machine: values of the compiler's -march, the best first, and the processor's flags that each adds to the next one,
+# as in /proc/cpuinfo.
 LEVELS = {
     "x86_64": {
         "x86-64-v4": "avx512f avx512bw avx512cd avx512dq avx512vl",
@@ -24,8 +26,6 @@ LEVELS = {
     },
     "aarch64": {"armv8-a": ""},
 }
-"""By machine: values of the compiler's -march, the best first, and the processor's flags that each adds to the next
-one, as in /proc/cpuinfo."""
 
 
 def find(kind: str, key: str) -> Path | None:

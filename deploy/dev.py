@@ -61,13 +61,10 @@ NCCL_FOLDER = VENV / "nccl"
 # Tests wait more than they compute: there are more processes than cores. tests/conftest.py says how they share the
 # tests out.
 WORKERS = min(2 * (os.cpu_count() or 1), 6)
-BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
-"""Of tests: modules are compiled once, whatever the user's environment says."""
-EDITABLE = VENV / ".bagua-editable"
-"""Exists while ``develop``'s installation is the one in the environment."""
+BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}  # of tests: modules are compiled once, whatever the user's environment says
+EDITABLE = VENV / ".bagua-editable"  # Exists while ``develop``'s installation is the one in the environment
 PACKAGED = ("proto", "daemon", "client", "csrc", "algorithms", "deploy", "docs/errors")
-RELEASE = ("dist", "prebuilt", "man", "lock", "sbom", "image")
-"""Commands that are programs beside this one."""
+RELEASE = ("dist", "prebuilt", "man", "lock", "sbom", "image")  # Commands that are programs beside this one
 
 
 def say(text: str) -> None:

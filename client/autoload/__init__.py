@@ -15,8 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-NAME = "bagua"
-"""The backend's name, and that of the package which has it."""
+NAME = "bagua"  # the backend's name, and that of the package which has it
 
 
 class Devices(Sequence[str]):

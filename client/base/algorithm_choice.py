@@ -14,6 +14,8 @@ VARIABLE = "BAGUA_ALGORITHM"
 
 CODECS = ("none", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "minmax8", "int4", "onebit", "topk")
 
+# Algorithms that come with the library, and what they can be given as a text: parameters and their types. A program may
+# register others; those it names itself.
 PARAMETERS: dict[str, dict[str, str]] = {
     "async": {
         "peer_selection_mode": "str",
@@ -77,12 +79,9 @@ PARAMETERS: dict[str, dict[str, str]] = {
     "top_k": {"density": "float", "warmup_steps": "int", "everywhere": "bool", "warmup_codec": "codec"},
     "zero_one_adam": {"codec": "codec"},
 }
-"""Algorithms that come with the library, and what they can be given as a text: parameters and their types. A program
-may register others; those it names itself."""
 
 NAMES = tuple(PARAMETERS)
-OPEN = ("combine",)
-"""Take more parameters: those of the algorithm that they choose."""
+OPEN = ("combine",)  # Take more parameters: those of the algorithm that they choose
 
 _MUST_BE = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "a word"}
 _WORDS = {"true": True, "false": False, "none": None}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-VARIABLE = "BAGUA_CHECKPOINT_DIR"
-"""In the environment of ranks: an absolute path."""
+VARIABLE = "BAGUA_CHECKPOINT_DIR"  # in the environment of ranks: an absolute path
 
 
 def absolute(folder: Path) -> str:
@@ -18,8 +17,8 @@ def name_of(step: int) -> str:
     return f"step_{step:010d}"
 
 
+# In the environment of ranks, 1: a ``Checkpointer`` looks every few seconds whether a checkpoint is asked for.
 ON_REQUEST = "BAGUA_CHECKPOINT_ON_REQUEST"
-"""In the environment of ranks, 1: a ``Checkpointer`` looks every few seconds whether a checkpoint is asked for."""
 
 _REQUEST = ".save-now"
 

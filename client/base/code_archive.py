@@ -8,12 +8,10 @@ from __future__ import annotations
 import re
 from pathlib import PurePosixPath
 
-MAX_BYTES = 64 << 20
-"""Of an archive."""
+MAX_BYTES = 64 << 20  # of an archive
 MAX_UNPACKED_BYTES = 256 << 20
 MAX_FILES = 10_000
-MAX_NAME = 1_000
-"""Bytes of a path in an archive."""
+MAX_NAME = 1_000  # bytes of a path in an archive
 PIECE_BYTES = 256 << 10
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")

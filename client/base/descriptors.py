@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import resource
 
-SCARCE = (errno.EMFILE, errno.ENFILE)
-"""No file descriptor is left: for this process, for the machine."""
+SCARCE = (errno.EMFILE, errno.ENFILE)  # No file descriptor is left: for this process, for the machine
 
 
 def descriptor_words(error: OSError, who: str) -> str:

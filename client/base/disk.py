@@ -6,10 +6,8 @@ import errno
 import os
 from pathlib import Path
 
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""There is no room, and there may be some later."""
-CLOSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
-"""This user may not write, or read, there."""
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # There is no room, and there may be some later
+CLOSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})  # this user may not write, or read, there
 
 
 def disk_words(error: OSError, path: Path | str | None = None) -> str:

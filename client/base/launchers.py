@@ -16,10 +16,8 @@ from bagua.base.errors import ConfigError
 
 Environment = Mapping[str, str]
 
-FIRST_PORT, PORTS = 10000, 20000
-"""Below the ports that Linux gives to connections by itself."""
-DEFAULT_PORT = 29500
-"""Port of the rendezvous of several hosts, as torch has it."""
+FIRST_PORT, PORTS = 10000, 20000  # Below the ports that Linux gives to connections by itself
+DEFAULT_PORT = 29500  # Port of the rendezvous of several hosts, as torch has it
 LOOPBACK = "127.0.0.1"
 
 
@@ -61,6 +59,7 @@ SRUN = Launcher(
 PBSDSH = Launcher(
     "pbsdsh", "PBS_VNODENUM", "PBS_NP", node_rank="PBS_NODENUM", needs=("PBS_TASKNUM",), job=("PBS_JOBID",)
 )
+# Innermost first: mpirun runs inside of an allocation of Slurm or PBS, and may use srun to start its own daemons.
 LAUNCHERS = (
     Launcher(
         "Open MPI's mpirun",
@@ -82,7 +81,6 @@ LAUNCHERS = (
     Launcher("PMIx", "PMIX_RANK", "", job=("PMIX_NAMESPACE",)),
     PBSDSH,
 )
-"""Innermost first: mpirun runs inside of an allocation of Slurm or PBS, and may use srun to start its own daemons."""
 
 
 def outer(environment: Environment) -> Launcher | None:

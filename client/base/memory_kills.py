@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-KILLER = "The kernel's out-of-memory killer"
-"""How each explanation begins."""
+KILLER = "The kernel's out-of-memory killer"  # how each explanation begins
 
 OTHERS = "Or another process sent the signal; which one is not known."
 

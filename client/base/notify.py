@@ -12,8 +12,7 @@ import socket
 import time
 from collections.abc import MutableMapping
 
-BEATS = 3
-"""In each interval of the watchdog, so that a busy machine is no reason to be killed."""
+BEATS = 3  # in each interval of the watchdog, so that a busy machine is no reason to be killed
 
 
 class Notifier:

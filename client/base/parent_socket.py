@@ -10,18 +10,17 @@ import socket
 from typing import Any
 
 MAX_BYTES = 64 << 10
+# Variables with settings of a service that runs elsewhere: services that we start must not meet it.
 FOREIGN_SETTINGS = (
     *("BAGUA_COORDINATOR", "BAGUA_DATABASE_URL", "BAGUA_STATE_DIR"),
     *("BAGUA_TOKEN", "BAGUA_TOKEN_FILE", "BAGUA_TLS"),
 )
-"""Variables with settings of a service that runs elsewhere: services that we start must not meet it."""
+# Beside the daemon's socket for ranks: processes of an ephemeral cluster's host show there that they live, and ask for
+# jobs.
 CLUSTER_SOCKET = "cluster.sock"
-"""Beside the daemon's socket for ranks: processes of an ephemeral cluster's host show there that they live, and ask for
-jobs."""
+# From rank 0 of several hosts: it has joined the job of that id, which may outlast this host's processes.
 JOINED = "joined"
-"""From rank 0 of several hosts: it has joined the job of that id, which may outlast this host's processes."""
-SLOTS = 4_096
-"""Slots of each node of an ephemeral cluster: more than all worlds need that a program may begin."""
+SLOTS = 4_096  # Slots of each node of an ephemeral cluster: more than all worlds need that a program may begin
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

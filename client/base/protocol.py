@@ -6,12 +6,10 @@ coordinator and daemons are upgraded one after the other, in either order.
 
 from __future__ import annotations
 
+# Protocol of this version. 1: bagua 0.1, which does not say a number; 2: bagua 1.0.
 PROTOCOL = 2
-"""Protocol of this version. 1: bagua 0.1, which does not say a number; 2: bagua 1.0."""
-OLDEST = 1
-"""With which this version talks."""
-MAX_PATIENCE_S = 7 * 86_400.0
-"""The most that LocalJob.patience_s and RunJob.patience_s may be."""
+OLDEST = 1  # with which this version talks
+MAX_PATIENCE_S = 7 * 86_400.0  # the most that LocalJob.patience_s and RunJob.patience_s may be
 
 
 def misfit(version: str, protocol: int, oldest: int, whose: str) -> str:

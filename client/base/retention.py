@@ -10,8 +10,7 @@ from bagua.base.errors import ConfigError
 
 _SECONDS = {"d": 86_400.0, "h": 3_600.0}
 _BYTES = {"M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-NO_NUMBER = 2**62
-"""No limit of their number."""
+NO_NUMBER = 2**62  # No limit of their number
 
 
 @dataclass(frozen=True)

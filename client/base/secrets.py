@@ -10,25 +10,24 @@ from pathlib import Path
 
 from bagua.base.errors import ConfigError
 
-HIDDEN = "***"
-"""Stands where the value of a secret is not shown."""
+HIDDEN = "***"  # stands where the value of a secret is not shown
 
+# A word of a name that ends so makes it a secret: HF_TOKEN, PGPASSWORD.
 _SECRET_ENDS = (
     *("TOKEN", "SECRET", "SECRETS", "PASSWORD", "PASSWORDS", "PASSWD", "PASSPHRASE"),
     *("CREDENTIAL", "CREDENTIALS", "APIKEY", "ACCESSKEY", "SECRETKEY", "PRIVATEKEY"),
 )
-"""A word of a name that ends so makes it a secret: HF_TOKEN, PGPASSWORD."""
 _SECRET_WORDS = frozenset({"KEY", "KEYS", "JWT", "PAT", "PWD"})
 _FRIENDLY_PAIRS = frozenset(
     {(word, "TOKEN") for word in ("PAD", "EOS", "BOS", "UNK", "MASK", "CLS", "SEP", "MAX", "MIN", "NUM", "PER")}
     | {(word, "KEY") for word in ("PUBLIC", "PRIMARY", "FOREIGN", "SORT", "CACHE", "PARTITION", "HOT")}
     | {("MAX", "KEYS"), ("NUM", "KEYS"), ("PUBLIC", "KEYS")}
 )
+# A name that ends so tells about a secret and is none: BAGUA_TOKEN_FILE, KEY_SIZE.
 _FRIENDLY_LAST = frozenset(
     "FILE PATH DIR FOLDER NAME SIZE LENGTH LEN COUNT LIMIT BITS DIM INDEX TYPE KIND FORMAT ALGORITHM TTL EXPIRY "
     "TIMEOUT VERSION ENABLED PARALLELISM DROPOUT URL URI ENDPOINT HOST PORT HEADER SOCK".split()
 )
-"""A name that ends so tells about a secret and is none: BAGUA_TOKEN_FILE, KEY_SIZE."""
 _FOLDERS = frozenset({"PWD", "OLDPWD"})
 _PASSWORD_IN_URL = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
 MAX_FILE_BYTES = 64 << 10

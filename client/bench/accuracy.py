@@ -23,17 +23,13 @@ class Task:
     """A training: its length, its learning rate, and how near to gradient all-reduce a result must come."""
 
     name: str
-    result: str
-    """The measure at the end, of the mean of all replicas."""
+    result: str  # the measure at the end, of the mean of all replicas
     steps: int
     lr: float
-    beta2: float
-    """Of Adam."""
-    batch_size: int
-    """Per rank."""
+    beta2: float  # of Adam
+    batch_size: int  # Per rank
     seeds: int
-    bound: float
-    """Allowed loss of accuracy, in points, or of loss, in per cent."""
+    bound: float  # Allowed loss of accuracy, in points, or of loss, in per cent
     percent: bool
 
 

@@ -31,10 +31,8 @@ ANSWER_DEADLINE_S = 120.0
 START_DEADLINE_S = 10.0
 MOST_MESSAGES = 20_000
 MOST_PINGS = 500
-FIRST_BYTES = 8 << 20
-"""Bytes in the unmeasured warm-up stream."""
-FIRST_PINGS = 4
-"""Number of warm-up pings."""
+FIRST_BYTES = 8 << 20  # bytes in the unmeasured warm-up stream
+FIRST_PINGS = 4  # number of warm-up pings
 
 COLUMNS = (
     Column("network", "network", text),
@@ -50,8 +48,7 @@ COLUMNS = (
 )
 
 
-Arguments = Callable[["Place"], Sequence[str]]
-"""Arguments of net_bench at a place."""
+Arguments = Callable[["Place"], Sequence[str]]  # Arguments of net_bench at a place
 
 
 def multiple(streams: int) -> str:

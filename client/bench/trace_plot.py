@@ -9,6 +9,7 @@ from typing import Any
 from bagua.bench.plots import new_figure, save_figure
 from bagua.timeline.chrome import step_of
 
+# By phase; others are not drawn.
 COLOURS = {
     "forward": "#4e79a7",
     "backward": "#76b7b2",
@@ -23,7 +24,6 @@ COLOURS = {
     "send": "#bab0ac",
     "receive": "#79706e",
 }
-"""By phase; others are not drawn."""
 _HEIGHT = 0.8
 
 Event = dict[str, Any]

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from bagua.base.errors import ConfigError
 
-RESULT_MARK = "bagua-bench-result "
-"""Begins the line in which rank 0 prints its results where no file can be shared."""
+RESULT_MARK = "bagua-bench-result "  # begins the line in which rank 0 prints its results where no file can be shared
 
 SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 LARGEST_SIZE = 64 << 30

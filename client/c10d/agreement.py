@@ -33,17 +33,14 @@ from bagua.c10d.names import NAME
 from bagua.torch_api.comm.communicator import Communicator
 
 LOG = logging.getLogger("bagua")
-GRACE_S = 5.0
-"""How long a rank waits for ranks that are not in its list."""
+GRACE_S = 5.0  # how long a rank waits for ranks that are not in its list
+# The least that members of a new group wait for each other: its timeout is for operations.
 MEETING = timedelta(minutes=5)
-"""The least that members of a new group wait for each other: its timeout is for operations."""
-FIRST_LOOK, LAST_LOOK = 1.0, 30.0
-"""Seconds until a rank that waits looks for a circle, doubled up to the second."""
+FIRST_LOOK, LAST_LOOK = 1.0, 30.0  # seconds until a rank that waits looks for a circle, doubled up to the second
+# Between two looks into the store, whose own waits warn when they time out. Many ranks look less often: 10,000 times a
+# second in all.
 FIRST_PAUSE_S, PAUSE_S, PAUSE_PER_RANK_S = 0.001, 0.05, 1e-4
-"""Between two looks into the store, whose own waits warn when they time out. Many ranks look less often: 10,000 times a
-second in all."""
-LONG = 64
-"""Ranks in a list that is noted as it is; of longer ones the beginning and a digest."""
+LONG = 64  # ranks in a list that is noted as it is; of longer ones the beginning and a digest
 
 
 class _Default:

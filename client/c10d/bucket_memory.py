@@ -20,8 +20,7 @@ from bagua.torch_api.join import environment
 from bagua.torch_api.train.module_hook import beside_graphs
 
 SWITCH = "DDP_DISABLE_COMM_MEM"
-WAITING: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
-"""Models whose buckets torch will make again."""
+WAITING: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()  # Models whose buckets torch will make again
 
 
 def lent(module: torch.nn.Module) -> AbstractContextManager[None]:

@@ -31,6 +31,7 @@ from bagua.c10d.work import Operation, Together, run_within
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.join.session import current
 
+# Names until torch 2.12, and since.
 ALIASES = {
     "_allgather_base": "all_gather_single",
     "_reduce_scatter_base": "reduce_scatter_single",
@@ -38,8 +39,8 @@ ALIASES = {
     "reduce_scatter_tensor_coalesced": "reduce_scatter_single_coalesced",
     "alltoall_base": "all_to_all_single",
 }
-"""Names until torch 2.12, and since."""
 
+# Methods that torch calls in a forward pass.
 TRACED = (
     "allreduce",
     "allreduce_coalesced",
@@ -61,7 +62,6 @@ TRACED = (
     "recv",
     "recv_anysource",
 )
-"""Methods that torch calls in a forward pass."""
 
 Tensors = Sequence[torch.Tensor]
 ProcessGroup: Any = distributed.ProcessGroup
@@ -88,8 +88,8 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
     """A group of ranks of the job."""
 
     shut_down: Callable[[], None]
+    # torch 2.4 asks the group for CUDA tensors in ``new_group``: it takes ``_get_backend`` for a Backend.
     supports_splitting = False
-    """torch 2.4 asks the group for CUDA tensors in ``new_group``: it takes ``_get_backend`` for a Backend."""
 
     def __init__(
         self, store: Store, rank: int, size: int, timeout: timedelta, communicator: Communicator, name: str

@@ -9,8 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 Job = Callable[[], None]
-IDLE_S = 10.0
-"""A thread that had nothing to do for so long ends."""
+IDLE_S = 10.0  # a thread that had nothing to do for so long ends
 
 
 class Threads:
@@ -113,5 +112,4 @@ class Lane:
             del job
 
 
-THREADS = Threads()
-"""Those of this process."""
+THREADS = Threads()  # those of this process

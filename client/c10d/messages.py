@@ -19,8 +19,7 @@ from bagua.torch_api.comm.members import hashed_number
 from bagua.torch_api.join.session import current
 
 POLL_S = 0.0005
-Route = tuple[int, int, int]
-"""Source and destination, as positions in the group, and the tag."""
+Route = tuple[int, int, int]  # Source and destination, as positions in the group, and the tag
 
 
 class Messages:

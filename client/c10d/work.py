@@ -18,12 +18,12 @@ from bagua.torch_api.join.connection import HostConnection
 
 Work: Any = distributed_c10d.Work
 
+# From this torch on, C++ that gets a work from Python keeps its Python part. Before, that part was freed in the hands
+# of DDP's reducer and of functional collectives, which then found a work without methods.
 HELD_SINCE = (2, 8)
-"""From this torch on, C++ that gets a work from Python keeps its Python part. Before, that part was freed in the hands
-of DDP's reducer and of functional collectives, which then found a work without methods."""
 MOST_KEPT = 1024
+# Before HELD_SINCE: operations of which nobody has asked the end yet, the newest of them; by id.
 KEPT: dict[int, Operation] = {}
-"""Before HELD_SINCE: operations of which nobody has asked the end yet, the newest of them; by id."""
 KEEPS = tuple(map(int, torch.__version__.split(".")[:2])) < HELD_SINCE
 
 

@@ -9,8 +9,7 @@ from typing import Literal
 
 from bagua.base.errors import ConfigError
 
-ALONE = 0.7
-"""So likely a fault is over, with all its consequences, before the next one comes."""
+ALONE = 0.7  # so likely a fault is over, with all its consequences, before the next one comes
 
 
 Need = Literal["root", "sqlite", "postgresql"]
@@ -84,8 +83,7 @@ WHY_NOT = {
 }
 
 
-JOIN = "join"
-"""Not a fault, but shown like one: those that were lost are replaced."""
+JOIN = "join"  # not a fault, but shown like one: those that were lost are replaced
 
 
 @dataclass(frozen=True)

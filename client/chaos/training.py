@@ -26,8 +26,7 @@ import bagua.torch_api as bagua
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 
 SAMPLES, BATCH, WIDTH = 480, 4, 64
-REST_S = 0.004
-"""After each step, unless told otherwise: services on the same processors must have their turn."""
+REST_S = 0.004  # after each step, unless told otherwise: services on the same processors must have their turn
 
 
 class Counting(nn.Module):

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 
 from bagua.base.secrets import HIDDEN, looks_secret
 
+# Known secrets of fewer characters are not looked for: "1" or "true" would tear every text apart. Where such a value
+# stands beside its name it is removed all the same.
 SHORTEST = 6
-"""Known secrets of fewer characters are not looked for: "1" or "true" would tear every text apart. Where such a value
-stands beside its name it is removed all the same."""
 
 _PEM = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
 _URL = re.compile(r"(://[^/\s:@\"']{0,200}:)[^/\s\"']+(?=@)")

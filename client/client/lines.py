@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+# At most one redraw of a user's own progress bar (text that ends with a carriage return) per rank and second.
 REDRAW_INTERVAL_S = 1.0
-"""At most one redraw of a user's own progress bar (text that ends with a carriage return) per rank and second."""
 
-MAX_PARTIAL_BYTES = 64 * 1024
-"""A line longer than that is cut: output without line ends must not fill the memory."""
+MAX_PARTIAL_BYTES = 64 * 1024  # a line longer than that is cut: output without line ends must not fill the memory
 
 
 class LineAssembler:

@@ -24,15 +24,14 @@ from bagua.proto import common_pb2
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
-IGNORE_FILE = ".baguaignore"
-"""Patterns as in .gitignore: what matches is not packed."""
+IGNORE_FILE = ".baguaignore"  # Patterns as in .gitignore: what matches is not packed
+# Where git does not say what belongs to the code.
 DEFAULT_IGNORES = (
     ".git/ .hg/ .svn/ __pycache__/ *.pyc .venv/ venv/ .tox/ .nox/ node_modules/ *.egg-info/ .mypy_cache/ "
     ".pytest_cache/ .ruff_cache/ .ipynb_checkpoints/ .DS_Store"
 ).split()
-"""Where git does not say what belongs to the code."""
+# In a folder that is a virtual environment, whatever its name. It is never packed.
 ENVIRONMENT = "pyvenv.cfg"
-"""In a folder that is a virtual environment, whatever its name. It is never packed."""
 _NAMED = 5  # files in a message
 _GIT_S = 60.0
 

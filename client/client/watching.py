@@ -8,8 +8,8 @@ from threading import Event, Thread
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+# Items that were read and not yet taken: a job that prints faster than the caller reads must not fill the memory.
 WAITING = 64
-"""Items that were read and not yet taken: a job that prints faster than the caller reads must not fill the memory."""
 _LOOK_S = 0.2
 _END = object()
 

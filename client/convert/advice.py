@@ -8,13 +8,12 @@ from dataclasses import dataclass
 
 from bagua.convert.names import Names
 
+# Arguments of torch's DistributedDataParallel that Bagua's takes.
 TAKEN = {
     *("module", "device_ids", "output_device", "dim", "broadcast_buffers", "process_group", "bucket_cap_mb"),
     *("find_unused_parameters", "check_reduction", "gradient_as_bucket_view", "static_graph"),
 }
-"""Arguments of torch's DistributedDataParallel that Bagua's takes."""
-_SAME_PLACES = 5
-"""Number of leading positional arguments that mean the same in both."""
+_SAME_PLACES = 5  # number of leading positional arguments that mean the same in both
 _METHODS = {"register_comm_hook", "_set_static_graph", "_get_ddp_logging_data", "_register_builtin_comm_hook"}
 _SHARDING = (
     *("torch.distributed.fsdp", "torch.distributed._composable", "torch.distributed.tensor"),

@@ -8,20 +8,19 @@ from dataclasses import dataclass, field
 
 DDP = "torch.nn.parallel.DistributedDataParallel"
 INIT = "torch.distributed.init_process_group"
+# Other paths of the same objects.
 _HOMES = {
     "torch.nn.parallel.distributed.DistributedDataParallel": DDP,
     "torch.distributed.distributed_c10d.init_process_group": INIT,
 }
-"""Other paths of the same objects."""
+# Names that ``import *`` brings from these modules, as far as they matter here.
 _STARS = {
     "torch.nn.parallel": ("DistributedDataParallel", "DataParallel"),
     "torch.distributed": ("init_process_group",),
 }
-"""Names that ``import *`` brings from these modules, as far as they matter here."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-Meaning = str | ast.expr | None
-"""A dotted path, the expression that was assigned, or something else."""
+Meaning = str | ast.expr | None  # a dotted path, the expression that was assigned, or something else
 
 
 @dataclass

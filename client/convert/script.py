@@ -13,8 +13,8 @@ from bagua.convert.names import DDP, INIT, Names, imported
 
 LIBRARY = "bagua.torch_api"
 OURS = "bagua.torch_api.data_parallel"
+# Arguments of ``init_process_group`` beside which the ranks find each other by the environment.
 _FROM_ENVIRONMENT = {"backend", "init_method", "timeout", "device_id", "pg_options", "group_name"}
-"""Arguments of ``init_process_group`` beside which the ranks find each other by the environment."""
 _TOLD = ("init_process_group", "DistributedDataParallel")
 _BACKENDS = {"nccl": "cpu:bagua,cuda:nccl", "gloo": "bagua", "mpi": "bagua", "ucc": "bagua", "": "bagua"}
 

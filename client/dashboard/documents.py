@@ -11,8 +11,7 @@ from bagua.proto import common_pb2, job_pb2
 
 MAX_RANKS = 256  # of a job that are listed one by one, those that failed first
 TEXT = 4_000  # characters of a reason or a traceback
-HIDDEN = "***"
-"""Stands for values that look like secrets in what the coordinator answers."""
+HIDDEN = "***"  # stands for values that look like secrets in what the coordinator answers
 
 
 def short(text: str, most: int = TEXT) -> str:

@@ -17,8 +17,7 @@ CARRIED_S = 8.0  # a rank that told nothing for so long has no cell
 POINT_S = 0.5  # points are not closer than that at the beginning
 SPEED_S = 2.0  # steps per second are counted over so long
 SMOOTHING = 0.3  # weight of the newest report
-STRAGGLES = 1.25
-"""A rank that computes so many times as long as the median is named."""
+STRAGGLES = 1.25  # a rank that computes so many times as long as the median is named
 
 
 @dataclass(frozen=True)

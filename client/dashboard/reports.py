@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from bagua.dashboard.history import Report, Shares
 from bagua.proto import common_pb2, job_pb2
 
+# Figures of the newest step, among the metrics of each report of a rank that trains.
 EXPOSED, HIDDEN, COMPUTE = "comm exposed ms", "comm hidden ms", "compute ms"
-"""Figures of the newest step, among the metrics of each report of a rank that trains."""
 _FIGURES = frozenset((EXPOSED, HIDDEN, COMPUTE))
 
 

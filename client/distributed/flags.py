@@ -15,6 +15,7 @@ SERVICE_PORT = "--bagua_service_port: nothing listens at a port of its own here,
 REPORT_METRICS = "--report_metrics: `bagua job show` and the coordinator's /metrics have a job's figures"
 HOSTS = "{}: this command starts the ranks of one host; `baguarun --host_list` starts those of all"
 
+# Option -> the variable through which ranks hear of it. An option that is not given leaves the variable alone.
 VARIABLES = {
     "autotune_level": "BAGUA_AUTOTUNE",
     "autotune_max_samples": "BAGUA_AUTOTUNE_MAX_SAMPLES",
@@ -22,7 +23,6 @@ VARIABLES = {
     "autotune_warmup_time": "BAGUA_AUTOTUNE_WARMUP_TIME_S",
     "default_bucket_size": "BAGUA_DEFAULT_BUCKET_SIZE",
 }
-"""Option -> the variable through which ranks hear of it. An option that is not given leaves the variable alone."""
 
 
 class Parser(argparse.ArgumentParser):

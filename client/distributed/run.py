@@ -39,9 +39,9 @@ __all__ = [
     "set_bagua_env",
 ]
 
-MAX_RESTARTS = 3
-"""The original's default."""
+MAX_RESTARTS = 3  # the original's default
 
+# Options that only torchrun has -> the value that asks for nothing. With another value the job is torchrun's.
 OF_TORCHRUN = {
     "rdzv_endpoint": "",
     "rdzv_conf": "",
@@ -51,7 +51,6 @@ OF_TORCHRUN = {
     "start_method": "spawn",
     "run_path": False,
 }
-"""Options that only torchrun has -> the value that asks for nothing. With another value the job is torchrun's."""
 
 PASSED_ON = (*OF_TORCHRUN, "rdzv_backend", "rdzv_id", "max_restarts", "monitor_interval", "log_dir", "nproc_per_node")
 

@@ -25,8 +25,7 @@ INSECURE = "BAGUA_INSECURE_RENDEZVOUS"
 MIN_CHARACTERS = 32
 MIN_DIFFERENT = 8
 MAX_BYTES = 4096
-SHARED_PATIENCE_S = 60.0
-"""For a file that another host made in the shared home."""
+SHARED_PATIENCE_S = 60.0  # for a file that another host made in the shared home
 
 _MAKE = "umask 077; mkdir -p ~/.config/bagua; openssl rand -hex 32 > ~/.config/bagua/job-secret"
 

@@ -26,6 +26,7 @@ from bagua.torch_api.algorithms.one_bit_adam import OneBitAdamOptimizer
 from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
 from bagua.torch_api.algorithms.zero_one_adam import ZeroOneAdamOptimizer
 
+# Names of algorithms in the READMEs and examples of the original.
 ALIASES = {
     "allreduce": "gradient_allreduce",
     "quantize": "bytegrad",
@@ -33,7 +34,6 @@ ALIASES = {
     "1bit-adam": "one_bit_adam",
     "onebit_adam": "one_bit_adam",
 }
-"""Names of algorithms in the READMEs and examples of the original."""
 
 
 def parser(text: str | None, **defaults: Any) -> argparse.ArgumentParser:

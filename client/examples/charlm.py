@@ -24,8 +24,8 @@ from torch import Tensor, nn
 import bagua.torch_api as bagua
 from bagua.examples import _common
 
+# Newline and printable ASCII; every other character is read as ``?``.
 ALPHABET = "\n" + "".join(chr(code) for code in range(32, 127))
-"""Newline and printable ASCII; every other character is read as ``?``."""
 
 MAX_CHARACTERS = 4_000_000
 HELD_OUT_SHARE = 0.05

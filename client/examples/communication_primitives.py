@@ -22,8 +22,7 @@ from bagua.torch_api.communication import (
     new_group,
 )
 
-COUNT = 12
-"""Elements for each rank."""
+COUNT = 12  # Elements for each rank
 OPERATIONS = (bagua.ReduceOp.SUM, bagua.ReduceOp.PRODUCT, bagua.ReduceOp.MIN, bagua.ReduceOp.MAX, bagua.ReduceOp.AVG)
 
 

@@ -26,8 +26,7 @@ import bagua.torch_api as bagua
 from bagua.examples import _common, _vision
 
 RESULT = "validation accuracy"
-CLASSES = 10
-"""Of a folder that this program makes."""
+CLASSES = 10  # of a folder that this program makes
 MEAN, DEVIATION = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])  # of ImageNet's channels
 
 

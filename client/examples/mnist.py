@@ -28,13 +28,13 @@ RESULT = "test accuracy"
 SAVED = "mnist_cnn.pt"
 MEAN, DEVIATION = 0.1307, 0.3081  # of MNIST's pixels
 
+# Of each digit. 0, 3, 6: the bars from top to bottom; 1, 2, 4, 5: left and right above, left and right below.
 SEGMENTS = ("012456", "25", "02346", "02356", "1235", "01356", "013456", "025", "0123456", "012356")
-"""Of each digit. 0, 3, 6: the bars from top to bottom; 1, 2, 4, 5: left and right above, left and right below."""
+# Rows from, to, columns from, to.
 PLACES = {
     **{"0": (5, 7, 9, 19), "3": (13, 15, 9, 19), "6": (21, 23, 9, 19)},
     **{"1": (5, 15, 8, 10), "2": (5, 15, 18, 20), "4": (13, 23, 8, 10), "5": (13, 23, 18, 20)},
 }
-"""Rows from, to, columns from, to."""
 
 
 class Net(nn.Module):

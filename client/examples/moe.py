@@ -24,8 +24,7 @@ from bagua.examples.digits import RESULT, load_digits, shift
 
 WIDTH = 64
 NEEDED_ACCURACY = 0.95
-BALANCE = 0.01
-"""Factor of the auxiliary loss."""
+BALANCE = 0.01  # Factor of the auxiliary loss
 
 
 class ExpertNet(nn.Module):

@@ -48,8 +48,7 @@ class NormalisedMeanImpl(AlgorithmImpl):
 
 FEATURES, STEPS, BATCH = 8, 300, 32
 RATE = 0.1
-LOUD = 1000.0
-"""Factor of a broken sensor."""
+LOUD = 1000.0  # Factor of a broken sensor
 NEEDED_LOSS = 0.05
 
 

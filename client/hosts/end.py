@@ -27,14 +27,12 @@ from bagua.base.paths import make_private_dir, write_private
 from bagua.base.run_folder import StateFolder
 from bagua.base.secrets import read_private
 
-STOP_PATIENCE_S = 10.0
-"""Between SIGTERM and SIGKILL of the program, once the connection is closed."""
-NOTICE_PATIENCE_S = 5.0
-"""For a sign, after a signal of the scheduler, that the whole job is ended in another way."""
+STOP_PATIENCE_S = 10.0  # between SIGTERM and SIGKILL of the program, once the connection is closed
+NOTICE_PATIENCE_S = 5.0  # for a sign, after a signal of the scheduler, that the whole job is ended in another way
+# A file beside the order: the job is being ended, and signals that reached its hosts, too, need no answer.
 ENDING = "ending"
-"""A file beside the order: the job is being ended, and signals that reached its hosts, too, need no answer."""
+# Begin of the names of files beside the order: the program on the host of that name ended badly, for this reason.
 FAILED = "failed-"
-"""Begin of the names of files beside the order: the program on the host of that name ended badly, for this reason."""
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,10 @@ from typing import IO, Protocol
 
 from bagua.base.errors import ConfigError
 
-END_PATIENCE_S = 20.0
-"""For what runs on a host to end once it was told to."""
+END_PATIENCE_S = 20.0  # for what runs on a host to end once it was told to
+# For the last lines of a connection that has ended. ssh may leave a process behind that holds its output open, such as
+# the master of a shared connection (ControlPersist): it is not waited for.
 LAST_OUTPUT_S = 5.0
-"""For the last lines of a connection that has ended. ssh may leave a process behind that holds its output open, such as
-the master of a shared connection (ControlPersist): it is not waited for."""
 _SCREEN = Lock()
 
 

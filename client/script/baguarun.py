@@ -30,10 +30,9 @@ from bagua.hosts.ssh import COMMAND_VARIABLE, PORT_VARIABLE, default_command, hi
 
 HOSTS_VARIABLE = "BAGUA_NODE_DOMAIN_NAMES"
 SECRET = "BAGUA_JOB_SECRET"
+# Variables that say how hosts know each other. With none of them the job gets a secret of its own.
 ADMISSION = (SECRET, "BAGUA_JOB_SECRET_FILE", "BAGUA_INSECURE_RENDEZVOUS")
-"""Variables that say how hosts know each other. With none of them the job gets a secret of its own."""
-AS_HERE = ("PATH", "LD_LIBRARY_PATH", *ADMISSION)
-"""Variables of this process that every host gets, if they are set."""
+AS_HERE = ("PATH", "LD_LIBRARY_PATH", *ADMISSION)  # Variables of this process that every host gets, if they are set
 
 
 def get_args_parser() -> flags.Parser:

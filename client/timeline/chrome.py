@@ -37,16 +37,14 @@ from bagua.timeline.trace import ENGINE, Clock, Source, Span, Trace, in_order, s
 
 FORM = 1
 TRAINING, OTHERS, BUCKETS = 1, 2, 10
-OPERATIONS, REDUCTION, WIRE = 1, 100, 200
-"""Numbers of the first thread of each kind."""
+OPERATIONS, REDUCTION, WIRE = 1, 100, 200  # Numbers of the first thread of each kind
 _OF_BUCKET = ("bucket", "ready", "submitted", "reduced")
 _OF_OPERATION = ("operation", "ranks", "queued", "host")
 _WIRE = ("send", "receive")
 _WORDS = {"ready": "waits for its turn", "submitted": "submitted", "reduced": "reduced"}
 
 Event = dict[str, Any]
-Track = tuple[int, str, Sequence[Span]]
-"""Number, name and spans of one thread."""
+Track = tuple[int, str, Sequence[Span]]  # Number, name and spans of one thread
 
 
 def to_chrome(trace: Trace) -> dict[str, Any]:

@@ -6,10 +6,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-STRAGGLES = 1.1
-"""A rank that computes so many times as long as the rank in the middle is named."""
-LEAST_SHARE = 0.01
-"""Shares below it are left out."""
+STRAGGLES = 1.1  # a rank that computes so many times as long as the rank in the middle is named
+LEAST_SHARE = 0.01  # Shares below it are left out
 
 
 @dataclass(frozen=True)

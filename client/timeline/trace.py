@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-ENGINE = -1
-"""``Source.rank`` of the engine of a host."""
+ENGINE = -1  # ``Source.rank`` of the engine of a host
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,9 @@ from bagua.tuning.predict import (
 )
 from bagua.tuning.profile import Gradient, StepProfile
 
-WORTH_IT = 0.10
-"""Share of the step that an algorithm with another result must save to be recommended."""
+WORTH_IT = 0.10  # Share of the step that an algorithm with another result must save to be recommended
 
-THIN_STEPS = 2
-"""Exchanges of PowerSGD for a bucket: P, then Q."""
+THIN_STEPS = 2  # Exchanges of PowerSGD for a bucket: P, then Q
 
 
 @dataclass(frozen=True)

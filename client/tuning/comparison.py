@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from statistics import median
 
-SMALLEST_GAIN = 0.01
-"""Share of the step time; less is not worth a change."""
+SMALLEST_GAIN = 0.01  # Share of the step time; less is not worth a change
 CLEARLY_WORSE = 0.05
 LEAST_PAIRS, MOST_PAIRS = 2, 4
+# Measured steps of one block. The one before them is not counted: buckets have just been cut.
 STEPS_OF_BLOCK = 3
-"""Measured steps of one block. The one before them is not counted: buckets have just been cut."""
 _OF_NORMAL = 1.4826  # a normal distribution's deviation, in median absolute deviations
 _OF_MEDIAN = 1.2533  # the standard error of its median, in that of its mean
 

@@ -19,19 +19,16 @@ from statistics import median
 
 from bagua.tuning.comparison import STEPS_OF_BLOCK, Comparison, Figures, Step, Verdict
 
+# Values by name; a name that is missing stays at its default. ``{}``: all defaults.
 Setting = Mapping[str, str]
-"""Values by name; a name that is missing stays at its default. ``{}``: all defaults."""
 
 WARM_UP_STEPS = 8
-STEPS_OF_SEARCH = 230
-"""After so many steps the search ends, with whatever it has found."""
-PATIENCE = 8
-"""Candidates of the search without a gain, one after the other, that end it."""
+STEPS_OF_SEARCH = 230  # after so many steps the search ends, with whatever it has found
+PATIENCE = 8  # Candidates of the search without a gain, one after the other, that end it
 LEAST_CANDIDATES = 10
-WINDOW, WINDOW_S = 50, 2.0
-"""Steps between two looks at a settled job, at least, and seconds."""
+WINDOW, WINDOW_S = 50, 2.0  # steps between two looks at a settled job, at least, and seconds
+# Share of the step time. Further from the reference in ``WINDOWS`` windows: it has changed for good.
 CHANGED = 0.1
-"""Share of the step time. Further from the reference in ``WINDOWS`` windows: it has changed for good."""
 WINDOWS, REFERENCE_WINDOWS = 3, 4
 
 
@@ -83,8 +80,8 @@ class Limits:
     confidence_s: float = 5.0
 
 
+# The next candidate of the search. None: it has not come yet. Raises StopIteration where there are no more.
 Ask = Callable[[], Setting | None]
-"""The next candidate of the search. None: it has not come yet. Raises StopIteration where there are no more."""
 
 
 class Decider:

@@ -26,11 +26,11 @@ SAME = "yes"
 ROUNDED = "rounded"
 OTHER = "no"
 
+# Codecs whose only effect is a rounding error: nothing is sent later.
 ROUNDING = ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "minmax8")
-"""Codecs whose only effect is a rounding error: nothing is sent later."""
 
+# Codecs that lose accuracy except where an algorithm is made for them (algorithms/README.md).
 COARSE = ("onebit", "topk")
-"""Codecs that lose accuracy except where an algorithm is made for them (algorithms/README.md)."""
 
 OWN_OPTIMIZER = {
     "qadam": "QAdamOptimizer",
@@ -48,9 +48,10 @@ DEFAULT_CODECS = {
     "zero_one_adam": "onebit",
 }
 DEFAULT_INTERVALS = {"local_sgd": 4, "diloco": 16, "streaming_diloco": 16, "no_loco": 16}
-LOCAL_STEPS = 4
-"""Steps from one exchange of ``zero_one_adam`` to the next, at the end (``local_step_clipper``)."""
+LOCAL_STEPS = 4  # steps from one exchange of ``zero_one_adam`` to the next, at the end (``local_step_clipper``)
 
+# Passes over memory that a rank makes for an exchange, before and after it, in units of ``a += b``. Those of the plans
+# (``Local`` steps).
 PASSES = {
     "async": (1.0, 2.0),
     "decentralized": (1.0, 1.0),
@@ -64,16 +65,13 @@ PASSES = {
     "streaming_diloco": (1.0, 6.0),
     "zero_one_adam": (2.0, 2.0),
 }
-"""Passes over memory that a rank makes for an exchange, before and after it, in units of ``a += b``. Those of the plans
-(``Local`` steps)."""
 
-PASSES_OF_DIFFERENCES = (1.0, 2.0)
-"""The same where a codec makes weights travel as differences."""
+PASSES_OF_DIFFERENCES = (1.0, 2.0)  # the same where a codec makes weights travel as differences
 
+# Codecs that an algorithm takes, or was made for; others take all.
 ALLOWED = {"no_loco": ("none", "fp16", "bf16"), "qadam": ("minmax8", "onebit")} | dict.fromkeys(
     ("one_bit_adam", "zero_one_adam"), ("onebit",)
 )
-"""Codecs that an algorithm takes, or was made for; others take all."""
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 DEFAULT_BYTES = 10 << 20
-DEVICE_BYTES = 25 << 20
-"""On a GPU each operation costs launches, so buckets are as large as DDP's, and as few."""
+DEVICE_BYTES = 25 << 20  # on a GPU each operation costs launches, so buckets are as large as DDP's, and as few
 SMALLEST_BUCKET_BYTES = 256 << 10
 FIRST_BUCKET_BYTES = 1 << 20
 PARTS = 6

@@ -18,9 +18,9 @@ TIME_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 LOWEST_RATE, HIGHEST_RATE = 1e5, 1e11
 LONGEST_DELAY_S = 10.0
 
+# Share of an Ethernet line's rate that TCP's payload can have: segments of 1448 bytes in frames of 1514 (as tbf counts
+# them).
 TCP_SHARE = 1448 / 1514
-"""Share of an Ethernet line's rate that TCP's payload can have: segments of 1448 bytes in frames of 1514 (as tbf counts
-them)."""
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,7 @@ from bagua.tuning.profile import StepProfile
 
 Cuts = list[list[str]]
 
-MOST_PIECES = 256
-"""A model of more tensors is cut between some of them only: small neighbours count as one."""
+MOST_PIECES = 256  # a model of more tensors is cut between some of them only: small neighbours count as one
 
 
 def default_cuts(profile: StepProfile, wanted: int = DEFAULT_BYTES, explicit: bool = False) -> Cuts:

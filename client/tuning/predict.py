@@ -16,24 +16,23 @@ from bagua.tuning.profile import CodecSpeed, Speeds, StepProfile
 
 ALL_REDUCE = "all-reduce"
 PAIR = "pair"
-RING = "ring"
-"""Patterns: all hosts, changing pairs of them, or both neighbours in a ring."""
+RING = "ring"  # Patterns: all hosts, changing pairs of them, or both neighbours in a ring
 
 CHUNK_BYTES = 512 << 10
 DIRECT_BYTES, DIRECT_HOSTS = 32 << 10, 8
 MIDDLE_BYTES = 512 << 10
 TRIP_NS, BYTE_NS = 100_000.0, 1.0
+# From engine/values/options.h, collective/cost.h and codec/formats.h. Encoded blocks have whole tiles.
 TILE, TOPK_BLOCK = 1024, 16384
-"""From engine/values/options.h, collective/cost.h and codec/formats.h. Encoded blocks have whole tiles."""
 
+# Bytes sent for a byte of float32, scales of blocks included; topk: 1.5 times its density.
 RATIOS = {
     **{"fp16": 0.5, "bf16": 0.5, "fp8_e4m3": 0.252, "fp8_e5m2": 0.252},
     **{"minmax8": 0.254, "int4": 0.133, "onebit": 0.0323},
 }
-"""Bytes sent for a byte of float32, scales of blocks included; topk: 1.5 times its density."""
 
+# Of an operation that moves next to nothing: the part that another trip takes. The rest is between rank and engine.
 TRIP_SHARE = 0.5
-"""Of an operation that moves next to nothing: the part that another trip takes. The rest is between rank and engine."""
 
 TOPK_BYTES = 6 / 4
 DEFAULT_DENSITY = 0.01

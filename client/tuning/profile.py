@@ -18,11 +18,11 @@ from bagua.base.errors import ConfigError
 
 FORMAT = "bagua step profile"
 VERSION = 1
+# Bytes of an element, by dtype.
 ITEM_BYTES = {
     **{"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2},
     **{"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16},
 }
-"""Bytes of an element, by dtype."""
 
 T = TypeVar("T")
 
@@ -80,6 +80,7 @@ class Speeds:
 
 
 # Measured on the reference machine of docs/performance.md.
+# Stands in where a machine was not measured.
 REFERENCE = Speeds(
     reduce=4e9,
     memory=8e9,
@@ -96,7 +97,6 @@ REFERENCE = Speeds(
         "topk": CodecSpeed(1.5e9, 8e9),
     },
 )
-"""Stands in where a machine was not measured."""
 
 
 @dataclass(frozen=True)

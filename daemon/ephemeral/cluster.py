@@ -22,13 +22,11 @@ from bagua.daemon.ephemeral.users import Users, send
 from bagua.daemon.log_lines import configure_logging
 from bagua.proto import common_pb2
 
-FENCE_AFTER_S = 10.0
-"""All of it comes and goes together: ranks need not outlive a coordinator that is away for long."""
-PLACEMENT_PATIENCE_S = 300.0
-"""How long the daemons of the other hosts may take to come."""
+FENCE_AFTER_S = 10.0  # all of it comes and goes together: ranks need not outlive a coordinator that is away for long
+PLACEMENT_PATIENCE_S = 300.0  # how long the daemons of the other hosts may take to come
+# How long a placed job waits for its first rank. They join when all have come, and wait five minutes for the last; if
+# the processes of the cluster end before, it does not wait.
 JOIN_PATIENCE_S = 360.0
-"""How long a placed job waits for its first rank. They join when all have come, and wait five minutes for the last; if
-the processes of the cluster end before, it does not wait."""
 
 
 class Cluster:

@@ -22,8 +22,8 @@ HOME = "docs/"
 LINK = re.compile(r"\]\(\s*<?([^)>\s#]+)")
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 GENERATED = f"{HOME}reference/"
+# Files that browsers shall show, not download.
 TEXT = (".cpp", ".cu", ".h", ".proto", ".py", ".pyi", ".sbatch", ".service", ".sh", ".toml", ".yaml", ".yml", "LICENSE")
-"""Files that browsers shall show, not download."""
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:

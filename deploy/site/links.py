@@ -14,8 +14,7 @@ from pathlib import Path
 from urllib.parse import urldefrag, urlsplit
 
 LINK = re.compile(r'\b(?:href|src)=(?:"([^"]*)"|([^\s>"]+))')
-HERE = ("127.0.0.1", "localhost")
-"""Hosts of addresses that a reader's own programs serve."""
+HERE = ("127.0.0.1", "localhost")  # hosts of addresses that a reader's own programs serve
 TIMEOUT_S = 30.0
 AT_ONCE = 8
 HEADERS = {"User-Agent": "Mozilla/5.0 (link check of Bagua's pages)"}

@@ -26,8 +26,7 @@ CURVE_POINTS = 24
 CHARACTERS = 1_000_000
 HELD_OUT_WINDOWS = 256
 
-Loss = Callable[[nn.Module], Tensor]
-"""The loss on the next batch of this rank."""
+Loss = Callable[[nn.Module], Tensor]  # the loss on the next batch of this rank
 
 
 class Digits:

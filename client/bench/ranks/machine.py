@@ -18,8 +18,7 @@ from bagua.bench.ranks.codec import Subject
 
 SMALL_BYTES = 4 << 10
 LARGE_BYTES = 16 << 20
-MEMORY_BYTES = 64 << 20
-"""More than caches hold: gradients come from memory."""
+MEMORY_BYTES = 64 << 20  # More than caches hold: gradients come from memory
 ROUNDS = 7
 
 

@@ -115,6 +115,7 @@ def tiny(batch: int = 8) -> Workload:
     return Workload(model, lambda model: model(inputs).square().mean())
 
 
+# By name. ``batch``: samples of the batch, where it is not the usual one. ``length``: tokens of a transformer's.
 WORKLOADS: dict[str, Callable[..., Workload]] = {
     "mlp": mlp,
     "resnet": resnet,
@@ -124,4 +125,3 @@ WORKLOADS: dict[str, Callable[..., Workload]] = {
     "resnet-s": functools.partial(resnet, 16),
     "transformer-s": functools.partial(transformer, 128, 1792),
 }
-"""By name. ``batch``: samples of the batch, where it is not the usual one. ``length``: tokens of a transformer's."""

@@ -24,12 +24,12 @@ from bagua.bench.ranks.models import WORKLOADS, Workload
 ALONE = "no communication"
 TURN_S = 0.4  # a turn has as many steps as fit, at least one
 MOST_STEPS = 100
+# The least of a turn for what communicates in the background: one exchange is under way while many steps go by.
 BACKGROUND_STEPS = 10
-"""The least of a turn for what communicates in the background: one exchange is under way while many steps go by."""
 LEARNING_RATE = 1e-5
 ONE_BUCKET_MB = 1 << 14
+# Thresholds of malloc that daemons raise for their ranks.
 MALLOC_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_")
-"""Thresholds of malloc that daemons raise for their ranks."""
 
 
 def without_communication(model: nn.Module, _: torch.optim.Optimizer) -> nn.Module:

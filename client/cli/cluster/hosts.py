@@ -29,12 +29,11 @@ from bagua.hosts.remote import Remote
 if TYPE_CHECKING:
     from bagua.cli.cluster.local_cluster import EmbeddedHost
 
+# For the daemons of all hosts. The first one on a host builds the core.
 NODES_DEADLINE_S = 300.0
-"""For the daemons of all hosts. The first one on a host builds the core."""
-DRAIN_GRACE_S = 120.0
-"""How long jobs may take to leave a host whose scheduler announces its end."""
+DRAIN_GRACE_S = 120.0  # how long jobs may take to leave a host whose scheduler announces its end
+# Variables of this process that daemons on other hosts get: what a login there may lack.
 HERE_TOO = ("PATH", "LD_LIBRARY_PATH", "BAGUA_*")
-"""Variables of this process that daemons on other hosts get: what a login there may lack."""
 NOT_THERE = (*FOREIGN_SETTINGS, "BAGUA_JOB_SECRET", "BAGUA_JOB_SECRET_FILE", "BAGUA_DAEMON_SOCKET", "BAGUA_JOB_ID")
 
 

@@ -27,11 +27,11 @@ from bagua.hosts.end import ENDING, FAILED, Order
 
 REQUEUE_DEADLINE_S = 60.0
 SWEEP_DEADLINE_S = 10.0
+# Options of srun in the environment of a batch script, which are about the ranks: a daemon has a node to itself.
 FORGOTTEN = (
     *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_DISTRIBUTION"),
     *("SLURM_GPUS_PER_TASK", "SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_CPU_BIND", "SLURM_GPU_BIND"),
 )
-"""Options of srun in the environment of a batch script, which are about the ranks: a daemon has a node to itself."""
 
 
 @dataclass

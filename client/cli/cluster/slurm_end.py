@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from bagua.cli.cluster.interrupts import Interrupts
     from bagua.cli.display.terminal import Terminal
 
+# After SIGTERM Slurm waits half a minute by default (KillWait).
 CHECKPOINT_PATIENCE_S = {signal.SIGUSR1: 600.0, signal.SIGTERM: 25.0}
-"""After SIGTERM Slurm waits half a minute by default (KillWait)."""
 
 
 class Announcements:

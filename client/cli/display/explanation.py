@@ -12,18 +12,16 @@ from bagua.base.text import printable
 from bagua.client.describe import duration
 
 ENDS = ("SUCCEEDED", "FAILED", "CANCELLED")
+# Events of which a job has one for each node: several in a row become one line, as long as nothing went wrong.
 _ROUTINE = {
     "engine_ready": "engine",
     "rank_started": "start",
     "rank_exited": "end",
     "node_stopped": "stopped",
 }
-"""Events of which a job has one for each node: several in a row become one line, as long as nothing went wrong."""
-_AFTER = 14
-"""Width of the longest time since the beginning: +23 h 59 min."""
+_AFTER = 14  # Width of the longest time since the beginning: +23 h 59 min
 _CANCELLED = "cancelled: "
-_STOPPING_SIGNALS = ("SIGTERM", "SIGKILL")
-"""The service's own, when it ends a job."""
+_STOPPING_SIGNALS = ("SIGTERM", "SIGKILL")  # the service's own, when it ends a job
 
 
 class Event(Protocol):

@@ -21,11 +21,10 @@ from bagua.client.describe import ENDED, job_state
 from bagua.client.lines import LineAssembler, missing_text
 from bagua.proto import common_pb2, job_pb2
 
-LOG_PATIENCE_S = 3.0
-"""How long after the end of a job its last output is waited for."""
+LOG_PATIENCE_S = 3.0  # how long after the end of a job its last output is waited for
 
+# Log chunks read but not yet drawn: a rank that prints faster than the terminal must not fill the memory.
 CHUNKS_IN_FLIGHT = 64
-"""Log chunks read but not yet drawn: a rank that prints faster than the terminal must not fill the memory."""
 
 
 class JobSource(Protocol):

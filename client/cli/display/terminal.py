@@ -15,10 +15,8 @@ from bagua.base.text import printable, printable_output
 if TYPE_CHECKING:
     from bagua.proto import common_pb2
 
-PLAIN_INTERVAL_S = 2.0
-"""Seconds between two progress lines where there is no terminal."""
-ADVANCE_INTERVAL_S = 10.0
-"""The same, before training begins."""
+PLAIN_INTERVAL_S = 2.0  # seconds between two progress lines where there is no terminal
+ADVANCE_INTERVAL_S = 10.0  # the same, before training begins
 
 
 def metrics_text(metrics: dict[str, float]) -> str:

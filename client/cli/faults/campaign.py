@@ -20,8 +20,7 @@ from bagua.cli.faults.inject import Injector, Trained, alive, until
 from bagua.client import job_spec
 from bagua.client.describe import ENDED, SUCCEEDED, job_state
 
-STEPS_BETWEEN = 10
-"""Steps of every rank before the next fault."""
+STEPS_BETWEEN = 10  # steps of every rank before the next fault
 PLACED_S = 120.0
 JOINED_S = 120.0
 RESPAWN = 1000

@@ -23,10 +23,8 @@ GARBAGE = bytes(range(255, 191, -1))
 SLOW_BYTES_PER_S = 100_000
 DEAD_BYTES_PER_S = 1
 DELAY_S = 0.05
-NEWCOMER_S = 120.0
-"""Newcomers come so far, with others before them that have failed."""
-TO_NOTICE_S = 60.0
-"""A fault that is told nowhere ends at the latest after so long."""
+NEWCOMER_S = 120.0  # Newcomers come so far, with others before them that have failed
+TO_NOTICE_S = 60.0  # a fault that is told nowhere ends at the latest after so long
 
 
 @dataclass

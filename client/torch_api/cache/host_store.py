@@ -30,8 +30,8 @@ SCHEMA = (
     "CREATE TABLE IF NOT EXISTS total (one INTEGER PRIMARY KEY CHECK (one = 1), bytes INTEGER NOT NULL)",
     "INSERT OR IGNORE INTO total VALUES (1, 0)",
 )
+# Connections of a parent process: SQLite forbids to use them, and to close them, in a forked child.
 _INHERITED: list[object] = []
-"""Connections of a parent process: SQLite forbids to use them, and to close them, in a forked child."""
 
 
 class HostStore(Store):

@@ -22,8 +22,7 @@ from bagua.torch_api.cache.store import Store, StoreError
 
 Found = TypeVar("Found")
 LOG = logging.getLogger("bagua")
-PAUSE_S = 5.0
-"""A store that failed is left alone so long."""
+PAUSE_S = 5.0  # a store that failed is left alone so long
 BACKENDS = ("host", "redis")
 REDIS_OPTIONS = inspect.signature(RedisStore).parameters.keys()
 PROCESSES = 64  # that count by themselves; more share rows

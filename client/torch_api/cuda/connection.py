@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("bagua")
 
-DEVICE = -1
-"""First number of a ``Place`` in device memory; the second one is the address."""
+DEVICE = -1  # First number of a ``Place`` in device memory; the second one is the address
 KEPT_TICKETS = 4096  # of operations that have been waited for: so long their times are known
 KERNELS = "BAGUA_DEVICE_KERNELS"
 VERDICT_S, LOOK_S = 10.0, 0.02

@@ -17,8 +17,7 @@ from contextlib import suppress
 from bagua.base.errors import CommunicationError
 from bagua.torch_api.join.connection import HostConnection, Request, request
 
-Handed = Callable[[], int]
-"""Hands an operation over; returns the ticket of the device."""
+Handed = Callable[[], int]  # Hands an operation over; returns the ticket of the device
 
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.0005, 0.005
 END_S = 5.0

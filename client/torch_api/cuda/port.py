@@ -85,9 +85,9 @@ def _public_stream(index: int) -> int:
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _public_stream)
 
 
+# How far from its anchor a moment may be: torch says the distance as a float32 of milliseconds, which after hours is no
+# more exact than a millisecond.
 RENEW_MS = 60_000.0
-"""How far from its anchor a moment may be: torch says the distance as a float32 of milliseconds, which after hours is
-no more exact than a millisecond."""
 
 
 class _EventClock:

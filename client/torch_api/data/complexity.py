@@ -11,11 +11,10 @@ import torch
 
 from bagua.base.errors import BaguaError
 
+# A function of a sample, or the costs themselves, by index: a tensor of shape [len(dataset)] is the quickest.
 Cost: TypeAlias = Callable[[Any], float] | torch.Tensor | Sequence[float]
-"""A function of a sample, or the costs themselves, by index: a tensor of shape [len(dataset)] is the quickest."""
 
-WHOLE = float((1 << 31) - 1)
-"""The largest number of an int32."""
+WHOLE = float((1 << 31) - 1)  # the largest number of an int32
 
 
 def costs_of(dataset: Any, cost: Cost, name: str) -> torch.Tensor:

@@ -11,8 +11,7 @@ from bagua.torch_api.comm.joining import on_membership_change
 from bagua.torch_api.comm.membership_change import MembershipChange
 
 RULES = ("linear", "sqrt")
-RATES = ("base_lrs", "max_lrs", "min_lrs")
-"""Attributes of schedulers, with a rate for each group of parameters."""
+RATES = ("base_lrs", "max_lrs", "min_lrs")  # Attributes of schedulers, with a rate for each group of parameters
 
 
 def scale_lr(rule: str, *optimizers: Any) -> None:

@@ -12,8 +12,7 @@ import torch
 from bagua.torch_api.comm.primitives import allreduce
 from bagua.torch_api.join.session import current, is_initialized
 
-FEATURES = 3
-"""Of a sample of size s: 1, s and s * s."""
+FEATURES = 3  # of a sample of size s: 1, s and s * s
 
 
 class Measurements:

@@ -16,8 +16,7 @@ from bagua.torch_api.data.complexity import check_length
 from bagua.torch_api.join.session import current, is_initialized
 
 Item = TypeVar("Item")
-BLOCK = 1 << 14
-"""Indices that become Python's integers at a time: ten million of them would take 400 MB."""
+BLOCK = 1 << 14  # Indices that become Python's integers at a time: ten million of them would take 400 MB
 
 
 def place(num_replicas: int | None, rank: int | None) -> tuple[int, int]:

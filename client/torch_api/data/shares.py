@@ -16,10 +16,9 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from typing import Any
 
-Batch = tuple[int, ...]
-"""Positions in the order of the epoch."""
+Batch = tuple[int, ...]  # Positions in the order of the epoch
+# Divides the positions of a round into one batch for each rank, of these sizes (0: none).
 Split = Callable[[Batch, Sequence[int]], list[Batch]]
-"""Divides the positions of a round into one batch for each rank, of these sizes (0: none)."""
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ from bagua.torch_api.comm.step_state import Heard
 from bagua.torch_api.join.session import CURRENT, Session
 
 LOG = logging.getLogger("bagua")
-Members = tuple[int, ...]
-"""In the order of their ranks."""
+Members = tuple[int, ...]  # in the order of their ranks
 
 
 def follow(session: Session) -> None:

@@ -27,10 +27,8 @@ from bagua.torch_api.comm.shared_rows import SharedRows, Span, Write
 from bagua.torch_api.join.session import Session, current
 from bagua.torch_api.layers.gating import Choice
 
-CACHED_BYTES = 1 << 18
-"""Of rows on which several things are done one after the other."""
-MOST_GUESSED = 1.5
-"""Times the rows that this rank sends: how many it expects to get at most."""
+CACHED_BYTES = 1 << 18  # of rows on which several things are done one after the other
+MOST_GUESSED = 1.5  # times the rows that this rank sends: how many it expects to get at most
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,7 @@ from bagua.torch_api.notebook import rank
 from bagua.torch_api.notebook.cell import Cell
 
 METHODS = ("fork", "spawn")
-GRACE_S = 10.0
-"""For ranks to end by themselves after an interrupt, or after another one has failed."""
+GRACE_S = 10.0  # for ranks to end by themselves after an interrupt, or after another one has failed
 CHUNK = 1 << 16
 TAIL = 2_000  # characters of a rank's output in an error
 

@@ -12,12 +12,12 @@ from bagua.torch_api.train.optimizer_code import home_of_step
 # TensorIterator's grain. Below it an operation runs in one piece on one thread, as it does on a small parameter alone.
 SERIAL_ELEMENTS = 32767
 CACHED_ELEMENTS = 131072  # a block on one thread: more would leave the cache between the kernels of one step
+# Elements of a parameter on the CPU above which a kernel call of its own costs little beside its work.
 LARGEST = SERIAL_ELEMENTS // 2
-"""Elements of a parameter on the CPU above which a kernel call of its own costs little beside its work."""
 
+# Fewer fit into no two vectors of any processor, so torch's loops take such rows element by element, however long they
+# are: their bits don't depend on the row's length.
 TINY_BYTES = 32
-"""Fewer fit into no two vectors of any processor, so torch's loops take such rows element by element, however long
-they are: their bits don't depend on the row's length."""
 
 _WHOLE = {
     "LBFGS": "LBFGS flattens all parameters itself, and calls its closure several times",

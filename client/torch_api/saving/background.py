@@ -24,10 +24,8 @@ from bagua.torch_api.saving import folder as on_disk
 from bagua.torch_api.saving.torch_format import Piece, Written, write_metadata, write_part
 
 LOG = logging.getLogger("bagua")
-PATIENCE_S = 600.0
-"""So long rank 0 waits for the next part."""
-LAST_PATIENCE_S = 60.0
-"""The same when its process is about to end."""
+PATIENCE_S = 600.0  # so long rank 0 waits for the next part
+LAST_PATIENCE_S = 60.0  # the same when its process is about to end
 LOOK_EVERY_S = 0.05
 TELL_AFTER_S = 30.0
 

@@ -33,9 +33,9 @@ LOG = logging.getLogger("bagua")
 T = TypeVar("T")
 DEFAULT_EVERY = timedelta(minutes=10)
 NAME = "checkpointer"
+# First names of tensors without which nobody can go on. Ranks beyond those that wrote a checkpoint have no state of the
+# algorithm in it: they begin as newcomers do.
 REQUIRED = ("model", "optimizer", "states", "ranks")
-"""First names of tensors without which nobody can go on. Ranks beyond those that wrote a checkpoint have no state of
-the algorithm in it: they begin as newcomers do."""
 
 
 class Resumed(NamedTuple):

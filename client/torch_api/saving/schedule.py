@@ -15,8 +15,7 @@ from typing import NamedTuple, Protocol
 Clock = Callable[[], float]
 Asked = Callable[[], bool]
 
-LOOK_S = 2.0
-"""Between two looks whether a checkpoint is asked for."""
+LOOK_S = 2.0  # between two looks whether a checkpoint is asked for
 
 
 class Decision(NamedTuple):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-SMALL_BYTES = 1 << 20
-"""A tensor of fewer bytes is not cut: many small pieces take longer to write."""
+SMALL_BYTES = 1 << 20  # a tensor of fewer bytes is not cut: many small pieces take longer to write
 
 
 class Size(NamedTuple):

@@ -33,8 +33,7 @@ from bagua.daemon.coordinator.rules.identity import CURRENT, Authenticate, Ident
 from bagua.daemon.coordinator.use.audit import OK, Audit
 from bagua.daemon.coordinator.use.open_calls import Calls
 
-STRANGERS_CALLS = 64
-"""Calls of strangers that are answered at the same time."""
+STRANGERS_CALLS = 64  # Calls of strangers that are answered at the same time
 _MAKERS: dict[tuple[bool, bool], Callable[..., Any]] = {  # by (request is a stream, answer is a stream)
     (False, False): grpc.unary_unary_rpc_method_handler,
     (False, True): grpc.unary_stream_rpc_method_handler,
@@ -213,8 +212,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return grpc.stream_stream_rpc_method_handler(call, response_serializer=handler.response_serializer)
 
 
-_NOT_IN_TABLE = Rule(frozenset())
-"""For a call that somebody has forgotten there: nobody may."""
+_NOT_IN_TABLE = Rule(frozenset())  # for a call that somebody has forgotten there: nobody may
 
 
 class _Record:
@@ -248,8 +246,7 @@ class _Record:
         self._audit.add(self._caller, self._method, self.target or made, outcome, detail, self.peer)
 
 
-_TARGETS = ("job_id", "node_id", "token", "prefix", "name", "id")
-"""Fields that say what a request is about."""
+_TARGETS = ("job_id", "node_id", "token", "prefix", "name", "id")  # Fields that say what a request is about
 
 
 def _target(message: Any) -> str:

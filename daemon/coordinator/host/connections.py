@@ -29,8 +29,7 @@ _MOST_STRANGERS = 2_048  # however many descriptors there are
 _MOST_KNOWN = 10_000  # addresses
 _MOST_DESCRIPTORS = 1 << 20  # where the system sets no limit
 
-Peer: TypeAlias = tuple[str, int]
-"""Address in its shortest form, port."""
+Peer: TypeAlias = tuple[str, int]  # Address in its shortest form, port
 
 
 @dataclass(frozen=True)

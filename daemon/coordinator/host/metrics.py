@@ -54,13 +54,13 @@ _COUNTED = {
         "bagua_coordinator_connections_cut_total", "Connections that showed no token and were shut down.", ("reason",)
     ),
 }
+# Shown before they were ever counted: Prometheus sees no increase in a series that begins with 1.
 _FROM_ZERO = (
     *(("ended", state.name.lower()) for state in JobState if state.terminal),
     *(("events", kind) for kind in ("regrouped", "suspended", "newcomers_lost")),
     *(("faults", step) for step in ("observe", "forget", "decide", "write")),
     ("bad_calls", "unauthenticated"),
 )
-"""Shown before they were ever counted: Prometheus sees no increase in a series that begins with 1."""
 _INFO = Family("bagua_job_info", "A living job; the value is 1.", ("job_id", "name", "state"))
 _NODES = Family("bagua_job_nodes", "Nodes of a job.", ("job_id",))
 _WANTED = Family("bagua_job_nodes_wanted", "Nodes that a job would take.", ("job_id",))
@@ -76,11 +76,11 @@ _PARTS = Family(
     ("job_id", "part"),
 )
 
+# All that the coordinator shows of its own; ``process_...`` come from the library.
 FAMILIES = (
     *(BUILD_INFO, _CONNECTED, _DRAINING, _SLOTS, _USED, _JOBS, _OLDEST, *_COUNTED.values()),
     *(_INFO, _NODES, _WANTED, _RANKS, _JOINING, _GENERATION, _CREATED, _STEP, _PARTS),
 )
-"""All that the coordinator shows of its own; ``process_...`` come from the library."""
 
 
 class JobCounts:

@@ -61,8 +61,7 @@ _SUBMIT_JOB = _SUBMIT | {Role.JOB}
 _ANYBODY = frozenset(Role)
 _NOBODY: frozenset[Role] = frozenset()
 
-OPEN = "/grpc.health.v1.Health/"
-"""Strangers may ask for health, too."""
+OPEN = "/grpc.health.v1.Health/"  # Strangers may ask for health, too
 
 _JOBS = "/bagua.v1.JobService/"
 _NODES = "/bagua.v1.NodeService/"

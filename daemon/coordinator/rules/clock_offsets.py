@@ -27,8 +27,7 @@ class Offset:
     bound: int
 
 
-SAME = Offset(0, 0)
-"""Of a node that shares the coordinator's clock."""
+SAME = Offset(0, 0)  # of a node that shares the coordinator's clock
 
 
 def offset_of(exchanges: Sequence[Exchange]) -> Offset:

@@ -41,14 +41,13 @@ class Identity:
     unix_user: str = ""
 
 
-ADMINISTRATOR = Identity("administrator", Role.ADMIN)
-"""The bearer of the token in the state folder."""
+ADMINISTRATOR = Identity("administrator", Role.ADMIN)  # the bearer of the token in the state folder
 
+# The caller, once the interceptor has let it in. Work of the coordinator's own has the default.
 CURRENT: ContextVar[Identity] = ContextVar("identity", default=ADMINISTRATOR)
-"""The caller, once the interceptor has let it in. Work of the coordinator's own has the default."""
 
+# The identity that the metadata of a call shows; None: a stranger.
 Authenticate: TypeAlias = Callable[[Metadata], Awaitable[Identity | None]]
-"""The identity that the metadata of a call shows; None: a stranger."""
 
 
 def shown_credential(metadata: Metadata) -> bytes | None:

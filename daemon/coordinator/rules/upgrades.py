@@ -11,8 +11,7 @@ from typing import Protocol
 from bagua.base.errors import ConflictError, UnavailableError
 from bagua.proto import node_pb2
 
-UPGRADE_S = 300.0
-"""How long a daemon may take to build its core and to start."""
+UPGRADE_S = 300.0  # how long a daemon may take to build its core and to start
 
 
 class Connected(Protocol):

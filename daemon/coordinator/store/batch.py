@@ -12,8 +12,8 @@ from bagua.base.errors import ConflictError, ServiceError
 from bagua.daemon.coordinator.rules.domain import Change, CoordinatorRecord, Event, JobRecord, NodeRecord
 from bagua.daemon.coordinator.store.store import Store, Transaction
 
+# Errors of the database or of the machine. Any other is one of the part that is being written.
 _FOR_ALL = (sa.exc.OperationalError, sa.exc.InterfaceError, ServiceError, MemoryError)
-"""Errors of the database or of the machine. Any other is one of the part that is being written."""
 
 log = structlog.get_logger("coordinator.batch")
 

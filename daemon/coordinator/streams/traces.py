@@ -22,15 +22,12 @@ from bagua.proto import common_pb2, job_pb2, node_pb2
 
 DEFAULT_STEPS, MAX_STEPS = 5, 1_000
 DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S = 60.0, 600.0
-MAX_SPANS = 500_000
-"""Of a whole trace."""
+MAX_SPANS = 500_000  # of a whole trace
 MAX_SPANS_OF_SOURCE = 20_000
-MAX_TRACES = 4
-"""That are recorded at the same time."""
+MAX_TRACES = 4  # That are recorded at the same time
 PROBES = 8
 PROBE_S = 2.0
-GRACE_S = 10.0
-"""For a node's answer after its time has passed."""
+GRACE_S = 10.0  # for a node's answer after its time has passed
 
 
 class Connected(Protocol):

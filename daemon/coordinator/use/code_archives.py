@@ -26,13 +26,10 @@ from bagua.proto import common_pb2, job_pb2
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MAX_TOTAL_BYTES = 2 << 30
-"""Of all archives."""
+MAX_TOTAL_BYTES = 2 << 30  # of all archives
 MAX_MESSAGE_BYTES = 1 << 20
-KEEP_S = 86_400.0
-"""An archive that no unfinished job needs goes so long after its last use."""
-SPARE_S = 600.0
-"""So long after its last use it is not given up for others: a job that needs it may be on its way."""
+KEEP_S = 86_400.0  # an archive that no unfinished job needs goes so long after its last use
+SPARE_S = 600.0  # so long after its last use it is not given up for others: a job that needs it may be on its way
 _UPLOADS = 4  # at the same time
 _SILENCE_S = 60.0  # of one who uploads
 _PIECES_AT_ONCE = 8  # in one transaction: others wait for that

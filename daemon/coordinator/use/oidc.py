@@ -26,8 +26,7 @@ from bagua.daemon.coordinator.use.accounts import NAMESPACE, UNIX_USER
 
 REFRESH_S = 30.0
 FETCH_S = 10.0
-CACHE_S = 60.0
-"""A token that was found good is not checked again for so long, nor beyond its own end."""
+CACHE_S = 60.0  # a token that was found good is not checked again for so long, nor beyond its own end
 _MOST = 10_000  # tokens that are kept so
 _MAX_BYTES = 1 << 20
 _ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from reference import command_line, events, protocols, python_api, settings, variables
 
-TITLES = {"python": "Python", "command-line": "Command line", "protocols": "Protocols"}
-"""Of folders of pages."""
+TITLES = {"python": "Python", "command-line": "Command line", "protocols": "Protocols"}  # of folders of pages
 
 
 def pages() -> dict[str, str]:

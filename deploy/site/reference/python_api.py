@@ -13,12 +13,12 @@ import griffe
 from reference import made_late
 from reference.markdown import anchor, escaped, table
 
+# Where a name is described that several modules have.
 FIRST = (
     *("bagua.torch_api", "bagua.torch_api.algorithms", "bagua.algorithms", "bagua.torch_api.data_parallel"),
     *("bagua.torch_api.contrib", "bagua.torch_api.checkpoint", "bagua.torch_api.moe", "bagua.torch_api.communication"),
     *("bagua.client", "bagua.lightning", "bagua.accelerate", "bagua.loggers"),
 )
-"""Where a name is described that several modules have."""
 
 
 @cache

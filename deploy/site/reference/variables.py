@@ -12,8 +12,8 @@ from reference.command_line import place
 from reference.markdown import anchor, escaped, table
 from reference.settings import CLASSES, variable
 
+# Variables that are no options and no settings, with their words, by group.
 GROUPS: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-"""Variables that are no options and no settings, with their words, by group."""
 
 
 def of_options() -> dict[str, list[tuple[str, str, str]]]:
