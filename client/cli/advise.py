@@ -11,8 +11,8 @@ import typer
 
 from bagua.base.errors import UsageError
 from bagua.base.job_options import MAX_NODES, MAX_RANKS, default_name
-from bagua.base.text import json_text
 from bagua.cli import options
+from bagua.cli.command import command
 from bagua.cli.job_options import check_entry, option, parse_env
 from bagua.cli.options import Output
 from bagua.tuning.advice import Advice, Row, predict
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 DEFAULT_STEPS = 20
 
 
+@command(**options.TAKES_SCRIPT)
 def advise(
+    *,
     script: Annotated[
         str,
         typer.Argument(
@@ -87,7 +89,7 @@ def advise(
             "--plot", metavar="FILE.png", help="Draw the trade-off (pip install bagua\\[bench]).", show_default=False
         ),
     ] = None,
-    output: options.OutputOption = Output.text,
+    output: Output,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the result and errors.")] = False,
 ) -> None:
     """Predicts what a training step costs with every algorithm and codec, on any
@@ -125,10 +127,7 @@ def advise(
     document = describe(found, cluster, made) | {"command": command_line()}
     if plot is not None:
         draw(document, plot)
-    if output is Output.json:
-        print(json_text(document), flush=True)
-    else:
-        show(document, everything or bool(algorithms))
+    output.show(document, lambda: show(document, everything or bool(algorithms)))
 
 
 def record(

@@ -1,25 +1,14 @@
-"""The commands of ``bagua``."""
+"""The commands of ``bagua``: a file for each, named as the command is called, in a folder for each group."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 
 import typer
 
-from bagua.base.option_names import COMMAND_SETTINGS
-from bagua.cli import advise, chaos, convert, dashboard, doctor, run
-from bagua.cli import explain as explain_code
-from bagua.cli import support_bundle as support
-from bagua.cli.bench import accuracy as bench_accuracy
-from bagua.cli.bench import common as bench
-from bagua.cli.bench import net as bench_net
-from bagua.cli.job import explain, trace
-from bagua.cli.job import scale as membership
-from bagua.cli.job import submit as job
-from bagua.cli.net import show as net
+from bagua.base.option_names import COMMAND_SETTINGS, hyphens
 from bagua.cli.programs import PROGRAMS, Program
-from bagua.cli.token import create as token
-from bagua.cli.tune import show as tune
 
 app = typer.Typer(
     help="Data-parallel training for PyTorch: run scripts, serve a cluster, control jobs.",
@@ -27,28 +16,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings=COMMAND_SETTINGS,
 )
-app.command(context_settings={"allow_interspersed_args": False}, no_args_is_help=True)(run.run)
-app.command(context_settings={"allow_interspersed_args": False}, no_args_is_help=True)(advise.advise)
-job.jobs.command()(trace.trace)
-job.jobs.command()(explain.explain)
-job.jobs.command()(membership.scale)
-job.jobs.command()(membership.pause)
-job.jobs.command()(membership.resume)
-job.nodes.command()(membership.drain)
-job.nodes.command()(membership.undrain)
-job.nodes.command()(membership.upgrade)
-app.add_typer(job.jobs, name="job")
-app.add_typer(job.nodes, name="node")
-bench.bench.command()(bench_accuracy.accuracy)
-bench.bench.command("net")(bench_net.bench_net)
-app.add_typer(bench.bench, name="bench")
-app.add_typer(net.net, name="net")
-app.add_typer(tune.tune, name="tune")
-app.add_typer(token.tokens, name="token")
-app.command()(token.audit)
-slurm = typer.Typer(help="Jobs over the nodes of an allocation of Slurm.", no_args_is_help=True)
-slurm.command("run", context_settings={"allow_interspersed_args": False}, no_args_is_help=True)(run.run)
-app.add_typer(slurm, name="slurm")
+
+
+def add(to: typer.Typer, folder: str, *files: str) -> None:
+    """Adds the commands of these files: the function of each that ``@command`` decorates."""
+    for file in files:
+        module = import_module(f"bagua.cli{folder}.{file}")
+        decorated = (one for one in vars(module).values() if getattr(one, "__module__", "") == module.__name__)
+        [function] = (one for one in decorated if hasattr(one, "settings"))
+        to.command(hyphens(file), **function.settings)(function)
+
+
+def group(name: str, words: str, *files: str) -> None:
+    """Adds a group of commands, from the folder of this name."""
+    made = typer.Typer(help=words, no_args_is_help=True)
+    add(made, f".{name}", *files)
+    app.add_typer(made, name=name)
+
 
 FOREIGN = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
 
@@ -60,17 +44,25 @@ def _program(program: Program) -> Callable[[typer.Context], None]:
     return become
 
 
+add(app, "", "run", "advise", "audit")
 for _name, _one in PROGRAMS.items():
     app.command(_name, help=_one.about, context_settings=FOREIGN, add_help_option=False)(_program(_one))
-
-
-app.command()(dashboard.dashboard)
-app.command()(dashboard.top)
-app.command()(doctor.doctor)
-app.command("explain")(explain_code.explain_code)
-app.command("support-bundle")(support.support_bundle)
-app.command()(chaos.chaos)
-app.command(no_args_is_help=True)(convert.convert)
+add(app, "", "dashboard", "top", "doctor", "explain", "support_bundle", "chaos", "convert")
+group(
+    *("job", "Submit, show, change and cancel jobs of a service."),
+    *("submit", "list", "show", "logs", "cancel", "trace", "explain", "scale", "pause", "resume"),
+)
+group("node", "The node daemons of a service.", "list", "drain", "undrain", "upgrade")
+group(
+    *("bench", "Measure: all-reduce, codecs, training steps, networks."),
+    *("allreduce", "codec", "train", "network", "accuracy", "net"),
+)
+group("net", "Bagua-Net: faster TCP for every program that uses NCCL.", "path", "env", "show")
+group("tune", "What jobs have found that tune themselves (--autotune).", "list", "show", "forget")
+group("token", "Accounts of a service: tokens with a role.", "create", "list", "revoke", "whoami")
+slurm = typer.Typer(help="Jobs over the nodes of an allocation of Slurm.", no_args_is_help=True)
+add(slurm, "", "run")
+app.add_typer(slurm, name="slurm")
 
 
 @app.callback(invoke_without_command=True)

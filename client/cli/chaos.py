@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bagua.base.errors import UsageError
-from bagua.base.text import json_text
-from bagua.cli import options
+from bagua.cli.command import command
 from bagua.cli.job_options import option
 from bagua.cli.options import Output
 
@@ -19,7 +18,9 @@ if TYPE_CHECKING:
     from bagua.cli.faults.campaign import Findings, Wanted
 
 
+@command()
 def chaos(
+    *,
     minutes: float = typer.Option(1.0, "--minutes", min=0.01, help="For how long."),
     seed: int = typer.Option(0, "--seed", help="Of the faults: the same seed, the same faults."),
     faults: int = typer.Option(0, "--faults", min=0, help="End after so many. 0: when the time is over."),
@@ -30,7 +31,7 @@ def chaos(
     postgresql: Annotated[
         bool, typer.Option("--postgresql", help="Two coordinators over a PostgreSQL of its own, for more faults.")
     ] = False,
-    output: options.OutputOption = Output.text,
+    output: Output,
     log_dir: Path | None = typer.Option(None, help="Copy all logs and diaries there.", show_default=False),
     list_kinds: Annotated[bool, typer.Option("--list", help="Say which faults there are, and end.")] = False,
 ) -> None:
@@ -60,10 +61,7 @@ def chaos(
         print(f"{name} is left out: {why}", file=sys.stderr)
     wanted = Wanted(60 * minutes, faults, seed, tuple(chosen), nnodes, nproc_per_node, workers, postgresql)
     found = _run(wanted, log_dir.absolute() if log_dir else None)
-    if output is Output.json:
-        print(json_text({"settings": vars(wanted), **found.document()}))
-    else:
-        _show(found)
+    output.show({"settings": vars(wanted), **found.document()}, lambda: _show(found))
     raise typer.Exit(1 if found.broken else 0)
 
 

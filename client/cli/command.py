@@ -1,7 +1,9 @@
 """Makes a function a command: ``@command()`` gives it what it names as a parameter, and typer the options for that.
 
     @command()
-    def cancel(client: Client, output: Output, job_id: JobId) -> None:
+    def show(job_id: JobId, output: Output, client: Client) -> None:
+
+A parameter of one of these names is given, unless it has a default: then it is an option like others.
 
 | parameter | what the function gets | options |
 |---|---|---|
@@ -22,7 +24,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bagua.cli import job_options
+from bagua.cli import config_file, job_options
 from bagua.cli.options import CoordinatorOption, Output, OutputOption, TlsOption, TokenFileOption
 
 if TYPE_CHECKING:
@@ -44,34 +46,39 @@ def connected(coordinator: str | None, token_file: Path | None, tls: Path | None
         yield client
 
 
-def command(name: str = "") -> Callable[[Function], Function]:
-    """Decorates a command. ``name``: of a command that has job options, as ``Option.commands`` has it."""
+def command(name: str = "", **settings: Any) -> Callable[[Function], Function]:
+    """Decorates the one command of a file. ``name``: of a command that has job options, as ``Option.commands`` has it.
+    ``settings``: typer's own."""
 
     def decorate(function: Function) -> Function:
         own = inspect.signature(function).parameters
-        plain = {key: hint for key, hint in function.__annotations__.items() if key not in _INJECTED}
+        injected = {key for key, one in own.items() if key in _INJECTED and one.default is one.empty}
+        plain = {key: hint for key, hint in function.__annotations__.items() if key not in injected}
         # Types of what is injected may be names that are there for type checkers alone: they are not looked up.
         hints = typing.get_type_hints(types.SimpleNamespace(__annotations__=plain), function.__globals__, None, True)
         found: dict[str, inspect.Parameter] = {}
         job = job_options.parameters(name)
         for key, one in own.items():
             # A job option that the function declares by itself keeps its place among the others.
-            more = _INJECTED[key](job) if key in _INJECTED else [one.replace(annotation=hints[key])]
+            more = _INJECTED[key](job) if key in injected else [one.replace(annotation=hints[key])]
             found |= {each.name: each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in more}
 
         @wraps(function)
         def call(**given: Any) -> Any:
             rest = {key: value for key, value in given.items() if key in own}
-            if "job" in own:
+            if "job" in injected:
                 rest["job"] = {key: given[one.name] for key, one in job.items() if key not in own}
-            if not own.keys() & {"client", "connect"}:
+            if not injected & {"client", "connect"}:
                 return function(**rest)
             reach = [given[key] for key in _SERVICE]
-            if "connect" in own:
+            if "connect" in injected:
                 return function(**rest, connect=lambda: connected(*reach))
             with connected(*reach) as client:
                 return function(**rest, client=client)
 
+        if name:
+            config_file.COMMANDS[name] = call
+        call.settings = settings  # type: ignore[attr-defined]
         call.__signature__ = inspect.Signature(list(found.values()))  # type: ignore[attr-defined]
         call.__annotations__ = {key: one.annotation for key, one in found.items()}
         return call

@@ -26,7 +26,7 @@ from bagua.base.option_names import hyphens
 
 MAX_BYTES = 1 << 20
 _NOT_IN_FILES = {"config", "print_config", "context"}
-_COMMANDS: dict[str, Callable[..., Any]] = {}
+COMMANDS: dict[str, Callable[..., Any]] = {}
 """Commands that read such files, by name."""
 
 
@@ -43,16 +43,6 @@ class Declared:
     def key(self) -> str:
         """Name of the option as files have it."""
         return hyphens(self.name)
-
-
-def reads_config(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorates a command that has ``ConfigOption``: files may hold its options."""
-
-    def note(command: Callable[..., Any]) -> Callable[..., Any]:
-        _COMMANDS[name] = command
-        return command
-
-    return note
 
 
 def declared(command: Callable[..., Any]) -> dict[str, Declared]:
@@ -88,8 +78,8 @@ def _read(context: typer.Context, path: Path | None) -> Path | None:
 def values(path: Path, command: str) -> dict[str, Any]:
     """The file's values for ``command``, by names of parameters; a note on standard error names what is for another
     command. Raises UsageError with words."""
-    mine = declared(_COMMANDS[command])
-    others = {name: (other, one) for other, found in _COMMANDS.items() for name, one in declared(found).items()}
+    mine = declared(COMMANDS[command])
+    others = {name: (other, one) for other, found in COMMANDS.items() for name, one in declared(found).items()}
     taken, idle = {}, []
     for key, value in _document(path).items():
         name = key.replace("-", "_")
@@ -184,7 +174,7 @@ def print_config(context: typer.Context, given: Mapping[str, Any]) -> None:
         "# file. Paths begin at the folder in which the command is called.",
     ]
     command = "job submit" if context.info_name == "submit" else str(context.info_name)
-    for one in declared(_COMMANDS[command]).values():
+    for one in declared(COMMANDS[command]).values():
         value = _plain(arguments(context, given.get("args")) if one.name == "args" else given.get(one.name))
         lines += ["", f"# {one.info.help}"]
         default = one.default

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from bagua.base.errors import ConfigError
+from bagua.cli.command import command
 
 if TYPE_CHECKING:
     from bagua.convert import Converted
 
 
+@command(no_args_is_help=True)
 def convert(
     scripts: list[Path] = typer.Argument(help="Files of one program, such as train.py.", show_default=False),
     write: bool = typer.Option(False, "--write", help="Write the changes into the files."),

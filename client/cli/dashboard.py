@@ -1,4 +1,4 @@
-"""``bagua dashboard`` and ``bagua top``: what a service does, in a browser and in this terminal."""
+"""``bagua dashboard``: what a service does, in a browser."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import ctypes
 import importlib.util
 import os
 import signal
-import sys
 from typing import Annotated
 
 import typer
 
-from bagua.base.errors import ConfigError, UsageError
+from bagua.base.errors import ConfigError
+from bagua.cli.command import command
 from bagua.cli.options import CoordinatorOption, TlsOption, TokenFileOption
 
 _PR_SET_PDEATHSIG = 1
@@ -24,6 +24,7 @@ def require(command: str, *modules: str) -> None:
         raise ConfigError(f"{command} needs {' and '.join(missing)}: pip install 'bagua[dashboard]'. [BG209]")
 
 
+@command()
 def dashboard(
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where browsers find it; port 0: any free one.")
@@ -58,32 +59,6 @@ def dashboard(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     token = read_token(token_file) if token_file else None
     serve(listen, coordinator, token, tls, host or (), client_certificates, ready)
-
-
-def top(
-    job_id: Annotated[
-        str | None, typer.Argument(metavar="ID", help="Begins with this job.", show_default=False)
-    ] = None,
-    coordinator: CoordinatorOption = None,
-    token_file: TokenFileOption = None,
-    tls: TlsOption = None,
-) -> None:
-    """Nodes, jobs, figures and logs in this terminal, as they change."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):  # it reads keys from the one, and draws on the other
-        raise UsageError(
-            "bagua top needs a terminal. Without one, `bagua job list`, `bagua node list` and `bagua job show ID` "
-            "print what is so now. [BG112]"
-        )
-    require("bagua top", "textual")
-    from bagua.base.security import read_token
-    from bagua.client import Client, find_reach
-    from bagua.dashboard.top import Top
-
-    reach = find_reach(coordinator, read_token(token_file) if token_file else None, tls)
-    with Client(reach.address, reach.token, reach.tls) as client:
-        client.nodes()  # says at once if nobody answers
-        chosen = client.find(job_id) if job_id else ""
-    Top(lambda: Client(reach.address, reach.token, reach.tls), chosen).run()
 
 
 def _end_with_parent() -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from bagua.base.text import json_text
-from bagua.cli.options import Output, OutputOption
+from bagua.cli.command import command
+from bagua.cli.options import Output
 
 if TYPE_CHECKING:
     from bagua.cli.checks.machine import Finding
@@ -55,11 +55,13 @@ def findings(build: bool) -> list[Finding]:
     return [*(check() for check in CHECKS), crypto_checks.encryption(), *gpu_checks.findings(), *built(build)]
 
 
+@command()
 def doctor(
+    *,
     build: bool = typer.Option(
         False, "--build", help="Build the native core and the backend of torch.distributed if they are not built."
     ),
-    output: OutputOption = Output.text,
+    output: Output,
 ) -> None:
     """Checks this machine, and says how to mend what is missing.
 
@@ -69,10 +71,8 @@ def doctor(
 
     found = findings(build)
     fit = all(finding.status != FAIL for finding in found)
-    if output is Output.json:
-        print(json_text({"fit": fit, "checks": [dataclasses.asdict(finding) for finding in found]}))
-    else:
-        show(found, fit)
+    document = {"fit": fit, "checks": [dataclasses.asdict(finding) for finding in found]}
+    output.show(document, lambda: show(found, fit))
     raise typer.Exit(0 if fit else 1)
 
 

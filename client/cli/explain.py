@@ -8,32 +8,34 @@ import textwrap
 import typer
 
 from bagua.base.errors import UsageError
-from bagua.cli.job.submit import print_json
-from bagua.cli.options import Output, OutputOption
+from bagua.cli.command import command
+from bagua.cli.options import Output
 from bagua.error_codes import Entry, area_of, areas, code_of, codes_in, entries
 
 WIDTH = 100
 
 
+@command()
 def explain_code(
+    *,
     code: list[str] | None = typer.Argument(
         None,
         help="Codes such as BG101 or 101, or a whole error text. Without: a list of all codes.",
         show_default=False,
     ),
-    output: OutputOption = Output.text,
+    output: Output,
 ) -> None:
     """Tells the cause and the remedy of an error by the code at its end. (`bagua job explain` is about a job.)"""
     chosen = _chosen(" ".join(map(code_of, code))) if code else list(entries().values())
-    if output is Output.json:
-        print_json([{**dataclasses.asdict(entry), "page": _page(entry)} for entry in chosen])
-    elif code:
-        print("\n\n".join(map(_text, chosen)))
-    else:
-        for area in areas():
-            print(f"\n{area.title}\n")
-            for entry in area.entries:
-                print(f"  {entry.code}  {entry.title}")
+    document = [{**dataclasses.asdict(entry), "page": _page(entry)} for entry in chosen]
+    output.show(document, "\n\n".join(map(_text, chosen)) if code else _print_all)
+
+
+def _print_all() -> None:
+    for area in areas():
+        print(f"\n{area.title}\n")
+        for entry in area.entries:
+            print(f"  {entry.code}  {entry.title}")
 
 
 def _chosen(text: str) -> list[Entry]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bagua.base.errors import ConfigError, UsageError
+from bagua.base.text import json_text
 
 if TYPE_CHECKING:
     from bagua.client import Packed
@@ -26,6 +27,15 @@ class Output(StrEnum):
 
     text = "text"
     json = "json"
+
+    def show(self, document: Any, text: str | Callable[[], None] = "") -> None:
+        """Prints the document as JSON, or else ``text``, which may be a function that prints."""
+        if self is Output.json:
+            print(json_text(document), flush=True)
+        elif callable(text):
+            text()
+        elif text:
+            print(text, flush=True)
 
 
 OutputOption = Annotated[Output, typer.Option("--output", help="json: one document for programs.")]
@@ -142,8 +152,10 @@ ScriptArgument = Annotated[str, typer.Argument(metavar="SCRIPT", help="What ever
 ArgsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="ARGS", help="Passed on to the script untouched.", show_default=False)
 ]
-PASS_ON = {"allow_interspersed_args": False}
-"""Context settings of commands whose last argument is a script with options of its own."""
+TAKES_SCRIPT: dict[str, Any] = {"context_settings": {"allow_interspersed_args": False}, "no_args_is_help": True}
+"""Settings of commands whose last argument is a script with options of its own."""
+JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id, or the beginning of it.")]
+NodeId = Annotated[str, typer.Argument(metavar="NODE", help="The node's id, as `bagua node list` shows it.")]
 
 
 @dataclass(frozen=True)

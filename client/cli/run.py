@@ -21,7 +21,7 @@ from bagua.base.text import json_text
 from bagua.cli import config_file, options
 from bagua.cli.cluster.interrupts import Interrupts
 from bagua.cli.command import command
-from bagua.cli.config_file import ConfigOption, PrintConfigOption, reads_config
+from bagua.cli.config_file import ConfigOption, PrintConfigOption
 from bagua.cli.job_options import Given, spec_nodes, specification
 from bagua.cli.options import Output
 
@@ -307,8 +307,7 @@ LocalNprocOption = Annotated[
 ]
 
 
-@reads_config("run")
-@command("run")
+@command("run", **options.TAKES_SCRIPT)
 def run(
     context: typer.Context,
     *,

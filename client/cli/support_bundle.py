@@ -23,7 +23,7 @@ from bagua.base.paths import state_dir
 from bagua.base.secrets import looks_secret
 from bagua.base.text import json_text
 from bagua.cli.bundle import Bundle, tail_of
-from bagua.cli.command import connected as connect
+from bagua.cli.command import command, connected
 from bagua.cli.options import CoordinatorOption, TlsOption, TokenFileOption, check_new_file
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ SCRAPE_S = 10.0
 MOST_SCRAPED = 4 << 20
 
 
+@command()
 def support_bundle(
     file: Path | None = typer.Option(
         None, "--file", "-o", help="Where to; bagua-support-TIME.tar.gz.", show_default=False
@@ -75,7 +76,7 @@ def support_bundle(
     for number, source in enumerate(log or ()):
         bundle.collect(f"logs/{number}-{source.name}", lambda source=source: tail_of(source))  # type: ignore[misc]
     try:
-        with connect(coordinator, token_file, tls) as client:
+        with connected(coordinator, token_file, tls) as client:
             _add_cluster(bundle, client, jobs, job or ())
     except BaguaError as error:
         bundle.notes["cluster"] = f"missing: {error}"

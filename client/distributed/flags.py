@@ -127,7 +127,7 @@ def torchrun(arguments: list[str], options: argparse.Namespace, become: bool = T
     set_bagua_env(options, os.environ)
     if options.enable_bagua_net:
         from bagua.base import net_plugin
-        from bagua.cli.net.show import built_plugin
+        from bagua.cli.net.plugin import built_plugin
 
         os.environ.update(net_plugin.variables(built_plugin(), os.environ))
     if become:

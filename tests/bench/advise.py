@@ -27,8 +27,8 @@ from typing import Any
 from bagua.base.errors import BaguaError
 from bagua.bench.emulation import DEVICE
 from bagua.cli.advise import record
-from bagua.cli.bench.common import train_systems
 from bagua.cli.bench.tasks import Task, measure
+from bagua.cli.bench.train import train_systems
 from bagua.tuning.advice import predict
 from bagua.tuning.exchanges import exchange_of
 from bagua.tuning.network import parse_network

@@ -11,6 +11,7 @@ from bagua.bench import accuracy as runs
 from bagua.bench import plots, report
 from bagua.bench.units import choose
 from bagua.cli.bench.common import PlotOption, QuietOption, SaveOption, checked, command_line, finish
+from bagua.cli.command import command
 from bagua.cli.job_options import option
 from bagua.cli.options import Output
 
@@ -25,6 +26,7 @@ class Form(StrEnum):
     markdown = "markdown"
 
 
+@command()
 def accuracy(
     only: str = typer.Option(
         "",

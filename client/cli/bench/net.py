@@ -11,7 +11,6 @@ from bagua.base.errors import UsageError
 from bagua.bench import net, plots, report
 from bagua.bench.emulation import SEARCH_PATH
 from bagua.bench.units import choose, parse_sizes
-from bagua.cli import options
 from bagua.cli.bench.common import (
     EmulateOption,
     PlotOption,
@@ -24,6 +23,7 @@ from bagua.cli.bench.common import (
     finish,
     networks_of,
 )
+from bagua.cli.command import command
 from bagua.cli.options import Output
 
 SYSTEMS = ("bagua", "nccl", "single", "polling", "multiple", "iperf3")
@@ -40,7 +40,9 @@ def _names(systems: str, streams: int) -> list[str]:
     return list(dict.fromkeys(known[name] for name in chosen))
 
 
+@command()
 def bench_net(
+    *,
     sizes: str = typer.Option("1K,4K,16K,64K,256K,1M,4M,16M,64M", help="Bytes of a message, with commas."),
     systems: str = typer.Option(
         "", help=f"With commas: {', '.join(SYSTEMS)}. Default: all; iperf3 if it is installed.", show_default=False
@@ -49,7 +51,7 @@ def bench_net(
     seconds: SecondsOption = 3.0,
     rounds: RoundsOption = 5,
     emulate: EmulateOption = None,
-    output: options.OutputOption = Output.text,
+    output: Output,
     plot: PlotOption = None,
     save: SaveOption = None,
     quiet: QuietOption = False,

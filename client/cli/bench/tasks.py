@@ -145,12 +145,12 @@ def measure_on_cluster(
 ) -> tuple[dict[str, Any], dict[int, str]]:
     """(what rank 0 printed, node of each rank) of a job on a service that runs, with so many nodes (None: all that are
     connected). Ctrl-C cancels the job. Raises BaguaError."""
-    from bagua.cli.command import connected as connect
+    from bagua.cli.command import connected
     from bagua.cli.display.follow import Follower, Interrupted
     from bagua.cli.display.terminal import open_terminal
     from bagua.client.describe import SUCCEEDED, summary
 
-    with connect(*reach) as client:
+    with connected(*reach) as client:
         there = sum(node.connected for node in client.nodes())
         if (nnodes or there) < 2:
             raise ServiceError(f"{there} node daemons are connected: pairs need two or more. [BG001]")

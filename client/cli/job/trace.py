@@ -9,33 +9,25 @@ from typing import TYPE_CHECKING
 import typer
 
 from bagua.base.text import printable
-from bagua.cli.command import connected as connect
-from bagua.cli.job.submit import JobArgument, print_json
-from bagua.cli.options import (
-    CoordinatorOption,
-    Output,
-    OutputOption,
-    TlsOption,
-    TokenFileOption,
-    check_new_file,
-)
+from bagua.cli.command import Connect, command
+from bagua.cli.options import JobId, Output, check_new_file
 
 if TYPE_CHECKING:
     from bagua.timeline.trace import Trace
 
 
+@command()
 def trace(
-    job_id: str = JobArgument,
+    *,
+    job_id: JobId,
     file: Path = typer.Option(Path("trace.json"), "--file", "-o", help="Where the trace goes."),
     steps: int = typer.Option(5, min=1, max=1_000, help="So many training steps of each rank."),
     timeout: float = typer.Option(60.0, min=0.1, max=600.0, help="Seconds; then the trace has what has come."),
     plot: Path | None = typer.Option(
         None, help="Also a picture of one step, PNG or SVG (needs matplotlib).", show_default=False
     ),
-    output: OutputOption = Output.text,
-    coordinator: CoordinatorOption = None,
-    token_file: TokenFileOption = None,
-    tls: TlsOption = None,
+    output: Output,
+    connect: Connect,
 ) -> None:
     """Records the next steps of a job that runs: computation, buckets, hosts and wire, on one clock. Open the file in
     https://ui.perfetto.dev."""
@@ -46,7 +38,7 @@ def trace(
         from bagua.bench import plots
 
         plots.check(plot)
-    with connect(coordinator, token_file, tls) as client:
+    with connect() as client:
         found = client.trace(client.find(job_id), steps, timeout)
     document = to_chrome(found)
     file.write_text(json.dumps(document))
@@ -54,10 +46,8 @@ def trace(
         from bagua.bench.trace_plot import plot_step
 
         plot_step(document, plot)
-    if output is Output.json:
-        print_json({**document["otherData"], "file": str(file), "events": len(document["traceEvents"])})
-    else:
-        _say(found, file, len(document["traceEvents"]))
+    events = len(document["traceEvents"])
+    output.show({**document["otherData"], "file": str(file), "events": events}, lambda: _say(found, file, events))
     if found.empty:
         raise typer.Exit(1)
 

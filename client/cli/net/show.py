@@ -1,108 +1,16 @@
-"""``bagua net``: the network plugin that gives NCCL several TCP streams, for any program that uses NCCL."""
+"""``bagua net show``."""
 
 from __future__ import annotations
 
-import ctypes
-import os
-import shlex
-import sys
-from pathlib import Path
-from typing import Any
+from bagua.cli.command import command
+from bagua.cli.net.plugin import built_plugin, devices
+from bagua.cli.options import Output
 
-import typer
-
-from bagua.base.errors import BuildError, ServiceError
-from bagua.base.text import json_text
-from bagua.cli.options import Output, OutputOption
-
-net = typer.Typer(help="Bagua-Net: faster TCP for every program that uses NCCL.", no_args_is_help=True)
+HEADINGS = ("device", "interface", "Mbit/s", "PCI device")
 
 
-class Properties(ctypes.Structure):
-    """``ncclNetProperties_v8_t``."""
-
-    _fields_ = [
-        *(("name", ctypes.c_char_p), ("pci_path", ctypes.c_char_p), ("guid", ctypes.c_uint64)),
-        *(("ptr_support", ctypes.c_int), ("reg_is_global", ctypes.c_int), ("speed", ctypes.c_int)),
-        *(("port", ctypes.c_int), ("latency", ctypes.c_float), ("max_comms", ctypes.c_int)),
-        *(("max_recvs", ctypes.c_int), ("device_type", ctypes.c_int), ("device_version", ctypes.c_int)),
-    ]
-
-
-class Table(ctypes.Structure):
-    """The beginning of ``ncclNet_v8_t``."""
-
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("init", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)),
-        ("devices", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))),
-        ("properties", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(Properties))),
-    ]
-
-
-def built_plugin() -> Path:
-    """The plugin, built first if need be; standard error says so. Raises BuildError."""
-    from bagua import csrc
-    from bagua.csrc.build_plugin import net_plugin_built
-
-    try:
-        found = net_plugin_built()
-        if found is None:
-            print("building Bagua-Net (some seconds, once)", file=sys.stderr, flush=True)
-            found = csrc.net_plugin()
-        return found
-    except csrc.BuildError as error:
-        raise BuildError(str(error)) from error
-
-
-def devices(library: Path) -> list[dict[str, Any]]:
-    """Interfaces that NCCL would see here. The plugin's warnings go to standard error. Raises ServiceError."""
-    try:
-        table = Table.in_dll(ctypes.CDLL(str(library)), "ncclNetPlugin_v8")
-    except (OSError, ValueError) as error:
-        raise ServiceError(f"The plugin {library} can't be loaded: {error} [BG211]") from error
-    count = ctypes.c_int()
-    if table.init(None) or table.devices(ctypes.byref(count)):
-        raise ServiceError("The plugin finds no network interface that it may use: NCCL would refuse it. [BG211]")
-    found = []
-    for index in range(count.value):
-        one = Properties()
-        if table.properties(index, ctypes.byref(one)):
-            raise ServiceError(f"The plugin does not tell the properties of its device {index}. [BG211]")
-        path = one.pci_path.decode() if one.pci_path else None
-        found.append({"device": index, "interface": one.name.decode(), "mbits": one.speed, "pci": path})
-    return found
-
-
-@net.command()
-def path(output: OutputOption = Output.text) -> None:
-    """Prints where the plugin lies, libnccl-net-bagua.so. It is built at the
-    first time."""
-    found = built_plugin()
-    print(json_text({"path": str(found)}) if output is Output.json else found)
-
-
-@net.command()
-def env(output: OutputOption = Output.text) -> None:
-    """Prints what a shell must export so that NCCL takes the plugin:
-
-    eval "$(bagua net env)"
-
-    and then start any program that uses NCCL, from 2.20 to 2.30. On every host.
-    A program whose NCCL can't use the plugin fails, with words in NCCL's log.
-    """
-    from bagua.base.net_plugin import variables
-
-    found = variables(built_plugin(), os.environ)
-    if output is Output.json:
-        print(json_text(found))
-        return
-    for name, value in found.items():
-        print(f"export {name}={shlex.quote(value)};")  # with the semicolon it may also go through $(…) without quotes
-
-
-@net.command()
-def show(output: OutputOption = Output.text) -> None:
+@command()
+def show(output: Output) -> None:
     """Shows the network interfaces that the plugin offers to NCCL here, by
     NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY. What is wrong with a BAGUA_NET_*
     setting is told on standard error."""
@@ -110,8 +18,5 @@ def show(output: OutputOption = Output.text) -> None:
 
     library = built_plugin()
     found = devices(library)
-    if output is Output.json:
-        print(json_text({"path": str(library), "devices": found}))
-        return
     rows = [(str(row["device"]), row["interface"], f"{row['mbits']}", row["pci"] or "-") for row in found]
-    table(("device", "interface", "Mbit/s", "PCI device"), rows)
+    output.show({"path": str(library), "devices": found}, lambda: table(HEADINGS, rows))

@@ -1,4 +1,4 @@
-"""``bagua token …`` and ``bagua audit``: who may do what, and what was done."""
+"""``bagua token create``."""
 
 from __future__ import annotations
 
@@ -9,21 +9,16 @@ import sys
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
-from urllib.parse import unquote
+from typing import Annotated, TextIO
 
 import typer
 
 from bagua.base.disk import disk_words
 from bagua.base.errors import ConfigError, UsageError
-from bagua.cli.command import connected as connect
-from bagua.cli.job.submit import print_json
-from bagua.cli.options import CoordinatorOption, Output, OutputOption, TlsOption, TokenFileOption
+from bagua.cli.command import Connect, command
+from bagua.cli.display.documents import token_document
+from bagua.cli.options import Output
 
-if TYPE_CHECKING:
-    from bagua.proto import account_pb2
-
-tokens = typer.Typer(help="Accounts of a service: tokens with a role.", no_args_is_help=True)
 _SECONDS = {"h": 3_600.0, "d": 86_400.0, "w": 7 * 86_400.0}
 
 
@@ -36,8 +31,9 @@ class RoleName(StrEnum):
     node = "node"
 
 
-@tokens.command()
+@command()
 def create(
+    *,
     name: Annotated[
         str, typer.Argument(help="Of the person or program that gets it; jobs are submitted by this name.")
     ],
@@ -60,26 +56,23 @@ def create(
     out: Annotated[
         Path | None, typer.Option(help="Write it into this new file (0600) instead of printing it.", show_default=False)
     ] = None,
-    output: OutputOption = Output.text,
-    coordinator: CoordinatorOption = None,
-    token_file: TokenFileOption = None,
-    tls: TlsOption = None,
+    output: Output,
+    connect: Connect,
 ) -> None:
     """Makes a token and prints it. It is shown this once: the service keeps a digest."""
     lasts_s = _seconds(expires)
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(_new_file(out)) if out is not None else None
-        client = stack.enter_context(connect(coordinator, token_file, tls))
+        client = stack.enter_context(connect())
         made = client.accounts.create(name, role.value, namespace, lasts_s, unix_user)
         if file is not None:
             file.write(made.secret + "\n")
-    shown = {} if out is not None else {"token": made.secret}
-    if output is Output.json:
-        print_json({**_document(made.token), **shown})
-    elif out is not None:
-        print(f"{out}: token {made.token.id} of {name}. Use it with --token-file {out}.")
-    else:
-        print(made.secret)
+    document = token_document(made.token)
+    if out is not None:
+        output.show(document, f"{out}: token {made.token.id} of {name}. Use it with --token-file {out}.")
+        return
+    output.show({**document, "token": made.secret}, made.secret)
+    if output is Output.text:
         print(f"Token {made.token.id} of {name} is shown this once.", file=sys.stderr)
 
 
@@ -101,110 +94,6 @@ def _new_file(path: Path) -> Iterator[TextIO]:
         raise
 
 
-@tokens.command("list")
-def list_all(
-    all: Annotated[bool, typer.Option("--all", help="Those as well that are good no more.")] = False,
-    output: OutputOption = Output.text,
-    coordinator: CoordinatorOption = None,
-    token_file: TokenFileOption = None,
-    tls: TlsOption = None,
-) -> None:
-    """Lists tokens, never their secrets."""
-    with connect(coordinator, token_file, tls) as client:
-        found = client.accounts.list(revoked=all)
-    if output is Output.json:
-        print_json({"tokens": [_document(one) for one in found]})
-        return
-    from bagua.cli.display.tables import clock, table
-
-    headings = ("ID", "NAME", "ROLE", "NAMESPACE", "UNIX USER", "CREATED", "BY", "EXPIRES", "REVOKED")
-    rows = []
-    for one in found:
-        who, ends = one.account, clock(one.expires_at) or "never"
-        made = (clock(one.created_at), one.created_by, ends, clock(one.revoked_at))
-        rows.append((one.id, who.name, who.role, who.namespace, who.unix_user, *made))
-    table(headings, rows)
-
-
-@tokens.command()
-def revoke(
-    token: Annotated[str, typer.Argument(metavar="ID|NAME", help="An id, or a name: then all tokens of that name.")],
-    output: OutputOption = Output.text,
-    coordinator: CoordinatorOption = None,
-    token_file: TokenFileOption = None,
-    tls: TlsOption = None,
-) -> None:
-    """Makes a token good no more, and ends calls that run with it. Jobs that were submitted with it go on."""
-    with connect(coordinator, token_file, tls) as client:
-        found = client.accounts.revoke(token)
-    if output is Output.json:
-        print_json({"tokens": [_document(one) for one in found]})
-    else:
-        for one in found:
-            print(f"{one.id} of {one.account.name} is revoked")
-
-
-@tokens.command()
-def whoami(
-    output: OutputOption = Output.text,
-    coordinator: CoordinatorOption = None,
-    token_file: TokenFileOption = None,
-    tls: TlsOption = None,
-) -> None:
-    """Shows the account behind your credential."""
-    with connect(coordinator, token_file, tls) as client:
-        found = client.accounts.whoami()
-    if output is Output.json:
-        print_json(_account(found))
-    else:
-        where = "all namespaces" if found.namespace == "*" else f"namespace {found.namespace}"
-        runs_as = f", Unix user {found.unix_user}" if found.unix_user else ""
-        print(f"{found.name}: role {found.role}, {where}{runs_as}")
-
-
-def audit(
-    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 50,
-    who: Annotated[str, typer.Option(help="Calls of this account alone.", show_default=False)] = "",
-    target: Annotated[str, typer.Option(help="Calls about this job, node or token alone.", show_default=False)] = "",
-    refused: Annotated[bool, typer.Option("--refused", help="Calls alone that were refused or failed.")] = False,
-    output: OutputOption = Output.text,
-    coordinator: CoordinatorOption = None,
-    token_file: TokenFileOption = None,
-    tls: TlsOption = None,
-) -> None:
-    """Lists calls that changed something, read output, or were refused; the newest first."""
-    with connect(coordinator, token_file, tls) as client:
-        found = client.accounts.audit(limit, who, target, refused)
-    if output is Output.json:
-        print_json({"entries": [_entry(one) for one in found]})
-        return
-    from bagua.cli.display.tables import clock, table
-
-    rows = [
-        (
-            clock(one.time),
-            one.who,
-            one.method.rpartition("/")[2],
-            one.target,
-            one.outcome,
-            _address(one.peer),
-            one.detail,
-        )
-        for one in found
-    ]
-    table(("TIME", "WHO", "CALL", "ABOUT", "OUTCOME", "FROM", "DETAIL"), rows)
-
-
-def _call(method: str) -> str:
-    """Without its service."""
-    return method.rpartition("/")[2]
-
-
-def _address(peer: str) -> str:
-    """``ipv4:10.0.0.1:5`` as gRPC has it -> ``10.0.0.1:5``; ``ipv6:%5B::1%5D:5`` -> ``[::1]:5``."""
-    return unquote(peer.removeprefix("ipv4:").removeprefix("ipv6:"))
-
-
 def _seconds(text: str) -> float:
     """``30d`` -> seconds; empty: 0. Raises UsageError."""
     if not text:
@@ -213,16 +102,3 @@ def _seconds(text: str) -> float:
     if found is None or not int(found[1]):
         raise UsageError(f"--expires {text!r}: write 12h, 30d or 4w. [BG102]")
     return int(found[1]) * _SECONDS[found[2]]
-
-
-def _account(one: account_pb2.Account) -> dict[str, Any]:
-    return {"name": one.name, "role": one.role, "namespace": one.namespace, "unix_user": one.unix_user}
-
-
-def _document(one: account_pb2.Token) -> dict[str, Any]:
-    times = {"created_at": one.created_at, "expires_at": one.expires_at, "revoked_at": one.revoked_at}
-    return {"id": one.id, **_account(one.account), "created_by": one.created_by, **times}
-
-
-def _entry(one: account_pb2.AuditEntry) -> dict[str, Any]:
-    return {field.name: getattr(one, field.name) for field in one.DESCRIPTOR.fields}

@@ -7,12 +7,13 @@ import pytest
 from bagua.base.errors import ServiceError, UsageError
 from bagua.bench.units import RESULT_MARK
 from bagua.cli.bench import common as bench
+from bagua.cli.bench import train
 from bagua.cli.bench.tasks import ResultCatcher, Task
 from bagua.cli.display.terminal import Terminal
 
 
 def test_systems_of_train_have_the_baselines_first() -> None:
-    found = bench.train_systems("gradient_allreduce,gradient_allreduce:minmax8", "ddp,powersgd1")
+    found = train.train_systems("gradient_allreduce,gradient_allreduce:minmax8", "ddp,powersgd1")
     assert [system["name"] for system in found] == [
         "no communication",
         "ddp",
@@ -24,15 +25,15 @@ def test_systems_of_train_have_the_baselines_first() -> None:
         "gradient_allreduce",
         "gradient_allreduce:codec=minmax8",
     ]
-    assert len(bench.train_systems("gradient_allreduce", "none")) == 2
+    assert len(train.train_systems("gradient_allreduce", "none")) == 2
     with pytest.raises(UsageError, match="--algorithms"):
-        bench.train_systems("gradient_allreduce:zip", "ddp")
+        train.train_systems("gradient_allreduce:zip", "ddp")
     with pytest.raises(UsageError, match="bagua bench accuracy"):
-        bench.train_systems("qadam", "ddp")
+        train.train_systems("qadam", "ddp")
 
 
 def test_algorithms_of_train_keep_their_settings() -> None:
-    found = bench.parse_algorithms("power_sgd:rank=1,start_after=2,async,gradient_allreduce:onebit")
+    found = train.parse_algorithms("power_sgd:rank=1,start_after=2,async,gradient_allreduce:onebit")
     assert list(found) == ["power_sgd:rank=1,start_after=2", "async", "onebit"]
     assert list(found.values()) == ["power_sgd:rank=1,start_after=2", "async", "gradient_allreduce:codec=onebit"]
 

@@ -11,7 +11,7 @@ from bagua import csrc
 from bagua.base import net_plugin
 from bagua.base.errors import BuildError, ConfigError, ServiceError
 from bagua.base.job_options import variables
-from bagua.cli.net import show as net
+from bagua.cli.net import plugin as net
 
 LIBRARY = Path("/cache/nccl_net/key/libnccl-net-bagua.so")
 

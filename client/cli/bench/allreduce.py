@@ -1,0 +1,122 @@
+"""``bagua bench allreduce``: all-reduce over sizes, beside its floor and Gloo."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bagua.base.algorithm_choice import CODECS
+from bagua.base.errors import UsageError
+from bagua.bench import plots, report
+from bagua.bench.units import choose, parse_sizes
+from bagua.cli.bench.common import (
+    EmulateOption,
+    PlotOption,
+    QuietOption,
+    RoundsOption,
+    SaveOption,
+    SecondsOption,
+    ThreadsOption,
+    checked,
+    command_line,
+    finish,
+    networks_of,
+)
+from bagua.cli.command import command
+from bagua.cli.job_options import option
+from bagua.cli.options import Output
+
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
+GLOO = "gloo"
+
+
+@command()
+def allreduce(
+    *,
+    sizes: str = typer.Option("4K,64K,1M,16M,64M", help="Bytes of the vector, with commas."),
+    nnodes: int | None = typer.Option(
+        None, "--nnodes", min=1, max=64, help="Node daemons. Default: 1.", show_default=False
+    ),
+    nproc_per_node: Annotated[int, option("nproc_per_node")] = 2,
+    dtype: str = typer.Option("float32", help=f"One of {', '.join(DTYPES)}."),
+    codec: str = typer.Option(
+        "none", help=f"How vectors cross between hosts, with commas: {', '.join(CODECS)}. One system for each."
+    ),
+    memory: str = typer.Option(
+        "bucket", help="bucket (of bagua.empty, as gradients are), ordinary, or both with commas."
+    ),
+    peers: str = typer.Option(GLOO, help="gloo, or none."),
+    seconds: SecondsOption = 3.0,
+    rounds: RoundsOption = 3,
+    threads: ThreadsOption = 1,
+    emulate: EmulateOption = None,
+    output: Output,
+    plot: PlotOption = None,
+    save: SaveOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """All-reduce over sizes: Bagua and Gloo in the same processes, turn by turn;
+    medians, of the slowest rank.
+
+    GB/s is algorithm bandwidth: bytes of one rank's vector / time. bus GB/s is
+    that times 2(n-1)/n for n ranks, as in nccl-tests: what crosses each rank's
+    boundary at the least.
+
+    floor, on one host: a native loop measured in the same run, one pass over
+    memory (every rank sums its slice of all vectors into all results). Between
+    emulated hosts: 2(h-1)/h of the (encoded) bytes at the rate, as TCP payload
+    in Ethernet frames, less what fits into the shaper's bucket, plus one delay.
+    "of floor" is floor / time.
+    """
+    from bagua.cli.bench.tasks import Task, measure
+
+    systems = [
+        {"name": _system_name(place, name), "memory": place, "codec": name}
+        for place in checked(choose, memory, ("bucket", "ordinary"), "--memory")
+        for name in checked(choose, codec, CODECS, "--codec")
+    ]
+    if checked(choose, peers, (GLOO, "none"), "--peers") == [GLOO]:
+        systems.append({"name": GLOO, "memory": GLOO, "codec": "none"})
+    checked(choose, dtype, DTYPES, "--dtype")
+    if dtype != "float32" and codec != "none":
+        raise UsageError(f"--codec {codec} encodes float32: leave --dtype {dtype} out. [BG102]")
+    if plot is not None:
+        checked(plots.check, plot)
+    networks, nodes = networks_of(emulate, nnodes)
+    settings = {
+        "nnodes": nodes,
+        "nproc_per_node": nproc_per_node,
+        "dtype": dtype,
+        "seconds": seconds,
+        "rounds": rounds,
+        "threads": threads,
+    }
+    rows: list[report.Row] = []
+    for network in networks:
+        config = {
+            "sizes": checked(parse_sizes, sizes),
+            "systems": systems,
+            "nodes": nodes,
+            "emulated": network is not None,
+            "rate": network.rate if network else 0.0,
+            "delay_s": network.delay_s if network else 0.0,
+            **settings,
+        }
+        task = Task(
+            module="bagua.bench.ranks.allreduce",
+            config=config,
+            nnodes=nodes,
+            nproc_per_node=nproc_per_node,
+            env={"OMP_NUM_THREADS": str(threads)},
+            quiet=quiet,
+        )
+        found = measure(task, network)["rows"]
+        rows += report.allreduce_rows(found, network.name if network else None, nodes * nproc_per_node, GLOO)
+    made = report.document("allreduce", command_line(), settings, rows)
+    finish(made, report.ALLREDUCE, output, save, plot, plots.plot_allreduce)
+
+
+def _system_name(memory: str, codec: str) -> str:
+    parts = ["bagua", *(["ordinary"] if memory == "ordinary" else []), *([codec] if codec != "none" else [])]
+    return " ".join(parts)

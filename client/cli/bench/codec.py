@@ -1,0 +1,57 @@
+"""``bagua bench codec``: codecs on one thread, beside memcpy."""
+
+from __future__ import annotations
+
+import typer
+
+from bagua.base.algorithm_choice import CODECS
+from bagua.bench import plots, report
+from bagua.bench.units import choose, parse_sizes
+from bagua.cli.bench.common import (
+    PlotOption,
+    QuietOption,
+    RoundsOption,
+    SaveOption,
+    SecondsOption,
+    checked,
+    command_line,
+    finish,
+)
+from bagua.cli.command import command
+from bagua.cli.options import Output
+
+
+@command()
+def codec(
+    *,
+    codecs: str = typer.Option(",".join(CODECS[1:]), "--codecs", help="With commas."),
+    sizes: str = typer.Option("1M,64M", help="Bytes of float32, with commas."),
+    seconds: SecondsOption = 5.0,
+    rounds: RoundsOption = 3,
+    output: Output,
+    plot: PlotOption = None,
+    save: SaveOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Codecs on one thread, beside memcpy. GB/s count bytes of float32, whatever
+    becomes of them.
+
+    encode: a vector into a message. decode-and-add: a message onto a vector.
+    recode: both in one pass, (vector + message) / 2 into a message and its
+    decoded values, with error feedback where the codec has it by default.
+    ratio: bytes of float32 per byte of message. error: of one encoding of
+    normal data, relative, L2.
+    """
+    from bagua.cli.bench.tasks import Task, measure
+
+    config = {
+        "codecs": checked(choose, codecs, CODECS[1:], "--codecs"),
+        "sizes": checked(parse_sizes, sizes),
+        "seconds": seconds,
+        "rounds": rounds,
+    }
+    if plot is not None:
+        checked(plots.check, plot)
+    task = Task("bagua.bench.ranks.codec", config, 1, 1, {"OMP_NUM_THREADS": "1"}, quiet)
+    rows = report.codec_rows(measure(task, None)["rows"])
+    finish(report.document("codec", command_line(), config, rows), report.CODEC, output, save, plot, plots.plot_codec)

@@ -1,0 +1,28 @@
+"""``bagua job cancel``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from bagua.cli.command import command
+from bagua.cli.options import JobId, Output
+
+if TYPE_CHECKING:
+    from bagua.client import Client
+
+
+@command()
+def cancel(
+    *,
+    job_id: JobId,
+    reason: str = typer.Option("cancelled by the user", help="Kept with the job."),
+    output: Output,
+    client: Client,
+) -> None:
+    """Cancels a job. One that has ended stays as it is."""
+    from bagua.client.describe import job_document, job_state
+
+    job = client.cancel(client.find(job_id), reason=reason)
+    output.show(job_document(job), f"{job.job_id} {job_state(job.state)}")
