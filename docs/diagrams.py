@@ -33,7 +33,7 @@ class Picture:
         self.shapes: list[str] = []
 
     def text(self, x: int, y: int, words: str, *, small: bool = False, anchor: str = "middle") -> None:
-        """One line; ``y`` is its base line."""
+        """Draws one line of text; ``y`` is its base line."""
         kind = "text small" if small else "text"
         self.shapes.append(f'<text class="{kind}" x="{x}" y="{y}" text-anchor="{anchor}">{escape(words)}</text>')
 
@@ -52,7 +52,7 @@ class Picture:
         self.shapes.append(f'<polyline class="line" points="{path}"{start} marker-end="url(#head)"/>')
 
     def svg(self) -> str:
-        """The whole document."""
+        """Returns the whole document."""
         size = f'width="{self.width}" height="{self.height}" viewBox="0 0 {self.width} {self.height}"'
         marker = 'id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8"'
         head = f'<marker {marker} orient="auto-start-reverse"><path class="head" d="M0,0 L8,4 L0,8 z"/></marker>'

@@ -33,7 +33,7 @@ WINDOWS, REFERENCE_WINDOWS = 3, 4
 
 
 class Phase(Enum):
-    """Phase of the search."""
+    """Phase of a search for settings."""
 
     WARM_UP = "warm-up"
     SEARCH = "search"

@@ -1,8 +1,5 @@
 """``bagua.algorithms.local_sgd`` beside the algorithms of the original."""
 
-from bagua.algorithms.local_sgd import (
-    LocalSGDAlgorithm,
-    LocalSGDAlgorithmImpl,
-)
+from bagua.algorithms.local_sgd import LocalSGDAlgorithm, LocalSGDAlgorithmImpl
 
 __all__ = ["LocalSGDAlgorithm", "LocalSGDAlgorithmImpl"]

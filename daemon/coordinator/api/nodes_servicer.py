@@ -92,7 +92,7 @@ class NodeServicer:
     async def DatabaseSilence(
         self, request: node_pb2.DatabaseSilenceRequest, context: Context
     ) -> node_pb2.DatabaseSilenceReply:
-        """For how long this coordinator has not reached its database; see ``silence``."""
+        """Says for how long this coordinator has not reached its database."""
         return self._silent()
 
     async def Session(self, request_iterator: Any, context: Context) -> None:

@@ -42,7 +42,7 @@ class Introduction:
 
 @dataclass(eq=False)
 class Submission:
-    """A new job."""
+    """Submission of a new job."""
 
     job: JobRecord
     idempotency_key: str
@@ -51,7 +51,7 @@ class Submission:
 
 @dataclass(eq=False)
 class Cancellation:
-    """Somebody asks for the end of a job."""
+    """Request of somebody to end a job."""
 
     job_id: str
     reason: str
@@ -60,7 +60,7 @@ class Cancellation:
 
 @dataclass(eq=False)
 class Request:
-    """Somebody wants a job otherwise; see ``wishes``."""
+    """Request of somebody to change a job; see ``requests``."""
 
     job_id: str
     wish: Callable[[JobRecord], Wished]
@@ -97,7 +97,7 @@ class Inbox:
         return self.room or any((*calls, self.facts, self.gone, self.looks, self.faults))
 
     def take(self, most_facts: int) -> Inbox:
-        """Everything, but ``most_facts`` facts at most: the rest stays for the next round."""
+        """Takes everything out, but ``most_facts`` facts at most: the rest stays for the next round."""
         taken = Inbox(**vars(self))
         rest: dict[tuple[str, str], Fact] = {}
         if len(self.facts) > most_facts:
@@ -109,7 +109,9 @@ class Inbox:
         return taken
 
     def put_back(self, taken: Inbox) -> None:
-        """After a failure. Calls with a future are not put back: their callers get the error and try again."""
+        """Puts back what a failed round had taken. Calls with a future are not put back: their callers get the error
+        and try again.
+        """
         self.facts = {**taken.facts, **self.facts}
         self.marks = [mark for mark in taken.marks if mark.done is None] + self.marks
         self.gone = {**taken.gone, **self.gone}
@@ -118,7 +120,7 @@ class Inbox:
         self.room |= taken.room
 
     def fail(self, error: BaseException) -> None:
-        """Nobody waits any longer."""
+        """Gives the error to everybody who waits."""
         waiting: list[asyncio.Future[Any]] = [came.done for came in self.introductions.values()]
         waiting += [call.done for call in self.submissions]
         waiting += [call.done for call in self.cancellations]

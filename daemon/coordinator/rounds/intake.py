@@ -29,7 +29,9 @@ _LEAST_S = 0.01  # between two looks for a deadline: clocks have a resolution
 
 
 class Intake:
-    """Everything may be called from the event loop at any time. ``inbox`` holds what no round has taken yet."""
+    """Intake of what rounds decide about. All methods may be called from the event loop at any time. ``inbox`` holds
+    what no round has taken yet.
+    """
 
     def __init__(self, board: Board, clock: ServiceClock) -> None:
         self.inbox = Inbox()
@@ -130,11 +132,11 @@ class Intake:
             heapq.heappush(self._due, (at, job_id))
 
     def drop_deadline(self, job_id: str) -> None:
-        """The job has ended."""
+        """Drops the deadline of a job that has ended."""
         self._due_of.pop(job_id, None)
 
     async def wait(self, until: float) -> None:
-        """Until there is something to take, a deadline is over, or the service clock shows ``until``."""
+        """Waits until there is something to take, a deadline is over, or the service clock shows ``until``."""
         if not self.inbox:
             if self._due:
                 until = min(until, self._due[0][0])
@@ -146,7 +148,7 @@ class Intake:
         self._wake.clear()
 
     def take(self, now: float, most_facts: int) -> Inbox:
-        """Everything, with the jobs whose deadline is over; but ``most_facts`` facts at most."""
+        """Takes everything out, with the jobs whose deadline is over; but ``most_facts`` facts at most."""
         taken = self.inbox.take(most_facts)
         while self._due and self._due[0][0] <= now:
             at, job_id = heapq.heappop(self._due)

@@ -33,7 +33,7 @@ class Waiting:
         self._next = 0
 
     def add(self, job: JobRecord) -> None:
-        """Idempotent: a job keeps its place."""
+        """Adds a job. One that is there keeps its place."""
         if job.job_id not in self._jobs.setdefault(shape_of(job), {}):
             self._jobs[shape_of(job)][job.job_id] = self._next
             self._next += 1
@@ -53,7 +53,7 @@ class Waiting:
 
 
 class Board:
-    """See the head of the file."""
+    """Living jobs and all nodes in memory, as the database has them."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, Stored] = {}
@@ -70,7 +70,7 @@ class Board:
     # ---- jobs
 
     def job(self, job_id: str) -> JobRecord | None:
-        """A living job."""
+        """Returns a living job, or None."""
         found = self.jobs.get(job_id)
         return None if found is None else found.job
 

@@ -77,7 +77,7 @@ class Publisher:
         self._watchers.notify(job_id)
 
     def forget(self, job_ids: Iterable[str]) -> None:
-        """These jobs were deleted."""
+        """Forgets jobs that were deleted."""
         for job_id in job_ids:
             self._board.drop(job_id)
             self._sessions.forget(job_id)
@@ -125,7 +125,7 @@ class Publisher:
     # ---- faults of the coordinator
 
     def note_fault(self, fault: Fault) -> None:
-        """Logs and counts it."""
+        """Logs a fault, and counts it."""
         self._counters.add("faults", fault.step)
         content = {} if fault.content is None else {"content": repr(fault.content)[:_MOST_SHOWN]}
         known = self._board.job(fault.job_id)

@@ -45,7 +45,7 @@ log = structlog.get_logger("coordinator.reconciler")
 
 
 class Reconciler:
-    """One task: ``run``."""
+    """The task that makes rounds; see ``run``."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Reconciler:
         return held, tx.coordinators(), tx.nodes(), tx.stored(list(tx.live()))
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Makes rounds until cancelled."""
         retry_s = FIRST_RETRY_S
         try:
             while True:
@@ -141,7 +141,7 @@ class Reconciler:
             tx.release_jobs(self._owner)
 
     def _next_turn(self) -> float:
-        """When a round is due even if nothing comes, by the service clock."""
+        """Returns when a round is due even if nothing comes, by the service clock."""
         return self._next_beat if self._leases is None else min(self._next_beat, self._resync.due)
 
     # ---- a round
@@ -273,7 +273,7 @@ class Reconciler:
         )
 
     async def _settle(self, taken: Inbox, stage: Stage, batch: Batch, outcome: Outcome) -> None:
-        """After the writing: memory, then everybody who waits for it."""
+        """Brings memory up to date after the writing, then tells everybody who waits for it."""
         refused = outcome.stale | outcome.failed.keys()
         again: set[str] = set(outcome.stale)
         for change in batch.changes:

@@ -16,7 +16,7 @@ Wished = tuple[JobRecord, str]
 
 
 def scale(job: JobRecord, nodes: int) -> Wished:
-    """It should have so many nodes."""
+    """Asks that a job have so many nodes."""
     _check(job, "scaled")
     least, most = job.least, job.spec.most_nodes
     if not least <= nodes <= most:
@@ -28,13 +28,13 @@ def scale(job: JobRecord, nodes: int) -> Wished:
 
 
 def pause(job: JobRecord) -> Wished:
-    """It should wait after its present step."""
+    """Asks that a job wait after its present step."""
     _check(job, "paused")
     return replace(job, paused=True), "pause"
 
 
 def resume(job: JobRecord) -> Wished:
-    """It should go on."""
+    """Asks that a paused job go on."""
     _check(job, "resumed")
     return replace(job, paused=False), "resume"
 

@@ -79,11 +79,11 @@ class Stage:
         self.faults: list[Fault] = []
 
     def job(self, job_id: str) -> JobRecord | None:
-        """As this round sees it."""
+        """Returns a job as this round sees it."""
         return self._jobs.get(job_id) or self._board.job(job_id)
 
     def changes(self) -> list[Change]:
-        """To be written."""
+        """Returns the changes to be written."""
         found = []
         for job_id in dict.fromkeys((*self._jobs, *self._owners)):
             old = self._board.jobs[job_id]
@@ -98,7 +98,7 @@ class Stage:
         self._owners[job_id] = owner
 
     def cancel(self, job_id: str, reason: str) -> bool:
-        """Somebody asks for the end of a job. False: it ends or has ended already."""
+        """Ends a job as somebody asks. False: it ends or has ended already."""
         job = self.job(job_id)
         if job is None or job.state.terminal or job.state is JobState.STOPPING or job.cancel_reason is not None:
             return False
@@ -107,7 +107,7 @@ class Stage:
         return True
 
     def wish(self, job_id: str, wish: Callable[[JobRecord], Wished]) -> None:
-        """Somebody wants the job otherwise. Raises what ``wish`` raises, and NotFoundError for a job that has ended."""
+        """Changes a job as somebody asks. Raises what ``wish`` raises, and NotFoundError for a job that has ended."""
         job = self.job(job_id)
         if job is None or job.state.terminal:
             raise NotFoundError(f"There is no job {job_id[:64]!r} that has not ended. [BG810]")
@@ -186,7 +186,9 @@ class Stage:
                 return
 
     def _listen(self, job: JobRecord) -> None:
-        """Another coordinator decides about the job, and only this one knows when it has heard of its own nodes."""
+        """Listens for a job about which another coordinator decides: only this one knows when it has heard of its own
+        nodes.
+        """
         nodes = self._seen(job)
         accused = accusers(job, nodes, self._options)
         for host in job.hosts:

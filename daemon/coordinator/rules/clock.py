@@ -1,4 +1,4 @@
-"""Two clocks: the service clock for deadlines and leases, the wall clock for people.
+"""The two clocks: the service clock for deadlines and leases, the wall clock for people.
 
 The service clock counts seconds during which a coordinator was awake. It never goes back, it knows nothing of the date,
 it stands still while no coordinator runs or while this one is frozen (a suspended machine, a starved processor), and

@@ -26,16 +26,16 @@ class NodeQueries(AccountQueries):
     # ---- coordinators
 
     def beat(self, owner: str, clock: float) -> None:
-        """``owner`` lives."""
+        """Notes that ``owner`` lives."""
         self._later(_put_beat(self._db.dialect.name), {"owner": owner, "clock": clock})
 
     def announce(self, own: CoordinatorRecord) -> None:
-        """Where a coordinator is that has given a beat, and since when."""
+        """Notes where a coordinator is that has given a beat, and since when."""
         told = {"address": own.address, "machine": own.machine, "arrived_clock": own.arrived_clock}
         self._later(sa.update(m.coordinators).where(m.coordinators.c.owner == own.owner).values(told))
 
     def coordinators(self) -> list[CoordinatorRecord]:
-        """All that ever gave a beat."""
+        """Lists all coordinators that ever gave a beat."""
         return [CoordinatorRecord(**row) for row in self._db.execute(sa.select(m.coordinators)).mappings()]
 
     # ---- nodes
