@@ -96,6 +96,13 @@ def present(rows: Sequence[Row], columns: Sequence[Column]) -> list[Column]:
     return [column for column in columns if any(row.get(column.key) is not None for row in rows)]
 
 
+def markdown(rows: Sequence[Mapping[str, object]]) -> str:
+    """A table of rows with the same keys, which are its headings. None is an empty cell."""
+    lines = [list(rows[0]), ["---"] * len(rows[0])]
+    lines += [["" if value is None else str(value) for value in row.values()] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def bus_factor(ranks: int) -> float:
     """Bus bandwidth over algorithm bandwidth of an all-reduce, as nccl-tests define it."""
     return 2 * (ranks - 1) / ranks

@@ -11,11 +11,23 @@ A case is a model of ``bagua bench train`` on a network between two hosts, or on
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
+import statistics
+import time
 from typing import Any
 
-from bagua.cli.bench.tasks import Task, measure
+import torch
+
+import bagua.torch_api as bagua
+from bagua.bench.ranks import harness
+from bagua.bench.ranks.models import WORKLOADS
+from bagua.bench.report import markdown
+from bagua.cli.bench import tasks
+from bagua.torch_api.comm.coalesced import broadcast_object
+from bagua.torch_api.tune import NEVER
+from bagua.tuning.decision import Phase, text
 from bagua.tuning.network import parse_network
 
 CASES = [
@@ -26,6 +38,93 @@ CASES = [
         for model in ("mlp", "resnet", "transformer")
     ),
 ]
+
+
+class Trained:
+    """Model under training. ``tuner``: that of ``bagua.torch_api.tune``."""
+
+    def __init__(self, model: str) -> None:
+        torch.manual_seed(0)
+        self._work = WORKLOADS[model]()
+        self._optimizer = torch.optim.SGD(self._work.model.parameters(), lr=1e-4, momentum=0.9)
+        wrapped: Any = self._work.model
+        self._model = wrapped.with_bagua([self._optimizer], autotune=True)
+        self.tuner = self._model.bagua_ddp._tuner
+
+    def step(self) -> float:
+        """Makes one step, and returns its seconds."""
+        begin = time.perf_counter()
+        self._optimizer.zero_grad()
+        self._work.loss_of(self._model).backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        return time.perf_counter() - begin
+
+    def settle(self, most: int) -> tuple[int, dict[str, str]]:
+        """Trains until nothing more is tried; returns after how many steps, and the setting."""
+        for number in range(most):
+            self.step()
+            decider = self.tuner._decider
+            settled = torch.tensor([float(decider is not None and decider.phase is Phase.SETTLED)])
+            if number % 10 == 9:
+                bagua.allreduce_inplace(settled, bagua.ReduceOp.MAX)
+                if settled.item():
+                    break
+        steps = 0 if decider is None else decider.steps
+        self.tuner._due = NEVER  # nothing is tried while settings are compared
+        found = dict(self.tuner._present) if decider is None else dict(decider.present)
+        bagua.broadcast(count := torch.tensor([float(steps)]), 0)
+        return int(count.item()), _of_rank_0(found)
+
+    def block(self, setting: dict[str, str], steps: int) -> float:
+        """Median of steps with this setting; the first one, before which buckets are cut, does not count."""
+        self.tuner._settings.apply(setting)
+        self.step()
+        return statistics.median(harness.slowest(self.step()) for _ in range(steps))
+
+
+def _of_rank_0(setting: dict[str, str]) -> dict[str, str]:
+    return dict(broadcast_object(setting, 0))
+
+
+def measure(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns one row: what was found, after how many steps, and the ratio of its step time to that of the defaults and
+    of the best of the space.
+    """
+    trained = Trained(config["model"])
+    steps, found = trained.settle(config["most"])
+    pairs = [
+        (trained.block({}, config["steps"]), trained.block(found, config["steps"])) for _ in range(config["pairs"])
+    ]
+    space = trained.tuner._settings.space({}, config["hosts"])
+    settings = [
+        dict(zip([one.name for one in space], values, strict=True))
+        for values in itertools.product(*(one.choices for one in space))
+    ]
+    ratios = []
+    for number, setting in enumerate(settings if config["exhaustive"] else []):
+        if number % 4 == 0:
+            base = trained.block({}, config["steps"])
+        ratios.append((trained.block(setting, config["steps"]) / base, setting))
+    ratios.sort(key=lambda one: one[0])
+    # The few that looked best are measured again beside what was found: one of many is fast by chance.
+    again = [
+        [trained.block(setting, config["steps"]) for setting in (found, *(one for _, one in ratios[:3]))]
+        for _ in range(config["pairs"] if ratios else 0)
+    ]
+    medians = [statistics.median(column) for column in zip(*again, strict=True)]
+    shown = [found, *(setting for _, setting in ratios[:3])]
+    row = {
+        "model": config["model"],
+        "network": config["network"],
+        "defaults, ms": round(1e3 * statistics.median(one for one, _ in pairs), 1),
+        "found": text(found),
+        "steps to settle": steps,
+        "found / defaults": round(statistics.median(other / one for one, other in pairs), 3),
+        "best of all": text(shown[medians.index(min(medians))]) if medians else None,
+        "found / best": round(medians[0] / min(medians), 3) if medians else None,
+        "space": len(settings),
+    }
+    return {"rows": [row]}
 
 
 def run_case(case: str, given: argparse.Namespace) -> dict[str, Any]:
@@ -47,8 +146,8 @@ def run_case(case: str, given: argparse.Namespace) -> dict[str, Any]:
         env["BAGUA_DEFAULT_BUCKET_SIZE"] = str(given.bucket_bytes)
     if given.log:
         env["BAGUA_IS_OUTPUT_AUTOTUNE_LOG"] = "1"
-    task = Task("bagua.bench.ranks.autotune", config, hosts, 2 // hosts, env, quiet=not given.log)
-    row: dict[str, Any] = measure(task, network)["rows"][0]
+    task = tasks.Task(__file__, config, hosts, 2 // hosts, env, quiet=not given.log)
+    row: dict[str, Any] = tasks.measure(task, network)["rows"][0]
     return row
 
 
@@ -69,10 +168,9 @@ def main() -> None:
         if given.output == "json":
             print(json.dumps(row), flush=True)
             continue
-        if not number:
-            print("| " + " | ".join(row) + " |\n|" + "---|" * len(row))
-        print("| " + " | ".join(map(str, row.values())) + " |", flush=True)
+        lines = markdown([row]).splitlines()
+        print("\n".join(lines if number == 0 else lines[2:]), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(measure) if harness.on_rank() else main()

@@ -12,9 +12,80 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
 
-from bagua.cli.bench.tasks import Task, measure
+import torch
+
+import bagua.torch_api as bagua
+from bagua.bench.ranks import harness
+from bagua.bench.ranks.models import WORKLOADS
+from bagua.bench.report import markdown
+from bagua.cli.bench import tasks
 from bagua.tuning.network import parse_network
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda some: torch.optim.SGD(some, lr=1e-4),
+    "SGD, momentum": lambda some: torch.optim.SGD(some, lr=1e-4, momentum=0.9),
+    "Adam": lambda some: torch.optim.Adam(some, lr=1e-6),
+    "Adam, foreach": lambda some: torch.optim.Adam(some, lr=1e-6, foreach=True),
+}
+
+
+class Trained:
+    """Model with its optimizer. ``optimizer_s``: of each step, in ``optimizer.step()``."""
+
+    def __init__(self, model: str, optimizer: str, early: bool) -> None:
+        torch.manual_seed(0)
+        self._work = WORKLOADS[model]()
+        self._optimizer = OPTIMIZERS[optimizer](self._work.model.parameters())
+        wrapped: Any = self._work.model
+        self._model = wrapped.with_bagua([self._optimizer], step_in_backward=early)
+        self.optimizer_s: list[float] = []
+
+    def step(self) -> float:
+        """Seconds of one step of the slowest rank."""
+        bagua.barrier()
+        return harness.slowest(harness.seconds(self._train))
+
+    def _train(self) -> None:
+        self._optimizer.zero_grad()
+        self._work.loss_of(self._model).backward()  # type: ignore[no-untyped-call]
+        begin = time.perf_counter()
+        self._optimizer.step()
+        self.optimizer_s.append(time.perf_counter() - begin)
+
+    def close(self) -> None:
+        """Ends the model's exchange of gradients."""
+        self._model.bagua_ddp.close()
+
+
+def measure(config: dict[str, Any]) -> dict[str, Any]:
+    """A row for each optimizer: medians of steps in turn, and of the ratio of neighbours."""
+    rows = []
+    for optimizer in config["optimizers"]:
+        behind, inside = (Trained(config["model"], optimizer, early) for early in (False, True))
+        seconds: list[tuple[float, float]] = []
+        for number in range(config["steps"] + config["warm_up"]):
+            first, second = (behind, inside) if number % 2 else (inside, behind)
+            taken = {first: first.step(), second: second.step()}
+            if number >= config["warm_up"]:
+                seconds.append((taken[behind], taken[inside]))
+        behind.close()
+        inside.close()
+        share = statistics.median(behind.optimizer_s) / statistics.median(one for one, _ in seconds)
+        rows.append(
+            {
+                "optimizer": optimizer,
+                "optimizer's share": round(share, 3),
+                "behind, ms": round(1e3 * statistics.median(one for one, _ in seconds), 1),
+                "inside, ms": round(1e3 * statistics.median(other for _, other in seconds), 1),
+                "times as fast": round(statistics.median(one / other for one, other in seconds), 3),
+            }
+        )
+    return {"rows": rows}
 
 
 def main() -> None:
@@ -33,15 +104,13 @@ def main() -> None:
         "warm_up": given.warm_up,
     }
     network = None if given.network == "none" else parse_network(given.network)
-    task = Task("bagua.bench.ranks.backward_steps", config, 2, 1, {"OMP_NUM_THREADS": "1"}, quiet=True)
-    rows = measure(task, network)["rows"]
+    task = tasks.Task(__file__, config, 2, 1, {"OMP_NUM_THREADS": "1"}, quiet=True)
+    rows = tasks.measure(task, network)["rows"]
     if given.output == "json":
         print(json.dumps(rows))
-        return
-    print("| " + " | ".join(rows[0]) + " |\n|" + "---|" * len(rows[0]))
-    for row in rows:
-        print("| " + " | ".join(map(str, row.values())) + " |")
+    else:
+        print(markdown(rows))
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(measure) if harness.on_rank() else main()

@@ -18,32 +18,27 @@ import argparse
 import json
 import platform
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
-RUN_DEADLINE_S = 3600.0
+import torch
+
+import bagua.torch_api as bagua
+from bagua.bench.ranks import harness
+from bagua.bench.ranks.models import WORKLOADS
+from bagua.cli.bench import tasks
+
 MINUTE_S = 60.0
 
 
-def rank_main(options: argparse.Namespace) -> None:
-    """The program of a rank."""
-    import torch
-
-    import bagua.torch_api as bagua
-    from bagua.bench.ranks import harness
-    from bagua.bench.ranks.models import WORKLOADS
-
-    torch.set_num_threads(1)
-    bagua.init_process_group()
+def measure(config: dict[str, Any]) -> dict[str, Any]:
+    """The row, of a rank."""
     torch.manual_seed(bagua.get_rank())
-    workload = WORKLOADS[options.model]()
+    workload = WORKLOADS[config["model"]]()
     optimizer = torch.optim.Adam(workload.model.parameters(), lr=1e-4, foreach=True)
     model = workload.model.with_bagua([optimizer])
-    checkpointer = bagua.checkpoint.Checkpointer(options.folder, every=1 << 40, keep=1)
+    checkpointer = bagua.checkpoint.Checkpointer(config["folder"], every=1 << 40, keep=1)
     blocked: list[float] = []
     copies: list[float] = []
     beside: dict[bool, list[float]] = {True: [], False: []}
@@ -55,7 +50,7 @@ def rank_main(options: argparse.Namespace) -> None:
 
     def window(saves: bool) -> float:
         def steps() -> None:
-            for number in range(options.steps):
+            for number in range(config["steps"]):
                 optimizer.zero_grad()
                 workload.loss_of(model).backward()
                 optimizer.step()
@@ -74,24 +69,21 @@ def rank_main(options: argparse.Namespace) -> None:
     window(True)  # memory is taken, files are made
     blocked.clear(), copies.clear(), beside[True].clear()
     pairs = []
-    for turn in range(options.rounds):
+    for turn in range(config["rounds"]):
         found = {saves: window(saves) for saves in ((True, False) if turn % 2 else (False, True))}
         pairs.append((found[False], found[True]))
-    if bagua.get_rank() == 0:
-        cost = [after - before for before, after in pairs]
-        elements = sum(parameter.numel() for parameter in workload.model.parameters())
-        row = {
-            "model": options.model,
-            "megabytes": 3 * 4 * elements / 1e6,
-            "step_ms": 1e3 * statistics.median(before for before, _ in pairs) / options.steps,
-            "blocked_ms": 1e3 * statistics.median(blocked),
-            "cost_s": statistics.median(cost),
-            "costs_s": [round(one, 3) for one in cost],
-            "cpu_s": sum(map(statistics.median, (copies, beside[True]))) - statistics.median(beside[False]),
-            "percent_at_one_a_minute": 100 * statistics.median(cost) / MINUTE_S,
-        }
-        Path(options.result).write_text(json.dumps(row))
-    bagua.barrier()
+    cost = [after - before for before, after in pairs]
+    elements = sum(parameter.numel() for parameter in workload.model.parameters())
+    return {
+        "model": config["model"],
+        "megabytes": 3 * 4 * elements / 1e6,
+        "step_ms": 1e3 * statistics.median(before for before, _ in pairs) / config["steps"],
+        "blocked_ms": 1e3 * statistics.median(blocked),
+        "cost_s": statistics.median(cost),
+        "costs_s": [round(one, 3) for one in cost],
+        "cpu_s": sum(map(statistics.median, (copies, beside[True]))) - statistics.median(beside[False]),
+        "percent_at_one_a_minute": 100 * statistics.median(cost) / MINUTE_S,
+    }
 
 
 def main() -> None:
@@ -103,21 +95,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9, help="pairs of windows")
     parser.add_argument("--output", choices=("text", "json"), default="text")
     parser.add_argument("--folder", help="where checkpoints go. Default: the system's for temporary files")
-    parser.add_argument("--result", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.result:
-        rank_main(options)
-        return
     with tempfile.TemporaryDirectory() as here:
-        result = Path(here) / "result.json"
-        program = [str(Path(__file__).resolve()), "--result", str(result)]
-        program += ["--folder", options.folder or str(Path(here) / "checkpoints")]
-        for name in ("model", "steps", "rounds"):
-            program += [f"--{name}", str(getattr(options, name))]
-        shape = ["--nnodes", str(options.nnodes), "--nproc-per-node", str(options.nproc_per_node)]
-        command = [sys.executable, "-P", "-m", "bagua.cli.main", "run", "--quiet", *shape, *program]
-        subprocess.run(command, check=True, timeout=RUN_DEADLINE_S, stdout=sys.stderr)
-        row: dict[str, Any] = json.loads(result.read_text())
+        config = {name: getattr(options, name) for name in ("model", "steps", "rounds")}
+        config["folder"] = options.folder or f"{here}/checkpoints"
+        task = tasks.Task(__file__, config, options.nnodes, options.nproc_per_node, quiet=True)
+        row = tasks.measure(task, None)
     if options.output == "json":
         where = f"{options.nnodes} x {options.nproc_per_node} ranks"
         print(json.dumps({"where": where, "system": platform.platform(), **row}))
@@ -129,4 +112,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(measure) if harness.on_rank() else main()

@@ -25,25 +25,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-RUN_DEADLINE_S = 1800.0
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+import bagua.torch_api as bagua
+from bagua.bench.ranks import harness
+from bagua.cli.bench import tasks
+from bagua.torch_api import contrib
+from bagua.torch_api.contrib import CachedDataset, LoadBalancingDistributedSampler, TokenBudgetBatchSampler
+
 BATCH = 8
 LONGEST = 400
 PLAIN = "DistributedSampler"
 
 
-def rank_main(samples: int, turns: int, result: str) -> None:
-    """The program of a rank."""
-    import torch
-    from torch import nn
-    from torch.utils.data import DataLoader
-    from torch.utils.data.distributed import DistributedSampler
-
-    import bagua.torch_api as bagua
-    from bagua.bench.ranks import harness
-    from bagua.torch_api.contrib import LoadBalancingDistributedSampler, TokenBudgetBatchSampler
-
-    torch.set_num_threads(1)
-    bagua.init_process_group()
+def measure(config: dict[str, Any]) -> dict[str, list[tuple[float, float]]]:
+    """(share of time in the barrier, imbalance) of each epoch, by sampler."""
+    samples, turns = config["samples"], config["turns"]
     ranks, rank = bagua.get_world_size(), bagua.get_rank()
     random = torch.Generator().manual_seed(0)
     lengths = torch.randn(samples, generator=random).mul(0.8).add(3.9).exp().ceil().clamp_max(LONGEST).long()
@@ -101,19 +101,12 @@ def rank_main(samples: int, turns: int, result: str) -> None:
             imbalance = (work.max(0).values - work.mean(0)).sum() / work.max(0).values.sum()
             if turn:  # the first one warms up, and is measured by those that learn
                 found[name].append((float(wait.mean(0).sum()) / seconds, float(imbalance)))
-    if rank == 0:
-        Path(result).write_text(json.dumps(found))
-    bagua.barrier()
+    return found
 
 
 def idle(options: argparse.Namespace) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "result.json"
-        command = [sys.executable, "-P", "-m", "bagua.cli.main", "run", "--quiet", "--nproc-per-node", "4"]
-        command += [str(Path(__file__).resolve()), "idle", "--samples", str(options.samples)]
-        command += ["--turns", str(options.turns), "--result", str(result)]
-        subprocess.run(command, check=True, timeout=RUN_DEADLINE_S, stdout=sys.stderr)
-        found = json.loads(result.read_text())
+    config = {"samples": options.samples, "turns": options.turns}
+    found = tasks.measure(tasks.Task(__file__, config, 1, 4, quiet=True), None)
     rows = []
     for name, pairs in found.items():
         waited, imbalance = (sorted(values)[len(values) // 2] for values in zip(*pairs, strict=True))
@@ -131,17 +124,11 @@ class Slow:
         return self.length
 
     def __getitem__(self, index: int) -> Any:
-        import torch
-
         time.sleep(self.seconds)
         return torch.full((3, 64, 64), float(index))
 
 
 def cache(options: argparse.Namespace) -> list[dict[str, Any]]:
-    from torch.utils.data import DataLoader
-
-    from bagua.torch_api.contrib import CachedDataset
-
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for workers in (0, 2):
@@ -162,10 +149,6 @@ def cache(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def samplers(options: argparse.Namespace) -> list[dict[str, Any]]:
-    import torch
-
-    from bagua.torch_api import contrib
-
     count = options.samples
     costs = torch.randn(count).exp().mul(50).ceil().clamp_max(1000)
     kinds: dict[str, Callable[[], Any]] = {
@@ -198,12 +181,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5, help="epochs of idle")
     parser.add_argument("--output", choices=("text", "json"), default="text")
     parser.add_argument("--kind", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--result", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.samples = options.samples or {"idle": 1600, "cache": 500, "samplers": 10_000_000}[options.what]
-    if options.result:
-        rank_main(options.samples, options.turns, options.result)
-        return
     rows = {"idle": idle, "cache": cache, "samplers": samplers}[options.what](options)
     if options.output == "json":
         print(json.dumps(rows))
@@ -213,4 +192,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(measure) if harness.on_rank() else main()

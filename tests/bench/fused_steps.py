@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from bagua.bench.report import markdown
 from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
 from bagua.torch_api.contrib import fuse_optimizer
 
@@ -132,10 +133,8 @@ def main() -> None:
     rows = measure(given.tensors, given.elements, given.steps)
     if given.output == "json":
         print(json.dumps(rows))
-        return
-    print("| " + " | ".join(rows[0]) + " |\n|" + "---|" * len(rows[0]))
-    for row in rows:
-        print("| " + " | ".join("" if value is None else str(value) for value in row.values()) + " |")
+    else:
+        print(markdown(rows))
 
 
 if __name__ == "__main__":

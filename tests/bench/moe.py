@@ -22,33 +22,27 @@ import json
 import os
 import platform
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-RUN_DEADLINE_S = 1800.0
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+import bagua.torch_api as bagua
+from bagua.bench.ranks import harness
+from bagua.cli.bench import tasks
+
 FACTOR = 1.25
 MOST_PASSES = 1000
 
 
-def rank_main(options: argparse.Namespace) -> None:
-    """The program of a rank."""
-    import torch
-    import torch.distributed as dist
-    import torch.nn.functional as F
-    from torch import nn
-
-    import bagua.torch_api as bagua
-    from bagua.bench.ranks import harness
-
-    torch.set_num_threads(1)
-    bagua.init_process_group()
-    if not dist.is_initialized():
-        harness.start_gloo()
+def measure(config: dict[str, Any]) -> dict[str, Any]:
+    """The rows, of a rank."""
+    options = argparse.Namespace(**config)
+    harness.start_gloo()
     n = bagua.get_world_size()
 
     class Swap(torch.autograd.Function):
@@ -157,10 +151,9 @@ def rank_main(options: argparse.Namespace) -> None:
         return row
 
     rows = [measured(kind, int(tokens)) for kind in options.experts.split(",") for tokens in options.tokens.split(",")]
-    if bagua.get_rank() == 0:
-        Path(options.result).write_text(json.dumps(rows))
     bagua.barrier()
     harness.stop_gloo()
+    return {"rows": rows}
 
 
 def main() -> None:
@@ -174,20 +167,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9, help="of each row")
     parser.add_argument("--turn", type=float, default=0.3, help="seconds of each system in a round, about")
     parser.add_argument("--output", choices=("text", "json"), default="text")
-    parser.add_argument("--result", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.result:
-        rank_main(options)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "result.json"
-        program = [str(Path(__file__).resolve()), "--result", str(result)]
-        for name in ("tokens", "width", "experts", "systems", "rounds", "turn"):
-            program += [f"--{name}", str(getattr(options, name))]
-        shape = ["--nnodes", str(options.nnodes), "--nproc-per-node", str(options.nproc_per_node)]
-        command = [sys.executable, "-P", "-m", "bagua.cli.main", "run", "--quiet", *shape, *program]
-        subprocess.run(command, check=True, timeout=RUN_DEADLINE_S, stdout=sys.stderr)
-        rows: list[dict[str, Any]] = json.loads(result.read_text())
+    config = {name: getattr(options, name) for name in ("tokens", "width", "experts", "systems", "rounds", "turn")}
+    task = tasks.Task(__file__, config, options.nnodes, options.nproc_per_node, quiet=True)
+    rows = tasks.measure(task, None)["rows"]
     if options.output == "json":
         where = f"{options.nnodes} x {options.nproc_per_node} ranks"
         print(json.dumps({"unit": "1000 tokens/s", "where": where, "system": platform.platform(), "rows": rows}))
@@ -204,4 +187,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(measure) if harness.on_rank() else main()

@@ -22,15 +22,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from bagua.bench.units import parse_sizes
+
 RANK_MAIN = Path(__file__).with_name("peer_rank.py")
 PEERS = {"bagua": "bagua", "gloo": "torch", "openmpi": "mpi4py", "torchft": "torchft", "horovod": "horovod"}
 START_DEADLINE_S = 300.0
-UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-
-
-def size(text: str) -> int:
-    """``64K`` -> 65536."""
-    return int(text[:-1]) * UNITS[text[-1].upper()] if text[-1].upper() in UNITS else int(text)
 
 
 def free_port() -> int:
@@ -106,7 +102,7 @@ def main() -> int:
     parser.add_argument("--log", type=Path, default=Path(tempfile.gettempdir()) / "bagua-peers.log")
     parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
-    sizes = [size(text) for text in options.sizes.split(",")]
+    sizes = parse_sizes(options.sizes)
     pythons = dict(entry.split("=", 1) for entry in options.python)
     present = {peer: pythons.get(peer, sys.executable) for peer in PEERS}
     present = {peer: python for peer, python in present.items() if available(peer, python)}

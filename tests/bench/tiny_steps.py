@@ -13,72 +13,65 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-RUN_DEADLINE_S = 1800.0
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import bagua.torch_api as bagua
+from bagua.algorithms import Algorithm, GlobalAlgorithmRegistry
+from bagua.bench.ranks import harness
+from bagua.cli.bench import tasks
+from bagua.examples._common import adam_for
+
 TURN = 50
 DDP = "ddp (gloo)"
 # QAdam and its kin are measured beyond their warm-up.
 ARGUMENTS: dict[str, dict[str, Any]] = {"async": {"sync_interval_ms": 50}}
 
 
-def rank_main(steps: int, only: list[str], result: str) -> None:
-    """The program of a rank."""
-    import torch
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel
+def trainer(name: str) -> Callable[[], float]:
+    """A turn: seconds of a step of the slowest rank."""
+    model: Any = nn.Sequential(nn.Linear(16, 24), nn.Tanh(), nn.Linear(24, 18), nn.Tanh(), nn.Linear(18, 8))
+    optimizer = adam_for(name, model.parameters(), 1e-4, steps=4 * TURN)
+    if name == DDP:
+        model = DistributedDataParallel(model)
+    else:
+        model = model.with_bagua([optimizer], Algorithm.init(name, **ARGUMENTS.get(name, {})))
+    inputs = torch.randn(8, 16)
 
-    import bagua.torch_api as bagua
-    from bagua.algorithms import Algorithm, GlobalAlgorithmRegistry
-    from bagua.bench.ranks import harness
-    from bagua.examples._common import adam_for
+    def train() -> None:
+        for _ in range(TURN):
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
 
-    torch.set_num_threads(1)
-    bagua.init_process_group()
-    if not torch.distributed.is_initialized():
-        harness.start_gloo()
+    def turn() -> float:
+        bagua.barrier()
+        return harness.slowest(harness.seconds(train) / TURN)
+
+    return turn
+
+
+def measure(config: dict[str, Any]) -> dict[str, float]:
+    """Median seconds of a step, by system."""
+    harness.start_gloo()
     names = [DDP, *GlobalAlgorithmRegistry.available_algorithms()]
-    names = [name for name in names if not only or name in only]
-
-    def trainer(name: str) -> Callable[[], float]:
-        model: Any = nn.Sequential(nn.Linear(16, 24), nn.Tanh(), nn.Linear(24, 18), nn.Tanh(), nn.Linear(18, 8))
-        optimizer = adam_for(name, model.parameters(), 1e-4, steps=4 * TURN)
-        if name == DDP:
-            model = DistributedDataParallel(model)
-        else:
-            model = model.with_bagua([optimizer], Algorithm.init(name, **ARGUMENTS.get(name, {})))
-        inputs = torch.randn(8, 16)
-
-        def train() -> None:
-            for _ in range(TURN):
-                optimizer.zero_grad()
-                model(inputs).square().mean().backward()
-                optimizer.step()
-
-        def turn() -> float:
-            bagua.barrier()
-            return harness.slowest(harness.seconds(train) / TURN)
-
-        return turn
-
+    names = [name for name in names if not config["only"] or name in config["only"]]
     turns = {name: trainer(name) for name in names}
     found: dict[str, list[float]] = {name: [] for name in names}
-    rounds = max(3, steps // TURN)
+    rounds = max(3, config["steps"] // TURN)
     for number in range(rounds + 2):
         harness.progress(number, rounds + 2, "turns")
         for name in names[number % len(names) :] + names[: number % len(names)]:
             seconds = turns[name]()
             if number >= 2:
                 found[name].append(seconds)
-    if bagua.get_rank() == 0:
-        Path(result).write_text(json.dumps(harness.medians(found)))
     bagua.barrier()
     harness.stop_gloo()
+    return harness.medians(found)
 
 
 def main() -> None:
@@ -88,28 +81,9 @@ def main() -> None:
     parser.add_argument("--nproc-per-node", type=int, default=4)
     parser.add_argument("--only", default="", help="names of algorithms with commas")
     parser.add_argument("--output", choices=("text", "json"), default="text")
-    parser.add_argument("--result", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    only = [name for name in options.only.split(",") if name]
-    if options.result:
-        rank_main(options.steps, only, options.result)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "result.json"
-        shape = ["--nnodes", str(options.nnodes), "--nproc-per-node", str(options.nproc_per_node)]
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "bagua.cli.main",
-            "run",
-            "--quiet",
-            *shape,
-            str(Path(__file__).resolve()),
-        ]
-        command += ["--steps", str(options.steps), "--only", options.only, "--result", str(result)]
-        subprocess.run(command, check=True, timeout=RUN_DEADLINE_S, stdout=sys.stderr)
-        found = json.loads(result.read_text())
+    config = {"steps": options.steps, "only": [name for name in options.only.split(",") if name]}
+    found = tasks.measure(tasks.Task(__file__, config, options.nnodes, options.nproc_per_node, quiet=True), None)
     rows = [{"algorithm": name, "ms": round(1e3 * seconds, 3)} for name, seconds in found.items()]
     if options.output == "json":
         where = f"{options.nnodes} x {options.nproc_per_node} ranks"
@@ -120,4 +94,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(measure) if harness.on_rank() else main()

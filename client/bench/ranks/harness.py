@@ -43,6 +43,11 @@ def run(
     bagua.destroy_process_group()
 
 
+def on_rank() -> bool:
+    """True in a rank of a job. A program that starts itself as the job (Task) measures there."""
+    return "RANK" in os.environ
+
+
 def _write(found: dict[str, Any], result: str) -> None:
     text = json.dumps(found)
     if result == "-":

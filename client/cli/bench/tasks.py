@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -38,7 +39,7 @@ CANCEL_PATIENCE_S = 15.0
 
 @dataclass(frozen=True)
 class Task:
-    """One job: a module of ``bagua.bench.ranks`` with its configuration, and where it runs.
+    """One job: a module of ``bagua.bench.ranks``, or a file, with its configuration, and where it runs.
 
     ``namespaces``: of the hosts of an emulated network; none: node daemons on this machine's loopback.
     """
@@ -61,8 +62,8 @@ class Task:
             env["GLOO_SOCKET_IFNAME"] = DEVICE
         return local_spec(
             self.module,
-            module=True,
-            name=f"bench {self.module.rpartition('.')[2]}",
+            module=not self.module.endswith(".py"),
+            name=f"bench {re.split('[./]', self.module.removesuffix('.py'))[-1]}",
             args=[json.dumps(self.config), self.result],
             env=env,
             workdir=tempfile.gettempdir(),
