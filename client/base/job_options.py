@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -20,8 +20,6 @@ from bagua.base.errors import ConfigError
 MAX_RANKS = 1024
 """On one node."""
 MAX_NODES = 4096
-BOTH = ("run", "job submit")
-SUBMIT = ("job submit",)
 
 
 @dataclass(frozen=True)
@@ -57,18 +55,20 @@ def _check_algorithm(text: str) -> str:
 
 @dataclass(frozen=True)
 class Option:
-    """Everything about an option but its name and its type. ``words`` are its help and its description in a manifest;
-    those that say "Default:" stand for ``default`` there."""
+    """Everything about an option. ``words`` are its help, and its description in a manifest; where they say "Default:",
+    ``default`` is not shown."""
 
-    words: str
-    default: Any = None
+    name: str = ""
+    kind: type = str  # bool, int, float, str, Path, dict or list
+    words: str = ""
+    default: Any = None  # None: the kind's own, False, 0 or ""
     flags: tuple[str, ...] = ()  # beside the long one, which is the name
     metavar: str | None = None
     least: float | None = None
     most: float | None = None
     choices: type[StrEnum] | None = None
     parse: Callable[[str], Any] | None = None  # of a text on the command line. Raises ConfigError
-    commands: tuple[str, ...] = BOTH  # that have it
+    commands: tuple[str, ...] = ("run", "job submit")  # that have it
     manifest: bool = True  # ``spec.run`` of a BaguaJob has it
     field: str = ""  # of JobSpec, if it is not the name
     variable: str = ""  # of the ranks' environment, if JobSpec has no field for it
@@ -76,71 +76,49 @@ class Option:
     also_sets: tuple[str, ...] = ()  # variables that follow from it: the user may not set them
 
 
-class JobOptions(TypedDict, total=False):
-    """Options of ``Client.submit`` beside the script. Those that are left out have the defaults of `bagua job
-    submit`."""
+def _option(**given: Any) -> Option:
+    """An option that a BaguaJob has elsewhere, or in another form."""
+    return Option(manifest=False, **given)
 
-    args: Annotated[Sequence[str], Option("Passed on to the script untouched.", (), commands=(), manifest=False)]
+
+class JobOptions(TypedDict, total=False):
+    """Options of ``Client.submit`` beside the script: their types, their words, and all else that is to be known of
+    them. Those that are left out have the defaults of `bagua job submit`."""
+
+    args: Annotated[Sequence[str], "Passed on to the script untouched.", _option(default=(), commands=())]
     nnodes: Annotated[
         int,
-        Option(
-            "Node daemons to run on. MIN:MAX: as many as there are (`bagua run` starts MAX), and the job goes on with "
-            "MIN if others are lost. Default: 1.",
-            1,
-            flags=("-N",),
-            metavar="N|MIN:MAX",
-            parse=parse_nodes,
-            manifest=False,
-        ),
+        "Node daemons to run on. MIN:MAX: as many as there are (`bagua run` starts MAX), and the job goes on with "
+        "MIN if others are lost. Default: 1.",
+        _option(default=1, flags=("-N",), metavar="N|MIN:MAX", parse=parse_nodes),
     ]
-    nproc_per_node: Annotated[int, Option("Ranks on every node.", 1, least=1, most=MAX_RANKS, manifest=False)]
-    elastic: Annotated[
-        bool, Option("Ranks and nodes that are lost end the job no more: the others go on.", False, manifest=False)
+    nproc_per_node: Annotated[int, "Ranks on every node.", _option(default=1, least=1, most=MAX_RANKS)]
+    elastic: Annotated[bool, "Ranks and nodes that are lost end the job no more: the others go on.", _option()]
+    min_nodes: Annotated[  # 0: it begins on ``nnodes``, and goes on down to one rank
+        int, "Elastic: it begins and goes on with so few.", _option(least=1, most=MAX_NODES, commands=("job submit",))
     ]
-    min_nodes: Annotated[
-        int,
-        Option(
-            "Elastic: it begins and goes on with so few.", 0, least=1, most=MAX_NODES, commands=SUBMIT, manifest=False
-        ),
+    max_nodes: Annotated[  # 0: ``nnodes``
+        int, "Elastic: it grows to so many.", _option(least=1, most=MAX_NODES, commands=("job submit",))
     ]
-    """0: it begins on ``nnodes``, and goes on down to one rank."""
-    max_nodes: Annotated[
-        int, Option("Elastic: it grows to so many.", 0, least=1, most=MAX_NODES, commands=SUBMIT, manifest=False)
-    ]
-    """0: ``nnodes``."""
     respawn: Annotated[
         int,
-        Option(
-            "Elastic: so many lost ranks an hour are replaced on each node, if the script takes newcomers.",
-            0,
-            metavar="N",
-            least=0,
-            most=1000,
-            manifest=False,
-        ),
+        "Elastic: so many lost ranks an hour are replaced on each node, if the script takes newcomers.",
+        _option(metavar="N", least=0, most=1000),
     ]
-    module: Annotated[
-        bool,
-        Option("SCRIPT is a module, as in python -m.", False, flags=("-m",), field="is_module", manifest=False),
-    ]
-    no_python: Annotated[bool, Option("SCRIPT is a program, not a Python script.", False, manifest=False)]
+    module: Annotated[bool, "SCRIPT is a module, as in python -m.", _option(flags=("-m",), field="is_module")]
+    no_python: Annotated[bool, "SCRIPT is a program, not a Python script.", _option()]
     master_port: Annotated[
-        int, Option("MASTER_PORT of the ranks, for torch.distributed. Default: a free one.", 0, least=0, most=65535)
+        int, "MASTER_PORT of the ranks, for torch.distributed. Default: a free one.", Option(least=0, most=65535)
     ]
     algorithm: Annotated[
         str,
-        Option(
-            "How replicas talk, where the script does not say it itself.",
-            "",
-            metavar="NAME[:KEY=VALUE,...]",
-            variable=algorithm_choice.VARIABLE,
-            value=_check_algorithm,
-        ),
+        "How replicas talk, where the script does not say it itself.",
+        Option(metavar="NAME[:KEY=VALUE,...]", variable=algorithm_choice.VARIABLE, value=_check_algorithm),
     ]
     checkpoint_dir: Annotated[
         str | os.PathLike[str] | None,
+        "Where bagua.checkpoint.Checkpointer() of the script writes, and finds checkpoints of an earlier run.",
         Option(
-            "Where bagua.checkpoint.Checkpointer() of the script writes, and finds checkpoints of an earlier run.",
             metavar="FOLDER",
             variable=checkpoint_folder.VARIABLE,
             value=lambda folder: checkpoint_folder.absolute(Path(folder)),
@@ -148,80 +126,63 @@ class JobOptions(TypedDict, total=False):
     ]
     enable_bagua_net: Annotated[
         bool,
-        Option(
-            "NCCL of the ranks talks over several TCP streams (see `bagua net`).",
-            False,
-            variable=net_plugin.VARIABLE,
-            also_sets=("NCCL_NET_PLUGIN", "NCCL_NET"),
-        ),
+        "NCCL of the ranks talks over several TCP streams (see `bagua net`).",
+        Option(variable=net_plugin.VARIABLE, also_sets=("NCCL_NET_PLUGIN", "NCCL_NET")),
     ]
     autotune: Annotated[
         bool,
-        Option(
-            "The job tries settings of the exchange while it trains, and keeps the best.",
-            False,
-            variable="BAGUA_AUTOTUNE",
-        ),
+        "The job tries settings of the exchange while it trains, and keeps the best.",
+        Option(variable="BAGUA_AUTOTUNE"),
     ]
     check_replicas: Annotated[
         str,
+        "Where replicas have drifted apart: a warning, or the end of the job; off: nobody looks. Default: warn.",
         Option(
-            "Where replicas have drifted apart: a warning, or the end of the job; off: nobody looks. Default: warn.",
-            "",
             choices=replica_check.CheckReplicas,
             variable=replica_check.VARIABLE,
             value=lambda word: replica_check.parse(word, "check_replicas"),
         ),
     ]
-    env: Annotated[
-        Mapping[str, str] | None, Option("A variable for the ranks; may be repeated.", metavar="K=V", manifest=False)
-    ]
+    env: Annotated[Mapping[str, str] | None, "A variable for the ranks; may be repeated.", _option(metavar="K=V")]
     secret_env: Annotated[
         Mapping[str, str | os.PathLike[str]] | None,
-        Option(
-            "A variable whose value each node reads from its own FILE (mode 0600): never stored, never shown. May be "
-            "repeated.",
-            metavar="K=FILE",
-            manifest=False,
-        ),
+        "A variable whose value each node reads from its own FILE (mode 0600): never stored, never shown. May be "
+        "repeated.",
+        _option(metavar="K=FILE"),
     ]
-    name: Annotated[str, Option("Name of the job. Default: of the script.", "", manifest=False)]
-    workdir: Annotated[str | os.PathLike[str] | None, Option("Where the ranks run. Default: here.", manifest=False)]
-    """A folder that the nodes have. With a working directory that is shipped: below its root."""
-    python: Annotated[str, Option("Interpreter of the ranks. Default: the daemon's.", "", commands=SUBMIT)]
+    name: Annotated[str, "Name of the job. Default: of the script.", _option()]
+    # A folder that the nodes have. With a working directory that is shipped: below its root.
+    workdir: Annotated[str | os.PathLike[str] | None, "Where the ranks run. Default: here.", _option()]
+    python: Annotated[str, "Interpreter of the ranks. Default: the daemon's.", Option(commands=("job submit",))]
     placement_timeout_s: Annotated[
         float,
-        Option("Seconds to wait for free nodes; 0: fail at once.", 300.0, least=0.0, commands=SUBMIT, manifest=False),
+        "Seconds to wait for free nodes; 0: fail at once.",
+        _option(default=300.0, least=0.0, commands=("job submit",)),
     ]
     stop_grace_s: Annotated[
         float,
-        Option("Seconds between SIGTERM and SIGKILL of ranks.", 10.0, least=0.0, commands=SUBMIT, manifest=False),
+        "Seconds between SIGTERM and SIGKILL of ranks.",
+        _option(default=10.0, least=0.0, commands=("job submit",)),
     ]
 
 
-@dataclass(frozen=True)
-class Declared:
-    """An option with its name and its type. ``kind``: bool, int, float, str, Path, dict or list."""
-
-    name: str
-    kind: type
-    option: Option
-
-
 def _kind(hint: Any) -> type:
-    if isinstance(hint, type) and hint in (bool, int, float, str):
-        return hint
-    text = str(hint)
-    return dict if "Mapping" in text else Path if "PathLike" in text else list
+    if hint in (bool, int, float, str):
+        return hint  # type: ignore[no-any-return]
+    return dict if "Mapping" in str(hint) else Path if "PathLike" in str(hint) else list
 
 
-def _declared() -> dict[str, Declared]:
-    hints = typing.get_type_hints(JobOptions, include_extras=True)
-    return {name: Declared(name, _kind(hint.__origin__), hint.__metadata__[0]) for name, hint in hints.items()}
+def _declared() -> Iterator[Option]:
+    for name, hint in typing.get_type_hints(JobOptions, include_extras=True).items():
+        words, *more = hint.__metadata__
+        kind, option = _kind(hint.__origin__), more[0] if more else Option()
+        zero = kind() if kind in (bool, int, float, str) else None
+        default = zero if option.default is None else option.default
+        yield replace(option, name=name, kind=kind, words=words, default=default)
 
 
-OPTIONS = _declared()
-"""All options by name, in the order in which help shows them."""
+# All options by name, in the order in which help shows them.
+OPTIONS = {option.name: option for option in _declared()}
 
 
 def default_name(entry: str, module: bool) -> str:
@@ -238,11 +199,11 @@ def variables(job: JobOptions) -> dict[str, str]:
     given = dict(found)
     for one in OPTIONS.values():
         value: Any = job.get(one.name)
-        if not one.option.variable or value in (None, False, ""):
+        if not one.variable or value in (None, False, ""):
             continue
-        for name in one.option.also_sets:
+        for name in one.also_sets:
             if name in given:
                 flag = f"--{one.name.replace('_', '-')}"
                 raise ConfigError(f"{flag} sets {name} itself: leave --env {name}={given[name]} out. [BG107]")
-        found[one.option.variable] = one.option.value(value)
+        found[one.variable] = one.value(value)
     return found

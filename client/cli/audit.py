@@ -8,11 +8,10 @@ from urllib.parse import unquote
 
 import typer
 
-from bagua.cli.command import command
+from bagua.cli.command import Client, command
 from bagua.cli.options import Output
 
 if TYPE_CHECKING:
-    from bagua.client import Client
     from bagua.proto import account_pb2
 
 

@@ -28,9 +28,11 @@ from bagua.cli import config_file, job_options
 from bagua.cli.options import CoordinatorOption, Output, OutputOption, TlsOption, TokenFileOption
 
 if TYPE_CHECKING:
-    from bagua.client import Client
+    from bagua.client import Client as Client
+else:
+    Client = Any  # commands name it in annotations alone: its import takes a moment
 
-Connect = Callable[[], "AbstractContextManager[Client]"]
+Connect = Callable[[], AbstractContextManager[Client]]
 Function = Callable[..., Any]
 _SERVICE = {"coordinator": CoordinatorOption, "token_file": TokenFileOption, "tls": TlsOption}
 

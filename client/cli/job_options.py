@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 import typer
 
 from bagua.base.errors import ConfigError, UsageError
-from bagua.base.job_options import OPTIONS, Declared, JobOptions, Nodes
+from bagua.base.job_options import OPTIONS, JobOptions, Nodes, Option
 from bagua.base.option_names import hyphens
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ def parameters(command: str) -> dict[str, inspect.Parameter]:
             _word(name), inspect.Parameter.KEYWORD_ONLY, default=_default(one), annotation=_annotation(one)
         )
         for name, one in OPTIONS.items()
-        if command in one.option.commands
+        if command in one.commands
     }
 
 
 def option(name: str) -> Any:
     """typer's form of one of them, for commands that have a few: ``Annotated[int, option("nproc_per_node")]``."""
-    one = OPTIONS[name].option
+    one = OPTIONS[name]
     return typer.Option(
         *(f"--{hyphens(_word(name))}", *one.flags),
         metavar=one.metavar,
@@ -42,7 +42,7 @@ def option(name: str) -> Any:
         max=one.most,
         parser=_parser(one.parse) if one.parse else None,
         help=one.words,
-        show_default=_default(OPTIONS[name]) not in (None, "") and "Default:" not in one.words,
+        show_default=_default(one) not in (None, "") and "Default:" not in one.words,
     )
 
 
@@ -51,18 +51,16 @@ def _word(name: str) -> str:
     return name.removesuffix("_s")
 
 
-def _default(one: Declared) -> Any:
+def _default(one: Option) -> Any:
     """None where the option's own default can't be given."""
-    default, least = one.option.default, one.option.least
-    if one.option.parse or one.option.choices or (least is not None and default < least):
-        return None
-    return default
+    given = not one.parse and not one.choices and (one.least is None or one.default >= one.least)
+    return one.default if given else None
 
 
-def _annotation(one: Declared) -> Any:
-    kind: Any = one.option.choices or (list[str] if one.kind is dict else one.kind)
-    if one.option.parse:
-        kind = inspect.signature(one.option.parse, eval_str=True).return_annotation
+def _annotation(one: Option) -> Any:
+    kind: Any = one.choices or (list[str] if one.kind is dict else one.kind)
+    if one.parse:
+        kind = inspect.signature(one.parse, eval_str=True).return_annotation
     return Annotated[kind if _default(one) is not None else kind | None, option(one.name)]
 
 

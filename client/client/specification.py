@@ -10,12 +10,12 @@ from bagua.base.errors import ConfigError
 from bagua.base.job_options import OPTIONS, JobOptions, default_name, variables
 from bagua.proto import common_pb2
 
-_DEFAULTS = {name: one.option.default for name, one in OPTIONS.items()}
+_DEFAULTS = {name: one.default for name, one in OPTIONS.items()}
 # Fields that have the value of an option as it is.
 _PLAIN = {
     field: name
     for name, one in OPTIONS.items()
-    if (field := one.option.field or name) in common_pb2.JobSpec.DESCRIPTOR.fields_by_name
+    if (field := one.field or name) in common_pb2.JobSpec.DESCRIPTOR.fields_by_name
     and one.kind in (bool, int, float, str)
 }
 

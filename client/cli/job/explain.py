@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
-from bagua.cli.command import command
+from bagua.cli.command import Client, command
 from bagua.cli.options import JobId, Output
-
-if TYPE_CHECKING:
-    from bagua.client import Client
 
 
 @command()

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import typer
 
-from bagua.cli.command import command
+from bagua.cli.command import Client, command
 from bagua.cli.options import Output
-
-if TYPE_CHECKING:
-    from bagua.client import Client
 
 
 @command()

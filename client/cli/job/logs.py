@@ -11,11 +11,10 @@ import typer
 
 from bagua.base.text import json_text, printable, printable_output
 from bagua.cli import options
-from bagua.cli.command import command
+from bagua.cli.command import Client, command
 from bagua.cli.options import JobId, Output
 
 if TYPE_CHECKING:
-    from bagua.client import Client
     from bagua.proto import common_pb2
 
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from bagua.cli.command import command
+from bagua.cli.command import Client, command
 from bagua.cli.job.scale import show_change
 from bagua.cli.options import JobId, Output
-
-if TYPE_CHECKING:
-    from bagua.client import Client
 
 
 @command()

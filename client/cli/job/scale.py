@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from bagua.base.job_options import MAX_NODES
-from bagua.cli.command import command
+from bagua.cli.command import Client, command
 from bagua.cli.options import JobId, Output
 
 if TYPE_CHECKING:
-    from bagua.client import Client
     from bagua.proto import job_pb2
 
 

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 import typer
 
 from bagua.cli import config_file, options
-from bagua.cli.command import Connect, command
+from bagua.cli.command import Client, Connect, command
 from bagua.cli.config_file import ConfigOption, PrintConfigOption
 from bagua.cli.job_options import Given, specification
 from bagua.cli.options import Output
 
 if TYPE_CHECKING:
-    from bagua.client import Client
     from bagua.proto import job_pb2
 
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from bagua.cli.command import command
+from bagua.cli.command import Client, command
 from bagua.cli.options import NodeId, Output
-
-if TYPE_CHECKING:
-    from bagua.client import Client
 
 
 @command()

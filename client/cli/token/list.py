@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bagua.cli.command import command
+from bagua.cli.command import Client, command
 from bagua.cli.display.documents import token_document
 from bagua.cli.options import Output
 
 if TYPE_CHECKING:
-    from bagua.client import Client
     from bagua.proto import account_pb2
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from bagua.cli.command import command
+from bagua.cli.command import Client, command
 from bagua.cli.display.documents import token_document
 from bagua.cli.options import Output
-
-if TYPE_CHECKING:
-    from bagua.client import Client
 
 
 @command()

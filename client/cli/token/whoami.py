@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from bagua.cli.command import command
+from bagua.cli.command import Client, command
 from bagua.cli.display.documents import account_document
 from bagua.cli.options import Output
-
-if TYPE_CHECKING:
-    from bagua.client import Client
 
 
 @command()

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bagua.cli.command import command
+from bagua.cli.command import Client, command
 from bagua.cli.display.documents import tuning_document
 from bagua.cli.options import Output
 from bagua.cli.tune.show import state, words
 
 if TYPE_CHECKING:
-    from bagua.client import Client
     from bagua.proto import job_pb2
 
 

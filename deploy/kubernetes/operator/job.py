@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.alias_generators import to_camel
 
 from bagua.base.errors import ConfigError
-from bagua.base.job_options import MAX_NODES, MAX_RANKS, OPTIONS, Declared
+from bagua.base.job_options import MAX_NODES, MAX_RANKS, OPTIONS, Option
 
 GROUP = "bagua.dev"
 VERSION = "v1"
@@ -38,17 +38,16 @@ M = TypeVar("M", bound=type[Model])
 
 def with_job_options(model: M) -> M:
     """Adds the options of jobs that manifests have."""
-    fields: dict[str, Any] = {name: _field(one) for name, one in OPTIONS.items() if one.option.manifest}
+    fields: dict[str, Any] = {name: _field(one) for name, one in OPTIONS.items() if one.manifest}
     return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)  # type: ignore[return-value]
 
 
-def _field(one: Declared) -> Any:
-    option = one.option
+def _field(one: Option) -> Any:
     # A folder is a text in a manifest; an empty one stands for none.
-    kind, default = (one.kind, option.default) if one.kind in (bool, int, float) else (str, option.default or "")
-    pattern = f"^(|{'|'.join(option.choices)})$" if option.choices else None
-    words = f"{option.metavar}: {option.words}" if option.metavar else option.words
-    return kind, Field(default, description=words, ge=option.least, le=option.most, pattern=pattern)
+    kind, default = (one.kind, one.default) if one.kind in (bool, int, float) else (str, one.default or "")
+    pattern = f"^(|{'|'.join(one.choices)})$" if one.choices else None
+    words = f"{one.metavar}: {one.words}" if one.metavar else one.words
+    return kind, Field(default, description=words, ge=one.least, le=one.most, pattern=pattern)
 
 
 class RestartPolicy(StrEnum):

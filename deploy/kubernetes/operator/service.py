@@ -139,7 +139,7 @@ def look(client: Client, name: str, job_id: str = "") -> Answer:
 def specification(spec: Spec, name: str) -> common_pb2.JobSpec:
     """The specification that is submitted."""
     run, elastic = spec.run, spec.elastic
-    given: Any = {name: getattr(run, name) for name, one in OPTIONS.items() if one.option.manifest}
+    given: Any = {name: getattr(run, name) for name, one in OPTIONS.items() if one.manifest}
     return job_spec(
         run.entry,
         args=run.args,

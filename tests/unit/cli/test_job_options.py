@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bagua.base.errors import ConfigError
-from bagua.base.job_options import OPTIONS, Declared, variables
+from bagua.base.job_options import OPTIONS, Option, variables
 from bagua.cli import config_file, run
 from bagua.cli.job import submit
 from bagua.cli.job_options import parameters, specification
@@ -22,26 +22,26 @@ COMMANDS = {"run": run.run, "job submit": submit.submit}
 FIELDS = common_pb2.JobSpec.DESCRIPTOR.fields_by_name
 
 
-def example(one: Declared) -> Any:
+def example(one: Option) -> Any:
     """A value that is not the default."""
-    if one.option.choices:
-        return str(list(one.option.choices)[-1])
+    if one.choices:
+        return str(list(one.choices)[-1])
     given: dict[type, Any] = {bool: True, int: 2, float: 2.5, str: "qadam", Path: "/folder", dict: {"A": "b"}}
     return given.get(one.kind, ["x"])
 
 
 @pytest.mark.parametrize("one", OPTIONS.values(), ids=OPTIONS)
-def test_an_option_reaches_all_places(one: Declared) -> None:
+def test_an_option_reaches_all_places(one: Option) -> None:
     value = example(one)
     elastic = {"elastic": True} if one.name in ("min_nodes", "max_nodes", "respawn") else {}
     plain, found = job_spec("train", **elastic), job_spec("train", **elastic, **{one.name: value})
     changed = {field for field in FIELDS if getattr(found, field) != getattr(plain, field)}
-    assert changed == ({"env"} if one.option.variable else {one.option.field or one.name})
-    for command in one.option.commands:
+    assert changed == ({"env"} if one.variable else {one.field or one.name})
+    for command in one.commands:
         assert one.name in parameters(command)
         key = parameters(command)[one.name].name.replace("_", "-")
         assert key in {each.key for each in config_file.declared(COMMANDS[command]).values()}
-    if one.option.manifest:
+    if one.manifest:
         key = one.name.split("_")[0] + "".join(word.title() for word in one.name.split("_")[1:])
         assert key in crd.spec_schema()["properties"]["run"]["properties"]
         manifest = parse({"image": "i", "run": {"script": "t.py", key: value}})
