@@ -42,11 +42,11 @@ _MAX_MESSAGE = 16 << 20
 _OPTIONS = [
     ("grpc.max_receive_message_length", _MAX_MESSAGE),
     ("grpc.max_send_message_length", _MAX_MESSAGE),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    # The kernel of a coordinator that is stopped still acknowledges, which the line above takes for life. Without this
-    # one gRPC waits a minute for its answer: ranks would be ended while another coordinator leads.
-    ("grpc.http2.ping_timeout_ms", 5_000),
+    # Together well below a lease: a daemon leaves a coordinator that is lost or stopped before another one, which has
+    # not heard of the node meanwhile, gives it up. Coordinators refuse pings that come within 5 s of each other.
+    ("grpc.keepalive_time_ms", 5_500),
+    ("grpc.keepalive_timeout_ms", 3_000),  # for the kernel's acknowledgement, which one that is stopped gives, too
+    ("grpc.http2.ping_timeout_ms", 2_500),  # for its own answer; a minute without this
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),  # a new channel begins without the old one's backoff

@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -435,7 +436,8 @@ def database(host: str) -> Iterator[None]:
 
 
 @pytest.mark.full
-def test_two_coordinators(reader: Reader, database: None) -> None:
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_two_coordinators(reader: Reader, database: None, fault: signal.Signals) -> None:
     """As the page starts them. The first one is lost, and jobs are still taken by the name that leads to both."""
     pytest.importorskip("psycopg", reason="PostgreSQL: the package psycopg is not installed")
     *coordinators, daemon = pages.run_by("test_two_coordinators", "docs/operations.md")
@@ -449,7 +451,7 @@ def test_two_coordinators(reader: Reader, database: None) -> None:
             shutil.copy(first / "token", second)
         reader.running[state.name] = reader.service.launch(*shlex.split(command)[1:], prefix=reader.prefix)[0]
     shutil.copy(first / "token", reader.sandbox.folder)
-    reader.type("ip addr add 10.0.0.3/24 dev lo")
+    reader.type("ip addr replace 10.0.0.3/24 dev lo")
     reader.sandbox.env["BAGUA_STATE_DIR"] = str(reader.sandbox.runtime / "node")
     reader.start(daemon)
     reader.sandbox.env |= {
@@ -459,10 +461,13 @@ def test_two_coordinators(reader: Reader, database: None) -> None:
     }
     reader.type("bagua job submit --watch train.py")
     lost = reader.running.pop("first")
-    lost.kill()
-    lost.wait(SOON_S)
-    reader.type("bagua job submit --watch train.py")
-    assert [job["state"] for job in reader.jobs()] == ["succeeded"] * 2
+    try:
+        lost.send_signal(fault)
+        reader.type("bagua job submit --watch train.py")
+        assert [job["state"] for job in reader.jobs()] == ["succeeded"] * 2
+    finally:
+        lost.kill()
+        lost.wait(SOON_S)
 
 
 @pytest.mark.full

@@ -247,9 +247,9 @@ def test_a_coordinator_that_was_replaced_meanwhile_is_refused(start, connect, un
         assert [event.seq for event in events] == list(range(1, len(events) + 1))
 
 
-@pytest.mark.full  # two pings of 10 s and 5 s
-async def test_a_daemon_leaves_a_coordinator_that_is_stopped_before_its_fence(coordinator):
-    """Another one may lead meanwhile, and the daemon's ranks would end for want of an acknowledgement."""
+@pytest.mark.full  # eight seconds
+async def test_a_daemon_leaves_a_coordinator_that_is_stopped_before_its_lease_is_over(coordinator):
+    """Another one may lead meanwhile, and would give the node up."""
     endpoint = Endpoint(coordinator.address, coordinator.token_file, None)
     hello = n.Hello(node_id="a", hostname="a", address="127.0.0.1", slots=1, version="test", boot_id="boot-1")
     async with endpoint.channel() as channel:
@@ -259,7 +259,7 @@ async def test_a_daemon_leaves_a_coordinator_that_is_stopped_before_its_fence(co
         coordinator.process.send_signal(signal.SIGSTOP)
         try:
             with pytest.raises(grpc.aio.AioRpcError):
-                async with asyncio.timeout(Settings().fence_after):
+                async with asyncio.timeout(Settings().lease_s):
                     while await call.read() is not grpc.aio.EOF:
                         pass
         finally:
