@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import json
 import os
 import platform
@@ -52,24 +51,14 @@ class Turn:
 
 def switch_commit(reducer: Any, commits: bool) -> None:
     """From now on passes of an elastic job are committed, or shown as soon as they are exchanged."""
-    from bagua.torch_api.train.gradients import GradientReducer
-    from bagua.torch_api.train.repeating_reducer import RepeatingReducer
+    from bagua.torch_api.train.vote import Vote
 
-    if not isinstance(reducer, RepeatingReducer):
-        return
+    class Uncommitted(Vote):
+        repeats = True  # plans are held back all the same
 
-    def exchange() -> Any:
-        found = GradientReducer._exchange(reducer)
-        for bucket in reducer.buckets:
-            bucket.execution.conclude()
-        return found
-
-    if commits:
-        for name in ("_exchange", "_start_rest"):
-            vars(reducer).pop(name, None)
-    else:
-        reducer._exchange = exchange
-        reducer._start_rest = functools.partial(GradientReducer._start_rest, reducer)
+    if reducer._vote.repeats:
+        reducer.kept = vars(reducer).get("kept", reducer._vote)
+        reducer._vote = reducer.kept if commits else Uncommitted()
 
 
 def rank_main(address: str, megabytes: float, algorithm: str) -> None:

@@ -25,7 +25,8 @@ from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgor
 from bagua.torch_api.cuda.connection import CudaConnection
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.join.session import current
-from bagua.torch_api.train.gradients import GradientBucket, GradientReducer
+from bagua.torch_api.train.gradients import GradientBucket
+from bagua.torch_api.train.training_step import TrainingStep
 from gpu.common import device_of, keep, median, synchronize
 from gpu.group import agreed, in_turns, join, slowest
 
@@ -154,8 +155,8 @@ class HostTime:
     nothing where ranks share a card, on which they take turns."""
 
     CALLS: tuple[tuple[type, str, str], ...] = (
-        (GradientReducer, "mark_ready", "all"),
-        (GradientReducer, "finish", "all"),
+        (TrainingStep, "mark_ready", "all"),
+        (TrainingStep, "finish", "all"),
         (GradientBucket, "start", "start"),
         (GradientBucket, "show_results", "results"),
         (CudaConnection, "submit", "submit"),

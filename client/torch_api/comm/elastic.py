@@ -115,7 +115,18 @@ class ElasticCommunicator(Communicator):
 
     def _repeat(self, attempt: Callable[[], None], commit: Callable[[], None] = nothing) -> None:
         self._units.all_wrapped = True
-        self._units.run(self.id, lambda: self, attempt, commit=commit)
+        unit = self._units.unit(self._scope, lambda: self)
+        while True:
+            with unit:
+                if not unit.settled:
+                    attempt()
+                unit.vote()
+                commit()
+                return
+
+    @property
+    def _scope(self) -> int:
+        return self.id
 
     def destroy(self) -> None:
         super().destroy()
@@ -133,9 +144,9 @@ class World(ElasticCommunicator):
         self.id = world_number(self.connection.membership)
         super().renew()
 
-    def _repeat(self, attempt: Callable[[], None], commit: Callable[[], None] = nothing) -> None:
-        self._units.all_wrapped = True
-        self._units.run(0, lambda: self, attempt, commit=commit)
+    @property
+    def _scope(self) -> int:
+        return 0
 
 
 def _put(result: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:

@@ -17,7 +17,7 @@ from bagua.torch_api.compat.registration import BackendTensor, Registration, reg
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.join.connection import Regrouped
 from bagua.torch_api.join.session import current
-from bagua.torch_api.train.execution import StartOrder, join_all
+from bagua.torch_api.train.execution import join_all
 from bagua.torch_api.train.model import DistributedModel
 from bagua.torch_api.train.runner import Runner
 
@@ -33,7 +33,8 @@ class Backend:
     def __init__(self, name: str) -> None:
         self.name = name
         self._lock = threading.RLock()  # guards the fields below; not held while waiting
-        self._order: StartOrder[BaguaBucket] = StartOrder(())
+        self._buckets: list[BaguaBucket] = []
+        self._turn = 0  # of the bucket with this number
         self._running: list[BaguaBucket] = []
         self._left = 0  # buckets that this backward pass has not started, if it marked any tensor
         self._in_pass = False
@@ -47,7 +48,7 @@ class Backend:
     @property
     def idle(self) -> bool:
         """Whether no buckets are registered."""
-        return not self._order.buckets
+        return not self._buckets
 
     def register_ordered_buckets(self, buckets: Sequence[BaguaBucket]) -> None:
         """These buckets (or their ``backend_bucket``) take the place of those registered before, in this order.
@@ -65,14 +66,14 @@ class Backend:
                     bucket.attach(self._own_runner(bucket))
                 bucket.backend = self
                 bucket.mark_none()
-            self._order = StartOrder(buckets)
+            self._buckets, self._turn = list(buckets), 0
             self._in_pass = False
 
     def forget(self) -> None:
         """There are no buckets any more."""
         with self._lock:
             self._running.clear()
-            self._order = StartOrder(())
+            self._buckets, self._turn = [], 0
             self._in_pass = False
 
     def abandon(self) -> bool:
@@ -82,9 +83,9 @@ class Backend:
                 return False
             self._in_pass = False
             running, self._running = self._running, []
-            count = len(self._order.buckets)
-            self._order.started = (self._order.started + self._left) % count  # where the pass began
-            for bucket in self._order.buckets:
+            count = len(self._buckets)
+            self._turn = (self._turn + self._left) % count  # where the pass began
+            for bucket in self._buckets:
                 bucket.mark_none()
         for bucket in running:
             bucket.execution.abandon()
@@ -100,9 +101,9 @@ class Backend:
         bucket = known.bucket()
         ddp = self._ddp() if self._ddp is not None else None
         with self._lock:
-            if isinstance(bucket, BaguaBucket) and bucket in self._order.buckets:
+            if isinstance(bucket, BaguaBucket) and bucket in self._buckets:
                 if ddp is not None and ddp.in_backward and not self._in_pass:
-                    self._in_pass, self._left = True, len(self._order.buckets)
+                    self._in_pass, self._left = True, len(self._buckets)
                 bucket.mark(known)
                 while not self._front.pending:
                     self._start_front()
@@ -119,7 +120,7 @@ class Backend:
         if self.idle:
             return False
         known = registration(parameter)
-        if known is None or known.bucket() not in self._order.buckets:
+        if known is None or known.bucket() not in self._buckets:
             return False
         self.mark(known)
         return True
@@ -138,6 +139,8 @@ class Backend:
     def finish(self) -> int:
         """The same for registered buckets alone. At the end of a backward pass that marked any tensor, buckets that
         are not full go, too: tensors without a gradient take part as they are. On other ranks they may have one."""
+        if not (self._in_pass or self._running):
+            return 0
         with self._lock:
             if self._in_pass:
                 self._in_pass = False
@@ -152,7 +155,7 @@ class Backend:
 
     @property
     def _front(self) -> BaguaBucket:
-        return self._order.buckets[self._order.started]
+        return self._buckets[self._turn]
 
     def _start_front(self) -> None:
         """Starts the bucket whose turn it is; after the last one it is the first one's again."""
@@ -160,7 +163,8 @@ class Backend:
             running, self._running = self._running, []
             with self._told_of_losses(running):
                 join_all(running)
-        bucket = self._order.take_next()
+        bucket = self._front
+        self._turn = (self._turn + 1) % len(self._buckets)
         bucket.mark_none()
         self._left -= 1
         self._running.append(bucket)
@@ -177,8 +181,8 @@ class Backend:
             yield
         except Regrouped as error:
             with self._lock:
-                self._running, self._in_pass, self._order.started = [], False, 0
-                for bucket in self._order.buckets:
+                self._running, self._in_pass, self._turn = [], False, 0
+                for bucket in self._buckets:
                     bucket.mark_none()
             for bucket in running:
                 bucket.execution.abandon()

@@ -186,7 +186,8 @@ class HostConnection:
     """Operations of this rank. Thread-safe. The core's errors come as CommunicationError with its words;
     Regrouped where the generation has ended.
 
-    ``elastic``: that may happen in this job. ``describe_waits`` is asked when an operation takes long; its answer goes
+    ``elastic``: that may happen in this job. ``settled``: the newest generation in which all know who is where, so that
+    its operations may be submitted. ``describe_waits`` is asked when an operation takes long; its answer goes
     to the log.
     """
 
@@ -200,6 +201,7 @@ class HostConnection:
         self.codecs: Mapping[str, int] = module.CODECS
         self._describe_waits = describe_waits
         self._wait_limit_s = environment.get_wait_timeout()
+        self._first_warning_s = min(FIRST_WARNING_S, self._wait_limit_s)
         self._error: type[Exception] = module.CoreError
         self._kinds_of_error: dict[type[Exception], type[CommunicationError]] = {
             module.Regrouped: Regrouped,
@@ -211,7 +213,7 @@ class HostConnection:
                 data_socket=admission.data_socket, token=admission.token, rank=admission.member
             )
             view = self._rank.view()
-        self._settled: int = view["generation"]
+        self.settled: int = view["generation"]
         self._thread = threading.local()
         self._entered: dict[str, Any] | None = None  # a generation that ``enter`` is to return
         self._job_id = admission.job_id
@@ -253,7 +255,7 @@ class HostConnection:
         """Operations of this thread in its block belong to one generation, this one or the present one: where another
         one has begun they raise Regrouped."""
         if generation is None:
-            generation = getattr(self._thread, "generation", self._settled)
+            generation = getattr(self._thread, "generation", self.settled)
         return _Steady(self._thread, generation)
 
     @contextmanager
@@ -261,12 +263,7 @@ class HostConnection:
         """This thread enters generations. At the end of the block that of ``membership`` is settled."""
         with self.steady(0):
             yield
-            self._settled = self.membership.generation
-
-    @property
-    def settled(self) -> int:
-        """The newest generation in which all know who is where: its operations may be submitted."""
-        return self._settled
+            self.settled = self.membership.generation
 
     @property
     def is_steady(self) -> bool:
@@ -344,7 +341,7 @@ class HostConnection:
     def submit(self, request: Request) -> int:
         """See ``Connection``. Places are (segment, byte offset)."""
         try:
-            return self._rank.submit(**request, generation=getattr(self._thread, "generation", self._settled))
+            return self._rank.submit(**request, generation=getattr(self._thread, "generation", self.settled))
         except self._error as error:
             raise self._translate(error) from None
 
@@ -353,7 +350,7 @@ class HostConnection:
     def send_flags(self, flags: core.Flags) -> None:
         """Submits them by themselves. With another operation: as its ``behind``."""
         try:
-            self._rank.send_flags(flags, getattr(self._thread, "generation", self._settled))
+            self._rank.send_flags(flags, getattr(self._thread, "generation", self.settled))
         except self._error as error:
             raise self._translate(error) from None
 
@@ -367,7 +364,7 @@ class HostConnection:
         ``Rank.transfer`` but the last. Long waits are logged as those of ``wait``."""
         try:
             waited = self.first_warning_s
-            generation = getattr(self._thread, "generation", self._settled)
+            generation = getattr(self._thread, "generation", self.settled)
             pending = self._rank.transfer(*request, timeout_s=waited, generation=generation)
             while pending is not None:
                 more = self.go_on(waited)
@@ -389,7 +386,7 @@ class HostConnection:
     @property
     def first_warning_s(self) -> float:
         """Seconds after which ``go_on`` is to be asked for the first time."""
-        return min(FIRST_WARNING_S, self._wait_limit_s, getattr(self._thread, "patience", math.inf))
+        return min(self._first_warning_s, getattr(self._thread, "patience", math.inf))
 
     def go_on(self, waited: float, limit: float = math.inf, more: str = "", ends: bool = True) -> float:
         """Says who waits for whom, and for how many seconds this rank will wait on. ``more``: words for the log.

@@ -140,7 +140,7 @@ class Checkpointer:
             return attempt()
         made = communicators(session)
         mark = made.mark()
-        return units(session).run(0, lambda: self._world, attempt, again=lambda: made.rewind(mark))
+        return units(session).together(0, lambda: self._world, attempt, again=lambda: made.rewind(mark))
 
     def _begin(self) -> None:
         """Rank 0 prepares the folder, and all see whether they can write there."""

@@ -15,12 +15,12 @@ from bagua.torch_api.join.malloc import HeapTrimmer
 from bagua.torch_api.join.session import Session
 from bagua.torch_api.train.backward_pass import BackwardPass
 from bagua.torch_api.train.compat_hooks import Guest
-from bagua.torch_api.train.gradients import GradientReducer
 from bagua.torch_api.train.module_hook import beside_graphs, tensors_in
 from bagua.torch_api.train.newcomers import Newcomers
 from bagua.torch_api.train.runner import Runner
 from bagua.torch_api.train.sparse_gradients import SparseGradients
 from bagua.torch_api.train.tracer import Tracer
+from bagua.torch_api.train.training_step import TrainingStep
 from bagua.torch_api.train.uneven import Uneven
 
 SYNC = "require_backward_grad_sync"
@@ -31,7 +31,7 @@ class BackwardPasses:
     """The part of ``DistributedModel`` that hooks of autograd call. ``_on_backward_end``: the algorithm's hook.
     ``_synced``: the present pass, or the last one, is exchanged. ``_accumulated``: so many gradients have come in it.
     ``_begun``: a forward pass in training has begun the step of the next one that is exchanged. ``_begins_after_step``:
-    see ``_exchange_pass``."""
+    see ``_exchange_late``."""
 
     module: torch.nn.Module
     bagua_optimizers: list[torch.optim.Optimizer]
@@ -41,7 +41,7 @@ class BackwardPasses:
     _runner: Runner
     _tracer: Tracer
     _guest: Guest
-    _reducer: GradientReducer | None
+    _reducer: TrainingStep | None
     _sparse: SparseGradients | None
     _pass: BackwardPass | None
     _synced: bool
@@ -84,7 +84,8 @@ class BackwardPasses:
 
     def _after_forward(self, _: torch.nn.Module, __: Any, output: Any) -> None:
         """The gradient of an output is the first sign of backward, and comes in its outermost pass."""
-        self._tracer.forward(self, begin=False)
+        if self._tracer.recording is not None:
+            self._tracer.recording.enclose(self, "forward", begin=False)
         if torch.is_grad_enabled():
             for tensor in tensors_in(output):
                 if tensor.requires_grad:
@@ -117,41 +118,50 @@ class BackwardPasses:
         self._newcomers.refuse()
         self._accumulated = 0
         self._synced = self.require_backward_grad_sync
-        if self._reducer is not None:
-            self._reducer.weigh()
-        if self._sparse is not None:
-            self._sparse.weigh()
-        if self.require_backward_grad_sync:
+        if self._session.elastic:
+            if self._reducer is not None:
+                self._reducer.weigh()
+            if self._sparse is not None:
+                self._sparse.weigh()
+        if self._synced:
             self._session.connection.note_pass()
         self._pass = BackwardPass(self._end_pass)
-        self._tracer.backward(self, begin=True)
+        if self._tracer.recording is not None:
+            self._tracer.recording.backward(self, begin=True)
 
     @beside_graphs
     def _end_pass(self) -> None:
         self._pass = None
         if self._synced:
-            self._exchange_pass()
+            self._exchange_due()
         self._newcomers.refuse_unlike(self._accumulated)
-        self._tracer.backward(self, begin=False, synchronised=self._synced)
+        if self._tracer.recording is not None:
+            self._tracer.recording.backward(self, begin=False, synchronised=self._synced)
         if self._trimmer is not None:
             self._trimmer.after_pass()
 
-    def _exchange_pass(self) -> None:
-        """The end of an exchanged pass. One that no call of the model in training mode began (a method was called, or
-        the model is in evaluation mode) has the beginning of its step here: that of an exchange of weights, which has
-        its result at once, before the pass ends. Where gradients are exchanged, hooks of the pass have begun with it,
-        so what begins there, such as the end of a warm-up, does so after the optimizer's step. ``autograd.grad``, which
-        one rank may call alone, begins nothing."""
+    def _exchange_due(self) -> None:
         late, self._begun = self._accumulated > 0 and not self._begun, False
-        if late and self.exchanged == WEIGHT:
+        if late:
+            self._exchange_late()
+        else:
+            self._exchange()
+
+    def _exchange_late(self) -> None:
+        """The end of an exchanged pass that no call of the model in training mode began (a method was called, or the
+        model is in evaluation mode), so that the beginning of its step is here: that of an exchange of weights, which
+        has its result at once, before the pass ends. Where gradients are exchanged, hooks of the pass have begun with
+        it, so what begins there, such as the end of a warm-up, does so after the optimizer's step. ``autograd.grad``,
+        which one rank may call alone, begins nothing."""
+        if self.exchanged == WEIGHT:
             self._begin_late()
-        self._finish_exchange()
-        if late and self.exchanged == GRADIENT:
+        self._exchange()
+        if self.exchanged == GRADIENT:
             self._begins_after_step = True
             if not self.bagua_optimizers:
                 self._begin_late()
 
-    def _finish_exchange(self) -> None:
+    def _exchange(self) -> None:
         with torch.no_grad():
             if self._sparse is None:
                 self._on_backward_end()
@@ -181,4 +191,4 @@ class BackwardPasses:
                 "[BG604]"
             )
         if self.exchanged == WEIGHT and self._synced:
-            self._exchange_pass()  # the exchange of weights does not depend on that pass's gradients
+            self._exchange_due()  # the exchange of weights does not depend on that pass's gradients

@@ -15,10 +15,11 @@ import torch
 
 from bagua.base.errors import BaguaError, ConfigError
 from bagua.torch_api.join.connection import Times
-from bagua.torch_api.train.gradients import GradientBucket, GradientReducer
+from bagua.torch_api.train.gradients import GradientBucket
 from bagua.torch_api.train.module_hook import beside_graphs
 from bagua.torch_api.train.optimizer_code import Exchange, first_behind, home_of_step, own_code
 from bagua.torch_api.train.phases import WAIT, phase
+from bagua.torch_api.train.training_step import TrainingStep
 
 ADVICE = "Wrap the model without step_in_backward=True."
 
@@ -245,7 +246,7 @@ def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     ]
 
 
-class SteppingReducer(GradientReducer):
+class SteppingInBackward(TrainingStep):
     """Shows the result of a bucket, and has its parameters stepped, as soon as it is there: in backward, while later
     buckets fill and travel; and at the end of the pass one after the other. Only plans with one step that communicates
     end early: the others go on in the order that all ranks share."""
@@ -266,15 +267,15 @@ class SteppingReducer(GradientReducer):
         return self._steps.early and self._single and self._rearrange is None and not self._together
 
     def mark_ready(self, name: str, parameter: torch.Tensor) -> None:
-        """See ``GradientReducer``. Results that have come meanwhile take effect."""
+        """See ``TrainingStep``. Results that have come meanwhile take effect."""
         entry = self._entries.get(name)
         if self._shown and entry is not None and self.buckets.index(entry.bucket) < self._shown:
             self._again = True
             return
         super().mark_ready(name, parameter)
-        if self._order.started > self._shown and self._may_end_early:
+        if self._started > self._shown and self._may_end_early:
             with torch.no_grad():
-                while self._shown < self._order.started and self.buckets[self._shown].done():
+                while self._shown < self._started and self.buckets[self._shown].done():
                     self._show_next()
 
     def _show_next(self) -> None:
@@ -308,7 +309,7 @@ class SteppingReducer(GradientReducer):
                 self._steps.take(bucket)
             return
         self.buckets[-1].again = self._again
-        self._order.start_rest()
+        self._start_rest()
         begin = self._clock()
         with phase(WAIT):
             while self._shown < len(self.buckets):

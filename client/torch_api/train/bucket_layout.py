@@ -6,11 +6,11 @@ import mmap
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from bagua.algorithms import AlgorithmImpl, BucketLayout, DataParallel
+from bagua.algorithms import AlgorithmImpl, BucketLayout
 from bagua.algorithms.plan import GRADIENT, WEIGHT
 from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.transfer import ReduceOp
@@ -23,15 +23,8 @@ from bagua.torch_api.train.execution import Execution, NotReady
 from bagua.torch_api.train.gradients import GradientBucket, elements_needed
 from bagua.torch_api.train.grouping import group_tensors
 from bagua.torch_api.train.runner import Runner
+from bagua.torch_api.train.wrapped import Wrapped
 from bagua.tuning.grouping import bucket_bytes
-
-
-class Wrapped(DataParallel, Protocol):
-    """The wrapped model, as its buckets see it."""
-
-    bagua_algorithm: AlgorithmImpl
-    bucket_bytes: int | None
-    gradient_as_bucket_view: bool
 
 
 class ModelBuckets:
@@ -96,9 +89,13 @@ class ModelBuckets:
         """Whether the order of arrival is still to be learned."""
         return self._follows_arrival and not self.arrival and len(self._tensors) > 1
 
-    def follow(self, arrivals: Sequence[str]) -> list[GradientBucket] | None:
+    def follow(self, arrivals: Sequence[str], again: bool) -> list[GradientBucket] | None:
         """Buckets in the order in which gradients came on rank 0, which tells it to all; None if it is the order that
-        they have. Parameters that got no gradient there come last. Called by all ranks at the end of a pass."""
+        they have. Parameters that got no gradient there come last. Called by all ranks at the end of a pass.
+        ``again``: a member was lost, and some ranks had got further than others."""
+        if again:
+            self.arrival = []
+            self._anew = True
         if not self.wants_arrival():
             return None
         place = {self._name(tensor): number for number, tensor in enumerate(self._tensors)}
@@ -159,11 +156,6 @@ class ModelBuckets:
             self._fill(self._layouts())
         finally:
             self._alone = alone
-
-    def forget_arrival(self) -> None:
-        """In an elastic job: ``follow`` is to be called again, and some ranks had got further than others."""
-        self.arrival = []
-        self._anew = True
 
     def _of_rank_0(self, numbers: list[int]) -> list[int]:
         """The numbers that rank 0 passes; as many on all ranks."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 
-from bagua.algorithms import Algorithm, AlgorithmImpl
+from bagua.algorithms import Algorithm
 from bagua.base.errors import BaguaError, ConfigError
-from bagua.base.replica_check import CheckReplicas
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.groups import BaguaProcessGroup, _get_default_group
 from bagua.torch_api.cuda.port import PORT
@@ -23,27 +21,10 @@ from bagua.torch_api.train.optimizer_state import broadcast_optimizers, check_op
 from bagua.torch_api.train.parameters import canonical, check_descriptions, describe, shared_state
 from bagua.torch_api.train.runner import Runner
 from bagua.torch_api.train.sparse_gradients import refuse_sparse
+from bagua.torch_api.train.wrapped import Wrapped
 
 IN_DDP: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Module]] = weakref.WeakKeyDictionary()
 """Modules that torch's ``DistributedDataParallel`` wraps, and these wrappers, as far as we know of them."""
-
-
-class Wrapped(Protocol):
-    """A model that is being wrapped."""
-
-    module: torch.nn.Module
-    process_group: BaguaProcessGroup
-    parameters_to_ignore: frozenset[str]
-    bucket_bytes: int | None
-    check_replicas: CheckReplicas
-    bagua_optimizers: list[torch.optim.Optimizer]
-    bagua_algorithm: AlgorithmImpl
-    description: dict[str, object]
-
-    @property
-    def steps_in_backward(self) -> bool: ...
-    def trained_beside_buckets(self) -> list[tuple[str, torch.nn.Parameter]]: ...
-    def trained(self) -> list[tuple[str, torch.nn.Parameter]]: ...
 
 
 def members_group(process_group: BaguaProcessGroup | None) -> BaguaProcessGroup:

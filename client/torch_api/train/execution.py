@@ -1,4 +1,4 @@
-"""Executions: a bucket's plan at work, again and again, and the order in which buckets start.
+"""Executions: a bucket's plan at work, again and again.
 
 There is no thread: the user's thread submits operations, and the daemon carries them out.
 """
@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.comm.commit.vote import Flags
 from bagua.torch_api.comm.members import Members
-from bagua.torch_api.join.connection import Connection, Request, Times
+from bagua.torch_api.join.connection import Connection, Regrouped, Request, Times
 from bagua.torch_api.train.phases import NOTHING, PLAN, PROFILER, SUBMIT, WAIT, WATCH, phase
 
 if TYPE_CHECKING:
@@ -26,84 +26,100 @@ Tickets = tuple[int, ...]
 LOOK_AGAIN_S = 0.001
 
 
-class Startable(Protocol):
-    """A bucket, as ``StartOrder`` sees it."""
+class Undo(Protocol):
+    """Contents that a plan changes while it communicates; see ``undo.py``. ``needed``: there are any. ``saved``: set it
+    to False when the changes count."""
 
-    @property
-    def pending(self) -> int:
-        """How many of its tensors are not ready in this round."""
-        ...
+    needed: bool
+    saved: bool
 
-    def start(self) -> None:
-        """Begins its plan."""
-        ...
+    def save(self) -> None: ...
 
-
-B = TypeVar("B", bound=Startable)
-
-
-class StartOrder(Generic[B]):
-    """Starts buckets in their order, each as soon as it and all before it are full: the same order on all ranks.
-
-    ``started``: how many of this round.
-    """
-
-    def __init__(self, buckets: Sequence[B]) -> None:
-        self.buckets = list(buckets)
-        self.started = 0
-
-    def start_full(self, end: int) -> None:
-        """Starts those before number ``end`` that are full, as far as none before them is missing."""
-        while self.started < end and not self.buckets[self.started].pending:
-            self.buckets[self.started].start()
-            self.started += 1
-
-    def take_next(self) -> B:
-        """The bucket whose turn it is, for the caller to start; the turn passes to the next one, round and round."""
-        taken = self.buckets[self.started]
-        self.started = (self.started + 1) % len(self.buckets)
-        return taken
-
-    def start_rest(self) -> None:
-        """Starts all that are left of this round, full or not."""
-        while self.started < len(self.buckets):
-            self.buckets[self.started].start()
-            self.started += 1
+    def restore(self) -> None: ...
 
 
 class Execution:
     """One bucket's plan at work: its steps fall into phases, each of which ends with one that communicates.
 
-    ``started``: a run is under way. ``starts``: how many have begun. ``single``: the only operation of a run, if
-    nothing of the plan follows it. ``arrived``: in an elastic job, which ``holds`` what a plan can't do twice.
+    ``started``: a run is under way. ``starts``: how many have begun. ``single``: the only operation of a run.
+
+    In an elastic job it ``holds`` back what a plan can't do twice, which is all that follows the last step that
+    communicates. ``arrived``: that is over, and ``conclude`` is to be called. ``lost``: members have changed since the
+    start, or before it. Then it is to be started again: ``rewind``; but for one that had arrived, and that other
+    members have committed: ``conclude``. ``ended``: the generation in which it was to start has ended, and the next one
+    has not been entered since.
     """
 
-    __slots__ = ("_connection", "_name", "_number", "_phases", "_tickets", "arrived", "single", "started", "starts")
-    holds = False
+    __slots__ = (
+        "__weakref__",
+        "_closing",
+        "_connection",
+        "_name",
+        "_number",
+        "_phases",
+        "_steady",
+        "_tickets",
+        "_undo",
+        "arrived",
+        "ended",
+        "holds",
+        "lost",
+        "may_begin",
+        "single",
+        "started",
+        "starts",
+    )
 
-    def __init__(self, name: str, phases: Sequence[Phase], connection: Connection) -> None:
+    def __init__(
+        self,
+        name: str,
+        phases: Sequence[Phase],
+        connection: Connection,
+        undo: Undo | None = None,
+        steady: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """``undo``: takes back what the plan changes while it communicates; with it, the execution holds. ``steady``:
+        inside it operations are of one generation."""
         self._name = name
-        self._phases = phases
         self._connection = connection
+        self.holds = undo is not None
+        closes = self.holds and phases[-1][1] is None
+        self._closing = phases[-1][0] if closes else ()
+        self._phases = phases[:-1] if closes else phases
+        self._undo = undo if undo is not None and undo.needed else None
         self._number = 0
         self._tickets: Tickets = ()
-        self.started = self.arrived = False
+        self.started = self.arrived = self.lost = self.ended = False
         self.starts = 0
-        action = phases[0][1] if len(phases) == 1 else None
+        action = self._phases[0][1] if len(self._phases) == 1 else None
         self.single = action if isinstance(action, Submit) else None
+        self._steady = steady if self.single is None else nullcontext
+        self.may_begin: Callable[[], bool] | None = None
+        """Whether it may begin when it is started, and not when it is joined. None: it may."""
 
     def start(self) -> None:
-        """Begins the first phase. Raises BaguaError if the last run has not been joined."""
+        """Begins the first phase. Raises BaguaError if the last run has not been joined. Where members have changed, or
+        it may not begin yet, it is told as started, and ``lost``."""
         if self.started:
             raise BaguaError(f"Bucket {self._name} was started twice: join it in between. [BG604]")
-        self._number = 0
-        # Asked here, in no function: it is the way of each gradient.
-        watched = WATCH.sink is not None or PROFILER._is_profiler_enabled
-        with phase(SUBMIT, self._name) if watched else NOTHING:
-            work, action = self._phases[0]
-            for one in work:
-                one()
-            self._tickets = action.begin() or () if action is not None else ()
+        if not self._phases or (self.may_begin is not None and not self.may_begin()):
+            self.lost = bool(self._phases)
+        else:
+            if self._undo is not None:
+                self._undo.save()
+            self._number = 0
+            # Asked here, in no function: it is the way of each gradient.
+            watched = WATCH.sink is not None or PROFILER._is_profiler_enabled
+            try:
+                with phase(SUBMIT, self._name) if watched else NOTHING, self._steady():
+                    work, action = self._phases[0]
+                    for one in work:
+                        one()
+                    self._tickets = action.begin() or () if action is not None else ()
+            except Regrouped:
+                if not self.holds:
+                    raise
+                self.lost = self.ended = True
         self.started = True
         self.starts += 1
 
@@ -113,14 +129,20 @@ class Execution:
 
     def advance(self, times: list[Times]) -> bool:
         """Waits for the current phase, and adds its times; begins the next one. False: there is none, and the plan may
-        be started anew."""
+        be started anew. Raises Regrouped if it is lost."""
+        if self.lost:
+            raise Regrouped(f"Bucket {self._name} was started before members changed.")
         self.started = False  # stays so if anything below raises
         self._await(times)
+        last = self._number + 1 >= len(self._phases)
+        if last and self.holds:
+            self.arrived = True
+            return False
         action = self._phases[self._number][1]
         if action is not None and action.finish is not None:
             with phase(PLAN, self._name):
                 action.finish()
-        if self._number + 1 == len(self._phases):
+        if last:
             return False
         self._number += 1
         with phase(PLAN, self._name):
@@ -171,22 +193,45 @@ class Execution:
                 else:
                     self._connection.abandon(ticket)
 
-    # In an elastic job: see ``undo.py``
-
-    lost = ended = False
-
-    def rewind(self) -> None:
-        """Forgets a run that can't be repeated."""
-        self.abandon()
-
-    def put_back(self) -> None:
-        """Nothing was saved."""
-
-    def conclude(self) -> None:
-        """Nothing was held back."""
+    # After a loss
 
     def renew(self) -> None:
-        """Members have changed: operations raise MembershipChanged when they are joined."""
+        """The generation in which it was started has ended. Results that have arrived stay: others may count them."""
+        if self.started:
+            self.abandon()
+            self.started = True
+        self.lost = self.started or self.arrived
+        self.ended = False
+
+    def rewind(self) -> None:
+        """Forgets this run: contents are as before it, where it holds."""
+        self.starts -= self.holds and (self.started or self.arrived)
+        self.abandon()
+        self.arrived = self.lost = self.ended = False
+        if self._undo is not None:
+            self._undo.restore()
+
+    def put_back(self) -> None:
+        """Contents are as before this run, and may be changed."""
+        if self._undo is not None:
+            self._undo.restore()
+            self._undo.saved = False
+
+    def conclude(self) -> None:
+        """The unit is committed: runs what follows the last step that communicates."""
+        if not self.arrived:
+            return
+        self.arrived = self.lost = False
+        last = self._phases[-1][1] if self._phases else None
+        if last is not None and last.finish is not None:
+            last.finish()
+        for work in self._closing:
+            work()
+        for _, action in self._phases:
+            if action is not None and action.commit is not None:
+                action.commit()
+        if self._undo is not None:
+            self._undo.saved = False
 
     def is_all_in(self, comm: int) -> bool:
         """Whether all of this run has been submitted, and what is not over is on this communicator, in order."""
@@ -345,11 +390,7 @@ AllIn = Callable[[Sequence[Execution]], Flags | None]
 """See ``join_all``."""
 
 
-def nothing_follows(_: Sequence[Execution]) -> None:
-    """Nothing follows."""
-
-
-def join_all(buckets: Iterable[Executes], all_in: AllIn = nothing_follows) -> list[Times]:
+def join_all(buckets: Iterable[Executes], all_in: AllIn | None = None) -> list[Times]:
     """Waits for all buckets that have been started, and runs the rest of their plans, one phase of all after the
     other: the order of operations is the same on all ranks, and phases of different buckets overlap. ``all_in``: called
     with those that are under way before each phase is waited for; flags that it returns are waited for before the last.
@@ -357,9 +398,12 @@ def join_all(buckets: Iterable[Executes], all_in: AllIn = nothing_follows) -> li
     Returns the times of the operations. Raises CommunicationError, and errors of ``Local`` steps.
     """
     times: list[Times] = []
-    running: list[Execution] = [bucket.execution for bucket in buckets if bucket.execution.started]
+    running: list[Execution] = []
+    for bucket in buckets:
+        if bucket.execution.started:
+            running.append(bucket.execution)
     while running:
-        flags = all_in(running)
+        flags = None if all_in is None else all_in(running)
         if _join_at_once(running, flags, times):
             break
         *others, last = running

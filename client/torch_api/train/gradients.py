@@ -1,42 +1,25 @@
-"""Exchanges gradients while backward still computes: their buckets, and the reducer that fills and starts these.
+"""Buckets of gradients: shared memory in which gradients are staged, and reduced in place.
 
-Buckets are submitted in their order on every rank, each as soon as it and all before it are full; the last one always
-at the end of the pass, because it also carries whether some rank wants the pass reduced again. That happens when a
-parameter got a second gradient in a pass after its bucket was submitted (reentrant checkpointing of shared parameters);
-from then on nothing is submitted before the end.
-
-The first pass is different: nothing is submitted before its end, and the order in which gradients came is recorded, so
-that buckets can be made again in that order before anything is exchanged, and before error feedback has kept anything.
-
-The result is the reduction of ``.grad`` as it stands at the end of the pass. Gradients that earlier passes
-accumulated take part: several passes per step give the same result as in one process.
-
-``.grad`` is the program's own memory, as under DDP: it may keep, replace, move or share it. A bucket is shared memory,
-in which gradients are staged. A gradient is copied into its bucket when it is complete, reduced there in place, and the
-result is copied back. ``.grad`` itself is the contribution until then, so that a step can be repeated from it. A plan
-that takes gradients from where autograd left them (FRESH) saves the first copy. Behind the gradients lies a tail of the
-same dtype: one element per parameter, which says whether this rank has a gradient for it, and one that asks for the
-step to be reduced again.
+``.grad`` is the program's own memory, as under DDP: it may keep, replace, move or share it. A gradient is copied into
+its bucket when it is complete, reduced there, and the result is copied back. ``.grad`` itself is the contribution until
+then, so that a step can be repeated from it. A plan that takes gradients from where autograd left them (FRESH) saves
+the first copy. Behind the gradients lies a tail of the same dtype: one element per parameter, which says whether this
+rank has a gradient for it, and one that asks for the step to be reduced again.
 """
 
 from __future__ import annotations
 
 import functools
-import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from bagua.algorithms.plan import FRESH, GRADIENT, RESULT, Plan
-from bagua.base.errors import BaguaError
-from bagua.torch_api.join.connection import NOWHERE, Record, Times
+from bagua.torch_api.join.connection import NOWHERE
 from bagua.torch_api.train.bucket import Allocate, PlanBucket, Region, region_of, views_like
 from bagua.torch_api.train.dataflow import in_place, repeatable, tail_path, tail_reaches_all
 from bagua.torch_api.train.earlier_results import EarlierResults
-from bagua.torch_api.train.execution import AllIn, StartOrder, Work, join_all, nothing_follows
 from bagua.torch_api.train.parameters import refuse_changed
-from bagua.torch_api.train.phases import RESULTS, WAIT, WATCH, phase
 
 # Smaller gradients are copied together when their bucket is complete: one call is cheaper than many. A larger one is
 # copied as it comes, while it is in the cache and other ranks still compute. On a device all of a bucket are copied
@@ -156,7 +139,7 @@ class GradientBucket(PlanBucket):
         self.earlier: EarlierResults | None = None
         self.copies = True
         self.repeatable = self.shows = self.informed = True
-        self._told_by = RESULT  # the slot whose tail holds the answers of all ranks
+        self._answers = self._result.tail  # of all ranks
 
     def _new_buffer(self) -> Region:
         return region_of(*self._allocate(self.elements + self.room, self.dtype), self.elements)
@@ -169,6 +152,7 @@ class GradientBucket(PlanBucket):
             entry.view = nothing
         self._result_views = []
         self._contributions = self._result = region_of(nothing, NOWHERE, 0)
+        self._answers = nothing
 
     def region(self, name: str) -> Region:
         if name == GRADIENT:
@@ -195,7 +179,7 @@ class GradientBucket(PlanBucket):
         self.repeatable = repeatable(plan) and not self.on_device
         self.shows = any(RESULT in step.writes for step in plan.steps)
         path = tail_path(plan)
-        self._told_by = plan.steps[max(path)].writes[0] if path else RESULT
+        self._answers = self.region(plan.steps[max(path)].writes[0] if path else RESULT).tail
         self.informed = tail_reaches_all(plan) and not self.on_device
 
     def start(self) -> None:
@@ -240,22 +224,25 @@ class GradientBucket(PlanBucket):
 
     def asks_again(self) -> bool:
         """Whether any rank asked for the step to be reduced again. False if no rank can know it of the others."""
-        return self.informed and self.region(self._told_by).tail[-1].item() > 0
+        return self.informed and self._answers[-1].item() > 0
 
     def show_results(self) -> None:
-        """``.grad`` of every parameter that got a gradient on any rank becomes the result. A plan that fills no result
-        leaves ``.grad`` as it is.
+        """``.grad`` of every parameter that got a gradient on any rank becomes the result, and the pass has ended. A
+        plan that fills no result leaves ``.grad`` as it is.
 
         Waits, on a device, where this rank has no gradient for a parameter: others may have one."""
-        self.end_pass()
+        self.pending = len(self.entries)
         if not self.shows:
+            for entry in self.entries:
+                entry.ready = entry.staged = False
             return
         missing = frozenset[int]()
         if self.absent:
-            presence = self.region(self._told_by).tail.tolist()
+            presence = self._answers.tolist()
             missing = frozenset(index for index in self.absent if presence[index] == 0)
         gradients, results = [], []
         for entry, result in zip(self.entries, self._result_views, strict=True):
+            entry.ready = entry.staged = False
             if entry.index in missing:
                 continue
             if self.earlier is not None:
@@ -281,196 +268,3 @@ def scale_gradients(parameters: Iterable[torch.Tensor], factor: float) -> None:
     for parameter in parameters if factor != 1.0 else ():
         if parameter.grad is not None:
             parameter.grad.detach().mul_(factor)
-
-
-Rearrange = Callable[[list[str]], Sequence[GradientBucket] | None]
-Arrivals = dict[str, tuple[torch.Tensor | None, int]]
-"""Parameters in the order in which their gradients came, with these and their versions."""
-
-
-class GradientReducer:
-    """One per wrapped model; driven by the thread that runs backward.
-
-    ``before_exchange``: called, if set, at the first gradient of each pass that is exchanged. ``factor``: results are
-    multiplied by it before they are shown. ``touched``: a gradient came in this pass.
-    """
-
-    def __init__(
-        self,
-        buckets: Sequence[GradientBucket],
-        earlier: EarlierResults | None = None,
-        on_finished: Record | None = None,
-        rearrange: Rearrange | None = None,
-        clock: Callable[[], Any] = time.monotonic_ns,
-    ) -> None:
-        """``earlier``: for plans that add up.
-
-        ``rearrange``: gets, once, the names of parameters in the order in which their gradients came in the first pass.
-        It returns other buckets for the same parameters, or None to keep those that there are.
-        """
-        self._earlier = earlier
-        self.use(buckets)
-        self._rearrange = rearrange
-        self._arrivals: Arrivals = {}  # of the first pass, while it is recorded
-        self._on_finished = on_finished
-        self._clock = clock
-        self._early = True  # submit before the end of the pass
-        self._again = False
-        self.touched = False
-        self.before_exchange: Work | None = None
-        self.factor = 1.0
-        self._repeatable = all(bucket.repeatable for bucket in self.buckets)
-
-    def use(self, buckets: Sequence[GradientBucket]) -> None:
-        """From the next pass on, or from the end of the one that is recorded, these are exchanged."""
-        self.buckets = list(buckets)
-        self._order = StartOrder(self.buckets)
-        self._entries: dict[str, Entry] = {entry.name: entry for bucket in buckets for entry in bucket.entries}
-        if self._earlier is not None:
-            self._earlier.look()
-        for bucket in buckets:
-            bucket.earlier = self._earlier
-
-    def weigh(self) -> None:
-        """In an elastic job: before a pass accumulates more."""
-
-    def mark_ready(self, name: str, parameter: torch.Tensor) -> None:
-        """The gradient of this parameter has been accumulated: it goes to its place, and a full bucket goes out."""
-        entry = self._entries.get(name)
-        if entry is None:
-            return
-        if self._rearrange is not None:
-            self._record(entry)
-            return
-        bucket = entry.bucket
-        if entry.ready and self._order.started > self.buckets.index(bucket):
-            self._again = True
-            return
-        if entry.alone and self._early and not may_change(parameter):
-            entry.stage()
-        if entry.ready:
-            return
-        if not self.touched:
-            self.touch()
-        entry.ready = True
-        bucket.pending -= 1
-        if bucket.pending:
-            return
-        if (sink := WATCH.sink) is not None:
-            sink.ready(bucket.name)
-        if self._early and not may_change(parameter):
-            self._order.start_full(len(self.buckets) - 1)
-
-    def touch(self) -> None:
-        """Gradients are exchanged in this pass, also if one came that is in no bucket."""
-        if not self.touched:
-            self.touched = True
-            if self.before_exchange is not None:
-                self.before_exchange()
-
-    def shadow(self) -> None:
-        """This rank has no gradients, and others have: the next ``finish`` takes part in their exchange."""
-        self.forget()
-        self.touched = True
-
-    def forget(self) -> None:
-        """No parameter has a gradient any more."""
-        for entry in self._entries.values():
-            entry.parameter.grad = None
-
-    def _record(self, entry: Entry) -> None:
-        """A gradient came in the first pass. It stays where it is until the pass ends."""
-        if not self.touched:
-            self.touch()
-        if not entry.ready:
-            entry.ready = True
-        elif not self._repeatable:
-            self._early = False  # a second gradient: there will be one in later passes, too
-        self._arrivals[entry.name] = entry.parameter.grad, version_of(entry.parameter.grad)
-
-    def _end_recording(self, rearrange: Rearrange) -> None:
-        """All gradients of the first pass are there: they go into buckets that have their order."""
-        self._rearrange = None
-        arrivals, self._arrivals = self._arrivals, {}
-        for name, (gradient, version) in arrivals.items():
-            if self._entries[name].parameter.grad is not gradient or version_of(gradient) != version:
-                self._early = False  # hooks of the program have changed it later than ours came, and will do so again
-        buckets = rearrange(list(arrivals))
-        if buckets is not None:
-            self.use(buckets)
-        for name in arrivals:
-            entry = self._entries[name]
-            entry.ready = False
-            self.mark_ready(name, entry.parameter)
-
-    def finish(self) -> None:
-        """Ends the pass: submits the rest, waits for all, shows the results. Nothing if no gradient came.
-
-        Raises BaguaError if a gradient came too late for a plan that can't be run again.
-        """
-        if not self.touched:
-            return
-        times, begin = self._exchange()
-        end = self._clock()
-        with phase(RESULTS):
-            for bucket in self.buckets:
-                if self.factor != 1.0 and bucket.shows:
-                    bucket.slot(RESULT).mul_(self.factor)
-                bucket.show_results()
-        self._begin_anew()
-        if self._on_finished is not None:
-            self._on_finished(times, begin, end)
-
-    def _exchange(self) -> tuple[list[Times], Any]:
-        """Submits the rest, and waits for all. Returns times of operations, and when waiting began."""
-        if self._rearrange is not None:
-            self._end_recording(self._rearrange)
-        self.buckets[-1].again = self._again
-        all_in = self._start_rest()
-        begin = self._clock()
-        with phase(WAIT):
-            times = join_all(self.buckets, all_in)
-        last = self.buckets[-1]
-        if last.asks_again() if last.informed else self._again:
-            self._refuse_late()
-            self._early = False
-            self._order.started = 0
-            for bucket in self.buckets:
-                bucket.unstage()
-            all_in = self._start_rest()
-            times += join_all(self.buckets, all_in)
-        return times, begin
-
-    def _start_rest(self) -> AllIn:
-        """Submits what is left. Returns what ``join_all`` is to ask."""
-        self._order.start_rest()
-        return nothing_follows
-
-    def _refuse_late(self) -> None:
-        """A gradient came too late on some rank, so that all reduce again. Raises BaguaError where that can't be."""
-        last = self.buckets[-1]
-        if not (self._repeatable and last.informed):
-            self.abandon()
-            raise BaguaError(
-                "On some rank a parameter got a second gradient in one backward pass after its bucket had been "
-                "exchanged (as reentrant checkpointing of shared parameters does it). It can't be done again: this "
-                "algorithm changes its state as it exchanges, or the model is on a GPU, where no rank waits to ask the "
-                "others. Use checkpoint(..., use_reentrant=False); in a Trainer of transformers that is "
-                "gradient_checkpointing_kwargs={'use_reentrant': False}. [BG604]"
-            )
-
-    def abandon(self) -> bool:
-        """Forgets a pass that ended by an exception. True if parts of it had been exchanged already: then the other
-        ranks apply a step that this one did not make."""
-        under_way = self._order.started > 0
-        for bucket in self.buckets:
-            bucket.execution.abandon()
-            bucket.end_pass()
-        self._begin_anew()
-        return under_way
-
-    def _begin_anew(self) -> None:
-        self._order.started = 0
-        self.buckets[-1].again = False
-        self._arrivals.clear()
-        self._again = self.touched = False

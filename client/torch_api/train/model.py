@@ -28,7 +28,7 @@ from bagua.torch_api.join.malloc import HeapTrimmer
 from bagua.torch_api.join.session import CURRENT, Session, current
 from bagua.torch_api.train.agreement import broadcast_tensors
 from bagua.torch_api.train.backward_pass import BackwardPass
-from bagua.torch_api.train.backward_steps import BackwardSteps, SteppingReducer
+from bagua.torch_api.train.backward_steps import BackwardSteps, SteppingInBackward
 from bagua.torch_api.train.bucket import PlanBucket
 from bagua.torch_api.train.bucket_layout import ModelBuckets
 from bagua.torch_api.train.buffers import BufferBroadcast
@@ -42,8 +42,7 @@ from bagua.torch_api.train.compare_ranks import (
 from bagua.torch_api.train.compat_hooks import Guest
 from bagua.torch_api.train.dataflow import adds_up
 from bagua.torch_api.train.earlier_results import EarlierResults
-from bagua.torch_api.train.execution import join_all
-from bagua.torch_api.train.gradients import GradientHook, GradientReducer
+from bagua.torch_api.train.gradients import GradientHook
 from bagua.torch_api.train.lbfgs_loss import average_losses
 from bagua.torch_api.train.model_renewal import ModelRenewal
 from bagua.torch_api.train.model_state import ModelState
@@ -54,12 +53,12 @@ from bagua.torch_api.train.optimizer_state import broadcast_optimizers
 from bagua.torch_api.train.parameters import ignored_names, trainable_parameters, with_sparse_gradients
 from bagua.torch_api.train.rebucket import Cuts, recut
 from bagua.torch_api.train.recorder import recorder_of
-from bagua.torch_api.train.repeating_reducer import RepeatingReducer
 from bagua.torch_api.train.replica_check import ReplicaCheck
 from bagua.torch_api.train.runner import Runner
 from bagua.torch_api.train.settling import settle
 from bagua.torch_api.train.sparse_gradients import SparseGradients, refuse_sparse
 from bagua.torch_api.train.tracer import Tracer
+from bagua.torch_api.train.training_step import TrainingStep
 from bagua.torch_api.train.tuner import Tuner
 from bagua.torch_api.train.uneven import Event, Uneven
 from bagua.torch_api.train.uneven_model import ShadowedModel
@@ -128,7 +127,7 @@ class DistributedModel(Mark, ShadowedModel):
         self._earlier_results = EarlierResults(lambda: self._group.rank() == 0)
         self._session = current()
         self._runner = Runner(self._session, self.process_group)
-        self._join_buckets = self._runner.join if self._session.elastic else join_all
+        self._join_buckets = self._runner.vote.join
         self._between_steps = units(self._session).between_steps if self._session.elastic else None
         self._renewal = ModelRenewal(self, self._runner)
         self._state = ModelState(self, self._runner)
@@ -144,7 +143,7 @@ class DistributedModel(Mark, ShadowedModel):
         self._synced = True
         self._accumulated = 0
         self._begun = self._begins_after_step = False
-        self._reducer: GradientReducer | None = None
+        self._reducer: TrainingStep | None = None
         self._sparse: SparseGradients | None = None
         self._tracer = self._session.keep(Tracer)
         self._tracer.add(self)
@@ -155,7 +154,7 @@ class DistributedModel(Mark, ShadowedModel):
         self._new_tuner = tuner
         self._tuner: Tuner | None = None
         try:
-            self._runner.together(lambda: self._wrap(algorithm), again=self._layout.release)
+            self._runner.vote.together(lambda: self._wrap(algorithm), again=self._layout.release)
         except BaseException:
             with suppress(CommunicationError):
                 self.close()
@@ -237,13 +236,12 @@ class DistributedModel(Mark, ShadowedModel):
                 "[BG605]"
             )
         if buckets:
-            make: Callable[..., GradientReducer] = GradientReducer
-            if self._runner.repeats:
-                make = functools.partial(RepeatingReducer, self._runner, self._layout)
-            elif self._steps is not None:
-                make = functools.partial(SteppingReducer, self._steps)
+            make: Callable[..., TrainingStep] = TrainingStep
+            if self._steps is not None:
+                make = functools.partial(SteppingInBackward, self._steps)
             self._reducer = make(
                 buckets,
+                vote=self._runner.vote,
                 earlier=self._earlier_results if adding else None,
                 on_finished=self._record,
                 clock=self._runner.clock,
@@ -286,7 +284,7 @@ class DistributedModel(Mark, ShadowedModel):
 
     def _give_back(self) -> None:
         """Memory goes back, and is there for all ranks of this host before they make buckets again."""
-        if self._runner.repeats:
+        if self._runner.vote.repeats:
             self._layout.release()  # communicators stay: other ranks may be in an operation on them
             self._runner.give_own_again()
         else:
@@ -379,7 +377,14 @@ class DistributedModel(Mark, ShadowedModel):
         the algorithm's own) those that are behind catch up, or the others would wait for ever."""
         if self._runner.has_own and self._session is CURRENT.session:
             with suppress(CommunicationError):  # a rank that has left ends operations that wait for it
-                self._runner.together(self._layout.compare_starts, commit=self._renewal.end)
+                unit = self._runner.vote.unit()
+                while True:
+                    with unit:
+                        if not unit.settled:
+                            self._layout.compare_starts()
+                        unit.vote()
+                        self._renewal.end()
+                        break
                 self._layout.level_out()
         self._layout.release()
         self._runner.release()
@@ -415,7 +420,8 @@ class DistributedModel(Mark, ShadowedModel):
         else:
             self._begin_step(inputs)
         self._begun = self._begun or (torch.is_grad_enabled() and self.require_backward_grad_sync)
-        self._tracer.forward(self, begin=True)
+        if self._tracer.recording is not None:
+            self._tracer.recording.enclose(self, "forward", begin=True)
 
     def _begin_step(self, inputs: Any) -> None:
         if self._between_steps is not None and self.require_backward_grad_sync:
@@ -448,7 +454,7 @@ class DistributedModel(Mark, ShadowedModel):
         algorithm goes on. All ranks call it between the same two steps. Raises BaguaError, on every rank, if they train
         different ones."""
         if self._newcomers.found():
-            self._runner.together(lambda: compare_ranks_again(self, self._group))
+            self._runner.vote.together(lambda: compare_ranks_again(self, self._group))
             self._renewal.reset_together()
 
     def recut(self, cuts: Cuts) -> bool:
@@ -518,7 +524,8 @@ class DistributedModel(Mark, ShadowedModel):
     def finish_backward(self) -> None:
         """In buckets of gradients: submits the rest, waits for all and shows the results in ``.grad``. Then the
         same for buckets of other tensors that the algorithm registered."""
-        self.finish_gradients()
+        if self._reducer is not None:
+            self._reducer.finish()
         self._guest.finish()
 
     def finish_gradients(self) -> None:

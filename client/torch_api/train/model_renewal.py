@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import threading
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from bagua.algorithms import AlgorithmImpl, DataParallel
 from bagua.algorithms.plan import GRADIENT, WEIGHT
 from bagua.torch_api.comm.commit.retry import units
-from bagua.torch_api.train.bucket import PlanBucket
 from bagua.torch_api.train.runner import Runner
-
-
-class Wrapped(DataParallel, Protocol):
-    """The wrapped model, as changes of its members concern it."""
-
-    bagua_algorithm: AlgorithmImpl
-    exchanged: str
-
-    @property
-    def bagua_buckets(self) -> Sequence[PlanBucket]: ...
-
-    def begin_anew(self, with_optimizers: bool = True) -> None:
-        """Parameters, and optimizers if asked for, become rank 0's; tensors, buckets, plans and hooks are made anew."""
-        ...
+from bagua.torch_api.train.wrapped import Wrapped
 
 
 class ModelRenewal:
@@ -47,16 +30,17 @@ class ModelRenewal:
         self.due = False  # in the next forward pass the model begins anew
         self._resets = False  # that happens now
         self.thread = threading.get_ident()  # see ``OutOfStep``
-        runner.may_repeat, runner.begin_anew, runner.settle = self.follow, model.begin_anew, self._settle
+        self.begin_anew = model.begin_anew
+        runner.vote.renewal = self
         if self._session.elastic:
             self._session.renew_with(self)
 
     def begin(self) -> None:
         """The model has been wrapped, or has begun anew: its plans are those of the present members."""
         self._ranks = self._runner.everyone.nranks()
-        self._runner.waits = self._model.exchanged == GRADIENT or self._model.bagua_algorithm.waits
+        self._runner.vote.waits = self._model.exchanged == GRADIENT or self._model.bagua_algorithm.waits
         if self._session.elastic:
-            units(self._session).note(self, in_step=self._runner.waits)
+            units(self._session).note(self, in_step=self._runner.vote.waits)
 
     def end(self) -> None:
         """Stops watching for changes of members."""
@@ -75,10 +59,10 @@ class ModelRenewal:
                 bucket.follow_members(before, now)
             self._changed, self._ranks = False, now
             self._anew = not self._model.bagua_algorithm.follow_members(self._model) or self._anew
-            self.due = self._anew and not self._runner.waits
+            self.due = self._anew and not self._runner.vote.waits
         return not self._anew
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """A unit of this model has been committed."""
         self.due = self._anew and self._model.exchanged == GRADIENT and not self.due
         self._anew = self.due
@@ -96,13 +80,23 @@ class ModelRenewal:
         """The model begins anew on all ranks, as one unit.
 
         The kind of the exchange before is asked now: it may be another one when this is repeated."""
-        begin = functools.partial(self._model.begin_anew, with_optimizers=self._model.exchanged == WEIGHT)
+        with_optimizers = self._model.exchanged == WEIGHT
+        vote = self._runner.vote
+        unit = vote.unit()
         self._resets = True
         try:
-            self._runner.together(begin, commit=self._settle)
+            while True:
+                with unit:
+                    if unit.repeated:
+                        vote.rewind(unit)
+                    if not unit.settled:
+                        self._model.begin_anew(with_optimizers)
+                    unit.vote()
+                    self.settle()
+                    break
         finally:
             self._resets = False
-        if not self._runner.waits:
+        if not self._runner.vote.waits:
             while self.begin_anew_together():  # another member had committed it in the generation before
                 pass
 
@@ -115,7 +109,7 @@ class ModelRenewal:
             for bucket in self._model.bagua_buckets:
                 bucket.follow_members(ranks, now)
             anew = not self._model.bagua_algorithm.follow_members(self._model)
-        if anew or not self._runner.waits:
+        if anew or not self._runner.vote.waits:
             self.reset_together()
 
     def tell_newcomers(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ algorithm."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -22,39 +22,10 @@ from bagua.torch_api.train.optimizer_state import (
 )
 from bagua.torch_api.train.parameters import first_difference, shared_state
 from bagua.torch_api.train.runner import Runner
+from bagua.torch_api.train.wrapped import Wrapped
 
 OF_PROGRAM = ("model", "optimizer")
 """First names of tensors that are no algorithm's."""
-
-
-class Wrapped(Protocol):
-    """A wrapped model. ``description``: all that must agree between ranks."""
-
-    module: torch.nn.Module
-    parameters_to_ignore: frozenset[str]
-    bagua_optimizers: list[torch.optim.Optimizer]
-    bagua_algorithm: AlgorithmImpl
-    description: dict[str, object]
-
-    @property
-    def bagua_buckets(self) -> Sequence[PlanBucket]: ...
-
-    def tell_newcomers(self) -> dict[str, Any]:
-        """How far it is, as plain data."""
-        ...
-
-    def follow_as_newcomer(self, told: dict[str, Any]) -> None:
-        """Makes tensors, buckets and plans again as another rank has them, which told this."""
-        ...
-
-    def go_back(self, told: dict[str, Any]) -> None:
-        """Makes tensors, buckets and plans again as they were when this was told. All ranks do."""
-        ...
-
-    def gone_back(self, ranks: int, anew: bool) -> None:
-        """State is that of so many ranks from now on: the algorithm follows, where there are others. ``anew``: it is
-        that of another algorithm."""
-        ...
 
 
 def _with_residuals(bucket: PlanBucket) -> list[Action]:

@@ -77,7 +77,7 @@ class Newcomers:
 
     @property
     def _thawed(self) -> bool:
-        return any(parameter.requires_grad for parameter in self._frozen)
+        return bool(self._frozen) and any(parameter.requires_grad for parameter in self._frozen)
 
     def _look(self) -> str | None:
         self._find_frozen()

@@ -78,7 +78,7 @@ class _Phase:
 
 def phase(kind: str, bucket: str | None = None) -> AbstractContextManager[None]:
     """``bagua:KIND bucket NAME`` for the time of a block; without the bucket where there is none."""
-    if WATCH.sink is None and not profiling():
+    if WATCH.sink is None and not PROFILER._is_profiler_enabled:
         return NOTHING
     return _Phase(kind, "" if bucket is None else bucket_name(bucket))
 

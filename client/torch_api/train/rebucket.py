@@ -140,25 +140,25 @@ def recut(
 ) -> None:
     """All ranks call it between the same two steps, while nothing is under way. ``follow``: has slots follow a change
     of members. ``used``: the model takes its new buckets."""
-    before: list[tuple[list[list[str]], BucketState]] = []
-
-    def attempt() -> None:
-        follow()
-        state = BucketState(layout.buckets)
-        before.append((layout.cuts, state))
-        layout.cut(cuts)
-        move_residuals(runner, state.put(layout.buckets))
-        used()
-
-    def again() -> None:
-        while before:
-            old, state = before.pop()
-            layout.cut(old)
-            state.put_back(layout.buckets)
-            used()
-
-    def commit() -> None:
-        with suppress(Regrouped):  # the next generation has begun: they stay until the communicator ends
-            move_residuals(runner, before[-1][1].old_numbers())
-
-    runner.together(attempt, again, commit)
+    before: tuple[list[list[str]], BucketState] | None = None
+    unit = runner.vote.unit()
+    while True:
+        with unit:
+            if unit.repeated:
+                runner.vote.rewind(unit)
+                if before is not None:
+                    layout.cut(before[0])
+                    before[1].put_back(layout.buckets)
+                    used()
+                    before = None
+            if not unit.settled:
+                follow()
+                before = layout.cuts, BucketState(layout.buckets)
+                layout.cut(cuts)
+                move_residuals(runner, before[1].put(layout.buckets))
+                used()
+            unit.vote()
+            assert before is not None
+            with suppress(Regrouped):  # the next generation has begun: they stay until the communicator ends
+                move_residuals(runner, before[1].old_numbers())
+            return

@@ -14,11 +14,10 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from bagua.algorithms import Bucket
 from bagua.algorithms.power_sgd import matrix_shape
 from bagua.base.errors import ConfigError
 from bagua.torch_api.join.connection import Record, Times
@@ -26,6 +25,7 @@ from bagua.torch_api.join.environment import read_int
 from bagua.torch_api.join.session import Session
 from bagua.torch_api.join.statistics import union_length
 from bagua.torch_api.train.module_hook import ModuleHook, beside_graphs, tensors_in
+from bagua.torch_api.train.wrapped import Wrapped
 from bagua.tuning.profile import REFERENCE, BucketCost, Gradient, StepProfile
 
 LOG = logging.getLogger("bagua")
@@ -36,16 +36,6 @@ WARM_UP = 5
 """Steps before the first that counts: buckets are made again in one of them, and memory is touched first."""
 
 LARGE_BYTES = 1 << 20
-
-
-class Wrapped(Protocol):
-    """The wrapped model, as it is recorded."""
-
-    module: torch.nn.Module
-
-    @property
-    def bagua_buckets(self) -> Sequence[Bucket]: ...
-    def bagua_build_params(self) -> list[tuple[str, torch.nn.Parameter]]: ...
 
 
 def recording() -> bool:

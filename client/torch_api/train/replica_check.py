@@ -31,9 +31,9 @@ from bagua.base.errors import BaguaError
 from bagua.base.replica_check import CheckReplicas
 from bagua.torch_api.comm.transfer import ReduceOp
 from bagua.torch_api.cuda.port import PORT
-from bagua.torch_api.train.compare_ranks import Wrapped
 from bagua.torch_api.train.parameters import shared_state
 from bagua.torch_api.train.runner import Runner
+from bagua.torch_api.train.wrapped import Wrapped
 
 LOG = logging.getLogger("bagua")
 
@@ -82,7 +82,7 @@ class ReplicaCheck:
             return
         if self._runner.everyone.nranks() == 1:
             return
-        found = self._runner.together(self._compare)
+        found = self._runner.vote.together(self._compare)
         names = {name for one in found for name in one.names}
         if names <= self._told:
             return

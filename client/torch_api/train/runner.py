@@ -7,35 +7,29 @@ import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from bagua.algorithms import AllReduce, Broadcast, Local, Neighbours
 from bagua.algorithms.plan import EVERYONE, GRADIENT, HOST, Over, Step
 from bagua.base.errors import BaguaError
-from bagua.torch_api.comm.commit.retry import Units, nothing, units
-from bagua.torch_api.comm.commit.vote import Flags
 from bagua.torch_api.comm.communicator import Communicator
-from bagua.torch_api.comm.communicators import Communicators, communicators
 from bagua.torch_api.comm.groups import BaguaProcessGroup
 from bagua.torch_api.comm.members import Members
 from bagua.torch_api.cuda.connection import CudaConnection
 from bagua.torch_api.cuda.devices import devices
-from bagua.torch_api.join.connection import Connection, Record, Regrouped, Times
+from bagua.torch_api.join.connection import Connection, Record
 from bagua.torch_api.join.session import Session
 from bagua.torch_api.train.bucket import Allocate, PlanBucket
 from bagua.torch_api.train.dataflow import tail_path
 from bagua.torch_api.train.device_twins import make_twins
 from bagua.torch_api.train.execution import (
     Action,
-    AllIn,
     Execution,
     Phase,
-    Submit,
     Tickets,
     Work,
-    join_all,
 )
 from bagua.torch_api.train.steps import (
     AllReduceAction,
@@ -45,9 +39,8 @@ from bagua.torch_api.train.steps import (
     NewTranscoder,
 )
 from bagua.torch_api.train.transcoding import Transcoder
-from bagua.torch_api.train.undo import HeldExecution, Undo
-
-T = TypeVar("T")
+from bagua.torch_api.train.undo import Undo
+from bagua.torch_api.train.vote import ElasticVote, Vote
 
 # Numbers of residuals are given once, by communicator. Its members set their plans in the same order, and so agree.
 # Where members have changed some may have got further: each generation has numbers of its own.
@@ -60,10 +53,7 @@ class Runner:
 
     Communicators are the model's own: their operations need no order with those of other models and of the user.
 
-    ``repeats``: in an elastic job, what the model exchanges is repeated when members were lost. ``may_repeat``: asked
-    before an exchange of weights is waited for; False: it is dropped, and ``begin_anew`` takes its place. ``settle``:
-    called when a unit has been committed. ``waits``: ranks are in step where they exchange
-    weights; otherwise an exchange is dropped when members are lost, and none waits for the others to commit it.
+    ``vote``: how its exchanges come to count.
     """
 
     def __init__(self, session: Session, group: BaguaProcessGroup) -> None:
@@ -73,19 +63,12 @@ class Runner:
         self.transcoder: NewTranscoder = Transcoder
         self.chunk_kib = 0  # of all-reduces between hosts that are compiled from now on; 0: as the daemon has it
         self._device: CudaConnection | None = None
-        self.repeats = session.elastic
+        self.vote: Vote = ElasticVote(session, self) if session.elastic else Vote()
         self._group = group
         self._places: dict[str, Communicator | None] = {}
         self._own: list[Communicator] = []
         self._own_given = 0
-        self.may_repeat: Callable[[], bool] = _always
-        self.begin_anew: Work = nothing
-        self.settle: Work = nothing
-        self.waits = True
-        self._adopted = 0  # plans so far
-        self._looked_at: tuple[int, Communicator | None, Sequence[PlanBucket]] = 0, None, ()
-        self._in_line = False  # those have one operation each, in the order of this communicator
-        self._held: weakref.WeakSet[HeldExecution] = weakref.WeakSet()
+        self._held: weakref.WeakSet[Execution] = weakref.WeakSet()
         if session.elastic:
             session.renew_with(self)
 
@@ -178,114 +161,6 @@ class Runner:
     def one_host(self, communicator: Members) -> bool:
         return set(self.session.membership.local_ranks).issuperset(communicator.ranks)
 
-    # In an elastic job
-
-    def together(
-        self, attempt: Callable[[], T], again: Work = nothing, commit: Work = nothing, steps: bool = False
-    ) -> T:
-        """``attempt``, then ``commit``. In an elastic job a unit of all ranks of the model: see ``Units.run``."""
-        if not self.repeats:
-            found = attempt()
-            commit()
-            return found
-        made = self._communicators
-        mark = made.mark()
-
-        def begin_again() -> None:
-            made.rewind(mark)
-            self.give_own_again()
-            again()
-
-        everyone = self.everyone
-        return self._units.run(everyone.id, lambda: self.everyone, attempt, begin_again, commit, True, steps)
-
-    def all_in(self, running: Sequence[Execution]) -> Flags | None:
-        """In a unit: before these are waited for. If all is submitted, and the flags go in the same order, they go
-        along: that saves a way to the daemon and back. Returns flags that have gone."""
-        everyone = self.everyone
-        for execution in running:
-            if not execution.is_all_in(everyone.id):
-                return None
-        return self._units.flags.send_early(everyone)
-
-    def start_last(self, buckets: Sequence[PlanBucket], start: Work) -> AllIn | None:
-        """Before a unit: ``start`` submits the last of these. If each has one operation, and the flags go in the same
-        order, they go with it. Returns what ``join_all`` is to ask in this unit. None: nothing was submitted, or it is
-        lost."""
-        everyone, running = self._places.get(EVERYONE), self._units
-        flags = running.flags
-        if everyone is None or flags.inside or running.some_were_out_of_step:
-            return None
-        if self._looked_at != (self._adopted, everyone, buckets):
-            self._looked_at = self._adopted, everyone, buckets
-            self._in_line = all(_only_among(everyone, bucket.execution.single) for bucket in buckets)
-        last = buckets[-1].execution
-        return flags.those if self._in_line and flags.send_along(everyone, last, start) else None
-
-    def drop_flags(self) -> None:
-        """The unit for which ``start_last`` has sent them has not begun."""
-        self._units.flags.drop()
-
-    # Those of the session, asked for once: not in each step.
-
-    @functools.cached_property
-    def _units(self) -> Units:
-        return units(self.session)
-
-    @functools.cached_property
-    def _communicators(self) -> Communicators:
-        return communicators(self.session)
-
-    def join(self, buckets: Sequence[PlanBucket]) -> list[Times]:
-        """Waits for those of the buckets that have been started, and runs the rest of their plans, in an order that is
-        the same on all ranks; in an elastic job as a unit. Returns the times of the operations."""
-        if not self.repeats:
-            return join_all(buckets)
-        begun = [bucket for bucket in buckets if bucket.execution.started]
-
-        def attempt() -> list[Times]:
-            if any(bucket.execution.lost for bucket in begun):
-                again()
-            if not self.may_repeat():
-                again()
-                self.begin_anew()
-                return []
-            for bucket in begun:
-                if not bucket.execution.started:
-                    bucket.start()
-            return join_all(begun, self.all_in)
-
-        def again() -> None:
-            for bucket in begun:
-                bucket.execution.rewind()
-
-        def commit() -> None:
-            for bucket in begun:
-                bucket.execution.conclude()
-            self.settle()
-
-        if not begun:
-            return []
-        return self.together(attempt, again, commit, steps=True) if self.waits else self._join_alone(begun)
-
-    def _join_alone(self, begun: Sequence[PlanBucket]) -> list[Times]:
-        """Where ranks are not in step: what a loss has cut off is dropped."""
-        generation = self.session.connection.settled
-        times: list[Times] = []
-        try:
-            if not any(bucket.execution.lost for bucket in begun):
-                times = join_all(begun)
-                devices(self.session).await_results()
-            elif any(bucket.execution.ended for bucket in begun):
-                raise Regrouped("An exchange could not begin.")
-        except Regrouped:
-            self._units.recover(generation)
-        for bucket in begun:
-            if not bucket.execution.lost:
-                bucket.execution.conclude()
-            bucket.execution.rewind()
-        return times
-
     def renew(self) -> None:
         """In a new generation: what is under way is to be started again."""
         for execution in list(self._held):
@@ -299,20 +174,12 @@ class Runner:
                 if found is not None:
                     found.destroy()
 
-    def _may_begin(self) -> bool:
-        """Whether an exchange of weights may begin before it is joined. Not in a new generation until a unit was
-        exchanged there: members may be at different moments of their step, and would begin in different orders."""
-        running = self._units
-        if running.inside:
-            return True
-        return self.may_repeat() and (not self.waits or running.exchanged_in(self.everyone.id))
-
     # Newcomers
 
     @property
     def grows(self) -> bool:
         """Whether newcomers become ranks of the model."""
-        return self.repeats and self._group.grows
+        return self.vote.repeats and self._group.grows
 
     @property
     def numbers(self) -> list[int]:
@@ -343,7 +210,6 @@ class Runner:
         for communicator in (*self._places.values(), *self._own):
             if communicator is not None:
                 communicator.destroy()
-        self._looked_at = 0, None, ()
         self._places.clear()
         self._own.clear()
         self._own_given = 0
@@ -354,7 +220,6 @@ class Runner:
             raise BaguaError(
                 f"Bucket {bucket.name} has no plan: the algorithm's init_operations did not give it one. [BG306]"
             )
-        self._adopted += 1
         path = tail_path(bucket.plan) if bucket.room else ()
         phases: list[Phase] = []
         work: list[Work] = [bucket.refresh] if type(bucket).refresh is not PlanBucket.refresh else []
@@ -368,14 +233,15 @@ class Runner:
             work = []
         if work:
             phases.append((work, None))
-        if not (self.repeats and bucket.repeats):
+        if not (self.vote.repeats and bucket.repeats):
             bucket.execution = Execution(bucket.name, phases, self.connection)
             return
-        eager = _always if bucket.starts_alone else self._may_begin
         undo, steady = Undo(bucket, bucket.plan), self.session.connection.steady
-        held = HeldExecution(bucket.name, phases, self.connection, undo, eager, steady)
-        self._held.add(held)
-        bucket.execution, bucket.join_buckets = held, self.join
+        bucket.execution = Execution(bucket.name, phases, self.connection, undo, steady)
+        if not bucket.starts_alone:
+            bucket.execution.may_begin = self.vote.may_begin
+        self._held.add(bucket.execution)
+        bucket.join_buckets = self.vote.join
 
     def _action(self, bucket: PlanBucket, step: Step, carried: int, first: bool) -> Action:
         if isinstance(step, Broadcast):
@@ -388,15 +254,11 @@ class Runner:
         # Members of a device's communicator wait for each other as it is made: in a step, where none can be missing.
         # In an elastic job only that of all ranks stays the same one, and on a device not even that.
         everyone, on_host = step.over == EVERYONE, self._device is None
-        early = isinstance(step.over, str) and (everyone and on_host if self.repeats else everyone or on_host)
+        early = isinstance(step.over, str) and (everyone and on_host if self.vote.repeats else everyone or on_host)
         fixed = self.communicator(step.over) if early else None
         if fixed is not None and (not first or step.src == GRADIENT):
             return AllReduceAction(self, bucket, step, carried).among(fixed)
         return AllReduceAction(self, bucket, step, carried, first)
-
-
-def _only_among(members: Members, single: Submit | None) -> bool:
-    return single is not None and single.members is members
 
 
 class _Guarded(Action):
@@ -430,10 +292,6 @@ class _Guarded(Action):
         if self._action.finish is not None:
             self._action.finish()
         self._bucket.shut(self._step, changed=self._takes_part)
-
-
-def _always() -> bool:
-    return True
 
 
 def _run_local(bucket: PlanBucket, step: Local) -> None:

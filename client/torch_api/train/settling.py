@@ -15,14 +15,13 @@ Work = Callable[[], None]
 
 def settle(runner: Runner, layout: ModelBuckets, meanwhile: Work, finish: Work) -> None:
     with torch.no_grad():
-        if not runner.repeats:  # in an elastic job a loss may end any operation that is not part of a unit
+        if not runner.vote.repeats:  # in an elastic job a loss may end any operation that is not part of a unit
             runner.session.connection.barrier(runner.everyone.id, meanwhile=meanwhile)
-        runner.together(layout.compare_starts)
+        runner.vote.together(layout.compare_starts)
         finish()
         layout.run_as_often()
         tensors = [tensor for bucket in layout.buckets for tensor in bucket.tensors]
-        means: list[torch.Tensor] = []
-        runner.together(lambda: means.extend(_means(tensors, runner)), again=means.clear)
+        means = runner.vote.together(lambda: _means(tensors, runner))
         torch._foreach_copy_(tensors, means)
 
 

@@ -11,8 +11,9 @@ from bagua.algorithms import AlgorithmImpl
 from bagua.algorithms.plan import GRADIENT
 from bagua.torch_api.comm.sparse import sum_of_sparse
 from bagua.torch_api.comm.transfer import ReduceOp
-from bagua.torch_api.train.gradients import GradientReducer, scale_gradients
+from bagua.torch_api.train.gradients import scale_gradients
 from bagua.torch_api.train.runner import Runner
+from bagua.torch_api.train.training_step import TrainingStep
 
 ABSENT, SPARSE, DENSE = range(3)
 
@@ -42,7 +43,7 @@ class SparseGradients:
     is lost between the buckets and them has its part in the former alone, on all ranks that are left."""
 
     def __init__(
-        self, parameters: Sequence[tuple[str, torch.nn.Parameter]], runner: Runner, reducer: GradientReducer | None
+        self, parameters: Sequence[tuple[str, torch.nn.Parameter]], runner: Runner, reducer: TrainingStep | None
     ) -> None:
         """``reducer``: of the other gradients; None: there are none."""
         self._parameters = [parameter for _, parameter in parameters]
@@ -80,17 +81,16 @@ class SparseGradients:
         scale_gradients(self._parameters, change)
 
     def _exchange(self) -> None:
-        results: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
-
-        def attempt() -> None:
-            self.weigh()
-            results[:] = self._results()
-
-        def show() -> None:
-            for parameter, result in results:
-                parameter.grad = result
-
-        self._runner.together(attempt, commit=show, steps=self._reducer is None)
+        unit = self._runner.vote.unit(steps=self._reducer is None)
+        while True:
+            with unit:
+                if not unit.settled:
+                    self.weigh()
+                    results = self._results()
+                unit.vote()
+                for parameter, result in results:
+                    parameter.grad = result
+                return
 
     def _results(self) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
         """Each parameter that has a gradient on any rank, and the mean."""

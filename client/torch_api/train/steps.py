@@ -18,17 +18,16 @@ from bagua.torch_api.train.execution import NO_RESIDUAL as NO_ENGINE_RESIDUAL
 from bagua.torch_api.train.execution import Action, Submit, Tickets, other_sides
 from bagua.torch_api.train.execution import Residual as EngineResidual
 from bagua.torch_api.train.transcoding import Transcoder
+from bagua.torch_api.train.vote import Vote
 
 NewTranscoder = Callable[[Codec, int], Transcoder | CudaTranscoder]
 
 
 class Surroundings(Protocol):
-    """The rank, as steps see it. ``repeats``: operations may be repeated, until ``Action.commit``. ``waits``: ranks are
-    in step where they exchange something."""
+    """The rank, as steps see it. Where its vote ``repeats`` operations they may be, until ``Action.commit``."""
 
     connection: Connection
-    repeats: bool
-    waits: bool
+    vote: Vote
     chunk_kib: int
     allocate: Allocate
     """Makes memory that can be communicated."""
@@ -90,7 +89,7 @@ class OneOperation(Action):
         """Submits for these members."""
         self.comm = members.id
         connection = self.around.connection
-        submit = connection.submit if self.around.waits else connection.submit_out_of_step
+        submit = connection.submit if self.around.vote.waits else connection.submit_out_of_step
         return (submit(self.request(members)),)
 
 
@@ -137,7 +136,7 @@ class AllReduceAction(OneOperation):
         if self.codec is None:
             return AS_IT_IS
         if members not in self.encodings:
-            repeats = self.codec.error_feedback and self.around.repeats
+            repeats = self.codec.error_feedback and self.around.vote.repeats
             residual, sides = self.followed
             if not (residual and members.grows):
                 residual = self.around.new_residual(members) if self.codec.error_feedback else 0
@@ -204,14 +203,14 @@ class EverywhereAction(AllReduceAction):
         self._message = self._transcoder.new_message()
         self._encoded, self._place = around.allocate(count + carried, bucket.dtype)
         feedback = step.codec.error_feedback
-        lost = [Residual(count, bucket.device, around.repeats) if feedback else NO_RESIDUAL for _ in range(2)]
+        lost = [Residual(count, bucket.device, around.vote.repeats) if feedback else NO_RESIDUAL for _ in range(2)]
         self._lost, self._lost_of_result = lost
         self._encodes_result = False
         super().__init__(around, bucket, step, carried, first)
         self.fetches_tail = False  # done here
         self._tail_from = GRADIENT if first else step.src
         self.finish = self._finish
-        if feedback and around.repeats:
+        if feedback and around.vote.repeats:
             self.commit = self._turn
 
     @property
@@ -354,7 +353,7 @@ class _NeighboursCoding:
         length = bucket.region(step.src).flat.numel()
         self._transcoder = around.transcoder(step.codec, length)
         feedback = step.codec.error_feedback
-        self._lost = Residual(length, bucket.device, around.repeats) if feedback else NO_RESIDUAL
+        self._lost = Residual(length, bucket.device, around.vote.repeats) if feedback else NO_RESIDUAL
         self.lost = self._lost.kept
         self.turn = self._lost.turn
         self.count = self._transcoder.message_bytes

@@ -14,9 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
-
-import torch
+from typing import Any
 
 from bagua.base.errors import ServiceError
 from bagua.proto.common_pb2 import TraceSpan
@@ -26,6 +24,7 @@ from bagua.torch_api.join.daemon import DaemonClient
 from bagua.torch_api.join.session import Session
 from bagua.torch_api.train.module_hook import beside_graphs
 from bagua.torch_api.train.phases import WATCH, bucket_name
+from bagua.torch_api.train.wrapped import Wrapped
 
 LOG = logging.getLogger("bagua")
 
@@ -38,13 +37,6 @@ LAST_SEND_S = 2.0
 STEPS_BITS = 16
 
 
-class Traced(Protocol):
-    """The wrapped model."""
-
-    bagua_optimizers: list[torch.optim.Optimizer]
-    bagua_train_step_counter: int
-
-
 class Tracer:
     """One of a session, for all models: ``session.keep(Tracer)``."""
 
@@ -53,13 +45,13 @@ class Tracer:
         self._session = session
         self._seen = 0
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._recording: Recording | None = None
+        self.recording: Recording | None = None
         session.close_first(self._close)
 
-    def add(self, model: Traced) -> None:
+    def add(self, model: Wrapped) -> None:
         self._models.add(model)
 
-    def look(self, model: Traced) -> None:
+    def look(self, model: Wrapped) -> None:
         """Before each forward pass in training: begins what is asked for, and counts steps."""
         asked = self._asked()
         if asked != self._seen:
@@ -67,30 +59,19 @@ class Tracer:
             self._end()
             if asked and self._session.daemon is not None:
                 number, steps = asked >> STEPS_BITS, asked & ((1 << STEPS_BITS) - 1)
-                self._recording = Recording(self._session, self._session.daemon, number, steps, model)
+                self.recording = Recording(self._session, self._session.daemon, number, steps, model)
                 for one in self._models:
-                    self._recording.watch(one)
-        elif self._recording is not None and not self._recording.begin_step(model):
+                    self.recording.watch(one)
+        elif self.recording is not None and not self.recording.begin_step(model):
             self._end()
 
-    def forward(self, model: Traced, begin: bool) -> None:
-        """A forward pass in training begins, or has ended."""
-        if self._recording is not None:
-            self._recording.enclose(model, "forward", begin)
-
-    def backward(self, model: Traced, begin: bool, synchronised: bool = False) -> None:
-        """The same of a backward pass."""
-        if self._recording is not None:
-            self._recording.enclose(model, "backward", begin)
-            self._recording.synchronised = self._recording.synchronised or (synchronised and not begin)
-
     def _end(self) -> None:
-        if self._recording is not None:
-            self._recording.end()
-            self._recording = None
+        if self.recording is not None:
+            self.recording.end()
+            self.recording = None
 
     def _close(self) -> None:
-        recording = self._recording
+        recording = self.recording
         self._end()
         if recording is not None:
             recording.sender.join(LAST_SEND_S)
@@ -100,7 +81,7 @@ class Recording:
     """One trace on this rank. It is the ``Sink`` of phases; spans of other threads than that of ``leader``, whose
     forward passes begin steps, are marked."""
 
-    def __init__(self, session: Session, daemon: DaemonClient, number: int, steps: int, leader: Traced) -> None:
+    def __init__(self, session: Session, daemon: DaemonClient, number: int, steps: int, leader: Wrapped) -> None:
         self._steps = steps
         self._step = -1  # steps that are recorded whole
         self._number = 0  # of the present step: the leader's forward passes in training, the same on all ranks
@@ -123,7 +104,7 @@ class Recording:
         WATCH.sink = self
         self.begin_step(leader)
 
-    def watch(self, model: Traced) -> None:
+    def watch(self, model: Wrapped) -> None:
         """Optimizers of this model are recorded, too."""
         for optimizer in model.bagua_optimizers:
             name = type(optimizer).__name__
@@ -135,7 +116,7 @@ class Recording:
     def _optimizer(self, name: str, begin: bool, *_: Any) -> None:
         self._enclose("optimizer", begin, name)
 
-    def begin_step(self, model: Traced) -> bool:
+    def begin_step(self, model: Wrapped) -> bool:
         """A forward pass of this model begins. False: all steps are recorded."""
         if model is not self._leader or not self.synchronised:
             return True
@@ -152,7 +133,12 @@ class Recording:
             self._send(now, done=False)
         return True
 
-    def enclose(self, model: Traced, phase: str, begin: bool) -> None:
+    def backward(self, model: object, begin: bool, synchronised: bool = False) -> None:
+        """A backward pass begins, or has ended."""
+        self.enclose(model, "backward", begin)
+        self.synchronised = self.synchronised or (synchronised and not begin)
+
+    def enclose(self, model: object, phase: str, begin: bool) -> None:
         """A phase of a model begins, or ends."""
         self._enclose(phase, begin, "" if model is self._leader else type(model).__name__)
 

@@ -90,7 +90,7 @@ class ShadowedModel(BackwardPasses):
         self._reducer.shadow()
         if self._sparse is not None:
             self._sparse.forget()
-        self._finish_exchange()
+        self._exchange()
 
     def take_state_of(self, root: int, with_optimizers: bool) -> None:
         """Parameters, buffers and the state of optimizers become those of the rank at this position."""

@@ -15,11 +15,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from bagua.algorithms import AlgorithmImpl, Codec
+from bagua.algorithms import Codec
 from bagua.algorithms.plan import GRADIENT
 from bagua.base.errors import ConfigError, ServiceError, UnavailableError
 from bagua.proto.common_pb2 import TuneDimension, TuneRequest, TuneStudy, TuneTrial
@@ -31,9 +31,9 @@ from bagua.torch_api.train.agreement import broadcast_json
 from bagua.torch_api.train.bucket_layout import ModelBuckets
 from bagua.torch_api.train.grouping import group_tensors
 from bagua.torch_api.train.parameters import canonical
-from bagua.torch_api.train.rebucket import Cuts
-from bagua.torch_api.train.recorder import StepRecorder, Wrapped
+from bagua.torch_api.train.recorder import StepRecorder
 from bagua.torch_api.train.runner import Runner
+from bagua.torch_api.train.wrapped import Wrapped
 from bagua.tuning.comparison import Step
 from bagua.tuning.decision import Decider, Phase, Setting, Trial, text
 from bagua.tuning.network import Network, measured_network
@@ -54,22 +54,11 @@ AT_ONCE = 50
 TRIALS_OF_A_GENERATION = 1_000
 
 
-class Model(Wrapped, Protocol):
-    """The wrapped model, as tuning uses it."""
-
-    bagua_module_name: str
-    bagua_algorithm: AlgorithmImpl
-    description: dict[str, object]
-    exchanged: str
-
-    def recut(self, cuts: Cuts) -> bool: ...
-
-
 class Tuning:
     """Tuning of one model on this rank. ``options`` are those of rank 0: others follow it."""
 
     def __init__(
-        self, options: TuneOptions, model: Model, layout: ModelBuckets, runner: Runner, session: Session
+        self, options: TuneOptions, model: Wrapped, layout: ModelBuckets, runner: Runner, session: Session
     ) -> None:
         self._options = options
         self._model = model
@@ -125,7 +114,7 @@ class Tuning:
             self._give_up("A rank alone has nobody to exchange gradients with.")
             return
         if not self._network:
-            self._network, self._wire = self._runner.together(self._probe)
+            self._network, self._wire = self._runner.vote.together(self._probe)
         said: list[dict[str, Any]] = []
 
         def attempt() -> dict[str, Any]:
@@ -135,7 +124,7 @@ class Tuning:
             found: dict[str, Any] = broadcast_json(said[0] if said else {}, everyone)
             return found
 
-        decision = self._runner.together(attempt)
+        decision = self._runner.vote.together(attempt)
         self._present = decision["present"]
         if decision["setting"] != self._applied and not self._settings.apply(decision["setting"]):
             self._give_up("Buckets can't be cut anew now.")
@@ -289,7 +278,7 @@ class Settings:
     - ``codec``: of algorithms that have one, if the user lists codecs.
     """
 
-    def __init__(self, model: Model, layout: ModelBuckets, runner: Runner) -> None:
+    def __init__(self, model: Wrapped, layout: ModelBuckets, runner: Runner) -> None:
         self._model = model
         self._layout = layout
         self._runner = runner

@@ -28,8 +28,8 @@ from bagua.torch_api.comm.state_copy import StateCopy
 from bagua.torch_api.comm.step_state import Followers
 from bagua.torch_api.join.connection import HostConnection, Regrouped
 from bagua.torch_api.join.session import current
-from bagua.torch_api.train import gradients, runner
-from bagua.torch_api.train.undo import HeldExecution
+from bagua.torch_api.train import gradients, training_step, vote
+from bagua.torch_api.train.execution import Execution
 
 VARIABLE = "BAGUA_TEST_KILL"
 
@@ -78,17 +78,17 @@ class Fault:
             kill_self()
 
     def _install(self) -> None:
-        start, join_all, flags = gradients.GradientBucket.start, gradients.join_all, Flags.exchange
+        start, join_all, flags = gradients.GradientBucket.start, training_step.join_all, Flags.exchange
         send, send_early, send_along = Flags._send, Flags.send_early, Flags.send_along
         await_flags, arrive = Flags.await_sent, Flags.arrive
-        start_execution, copy, follow = HeldExecution.start, StateCopy.run, Followers.hear
+        start_execution, copy, follow = Execution.start, StateCopy.run, Followers.hear
 
         def start_bucket(bucket: Any) -> None:
             if self.now("bucket") and self._buckets()[self._bucket] is bucket:
                 kill_self()
             start(bucket)
 
-        def start_any(execution: HeldExecution) -> None:
+        def start_any(execution: Execution) -> None:
             self.at("start")
             start_execution(execution)
 
@@ -164,8 +164,8 @@ class Fault:
         StateCopy.run = copy_state  # type: ignore[method-assign]
         Followers.hear = follow_others  # type: ignore[method-assign]
         gradients.GradientBucket.start = start_bucket  # type: ignore[method-assign]
-        HeldExecution.start = start_any  # type: ignore[method-assign]
-        gradients.join_all = runner.join_all = wait
+        Execution.start = start_any  # type: ignore[method-assign]
+        training_step.join_all = vote.join_all = wait
         Flags.exchange = exchange_flags  # type: ignore[method-assign]
         Flags.await_sent = hear_flags  # type: ignore[method-assign]
         Flags.arrive = flags_arrive  # type: ignore[method-assign]

@@ -11,7 +11,7 @@ from torch import nn
 from bagua.algorithms import AllReduce, Plan
 from bagua.base.errors import BaguaError
 from bagua.torch_api.join.connection import Place, Times
-from bagua.torch_api.train.backward_steps import BackwardSteps, SteppingReducer
+from bagua.torch_api.train.backward_steps import BackwardSteps, SteppingInBackward
 from bagua.torch_api.train.gradients import GradientBucket, GradientHook
 
 
@@ -63,7 +63,7 @@ class Trained:
             buckets[-1].set_plan(Plan((AllReduce("AVG"),)))
             buckets[-1].execution = Copy(quick)  # type: ignore[assignment]
         self.waits: list[int] = []
-        self.reducer = SteppingReducer(
+        self.reducer = SteppingInBackward(
             self.steps, buckets, on_finished=lambda times, begin, end: self.waits.append(len(times))
         )
         self.seen: list[list[int]] = []

@@ -13,8 +13,8 @@ from bagua.algorithms import AllReduce, Broadcast, Local, Plan
 from bagua.algorithms.plan import COPY, GRADIENT, KEEP, RESCALE, RESULT, WEIGHT, ZERO
 from bagua.torch_api.join.connection import UNTOLD, Regrouped, Request
 from bagua.torch_api.train.dataflow import changed_in_place
-from bagua.torch_api.train.execution import Submit, join_all
-from bagua.torch_api.train.undo import HeldExecution, Undo
+from bagua.torch_api.train.execution import Execution, Submit, join_all
+from bagua.torch_api.train.undo import Undo
 from bagua.torch_api.train.weight_bucket import WeightBucket
 
 
@@ -54,14 +54,14 @@ def bucket_of(plan: Plan, slots: Sequence[str] = ()) -> WeightBucket:
     return made
 
 
-def held(bucket: WeightBucket, connection: Any, sides: int = 0, closing: Sequence[Any] = ()) -> HeldExecution:
+def held(bucket: WeightBucket, connection: Any, sides: int = 0, closing: Sequence[Any] = ()) -> Execution:
     plan = bucket.plan
     assert plan is not None
     request: Any = {"residual_sides": sides}
     phases: Any = [([], Submit(request, connection))]
     if closing:
         phases.append((closing, None))
-    made = HeldExecution("b", phases, connection, Undo(bucket, plan), lambda: True)
+    made = Execution("b", phases, connection, Undo(bucket, plan))
     bucket.execution = made
     return made
 

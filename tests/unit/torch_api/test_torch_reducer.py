@@ -18,7 +18,8 @@ from bagua.algorithms.plan import GRADIENT
 from bagua.torch_api.join.connection import Place, Times
 from bagua.torch_api.train.backward_pass import BackwardPass
 from bagua.torch_api.train.earlier_results import EarlierResults
-from bagua.torch_api.train.gradients import GradientBucket, GradientHook, GradientReducer, scale_gradients
+from bagua.torch_api.train.gradients import GradientBucket, GradientHook, scale_gradients
+from bagua.torch_api.train.training_step import TrainingStep
 
 
 class Meeting:
@@ -103,7 +104,7 @@ class Replica:
         self.finished: list[int] = []
         self.synchronises = True
         self.earlier = EarlierResults(lambda: rank == 0) if op == "SUM" else None
-        self.reducer = GradientReducer(
+        self.reducer = TrainingStep(
             self.buckets,
             earlier=self.earlier,
             on_finished=lambda times, begin, end: self.finished.append(len(times)),
@@ -261,13 +262,13 @@ def test_the_first_pass_is_recorded_and_goes_out_in_its_own_order() -> None:
         replica = Replica(meeting, rank)
         told: list[list[str]] = []
 
-        def rearrange(arrivals: list[str]) -> list[GradientBucket]:
+        def rearrange(arrivals: list[str], _: bool) -> list[GradientBucket]:
             told.append(list(arrivals))
             assert not meeting.submitted[rank]
             order = {"1": 0, "2": 1, "0": 2}
             return sorted(replica.buckets, key=lambda bucket: order[bucket.name])
 
-        replica.reducer = GradientReducer(replica.buckets, rearrange=rearrange)
+        replica.reducer = TrainingStep(replica.buckets, rearrange=rearrange)
         names = ["1.weight", "1.bias", "2.bias", "2.weight"]
         for step in range(2):
             for name in names if rank == 0 else names[::-1]:
@@ -288,7 +289,7 @@ def test_the_first_pass_is_recorded_and_goes_out_in_its_own_order() -> None:
 def test_a_first_pass_that_was_abandoned_is_forgotten() -> None:
     replica = Replica(Meeting(1), 0)
     told: list[list[str]] = []
-    replica.reducer = GradientReducer(replica.buckets, rearrange=told.append)
+    replica.reducer = TrainingStep(replica.buckets, rearrange=lambda names, _: told.append(names))
     weight, bias = replica.model[0].weight, replica.model[0].bias
     weight.grad, bias.grad = torch.ones_like(weight), torch.ones_like(bias)
     replica.reducer.mark_ready("0.weight", weight)
@@ -305,7 +306,7 @@ def test_large_gradients_are_copied_as_they_come_and_small_ones_together() -> No
     bucket = GradientBucket("0", [("large", large), ("small", small)], allocate)
     bucket.set_plan(Plan((AllReduce(),)))
     bucket.execution = ThreadRun(Meeting(1), 0, bucket)
-    reducer = GradientReducer([bucket])
+    reducer = TrainingStep([bucket])
     for parameter in (large, small):
         parameter.grad = torch.ones_like(parameter)
     reducer.mark_ready("large", large)

@@ -10,7 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import NoReturn, Protocol, TypeVar
 
 from bagua.base.errors import BaguaError, CommunicationError
@@ -29,6 +29,7 @@ from bagua.torch_api.join.session import Session
 
 LOG = logging.getLogger("bagua")
 T = TypeVar("T")
+NO_MARK: tuple[int, dict[str, int]] = (0, {})
 
 
 def nothing() -> None:
@@ -43,6 +44,189 @@ class OutOfStep(Protocol):
     def begin_anew_together(self) -> bool:
         """If members have changed since it was done last: as a unit of all members. False: they have not."""
         ...
+
+
+class Unit:
+    """One exchange that counts on all members or on none (``ledger.py``), as a block that is entered again after a
+    loss:
+
+        unit = units.unit(scope, members)
+        while True:
+            with unit:  # a loss ends the block, and the next generation is entered
+                if unit.repeated:
+                    undo()
+                if not unit.settled:
+                    found = exchange()  # leaves the old values as they are
+                unit.vote()
+                return show(found)
+
+    ``repeated``: the exchange was cut off, and no member has its results. ``settled``: it counts. After a loss that may
+    be so because a member had committed it: its results are whole here, too. Where the thread runs another unit already
+    this one is a part of that.
+    """
+
+    __slots__ = (
+        "_begun",
+        "_comm",
+        "_ends_early",
+        "_generation",
+        "_members",
+        "_part",
+        "_scope",
+        "_steady",
+        "_steps",
+        "_units",
+        "mark",
+        "repeated",
+        "settled",
+    )
+
+    def __init__(self, units: Units, scope: int, members: Callable[[], Members], ends_early: bool, steps: bool) -> None:
+        """See ``Units.unit``."""
+        self._units = units
+        self._scope = scope
+        self._members = members
+        self._ends_early = ends_early
+        self._steps = steps
+        self._part = units.flags.inside
+        self._begun = self.repeated = self.settled = False
+        self.mark = NO_MARK
+        self._generation = 0
+        self._comm: int | None = None
+        self._steady: AbstractContextManager[None] | None = None
+
+    def __enter__(self) -> None:
+        units, flags = self._units, self._units.flags
+        if self._part:
+            self._comm, flags.comm = flags.comm, None
+            return
+        if self.settled:
+            return
+        try:
+            if not self._begun:
+                self._begun = flags.inside = True
+                flags.told = UNTOLD
+                if units.some_were_out_of_step:
+                    units._stand_by()
+            # A thread that waits for the members of a planned generation holds ``calm``. This one does not wait for it
+            # before the flags are over: others, which that thread waits for, may wait for them.
+            self._generation = units.present()
+            self._steady = units._session.connection.steady(self._generation)
+            self._steady.__enter__()
+            flags.comm = self._scope if self._ends_early else None
+        except BaseException:
+            self._fail()
+            raise
+
+    def vote(self) -> None:
+        """Returns when all members have whole results; from then on the unit counts. Waits once for tensors of a GPU.
+        Raises Regrouped if a member was lost: leave it to the block."""
+        units, flags = self._units, self._units.flags
+        if self._part:
+            flags.comm, self.settled = self._comm, True
+            return
+        if self.settled:
+            return
+        if flags.early:  # nothing is on a device, and no thread enters a generation meanwhile
+            if not flags.heard:
+                units._ledger.set_ready(self._scope)
+                flags.hear()
+            units._commit(self._scope, self._steps)
+        else:
+            units._devices.await_results()
+            units._ledger.set_ready(self._scope)
+            flags.exchange(self._members(), queued=self._ends_early)
+            with units.calm:
+                if units._session.membership.generation != self._generation:  # a thread has told of this unit
+                    raise Regrouped(f"Generation {self._generation} has ended.")
+                units._commit(self._scope, self._steps)
+        self._leave_generation()
+        units._exchanged[self._scope] = self._generation
+        self._settle()
+
+    def _settle(self) -> None:
+        self.settled, self.repeated = True, False
+        if self._steps:
+            self._units._planned = max(self._units._planned, self._units.flags.told[2])
+        self._units.flags.release()
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if self._part:
+            return False
+        self._leave_generation()
+        if isinstance(error, Regrouped) and not self.settled:
+            try:
+                self._enter_next()
+            except BaseException:
+                self._fail()
+                raise
+            return True
+        if error is not None:
+            self._fail()
+            return False
+        self._end()
+        return False
+
+    def _enter_next(self) -> None:
+        """After a loss: what the others have committed, this member commits, too."""
+        units, flags = self._units, self._units.flags
+        with suppress(CommunicationError):
+            flags.hear()
+        flags.release()
+        units._enter_next(self._generation)
+        with units.calm:
+            if units._ledger.must_commit(self._scope):
+                units._commit(self._scope, self._steps)
+                self._settle()
+            else:
+                units._ledger.set_unready(self._scope)
+                self.repeated = True
+
+    def _end(self) -> None:
+        """The results are shown. Raises BaguaError, on all members, if they took different numbers of batches for this
+        step."""
+        units, flags = self._units, self._units.flags
+        most, least, _ = flags.told
+        if self._steps and most + least:
+            self._fail()
+            raise BaguaError(
+                f"Ranks took {-least} to {most} batches of their ElasticSamplers for one training step: all take as "
+                "many. A batch counts for the step that follows. [BG704]"
+            )
+        flags.comm, flags.inside = None, False
+        units.present()
+        if units.changes.told_in != units._session.membership.generation and not flags.catches_up:
+            units.changes.tell()
+
+    def _fail(self) -> None:
+        flags = self._units.flags
+        flags.drop()
+        flags.comm, flags.inside = None, False
+
+    def _leave_generation(self) -> None:
+        steady, self._steady = self._steady, None
+        if steady is not None:
+            steady.__exit__(None, None, None)
+
+
+class Whole:
+    """The unit of a job whose members stay: what has been exchanged counts."""
+
+    __slots__ = ()
+    repeated = settled = False
+    mark = NO_MARK
+
+    def __enter__(self) -> None:
+        """Nothing begins."""
+
+    def vote(self) -> None:
+        """All members are there."""
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing ends."""
+
+
+WHOLE = Whole()
 
 
 class Units:
@@ -103,92 +287,25 @@ class Units:
         self._in_step.discard(model)
         self._out_of_step.pop(model, None)
 
-    def run(
-        self,
-        scope: int,
-        members: Callable[[], Members],
-        attempt: Callable[[], T],
-        again: Callable[[], None] = nothing,
-        commit: Callable[[], None] = nothing,
-        ends_early: bool = False,
-        steps: bool = False,
-    ) -> T:
-        """Runs ``attempt`` until it is whole on all members of the present generation; then ``commit``, once. Returns
-        what ``attempt`` returned.
+    def unit(self, scope: int, members: Callable[[], Members], ends_early: bool = False, steps: bool = False) -> Unit:
+        """The next unit of this scope, for this thread. ``members``: who takes part, asked when it is voted on.
+        ``ends_early``: the ``flags`` have been sent, or may be before the vote; the same on all members. ``steps``: it
+        is a training step, with which the batches of samplers are used."""
+        return Unit(self, scope, members, ends_early, steps)
 
-        ``attempt`` communicates, and leaves the old values as they are; where tensors of a GPU are in it, the host
-        waits for them once. ``again`` is called before it is tried once more. ``commit`` puts the results in their
-        place. ``scope``: number of the communicator in whose order it goes. ``members``: who takes part, asked when
-        ``attempt`` is over. ``ends_early``: the ``flags`` have been sent, or ``attempt`` may send them; the same on all
-        members. ``steps``: it is a training step; raises BaguaError, on all members, if they took different numbers of
-        batches for it.
-        """
-        flags = self.flags
-        if flags.inside:
-            outer, flags.comm = flags.comm, None
-            found = attempt()
-            flags.comm = outer
-            commit()
-            return found
-        flags.inside, flags.told = True, UNTOLD
-        try:
-            if self.some_were_out_of_step:
-                self._stand_by()
-            while True:
-                # A thread that waits for the members of a planned generation holds ``calm``. This one does not wait for
-                # it before the flags are over: others, which that thread waits for, may wait for them.
-                generation = self.present()
-                try:
-                    with self._session.connection.steady(generation):
-                        flags.comm = scope if ends_early else None
-                        found = attempt()
-                        if flags.early:  # nothing is on a device, and no thread enters a generation meanwhile
-                            if not flags.heard:
-                                self._ledger.set_ready(scope)
-                                flags.hear()
-                            self._commit(scope, steps)
-                        else:
-                            self._devices.await_results()
-                            self._ledger.set_ready(scope)
-                            flags.exchange(members(), queued=ends_early)
-                            with self.calm:
-                                if self._session.membership.generation != generation:  # a thread has told of this unit
-                                    raise Regrouped(f"Generation {generation} has ended.")
-                                self._commit(scope, steps)
-                    self._exchanged[scope] = generation
-                    break
-                except Regrouped:
-                    with suppress(CommunicationError):
-                        flags.hear()
-                    flags.release()
-                    self._enter_next(generation)
-                    with self.calm:
-                        if self._ledger.must_commit(scope):
-                            self._commit(scope, steps)
-                            break
-                        self._ledger.set_unready(scope)
-                    self.present()
+    def together(
+        self, scope: int, members: Callable[[], Members], attempt: Callable[[], T], again: Callable[[], None] = nothing
+    ) -> T:
+        """Runs ``attempt`` as a unit, and returns what it returned. ``again`` is called before it runs once more."""
+        unit = self.unit(scope, members)
+        while True:
+            with unit:
+                if unit.repeated:
                     again()
-            most = least = 0
-            if steps:
-                most, least, planned = flags.told
-                self._planned = max(self._planned, planned)
-            flags.release()
-            commit()
-            if most + least:
-                raise BaguaError(
-                    f"Ranks took {-least} to {most} batches of their ElasticSamplers for one training step: all take "
-                    "as many. A batch counts for the step that follows. [BG704]"
-                )
-        except BaseException:
-            flags.drop()
-            raise
-        finally:
-            flags.comm, flags.inside = None, False
-        self.present()
-        if self.changes.told_in != self._session.membership.generation and not flags.catches_up:
-            self.changes.tell()
-        return found
+                if not unit.settled:
+                    found = attempt()
+                unit.vote()
+                return found
 
     def _commit(self, scope: int, steps: bool) -> None:
         """At one blow, for threads that enter a generation: with the unit, the batches of its samplers are used."""
@@ -207,7 +324,7 @@ class Units:
 
     def _leave(self) -> None:
         """Ranks leave together: one that has seen the end of the last unit, and is gone, could not tell the others."""
-        self.run(0, lambda: active_members(self._session.membership), nothing)
+        self.together(0, lambda: active_members(self._session.membership), nothing)
 
     # Changes of membership
 

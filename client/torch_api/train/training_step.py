@@ -1,0 +1,305 @@
+"""The training step: gradients go out while backward still computes, and results come back at its end.
+
+Buckets are submitted in their order on every rank, each as soon as it and all before it are full; the last one always
+at the end of the pass, because it also carries whether some rank wants the pass reduced again. That happens when a
+parameter got a second gradient in a pass after its bucket was submitted (reentrant checkpointing of shared parameters);
+from then on nothing is submitted before the end.
+
+The first pass is different: nothing is submitted before its end, and the order in which gradients came is recorded, so
+that buckets can be made again in that order before anything is exchanged, and before error feedback has kept anything.
+
+The result is the reduction of ``.grad`` as it stands at the end of the pass. Gradients that earlier passes
+accumulated take part: several passes per step give the same result as in one process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from bagua.algorithms.plan import RESULT
+from bagua.base.errors import BaguaError
+from bagua.torch_api.join.connection import Record, Times
+from bagua.torch_api.train.earlier_results import EarlierResults
+from bagua.torch_api.train.execution import Work, join_all
+from bagua.torch_api.train.gradients import Entry, GradientBucket, may_change, scale_gradients, version_of
+from bagua.torch_api.train.phases import RESULTS, WAIT, WATCH, phase
+from bagua.torch_api.train.vote import Vote
+
+Rearrange = Callable[[list[str], bool], Sequence[GradientBucket] | None]
+Arrivals = dict[str, tuple[torch.Tensor | None, int]]
+"""Parameters in the order in which their gradients came, with these and their versions."""
+
+
+class TrainingStep:
+    """One per wrapped model; driven by the thread that runs backward.
+
+    A pass is a unit (``comm/commit/ledger.py``). A loss inside backward is no error: gradients go on accumulating, and
+    ``finish`` exchanges all buckets again. ``before_exchange``: called, if set, at the first gradient of each pass that
+    is exchanged. ``factor``: results are multiplied by it before they are shown. ``touched``: a gradient came in this
+    pass.
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[GradientBucket],
+        vote: Vote | None = None,
+        earlier: EarlierResults | None = None,
+        on_finished: Record | None = None,
+        rearrange: Rearrange | None = None,
+        clock: Callable[[], Any] = time.monotonic_ns,
+    ) -> None:
+        """``vote``: None: members stay. ``earlier``: for plans that add up.
+
+        ``rearrange``: gets the names of parameters in the order in which their gradients came in the first pass, and
+        whether it is called again because a member was lost. It returns other buckets for the same parameters, or None
+        to keep those that there are.
+        """
+        self._vote = Vote() if vote is None else vote
+        self._earlier = earlier
+        self.use(buckets)
+        self._rearrange = rearrange
+        self._arrivals: Arrivals = {}  # of the first pass, while it is recorded
+        self._recorded: tuple[Rearrange, Arrivals] | None = None  # since it has been, until that pass counts
+        self._on_finished = on_finished
+        self._clock = clock
+        self._early = True  # submit before the end of the pass
+        self._again = False
+        self._generation = 0  # in which the first bucket of this pass was submitted
+        self._weight = self._vote.weight  # of the gradients that have been accumulated
+        self.touched = False
+        self.before_exchange: Work | None = None
+        self.factor = 1.0
+        self._repeatable = all(bucket.repeatable for bucket in self.buckets)
+
+    def use(self, buckets: Sequence[GradientBucket]) -> None:
+        """From the next pass on, or from the end of the one that is recorded, these are exchanged."""
+        self.buckets = list(buckets)
+        self._started = 0  # buckets of this pass
+        self._entries: dict[str, Entry] = {entry.name: entry for bucket in buckets for entry in bucket.entries}
+        if self._earlier is not None:
+            self._earlier.look()
+        for bucket in buckets:
+            bucket.earlier = self._earlier
+
+    # Inside backward
+
+    def weigh(self) -> None:
+        """Before a pass accumulates more: gradients that there are weigh as much as those that follow."""
+        weight = self._vote.weight
+        if weight != self._weight:
+            before, self._weight = self._weight, weight
+            scale_gradients((one.parameter for one in self._entries.values()), self._weight / before)
+            for bucket in self.buckets:
+                bucket.unstage()
+
+    def mark_ready(self, name: str, parameter: torch.Tensor) -> None:
+        """The gradient of this parameter has been accumulated: it goes to its place, and a full bucket goes out."""
+        entry = self._entries.get(name)
+        if entry is None:
+            return
+        if not self.touched:
+            self.touch()
+        if self._rearrange is not None:
+            self._record(entry)
+            return
+        bucket = entry.bucket
+        if entry.ready and self._started > self.buckets.index(bucket):
+            self._again = True
+            return
+        early = self._early and not may_change(parameter)
+        if entry.alone and early:
+            entry.stage()
+        if entry.ready:
+            return
+        entry.ready = True
+        bucket.pending -= 1
+        if bucket.pending:
+            return
+        if (sink := WATCH.sink) is not None:
+            sink.ready(bucket.name)
+        if early and self._generation == self._vote.generation:
+            while self._started < len(self.buckets) - 1 and not self.buckets[self._started].pending:
+                self.buckets[self._started].start()
+                self._started += 1
+
+    def touch(self) -> None:
+        """Gradients are exchanged in this pass, also if one came that is in no bucket."""
+        if not self.touched:
+            self.touched = True
+            self._generation = self._vote.generation
+            if self.before_exchange is not None:
+                self.before_exchange()
+
+    def _record(self, entry: Entry) -> None:
+        """A gradient came in the first pass. It stays where it is until the pass ends."""
+        if not entry.ready:
+            entry.ready = True
+        elif not self._repeatable:
+            self._early = False  # a second gradient: there will be one in later passes, too
+        self._arrivals[entry.name] = entry.parameter.grad, version_of(entry.parameter.grad)
+
+    # At its end
+
+    def finish(self) -> None:
+        """Ends the pass: submits the rest, waits for all, shows the results. Nothing if no gradient came.
+
+        Raises BaguaError if a gradient came too late for a plan that can't be run again.
+        """
+        if not self.touched:
+            return
+        sent = self._vote.repeats and self._send_with_last()
+        try:
+            unit = self._vote.unit(steps=True)
+            while True:
+                with unit:  # a loss ends the block, and the next generation is entered
+                    if unit.repeated:
+                        self._vote.rewind(unit)
+                        self._undo()
+                    if not unit.settled:
+                        times, begin = self._exchange(sent and not unit.repeated)
+                    unit.vote()
+                    end = self._show()
+                    break
+        except BaseException:
+            if sent:  # like that of Ctrl-C, before the unit had begun
+                self._vote.drop_sent()
+            raise
+        if self._on_finished is not None:
+            self._on_finished(times, begin, end)
+
+    def _send_with_last(self) -> bool:
+        """Submits the last bucket with the vote, if only that is left: while it is reduced there is time for the
+        rest."""
+        last = len(self.buckets) - 1
+        begun = self._early and self._rearrange is None and self._started == last
+        if not begun or self._generation != self._vote.generation:
+            return False
+        self.buckets[last].again = self._again
+        return self._vote.send_with_last(self.buckets, self._start_last)
+
+    def _start_last(self) -> None:
+        if self._generation == self._vote.generation:  # from now on no thread enters another one
+            self._start_rest()
+
+    def _start_rest(self) -> None:
+        while self._started < len(self.buckets):
+            self.buckets[self._started].start()
+            self._started += 1
+
+    def _exchange(self, sent: bool) -> tuple[list[Times], Any]:
+        """Submits the rest, and waits for all. Returns times of operations, and when waiting began. ``sent``: all has
+        been submitted, and the vote."""
+        if self._vote.repeats:
+            self.weigh()
+            for bucket in self.buckets:
+                if bucket.execution.lost:
+                    self._undo()
+                    break
+            self._vote.renewal.follow()  # gradients are exchanged in any case
+        if self._earlier is not None:
+            self._earlier.look()
+        if self._rearrange is not None:
+            self._end_recording(self._rearrange)
+        self.buckets[-1].again = self._again
+        self._start_rest()
+        begin = self._clock()
+        with phase(WAIT):
+            times = join_all(self.buckets, self._vote.all_in(sent))
+        last = self.buckets[-1]
+        if last.asks_again() if last.informed else self._again:
+            self._refuse_late()
+            self._early = False
+            self._started = 0
+            for bucket in self.buckets:
+                bucket.unstage()
+            self._start_rest()
+            times += join_all(self.buckets, self._vote.all_in(False))
+        return times, begin
+
+    def _end_recording(self, rearrange: Rearrange) -> None:
+        """All gradients of the first pass are there: they go into buckets that have their order."""
+        again, self._recorded = self._recorded is not None, (rearrange, dict(self._arrivals))
+        self._rearrange = None
+        arrivals, self._arrivals = self._arrivals, {}
+        for name, (gradient, version) in arrivals.items():
+            if self._entries[name].parameter.grad is not gradient or version_of(gradient) != version:
+                self._early = False  # hooks of the program have changed it later than ours came, and will do so again
+        buckets = rearrange(list(arrivals), again)
+        if buckets is not None:
+            self.use(buckets)
+        for name in arrivals:
+            entry = self._entries[name]
+            entry.ready = False
+            self.mark_ready(name, entry.parameter)
+
+    def _refuse_late(self) -> None:
+        """A gradient came too late on some rank, so that all reduce again. Raises BaguaError where that can't be."""
+        last = self.buckets[-1]
+        if not (self._repeatable and last.informed):
+            self.abandon()
+            raise BaguaError(
+                "On some rank a parameter got a second gradient in one backward pass after its bucket had been "
+                "exchanged (as reentrant checkpointing of shared parameters does it). It can't be done again: this "
+                "algorithm changes its state as it exchanges, or the model is on a GPU, where no rank waits to ask the "
+                "others. Use checkpoint(..., use_reentrant=False); in a Trainer of transformers that is "
+                "gradient_checkpointing_kwargs={'use_reentrant': False}. [BG604]"
+            )
+
+    def _show(self) -> Any:
+        """The exchange counts: plans end, and ``.grad`` becomes the result. Returns when waiting had ended."""
+        if self._vote.repeats:
+            for bucket in self.buckets:
+                bucket.execution.conclude()
+            self._vote.renewal.settle()
+        self._recorded = None
+        end = self._clock()
+        with phase(RESULTS):
+            for bucket in self.buckets:
+                if self.factor != 1.0 and bucket.shows:
+                    bucket.slot(RESULT).mul_(self.factor)
+                bucket.show_results()
+        self._begin_anew()
+        return end
+
+    # What did not come to its end
+
+    def _undo(self) -> None:
+        """All is exchanged again, from the gradients that this rank has."""
+        for bucket in self.buckets:
+            bucket.execution.rewind()
+            bucket.unstage()
+        self._started = 0
+        if self._recorded is not None:
+            self._rearrange, self._arrivals = self._recorded[0], dict(self._recorded[1])
+            for bucket in self.buckets:
+                bucket.pending = len(bucket.entries)
+
+    def shadow(self) -> None:
+        """This rank has no gradients, and others have: the next ``finish`` takes part in their exchange."""
+        self.forget()
+        self.touched = True
+
+    def forget(self) -> None:
+        """No parameter has a gradient any more."""
+        for entry in self._entries.values():
+            entry.parameter.grad = None
+
+    def abandon(self) -> bool:
+        """Forgets a pass that ended by an exception. True if parts of it had been exchanged already: then the other
+        ranks apply a step that this one did not make."""
+        under_way = self._started > 0
+        for bucket in self.buckets:
+            bucket.execution.abandon()
+            bucket.end_pass()
+        self._begin_anew()
+        return under_way
+
+    def _begin_anew(self) -> None:
+        self._started = 0
+        self.buckets[-1].again = False
+        self._arrivals.clear()
+        self._again = self.touched = False

@@ -1,0 +1,254 @@
+"""Votes: how an exchange among a model's ranks comes to count. Where members stay it counts at once; in an elastic job
+on all ranks or on none (``comm/commit``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from bagua.torch_api.comm.commit.retry import WHOLE, Unit, Whole, units
+from bagua.torch_api.comm.commit.vote import Flags
+from bagua.torch_api.comm.communicator import Communicator
+from bagua.torch_api.comm.communicators import communicators
+from bagua.torch_api.comm.members import Members
+from bagua.torch_api.cuda.devices import devices
+from bagua.torch_api.join.connection import Regrouped, Times
+from bagua.torch_api.join.session import Session
+from bagua.torch_api.train.bucket import PlanBucket
+from bagua.torch_api.train.execution import AllIn, Execution, Submit, Work, join_all
+
+T = TypeVar("T")
+
+
+class Renewal(Protocol):
+    """A model that follows changes of its members."""
+
+    def follow(self) -> bool:
+        """Algorithm and slots follow, where members have changed. False: the model is to begin anew instead of the next
+        exchange of weights."""
+        ...
+
+    def begin_anew(self) -> None:
+        """All ranks get one state, and make their buckets again."""
+        ...
+
+    def settle(self) -> None:
+        """A unit of the model counts."""
+        ...
+
+
+class Stays:
+    """The renewal of a model that follows no change, and of buckets without a model."""
+
+    def follow(self) -> bool:
+        return True
+
+    def begin_anew(self) -> None:
+        """It goes on as it is."""
+
+    def settle(self) -> None:
+        """Nothing waits for it."""
+
+
+class Vote:
+    """The vote of a job whose members stay: each exchange counts at once.
+
+    ``repeats``: an exchange is done again when members were lost. ``waits``: ranks are in step where they exchange
+    weights; otherwise an exchange is dropped when members are lost, and none waits for the others to commit it.
+    """
+
+    repeats = False
+    waits = True
+    generation = 0
+    """The newest one in which operations may be submitted."""
+    weight = 1.0
+    """Product of all changes of the weight of this rank's batches so far."""
+
+    def __init__(self) -> None:
+        self.renewal: Renewal = Stays()
+
+    def unit(self, steps: bool = False) -> Unit | Whole:
+        """The next exchange of all ranks of the model; see ``Unit``. ``steps``: it is a training step."""
+        return WHOLE
+
+    def rewind(self, unit: Unit | Whole) -> None:
+        """The unit is repeated, and makes those communicators again that it has made."""
+
+    def together(self, attempt: Callable[[], T], again: Work | None = None) -> T:
+        """Runs ``attempt``, which makes no change that counts, as a unit; returns what it returned. ``again`` is called
+        before it runs once more."""
+        unit = self.unit()
+        while True:
+            with unit:
+                if unit.repeated:
+                    self.rewind(unit)
+                    if again is not None:
+                        again()
+                if not unit.settled:
+                    found = attempt()
+                unit.vote()
+                return found
+
+    def send_with_last(self, buckets: Sequence[PlanBucket], start: Work) -> bool:
+        """Before a unit, where ``start`` would submit the last of these: does so, and sends the vote along where that
+        saves a way to the daemon and back. False: nothing was submitted, or it is lost."""
+        return False
+
+    def drop_sent(self) -> None:
+        """The unit for which ``send_with_last`` was called has not begun."""
+
+    def all_in(self, sent: bool) -> AllIn | None:
+        """Returns what ``join_all`` asks when all of a unit may have been submitted. ``sent``: the vote has been."""
+        return None
+
+    def join(self, buckets: Sequence[PlanBucket]) -> list[Times]:
+        """Waits for those of the buckets that have been started, and runs the rest of their plans, in an order that is
+        the same on all ranks. Returns the times of the operations."""
+        return join_all(buckets)
+
+    def may_begin(self) -> bool:
+        """Whether an exchange of weights may begin before it is joined."""
+        return True
+
+
+class Voters(Protocol):
+    """The ranks of a model, and the communicators that they have made."""
+
+    @property
+    def everyone(self) -> Communicator: ...
+
+    def give_own_again(self) -> None:
+        """Communicators of the model's own are given once more."""
+        ...
+
+
+class ElasticVote(Vote):
+    """The vote of an elastic job: all ranks tell each other that they have whole results."""
+
+    repeats = True
+
+    def __init__(self, session: Session, group: Voters) -> None:
+        super().__init__()
+        self._session = session
+        self._connection = session.connection
+        self._group = group
+        self._units = units(session)
+        self._communicators = communicators(session)
+        self._looked_at: tuple[Communicator | None, list[Execution]] = None, []
+        self._in_line = False  # those have one operation each, in the order of this communicator
+
+    @property
+    def generation(self) -> int:  # type: ignore[override]
+        return self._connection.settled
+
+    @property
+    def weight(self) -> float:  # type: ignore[override]
+        return self._session.weighed
+
+    def unit(self, steps: bool = False) -> Unit:
+        found = Unit(self._units, self._group.everyone.id, self._members, True, steps)
+        found.mark = self._communicators.mark()
+        return found
+
+    def _members(self) -> Communicator:
+        return self._group.everyone
+
+    def rewind(self, unit: Unit | Whole) -> None:
+        self._communicators.rewind(unit.mark)
+        self._group.give_own_again()
+
+    def send_with_last(self, buckets: Sequence[PlanBucket], start: Work) -> bool:
+        flags = self._units.flags
+        if flags.inside or self._units.some_were_out_of_step:
+            return False
+        everyone, executions = self._group.everyone, []
+        for bucket in buckets:
+            executions.append(bucket.execution)
+        if self._looked_at != (everyone, executions):
+            self._looked_at = everyone, executions
+            self._in_line = all(_only_among(everyone, execution.single) for execution in executions)
+        return self._in_line and flags.send_along(everyone, executions[-1], start)
+
+    def drop_sent(self) -> None:
+        self._units.flags.drop()
+
+    def all_in(self, sent: bool) -> AllIn:
+        """If all is submitted, and the flags go in the same order, they go along: that saves a way to the daemon and
+        back."""
+        flags = self._units.flags
+        if sent:
+            return flags.those
+        everyone = self._group.everyone
+
+        def send(running: Sequence[Execution]) -> Flags | None:
+            if not all(execution.is_all_in(everyone.id) for execution in running):
+                return None
+            return flags.send_early(everyone)
+
+        return send
+
+    def join(self, buckets: Sequence[PlanBucket]) -> list[Times]:
+        begun = [bucket for bucket in buckets if bucket.execution.started]
+        if not begun:
+            return []
+        if not self.waits:
+            return self._join_alone(begun)
+        unit = self.unit(steps=True)
+        while True:
+            with unit:
+                if unit.repeated:
+                    self.rewind(unit)
+                    _rewind(begun)
+                if not unit.settled:
+                    times = self._exchange(begun)
+                unit.vote()
+                for bucket in begun:
+                    bucket.execution.conclude()
+                self.renewal.settle()
+                return times
+
+    def _exchange(self, begun: Sequence[PlanBucket]) -> list[Times]:
+        if any(bucket.execution.lost for bucket in begun):
+            _rewind(begun)
+        if not self.renewal.follow():
+            _rewind(begun)
+            self.renewal.begin_anew()
+            return []
+        for bucket in begun:
+            if not bucket.execution.started:
+                bucket.start()
+        return join_all(begun, self.all_in(False))
+
+    def _join_alone(self, begun: Sequence[PlanBucket]) -> list[Times]:
+        """Where ranks are not in step: what a loss has cut off is dropped."""
+        generation = self._session.connection.settled
+        times: list[Times] = []
+        try:
+            if not any(bucket.execution.lost for bucket in begun):
+                times = join_all(begun)
+                devices(self._session).await_results()
+            elif any(bucket.execution.ended for bucket in begun):
+                raise Regrouped("An exchange could not begin.")
+        except Regrouped:
+            self._units.recover(generation)
+        for bucket in begun:
+            if not bucket.execution.lost:
+                bucket.execution.conclude()
+            bucket.execution.rewind()
+        return times
+
+    def may_begin(self) -> bool:
+        """Not in a new generation until a unit was exchanged there: members may be at different moments of their step,
+        and would begin in different orders."""
+        if self._units.inside:
+            return True
+        return self.renewal.follow() and (not self.waits or self._units.exchanged_in(self._group.everyone.id))
+
+
+def _only_among(members: Members, single: Submit | None) -> bool:
+    return single is not None and single.members is members
+
+
+def _rewind(buckets: Sequence[PlanBucket]) -> None:
+    for bucket in buckets:
+        bucket.execution.rewind()
