@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bagua.c10d import native
 from bagua.torch_api.join import environment
-from bagua.torch_api.train.module_hook import beside_graphs
+from bagua.torch_api.step.module_hook import beside_graphs
 
 SWITCH = "DDP_DISABLE_COMM_MEM"
 WAITING: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()  # Models whose buckets torch will make again

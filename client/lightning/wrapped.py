@@ -11,7 +11,7 @@ import torch
 import bagua.torch_api as bagua
 from bagua.algorithms import Algorithm, AsyncModelAverageAlgorithmImpl
 from bagua.torch_api.compat.model import BaguaDistributedDataParallel
-from bagua.torch_api.train.parameters import IGNORE_LISTS
+from bagua.torch_api.step.parameters import IGNORE_LISTS
 
 PREFIX = "module."
 

@@ -51,7 +51,7 @@ class Turn:
 
 def switch_commit(reducer: Any, commits: bool) -> None:
     """From now on passes of an elastic job are committed, or shown as soon as they are exchanged."""
-    from bagua.torch_api.train.vote import Vote
+    from bagua.torch_api.step.vote import Vote
 
     class Uncommitted(Vote):
         repeats = True  # plans are held back all the same

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import bagua.csrc
 from bagua.algorithms.low_rank import LowRank, TorchLowRank
-from bagua.torch_api.train.low_rank import NativeLowRank, low_rank_for
+from bagua.torch_api.step.low_rank import NativeLowRank, low_rank_for
 
 IMPLEMENTATIONS: list[LowRank] = [TorchLowRank(), NativeLowRank()]
 GUARD = 77.0

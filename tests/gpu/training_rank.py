@@ -25,8 +25,8 @@ from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgor
 from bagua.torch_api.cuda.connection import CudaConnection
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.join.session import current
-from bagua.torch_api.train.gradients import GradientBucket
-from bagua.torch_api.train.training_step import TrainingStep
+from bagua.torch_api.step.gradients import GradientBucket
+from bagua.torch_api.step.training_step import TrainingStep
 from gpu.common import device_of, keep, median, synchronize
 from gpu.group import agreed, in_turns, join, slowest
 

@@ -17,9 +17,9 @@ from bagua.torch_api.compat.registration import BackendTensor, Registration, reg
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.join.connection import Regrouped
 from bagua.torch_api.join.session import current
-from bagua.torch_api.train.execution import join_all
+from bagua.torch_api.step.execution import join_all
+from bagua.torch_api.step.runner import Runner
 from bagua.torch_api.train.model import DistributedModel
-from bagua.torch_api.train.runner import Runner
 
 
 class Backend:

@@ -17,8 +17,8 @@ from bagua.torch_api.compat.registration import Registration, register, register
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.join.session import current
-from bagua.torch_api.train.bucket import Allocate, Region, region_of, views_like
-from bagua.torch_api.train.runner import Runner
+from bagua.torch_api.step.bucket import Allocate, Region, region_of, views_like
+from bagua.torch_api.step.runner import Runner
 
 PADDING = "bagua_padding_tensor"
 

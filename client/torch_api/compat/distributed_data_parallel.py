@@ -13,7 +13,7 @@ from bagua.torch_api.comm.groups import BaguaProcessGroup, _get_default_group, f
 from bagua.torch_api.compat.model import BaguaDistributedDataParallel
 from bagua.torch_api.compat.torch_join import JoinableModel
 from bagua.torch_api.compat.uneven import join
-from bagua.torch_api.train.bucket import PlanBucket
+from bagua.torch_api.step.bucket import PlanBucket
 
 # torch's default. With it, the sizes are those of with_bagua.
 DEFAULT_BUCKET_MB = 25

@@ -11,7 +11,7 @@ import torch
 from bagua.algorithms import Algorithm, AlgorithmImpl
 from bagua.torch_api.comm.groups import BaguaProcessGroup
 from bagua.torch_api.compat.model import BaguaDistributedDataParallel
-from bagua.torch_api.train.bucket import PlanBucket
+from bagua.torch_api.step.bucket import PlanBucket
 from bagua.torch_api.tune import Tuning
 from bagua.tuning.options import wanted
 

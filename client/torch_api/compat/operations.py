@@ -20,8 +20,8 @@ from bagua.torch_api.compat.operation_handles import AsynchronousOperation, Dece
 from bagua.torch_api.compat.registration import registered
 from bagua.torch_api.compat.ring_replicas import RingReplicas
 from bagua.torch_api.compat.utils import check_contiguous
-from bagua.torch_api.train.bucket import PlanBucket, views_like
-from bagua.torch_api.train.execution import NotReady
+from bagua.torch_api.step.bucket import PlanBucket, views_like
+from bagua.torch_api.step.execution import NotReady
 
 PythonFunction = Callable[[str], object]
 

@@ -14,12 +14,12 @@ from bagua.torch_api.compat.backend import get_backend
 from bagua.torch_api.compat.bucket import BaguaBucket
 from bagua.torch_api.compat.operations import BucketOperations
 from bagua.torch_api.compat.registration import register, registration
-from bagua.torch_api.train.bucket import Allocate, PlanBucket
+from bagua.torch_api.step.bucket import Allocate, PlanBucket
+from bagua.torch_api.step.gradients import GradientBucket
+from bagua.torch_api.step.runner import Runner
+from bagua.torch_api.step.weight_bucket import WeightBucket
 from bagua.torch_api.train.compat_hooks import Guest, Parameters
-from bagua.torch_api.train.gradients import GradientBucket
 from bagua.torch_api.train.model import DistributedModel
-from bagua.torch_api.train.runner import Runner
-from bagua.torch_api.train.weight_bucket import WeightBucket
 
 
 class OpenGradientBucket(BucketOperations, GradientBucket):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bagua.torch_api.compat.utils import to_bagua_datatype
-from bagua.torch_api.train.bucket import PlanBucket
+from bagua.torch_api.step.bucket import PlanBucket
 
 Getter = Callable[[Any], torch.Tensor | None]
 Setter = Callable[[Any, torch.Tensor], Any]

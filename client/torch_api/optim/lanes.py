@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bagua.torch_api.train.bucket import view_like
+from bagua.torch_api.step.bucket import view_like
 
 ALIGNMENT = 64  # bytes
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from bagua.torch_api.train.bucket import is_dense
+from bagua.torch_api.step.bucket import is_dense
 from bagua.torch_api.train.optimizer_code import home_of_step
 
 # TensorIterator's grain. Below it an operation runs in one piece on one thread, as it does on a small parameter alone.

@@ -13,14 +13,14 @@ from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.join.malloc import HeapTrimmer
 from bagua.torch_api.join.session import Session
+from bagua.torch_api.step.module_hook import beside_graphs, tensors_in
+from bagua.torch_api.step.runner import Runner
+from bagua.torch_api.step.training_step import TrainingStep
 from bagua.torch_api.train.backward_pass import BackwardPass
 from bagua.torch_api.train.compat_hooks import Guest
-from bagua.torch_api.train.module_hook import beside_graphs, tensors_in
 from bagua.torch_api.train.newcomers import Newcomers
-from bagua.torch_api.train.runner import Runner
 from bagua.torch_api.train.sparse_gradients import SparseGradients
 from bagua.torch_api.train.tracer import Tracer
-from bagua.torch_api.train.training_step import TrainingStep
 from bagua.torch_api.train.uneven import Uneven
 
 SYNC = "require_backward_grad_sync"

@@ -15,11 +15,11 @@ import torch
 
 from bagua.base.errors import BaguaError, ConfigError
 from bagua.torch_api.join.connection import Times
-from bagua.torch_api.train.gradients import GradientBucket
-from bagua.torch_api.train.module_hook import beside_graphs
+from bagua.torch_api.step.gradients import GradientBucket
+from bagua.torch_api.step.module_hook import beside_graphs
+from bagua.torch_api.step.phases import WAIT, phase
+from bagua.torch_api.step.training_step import TrainingStep
 from bagua.torch_api.train.optimizer_code import Exchange, first_behind, home_of_step, own_code
-from bagua.torch_api.train.phases import WAIT, phase
-from bagua.torch_api.train.training_step import TrainingStep
 
 ADVICE = "Wrap the model without step_in_backward=True."
 

@@ -16,13 +16,13 @@ from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.transfer import ReduceOp
 from bagua.torch_api.join import environment
 from bagua.torch_api.join.session import Session
+from bagua.torch_api.step.bucket import PlanBucket
+from bagua.torch_api.step.execution import Execution, NotReady
+from bagua.torch_api.step.gradients import GradientBucket, elements_needed
+from bagua.torch_api.step.runner import Runner
 from bagua.torch_api.train.agreement import raise_together
-from bagua.torch_api.train.bucket import PlanBucket
 from bagua.torch_api.train.compat_hooks import Guest
-from bagua.torch_api.train.execution import Execution, NotReady
-from bagua.torch_api.train.gradients import GradientBucket, elements_needed
 from bagua.torch_api.train.grouping import group_tensors
-from bagua.torch_api.train.runner import Runner
 from bagua.torch_api.train.wrapped import Wrapped
 from bagua.tuning.grouping import bucket_bytes
 

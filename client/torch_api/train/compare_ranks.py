@@ -15,11 +15,11 @@ from bagua.torch_api.comm.groups import BaguaProcessGroup, _get_default_group
 from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.join import environment
 from bagua.torch_api.join.session import current
+from bagua.torch_api.step.parameters import canonical, check_descriptions, describe, shared_state
+from bagua.torch_api.step.runner import Runner
 from bagua.torch_api.train.agreement import broadcast_tensors, gather_texts, raise_together
 from bagua.torch_api.train.algorithm_choice import choose, describe_algorithm, reify
 from bagua.torch_api.train.optimizer_state import broadcast_optimizers, check_optimizers
-from bagua.torch_api.train.parameters import canonical, check_descriptions, describe, shared_state
-from bagua.torch_api.train.runner import Runner
 from bagua.torch_api.train.sparse_gradients import refuse_sparse
 from bagua.torch_api.train.wrapped import Wrapped
 

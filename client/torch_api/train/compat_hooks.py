@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from bagua.torch_api.train.bucket import Allocate, PlanBucket
-from bagua.torch_api.train.gradients import GradientBucket
-from bagua.torch_api.train.weight_bucket import WeightBucket
+from bagua.torch_api.step.bucket import Allocate, PlanBucket
+from bagua.torch_api.step.gradients import GradientBucket
+from bagua.torch_api.step.weight_bucket import WeightBucket
 
 Parameters = Sequence[tuple[str, torch.Tensor]]
 

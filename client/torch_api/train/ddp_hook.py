@@ -23,12 +23,12 @@ from bagua.base.errors import BaguaError, CommunicationError, ConfigError
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.groups import BaguaProcessGroup, from_torch_group
 from bagua.torch_api.join.session import Session, current, is_initialized
+from bagua.torch_api.step.bucket import Allocate, PlanBucket, Region, region_of, views_like
+from bagua.torch_api.step.execution import join_all
+from bagua.torch_api.step.runner import Runner
 from bagua.torch_api.train.agreement import gather_texts, raise_together
 from bagua.torch_api.train.algorithm_choice import describe_algorithm, named, reify
-from bagua.torch_api.train.bucket import Allocate, PlanBucket, Region, region_of, views_like
 from bagua.torch_api.train.compare_ranks import members_group
-from bagua.torch_api.train.execution import join_all
-from bagua.torch_api.train.runner import Runner
 
 OF_WRAPPED_MODELS = (
     "init_tensors",

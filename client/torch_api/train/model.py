@@ -26,10 +26,17 @@ from bagua.torch_api.comm.transfer import ReduceOp
 from bagua.torch_api.join.connection import Record, Times
 from bagua.torch_api.join.malloc import HeapTrimmer
 from bagua.torch_api.join.session import CURRENT, Session, current
+from bagua.torch_api.step.bucket import PlanBucket
+from bagua.torch_api.step.dataflow import adds_up
+from bagua.torch_api.step.earlier_results import EarlierResults
+from bagua.torch_api.step.gradients import GradientHook
+from bagua.torch_api.step.module_hook import Mark, ModuleHook, beside_graphs
+from bagua.torch_api.step.parameters import ignored_names, trainable_parameters, with_sparse_gradients
+from bagua.torch_api.step.runner import Runner
+from bagua.torch_api.step.training_step import TrainingStep
 from bagua.torch_api.train.agreement import broadcast_tensors
 from bagua.torch_api.train.backward_pass import BackwardPass
 from bagua.torch_api.train.backward_steps import BackwardSteps, SteppingInBackward
-from bagua.torch_api.train.bucket import PlanBucket
 from bagua.torch_api.train.bucket_layout import ModelBuckets
 from bagua.torch_api.train.buffers import BufferBroadcast
 from bagua.torch_api.train.compare_ranks import (
@@ -40,25 +47,18 @@ from bagua.torch_api.train.compare_ranks import (
     take_state_of_rank_0,
 )
 from bagua.torch_api.train.compat_hooks import Guest
-from bagua.torch_api.train.dataflow import adds_up
-from bagua.torch_api.train.earlier_results import EarlierResults
-from bagua.torch_api.train.gradients import GradientHook
 from bagua.torch_api.train.lbfgs_loss import average_losses
 from bagua.torch_api.train.model_renewal import ModelRenewal
 from bagua.torch_api.train.model_state import ModelState
-from bagua.torch_api.train.module_hook import Mark, ModuleHook, beside_graphs
 from bagua.torch_api.train.newcomers import Newcomers
 from bagua.torch_api.train.optimizer_code import make_hookable
 from bagua.torch_api.train.optimizer_state import broadcast_optimizers
-from bagua.torch_api.train.parameters import ignored_names, trainable_parameters, with_sparse_gradients
 from bagua.torch_api.train.rebucket import Cuts, recut
 from bagua.torch_api.train.recorder import recorder_of
 from bagua.torch_api.train.replica_check import ReplicaCheck
-from bagua.torch_api.train.runner import Runner
 from bagua.torch_api.train.settling import settle
 from bagua.torch_api.train.sparse_gradients import SparseGradients, refuse_sparse
 from bagua.torch_api.train.tracer import Tracer
-from bagua.torch_api.train.training_step import TrainingStep
 from bagua.torch_api.train.tuner import Tuner
 from bagua.torch_api.train.uneven import Event, Uneven
 from bagua.torch_api.train.uneven_model import ShadowedModel

@@ -7,7 +7,7 @@ from typing import Any
 
 from bagua.algorithms.plan import GRADIENT, WEIGHT
 from bagua.torch_api.comm.commit.retry import units
-from bagua.torch_api.train.runner import Runner
+from bagua.torch_api.step.runner import Runner
 from bagua.torch_api.train.wrapped import Wrapped
 
 

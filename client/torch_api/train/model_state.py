@@ -11,8 +11,10 @@ import torch
 from bagua.algorithms import AlgorithmImpl
 from bagua.torch_api.comm.checkpoint_state import Kept, Path, Tensors
 from bagua.torch_api.comm.communicators import communicators
-from bagua.torch_api.train.bucket import PlanBucket
-from bagua.torch_api.train.execution import Action
+from bagua.torch_api.step.bucket import PlanBucket
+from bagua.torch_api.step.execution import Action
+from bagua.torch_api.step.parameters import first_difference, shared_state
+from bagua.torch_api.step.runner import Runner
 from bagua.torch_api.train.optimizer_state import (
     decode_experts,
     decode_optimizer,
@@ -20,8 +22,6 @@ from bagua.torch_api.train.optimizer_state import (
     encode_optimizer,
     optimizer_paths,
 )
-from bagua.torch_api.train.parameters import first_difference, shared_state
-from bagua.torch_api.train.runner import Runner
 from bagua.torch_api.train.wrapped import Wrapped
 
 OF_PROGRAM = ("model", "optimizer")

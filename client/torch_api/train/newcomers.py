@@ -13,7 +13,7 @@ from torch.nn.modules.module import (
 )
 
 from bagua.base.errors import BaguaError
-from bagua.torch_api.train.parameters import trainable_parameters
+from bagua.torch_api.step.parameters import trainable_parameters
 
 LOOK_EVERY = 10
 """Passes between looks (0.1 to 0.3 ms) that nothing has asked for: ``ModuleList.insert`` registers nothing."""

@@ -18,10 +18,10 @@ import torch
 
 from bagua.torch_api.comm.members import Members
 from bagua.torch_api.join.connection import Regrouped, request
-from bagua.torch_api.train.bucket import PlanBucket
+from bagua.torch_api.step.bucket import PlanBucket
+from bagua.torch_api.step.execution import Action, Residual
+from bagua.torch_api.step.runner import Runner
 from bagua.torch_api.train.bucket_layout import ModelBuckets
-from bagua.torch_api.train.execution import Action, Residual
-from bagua.torch_api.train.runner import Runner
 
 Cuts = Sequence[Sequence[str]]
 """Names of parameters, bucket by bucket, in their order."""

@@ -24,7 +24,7 @@ from bagua.torch_api.join.connection import Record, Times
 from bagua.torch_api.join.environment import read_int
 from bagua.torch_api.join.session import Session
 from bagua.torch_api.join.statistics import union_length
-from bagua.torch_api.train.module_hook import ModuleHook, beside_graphs, tensors_in
+from bagua.torch_api.step.module_hook import ModuleHook, beside_graphs, tensors_in
 from bagua.torch_api.train.wrapped import Wrapped
 from bagua.tuning.profile import REFERENCE, BucketCost, Gradient, StepProfile
 

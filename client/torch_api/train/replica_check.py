@@ -31,8 +31,8 @@ from bagua.base.errors import BaguaError
 from bagua.base.replica_check import CheckReplicas
 from bagua.torch_api.comm.transfer import ReduceOp
 from bagua.torch_api.cuda.port import PORT
-from bagua.torch_api.train.parameters import shared_state
-from bagua.torch_api.train.runner import Runner
+from bagua.torch_api.step.parameters import shared_state
+from bagua.torch_api.step.runner import Runner
 from bagua.torch_api.train.wrapped import Wrapped
 
 LOG = logging.getLogger("bagua")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from bagua.torch_api.comm.transfer import ReduceOp
+from bagua.torch_api.step.runner import Runner
 from bagua.torch_api.train.bucket_layout import ModelBuckets
-from bagua.torch_api.train.runner import Runner
 
 Work = Callable[[], None]
 

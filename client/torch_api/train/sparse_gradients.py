@@ -11,9 +11,9 @@ from bagua.algorithms import AlgorithmImpl
 from bagua.algorithms.plan import GRADIENT
 from bagua.torch_api.comm.sparse import sum_of_sparse
 from bagua.torch_api.comm.transfer import ReduceOp
-from bagua.torch_api.train.gradients import scale_gradients
-from bagua.torch_api.train.runner import Runner
-from bagua.torch_api.train.training_step import TrainingStep
+from bagua.torch_api.step.gradients import scale_gradients
+from bagua.torch_api.step.runner import Runner
+from bagua.torch_api.step.training_step import TrainingStep
 
 ABSENT, SPARSE, DENSE = range(3)
 

@@ -22,8 +22,8 @@ from bagua.proto.rank_pb2 import TraceReport
 from bagua.torch_api.join.connection import Times
 from bagua.torch_api.join.daemon import DaemonClient
 from bagua.torch_api.join.session import Session
-from bagua.torch_api.train.module_hook import beside_graphs
-from bagua.torch_api.train.phases import WATCH, bucket_name
+from bagua.torch_api.step.module_hook import beside_graphs
+from bagua.torch_api.step.phases import WATCH, bucket_name
 from bagua.torch_api.train.wrapped import Wrapped
 
 LOG = logging.getLogger("bagua")

@@ -10,7 +10,7 @@ import torch
 from bagua.algorithms import AlgorithmImpl, DataParallel
 from bagua.base.replica_check import CheckReplicas
 from bagua.torch_api.comm.groups import BaguaProcessGroup
-from bagua.torch_api.train.bucket import PlanBucket
+from bagua.torch_api.step.bucket import PlanBucket
 
 
 class Wrapped(DataParallel, Protocol):

@@ -27,12 +27,12 @@ from bagua.torch_api.comm.transfer import ReduceOp
 from bagua.torch_api.join.connection import Record, Times
 from bagua.torch_api.join.daemon import DaemonClient
 from bagua.torch_api.join.session import Session
+from bagua.torch_api.step.parameters import canonical
+from bagua.torch_api.step.runner import Runner
 from bagua.torch_api.train.agreement import broadcast_json
 from bagua.torch_api.train.bucket_layout import ModelBuckets
 from bagua.torch_api.train.grouping import group_tensors
-from bagua.torch_api.train.parameters import canonical
 from bagua.torch_api.train.recorder import StepRecorder
-from bagua.torch_api.train.runner import Runner
 from bagua.torch_api.train.wrapped import Wrapped
 from bagua.tuning.comparison import Step
 from bagua.tuning.decision import Decider, Phase, Setting, Trial, text

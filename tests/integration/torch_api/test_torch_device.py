@@ -29,7 +29,7 @@ from bagua.torch_api.cuda.connection import CudaConnection
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.join import connection, torch_distributed
 from bagua.torch_api.join.session import current
-from bagua.torch_api.train.parameters import _refuse_several_devices
+from bagua.torch_api.step.parameters import _refuse_several_devices
 
 pytestmark = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler for the fakes"

@@ -12,7 +12,7 @@ from torch import nn
 
 import bagua.torch_api as bagua
 from bagua.algorithms import Algorithm
-from bagua.torch_api.train import phases
+from bagua.torch_api.step import phases
 
 STEPS = 2
 

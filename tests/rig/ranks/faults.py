@@ -28,8 +28,8 @@ from bagua.torch_api.comm.state_copy import StateCopy
 from bagua.torch_api.comm.step_state import Followers
 from bagua.torch_api.join.connection import HostConnection, Regrouped
 from bagua.torch_api.join.session import current
-from bagua.torch_api.train import gradients, training_step, vote
-from bagua.torch_api.train.execution import Execution
+from bagua.torch_api.step import gradients, training_step, vote
+from bagua.torch_api.step.execution import Execution
 
 VARIABLE = "BAGUA_TEST_KILL"
 

@@ -11,8 +11,8 @@ from torch import nn
 from bagua.algorithms import AllReduce, Plan
 from bagua.base.errors import BaguaError
 from bagua.torch_api.join.connection import Place, Times
+from bagua.torch_api.step.gradients import GradientBucket, GradientHook
 from bagua.torch_api.train.backward_steps import BackwardSteps, SteppingInBackward
-from bagua.torch_api.train.gradients import GradientBucket, GradientHook
 
 
 class Copy:

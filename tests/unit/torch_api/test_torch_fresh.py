@@ -13,8 +13,8 @@ from bagua.algorithms import AllReduce, Local, Plan
 from bagua.algorithms.plan import FRESH, GRADIENT, RESULT
 from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.join.connection import Place
-from bagua.torch_api.train.execution import NotReady
-from bagua.torch_api.train.gradients import GradientBucket
+from bagua.torch_api.step.execution import NotReady
+from bagua.torch_api.step.gradients import GradientBucket
 
 NUMBERS = count(1)
 

@@ -16,8 +16,7 @@ from bagua.torch_api.comm.plain_data import decode, encode
 from bagua.torch_api.compat.distributed_data_parallel import check_devices
 from bagua.torch_api.join.progress import figures
 from bagua.torch_api.join.statistics import StatisticsRecorder, StepTimes, union_length
-from bagua.torch_api.train.grouping import group_tensors
-from bagua.torch_api.train.parameters import (
+from bagua.torch_api.step.parameters import (
     canonical,
     check_descriptions,
     describe,
@@ -25,6 +24,7 @@ from bagua.torch_api.train.parameters import (
     shared_state,
     trainable_parameters,
 )
+from bagua.torch_api.train.grouping import group_tensors
 from bagua.tuning.grouping import bucket_bytes
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)

@@ -16,10 +16,10 @@ from torch import nn
 from bagua.algorithms import AllReduce, Plan
 from bagua.algorithms.plan import GRADIENT
 from bagua.torch_api.join.connection import Place, Times
+from bagua.torch_api.step.earlier_results import EarlierResults
+from bagua.torch_api.step.gradients import GradientBucket, GradientHook, scale_gradients
+from bagua.torch_api.step.training_step import TrainingStep
 from bagua.torch_api.train.backward_pass import BackwardPass
-from bagua.torch_api.train.earlier_results import EarlierResults
-from bagua.torch_api.train.gradients import GradientBucket, GradientHook, scale_gradients
-from bagua.torch_api.train.training_step import TrainingStep
 
 
 class Meeting:

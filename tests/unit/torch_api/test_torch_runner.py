@@ -15,12 +15,12 @@ from bagua.algorithms.plan import FRESH, GRADIENT, HOST, LEADERS, RESULT, WEIGHT
 from bagua.algorithms.weights import copy_weights, set_weights
 from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.join.connection import UNTOLD, Times, Told
-from bagua.torch_api.train.bucket import PlanBucket
-from bagua.torch_api.train.dataflow import adds_up, in_place, repeatable, tail_path, tail_reaches_all
-from bagua.torch_api.train.execution import join_all
-from bagua.torch_api.train.gradients import GradientBucket
-from bagua.torch_api.train.runner import Runner
-from bagua.torch_api.train.weight_bucket import WeightBucket
+from bagua.torch_api.step.bucket import PlanBucket
+from bagua.torch_api.step.dataflow import adds_up, in_place, repeatable, tail_path, tail_reaches_all
+from bagua.torch_api.step.execution import join_all
+from bagua.torch_api.step.gradients import GradientBucket
+from bagua.torch_api.step.runner import Runner
+from bagua.torch_api.step.weight_bucket import WeightBucket
 
 
 class Comm:

@@ -16,7 +16,7 @@ import bagua.torch_api as bagua
 from bagua.algorithms import AllReduce, BucketLayout, Neighbours
 from bagua.algorithms.plan import WEIGHT
 from bagua.torch_api.communication import statistics
-from bagua.torch_api.train.bucket import views_like
+from bagua.torch_api.step.bucket import views_like
 from training_scenarios.plan_algorithm import MEAN, PlanAlgorithm, PlanImpl, reference_of_means, train
 from training_scenarios.support import (
     batch,

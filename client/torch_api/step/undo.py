@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from bagua.algorithms.plan import WEIGHT, Local, Plan
-from bagua.torch_api.train.bucket import PlanBucket
-from bagua.torch_api.train.dataflow import changed_in_place
+from bagua.torch_api.step.bucket import PlanBucket
+from bagua.torch_api.step.dataflow import changed_in_place
 
 
 class Undo:

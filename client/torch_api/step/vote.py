@@ -14,8 +14,8 @@ from bagua.torch_api.comm.members import Members
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.join.connection import Regrouped, Times
 from bagua.torch_api.join.session import Session
-from bagua.torch_api.train.bucket import PlanBucket
-from bagua.torch_api.train.execution import AllIn, Execution, Submit, Work, join_all
+from bagua.torch_api.step.bucket import PlanBucket
+from bagua.torch_api.step.execution import AllIn, Execution, Submit, Work, join_all
 
 T = TypeVar("T")
 

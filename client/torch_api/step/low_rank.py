@@ -8,7 +8,7 @@ import torch
 
 from bagua import csrc
 from bagua.algorithms.low_rank import LowRank, TorchLowRank
-from bagua.torch_api.train.transcoding import buffer_of
+from bagua.torch_api.step.transcoding import buffer_of
 
 
 class NativeLowRank:

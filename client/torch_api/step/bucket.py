@@ -15,8 +15,8 @@ from bagua.algorithms.low_rank import LowRank
 from bagua.algorithms.plan import COPY, KEEP, ON_CHANGE, RESCALE, SCRATCH, ZERO, Step
 from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.join.connection import NOWHERE, Place
-from bagua.torch_api.train.execution import Execution, NotReady, join_all
-from bagua.torch_api.train.low_rank import low_rank_for
+from bagua.torch_api.step.execution import Execution, NotReady, join_all
+from bagua.torch_api.step.low_rank import low_rank_for
 
 Allocate = Callable[[int, torch.dtype], tuple[torch.Tensor, Place]]
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch._C._dynamo import eval_frame
+from torch._compile import _disable_dynamo  # private, too: torch.compiler.disable would import dynamo at once
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -20,8 +21,6 @@ def beside_graphs(function: F) -> F:
         skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
         eval_frame.set_code_exec_strategy(function.__code__, skip)
     except AttributeError:
-        from torch._compile import _disable_dynamo  # torch.compiler.disable would import dynamo at once
-
         return _disable_dynamo(function)  # type: ignore[return-value]
     function._torchdynamo_disable = True  # type: ignore[attr-defined]  # where a frame above this one is traced
     return function

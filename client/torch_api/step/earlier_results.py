@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from bagua.torch_api.train.module_hook import beside_graphs
+from bagua.torch_api.step.module_hook import beside_graphs
 
 
 class EarlierResults:

@@ -21,26 +21,26 @@ from bagua.torch_api.cuda.connection import CudaConnection
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.join.connection import Connection, Record
 from bagua.torch_api.join.session import Session
-from bagua.torch_api.train.bucket import Allocate, PlanBucket
-from bagua.torch_api.train.dataflow import tail_path
-from bagua.torch_api.train.device_twins import make_twins
-from bagua.torch_api.train.execution import (
-    Action,
-    Execution,
-    Phase,
-    Tickets,
-    Work,
-)
-from bagua.torch_api.train.steps import (
+from bagua.torch_api.step.actions import (
     AllReduceAction,
     BroadcastAction,
     EverywhereAction,
     NeighboursAction,
     NewTranscoder,
 )
-from bagua.torch_api.train.transcoding import Transcoder
-from bagua.torch_api.train.undo import Undo
-from bagua.torch_api.train.vote import ElasticVote, Vote
+from bagua.torch_api.step.bucket import Allocate, PlanBucket
+from bagua.torch_api.step.dataflow import tail_path
+from bagua.torch_api.step.device_twins import make_twins
+from bagua.torch_api.step.execution import (
+    Action,
+    Execution,
+    Phase,
+    Tickets,
+    Work,
+)
+from bagua.torch_api.step.transcoding import Transcoder
+from bagua.torch_api.step.undo import Undo
+from bagua.torch_api.step.vote import ElasticVote, Vote
 
 # Numbers of residuals are given once, by communicator. Its members set their plans in the same order, and so agree.
 # Where members have changed some may have got further: each generation has numbers of its own.

@@ -16,10 +16,10 @@ import torch
 
 from bagua.algorithms.plan import FRESH, GRADIENT, RESULT, Plan
 from bagua.torch_api.join.connection import NOWHERE
-from bagua.torch_api.train.bucket import Allocate, PlanBucket, Region, region_of, views_like
-from bagua.torch_api.train.dataflow import in_place, repeatable, tail_path, tail_reaches_all
-from bagua.torch_api.train.earlier_results import EarlierResults
-from bagua.torch_api.train.parameters import refuse_changed
+from bagua.torch_api.step.bucket import Allocate, PlanBucket, Region, region_of, views_like
+from bagua.torch_api.step.dataflow import in_place, repeatable, tail_path, tail_reaches_all
+from bagua.torch_api.step.earlier_results import EarlierResults
+from bagua.torch_api.step.parameters import refuse_changed
 
 # Smaller gradients are copied together when their bucket is complete: one call is cheaper than many. A larger one is
 # copied as it comes, while it is in the cache and other ranks still compute. On a device all of a bucket are copied

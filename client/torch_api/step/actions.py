@@ -13,12 +13,12 @@ from bagua.torch_api.comm.members import Members
 from bagua.torch_api.comm.transfer import DTYPES, ReduceOp
 from bagua.torch_api.cuda.transcoding import CudaTranscoder
 from bagua.torch_api.join.connection import AS_IT_IS, Connection, Encoding, Place, Request, request
-from bagua.torch_api.train.bucket import Allocate, PlanBucket
-from bagua.torch_api.train.execution import NO_RESIDUAL as NO_ENGINE_RESIDUAL
-from bagua.torch_api.train.execution import Action, Submit, Tickets, other_sides
-from bagua.torch_api.train.execution import Residual as EngineResidual
-from bagua.torch_api.train.transcoding import Transcoder
-from bagua.torch_api.train.vote import Vote
+from bagua.torch_api.step.bucket import Allocate, PlanBucket
+from bagua.torch_api.step.execution import NO_RESIDUAL as NO_ENGINE_RESIDUAL
+from bagua.torch_api.step.execution import Action, Submit, Tickets, other_sides
+from bagua.torch_api.step.execution import Residual as EngineResidual
+from bagua.torch_api.step.transcoding import Transcoder
+from bagua.torch_api.step.vote import Vote
 
 NewTranscoder = Callable[[Codec, int], Transcoder | CudaTranscoder]
 

@@ -9,8 +9,8 @@ import torch
 from bagua.algorithms import Local
 from bagua.algorithms.plan import WEIGHT, Step
 from bagua.base.errors import BaguaError
-from bagua.torch_api.train.bucket import Allocate, PlanBucket, Region, region_of, views_like
-from bagua.torch_api.train.parameters import refuse_changed
+from bagua.torch_api.step.bucket import Allocate, PlanBucket, Region, region_of, views_like
+from bagua.torch_api.step.parameters import refuse_changed
 
 
 class WeightBucket(PlanBucket):

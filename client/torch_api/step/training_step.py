@@ -23,11 +23,11 @@ import torch
 from bagua.algorithms.plan import RESULT
 from bagua.base.errors import BaguaError
 from bagua.torch_api.join.connection import Record, Times
-from bagua.torch_api.train.earlier_results import EarlierResults
-from bagua.torch_api.train.execution import Work, join_all
-from bagua.torch_api.train.gradients import Entry, GradientBucket, may_change, scale_gradients, version_of
-from bagua.torch_api.train.phases import RESULTS, WAIT, WATCH, phase
-from bagua.torch_api.train.vote import Vote
+from bagua.torch_api.step.earlier_results import EarlierResults
+from bagua.torch_api.step.execution import Work, join_all
+from bagua.torch_api.step.gradients import Entry, GradientBucket, may_change, scale_gradients, version_of
+from bagua.torch_api.step.phases import RESULTS, WAIT, WATCH, phase
+from bagua.torch_api.step.vote import Vote
 
 Rearrange = Callable[[list[str], bool], Sequence[GradientBucket] | None]
 Arrivals = dict[str, tuple[torch.Tensor | None, int]]
@@ -265,7 +265,7 @@ class TrainingStep:
         self._begin_anew()
         return end
 
-    # What did not come to its end
+    # Passes that did not come to their end
 
     def _undo(self) -> None:
         """All is exchanged again, from the gradients that this rank has."""
