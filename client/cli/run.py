@@ -20,7 +20,7 @@ from bagua.base.job_options import MAX_RANKS, JobOptions, Nodes
 from bagua.base.text import json_text
 from bagua.cli import config_file, options
 from bagua.cli.cluster.interrupts import Interrupts
-from bagua.cli.command import Client, command
+from bagua.cli.command import command
 from bagua.cli.config_file import ConfigOption, PrintConfigOption
 from bagua.cli.job_options import Given, spec_nodes, specification
 from bagua.cli.options import Output
@@ -189,6 +189,7 @@ def follow_job(
 
     from bagua.base.security import TlsFiles, read_token
     from bagua.cli.display.follow import Follower, NodeDied, ServiceDied
+    from bagua.client import Client
 
     tls = TlsFiles.in_folder(Path(cluster.tls)) if cluster.tls else None
     with Client(cluster.address, token=read_token(cluster.token_file), tls=tls) as client:
