@@ -123,7 +123,7 @@ def plot_train(report: dict[str, Any], path: Path) -> None:
 
 
 def over_rate(networks: Sequence[Network]) -> tuple[str, list[tuple[str, str]]]:
-    """(label, [(network, tick)]) of networks of the commonest delay, the slowest first."""
+    """Returns (label, [(network, tick)]) of networks of the commonest delay, the slowest first."""
     delays = [network.delay_s for network in networks]
     delay = max(delays, key=delays.count)
     chosen = sorted((n for n in networks if n.delay_s == delay), key=lambda n: n.rate or float("inf"))

@@ -42,7 +42,7 @@ def machine() -> dict[str, Any]:
 
 
 def document(benchmark: str, command: str, settings: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
-    """The whole report."""
+    """Makes the whole report."""
     return {
         "benchmark": benchmark,
         "command": command,
@@ -68,12 +68,12 @@ def number(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """0.95 -> ``95 %``."""
+    """Writes 0.95 as ``95 %``."""
     return "-" if value is None else f"{value * 100:.0f} %"
 
 
 def text(value: object) -> str:
-    """As it is."""
+    """Writes a value as it is."""
     return str(value)
 
 
@@ -245,7 +245,7 @@ def network_rows(found: Sequence[Mapping[str, Any]], network: str | None, names:
 
 
 def matrix(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """(headings, cells): senders down, receivers across, ``Gbit/s / us one way`` in between."""
+    """Returns (headings, cells): senders down, receivers across, ``Gbit/s / us one way`` in between."""
     names = list(dict.fromkeys([*(row["source"] for row in rows), *(row["target"] for row in rows)]))
     figures = {(row["source"], row["target"]): row for row in rows}
 

@@ -66,7 +66,7 @@ class Bundle:
 
 
 def _words(error: Exception) -> str:
-    """Without the numbers and brackets of the system's errors."""
+    """Returns the words of an error, without the numbers and brackets of the system's errors."""
     cause = getattr(error, "reason", error)  # of urllib
     return str(getattr(cause, "strerror", None) or cause)
 

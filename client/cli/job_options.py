@@ -52,7 +52,7 @@ def _word(name: str) -> str:
 
 
 def _default(one: Option) -> Any:
-    """None where the option's own default can't be given."""
+    """Returns the default; None if the option's own can't be given."""
     given = not one.parse and not one.choices and (one.least is None or one.default >= one.least)
     return one.default if given else None
 

@@ -23,7 +23,7 @@ MAX_RANK = (1 << 32) - 1
 
 
 class Output(StrEnum):
-    """How a command prints."""
+    """Form in which a command prints."""
 
     text = "text"
     json = "json"
@@ -160,14 +160,15 @@ NodeId = Annotated[str, typer.Argument(metavar="NODE", help="The node's id, as `
 
 @dataclass(frozen=True)
 class Shown:
-    """Which output of ranks is shown: of ``ranks`` (none: all), with their ``prefix`` (None: where there are several
-    ranks)."""
+    """Choice of the ranks' output that is shown: of ``ranks`` (none: all), with their ``prefix`` (None: if there are
+    several ranks).
+    """
 
     ranks: tuple[int, ...] = ()
     prefix: bool | None = None
 
     def shows(self, rank: int) -> bool:
-        """Whether this rank's output is."""
+        """True if this rank's output is shown."""
         return not self.ranks or rank in self.ranks
 
     def begin(self, rank: int, several: bool) -> str:

@@ -149,7 +149,7 @@ def run_embedded(options: RunOptions, restarts_left: int) -> Ended:
 
 
 def _cluster(options: RunOptions, state: StateFolder) -> EmbeddedCluster:
-    """Nothing of it has been started."""
+    """Makes the cluster; nothing of it is started."""
     from bagua.cli.cluster.local_cluster import EmbeddedCluster
 
     if options.way is None:
@@ -160,7 +160,9 @@ def _cluster(options: RunOptions, state: StateFolder) -> EmbeddedCluster:
 
 
 def _reach(state: Path) -> str:
-    """How other commands find the coordinator of a job on several hosts, whose output may be in a file elsewhere."""
+    """Says how other commands find the coordinator of a job on several hosts, whose output may be in a file
+    elsewhere.
+    """
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     return f"Other commands for this job, on {host}: export BAGUA_STATE_DIR={state}"
 
@@ -230,7 +232,7 @@ def _copy_logs(job: job_pb2.Job, folder: Path) -> None:
 
 
 def _forget_logs(job: job_pb2.Job) -> None:
-    """They go with the state folder."""
+    """Leaves the paths of logs out of a job: they go with the state folder."""
     for rank in (*job.ranks, *job.gone):
         rank.log_path = ""
 
@@ -384,8 +386,9 @@ def _way(
     nodes: Nodes | None,
     nproc: int,
 ) -> tuple[Way | None, Nodes | None, int]:
-    """How daemons come to other hosts (None: to none), and how many nodes and ranks there are then. Raises UsageError
-    for options that contradict each other."""
+    """Returns the way of daemons to other hosts (None: there are none), and how many nodes and ranks there are then.
+    Raises UsageError for options that contradict each other.
+    """
     in_slurm = context.parent is not None and context.parent.info_name == "slurm"
     if not (in_slurm or hosts):
         if ssh or address:

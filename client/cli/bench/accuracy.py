@@ -19,7 +19,7 @@ NAMES = tuple(setting.name for setting in runs.SETTINGS)
 
 
 class Form(StrEnum):
-    """How the table is printed."""
+    """Form in which the table is printed."""
 
     text = "text"
     json = "json"

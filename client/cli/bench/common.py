@@ -48,7 +48,9 @@ def checked(parse: Callable[..., T], *arguments: Any) -> T:
 
 
 def networks_of(emulate: list[str] | None, nnodes: int | None) -> tuple[list[Network | None], int]:
-    """(networks to measure in, nodes): [None] is this machine as it is. Raises UsageError, also without rights."""
+    """Returns (networks to measure in, nodes): [None] is this machine as it is. Raises UsageError, also
+    without rights.
+    """
     if not emulate:
         return [None], nnodes or 1
     if nnodes is not None and not 2 <= nnodes <= MOST_HOSTS:

@@ -39,7 +39,7 @@ CANCEL_PATIENCE_S = 15.0
 
 @dataclass(frozen=True)
 class Task:
-    """One job: a module of ``bagua.bench.ranks``, or a file, with its configuration, and where it runs.
+    """Job of a benchmark: a module of ``bagua.bench.ranks``, or a file, with its configuration, and where it runs.
 
     ``namespaces``: of the hosts of an emulated network; none: node daemons on this machine's loopback.
     """
@@ -54,7 +54,7 @@ class Task:
     result: str = ""
 
     def spec(self) -> common_pb2.JobSpec:
-        """The job to submit."""
+        """Makes the specification of the job to submit."""
         from bagua.cli.run import local_spec
 
         env = {"TORCH_CPP_LOG_LEVEL": "ERROR", **self.env}  # the peer warns of addresses without names
@@ -144,8 +144,9 @@ def measure(task: Task, network: Network | None) -> dict[str, Any]:
 def measure_on_cluster(
     make: Callable[[int], Task], nnodes: int | None, reach: tuple[str | None, Path | None, Path | None]
 ) -> tuple[dict[str, Any], dict[int, str]]:
-    """(what rank 0 printed, node of each rank) of a job on a service that runs, with so many nodes (None: all that are
-    connected). Ctrl-C cancels the job. Raises BaguaError."""
+    """Runs a job on a service that runs, with so many nodes (None: all that are connected). Returns what rank 0
+    printed, and the node of each rank. Ctrl-C cancels the job. Raises BaguaError.
+    """
     from bagua.cli.command import connected
     from bagua.cli.display.follow import Follower, Interrupted
     from bagua.cli.display.terminal import open_terminal

@@ -41,7 +41,7 @@ class Finding:
 
 
 def _output(*command: str) -> tuple[int, str]:
-    """(exit code, standard output and error) of a short program; 127 if it can't be run."""
+    """Returns (exit code, standard output and error) of a short program; 127 if it can't be run."""
     try:
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=COMMAND_DEADLINE_S
@@ -52,7 +52,7 @@ def _output(*command: str) -> tuple[int, str]:
 
 
 def _installed(*names: str) -> tuple[str, str] | None:
-    """(name, version) of the first of these distributions that is installed. Nothing is imported."""
+    """Returns (name, version) of the first of these distributions that is installed. Nothing is imported."""
     for name in names:
         try:
             return name, metadata.version(name)

@@ -20,7 +20,7 @@ def token_document(one: account_pb2.Token) -> dict[str, Any]:
 
 
 def tuning_document(found: job_pb2.Tuning) -> dict[str, Any]:
-    """All that was tried. Times in seconds."""
+    """Makes the document of all that was tried. Times are in seconds."""
     return {
         "id": found.id,
         "model": found.study.model_text,

@@ -169,7 +169,7 @@ def _line(event: Event, mark: str) -> _Line:
 
 
 def _folded(lines: Sequence[_Line]) -> Iterator[_Line]:
-    """Without the middle of long rows of routine."""
+    """Leaves out the middle of long rows of routine."""
     row: list[_Line] = []
     for line in lines:
         if line.routine and (not row or row[0].generation == line.generation):

@@ -196,11 +196,11 @@ class Follower:
         self._start("watch", lambda: self._source.watch(self.job.job_id, on_away=self._away))
 
     def _away(self, why: str) -> None:
-        """Called from the thread that watches."""
+        """Shows that the coordinator is away. The thread that watches calls it."""
         self._events.put(CoordinatorAway(why))
 
     def _start_logs(self) -> None:
-        """They are waited for as long as the watch goes on."""
+        """Starts to follow logs, as long as the watch goes on."""
         logs = self._source.logs
         self._start("logs", lambda: logs(self.job.job_id, ranks=self._ranks, follow=True, patience_s=math.inf))
 

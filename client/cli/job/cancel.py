@@ -1,5 +1,3 @@
-"""``bagua job cancel``."""
-
 from __future__ import annotations
 
 import typer

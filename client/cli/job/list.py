@@ -1,5 +1,3 @@
-"""``bagua job list``."""
-
 from __future__ import annotations
 
 import typer

@@ -1,5 +1,3 @@
-"""``bagua job logs``."""
-
 from __future__ import annotations
 
 import sys
@@ -56,7 +54,7 @@ def logs(
 
 
 def _lines(chunks: Iterator[common_pb2.LogChunk]) -> Iterator[tuple[int, str]]:
-    """(rank, line) of log chunks. What can't be read is told on standard error."""
+    """Yields (rank, line) of log chunks. What can't be read is told on standard error."""
     from bagua.client.lines import LineAssembler, missing_text
 
     assemblers: dict[int, LineAssembler] = {}

@@ -1,5 +1,3 @@
-"""``bagua job pause``."""
-
 from __future__ import annotations
 
 from bagua.cli.command import Client, command

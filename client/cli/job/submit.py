@@ -1,5 +1,3 @@
-"""``bagua job submit``."""
-
 from __future__ import annotations
 
 import signal

@@ -1,5 +1,3 @@
-"""``bagua net env``."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""``bagua net path``."""
-
 from __future__ import annotations
 
 from bagua.cli.command import command

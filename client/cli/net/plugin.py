@@ -11,7 +11,7 @@ from bagua.base.errors import BuildError, ServiceError
 
 
 class Properties(ctypes.Structure):
-    """``ncclNetProperties_v8_t``."""
+    """C structure ``ncclNetProperties_v8_t``."""
 
     _fields_ = [
         *(("name", ctypes.c_char_p), ("pci_path", ctypes.c_char_p), ("guid", ctypes.c_uint64)),
@@ -22,7 +22,7 @@ class Properties(ctypes.Structure):
 
 
 class Table(ctypes.Structure):
-    """The beginning of ``ncclNet_v8_t``."""
+    """The beginning of the C structure ``ncclNet_v8_t``."""
 
     _fields_ = [
         ("name", ctypes.c_char_p),

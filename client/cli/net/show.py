@@ -1,5 +1,3 @@
-"""``bagua net show``."""
-
 from __future__ import annotations
 
 from bagua.cli.command import command

@@ -1,5 +1,3 @@
-"""``bagua token create``."""
-
 from __future__ import annotations
 
 import contextlib

@@ -1,5 +1,3 @@
-"""``bagua token list``."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,5 +1,3 @@
-"""``bagua token revoke``."""
-
 from __future__ import annotations
 
 from typing import Annotated

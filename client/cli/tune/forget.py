@@ -1,5 +1,3 @@
-"""``bagua tune forget``."""
-
 from __future__ import annotations
 
 from typing import Annotated

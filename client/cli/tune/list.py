@@ -1,5 +1,3 @@
-"""``bagua tune list``."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

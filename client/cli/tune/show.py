@@ -1,5 +1,3 @@
-"""``bagua tune show``."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -49,12 +47,12 @@ def _print(found: job_pb2.Tuning) -> None:
 
 
 def state(found: job_pb2.Tuning) -> str:
-    """For people."""
+    """Names a state for people."""
     return "settled" if found.settled else "being tuned"
 
 
 def words(setting: Mapping[str, str]) -> str:
-    """A setting, for people."""
+    """Writes a setting for people."""
     return ", ".join(f"{name}={value}" for name, value in sorted(setting.items())) or "the defaults"
 
 
