@@ -10,7 +10,7 @@ import typer
 from bagua.bench import accuracy as runs
 from bagua.bench import plots, report
 from bagua.bench.units import choose
-from bagua.cli.bench.common import PlotOption, QuietOption, SaveOption, checked, command_line, finish
+from bagua.cli.bench import common
 from bagua.cli.command import command
 from bagua.cli.job_options import option
 from bagua.cli.options import Output
@@ -48,9 +48,9 @@ def accuracy(
     nnodes: int = typer.Option(2, "--nnodes", min=1, max=64, help="Node daemons."),
     nproc_per_node: Annotated[int, option("nproc_per_node")] = 2,
     output: Form = typer.Option(Form.text, "--output", help="json: one document for programs. markdown: for a README."),
-    plot: PlotOption = None,
-    save: SaveOption = None,
-    quiet: QuietOption = False,
+    plot: common.PlotOption = None,
+    save: common.SaveOption = None,
+    quiet: common.QuietOption = False,
 ) -> None:
     """Trains digits and charlm with every algorithm, all on the same number of
     samples: accuracy, or loss, beside gradient all-reduce.
@@ -64,15 +64,15 @@ def accuracy(
     from bagua.cli.bench.tasks import Task, measure
 
     if plot is not None:
-        checked(plots.check, plot)
-    chosen = checked(choose, only, NAMES, "--only") if only else list(NAMES)
-    config = runs.config(checked(choose, tasks, tuple(runs.TASKS), "--tasks"), chosen, seeds, share, validation)
+        common.checked(plots.check, plot)
+    chosen = common.checked(choose, only, NAMES, "--only") if only else list(NAMES)
+    config = runs.config(common.checked(choose, tasks, tuple(runs.TASKS), "--tasks"), chosen, seeds, share, validation)
     settings = {"nnodes": nnodes, "nproc_per_node": nproc_per_node, **config}
     task = Task("bagua.bench.ranks.accuracy", config, nnodes, nproc_per_node, {"OMP_NUM_THREADS": "1"}, quiet)
     rows = runs.rows_of(measure(task, None)["runs"])
-    found = report.document("accuracy", command_line(), settings, rows)
+    found = report.document("accuracy", common.command_line(), settings, rows)
     if output is not Form.markdown:
-        finish(found, runs.COLUMNS, Output(output), save, plot, runs.plot)
+        common.finish(found, runs.COLUMNS, Output(output), save, plot, runs.plot)
         return
     if save is not None:
         report.save(found, save)

@@ -10,19 +10,7 @@ from bagua.base.algorithm_choice import CODECS
 from bagua.base.errors import UsageError
 from bagua.bench import plots, report
 from bagua.bench.units import choose, parse_sizes
-from bagua.cli.bench.common import (
-    EmulateOption,
-    PlotOption,
-    QuietOption,
-    RoundsOption,
-    SaveOption,
-    SecondsOption,
-    ThreadsOption,
-    checked,
-    command_line,
-    finish,
-    networks_of,
-)
+from bagua.cli.bench import common
 from bagua.cli.command import command
 from bagua.cli.job_options import option
 from bagua.cli.options import Output
@@ -47,14 +35,14 @@ def allreduce(
         "bucket", help="bucket (of bagua.empty, as gradients are), ordinary, or both with commas."
     ),
     peers: str = typer.Option(GLOO, help="gloo, or none."),
-    seconds: SecondsOption = 3.0,
-    rounds: RoundsOption = 3,
-    threads: ThreadsOption = 1,
-    emulate: EmulateOption = None,
+    seconds: common.SecondsOption = 3.0,
+    rounds: common.RoundsOption = 3,
+    threads: common.ThreadsOption = 1,
+    emulate: common.EmulateOption = None,
     output: Output,
-    plot: PlotOption = None,
-    save: SaveOption = None,
-    quiet: QuietOption = False,
+    plot: common.PlotOption = None,
+    save: common.SaveOption = None,
+    quiet: common.QuietOption = False,
 ) -> None:
     """All-reduce over sizes: Bagua and Gloo in the same processes, turn by turn;
     medians, of the slowest rank.
@@ -73,17 +61,17 @@ def allreduce(
 
     systems = [
         {"name": _system_name(place, name), "memory": place, "codec": name}
-        for place in checked(choose, memory, ("bucket", "ordinary"), "--memory")
-        for name in checked(choose, codec, CODECS, "--codec")
+        for place in common.checked(choose, memory, ("bucket", "ordinary"), "--memory")
+        for name in common.checked(choose, codec, CODECS, "--codec")
     ]
-    if checked(choose, peers, (GLOO, "none"), "--peers") == [GLOO]:
+    if common.checked(choose, peers, (GLOO, "none"), "--peers") == [GLOO]:
         systems.append({"name": GLOO, "memory": GLOO, "codec": "none"})
-    checked(choose, dtype, DTYPES, "--dtype")
+    common.checked(choose, dtype, DTYPES, "--dtype")
     if dtype != "float32" and codec != "none":
         raise UsageError(f"--codec {codec} encodes float32: leave --dtype {dtype} out. [BG102]")
     if plot is not None:
-        checked(plots.check, plot)
-    networks, nodes = networks_of(emulate, nnodes)
+        common.checked(plots.check, plot)
+    networks, nodes = common.networks_of(emulate, nnodes)
     settings = {
         "nnodes": nodes,
         "nproc_per_node": nproc_per_node,
@@ -95,7 +83,7 @@ def allreduce(
     rows: list[report.Row] = []
     for network in networks:
         config = {
-            "sizes": checked(parse_sizes, sizes),
+            "sizes": common.checked(parse_sizes, sizes),
             "systems": systems,
             "nodes": nodes,
             "emulated": network is not None,
@@ -113,8 +101,8 @@ def allreduce(
         )
         found = measure(task, network)["rows"]
         rows += report.allreduce_rows(found, network.name if network else None, nodes * nproc_per_node, GLOO)
-    made = report.document("allreduce", command_line(), settings, rows)
-    finish(made, report.ALLREDUCE, output, save, plot, plots.plot_allreduce)
+    made = report.document("allreduce", common.command_line(), settings, rows)
+    common.finish(made, report.ALLREDUCE, output, save, plot, plots.plot_allreduce)
 
 
 def _system_name(memory: str, codec: str) -> str:

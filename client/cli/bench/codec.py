@@ -7,16 +7,7 @@ import typer
 from bagua.base.algorithm_choice import CODECS
 from bagua.bench import plots, report
 from bagua.bench.units import choose, parse_sizes
-from bagua.cli.bench.common import (
-    PlotOption,
-    QuietOption,
-    RoundsOption,
-    SaveOption,
-    SecondsOption,
-    checked,
-    command_line,
-    finish,
-)
+from bagua.cli.bench import common
 from bagua.cli.command import command
 from bagua.cli.options import Output
 
@@ -26,12 +17,12 @@ def codec(
     *,
     codecs: str = typer.Option(",".join(CODECS[1:]), "--codecs", help="With commas."),
     sizes: str = typer.Option("1M,64M", help="Bytes of float32, with commas."),
-    seconds: SecondsOption = 5.0,
-    rounds: RoundsOption = 3,
+    seconds: common.SecondsOption = 5.0,
+    rounds: common.RoundsOption = 3,
     output: Output,
-    plot: PlotOption = None,
-    save: SaveOption = None,
-    quiet: QuietOption = False,
+    plot: common.PlotOption = None,
+    save: common.SaveOption = None,
+    quiet: common.QuietOption = False,
 ) -> None:
     """Codecs on one thread, beside memcpy. GB/s count bytes of float32, whatever
     becomes of them.
@@ -45,13 +36,20 @@ def codec(
     from bagua.cli.bench.tasks import Task, measure
 
     config = {
-        "codecs": checked(choose, codecs, CODECS[1:], "--codecs"),
-        "sizes": checked(parse_sizes, sizes),
+        "codecs": common.checked(choose, codecs, CODECS[1:], "--codecs"),
+        "sizes": common.checked(parse_sizes, sizes),
         "seconds": seconds,
         "rounds": rounds,
     }
     if plot is not None:
-        checked(plots.check, plot)
+        common.checked(plots.check, plot)
     task = Task("bagua.bench.ranks.codec", config, 1, 1, {"OMP_NUM_THREADS": "1"}, quiet)
     rows = report.codec_rows(measure(task, None)["rows"])
-    finish(report.document("codec", command_line(), config, rows), report.CODEC, output, save, plot, plots.plot_codec)
+    common.finish(
+        report.document("codec", common.command_line(), config, rows),
+        report.CODEC,
+        output,
+        save,
+        plot,
+        plots.plot_codec,
+    )

@@ -11,18 +11,7 @@ from bagua.base.errors import UsageError
 from bagua.bench import net, plots, report
 from bagua.bench.emulation import SEARCH_PATH
 from bagua.bench.units import choose, parse_sizes
-from bagua.cli.bench.common import (
-    EmulateOption,
-    PlotOption,
-    QuietOption,
-    RoundsOption,
-    SaveOption,
-    SecondsOption,
-    checked,
-    command_line,
-    finish,
-    networks_of,
-)
+from bagua.cli.bench import common
 from bagua.cli.command import command
 from bagua.cli.options import Output
 
@@ -34,7 +23,9 @@ def _names(systems: str, streams: int) -> list[str]:
     names = (net.BAGUA, net.NCCL, net.SINGLE, net.POLLING, net.multiple(streams), net.IPERF)
     known = dict(zip(SYSTEMS, names, strict=True))
     installed = shutil.which(net.IPERF, path=SEARCH_PATH) is not None
-    chosen = checked(choose, systems, SYSTEMS, "--systems") if systems else [*SYSTEMS[:-1], *(["iperf3"] * installed)]
+    chosen = (
+        common.checked(choose, systems, SYSTEMS, "--systems") if systems else [*SYSTEMS[:-1], *(["iperf3"] * installed)]
+    )
     if "iperf3" in chosen and not installed:
         raise UsageError("--systems iperf3: the program iperf3 is not installed (apt-get install iperf3). [BG210]")
     return list(dict.fromkeys(known[name] for name in chosen))
@@ -48,13 +39,13 @@ def bench_net(
         "", help=f"With commas: {', '.join(SYSTEMS)}. Default: all; iperf3 if it is installed.", show_default=False
     ),
     streams: int = typer.Option(4, min=2, max=64, help="Sockets of the program with several, and of iperf3."),
-    seconds: SecondsOption = 3.0,
-    rounds: RoundsOption = 5,
-    emulate: EmulateOption = None,
+    seconds: common.SecondsOption = 3.0,
+    rounds: common.RoundsOption = 5,
+    emulate: common.EmulateOption = None,
     output: Output,
-    plot: PlotOption = None,
-    save: SaveOption = None,
-    quiet: QuietOption = False,
+    plot: common.PlotOption = None,
+    save: common.SaveOption = None,
+    quiet: common.QuietOption = False,
 ) -> None:
     """Messages between two processes as NCCL sends them, up to 8 in flight:
     Bagua-Net through its function table, and plain sockets; turn by turn,
@@ -73,10 +64,10 @@ def bench_net(
     from bagua.cli.bench.tasks import ending_signals
 
     if plot is not None:
-        checked(plots.check, plot)
-    networks, _ = networks_of(emulate, None)
+        common.checked(plots.check, plot)
+    networks, _ = common.networks_of(emulate, None)
     settings = {
-        "sizes": checked(parse_sizes, sizes),
+        "sizes": common.checked(parse_sizes, sizes),
         "systems": _names(systems, streams),
         "streams": streams,
         "seconds": seconds,
@@ -87,4 +78,6 @@ def bench_net(
         for network in networks:
             found = net.measure(settings, network, lambda text: None if quiet else print(text, file=sys.stderr))
             rows += net.rows_of(found, network)
-    finish(report.document("net", command_line(), settings, rows), net.COLUMNS, output, save, plot, net.plot)
+    common.finish(
+        report.document("net", common.command_line(), settings, rows), net.COLUMNS, output, save, plot, net.plot
+    )

@@ -7,18 +7,7 @@ import typer
 from bagua.base.errors import UsageError
 from bagua.bench import plots, report
 from bagua.bench.units import parse_sizes
-from bagua.cli.bench.common import (
-    EmulateOption,
-    PlotOption,
-    QuietOption,
-    RoundsOption,
-    SaveOption,
-    SecondsOption,
-    checked,
-    command_line,
-    finish,
-    networks_of,
-)
+from bagua.cli.bench import common
 from bagua.cli.command import command
 from bagua.cli.options import CoordinatorOption, Output, TlsOption, TokenFileOption
 
@@ -30,13 +19,13 @@ def network(
         None, "--nnodes", min=2, max=256, help="Node daemons. Default: 2; of a cluster: all.", show_default=False
     ),
     size: str = typer.Option("16M", help="Bytes of one message that measures bandwidth."),
-    seconds: SecondsOption = 1.0,
-    rounds: RoundsOption = 5,
-    emulate: EmulateOption = None,
+    seconds: common.SecondsOption = 1.0,
+    rounds: common.RoundsOption = 5,
+    emulate: common.EmulateOption = None,
     output: Output,
-    plot: PlotOption = None,
-    save: SaveOption = None,
-    quiet: QuietOption = False,
+    plot: common.PlotOption = None,
+    save: common.SaveOption = None,
+    quiet: common.QuietOption = False,
     coordinator: CoordinatorOption = None,
     token_file: TokenFileOption = None,
     tls: TlsOption = None,
@@ -52,10 +41,10 @@ def network(
     from bagua.cli.bench.tasks import Task, measure, measure_on_cluster
 
     if plot is not None:
-        checked(plots.check, plot)
+        common.checked(plots.check, plot)
     if coordinator and emulate:
         raise UsageError("--coordinator and --emulate exclude each other. [BG103]")
-    sizes = checked(parse_sizes, size)
+    sizes = common.checked(parse_sizes, size)
     settings = {"size": sizes[0], "seconds": seconds, "rounds": rounds}
     rows: list[report.Row] = []
     if coordinator:
@@ -66,11 +55,11 @@ def network(
         )
         rows = report.network_rows(found["rows"], None, names)
     else:
-        networks, nodes = networks_of(emulate, nnodes or 2)
+        networks, nodes = common.networks_of(emulate, nnodes or 2)
         for wire in networks:
             task = Task("bagua.bench.ranks.network", settings, nodes, 1, quiet=quiet)
             names = {rank: f"node-{rank}" for rank in range(nodes)}
             rows += report.network_rows(measure(task, wire)["rows"], wire.name if wire else None, names)
-    made = report.document("network", command_line(), settings, rows)
+    made = report.document("network", common.command_line(), settings, rows)
     show = None if any(row["network"] for row in rows) else report.matrix
-    finish(made, report.NETWORK, output, save, plot, plots.plot_network, show)
+    common.finish(made, report.NETWORK, output, save, plot, plots.plot_network, show)

@@ -11,19 +11,7 @@ from bagua.base.errors import ConfigError, UsageError
 from bagua.bench import plots, report
 from bagua.bench.emulation import DEVICE
 from bagua.bench.units import choose
-from bagua.cli.bench.common import (
-    EmulateOption,
-    PlotOption,
-    QuietOption,
-    RoundsOption,
-    SaveOption,
-    SecondsOption,
-    ThreadsOption,
-    checked,
-    command_line,
-    finish,
-    networks_of,
-)
+from bagua.cli.bench import common
 from bagua.cli.command import command
 from bagua.cli.options import Output
 
@@ -56,15 +44,15 @@ def train(
         "raised",
         help="raised: mmap and trim thresholds as daemons set them for ranks; default: glibc's. For all systems.",
     ),
-    seconds: SecondsOption = 15.0,
-    rounds: RoundsOption = 3,
+    seconds: common.SecondsOption = 15.0,
+    rounds: common.RoundsOption = 3,
     warm_up: int = typer.Option(4, "--warm-up", min=1, help="Steps of each system that are not counted."),
-    threads: ThreadsOption = 1,
-    emulate: EmulateOption = None,
+    threads: common.ThreadsOption = 1,
+    emulate: common.EmulateOption = None,
     output: Output,
-    plot: PlotOption = None,
-    save: SaveOption = None,
-    quiet: QuietOption = False,
+    plot: common.PlotOption = None,
+    save: common.SaveOption = None,
+    quiet: common.QuietOption = False,
 ) -> None:
     """Training steps: Bagua, DDP over Gloo with its hooks, and no communication,
     in the same processes, turn by turn; medians of the slowest rank.
@@ -84,9 +72,9 @@ def train(
     if malloc not in ("raised", "default"):
         raise UsageError(f"--malloc {malloc!r}: choose from raised, default. [BG102]")
     if plot is not None:
-        checked(plots.check, plot)
-    chosen = checked(choose, models, MODELS, "--models")
-    networks, nodes = networks_of(emulate, nnodes)
+        common.checked(plots.check, plot)
+    chosen = common.checked(choose, models, MODELS, "--models")
+    networks, nodes = common.networks_of(emulate, nnodes)
     ranks = nproc_per_node or (1 if emulate else 2)
     settings = {
         "systems": train_systems(algorithms or DEFAULT_ALGORITHMS[nodes > 1], peers),
@@ -105,19 +93,19 @@ def train(
             found = measure(Task("bagua.bench.ranks.train", config, nodes, ranks, env, quiet), network)["rows"]
             rows += report.train_rows(found, network.name if network else None, model, "ddp", ALONE)
     settings |= {"nnodes": nodes, "nproc_per_node": ranks}
-    made = report.document("train", command_line(), settings, rows)
+    made = report.document("train", common.command_line(), settings, rows)
     if output is not Output.json and not quiet:
         print(f"{nodes} x {ranks} ranks; malloc's thresholds: {malloc}, for all systems")
-    finish(made, report.TRAIN, output, save, plot, plots.plot_train)
+    common.finish(made, report.TRAIN, output, save, plot, plots.plot_train)
 
 
 def train_systems(algorithms: str, peers: str) -> list[dict[str, str]]:
     """The systems to train with, the baselines first. Raises UsageError."""
     systems = [{"name": ALONE, "kind": "alone"}]
-    for peer in checked(choose, peers, (*PEERS, "none"), "--peers"):
+    for peer in common.checked(choose, peers, (*PEERS, "none"), "--peers"):
         if peer != "none":
             systems.append({"name": peer if peer == "ddp" else f"ddp {peer}", "kind": "ddp", "hook": peer})
-    for label, text in checked(parse_algorithms, algorithms).items():
+    for label, text in common.checked(parse_algorithms, algorithms).items():
         systems.append({"name": f"bagua {label}".strip(), "kind": "bagua", "algorithm": text})
     return systems
 
