@@ -150,7 +150,7 @@ class DataParallel(Protocol):
         ...
 
     def mark_ready(self, name: str, parameter: torch.nn.Parameter) -> None:
-        """The gradient of this parameter is complete on this rank."""
+        """Marks the gradient of this parameter as complete on this rank."""
         ...
 
     def finish_backward(self) -> None:
@@ -264,20 +264,20 @@ class AlgorithmImpl:
         )
 
     def init_forward_pre_hook(self, bagua_ddp: DataParallel) -> Callable[[Any], None]:
-        """The returned function gets the input of every forward pass in training, before it. Where training calls a
+        """Returns a function that gets the input of every forward pass in training, before it. Where training calls a
         method of the model, or the model in evaluation mode, it is called at the end of the backward pass, with ()."""
         return _nothing
 
     def init_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[str, torch.nn.Parameter], None]:
-        """The returned function gets the name and the parameter whenever a gradient has been accumulated."""
+        """Returns a function that gets the name and the parameter whenever a gradient has been accumulated."""
         return bagua_ddp.mark_ready
 
     def init_post_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[], None]:
-        """The returned function is called once at the end of every backward pass that synchronises."""
+        """Returns a function that is called once at the end of every backward pass that synchronises."""
         return bagua_ddp.finish_backward
 
     def init_post_optimizer_step_hook(self, bagua_ddp: DataParallel) -> Callable[[torch.optim.Optimizer], None]:
-        """The returned function gets the optimizer after each of its steps."""
+        """Returns a function that gets the optimizer after each of its steps."""
         return _nothing
 
     def communicators(self) -> Iterable[Communicator]:
@@ -333,8 +333,9 @@ class AlgorithmImpl:
         return ()
 
     def close(self) -> None:
-        """The model is about to be unwrapped, or wrapped anew: the last chance to end what runs in the background.
-        Waits for no other rank."""
+        """Ends what runs in the background. It is the last call before the model is unwrapped, or wrapped anew. Waits
+        for no other rank.
+        """
 
 
 class Algorithm:

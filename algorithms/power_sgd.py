@@ -191,7 +191,7 @@ def _batches(matrices: Sequence[_Matrix]) -> list[tuple[int, int]]:
 
 
 def _choose(finite: torch.Tensor, values: torch.Tensor, otherwise: torch.Tensor | float) -> None:
-    """``values`` stay where ``finite`` (one element) is true, and become ``otherwise`` where it is not."""
+    """Keeps ``values`` if ``finite`` (one element) is true; else they become ``otherwise``."""
     values.copy_(torch.where(finite, values, otherwise))
 
 

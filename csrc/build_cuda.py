@@ -167,7 +167,7 @@ def _kernels_path(nvcc: Nvcc, cache_dir: Path | None) -> Path:
 
 
 def kernels_built(cache_dir: Path | None = None) -> Path | None:
-    """The fitting library if it is built. Raises BuildError if it could not be."""
+    """Returns the fitting library if it is built. Raises BuildError if it could not be."""
     nvcc = find_nvcc()
     if nvcc is None:
         raise _no_nvcc()

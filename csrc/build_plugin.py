@@ -36,7 +36,7 @@ def _path(cache_dir: Path | None) -> Path:
 
 
 def net_plugin_built(cache_dir: Path | None = None) -> Path | None:
-    """The fitting plugin if it is built."""
+    """Returns the fitting plugin if it is built."""
     target = _path(cache_dir)
     return target if target.is_file() else None
 

@@ -305,13 +305,15 @@ class Rank:
     def note_passes(self, passes: int) -> None:
         """This rank has begun so many backward passes: for the words of errors. Costs one write to memory."""
     def fail(self, text: str, lost: bool = False) -> None:
-        """``close`` of a rank that ends in the middle of the job: ``text`` says how, for people (2 KiB of UTF-8 are
-        told). It ends the job, elastic ones, too, unless the rank is ``lost`` through no fault of the program."""
+        """Closes the connection of a rank that ends in the middle of the job: ``text`` says how, for people (2 KiB of
+        UTF-8 are told). It ends the job, elastic ones, too, unless the rank is ``lost`` through no fault of the
+        program.
+        """
     def close(self, words: str = "") -> None:
         """Says goodbye. ``words``: the exception that the program is handling."""
 
 def on_system_exit(callback: Callable[[SystemExit], None] | None) -> None:
-    """``callback`` gets each SystemExit that is made by its own constructor, in the thread that makes it."""
+    """Gives ``callback`` each SystemExit that is made by its own constructor, in the thread that makes it."""
 
 def spawn(
     argv: Sequence[str],

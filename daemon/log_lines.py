@@ -27,7 +27,7 @@ class LogFormat(StrEnum):
 
 
 def _about(_: Any, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Every line of JSON says of which job, rank and generation it speaks; null: of none."""
+    """Adds to every line of JSON of which job, rank and generation it speaks; null: of none."""
     return {**dict.fromkeys(("job", "rank", "generation")), **line}
 
 

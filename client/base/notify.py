@@ -29,7 +29,9 @@ class Notifier:
         self._next_beat = 0.0
 
     def ready(self, status: str) -> None:
-        """The service does its work (again, after ``reloading``). ``status``: a line for `systemctl status`."""
+        """Tells systemd that the service does its work (again, after ``reloading``). ``status``: a line for `systemctl
+        status`.
+        """
         self._send("READY=1", f"STATUS={_line(status)}")
 
     def status(self, status: str) -> None:
@@ -42,7 +44,7 @@ class Notifier:
         self._send("RELOADING=1", f"MONOTONIC_USEC={now}")
 
     def stopping(self) -> None:
-        """The service has been asked to end, and does."""
+        """Tells systemd that the service was asked to end, and does."""
         self._send("STOPPING=1", "STATUS=stopping")
 
     def beat(self) -> float:

@@ -257,7 +257,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         return self._begin("broadcast", [tensor], run, opts)
 
     def reduce(self, tensors: Any, opts: Any = None) -> Operation:
-        """The root's tensor becomes the reduction of all."""
+        """Reduces all tensors into the root's."""
         (tensor,) = _listed(tensors)
         root, how = opts.rootRank, reduction(tensor, _op(opts))
 
@@ -287,7 +287,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         return Together("all_gather_coalesced", works, self._limit(opts))
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Operation:
-        """``output`` becomes all ranks' ``input``, one after the other."""
+        """Gathers all ranks' ``input`` in ``output``, one after the other."""
         ratio(output, input, self.size(), "all_gather_into_tensor")
 
         def run(everyone: Communicator) -> None:
@@ -318,7 +318,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         return self._begin("gather", taken, run, opts, [tensor])
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Operation:
-        """The tensor becomes ``inputs[0][rank]`` of the root."""
+        """Fills the tensor with ``inputs[0][rank]`` of the root."""
         (tensor,) = _listed(outputs)
         root = opts.rootRank
         given = list(inputs[0]) if inputs else []
@@ -334,7 +334,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         return self._begin("scatter", [tensor], run, opts, given)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Operation:
-        """The tensor becomes the reduction of all ranks' ``inputs[0][rank]``."""
+        """Fills the tensor with the reduction of all ranks' ``inputs[0][rank]``."""
         (tensor,), (given,) = _listed(outputs), inputs
         how = reduction(tensor, _op(opts))
         same_numel(given, tensor.numel(), self.size(), "reduce_scatter")
@@ -346,7 +346,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         return self._begin("reduce_scatter", [tensor], run, opts, given)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Operation:
-        """``output`` becomes this rank's block of the reduction of all ranks' ``input``."""
+        """Fills ``output`` with this rank's block of the reduction of all ranks' ``input``."""
         ratio(input, output, self.size(), "reduce_scatter_tensor")
         how = reduction(output, _op(opts))
 

@@ -29,8 +29,9 @@ class Member:
     default: bool
 
     def shut_down(self) -> None:
-        """The group was destroyed. With the default group ends a session that it began, where another one may follow: a
-        process that a daemon started joins its job once."""
+        """Ends, with the default group, the session that it began, if another one may follow. A process that a daemon
+        started joins its job once.
+        """
         self.communicator.destroy()
         if self.default and self.session is CURRENT.session and self.session.implicit and not _started_by_daemon():
             start.destroy_process_group()

@@ -72,7 +72,7 @@ class Lane:
         self._busy = False
 
     def _begin_in_fork(self) -> None:
-        """A thread of the parent may have been at work on it, and does not live on there."""
+        """Begins anew in a forked child: a thread of the parent may have been at work, and does not live on there."""
         if self._process != os.getpid():
             self._begin()
 

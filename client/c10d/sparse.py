@@ -22,7 +22,7 @@ def check_sparse(tensor: torch.Tensor, op: Any) -> None:
 
 
 def add_up(everyone: Communicator, tensor: torch.Tensor) -> None:
-    """``tensor`` becomes the sum of all ranks', which have its shape and sparse dimensions."""
+    """Replaces ``tensor`` by the sum of all ranks', which have its shape and sparse dimensions."""
     total = sum_of_sparse(everyone, tensor.detach().coalesce())
     with torch.no_grad():
         tensor.copy_(total)  # not what detach() gives: that would take the entries to itself

@@ -37,7 +37,7 @@ class LineAssembler:
         return lines
 
     def finish(self) -> list[str]:
-        """The rest when the rank has ended: zero or one line."""
+        """Returns the rest when the rank has ended: zero or one line."""
         partial, self._partial = self._partial, b""
         return [_last_drawn(partial)] if partial.strip() else []
 

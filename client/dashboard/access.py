@@ -74,11 +74,11 @@ class Access:
         self._sessions.pop(request.cookies.get(COOKIE, ""), None)
 
     def shows_token(self, request: Request) -> bool:
-        """The request has a token, right or wrong, as programs send it."""
+        """True if the request has a token, right or wrong, as programs send it."""
         return request.headers.get("authorization", "").startswith(BEARER)
 
     def known(self, request: Request) -> bool:
-        """The request has a session, or the token itself. A wrong token is counted."""
+        """True if the request has a session, or the token itself. A wrong token is counted."""
         if self.shows_token(request):
             given = request.headers["authorization"].removeprefix(BEARER)
             good = hmac.compare_digest(given.encode(), self._token)

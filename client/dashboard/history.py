@@ -131,7 +131,7 @@ class History:
                 self.points.add(Point(report.time, values, self._computes_at(report.time)))
 
     def forget_ranks(self) -> None:
-        """Ranks have other numbers from now on."""
+        """Forgets figures of ranks, which have other numbers from now on."""
         self.latest.clear()
         self._computes.clear()
         self._engines.clear()

@@ -213,7 +213,7 @@ def adam_for(
 
 @torch.no_grad()
 def take_mean(model: nn.Module) -> None:
-    """The mean of all replicas becomes each of them, but of experts, which are each rank's own. Algorithms that
+    """Replaces all replicas by their mean, but for experts, which are each rank's own. Algorithms that
     exchange weights leave them apart. Every rank must call it."""
     for parameter in model.parameters():
         if bagua.moe.is_moe_param(parameter):

@@ -38,8 +38,9 @@ class Remote:
         err: Target | None = None,
         on_end: Callable[[Remote], None] = lambda _: None,
     ) -> None:
-        """``label`` begins each line of output. ``on_end`` is called in a thread, after the last line. Raises
-        ConfigError if there is no such command."""
+        """Starts the command. ``label`` begins each line of output. ``on_end`` is called in a thread, after the last
+        line. Raises ConfigError if there is no such command.
+        """
         self.login = login
         try:
             # A session of its own: Ctrl-C reaches only us, and we end what runs there in good order.

@@ -68,7 +68,7 @@ class StepModule(torch.nn.Module):
             bagua.broadcast(buffer, src=0)
 
     def end(self, alone: bool = False) -> None:
-        """``module`` is an ordinary one again. All ranks do it together, and asynchronous averages end with the same
+        """Makes ``module`` an ordinary one again. All ranks do it together, and asynchronous averages end with the same
         weights on all; or this one ``alone``: it then waits for no other."""
         if self.exchange is not None:
             if not alone and isinstance(self.exchange.bagua_algorithm, AsyncModelAverageAlgorithmImpl):

@@ -135,7 +135,7 @@ class _Model:
         return self._pairs_of_ranks(nbytes, coding)
 
     def _pairs_of_ranks(self, nbytes: float, coding: Coding | None) -> Cost:
-        """Each rank of the host has a message for a rank elsewhere: they share the wire."""
+        """Returns the cost if each rank of the host has a message for a rank elsewhere: they share the wire."""
         hosts, ranks = self.cluster.hosts, self.cluster.ranks
         alone = bucket_cost(nbytes, Cluster(self.cluster.network, hosts), self.profile.speeds, coding, PAIR)
         far = ranks * (hosts - 1) * ranks / (hosts * ranks - 1)  # of the host's ranks, in the mean

@@ -62,7 +62,9 @@ class Way(Protocol):
         ...
 
     def announce_end(self) -> None:
-        """The job is being ended: hosts that hear of it from their scheduler, too, need not do anything."""
+        """Tells hosts that the job is being ended. Those that hear of it from their scheduler, too, need not do
+        anything.
+        """
         ...
 
 

@@ -48,7 +48,7 @@ class Terminal:
             self.note(text)
 
     def away(self, why: str) -> None:
-        """The coordinator does not answer; it is waited for."""
+        """Shows that the coordinator does not answer, and is waited for."""
         self.status(f"waiting for the coordinator: {why}")
 
     def advance(self, text: str) -> None:

@@ -254,7 +254,7 @@ class Chaos:
         self.findings.steps += max((len(diary.steps) for diary in diaries.values()), default=0)
 
     def _check_end(self, job_id: str) -> None:
-        """Every job ends well, also where a host that was lost had to be fenced first."""
+        """Checks that the job ends well, also if a host that was lost had to be fenced first."""
         until(lambda: self._cluster.job(job_id).state in ENDED, f"job {job_id} has ended")
         job = self._cluster.job(job_id)
         if job.state != SUCCEEDED:

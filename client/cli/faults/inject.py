@@ -234,7 +234,7 @@ class Injector:
 
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """The process is stopped while the context lasts."""
+    """Stops the process while the context lasts."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -256,7 +256,7 @@ def locked(database: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def filled(folder: Path) -> Iterator[None]:
-    """The disk of ``folder`` has no room."""
+    """Fills the disk of ``folder`` while the context lasts."""
     filler = folder / "filler"
     try:
         with filler.open("wb", buffering=0) as file:

@@ -133,7 +133,7 @@ class CudaConnection:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """The leg's errors become CommunicationError."""
+        """Turns the leg's errors into CommunicationError."""
         try:
             yield
         except self._error as error:

@@ -264,7 +264,7 @@ class LoadBalancingDistributedBatchSampler(ResumableSampler[list[int]]):
             self.generate_batches()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration goes on from there; see ``ResumableSampler.load_state_dict``."""
+        """Loads a state, from which the next iteration goes on; see ``ResumableSampler.load_state_dict``."""
         super().load_state_dict(state)
         self.sampler.epoch = self.epoch
         self.generate_batches()

@@ -125,13 +125,13 @@ class Course:
         return [self._order[position] for position in batch]
 
     def give(self) -> float:
-        """The next batch is given out. Returns its weight: its samples, divided by the mean of all ranks."""
+        """Gives out the next batch. Returns its weight: its samples, divided by the mean of all ranks."""
         batches = self._progress.rounds(self.given + 1)[self.given]
         self.given += 1
         return len(batches[self._rank]) * len(batches) / sum(map(len, batches))
 
     def commit(self) -> None:
-        """A step was committed on all members: the batches that they were given are used."""
+        """Commits a step of all members: the batches that they were given are used."""
         if self._counted:
             self._counted = 0
             return
@@ -143,7 +143,7 @@ class Course:
         self.given -= rounds
 
     def end_epoch(self) -> None:
-        """The epoch is over. Samples that are left open the next one if they are fewer than ranks; else all ranks have
+        """Ends the epoch. Samples that are left open the next one if they are fewer than ranks; else all ranks have
         given up this epoch, and they are not used in it."""
         self._commit(self.given)
         self._opening = () if self._progress.rounds(1) else tuple(self._samples(self._progress.rest()))
@@ -220,7 +220,7 @@ class Course:
         return " ".join(f"{name} was {other[name]}, and is {mine[name]}." for name in differing)
 
     def make_room(self, document: Any, own: Any) -> Kept:
-        """The epoch goes on with the members of now, and with all samples that no batch that was committed had."""
+        """Makes the epoch go on with the present members, and with all samples that no committed batch had."""
         members, generation = self._progress.members, self._generation
         state = {**document, "setting": asdict(self.setting), "generation": generation}
         self.given = 0

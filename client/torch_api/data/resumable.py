@@ -121,8 +121,10 @@ class ResumableSampler(Sampler[Item], Generic[Item]):
         return {"epoch": self.epoch, "seed": self.seed, "length": self._length, "legs": legs}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration goes on from there: with the samples of that epoch that no rank had been given, shared
-        out among the ranks of now. Raises ValueError if it is no such state, or one of another dataset or seed."""
+        """Loads a state, from which the next iteration goes on: with the samples of that epoch that no rank had been
+        given, shared out among the ranks of now. Raises ValueError if it is no such state, or one of another dataset or
+        seed.
+        """
         try:
             mine = {"seed": self.seed, "length": self._length}
             other = {name: state[name] for name in mine}

@@ -70,7 +70,7 @@ class Progress:
         return _pool(self, begin, begin + sizes[rank])
 
     def commit(self, count: int = 1) -> Progress:
-        """Every member has committed its batches of the next ``count`` rounds. Raises ValueError if there are not so
+        """Commits the batches of every member of the next ``count`` rounds. Raises ValueError if there are not so
         many."""
         given, taken = _deal(self, count)
         if len(given) < count:
@@ -80,8 +80,9 @@ class Progress:
         return replace(self, cursor=self.cursor + late, returned=self.returned[taken:], held=held)
 
     def regroup(self, members: Sequence[int], shares: Sequence[int], given: Mapping[int, int]) -> Progress:
-        """The membership has changed. ``members`` and ``shares``: of now, in the order of ranks. ``given``: how many
-        batches each survivor was given since the last commit; newcomers may join where nobody was given any."""
+        """Follows a change of membership. ``members`` and ``shares``: the new ones, in the order of ranks. ``given``:
+        how many batches each survivor was given since the last commit; newcomers may join where nobody was given any.
+        """
         survivors = [member for member in members if member in self.members]
         rounds = self.rounds(max((given[member] for member in survivors), default=0))
         held = {

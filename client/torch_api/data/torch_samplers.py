@@ -34,7 +34,7 @@ def follow(session: Session) -> None:
 
 
 def share_out(sampler: DistributedSampler[Any], ranks: int, rank: int) -> None:
-    """The sampler's next epoch is shared out among so many ranks."""
+    """Shares the sampler's next epoch out among so many ranks."""
     epoch = sampler.epoch
     DistributedSampler.__init__(sampler, sampler.dataset, ranks, rank, sampler.shuffle, sampler.seed, sampler.drop_last)
     sampler.epoch = epoch
@@ -113,7 +113,7 @@ class TorchSamplers:
         return _part(missed, ranks, rank, sampler.drop_last), missed
 
     def begin(self, sampler: DistributedSampler[Any], course: Course) -> list[int]:
-        """An epoch begins. Returns what opens this rank's part of it."""
+        """Begins an epoch. Returns what opens this rank's part of it."""
         own, course.opening = self.share_out_next(sampler, course)
         course.begun, course.steps, course.number = course.begun + 1, 0, sampler.epoch
         course.over = course.passed = None

@@ -88,7 +88,7 @@ class Fusion:
         return f"{text}. Not fused: {why}." if why else f"{text}."
 
     def _forget(self, _: torch.optim.Optimizer) -> None:
-        """A state has been loaded."""
+        """Forgets the blocks after a state was loaded."""
         self._stale = True
         self._stepped.clear()
 
@@ -230,7 +230,7 @@ class Fusion:
                 self._prepared[group] += 1
 
     def _step_again(self, parts: Sequence[Part], witness: Witness) -> None:
-        """The optimizer can't be fused: parameters of this step's parts make it once more, each by itself."""
+        """Repeats the step for parameters of its parts, each by itself, because the optimizer can't be fused."""
         witness.restore()
         lists: list[list[torch.Tensor]] = [[] for _ in self._groups]
         for part in parts:

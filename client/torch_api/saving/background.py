@@ -86,7 +86,9 @@ class Background:
             )
 
     def begin(self, task: Task, pieces: Sequence[Piece], documents: Mapping[Any, Any]) -> None:
-        """``wait_until_written`` has returned. Pieces must stay as they are until it returns again."""
+        """Begins to write, after ``wait_until_written`` has returned. Pieces must stay as they are until it returns
+        again.
+        """
         self._written.clear()
         self._threads = [one for one in self._threads if one.is_alive()]
         before = self._threads[-1] if self._threads else None

@@ -212,7 +212,7 @@ def _write_text(text: str, path: Path) -> None:
 
 
 def _replace(new: Path, target: Path) -> None:
-    """``new`` gets the name ``target``; one of the same name goes."""
+    """Renames ``new`` to ``target``, in place of one of the same name."""
     old = target.with_name(f"{target.name}.old")
     if target.exists():
         shutil.rmtree(old, ignore_errors=True)

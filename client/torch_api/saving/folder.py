@@ -168,7 +168,7 @@ class Lock:
 
 
 def _undo(old: Path, target: Path) -> None:
-    """A process was killed while it replaced a checkpoint by one of the same step."""
+    """Brings the old checkpoint back, after a process was killed while it replaced it by one of the same step."""
     if target.exists():
         shutil.rmtree(old, ignore_errors=True)
     else:

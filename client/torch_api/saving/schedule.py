@@ -33,7 +33,7 @@ class Rhythm(Protocol):
     look: int
 
     def begin(self, steps: int) -> None:
-        """The job has done this number of steps, and nothing is due yet."""
+        """Begins after this number of steps, when nothing is due yet."""
         ...
 
     def due(self, steps: int, agree: Callable[[Callable[[], Decision]], Decision]) -> bool:

@@ -87,8 +87,9 @@ class Leg:
         until it is released. Raises DeviceError with the first error once the leg has failed; the stream waits all the
         same until the operation writes no more."""
     def release(self, ticket: int) -> None:
-        """The ticket is not needed any more. Tickets that are never released are kept until ``close``: a runner calls
-        it after ``wait``. Harmless for an unknown ticket."""
+        """Releases a ticket that is no longer needed. Tickets that are never released are kept until ``close``: a
+        runner calls it after ``wait``. Harmless for an unknown ticket.
+        """
     def synchronize(self, ticket: int, timeout_s: float = -1.0) -> bool:
         """Waits on the host (GIL released, signals honoured) until the operation is done. False: the timeout passed.
         Raises DeviceError if the leg has failed."""

@@ -192,7 +192,7 @@ def _continue_numbers(writer: sa.Connection, table: sa.Table) -> None:
 
 
 def _into_file(backup: Path, file: Path) -> None:
-    """The old database stays beside the new one, under another name."""
+    """Copies a backup into the file of the database. The old one stays beside it, under another name."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
         with _private_file(temporary):

@@ -54,10 +54,10 @@ class Door(Protocol):
     """Keeps count of callers; ``peer`` is what gRPC calls the other end of a connection."""
 
     def admitted(self, peer: str) -> None:
-        """A call on this connection has shown a valid token."""
+        """Notes that a call on this connection has shown a valid token."""
 
     def refused(self, peer: str) -> None:
-        """A call was refused because it has shown none."""
+        """Notes that a call was refused because it has shown no valid token."""
 
 
 class Errors:

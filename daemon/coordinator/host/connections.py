@@ -78,18 +78,18 @@ class Connections:
         self._known: dict[str, None] = {}  # addresses that have, the newest last
 
     def admitted(self, peer: str) -> None:
-        """A call on this connection has shown a valid token."""
+        """Notes that a call on this connection has shown a valid token."""
         found = parse_peer(peer)
         if found is not None:
             self._fresh.add(found)
 
     def refused(self, peer: str) -> None:
-        """A call was refused because it has shown none."""
+        """Notes that a call was refused because it has shown no valid token."""
         found = parse_peer(peer)
         self._refusals.add(found[0] if found else peer, "calls")
 
     def know(self, addresses: Iterable[str]) -> None:
-        """A token was shown from these addresses."""
+        """Notes that a token was shown from these addresses."""
         for address in map(_address, addresses):
             self._known.pop(address, None)
             self._known[address] = None

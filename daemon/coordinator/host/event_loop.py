@@ -50,8 +50,9 @@ def _is_of_grpc(callback: Callable[..., Any]) -> bool:
 
 
 def _with_one_byte(bell: socket.socket, callback: Callable[..., Any], *args: Any) -> None:
-    """An event is in grpc.aio's queue before its byte is written, and ``callback`` takes the whole queue after a byte:
-    so whoever takes the other bytes first misses none."""
+    """Calls ``callback`` with one byte on the bell. An event is in grpc.aio's queue before its byte is written, and
+    ``callback`` takes the whole queue after a byte: so whoever takes the other bytes first misses none.
+    """
     with contextlib.suppress(BlockingIOError):
         waiting = len(bell.recv(_BELL_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         if waiting > 1:

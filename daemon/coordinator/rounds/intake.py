@@ -45,13 +45,13 @@ class Intake:
     # ---- for nodes and users
 
     def fact(self, session: NodeSession, job: LocalJob) -> None:
-        """A node says something of a job. Kept until it is written."""
+        """Takes what a node says of a job. It is kept until it is written."""
         fact = Fact(session.node_id, session.boot_id, job)
         self.inbox.facts[fact.key] = fact
         self._wake.set()
 
     async def introduce(self, session: NodeSession, node: NodeRecord, jobs: list[LocalJob]) -> bool:
-        """A session begins: returns when that is written, and the node is told its jobs. True if its daemon was
+        """Begins a session; returns when that is written, and the node is told its jobs. True if its daemon was
         restarted since it was seen last. Raises ConflictError if another coordinator holds a living session of another
         daemon with the same id."""
         held = frozenset(job.job_id for job in jobs)
@@ -71,7 +71,7 @@ class Intake:
         self._board.note_heard(session.node_id, session.heard_clock)
 
     def node_gone(self, session: NodeSession) -> None:
-        """A session has ended. Counts at once; kept until it is written."""
+        """Ends a session. That counts at once, and is kept until it is written."""
         waiting = self.inbox.introductions.get(session.node_id)
         if waiting is not None and waiting.session is session:
             del self.inbox.introductions[session.node_id]
@@ -80,7 +80,7 @@ class Intake:
         self.look(self._board.on_node(session.node_id))
 
     async def submit(self, job: JobRecord, idempotency_key: str) -> JobRecord:
-        """The job once it is written, or the one that was submitted with the same key."""
+        """Submits a job. Returns it once it is written, or the one that was submitted with the same key."""
         call = Submission(job, idempotency_key, self._future())
         self.inbox.submissions.append(call)
         self._wake.set()
@@ -94,8 +94,9 @@ class Intake:
         return await call.done
 
     async def request(self, job_id: str, wish: Callable[[JobRecord], Wished]) -> JobRecord:
-        """The job once the wish is written. Raises what ``wish`` raises, and NotFoundError if it is not (or no longer)
-        alive."""
+        """Changes a job as wished. Returns it once that is written. Raises what ``wish`` raises, and NotFoundError if
+        it is not (or no longer) alive.
+        """
         call = Request(job_id, wish, self._future())
         self.inbox.requests.append(call)
         self._wake.set()
@@ -114,7 +115,7 @@ class Intake:
         return job_id in self._board.on_node(node_id)
 
     def leaving(self, session: NodeSession, leaving: bool) -> None:
-        """A daemon says that it will end, or not. Kept until it is written."""
+        """Takes the word of a daemon that it will end, or not. It is kept until it is written."""
         self.inbox.marks.append(Mark(session.node_id, None, leaving))
         self._wake.set()
 
@@ -158,7 +159,7 @@ class Intake:
         return taken
 
     def close(self) -> None:
-        """The reconciler has stopped: callers get UnavailableError, now and later."""
+        """Closes the intake after the reconciler has stopped: callers get UnavailableError, now and later."""
         self._closed = True
         self.inbox.fail(UnavailableError(f"{STOPPING} [BG802]"))
 

@@ -39,7 +39,7 @@ class Waiting:
             self._next += 1
 
     def discard(self, job: JobRecord) -> None:
-        """The job waits no longer."""
+        """Takes out a job that waits no longer."""
         of_shape = self._jobs.get(shape_of(job))
         if of_shape is not None and of_shape.pop(job.job_id, None) is not None and not of_shape:
             del self._jobs[shape_of(job)]
@@ -86,7 +86,7 @@ class Board:
             self.jobs[new.job_id] = stored
 
     def drop(self, job_id: str) -> None:
-        """The job is no more."""
+        """Drops a job that is no more."""
         old = self.job(job_id)
         if old is not None:
             self._account(old.parts, (), job_id)
@@ -157,7 +157,7 @@ class Board:
             self._reasons.clear()
 
     def note_heard(self, node_id: str, heard_clock: float) -> None:
-        """The node's daemon is there again; its session does not count yet."""
+        """Notes that the node's daemon is there again; its session does not count yet."""
         view = self.views.get(node_id)
         if view is not None:
             self.views[node_id] = replace(view, heard_clock=heard_clock)

@@ -49,7 +49,7 @@ class Publisher:
     # ---- jobs as they are now
 
     def install(self, change: Change) -> None:
-        """A decision of this coordinator was written. Nodes hear of it by ``tell``."""
+        """Installs a decision of this coordinator that was written. Nodes hear of it by ``tell``."""
         job = change.job
         before = change.old.job
         self._board.put(change.stored)
@@ -66,7 +66,7 @@ class Publisher:
             self._on_end()
 
     async def replace(self, job_id: str, stored: Stored | None) -> None:
-        """The database has the job so; None: it was deleted."""
+        """Replaces a job by what the database has; None: it was deleted."""
         if stored is not None:
             self._board.put(stored)
             await self.tell(stored.job)

@@ -121,7 +121,7 @@ class Stage:
             self._views[node_id] = self._views[node_id].marked(draining, leaving)
 
     def fail(self, job_id: str, reason: str) -> None:
-        """The job ends because the coordinator can't go on with it. One that stops already, or can't even be ended, is
+        """Ends a job because the coordinator can't go on with it. One that stops already, or can't even be ended, is
         tried again later. Raises nothing but MemoryError."""
         try:
             self._fail(job_id, reason)
@@ -210,7 +210,9 @@ class Stage:
 
     @contextmanager
     def _alone(self, job_id: str, step: str, content: object = None) -> Iterator[None]:
-        """An exception in here is a fault of the coordinator. It ends this job and holds up no other."""
+        """Guards what is done for one job. An exception in here is a fault of the coordinator: it ends this job and
+        holds up no other.
+        """
         try:
             yield
         except MemoryError:  # no fault of this step: the round is tried again

@@ -77,7 +77,7 @@ def _without(job: JobRecord, evidence: Evidence, now: float) -> Step:
 def _resume(
     job: JobRecord, evidence: Evidence, nodes: Nodes, now: float, options: Options
 ) -> tuple[Step, float | None]:
-    """The job waits: it goes on once nobody wants it paused and there are enough nodes."""
+    """Decides about a job that waits: it goes on once nobody wants it paused and there are enough nodes."""
     if job.plan is Plan.HOLD and not evidence.suspended:
         return change(job, nodes, now, options)
     if job.paused or not enough(job):

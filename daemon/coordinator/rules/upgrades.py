@@ -48,7 +48,7 @@ class Upgrades:
             del self._waiting[number]
 
     def introduced(self, session: Connected) -> None:
-        """A daemon has said Hello."""
+        """Notes that a daemon has said Hello."""
         for former, done in self._of(session.node_id):
             if session.boot_id != former.boot_id:
                 text = f"Node {session.node_id} was started anew meanwhile, its keeper as well."
@@ -57,7 +57,7 @@ class Upgrades:
                 done.set_result(None)
 
     def refused(self, session: Connected, refusal: node_pb2.UpgradeRefusal) -> None:
-        """The daemon stays. An answer to a request that nobody waits for changes nothing."""
+        """Notes that a daemon refuses, and stays. An answer to a request that nobody waits for changes nothing."""
         former, done = self._waiting.get(refusal.request_id, (None, None))
         if former is not None and done is not None and former.node_id == session.node_id and not done.done():
             text = f"Node {session.node_id} keeps its daemon: {refusal.reason[:2_000]}."

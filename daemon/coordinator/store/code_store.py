@@ -44,7 +44,7 @@ class CodeQueries(TuningQueries):
         self._db.execute(sa.update(m.code_archives).where(here).values(complete=True, used_at=now))
 
     def note_job_code(self, job_id: str, digest: str) -> None:
-        """The job needs the archive."""
+        """Notes that the job needs the archive."""
         self._db.execute(sa.insert(m.job_code).values(job_id=job_id, digest=digest))
 
     def code_piece(self, job_id: str, number: int) -> bytes | None:

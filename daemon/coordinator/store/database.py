@@ -182,7 +182,7 @@ def revision_of(connection: sa.Connection) -> str | None:
 
 
 def _create(connection: sa.Connection) -> None:
-    """An empty database gets the newest schema at once; a test compares it with what the migrations make."""
+    """Gives an empty database the newest schema at once. A test compares it with what the migrations make."""
     models.metadata.create_all(connection)
     connection.execute(sa.text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"))
     connection.execute(sa.text("INSERT INTO alembic_version VALUES (:head)"), {"head": HEAD})

@@ -90,7 +90,7 @@ class LogReader:
             self._open(stream)
 
     def add(self, homes: Mapping[int, str]) -> None:
-        """The job has these members and nodes now: those that are new are read, too, from their beginning."""
+        """Follows the job's present members and nodes: those that are new are read, too, from their beginning."""
         known = {stream.rank for stream in self._streams}
         for rank in sorted(homes.keys() - known):
             self._streams.append(_Stream(rank, homes[rank], started=True))

@@ -148,7 +148,7 @@ class Sessions:
                 session.order(job_id, host, order)
 
     def forget(self, job_id: str) -> None:
-        """The job is no more."""
+        """Forgets a job that is no more."""
         self._orders.pop(job_id, None)
 
     def order(self, job: JobRecord) -> Order | None:

@@ -42,7 +42,7 @@ class JobSpans:
         return found
 
     def _entered(self, change: Change) -> list[Span]:
-        """A generation has begun when all of its hosts are in it."""
+        """Makes spans of a generation that has begun: all of its hosts are in it."""
         job = change.job
         generation, since, why = self._changing.get(job.job_id, (0, 0.0, ""))
         if generation != job.generation or not job.hosts or any(host.entered < generation for host in job.hosts):

@@ -101,7 +101,7 @@ class Traces:
         self._sinks.pop(number, None)
 
     def take(self, session: Connected, reply: node_pb2.TraceReply | node_pb2.ClockReply) -> None:
-        """A node has answered. What nobody waits for is dropped."""
+        """Takes the answer of a node. What nobody waits for is dropped."""
         found = self._sinks.get(reply.request_id)
         if found is not None and found[0] is session:
             found[1](reply)

@@ -25,7 +25,9 @@ class HeldSecrets:
         self._bytes = 0
 
     def hold(self, job_id: str, values: Mapping[str, str]) -> None:
-        """A job comes with them. Raises InvalidRequestError that names no value, TooMuchError."""
+        """Holds the secrets of a job that is submitted. Raises InvalidRequestError that names no value,
+        TooMuchError.
+        """
         size = _size(values)
         if len(values) > _MOST or size > MAX_BYTES:
             raise InvalidRequestError(f"secrets: at most {_MOST} of {MAX_BYTES >> 10} KiB together. [BG812]")
@@ -55,7 +57,7 @@ class HeldSecrets:
         return self._values[job_id]
 
     def forget(self, job_id: str) -> None:
-        """The job has ended, or was not made."""
+        """Forgets the secrets of a job that has ended, or was not made."""
         self._coming.discard(job_id)
         self._bytes -= _size(self._values.pop(job_id, {}))
 

@@ -20,8 +20,9 @@ class Calls:
 
     @contextmanager
     def running(self, caller: Identity) -> Iterator[None]:
-        """The present task answers a call of ``caller``. Raises UnauthenticatedError in it if that is not let in any
-        more."""
+        """Notes that the present task answers a call of ``caller``. Raises UnauthenticatedError in it if that is not
+        let in any more.
+        """
         task = asyncio.current_task()
         if caller is ADMINISTRATOR or task is None:  # that token is good for as long as the coordinator lives
             yield

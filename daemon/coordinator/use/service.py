@@ -106,7 +106,9 @@ class Service:
             return await self._worker.read(self._ended, job_id)
 
     async def request(self, job_id: str, wish: Callable[[JobRecord], Wished]) -> JobRecord:
-        """The job once it is written what somebody wants of it. Raises what ``wish`` raises, and NotFoundError."""
+        """Changes a job as somebody wants. Returns it once that is written. Raises what ``wish`` raises, and
+        NotFoundError.
+        """
         try:
             return await self._intake.request(job_id, wish)
         except NotFoundError:
@@ -114,9 +116,10 @@ class Service:
             raise ConflictError(f"Job {job_id} has ended: it is {ended.state.name.lower()}. [BG813]") from None
 
     async def drain(self, node_id: str, draining: bool, this_run: bool = False) -> tuple[NodeView, list[str]]:
-        """The node once it is written that it drains, or not, and the jobs that have a part there. ``this_run``: as
-        if its daemon had said that it will end. Raises NotFoundError, and ConflictError if it is the last node of an
-        elastic job."""
+        """Makes a node drain, or not. Returns it once that is written, and the jobs that have a part there.
+        ``this_run``: as if its daemon had said that it will end. Raises NotFoundError, and ConflictError if it is the
+        last node of an elastic job.
+        """
         self.node(node_id)
         there = self._board.on_node(node_id)
         if draining:

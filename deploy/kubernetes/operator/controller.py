@@ -121,9 +121,10 @@ class Controller:
                 self.connections.drop(job)
 
     def _leave(self, job: Key) -> None:
-        """The BaguaJob was deleted, or all of its namespace, and its pods go. Its attempt is cancelled, else their
-        daemons would drain: wait for ranks to leave a job that others go on with. Where that is not possible, as the
-        coordinator's pod was gone first, they get no time for it."""
+        """Leaves a BaguaJob that was deleted, or all of its namespace, and whose pods go. Its attempt is cancelled,
+        else their daemons would drain: wait for ranks to leave a job that others go on with. Where that is not
+        possible, as the coordinator's pod was gone first, they get no time for it.
+        """
         memory, client = self._memories.pop(job, None), self.connections.kept(job)
         running = memory.running if memory is not None else None
         if running is not None and running.task is not None:
@@ -177,7 +178,7 @@ class Controller:
         return task.ended or bool(plan.actions) or status.holds(plan.status, "Changing")
 
     def _act(self, seen: Seen, client: Client | None) -> float | None:
-        """The status is written first: when this process dies in between, the actions follow from the next look, while
+        """Writes the status, then acts. When this process dies in between, the actions follow from the next look, while
         a counter that was lost would be counted twice."""
         now = time.time()
         plan = reconcile(seen, self._settings, now)

@@ -88,7 +88,7 @@ def _template(pod: Manifest, container: Manifest, others: list[Manifest], metada
 
 
 def _replicas(spec: Manifest, roles: Manifest, notes: list[str]) -> Manifest:
-    """The master of the original was the first node."""
+    """Joins the replicas of master and workers: the master of the original was the first node."""
     count = sum(int(roles[role].get("replicas", 1)) for role in ("master", "worker") if role in roles)
     if not spec.get("enableElastic"):
         return {"replicas": count}

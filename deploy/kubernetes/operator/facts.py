@@ -62,7 +62,7 @@ class Pod:
 
     @property
     def ended(self) -> bool:
-        """The daemon has ended: this pod takes no job any more."""
+        """True if the daemon has ended: this pod takes no job any more."""
         return self.phase in ("Failed", "Succeeded")
 
 

@@ -68,7 +68,7 @@ class Memory:
         self.running = replace(self.running, body=body) if self.running is not None and same else None
 
     def has_written(self, body: Mapping[str, Any]) -> bool:
-        """``written`` was called with this version."""
+        """True if ``written`` was called with this version."""
         version = _version(body)
         return bool(version) and version in self._versions
 

@@ -212,7 +212,7 @@ def _of_job(seen: Seen) -> Manifest:
 
 
 def _coordinator_network(seen: Seen) -> Manifest:
-    """The coordinator is reached by the job's own pods and by the operator."""
+    """Lets the job's own pods and the operator reach the coordinator."""
     operator = {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app.kubernetes.io/component": "operator"}}}
     spec = {
         "podSelector": {"matchLabels": labels(seen, "coordinator")},
