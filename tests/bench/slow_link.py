@@ -12,18 +12,16 @@ all. The hosts are network namespaces behind one bridge, with one rank each.
 from __future__ import annotations
 
 import argparse
-import json
+import functools
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from bagua.base.errors import BaguaError
 from bagua.bench.emulation import DEVICE, Emulation, _command, namespace_name, start_time
 from bagua.bench.units import parse_sizes, size_text
-from bagua.cli.bench.tasks import Task, _run_inside, ending_signals
+from bagua.cli.bench import tasks
 from bagua.tuning.network import Network, parse_network
 
 HOSTS = 4
@@ -35,8 +33,8 @@ ORDERS = {"measured": "1", "hosts": "0"}
 class Bridged(Emulation):
     """Hosts behind a bridge in a namespace of its own. ``slow``: two hosts, and the rate between them."""
 
-    def __init__(self, network: Network, slow: tuple[int, int, float] | None) -> None:
-        super().__init__(network, HOSTS)
+    def __init__(self, network: Network, hosts: int, slow: tuple[int, int, float] | None) -> None:
+        super().__init__(network, hosts)
         self.slow = slow
         self.bridge = namespace_name(os.getpid(), start_time(os.getpid()) or 0, HOSTS)
 
@@ -100,16 +98,9 @@ def measure(case: str, order: str, network: Network, sizes: list[int], seconds: 
         **{"seconds": seconds, "rounds": rounds, "threads": 1},
     }
     os.environ["BAGUA_MEASURE_RING"] = ORDERS[order]
-    with tempfile.TemporaryDirectory(prefix="bagua-bench-") as folder:
-        result = Path(folder) / "result.json"
-        task = Task(
-            "bagua.bench.ranks.allreduce", config, HOSTS, 1, {"OMP_NUM_THREADS": "1"}, quiet=True, result=str(result)
-        )
-        with ending_signals(), Bridged(network, parse_case(case)) as hosts:
-            code = _run_inside(replace(task, namespaces=hosts.names), Path(folder) / "task.json")
-        if code:
-            sys.exit(code)
-        return {row["bytes"]: row["s"] for row in json.loads(result.read_text())["rows"]}
+    bridged = functools.partial(Bridged, slow=parse_case(case))
+    task = tasks.Task("bagua.bench.ranks.allreduce", config, HOSTS, 1, {"OMP_NUM_THREADS": "1"}, quiet=True)
+    return {row["bytes"]: row["s"] for row in tasks.measure(task, network, bridged)["rows"]}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -125,7 +125,9 @@ def _start(task: Task, cluster: EmbeddedCluster) -> None:
     cluster.start_nodes(names, task.nproc_per_node, hosts=hosts)
 
 
-def measure(task: Task, network: Network | None) -> dict[str, Any]:
+def measure(
+    task: Task, network: Network | None, emulation: Callable[[Network, int], Emulation] = Emulation
+) -> dict[str, Any]:
     """Results of rank 0; in an emulated network if there is one. Ends the program after Ctrl-C. Raises BaguaError."""
     with tempfile.TemporaryDirectory(prefix="bagua-bench-") as folder:
         result = Path(folder) / "result.json"
@@ -133,8 +135,8 @@ def measure(task: Task, network: Network | None) -> dict[str, Any]:
         if network is None:
             code = run_task(task)
         else:
-            with ending_signals(), Emulation(network, task.nnodes) as emulation:
-                code = _run_inside(replace(task, namespaces=emulation.names), Path(folder) / "task.json")
+            with ending_signals(), emulation(network, task.nnodes) as made:
+                code = _run_inside(replace(task, namespaces=made.names), Path(folder) / "task.json")
         if code:
             raise typer.Exit(code)
         found: dict[str, Any] = json.loads(result.read_text())

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-import queue
 import sys
 import threading
 import time
@@ -378,10 +377,11 @@ class RemoteSearch:
         self._present: Setting = {}
         self._settled = False
         self._line = ""
-        self._questions: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._news = threading.Event()  # there is something to say, or to ask
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="bagua tuning")
         if daemon is not None:
-            self._questions.put(True)
+            self._news.set()
             self._thread.start()
 
     def ask(self) -> Setting | None:
@@ -393,7 +393,7 @@ class RemoteSearch:
                 raise StopIteration
             if not self._asking:
                 self._asking = True
-                self._questions.put(True)
+                self._news.set()
             return None
 
     def tell(self, trial: Trial) -> None:
@@ -401,7 +401,7 @@ class RemoteSearch:
         with self._lock:
             self._number += 1
             self._told.append(_message(trial, self._number, self._round))
-        self._questions.put(True)
+        self._news.set()
 
     def anew(self) -> None:
         """Earlier trials say nothing any more."""
@@ -414,23 +414,26 @@ class RemoteSearch:
         """Reports the present setting, for people and for later jobs."""
         with self._lock:
             self._present, self._settled, self._line = dict(present), settled, line
-        self._questions.put(True)
+        self._news.set()
 
     def close(self) -> None:
         """Sends the last words, for at most 2 s."""
-        self._questions.put(False)
+        self._closed.set()
+        self._news.set()
         if self._thread.is_alive():
             self._thread.join(LAST_S)
 
     def _run(self) -> None:
-        while self._questions.get():
-            while not self._questions.empty():  # one question says all
-                if not self._questions.get():
-                    self._exchange()
-                    return
-            if not self._exchange():
-                time.sleep(AGAIN_S)
-                self._questions.put(True)
+        while True:
+            self._news.wait()
+            self._news.clear()
+            last = self._closed.is_set()
+            understood = self._exchange()
+            if last:
+                return
+            if not understood:
+                self._closed.wait(AGAIN_S)
+                self._news.set()
 
     def _exchange(self) -> bool:
         """Sends what is new. False: it is to be tried again."""
@@ -459,7 +462,7 @@ class RemoteSearch:
         with self._lock:
             del self._told[: len(told)]
             if self._told:
-                self._questions.put(True)
+                self._news.set()
             if round != self._round:
                 return True
             if reply.has_best and self.best is None and not round:
