@@ -103,8 +103,10 @@ def with_headers(source: Path) -> list[Path]:
     found = {source: None}  # in order of discovery
     todo = [source]
     while todo:
-        for name in INCLUDE.findall(todo.pop().read_text()):
-            header = next((path for path in (CORE / name, CSRC / name, HERE / name) if path.exists()), None)
+        file = todo.pop()
+        for name in INCLUDE.findall(file.read_text()):
+            places = (file.parent / name, CORE / name, CSRC / name, HERE / name)  # as the compiler looks
+            header = next((path for path in places if path.exists()), None)
             if header is not None and header not in found:
                 found[header] = None
                 todo.append(header)

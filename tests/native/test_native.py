@@ -1,7 +1,8 @@
 """Builds and runs the native tests of the core: plain, under ASan + UBSan, and under TSan.
 
-Every ``*_test.cpp`` in this folder is a suite; it is linked with ``harness.cpp`` and all sources of ``csrc/core`` but
-the bindings (they need Python). To add tests, add a file. ``native_build.py`` is the builder.
+Every ``*_test.cpp`` here, in ``engine`` and in ``transport`` is a suite; it is linked with ``harness.cpp`` and all
+sources of ``csrc/core`` but the bindings (they need Python). To add tests, add a file.
+``native_build.py`` is the builder.
 
 By hand: ``python tests/native/test_native.py [plain|asan|tsan] [suite[.test] ...]``.
 """
@@ -23,7 +24,8 @@ import native_build as native  # noqa: E402
 
 SEARCH = "succession_test"
 """A suite that needs next to nothing of the core, and much time."""
-SUITES = sorted(path.stem for path in HERE.glob("*_test.cpp") if path.stem != SEARCH)
+FILES = {path.stem: path for folder in (".", "engine", "transport") for path in (HERE / folder).glob("*_test.cpp")}
+SUITES = sorted(name for name in FILES if name != SEARCH)
 PORTABLE = "kernel_test"
 """A suite that needs the kernels alone; it is compiled without the processor's extensions, too."""
 # Suites in which most threads meet: TSan looks for races there; --full has the others.
@@ -41,7 +43,7 @@ ALWAYS = {"plain": [], "asan": SUITES, "tsan": TSAN}
 
 def build(name: str, folder: Path, suites: list[str], full: bool = True) -> Path:
     """The test program: the core, the harness, the suites."""
-    left, units = [HERE / f"{suite}.cpp" for suite in suites], [HERE / "harness.cpp"]
+    left, units = [FILES[suite] for suite in suites], [HERE / "harness.cpp"]
     for names in JOINED:
         together = [path for path in left if path.stem.removesuffix("_test") in names]
         left = [path for path in left if path not in together]
@@ -75,7 +77,7 @@ def test_native(programs: Callable[[str], Path], name: str, suite: str) -> None:
 
 def build_portable() -> Path:
     """The kernels' suite without the processor's extensions."""
-    sources = [HERE / "harness.cpp", HERE / f"{PORTABLE}.cpp", *sorted((native.CORE / "kernel").glob("*.cpp"))]
+    sources = [HERE / "harness.cpp", FILES[PORTABLE], *sorted((native.CORE / "kernel").glob("*.cpp"))]
     return native.build("portable", native.cache_folder(), sources)
 
 
@@ -84,7 +86,7 @@ def build_search() -> Path:
     engine = native.CORE / "engine"
     sources = [
         HERE / "harness.cpp",
-        HERE / f"{SEARCH}.cpp",
+        FILES[SEARCH],
         engine / "job" / "succession.cpp",
         engine / "values" / "options.cpp",
     ]

@@ -9,7 +9,7 @@
 
 #include "base/clock.h"
 #include "channel/host_api.h"
-#include "engine_rig.h"
+#include "engine/engine_rig.h"
 
 // The loader frees variables of dead threads, unseen by the sanitizer.
 extern "C" __attribute__((visibility("default"))) const char* __tsan_default_suppressions() {

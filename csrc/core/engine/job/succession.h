@@ -8,7 +8,7 @@
 // Newcomers run in a lobby, which is the present "generation" on a host that has no other, and stands beside it
 // elsewhere.
 //
-// Pure: no threads, no time, no memory but its own. tests/native/succession_test.cpp searches it exhaustively.
+// Pure: no threads, no time, no memory but its own. tests/native/engine/succession_test.cpp searches it exhaustively.
 #pragma once
 
 #include <algorithm>
