@@ -23,10 +23,11 @@ from bagua.base.retention import parse_keep
 from bagua.base.security import TlsFiles
 from bagua.daemon.log_lines import LogFormat, configure_logging
 from bagua.daemon.node.daemon import run
+from bagua.daemon.node.engine_host import WireSettings
 from bagua.daemon.node.environment import parse_patterns
 from bagua.daemon.node.process import die_with_parent
 from bagua.daemon.node.rank_user import RunAs, parse_limits, parse_umask
-from bagua.daemon.node.settings import Settings, WireSettings
+from bagua.daemon.node.settings import Settings
 
 DEFAULT_RANK_DIR = Path("/var/lib/bagua-ranks")
 FROM_LEASH = "-"

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 from bagua.base.retention import Keep
 from bagua.daemon.node.code import CodeCache
-from bagua.daemon.node.engine_host import CoreHost, RefusedFrames
+from bagua.daemon.node.engine_host import CoreHost, RefusedFrames, WireSettings
 from bagua.daemon.node.journal import Journal
 from bagua.daemon.node.keeper_link import KeeperLink
 from bagua.daemon.node.log_file import LogLimits
 from bagua.daemon.node.rank_places import Places
 from bagua.daemon.node.rank_user import RunAs
-from bagua.daemon.node.settings import WireSettings
 from bagua.otel.tracing import Span
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,7 +14,6 @@ import bagua.csrc
 from bagua.base import net_plugin
 from bagua.base.address import join_address
 from bagua.daemon.node.job_specification import JobSpecification
-from bagua.daemon.node.settings import WireSettings
 
 if TYPE_CHECKING:
     from bagua.csrc import core
@@ -21,6 +21,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LOAD_S = 2.0
 """A core that is built is loaded within this time."""
+
+
+@dataclass(frozen=True)
+class WireSettings:
+    """Settings of the connections of this node's engines to other hosts; see ``Engine`` in csrc/core.pyi."""
+
+    measure_ring: bool
+    plain_data: bool
+
+    @property
+    def encryption(self) -> str:
+        """Kind of encryption, as ``Engine`` calls it."""
+        return "never" if self.plain_data else "beyond loopback"
 
 
 class CoreHost:

@@ -21,7 +21,7 @@ from bagua.daemon.node.context import NodeContext
 from bagua.daemon.node.job_engine import JobEngine
 from bagua.daemon.node.job_record import JobRecord, journal_entry, local_job
 from bagua.daemon.node.job_specification import JobSpecification
-from bagua.daemon.node.journal import JobEntry, RankEntry
+from bagua.daemon.node.journal_entries import JobEntry, RankEntry
 from bagua.daemon.node.log_file import LogFile, log_path
 from bagua.daemon.node.logs import error_reason, is_crash
 from bagua.daemon.node.membership import LEAVE_S, ended_here

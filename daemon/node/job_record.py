@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from bagua.base.disk import disk_words
 from bagua.daemon.node.engine_host import in_thread
-from bagua.daemon.node.journal import JobEntry, Journal, RankEntry
+from bagua.daemon.node.journal import Journal
+from bagua.daemon.node.journal_entries import JobEntry, RankEntry
 from bagua.daemon.node.state import JobState, Phase, Rank, RankPhase
 from bagua.proto import common_pb2, node_pb2
 

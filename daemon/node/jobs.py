@@ -24,7 +24,8 @@ from bagua.daemon.node.job_specification import (
     parse_peers,
     parse_specification,
 )
-from bagua.daemon.node.journal import JobEntry, end_leftovers
+from bagua.daemon.node.journal import end_leftovers
+from bagua.daemon.node.journal_entries import JobEntry
 from bagua.daemon.node.log_expiry import past_keeping
 from bagua.daemon.node.log_file import LogFile, log_path
 from bagua.proto import common_pb2, node_pb2

@@ -4,56 +4,19 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 from bagua.base.disk import replace_file
 from bagua.daemon.node.job_specification import is_safe_name
+from bagua.daemon.node.journal_entries import JobEntry, RankEntry
 from bagua.daemon.node.proc import marks_of
 from bagua.daemon.node.process import kill_members
 
 _VERSION = 1
 _KILL_S = 5.0
 _KINDS: dict[str, type | tuple[type, ...]] = {"int": int, "bool": bool, "str": str, "float": (int, float)}
-
-
-@dataclass(frozen=True)
-class RankEntry:
-    """Entry of a local rank, of this generation or gone. ``start_time``: clock ticks since boot (see process.py); 0
-    with pid 0 before the start.
-    """
-
-    rank: int
-    local_rank: int
-    pid: int = 0
-    start_time: int = 0
-    exited: bool = False
-    exit_code: int = 0
-    signal: int = 0
-    error_tail: str = ""
-    exited_at: float = 0.0
-    follows: bool = False
-    reason: str = ""
-    member: int = -1  # -1: the same number as rank
-
-    @property
-    def number(self) -> int:
-        """Number of the process, for life."""
-        return self.rank if self.member < 0 else self.member
-
-
-@dataclass(frozen=True)
-class JobEntry:
-    """Entry of a job. ``ended``: nothing of it is left here."""
-
-    job_id: str
-    generation: int
-    adopt: bool
-    rank_socket: str
-    ranks: tuple[RankEntry, ...]
-    ended: bool = False
-    error: str = ""
 
 
 class Journal:

@@ -19,6 +19,7 @@ from bagua.base.errors import ConfigError
 from bagua.base.paths import make_private_dir
 from bagua.base.retention import Keep
 from bagua.base.security import TlsFiles, check_dial_address
+from bagua.daemon.node.engine_host import WireSettings
 from bagua.daemon.node.job_specification import is_safe_name
 from bagua.daemon.node.rank_user import RunAs
 
@@ -26,19 +27,6 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 LOCK_S = 2.0
-
-
-@dataclass(frozen=True)
-class WireSettings:
-    """Settings of the connections of this node's engines to other hosts; see ``Engine`` in csrc/core.pyi."""
-
-    measure_ring: bool
-    plain_data: bool
-
-    @property
-    def encryption(self) -> str:
-        """Kind of encryption, as ``Engine`` calls it."""
-        return "never" if self.plain_data else "beyond loopback"
 
 
 @dataclass(frozen=True)

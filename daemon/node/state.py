@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bagua.base.end_reasons import ORPHANED_NEWCOMER
-from bagua.daemon.node.journal import RankEntry
+from bagua.daemon.node.journal_entries import RankEntry
 
 
 class Phase(enum.Enum):

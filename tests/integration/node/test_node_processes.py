@@ -9,7 +9,8 @@ import pytest
 
 from bagua.daemon.node import idle
 from bagua.daemon.node.idle import IdleWatch
-from bagua.daemon.node.journal import JobEntry, RankEntry, end_leftovers
+from bagua.daemon.node.journal import end_leftovers
+from bagua.daemon.node.journal_entries import JobEntry, RankEntry
 from bagua.daemon.node.proc import members, read_status, start_time
 
 

@@ -12,7 +12,7 @@ from bagua.base.end_reasons import SPENT
 from bagua.daemon.node import events as ev
 from bagua.daemon.node import membership, transitions
 from bagua.daemon.node import state as s
-from bagua.daemon.node.journal import RankEntry
+from bagua.daemon.node.journal_entries import RankEntry
 from bagua.daemon.node.state import Phase, RankPhase
 
 READY = ev.EngineReady("")
