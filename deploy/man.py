@@ -26,7 +26,7 @@ from bagua.cli.app import app
 from bagua.daemon import certs
 from bagua.daemon.coordinator.__main__ import run as coordinator
 from bagua.daemon.coordinator.admin import maintenance
-from bagua.daemon.node.command_line import app as daemon
+from bagua.daemon.node.host.command_line import app as daemon
 
 COMPLETIONS = {
     "bash": "share/bash-completion/completions/bagua",

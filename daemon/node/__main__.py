@@ -8,11 +8,11 @@ import sys
 def main() -> None:
     """The keeper stays small: it imports nothing of the daemon's."""
     if any(argument.partition("=")[0] == "--keeper-fd" for argument in sys.argv):
-        from bagua.daemon.node.command_line import app
+        from bagua.daemon.node.host.command_line import app
 
         app(prog_name="bagua daemon")
     else:
-        from bagua.daemon.node.keeper import keep
+        from bagua.daemon.node.keeper.keeper import keep
 
         sys.exit(keep(sys.argv[1:]))
 

@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bagua.base.daemon_process import daemon_pid
-from bagua.daemon.node.keeper import MAX_DEATHS
+from bagua.daemon.node.keeper.keeper import MAX_DEATHS
 
 sys.path.insert(0, str(Path(__file__).parent))
 

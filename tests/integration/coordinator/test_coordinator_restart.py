@@ -16,7 +16,7 @@ from bagua.base.errors import UnavailableError
 from bagua.base.security import call_metadata
 from bagua.client import Client
 from bagua.daemon.coordinator.admin.settings import Settings
-from bagua.daemon.node.session import Endpoint
+from bagua.daemon.node.session.session import Endpoint
 from bagua.proto import common_pb2 as c
 from bagua.proto import node_pb2 as n
 from bagua.proto.node_pb2_grpc import NodeServiceStub

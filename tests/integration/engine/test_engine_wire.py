@@ -9,7 +9,7 @@ import pytest
 import python_host
 from python_host import ACCEPTED, ENCRYPTED, PING, PLAIN_BY_CHOICE, PLAIN_ON_LOOPBACK, PONG
 
-from bagua.daemon.node.engine_host import RefusedFrames
+from bagua.daemon.node.jobs.engine_host import RefusedFrames
 
 HOSTS = [[0], [1]]
 STREAMS = 4

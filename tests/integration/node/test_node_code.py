@@ -11,7 +11,7 @@ from rig.ranks.elastic import PROGRAM
 
 from bagua.base.code_archive import PIECE_BYTES
 from bagua.client import pack
-from bagua.daemon.node.job_specification import NO_HOST
+from bagua.daemon.node.rules.job_specification import NO_HOST
 from bagua.proto import common_pb2, node_pb2
 
 SCRIPT = """

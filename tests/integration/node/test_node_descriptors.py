@@ -9,9 +9,9 @@ from collections import Counter
 import structlog
 from rig.limits import SOON_S
 
-from bagua.daemon.node.keeper_link import connections_to
-from bagua.daemon.node.lease import Lease
-from bagua.daemon.node.session import Endpoint, Session
+from bagua.daemon.node.keeper.link import connections_to
+from bagua.daemon.node.session.lease import Lease
+from bagua.daemon.node.session.session import Endpoint, Session
 from bagua.proto import node_pb2
 
 ROUNDS = 6

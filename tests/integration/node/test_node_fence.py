@@ -116,16 +116,18 @@ def test_an_acknowledgement_that_is_read_too_late(tmp_path):
     """It moves the deadline of a daemon whose ranks the keeper has ended; the reason is told all the same."""
     script = tmp_path / "daemon.py"
     script.write_text(READS_TOO_LATE)
-    keeper = f"from bagua.daemon.node.keeper import Keeper\nimport sys\ncommand = [sys.executable, {str(script)!r}]\n"
+    keeper = (
+        f"from bagua.daemon.node.keeper.keeper import Keeper\nimport sys\ncommand = [sys.executable, {str(script)!r}]\n"
+    )
     keeper += "sys.exit(Keeper(lambda fd, first: ([*command, str(fd)], []), restart=False).run())\n"
     subprocess.run([sys.executable, "-c", keeper], check=True, timeout=60)
 
 
 READS_TOO_LATE = """
 import asyncio, os, signal, sys, structlog
-from bagua.daemon.node.fence import Fence
-from bagua.daemon.node.keeper_link import KeeperLink
-from bagua.daemon.node.lease import boottime
+from bagua.daemon.node.session.fence import Fence
+from bagua.daemon.node.keeper.link import KeeperLink
+from bagua.daemon.node.session.lease import boottime
 from bagua.proto import node_pb2
 
 async def main():

@@ -17,7 +17,7 @@ from rig.system.prometheus import check_metrics, families_in
 
 from bagua.base import parent_socket
 from bagua.daemon.coordinator.admin.certs import make_certificates
-from bagua.daemon.node import metrics
+from bagua.daemon.node.host import metrics
 from bagua.proto import common_pb2, node_pb2
 
 SLEEP = "import time; time.sleep(600)\n"

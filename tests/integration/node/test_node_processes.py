@@ -7,11 +7,11 @@ import subprocess
 
 import pytest
 
-from bagua.daemon.node import idle
-from bagua.daemon.node.idle import IdleWatch
-from bagua.daemon.node.journal import end_leftovers
-from bagua.daemon.node.journal_entries import JobEntry, RankEntry
-from bagua.daemon.node.proc import members, read_status, start_time
+from bagua.daemon.node.host import idle
+from bagua.daemon.node.host.idle import IdleWatch
+from bagua.daemon.node.jobs.journal import end_leftovers
+from bagua.daemon.node.processes.proc import members, read_status, start_time
+from bagua.daemon.node.rules.journal_entries import JobEntry, RankEntry
 
 
 def entry(**changes):

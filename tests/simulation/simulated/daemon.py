@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bagua.daemon.node.lease import Lease
+from bagua.daemon.node.session.lease import Lease
 from bagua.proto import common_pb2, node_pb2
 from simulated.network import Link, Stream
 

@@ -18,7 +18,7 @@ from bagua.daemon.coordinator.rules.coordinator_leases import RESYNC_S, Coordina
 from bagua.daemon.coordinator.rules.domain import CoordinatorRecord
 from bagua.daemon.coordinator.rules.node_leases import NodeLeases
 from bagua.daemon.coordinator.rules.options import Options
-from bagua.daemon.node.lease import Lease
+from bagua.daemon.node.session.lease import Lease
 from bagua.proto import node_pb2
 from simulated.loop import VirtualLoop
 

@@ -19,8 +19,8 @@ from bagua.base.code_archive import link_leads_out, unsafe
 from bagua.base.errors import ConfigError
 from bagua.client import packing
 from bagua.client.packing import Packed, pack
-from bagua.daemon.node import code
-from bagua.daemon.node.launch import LaunchError
+from bagua.daemon.node.jobs import code
+from bagua.daemon.node.ranks.launch import LaunchError
 
 
 def file(folder: Path, name: str, text: str = "x") -> Path:

@@ -74,7 +74,7 @@ PASSED_ON = {
     "client/base/rpc.py": "the coordinator's words have the code",
     "client/torch_api/train/optimizer_state.py: document['error']": "rank 0's words have the code",
     "daemon/coordinator/api/nodes_servicer.py: words": "words of _Misfit and of protocol.py",
-    "daemon/node/as_user.py: {answer['error']}": "the words of the process of that user",
+    "daemon/node/ranks/as_user.py: {answer['error']}": "the words of the process of that user",
     "csrc/build_cache.py: {failure.read_text()}": "the words of the build that failed",
 }
 """Errors whose text is another one's, where the syntax does not show it."""

@@ -6,7 +6,7 @@ import pytest
 
 from bagua.base.errors import ConfigError
 from bagua.base.secrets import looks_secret, shown
-from bagua.daemon.node.environment import parse_patterns, passed_on
+from bagua.daemon.node.ranks.environment import parse_patterns, passed_on
 
 SECRETS = """
     HF_TOKEN HUGGING_FACE_HUB_TOKEN WANDB_API_KEY OPENAI_API_KEY AWS_SECRET_ACCESS_KEY AWS_ACCESS_KEY_ID

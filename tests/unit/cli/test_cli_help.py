@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from bagua.cli.app import app
 from bagua.cli.programs import PROGRAMS
-from bagua.daemon.node.command_line import app as node
+from bagua.daemon.node.host.command_line import app as node
 
 WIDE = 1000
 FRAMES = str.maketrans("│╭╮╰╯─", " " * 6)

@@ -9,7 +9,7 @@ import pytest
 from rig.coordinator.elastic_job import Cluster
 
 from bagua.daemon.coordinator.streams.directives import Order, wish
-from bagua.daemon.node.job_specification import SpecificationError, parse_specification, unpack
+from bagua.daemon.node.rules.job_specification import SpecificationError, parse_specification, unpack
 from bagua.proto import node_pb2
 
 

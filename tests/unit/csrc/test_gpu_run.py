@@ -373,7 +373,7 @@ def test_time_for_the_sanitizer(
 
 def test_packages_of_the_tree_are_importable(tmp_path: Path) -> None:
     site = tree.make_site(tmp_path / "site")
-    code = "import bagua.csrc.build, bagua.proto, bagua.daemon.node.state; print(bagua.csrc.build.__file__)"
+    code = "import bagua.csrc.build, bagua.proto, bagua.daemon.node.rules.state; print(bagua.csrc.build.__file__)"
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],
         env={"PYTHONPATH": str(site), "PATH": "/usr/bin:/bin"},

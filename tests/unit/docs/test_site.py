@@ -19,7 +19,7 @@ from rig.docs.code_blocks import command_line
 from bagua.daemon.coordinator.admin.settings import Settings as CoordinatorSettings
 from bagua.daemon.coordinator.host import metrics as coordinator_metrics
 from bagua.daemon.coordinator.rules.event_kinds import EVENT_KINDS
-from bagua.daemon.node import metrics as node_metrics
+from bagua.daemon.node.host import metrics as node_metrics
 from bagua.operator.settings import Settings as OperatorSettings
 
 ROOT = Path(__file__).resolve().parents[3]

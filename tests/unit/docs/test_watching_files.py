@@ -21,7 +21,7 @@ from bagua.base.errors import UnavailableError
 from bagua.daemon.coordinator.host import metrics as coordinator_metrics
 from bagua.daemon.coordinator.rules.domain import JobState
 from bagua.daemon.metric_families import Family, table
-from bagua.daemon.node import metrics as node_metrics
+from bagua.daemon.node.host import metrics as node_metrics
 from bagua.dashboard.serve import DEFAULT_LISTEN
 
 ROOT = Path(__file__).resolve().parents[3]

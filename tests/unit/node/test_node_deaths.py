@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bagua.daemon.node.proc import read_status
+from bagua.daemon.node.processes.proc import read_status
 
 _SAYS_WHEN_IT_IS_THERE = "import sys; print(1, flush=True); sys.exit(int(input()))"
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import structlog
 
-from bagua.daemon.node.job_engine import JobEngine
-from bagua.daemon.node.job_specification import Host, JobSpecification, Program
-from bagua.daemon.node.rank_places import OwnPlaces
+from bagua.daemon.node.jobs.job_engine import JobEngine
+from bagua.daemon.node.ranks.places import OwnPlaces
+from bagua.daemon.node.rules.job_specification import Host, JobSpecification, Program
 
 ADDRESSES = ("127.0.0.1:1", "127.0.0.1:2")
 SOON_S = 20.0

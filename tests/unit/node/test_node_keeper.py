@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from bagua.daemon.node.keeper import Keeper, _value, _without
-from bagua.daemon.node.keeper_wire import Wire
+from bagua.daemon.node.keeper.keeper import Keeper, _value, _without
+from bagua.daemon.node.keeper.wire import Wire
 
 
 @pytest.fixture
@@ -91,9 +91,9 @@ def alone(code: str) -> str:
     """Runs ``code`` in a process of its own, where ``exhaust()`` leaves no descriptor; what it prints."""
     head = """
 import os, resource, socket, sys
-from bagua.daemon.node import keeper
-from bagua.daemon.node.keeper import Keeper
-from bagua.daemon.node.keeper_wire import Wire
+from bagua.daemon.node.keeper import keeper
+from bagua.daemon.node.keeper.keeper import Keeper
+from bagua.daemon.node.keeper.wire import Wire
 one, other = (Wire(end) for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 def exhaust():
@@ -168,7 +168,7 @@ print(list(kept._memory))
 
 def test_a_keeper_without_descriptors_tells_all_that_it_keeps_though_it_must_wait():
     code = """
-from bagua.daemon.node.keeper import Kept
+from bagua.daemon.node.keeper.keeper import Kept
 kept = Keeper(lambda fd, first: ([], []), restart=True)
 kept._wire = one
 pipes = [os.pipe() for _ in range(8)]
@@ -196,7 +196,7 @@ os.fstat(pipes[7][1])
 
 
 def test_a_daemon_that_can_not_be_started_is_tried_again(monkeypatch):
-    monkeypatch.setattr("bagua.daemon.node.keeper.START_AGAIN_S", 0.0)
+    monkeypatch.setattr("bagua.daemon.node.keeper.keeper.START_AGAIN_S", 0.0)
     commands = [["/does/not/exist"], ["/does/not/exist"], ["/bin/true"]]
     keeper = Keeper(lambda fd, first: (commands.pop(0), []), restart=True)
     keeper._start_again()

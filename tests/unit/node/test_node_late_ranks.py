@@ -11,7 +11,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua.daemon.node.stopped_ranks import LateRanks, is_stopped, longest_stop, patience
+from bagua.daemon.node.ranks.stopped_ranks import LateRanks, is_stopped, longest_stop, patience
 
 
 def test_a_rank_is_late_after_five_seconds() -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bagua.daemon.node.job_specification import (
+from bagua.daemon.node.ranks.launch import LaunchError, check_program, command, environment, read_secrets
+from bagua.daemon.node.rules.job_specification import (
     NO_HOST,
     Program,
     SpecificationError,
@@ -14,7 +15,6 @@ from bagua.daemon.node.job_specification import (
     parse_peers,
     parse_specification,
 )
-from bagua.daemon.node.launch import LaunchError, check_program, command, environment, read_secrets
 from bagua.proto import common_pb2, node_pb2
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from bagua.daemon.node.lease import Lease
+from bagua.daemon.node.session.lease import Lease
 from bagua.proto import node_pb2
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bagua.daemon.node import log_file
-from bagua.daemon.node.log_file import LogFile, LogLimits
-from bagua.daemon.node.logs import ERROR_TAIL_BYTES, error_reason, error_tail
+from bagua.daemon.node.logs import file as log_file
+from bagua.daemon.node.logs.file import LogFile, LogLimits
+from bagua.daemon.node.logs.output import ERROR_TAIL_BYTES, error_reason, error_tail
 
 
 async def read_all(log, offset=0, limit=7):

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagua.base.end_reasons import SPENT
-from bagua.daemon.node import events as ev
-from bagua.daemon.node import membership, transitions
-from bagua.daemon.node import state as s
-from bagua.daemon.node.journal_entries import RankEntry
-from bagua.daemon.node.state import Phase, RankPhase
+from bagua.daemon.node.rules import events as ev
+from bagua.daemon.node.rules import membership, transitions
+from bagua.daemon.node.rules import state as s
+from bagua.daemon.node.rules.journal_entries import RankEntry
+from bagua.daemon.node.rules.state import Phase, RankPhase
 
 READY = ev.EngineReady("")
 

@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bagua.base.retention import Keep
-from bagua.daemon.node import events, jobs
-from bagua.daemon.node.jobs import Jobs
+from bagua.daemon.node.jobs import jobs
+from bagua.daemon.node.jobs.jobs import Jobs
+from bagua.daemon.node.rules import events
 from bagua.proto import common_pb2, node_pb2
 
 NODE = "n"

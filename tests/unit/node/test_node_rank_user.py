@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from bagua.base.errors import ConfigError
-from bagua.daemon.node.job_specification import JobSpecification, Program
-from bagua.daemon.node.launch import LaunchError
-from bagua.daemon.node.rank_places import OwnPlaces, open_user_places
-from bagua.daemon.node.rank_service import OneJob
-from bagua.daemon.node.rank_user import RunAs, parse_limits, parse_umask
+from bagua.daemon.node.jobs.rank_service import OneJob
+from bagua.daemon.node.ranks.launch import LaunchError
+from bagua.daemon.node.ranks.places import OwnPlaces, open_user_places
+from bagua.daemon.node.ranks.user import RunAs, parse_limits, parse_umask
+from bagua.daemon.node.rules.job_specification import JobSpecification, Program
 
 OTHER = next(user for user in pwd.getpwall() if user.pw_uid != 0)
 JOB = JobSpecification("job-1", 1, 0, (), Program("/bin/true"), False, b"", "", 0, 1.0, 1.0, unix_user=OTHER.pw_name)

@@ -13,11 +13,11 @@ import structlog
 
 from bagua.base import paths
 from bagua.base.errors import ConfigError
-from bagua.daemon.node import runtime_dir
-from bagua.daemon.node.engine_host import WireSettings
-from bagua.daemon.node.journal import Journal
-from bagua.daemon.node.journal_entries import JobEntry, RankEntry
-from bagua.daemon.node.settings import Settings, open_node_folder
+from bagua.daemon.node.host.settings import Settings, open_node_folder
+from bagua.daemon.node.jobs.engine_host import WireSettings
+from bagua.daemon.node.jobs.journal import Journal
+from bagua.daemon.node.ranks import runtime_dir
+from bagua.daemon.node.rules.journal_entries import JobEntry, RankEntry
 
 
 def entry(**changes):

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua.daemon.node import events as ev
-from bagua.daemon.node import state as s
-from bagua.daemon.node import transitions
-from bagua.daemon.node.state import Phase, RankPhase
+from bagua.daemon.node.rules import events as ev
+from bagua.daemon.node.rules import state as s
+from bagua.daemon.node.rules import transitions
+from bagua.daemon.node.rules.state import Phase, RankPhase
 
 READY = ev.EngineReady("")
 TAIL = "ValueError: x"

@@ -1,0 +1,1 @@
+"""The assembly of the daemon as a process: its command line, settings and watches."""

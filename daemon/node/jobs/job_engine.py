@@ -1,0 +1,223 @@
+"""The engine of one job on this node: made, taken from generation to generation, closed. Its news become events."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from bagua.daemon.node.jobs.context import NodeContext
+from bagua.daemon.node.jobs.engine_host import in_thread, make_engine
+from bagua.daemon.node.ranks.runtime_dir import data_socket, remove_sockets
+from bagua.daemon.node.rules import events
+from bagua.daemon.node.rules.job_specification import JobSpecification
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+    from bagua.csrc import core
+
+
+class JobEngine:
+    """``on_event`` gets what the engine tells, as events of the state machine.
+
+    ``born``: it takes the place of an engine that was made in that generation and died with the daemon. Its ranks come
+    back to the same socket, and nothing happens in that generation any more."""
+
+    def __init__(
+        self,
+        spec: JobSpecification,
+        node: NodeContext,
+        log: FilteringBoundLogger,
+        on_event: Callable[[events.Event], None],
+        born: int = 0,
+    ) -> None:
+        self.born = born or spec.generation  # the generation in which the first engine of the job was made here
+        self.data_socket = data_socket(node.places.of(spec.job_id).folder, spec.job_id, self.born)
+        self.present = spec  # of the generation that the engine is in
+        self._node = node
+        self._log = log
+        self._on_event = on_event
+        self._engine: core.Engine | None = None
+        self._failed = False
+        self._orphaned = born > 0
+        self._told = spec.generation
+        self._later = {spec.generation: spec}  # generations that the engine was told of, from the present one on
+        self._changing = asyncio.Lock()
+
+    async def make(self, core: Any, spec: JobSpecification, tokens: dict[int, bytes], rank_uid: int = -1) -> str:
+        """The address at which other hosts reach it. ``rank_uid``: user of the ranks, -1: the daemon's. Raises
+        core.CoreError or OSError."""
+        memory = self._node.keeper.memory(spec.job_id)
+        try:
+            self._engine = await make_engine(
+                core,
+                spec,
+                data_socket=self.data_socket,
+                data_host=self._node.data_host,
+                wire=self._node.wire,
+                tokens=tokens,
+                memory=memory,
+                rank_uid=rank_uid,
+            )
+        finally:
+            os.close(memory)
+        self._node.refused_frames.begin(self._engine)
+        asyncio.get_running_loop().add_reader(self._engine.event_fd(), self.take_events)
+        return self._engine.address()
+
+    @property
+    def native(self) -> core.Engine | None:
+        """The native engine; None before it is made and after its end."""
+        return self._engine
+
+    def waiting(self, longer_than_s: float) -> str:
+        return self._engine.waiting(longer_than_s) if self._engine is not None else ""
+
+    def step_s(self) -> float:
+        return self._engine.step_s() if self._engine is not None else 0.0
+
+    def start_trace(self, request: int, most: int) -> None:
+        if self._engine is not None:
+            self._engine.start_trace(request=request, most=most)
+
+    def stop_trace(self) -> tuple[list[tuple[str, str, int, int, int, int, int, int]], int]:
+        """Returns spans, and how many there was no room for."""
+        return self._engine.stop_trace() if self._engine is not None else ([], 0)
+
+    def abort(self, reason: str) -> None:
+        """Fails all operations, with this reason."""
+        if self._engine is not None:
+            self._engine.abort(reason)
+
+    def withdraw(self, reason: str) -> None:
+        """This host ends its part, for this reason. Elastic jobs go on elsewhere."""
+        if self._engine is not None:
+            self._engine.withdraw(reason)
+
+    def set_peers(self, generation: int, addresses: tuple[str, ...]) -> None:
+        """Tells the engine where the engines of all hosts of a generation are. For a generation that it is not in yet,
+        ``follow`` does.
+        """
+        if self._engine is None or self._orphaned or generation != self.present.generation:
+            return
+        try:
+            self._engine.set_peers(list(addresses))
+        except (RuntimeError, ValueError) as error:
+            text = f"node {self._node.node_id}: the other hosts can't be reached: {error}"
+            self._on_event(events.EngineFailed(text))
+
+    async def follow(self, newest: Callable[[], tuple[JobSpecification, tuple[str, ...]]]) -> None:
+        """Goes over to the newest generation, which ``newest`` tells with the addresses of its engines: others may have
+        been decided while an older one was being formed. One that is planned is entered when the ranks are there."""
+        async with self._changing:
+            engine, (spec, peers) = self._engine, newest()
+            if engine is None or spec.generation <= self._told or (spec.host_index < 0 and spec.joining):
+                return
+            if self._orphaned and spec.planned:  # ranks may have a step to repeat, in a generation of their own
+                return
+            self._later[spec.generation] = spec
+            try:
+                if spec.planned:
+                    await in_thread(lambda: _plan(engine, spec, peers))
+                else:
+                    await in_thread(lambda: _regroup(engine, spec))
+            except (RuntimeError, ValueError) as error:
+                self._on_event(events.EngineFailed(f"node {self._node.node_id} can't regroup: {error}"))
+                return
+            self._told = spec.generation
+            if not spec.planned:
+                self._orphaned = False
+                self._entered(spec.generation)
+                now, peers = newest()  # the same generation may have been told again meanwhile, with other newcomers
+                if peers:
+                    self.set_peers(now.generation, peers)
+
+    async def open_lobby(self, tokens: dict[int, bytes]) -> None:
+        """Lets newcomers in, beside the generation that goes on. Raises core.CoreError."""
+        async with self._changing:
+            if (engine := self._engine) is not None:
+                await in_thread(lambda: engine.open_lobby(members=list(tokens), tokens=tokens))
+
+    def _entered(self, generation: int) -> None:
+        self.present = self._later.get(generation, self.present)
+        self._later = {number: spec for number, spec in self._later.items() if number >= generation}
+        self._on_event(events.Entered(generation, self.present.all_members))
+
+    def _node_of(self, generation: int, host: int) -> str:
+        hosts = self._later[generation].hosts if generation in self._later else ()
+        return hosts[host].node_id if 0 <= host < len(hosts) else ""
+
+    async def close(self) -> None:
+        """Returns when it is gone, and its socket."""
+        async with self._changing:
+            engine, self._engine = self._engine, None
+        if engine is not None:
+            asyncio.get_running_loop().remove_reader(engine.event_fd())
+            self._node.refused_frames.end(engine)
+            await in_thread(engine.close)
+            remove_sockets(self.data_socket.parent, self.data_socket.stem)
+
+    def take_events(self) -> None:
+        """Hands on what has happened by now."""
+        if self._engine is None:
+            return
+        happened = self._engine.events()
+        after_error: set[int] = set()  # members that were lost when the engine had failed already
+        for event in happened:
+            if event["kind"] == "error":
+                self._failed = True
+            elif event["kind"] == "lost" and self._failed:
+                after_error.add(int(event["rank"]))
+        for event in sorted(happened, key=lambda event: event["kind"] == "error"):  # who is lost may explain an error
+            for translated in self._translate(event, after_error):
+                self._on_event(translated)
+
+    def _translate(self, event: dict[str, Any], after_error: set[int]) -> Iterator[events.Event]:
+        member, text = int(event.get("rank", -1)), str(event.get("text", ""))
+        match event["kind"]:
+            case "joined":
+                yield events.RankConnected(member)
+            case "left":
+                yield events.RankLeft(member, time.time())
+            case "lost":
+                yield events.RankLost(member, text or "its connection broke", time.time(), member in after_error)
+            case "failed" | "told_lost" as kind:
+                yield events.RankTold(member, text, time.time(), kind == "told_lost")
+            case "error":
+                yield events.EngineFailed(text)
+            case "suspended":
+                generation, host = int(event["generation"]), int(event["host"])
+                yield events.Suspended(generation, host, text, self._node_of(generation, host))
+            case "regrouped":
+                self._entered(int(event["generation"]))
+            case "ready_to_join":
+                yield events.ReadyToJoin(member)
+            case "ring":
+                self._log.info("order of the hosts in rings", order=text)
+            case "scarce":
+                self._log.warning("file descriptors are used up", what=text)
+
+
+def _regroup(engine: core.Engine, spec: JobSpecification) -> None:
+    engine.regroup(
+        generation=spec.generation,
+        host_index=spec.host_index,
+        hosts=[list(host.ranks) for host in spec.hosts],
+        members=spec.all_members,
+    )
+
+
+def _plan(engine: core.Engine, spec: JobSpecification, peers: tuple[str, ...]) -> None:
+    if spec.hold:
+        engine.plan(generation=spec.generation, hold=True)
+        return
+    engine.plan(
+        generation=spec.generation,
+        host_index=spec.host_index,
+        hosts=[list(host.ranks) for host in spec.hosts],
+        members=spec.all_members,
+        peers=peers or [engine.address()],  # one host
+    )

@@ -1,0 +1,1 @@
+"""The keeper, the process that outlives the daemon, and the wire between the two."""

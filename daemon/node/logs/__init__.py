@@ -1,0 +1,1 @@
+"""Output of ranks: written to files, read for users, expired."""

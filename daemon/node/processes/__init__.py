@@ -1,0 +1,1 @@
+"""Processes of this machine: seen in /proc, watched, and ended."""

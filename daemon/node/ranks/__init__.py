@@ -1,0 +1,1 @@
+"""Where, as whom and with which environment ranks start."""

@@ -1,0 +1,425 @@
+"""The state machine of one job on this node: a pure function from state, event and `now` to state and instructions.
+
+``PREPARING`` -> ``RUNNING`` -> ``TERMINATING`` -> ``KILLING`` -> ``CLOSING`` -> ``STOPPED``, with ``FAILING`` between
+the first failure and either the coordinator's StopJob or the time that this node waits for it. Steps may be left out;
+none goes back.
+
+In an elastic job a death by signal is no failure: the engine suspends its generation, the job stays ``RUNNING``, and
+``Regrouped`` begins the next one (membership.py).
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from bagua.daemon.node.rules import membership
+from bagua.daemon.node.rules.events import (
+    Abort,
+    CloseEngine,
+    EngineClosed,
+    EngineFailed,
+    EngineReady,
+    Entered,
+    Event,
+    Instruction,
+    PeersKnown,
+    PrepareFailed,
+    RankConnected,
+    RankExited,
+    RankJoined,
+    RankLeft,
+    RankLost,
+    RankStarted,
+    RankTold,
+    ReadyToJoin,
+    Regrouped,
+    RegroupEngine,
+    Report,
+    SetPeers,
+    SignalRanks,
+    SpawnFailed,
+    SpawnRanks,
+    StopRequested,
+    Suspended,
+    TakesNewcomers,
+    TimerFired,
+    WaitsChanged,
+    Withdraw,
+)
+from bagua.daemon.node.rules.state import JobState, Phase, RankPhase, describe_exit
+
+FAILING_S = 5.0
+"""How long the other ranks have, after the first failure, to end by their CommunicationError or the coordinator's
+word."""
+TOLD_S = 10.0
+"""The same where a rank has told why it fails: its exit code is waited for, and interpreters take long to end."""
+KILLING_S = 10.0
+"""How long a process may take to die of SIGKILL before the job is given up as it is."""
+VERDICT_S = 0.5
+"""How long an engine's error waits for the exit of a rank whose connection is gone: that exit is the cause, then."""
+
+KILLED_BELOW = 128 + signal.SIGKILL
+"""Exit code of a shell whose program was killed: in an elastic job the same as if the rank had been."""
+
+Step = tuple[JobState, list[Instruction]]
+Handler = Callable[[JobState, Any, float], Step]
+
+
+def step(state: JobState, event: Event, now: float) -> Step:
+    """Makes one transition. An event that means nothing in this phase changes nothing. ``now``: seconds of any steady
+    clock."""
+    handler = TABLE.get((state.phase, type(event)))
+    if handler is None:
+        return state, []
+    after, instructions = handler(state, event, now)
+    if after.visible != state.visible:
+        instructions = [*instructions, Report()]
+    return after, instructions
+
+
+def _fail(state: JobState, now: float, failure: str, error: str = "") -> Step:
+    """The first failure: everybody who waits in the engine learns the cause, then the end is waited for, but not for
+    long."""
+    after = replace(
+        state,
+        phase=Phase.FAILING,
+        failure=failure,
+        error=state.error or error,
+        pending_error="",
+        aborted=True,
+        deadline=now + FAILING_S,
+    )
+    return after, [] if state.aborted else [Abort(failure)]
+
+
+def _close(state: JobState) -> Step:
+    return replace(state, phase=Phase.CLOSING, deadline=None, waiting=""), [CloseEngine()]
+
+
+def _terminate(state: JobState, now: float, reason: str, grace_s: float, others_go_on: bool = False) -> Step:
+    """SIGTERM to whoever lives, and a time for it. Ranks that others started get the engine's word alone."""
+    state = replace(state, failure=state.failure or reason, pending_error="")
+    if not state.alive:
+        return _close(state)
+    withdraws = state.elastic and (state.withdrawn or others_go_on)
+    instructions: list[Instruction] = [] if state.aborted else [Withdraw(reason) if withdraws else Abort(reason)]
+    if not state.adopt:
+        instructions.append(SignalRanks(tuple(rank.pid for rank in state.alive), signal.SIGTERM))
+    return replace(state, phase=Phase.TERMINATING, aborted=True, deadline=now + grace_s), instructions
+
+
+def _prepared(state: JobState, event: EngineReady, now: float) -> Step:
+    instructions: list[Instruction] = [SetPeers(state.peers)] if state.peers else []
+    if not state.adopt:
+        instructions.append(SpawnRanks())
+    if state.generation > state.entered > 0:
+        instructions.append(RegroupEngine())
+    deadline = now + state.join_s if state.adopt else None
+    after = replace(state, phase=Phase.RUNNING, engine=True, address=event.address, deadline=deadline)
+    return (membership.armed(after) if state.elastic and not state.adopt else after), instructions
+
+
+def _prepare_failed(state: JobState, event: PrepareFailed, now: float) -> Step:
+    return replace(state, phase=Phase.STOPPED, failure=event.text, error=event.text, waiting=""), []
+
+
+def _stop_preparing(state: JobState, event: StopRequested, now: float) -> Step:
+    stopped = replace(state, phase=Phase.STOPPED, failure=event.reason, error=event.error, waiting="")
+    return replace(stopped, withdrawn=bool(event.error)), []
+
+
+def _peers_early(state: JobState, event: PeersKnown, now: float) -> Step:
+    return replace(state, peers=event.addresses), []
+
+
+def _peers(state: JobState, event: PeersKnown, now: float) -> Step:
+    if state.peers:
+        return state, []
+    return replace(state, peers=event.addresses), [SetPeers(event.addresses)]
+
+
+def _late_engine(state: JobState, event: EngineReady, now: float) -> Step:
+    return state, [CloseEngine()]
+
+
+def _started(state: JobState, event: RankStarted, now: float) -> Step:
+    rank = state.find(event.rank)
+    if rank is None or state.adopt or rank.phase is not RankPhase.WAITING:
+        return state, []
+    return state.update(event.rank, phase=RankPhase.RUNNING, pid=event.pid), []
+
+
+def _spawn_failed(state: JobState, event: SpawnFailed, now: float) -> Step:
+    rank = state.find(event.rank)
+    if rank is not None and rank.newcomer and state.ranks:
+        return membership.not_started(state, event, now)
+    return _fail(state, now, event.text, error=event.text)
+
+
+def _joined(state: JobState, event: RankJoined, now: float) -> Step:
+    rank = state.find(event.rank)
+    if rank is None or not state.adopt or rank.phase is not RankPhase.WAITING:
+        return state, []
+    if _nobody_joined(state):
+        state = replace(state, deadline=None)
+    return state.update(event.rank, phase=RankPhase.RUNNING, pid=event.pid), []
+
+
+def _connected(state: JobState, event: RankConnected, now: float) -> Step:
+    return state.update(event.rank, connected=True), []
+
+
+def _left(state: JobState, event: RankLeft, now: float) -> Step:
+    """A farewell is an exit only of ranks that others started: the process of the rest is watched."""
+    rank = state.find(event.rank)
+    if rank is None or rank.phase is not RankPhase.RUNNING:
+        return state, []
+    if not state.adopt:
+        return (state.update(event.rank, left=True) if state.elastic else state), []
+    return state.update(event.rank, phase=RankPhase.EXITED, exited_at=event.at), []
+
+
+def _mark_lost(state: JobState, event: RankLost, now: float) -> Step:
+    rank = state.find(event.rank)
+    if rank is None or rank.phase is RankPhase.WAITING:
+        return state, []
+    follows = event.after_error or _failed(state)
+    if not state.adopt:
+        if rank.lost or rank.phase is RankPhase.EXITED:
+            return state.update(event.rank, lost=True), []
+        return state.update(event.rank, lost=True, follows=follows), []
+    if rank.phase is RankPhase.EXITED:
+        return state, []
+    gone = {
+        "exit_code": -signal.SIGKILL,
+        "signal": int(signal.SIGKILL),
+        "error_tail": event.text,
+        "exited_at": event.at,
+        "follows": follows,
+    }
+    return state.update(event.rank, phase=RankPhase.EXITED, lost=True, **gone), []
+
+
+def _lost(state: JobState, event: RankLost, now: float) -> Step:
+    after, instructions = _mark_lost(state, event, now)
+    rank = after.find(event.rank)
+    if after is not state and after.adopt and rank is not None:
+        text = f"rank {rank.rank} (pid {rank.pid}) on node {state.node_id} is gone: {event.text}"
+        return _fail(after, now, text)
+    return (membership.lost(after, event.rank, now) if after.elastic else after), instructions
+
+
+def _mark_told(state: JobState, event: RankTold, now: float) -> Step:
+    """The engine has closed its connection."""
+    rank = state.find(event.rank)
+    if rank is None or rank.phase is not RankPhase.RUNNING:
+        return state, []
+    told: dict[str, Any] = {"reason": event.text, "lost": event.lost, "told_lost": event.lost}
+    told["follows"] = _failed(state)
+    if state.adopt:  # nobody tells of the end of its process
+        signum = int(signal.SIGKILL) if event.lost else 0
+        told |= {"phase": RankPhase.EXITED, "exit_code": -signum or 1, "signal": signum}
+        told |= {"error_tail": event.text, "exited_at": event.at}
+    return state.update(event.rank, **told), []
+
+
+def _told(state: JobState, event: RankTold, now: float) -> Step:
+    after, instructions = _mark_told(state, event, now)
+    rank = after.find(event.rank)
+    if after is state or rank is None:
+        return after, instructions
+    if after.elastic and (event.lost or rank.newcomer or rank not in after.ranks):
+        return membership.lost(after, event.rank, now), instructions
+    if event.lost and not after.adopt:
+        return after, instructions  # the engine fails, and its process ends
+    failing, instructions = _fail(after, now, f"rank {rank.rank} (pid {rank.pid}) has failed: {event.text}")
+    return replace(failing, deadline=now + TOLD_S), instructions
+
+
+def _mark_exited(state: JobState, event: RankExited, now: float) -> Step:
+    rank = state.find(event.rank)
+    if rank is None or rank.phase is RankPhase.EXITED:
+        return state, []
+    end = {"exit_code": event.exit_code, "signal": event.signal, "error_tail": event.error_tail, "exited_at": event.at}
+    end["reason"] = rank.reason or event.reason
+    if state.elastic and (rank.told_lost or event.exit_code == KILLED_BELOW):
+        end |= {"exit_code": -signal.SIGKILL, "signal": int(signal.SIGKILL)}
+    elif rank.reason and event.signal:  # it has failed, and took long to end
+        end |= {"exit_code": 1, "signal": 0}
+    if not rank.lost and not rank.reason:  # else the end of its connection, or the rank, has told more exactly
+        end["follows"] = _failed(state)
+    return state.update(event.rank, phase=RankPhase.EXITED, **end), []
+
+
+def _exited(state: JobState, event: RankExited, now: float) -> Step:
+    after, instructions = _mark_exited(state, event, now)
+    rank = after.find(event.rank)
+    if after.elastic and rank is not None and (rank.signal or rank.newcomer or rank not in after.ranks):
+        return _close(after) if membership.left_behind(after) else (after, [])
+    if after is not state and rank is not None and (rank.exit_code or rank.signal):
+        return _fail(after, now, describe_exit(rank, state.node_id))
+    return after, instructions
+
+
+def _engine_failed(state: JobState, event: EngineFailed, now: float) -> Step:
+    if state.pending_error:
+        return state, []
+    if any(rank.lost for rank in state.ranks) and not state.elastic:
+        return replace(state, pending_error=event.text, deadline=now + VERDICT_S), []
+    return _fail(state, now, event.text, error=event.text)
+
+
+def _regrouped(state: JobState, event: Regrouped, now: float) -> Step:
+    after, instructions = membership.regroup(state, event, now)
+    return _close(after) if membership.left_behind(after) else (after, instructions)
+
+
+def _waits(state: JobState, event: WaitsChanged, now: float) -> Step:
+    return replace(state, waiting=event.text), []
+
+
+def _nobody_joined(state: JobState) -> bool:
+    return state.adopt and all(rank.phase is RankPhase.WAITING for rank in state.ranks)
+
+
+def _running_timer(state: JobState, event: TimerFired, now: float) -> Step:
+    if not _due(state, now):
+        return state, []
+    if state.pending_error:
+        return _verdict(state, now)
+    if state.elastic:
+        return membership.overdue(state, event, now)
+    if _nobody_joined(state):
+        text = f"no rank joined on node {state.node_id} within {state.join_s:g} s"
+        return _fail(state, now, text, error=text)
+    return state, []
+
+
+def _verdict(state: JobState, now: float) -> Step:
+    if not any(rank.lost for rank in state.alive):  # they ended with code 0: if others miss them, those will fail
+        return replace(state, pending_error="", deadline=None), []
+    return _fail(state, now, state.pending_error, error=state.pending_error)
+
+
+def _stop(state: JobState, event: StopRequested, now: float) -> Step:
+    if event.error and not state.failure:
+        state = replace(state, error=event.error, withdrawn=True)
+    return _terminate(state, now, event.reason, event.grace_s, event.others_go_on)
+
+
+def _failing_timer(state: JobState, event: TimerFired, now: float) -> Step:
+    return _terminate(state, now, state.failure, state.grace_s) if _due(state, now) else (state, [])
+
+
+def _hurry(state: JobState, event: StopRequested, now: float) -> Step:
+    """A second request may shorten the time that is left, never lengthen it."""
+    deadline = now + event.grace_s
+    return replace(state, deadline=deadline if state.deadline is None else min(state.deadline, deadline)), []
+
+
+def _ending_started(state: JobState, event: RankStarted, now: float) -> Step:
+    after, _ = _started(state, event, now)
+    if after is state:
+        return state, []
+    signum = signal.SIGTERM if state.phase is Phase.TERMINATING else signal.SIGKILL
+    return after, [SignalRanks((event.pid,), signum)]
+
+
+def _close_when_empty(handler: Handler) -> Handler:
+    """Wraps a transition of the ending phases: the last rank's end is the time to close."""
+
+    def then_close(state: JobState, event: Event, now: float) -> Step:
+        after, instructions = handler(state, event, now)
+        if after.alive:
+            return after, instructions
+        closing, more = _close(after)
+        return closing, [*instructions, *more]
+
+    return then_close
+
+
+def _kill(state: JobState, event: TimerFired, now: float) -> Step:
+    if not _due(state, now):
+        return state, []
+    if state.adopt:
+        return _close(state)
+    pids = tuple(rank.pid for rank in state.alive)
+    return replace(state, phase=Phase.KILLING, deadline=now + KILLING_S), [SignalRanks(pids, signal.SIGKILL)]
+
+
+def _give_up(state: JobState, event: TimerFired, now: float) -> Step:
+    if not _due(state, now):
+        return state, []
+    names = ", ".join(f"rank {rank.rank} (pid {rank.pid})" for rank in state.alive)
+    text = f"{names} on node {state.node_id} did not die of SIGKILL in {KILLING_S:g} s: look at the machine"
+    return _close(replace(state, error=state.error or text))
+
+
+def _closed(state: JobState, event: EngineClosed, now: float) -> Step:
+    return replace(state, phase=Phase.STOPPED, engine=False), []
+
+
+def _failed(state: JobState) -> bool:
+    """True if something has failed here: what ends from now on most likely ends because of that."""
+    return bool(state.failure or state.pending_error or state.aborted)
+
+
+def _due(state: JobState, now: float) -> bool:
+    return state.deadline is not None and now >= state.deadline
+
+
+_BOOKKEEPING: dict[type[Event], Handler] = {
+    RankConnected: _connected,
+    RankLeft: _left,
+    RankLost: _mark_lost,
+    RankTold: _mark_told,
+    RankExited: _mark_exited,
+    Regrouped: membership.renumber,
+    Entered: membership.entered,
+    ReadyToJoin: membership.ready,
+    TakesNewcomers: membership.takes_newcomers,
+}
+_ENDING: dict[type[Event], Handler] = {kind: _close_when_empty(handler) for kind, handler in _BOOKKEEPING.items()}
+
+_BY_PHASE: dict[Phase, dict[type[Event], Handler]] = {
+    Phase.PREPARING: {
+        EngineReady: _prepared,
+        PrepareFailed: _prepare_failed,
+        PeersKnown: _peers_early,
+        WaitsChanged: _waits,
+        Regrouped: membership.renumber,
+        StopRequested: _stop_preparing,
+    },
+    Phase.RUNNING: {
+        PeersKnown: _peers,
+        RankStarted: _started,
+        SpawnFailed: _spawn_failed,
+        RankJoined: _joined,
+        RankConnected: _connected,
+        RankLeft: _left,
+        RankLost: _lost,
+        RankTold: _told,
+        RankExited: _exited,
+        EngineFailed: _engine_failed,
+        Suspended: membership.suspended,
+        Regrouped: _regrouped,
+        Entered: membership.entered,
+        ReadyToJoin: membership.ready,
+        TakesNewcomers: membership.takes_newcomers,
+        WaitsChanged: _waits,
+        TimerFired: _running_timer,
+        StopRequested: _stop,
+    },
+    Phase.FAILING: {**_BOOKKEEPING, RankStarted: _started, TimerFired: _failing_timer, StopRequested: _stop},
+    Phase.TERMINATING: {**_ENDING, RankStarted: _ending_started, TimerFired: _kill, StopRequested: _hurry},
+    Phase.KILLING: {**_ENDING, RankStarted: _ending_started, TimerFired: _give_up},
+    Phase.CLOSING: {RankExited: _mark_exited, Regrouped: membership.renumber, EngineClosed: _closed},
+    Phase.STOPPED: {EngineReady: _late_engine},
+}
+
+TABLE: dict[tuple[Phase, type[Event]], Handler] = {
+    (phase, event): handler for phase, events in _BY_PHASE.items() for event, handler in events.items()
+}
