@@ -30,6 +30,7 @@ NO_VARIABLES = {
     "BAGUA_EXPORT",
     "BAGUA_IN_CHILD",
     "BAGUA_C",
+    "BAGUA_LOG_NORMS",  # the example of an option in CONTRIBUTING
 }
 """Names in the sources that begin so."""
 
