@@ -26,8 +26,7 @@ from bagua.base.option_names import hyphens
 
 MAX_BYTES = 1 << 20
 _NOT_IN_FILES = {"config", "print_config", "context"}
-COMMANDS: dict[str, Callable[..., Any]] = {}
-"""Commands that read such files, by name."""
+COMMANDS: dict[str, Callable[..., Any]] = {}  # Commands that read such files, by name
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from bagua.base.option_names import hyphens
 if TYPE_CHECKING:
     from bagua.proto import common_pb2
 
+# Values of job options from the command line, by the options' names. None: not given.
 Given = dict[str, Any]
-"""Values of job options from the command line, by the options' names. None: not given."""
 
 
 def parameters(command: str) -> dict[str, inspect.Parameter]:

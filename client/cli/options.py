@@ -61,8 +61,8 @@ TlsOption = Annotated[
 ]
 
 
+# In scripts that newcomers of an elastic job may join.
 TAKES_NEWCOMERS = re.compile(r"\bElasticSampler\b|\bwait_to_join\b")
-"""In scripts that newcomers of an elastic job may join."""
 SecretOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -152,8 +152,8 @@ ScriptArgument = Annotated[str, typer.Argument(metavar="SCRIPT", help="What ever
 ArgsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="ARGS", help="Passed on to the script untouched.", show_default=False)
 ]
+# Settings of commands whose last argument is a script with options of its own.
 TAKES_SCRIPT: dict[str, Any] = {"context_settings": {"allow_interspersed_args": False}, "no_args_is_help": True}
-"""Settings of commands whose last argument is a script with options of its own."""
 JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id, or the beginning of it.")]
 NodeId = Annotated[str, typer.Argument(metavar="NODE", help="The node's id, as `bagua node list` shows it.")]
 

@@ -35,14 +35,12 @@ if TYPE_CHECKING:
 
 NPROC_WORDS = ("auto", "gpu", "cpu")
 
-STOP_GRACE_S = 2.0
-"""Between SIGTERM and SIGKILL of ranks: all must be gone within 5 s of a Ctrl-C."""
+STOP_GRACE_S = 2.0  # between SIGTERM and SIGKILL of ranks: all must be gone within 5 s of a Ctrl-C
 
-INTERRUPT_PATIENCE_S = 3.5
-"""How long a cancelled job may take before the cluster is stopped under it."""
+INTERRUPT_PATIENCE_S = 3.5  # how long a cancelled job may take before the cluster is stopped under it
 
+# Tells ranks how often the job was started again; scripts for torchrun read it.
 RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
-"""Tells ranks how often the job was started again; scripts for torchrun read it."""
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from bagua.base.errors import ConfigError
 
+# A wire is told apart from others up to this rate, and from this delay on: beyond them the machine decides.
 FAST_MBIT, NEAR_MS = 4096.0, 1.0
-"""A wire is told apart from others up to this rate, and from this delay on: beyond them the machine decides."""
 RATE_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 TIME_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 LOWEST_RATE, HIGHEST_RATE = 1e5, 1e11

@@ -45,11 +45,9 @@ PROBE_ELEMENTS = 1 << 18
 PROBES = 3
 OBSERVED_STEPS = 5
 NEVER = 1 << 60
-AGAIN_S = 5.0
-"""After a question without an answer."""
+AGAIN_S = 5.0  # after a question without an answer
 LAST_S = 2.0
-AT_ONCE = 50
-"""Trials in one question."""
+AT_ONCE = 50  # Trials in one question
 TRIALS_OF_A_GENERATION = 1_000
 
 

@@ -35,8 +35,8 @@ KINDS: dict[str, Any] = {
 }
 OLD_BUDGET = create_namespaced_resource("policy", "v1beta1", "PodDisruptionBudget", "poddisruptionbudgets")
 JOB_STATUS: Any = create_namespaced_resource(GROUP, VERSION, KIND, PLURAL).Status
+# Definitions of what the operator works with where it is installed.
 OTHERS = ("workloads.kueue.x-k8s.io", "podgroups.scheduling.volcano.sh", "certificates.cert-manager.io")
-"""Definitions of what the operator works with where it is installed."""
 DEFINITION = create_global_resource(
     "apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions"
 )

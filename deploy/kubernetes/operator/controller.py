@@ -24,12 +24,9 @@ from bagua.operator.reconcile import attempt_name, reconcile
 from bagua.operator.settings import Settings
 
 log = logging.getLogger("bagua.operator")
-RETRY_S = 1.0
-"""After an API that refused, or did not answer."""
-SOON_S = 0.2
-"""After a change that came in between."""
-END_S = 30
-"""Time for pods of a deleted job to end, where their daemons can't be told."""
+RETRY_S = 1.0  # after an API that refused, or did not answer
+SOON_S = 0.2  # after a change that came in between
+END_S = 30  # time for pods of a deleted job to end, where their daemons can't be told
 DELETED = "its BaguaJob was deleted"
 
 

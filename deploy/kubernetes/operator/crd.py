@@ -6,6 +6,7 @@ from typing import Any
 
 from bagua.operator.job import GROUP, KIND, PLURAL, VERSION, Spec
 
+# CEL rules by the place that they are about. ``job.parse`` checks those that need no former state, too.
 RULES = {
     (): [
         ("has(self.elastic) || self.replicas == oldSelf.replicas", "replicas: only an elastic job can be scaled"),
@@ -37,7 +38,6 @@ RULES = {
         ),
     ],
 }
-"""CEL rules by the place that they are about. ``job.parse`` checks those that need no former state, too."""
 
 COLUMNS = [
     ("Phase", "string", ".status.phase", 0),

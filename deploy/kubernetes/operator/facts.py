@@ -13,10 +13,9 @@ JOB_LABEL = f"{GROUP}/job"
 ROLE_LABEL = f"{GROUP}/role"
 INDEX_LABEL = f"{GROUP}/index"
 HASH = f"{GROUP}/hash"
-ROTATE = f"{GROUP}/rotate"
-"""Annotation of a BaguaJob: with another value the token and the certificate are made anew."""
+ROTATE = f"{GROUP}/rotate"  # Annotation of a BaguaJob: with another value the token and the certificate are made anew
+# Annotation of the coordinator's pod: which token and certificate it was started with.
 CREDENTIALS = f"{GROUP}/credentials"
-"""Annotation of the coordinator's pod: which token and certificate it was started with."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +75,7 @@ class Secrets:
     rotation: str = ""
     made_at: float = 0.0
     expires_at: float = 0.0
-    mark: str = ""
-    """Tells these values from others."""
+    mark: str = ""  # Tells these values from others
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from typing import Any
 
 from bagua.operator.facts import Manifest, Seen
 
-VERSIONS = 8
-"""The API server tells of as many writes, at most, after later ones."""
+VERSIONS = 8  # the API server tells of as many writes, at most, after later ones
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from bagua.operator.job import GROUP, KIND, VERSION, Spec
 from bagua.operator.settings import Settings
 
 PORT = 7670
-FOLDER = "/var/lib/bagua"
-"""Everything that a pod of ours mounts lies there, but /tmp and /dev/shm."""
+FOLDER = "/var/lib/bagua"  # Everything that a pod of ours mounts lies there, but /tmp and /dev/shm
 USER = 10001
 SECURITY: Manifest = {
     "runAsNonRoot": True,

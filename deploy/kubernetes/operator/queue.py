@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-Key = tuple[str, str]
-"""Namespace and name of a BaguaJob."""
+Key = tuple[str, str]  # Namespace and name of a BaguaJob
 Serve = Callable[[Key], Awaitable[float | None]]
-LEAST_S = 0.05
-"""Between two looks at a job: changes that come together are seen together."""
+LEAST_S = 0.05  # between two looks at a job: changes that come together are seen together
 
 
 class Queue:

@@ -28,10 +28,9 @@ from bagua.operator.job import CleanPodPolicy, GangScheduler, RestartPolicy, Spe
 from bagua.operator.membership import adjust
 from bagua.operator.settings import Settings
 
-LATE_S = 30.0
-"""A job begins on its minimum when the other pods are not there after so long."""
+LATE_S = 30.0  # a job begins on its minimum when the other pods are not there after so long
+# (age, pause): until its pods are so old, a job is looked at so often. Nothing tells when its coordinator listens.
 BRISK = ((10.0, 0.2), (60.0, 1.0))
-"""(age, pause): until its pods are so old, a job is looked at so often. Nothing tells when its coordinator listens."""
 LONGEST_BACKOFF_S = 3_600.0
 
 

@@ -24,8 +24,7 @@ from bagua.operator.queue import Key
 from bagua.proto import common_pb2, job_pb2
 
 CALL_S = 5.0
-RECENT = 100
-"""Attempts are looked for among so many newest jobs."""
+RECENT = 100  # Attempts are looked for among so many newest jobs
 _ENDED = (common_pb2.JOB_STATE_SUCCEEDED, common_pb2.JOB_STATE_FAILED, common_pb2.JOB_STATE_CANCELLED)
 
 
