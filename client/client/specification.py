@@ -28,7 +28,8 @@ def job_spec(
     if unknown := [name for name in options if name not in OPTIONS]:
         raise TypeError(f"{unknown[0]!r} is no option of a job: bagua.client.JobOptions lists all. [BG812]")
     entry = os.fspath(script)
-    job: JobOptions = {**_DEFAULTS, **options}  # type: ignore[typeddict-item]
+    given = {name: value for name, value in options.items() if value is not None}
+    job: JobOptions = {**_DEFAULTS, **given}  # type: ignore[typeddict-item]
     _check(entry, job)
     default_folder = "" if shipped else Path.cwd()
     workdir = job["workdir"]

@@ -54,6 +54,7 @@ def test_what_is_not_given_has_its_default() -> None:
     """The command line, a manifest and Python make the same specification of nothing but a script."""
     given = {name: one.default for name, one in parameters("job submit").items()}
     assert specification("t.py", given) == job_spec("t.py")
+    assert job_spec("t.py", **dict.fromkeys(OPTIONS)) == job_spec("t.py")  # type: ignore[arg-type]
     assert variables({}) == {}
 
 
