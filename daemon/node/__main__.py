@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """The keeper stays small: it imports nothing of the daemon's."""
+    """Runs the daemon or its keeper, which stays small: it imports nothing of the daemon's."""
     if any(argument.partition("=")[0] == "--keeper-fd" for argument in sys.argv):
         from bagua.daemon.node.host.command_line import app
 

@@ -30,9 +30,9 @@ from bagua.daemon.node.ranks.environment import parse_patterns
 from bagua.daemon.node.ranks.user import RunAs, parse_limits, parse_umask
 
 DEFAULT_RANK_DIR = Path("/var/lib/bagua-ranks")
+# For ``--coordinator``: the process at the other end of ``--leash`` tells it later. It starts its coordinator while
+# this daemon starts.
 FROM_LEASH = "-"
-"""For ``--coordinator``: the process at the other end of ``--leash`` tells it later. It starts its coordinator while
-this daemon starts."""
 
 
 class RunAsName(StrEnum):

@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 STOP_GRACE_S = 2.0
 STOP_JOBS_S = 3.5
 WIND_DOWN_S = 4.4
+# Grace of ranks, time for all of a job, the same with the last reports, and time for the compiler: together below the
+# five seconds of a daemon's end.
 KILL_CHILDREN_S = 0.5
-"""Grace of ranks, time for all of a job, the same with the last reports, and time for the compiler: together below the
-five seconds of a daemon's end."""
 
 Ready = Callable[[dict[str, str]], None]
 
@@ -191,7 +191,7 @@ class NodeDaemon:
         closing.push_async_callback(_end_task, asyncio.ensure_future(self._until_unused(users)))
 
     async def _until_unused(self, users: Users) -> None:
-        """Ranks that have left may still be waited for elsewhere, through this host's engine."""
+        """Waits until nobody uses this host's engine: ranks that have left may still be waited for elsewhere."""
         await users.gone()
         self._used = False
         if any(job.joined for job in self._jobs.running()):

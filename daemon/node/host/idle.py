@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-FIRST_JOB_S = 360.0
-"""Ranks wait five minutes for those of the last host, whose daemon the job needs to be placed."""
+FIRST_JOB_S = 360.0  # ranks wait five minutes for those of the last host, whose daemon the job needs to be placed
 
 
 class IdleWatch:

@@ -94,8 +94,7 @@ class NodeFolder:
     path: Path
     node_id: str
     lock: int
-    logs: Path
-    """A folder for each job, with the logs of its ranks; ``jobs`` unless somebody wants them elsewhere."""
+    logs: Path  # a folder for each job, with the logs of its ranks; ``jobs`` unless somebody wants them elsewhere
 
     @property
     def journal(self) -> Path:
@@ -177,7 +176,9 @@ def _kept_id(file: Path) -> str | None:
 
 
 def _check_data_host(host: str) -> None:
-    """The data plane may listen on any address of this machine (its connections prove the job key), but on one."""
+    """Checks that the data plane listens on one address. It may be any of this machine: connections prove the
+    job key.
+    """
     if is_loopback(host):
         return
     try:

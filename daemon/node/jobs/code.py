@@ -24,18 +24,16 @@ from bagua.daemon.node.jobs.engine_host import in_thread
 from bagua.daemon.node.ranks.launch import LaunchError
 from bagua.daemon.node.rules.job_specification import Code
 
-CACHE_BYTES = 1 << 30
-"""Of the archives that are kept for later jobs."""
-PATIENCE_S = 120.0
-"""How long a coordinator that is away is waited for."""
+CACHE_BYTES = 1 << 30  # of the archives that are kept for later jobs
+PATIENCE_S = 120.0  # how long a coordinator that is away is waited for
 _PAUSE_S = 0.5
 _COMING = ".coming-"
 _LEFT_S = 3_600.0  # so long after its last byte nobody fetches a file any more
 _HEADERS = 4_096  # bytes in a tar file beside a file's contents, at most
 _COPY = 1 << 20
 
+# A piece of the archive that a job needs: (job_id, piece). Raises UnavailableError, LaunchError.
 Ask = Callable[[str, int], Awaitable[bytes]]
-"""A piece of the archive that a job needs: (job_id, piece). Raises UnavailableError, LaunchError."""
 
 
 class CodeCache:
@@ -48,8 +46,9 @@ class CodeCache:
         self._fetching: dict[str, asyncio.Lock] = {}
 
     async def prepare(self, job_id: str, code: Code, destination: Path, owner: tuple[int, int] | None = None) -> None:
-        """The files of the archive are in the folder ``destination``, which is made unless it is there. ``owner``: user
-        and group of all of it, if not this process's. Raises LaunchError with words, OSError."""
+        """Puts the files of the archive into the folder ``destination``, which is made unless it is there. ``owner``:
+        user and group of all of it, if not this process's. Raises LaunchError with words, OSError.
+        """
         if await in_thread(destination.is_dir):
             return
         path = await self._fetch(job_id, code)

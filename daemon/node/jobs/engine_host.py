@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from bagua.csrc import core
 
 T = TypeVar("T")
-LOAD_S = 2.0
-"""A core that is built is loaded within this time."""
+LOAD_S = 2.0  # a core that is built is loaded within this time
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class RefusedFrames:
             self._engines.append(engine)
 
     def end(self, engine: core.Engine) -> None:
-        """The engine is about to be closed."""
+        """Takes over the counts of an engine that is about to be closed."""
         with self._lock:
             self._engines.remove(engine)
             self._of_ended += engine.stats()["frames_refused"]

@@ -131,8 +131,9 @@ class Job:
         return self.state.phase not in (Phase.PREPARING, Phase.RUNNING)
 
     def follow(self, spec: JobSpecification, peers: tuple[str, ...]) -> None:
-        """The coordinator has decided the next generation of an elastic job, or who is to join it: nothing of it is
-        stopped that stays in."""
+        """Follows the coordinator, which has decided the next generation of an elastic job, or who is to join it.
+        Nothing of it is stopped that stays in.
+        """
         unknown = set(spec.members) - {rank.member for rank in self.state.present}
         if unknown:
             text = f"node {self._node.node_id} has no members {sorted(unknown)}"
@@ -200,7 +201,7 @@ class Job:
         return self.spec.elastic and not self.spec.adopt
 
     def _take_note(self) -> None:
-        """The keeper must know whatever a rank may rely on."""
+        """Tells the keeper what ranks may rely on."""
         if self.outlives_daemon and self.state.entered and not self.ending:
             self._node.keeper.note(self.job_id, self.note())
 
@@ -287,7 +288,7 @@ class Job:
                 self._node.send_span(span)
 
     def trace_step(self, rank: int, step: common_pb2.SampledStep) -> None:
-        """A rank has measured one of its steps."""
+        """Takes a step that a rank has measured."""
         if self._spans is not None and self._node.send_span is not None:
             self._node.send_span(self._spans.step(rank, self.generation, step))
 

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 LEFTOVER_KILL_S = 5.0
-PATIENCE_S = 120.0
-"""How long a coordinator that is away is waited for."""
+PATIENCE_S = 120.0  # how long a coordinator that is away is waited for
 _PAUSE_S = 0.5
 
 
@@ -161,7 +160,7 @@ class RankProcesses:
             self._server = await self._node.serve_ranks(place.rank_socket, self._job_id, self.user.uid)
 
     async def leave(self) -> None:
-        """The job has ended here: its code goes, and the way to the daemon. Idempotent."""
+        """Removes the job's code, and the way to the daemon, when the job has ended here."""
         if self._server is not None:
             server, self._server = self._server, None
             await server.stop(0.1)

@@ -22,8 +22,7 @@ from bagua.proto import common_pb2, rank_pb2
 from bagua.proto.rank_pb2_grpc import RankServiceServicer, add_RankServiceServicer_to_server
 
 SERVICE_NAME = "bagua.v1.RankService"
-JOIN_S = 120.0
-"""How long Join waits for a caller without a deadline."""
+JOIN_S = 120.0  # how long Join waits for a caller without a deadline
 _ANSWER_S = 0.2
 _MAX_MESSAGE = 1 << 20
 _MAX_METRICS = 64

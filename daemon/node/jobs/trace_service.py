@@ -22,12 +22,10 @@ from bagua.proto import common_pb2, node_pb2, rank_pb2
 MAX_STEPS = 1_000
 MAX_SPANS = 20_000  # of a rank, and of the engine
 MAX_TIMEOUT_S = 600.0
-AT_ONCE = 2_000
-"""Spans of one message: 150 KiB at most."""
+AT_ONCE = 2_000  # Spans of one message: 150 KiB at most
 STEPS_BITS = 16  # of the word that ranks see
 _LOOK_S = 0.25
-_GRACE_S = 1.0
-"""For ranks that see in their next step that the time has passed."""
+_GRACE_S = 1.0  # for ranks that see in their next step that the time has passed
 
 Send = Callable[[node_pb2.TraceReply], Awaitable[None]]
 
@@ -93,7 +91,7 @@ class TraceService:
             self.end(request_id)
 
     def take(self, report: rank_pb2.TraceReport) -> None:
-        """A rank has recorded something. What nobody asks for is dropped."""
+        """Takes what a rank has recorded. What nobody asks for is dropped."""
         collection = self._collections.get(report.job_id)
         if collection is not None and collection.number == report.request:
             collection.take(report)

@@ -37,14 +37,11 @@ from bagua.daemon.node.processes.process import allow_many_files, become_reaper,
 LOOK_S = 1.0  # between two looks at the clock: a suspended machine wakes up later than poll() believes
 KILL_S = 0.05  # between two looks at what is left
 MAX_DEATHS = 5
-DEATHS_S = 60.0
-"""A daemon that was killed so often in so many seconds is not started again."""
-START_AGAIN_S = 1.0
-"""After a daemon could not be started in the place of one that was killed."""
+DEATHS_S = 60.0  # a daemon that was killed so often in so many seconds is not started again
+START_AGAIN_S = 1.0  # after a daemon could not be started in the place of one that was killed
 LAST_KILL_S = 5.0
 _PYTHON = (sys.executable, "-P")
-RENEWAL_S = 240.0
-"""How long the daemon that is installed may take to build its core."""
+RENEWAL_S = 240.0  # how long the daemon that is installed may take to build its core
 _SAY_VERSIONS = """
 import bagua.csrc, bagua.daemon.node.host.daemon
 from bagua.daemon.node.keeper.wire import VERSION

@@ -15,8 +15,7 @@ from bagua.daemon.node.keeper.wire import Message, Wire
 from bagua.daemon.node.processes.proc import read_status
 from bagua.daemon.node.ranks.user import SpawnUser
 
-SPAWN_S = 60.0
-"""How long the keeper may take to start a process: it is stopped, or the machine is."""
+SPAWN_S = 60.0  # how long the keeper may take to start a process: it is stopped, or the machine is
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ class KeeperLink:
         return memory
 
     def forget(self, job_id: str, pids: Sequence[int]) -> None:
-        """The job is over here."""
+        """Tells the keeper that the job is over here."""
         for pid in pids:
             self._watches.pop(pid, None)
             self._codes.pop(pid, None)
@@ -145,7 +144,7 @@ class KeeperLink:
         self._send({"do": "renew"})
 
     def load(self) -> None:
-        """The native core can be loaded: then the first process starts without delay."""
+        """Lets the keeper load the native core, so that the first process starts without delay."""
         self._send({"do": "load"})
 
     def hold(self, connections: Sequence[int]) -> None:

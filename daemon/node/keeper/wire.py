@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+# Both ends must have the same: a keeper stays while daemons come and go. It covers what notes about jobs contain.
 VERSION = 1
-"""Both ends must have the same: a keeper stays while daemons come and go. It covers what notes about jobs contain."""
 
 Message = dict[str, Any]
+# A message with its descriptors. None: they are lost, because this process had no room for all of them.
 Received = tuple[Message, list[int] | None]
-"""A message with its descriptors. None: they are lost, because this process had no room for all of them."""
 
 _LENGTH = struct.Struct("=I")
 _READ_BYTES = 1 << 16

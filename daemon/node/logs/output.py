@@ -40,7 +40,7 @@ class RankOutput:
         self._tail_bytes = 0
 
     def open(self) -> tuple[int, int]:
-        """The ends for the rank's stdout and stderr. The caller closes them once the rank has them."""
+        """Opens the ends for the rank's stdout and stderr. The caller closes them once the rank has them."""
         ends = []
         for is_stderr in (False, True):
             reader, writer = os.pipe2(os.O_CLOEXEC)

@@ -1,1 +1,1 @@
-"""Where, as whom and with which environment ranks start."""
+"""The places, users and environments with which ranks start."""

@@ -13,6 +13,8 @@ from fnmatch import fnmatchcase
 from bagua.base.errors import ConfigError
 from bagua.base.secrets import looks_secret
 
+# Patterns of names, as in a shell. A variable that looks like a secret (WANDB_API_KEY, a proxy with a password) is not
+# among them, whatever its beginning.
 USUAL = (
     # the user and the machine
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "HOSTNAME", "LANG", "LANGUAGE", "LC_*", "TZ", "TZDIR"),
@@ -30,11 +32,8 @@ USUAL = (
     *("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"),
     *("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY"),
 )
-"""Patterns of names, as in a shell. A variable that looks like a secret (WANDB_API_KEY, a proxy with a password) is not
-among them, whatever its beginning."""
 
-ALL = "*"
-"""Passes on everything but the credentials of this service: for a daemon whose operator is the jobs' user."""
+ALL = "*"  # Passes on everything but the credentials of this service: for a daemon whose operator is the jobs' user
 
 _OWN_SECRETS = ("BAGUA_TOKEN", "BAGUA_JOB_SECRET", "BAGUA_DATABASE_URL", "BAGUA_COORDINATOR_DATABASE_URL")
 _PATTERN = re.compile(r"[A-Za-z0-9_*?]+")

@@ -15,17 +15,16 @@ from bagua.base.errors import ConfigError
 from bagua.daemon.node.ranks.launch import LaunchError
 from bagua.daemon.node.rules.job_specification import JobSpecification
 
-Limit = tuple[int, int, int]
-"""As for ``setrlimit``: what is limited, soft, hard."""
+Limit = tuple[int, int, int]  # as for ``setrlimit``: what is limited, soft, hard
+# As ``core.spawn`` takes it: uid, gid, groups, umask, limits.
 SpawnUser = tuple[int, int, tuple[int, ...], int, tuple[Limit, ...]]
-"""As ``core.spawn`` takes it: uid, gid, groups, umask, limits."""
 
+# Variables of the daemon that name what is root's: another user's ranks don't get them.
 _ROOTS_OWN = (
     *("XDG_*", "TMPDIR", "TMP", "TEMP", "MAIL", "TERM", "PYTHONUSERBASE", "PYTHONPYCACHEPREFIX"),
     *("BAGUA_STATE_DIR", "BAGUA_CACHE_DIR", "BAGUA_RUNTIME_DIR", "BAGUA_LOG_DIR", "BAGUA_RANK_DIR"),
     *("BAGUA_TOKEN_FILE", "BAGUA_TLS", "BAGUA_RUN_AS", "BAGUA_ALLOW_ROOT", "BAGUA_RANK_UMASK", "BAGUA_RANK_LIMITS"),
 )
-"""Variables of the daemon that name what is root's: another user's ranks don't get them."""
 
 
 @dataclass(frozen=True)

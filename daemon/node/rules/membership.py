@@ -27,12 +27,9 @@ from bagua.daemon.node.rules.events import (
 )
 from bagua.daemon.node.rules.state import JobState, Phase, Rank, RankPhase, newcomers
 
-LOST_S = 5.0
-"""How long a rank that the engine has lost may take to end by itself: the next generation waits."""
-LEAVE_S = 60.0
-"""How long a rank that was dismissed may take for the rest of its program."""
-NOT_STARTED = 127
-"""Exit code of a newcomer that could not be started, as of a shell."""
+LOST_S = 5.0  # how long a rank that the engine has lost may take to end by itself: the next generation waits
+LEAVE_S = 60.0  # how long a rank that was dismissed may take for the rest of its program
+NOT_STARTED = 127  # Exit code of a newcomer that could not be started, as of a shell
 
 Step = tuple[JobState, list[Instruction]]
 
@@ -93,9 +90,10 @@ def _next(state: JobState, event: Regrouped, known: dict[int, Rank], lobby: tupl
 
 
 def entered(state: JobState, event: Entered, now: float) -> Step:
-    """The engine has followed. Whoever is not in the generation may end by itself. A newcomer that is in it, and has to
-    wait for another one, is of no use: it can't go back. That the generation has lost somebody may have been told
-    before: it stays so."""
+    """Handles that the engine has followed. Whoever is not in the generation may end by itself. A newcomer that is in
+    it, and has to wait for another one, is of no use: it can't go back. That the generation has lost somebody may have
+    been told before: it stays so.
+    """
     if event.generation < state.entered:
         return state, []
     after = state
@@ -135,7 +133,7 @@ def suspended(state: JobState, event: Suspended, now: float) -> Step:
 
 
 def lost(state: JobState, member: int, now: float) -> JobState:
-    """The engine has lost a rank whose process may live."""
+    """Handles that the engine has lost a rank whose process may live."""
     rank = state.find(member)
     if rank is None or rank.phase is not RankPhase.RUNNING or rank.ends_by is not None:
         return state

@@ -51,18 +51,16 @@ from bagua.daemon.node.rules.events import (
 )
 from bagua.daemon.node.rules.state import JobState, Phase, RankPhase, describe_exit
 
+# How long the other ranks have, after the first failure, to end by their CommunicationError or the coordinator's word.
 FAILING_S = 5.0
-"""How long the other ranks have, after the first failure, to end by their CommunicationError or the coordinator's
-word."""
+# The same where a rank has told why it fails: its exit code is waited for, and interpreters take long to end.
 TOLD_S = 10.0
-"""The same where a rank has told why it fails: its exit code is waited for, and interpreters take long to end."""
-KILLING_S = 10.0
-"""How long a process may take to die of SIGKILL before the job is given up as it is."""
+KILLING_S = 10.0  # how long a process may take to die of SIGKILL before the job is given up as it is
+# How long an engine's error waits for the exit of a rank whose connection is gone: that exit is the cause, then.
 VERDICT_S = 0.5
-"""How long an engine's error waits for the exit of a rank whose connection is gone: that exit is the cause, then."""
 
+# Exit code of a shell whose program was killed: in an elastic job the same as if the rank had been.
 KILLED_BELOW = 128 + signal.SIGKILL
-"""Exit code of a shell whose program was killed: in an elastic job the same as if the rank had been."""
 
 Step = tuple[JobState, list[Instruction]]
 Handler = Callable[[JobState, Any, float], Step]
@@ -173,7 +171,7 @@ def _connected(state: JobState, event: RankConnected, now: float) -> Step:
 
 
 def _left(state: JobState, event: RankLeft, now: float) -> Step:
-    """A farewell is an exit only of ranks that others started: the process of the rest is watched."""
+    """Takes a farewell as an exit, of ranks that others started alone: the process of the rest is watched."""
     rank = state.find(event.rank)
     if rank is None or rank.phase is not RankPhase.RUNNING:
         return state, []
@@ -213,7 +211,7 @@ def _lost(state: JobState, event: RankLost, now: float) -> Step:
 
 
 def _mark_told(state: JobState, event: RankTold, now: float) -> Step:
-    """The engine has closed its connection."""
+    """Notes what a rank has told of its end; the engine has closed its connection."""
     rank = state.find(event.rank)
     if rank is None or rank.phase is not RankPhase.RUNNING:
         return state, []
@@ -315,7 +313,7 @@ def _failing_timer(state: JobState, event: TimerFired, now: float) -> Step:
 
 
 def _hurry(state: JobState, event: StopRequested, now: float) -> Step:
-    """A second request may shorten the time that is left, never lengthen it."""
+    """Handles a second request, which may shorten the time that is left, but never lengthen it."""
     deadline = now + event.grace_s
     return replace(state, deadline=deadline if state.deadline is None else min(state.deadline, deadline)), []
 

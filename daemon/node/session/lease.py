@@ -53,13 +53,13 @@ class Lease:
         return self._renewed + self._fence_s + patience_s if self._fence_s else math.inf
 
     def hello(self, now: float) -> None:
-        """A stream begins; its first message is sent now."""
+        """Notes that a stream begins, whose first message is sent now."""
         self._hello_at = now
         self._sent.clear()
         self._seq = 0
 
     def welcome(self, welcome: node_pb2.Welcome) -> None:
-        """The coordinator has taken the Hello. Its terms replace the former ones."""
+        """Notes that the coordinator has taken the Hello. Its terms replace the former ones."""
         self._known = True
         self._lease_s = welcome.lease_s
         self._fence_s = welcome.fence_s if 0 < welcome.fence_s < math.inf else 0.0
@@ -76,7 +76,7 @@ class Lease:
         return self._seq
 
     def acknowledged(self, seq: int, grant: node_pb2.LeaseGrant | None = None) -> None:
-        """The coordinator has taken the heartbeat of that number, and so all before it."""
+        """Notes that the coordinator has taken the heartbeat of that number, and so all before it."""
         sent = self._sent.get(seq)
         if sent is None:
             return

@@ -12,8 +12,7 @@ from bagua.base.errors import UnavailableError
 from bagua.daemon.node.ranks.launch import LaunchError
 from bagua.proto import common_pb2, node_pb2
 
-ANSWER_S = 30.0
-"""An answer may need a search among many trials, on a busy machine."""
+ANSWER_S = 30.0  # an answer may need a search among many trials, on a busy machine
 _MOST = 100
 AWAY = "the coordinator is away"
 

@@ -124,12 +124,12 @@ class Session:
     # ── what others hand in ──
 
     def report(self, job_id: str) -> None:
-        """The state of a job has changed."""
+        """Reports that the state of a job has changed."""
         self._jobs[job_id] = None
         self._something_to_send()
 
     def report_status(self) -> None:
-        """The state of the node has changed."""
+        """Reports that the state of the node has changed."""
         self._status_changed = True
         self._something_to_send()
 
@@ -154,7 +154,7 @@ class Session:
         self._something_to_send()
 
     def tell_time(self, request_id: int) -> None:
-        """The coordinator asks what time it is here."""
+        """Answers the coordinator, which asks what time it is here."""
         if len(self._clocks) < _LOG_QUEUE:
             reply = node_pb2.ClockReply(request_id=request_id, monotonic_ns=time.monotonic_ns(), clock=clock_name())
             self._clocks.append(reply)
