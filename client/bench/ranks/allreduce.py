@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -12,9 +14,9 @@ import bagua.torch_api as bagua
 from bagua.algorithms.codec import Codec
 from bagua.base.errors import BaguaError
 from bagua.bench.ranks import harness
-from bagua.bench.ranks.floor import MemoryFloor
 from bagua.bench.units import size_text
 from bagua.csrc import load
+from bagua.csrc.build_tool import build_tool
 from bagua.tuning.network import Network
 
 FLOOR = "floor"
@@ -77,6 +79,45 @@ class System:
         self.turn()
         self.check()
         self.repeats = max(1, min(MOST_REPEATS, int(TURN_S / self.turn())))
+
+
+class MemoryFloor:
+    """Shared-memory floor: a native program (csrc/tools) with ``ranks`` threads and vectors of up to ``max_bytes``."""
+
+    def __init__(self, ranks: int, max_bytes: int) -> None:
+        self._process = subprocess.Popen(
+            [str(build_tool("memory_floor")), str(ranks), str(max_bytes)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._answer()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise BaguaError(f"The program that measures the floor ended with code {self._process.wait()}. [BG001]")
+        return line.strip()
+
+    def measure(self, nbytes: int, repeats: int) -> float:
+        """Seconds per all-reduce of ``nbytes``, mean of ``repeats`` in a row."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{nbytes} {repeats}\n")
+        self._process.stdin.flush()
+        return int(self._answer()) / 1e9
+
+    def close(self) -> None:
+        """Ends the program that measures."""
+        self._process.communicate()
+
+    def __enter__(self) -> MemoryFloor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 def measure_size(config: dict[str, Any], nbytes: int, floor: MemoryFloor | None) -> dict[str, float]:
