@@ -34,7 +34,7 @@ def get_tensor_declaration_bytes(td: TensorDeclaration) -> int:
 
 @dataclass
 class BaguaHyperparameter:
-    """How tensors are divided into buckets. ``bucket_size``: bytes."""
+    """Division of tensors into buckets. ``bucket_size``: bytes."""
 
     buckets: list[list[TensorDeclaration]] = field(default_factory=list)
     bucket_size: int = 0

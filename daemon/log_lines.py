@@ -20,7 +20,7 @@ def _visible(_: Any, __: str, line: MutableMapping[str, Any]) -> MutableMapping[
 
 
 class LogFormat(StrEnum):
-    """How a service writes its log."""
+    """Form in which a service writes its log."""
 
     text = "text"
     json = "json"

@@ -120,7 +120,7 @@ class Names:
 
 
 def imported(node: ast.ImportFrom) -> Iterator[tuple[ast.alias, str]]:
-    """Each name and its path; those of torch that matter for ``*``. Nothing of relative imports."""
+    """Yields each imported name and its path; for ``*`` the names of torch that matter. Nothing of relative imports."""
     if node.level or node.module is None:
         return
     for one in node.names:

@@ -133,7 +133,7 @@ class Checks:
         return torch.equal(found, wanted) and torch.equal(again, wanted)
 
     def alltoall_v(self) -> bool:
-        """Each rank sends r + 1 elements to rank r."""
+        """Sends r + 1 elements to each rank r."""
         counts = [rank + 1 for rank in self.everybody]
         places = [rank * COUNT for rank in self.everybody]
         received = [self.rank + 1] * self.ranks

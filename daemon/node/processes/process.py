@@ -134,7 +134,7 @@ class ProcessWatch:
 
 
 def allow_many_files() -> None:
-    """Each rank takes a handful of descriptors: the soft limit of 1024 is for programs that use select()."""
+    """Raises the soft limit of descriptors: each rank takes a handful, and 1024 is for programs that use select()."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -92,7 +92,7 @@ class OwnPlaces:
 
 
 class UserPlaces:
-    """Each job has a user of its own."""
+    """Places of ranks if each job has a user of its own."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
