@@ -122,7 +122,7 @@ class Members:
             self._destroy.detach()
 
     def _is_known(self) -> bool:
-        """Whether the daemon is to know it."""
+        """Returns True if the daemon is to know it."""
         return self._destroy is not None and self._destroy.alive
 
     def renew_ranks(self) -> None:
@@ -145,7 +145,7 @@ class Members:
             self.connection.destroy_comm(self.id)
 
     def renumber(self, id: int) -> None:
-        """On a newcomer, before ``renew``: it has this number on the other members."""
+        """Takes the number that it has on the other members. Called on a newcomer, before ``renew``."""
         if self._destroy is not None:
             assert self.connection is not None
             self._destroy.detach()
@@ -172,7 +172,7 @@ class Members:
         self._aborted = True
 
     def check_abort(self) -> bool:
-        """Whether it was aborted on this rank."""
+        """Returns True if it was aborted on this rank."""
         return self._aborted
 
     def check_usable(self, connection: Connection) -> None:

@@ -22,7 +22,8 @@ OnChange = Callable[[MembershipChange], object]
 
 
 class MembershipChanges:
-    """Those of one session. ``told_in``: the generation that the program was told of last. ``world_size``: its."""
+    """Changes of membership of one session, as the program is told of them. ``told_in``: the generation that the
+    program was told of last. ``world_size``: its."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

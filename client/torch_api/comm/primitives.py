@@ -98,7 +98,7 @@ def allgather(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, comm: Comm =
 
 
 def allgather_inplace(tensor: torch.Tensor, comm: Comm = None) -> None:
-    """Every rank's own block of ``tensor`` goes to all ranks. Block number ``rank`` of equal blocks, one for each
+    """Gathers every rank's own block of ``tensor`` on all ranks. Block number ``rank`` of equal blocks, one for each
     rank."""
     communicator_of(comm).allgather_inplace(tensor)
 

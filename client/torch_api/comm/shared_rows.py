@@ -66,7 +66,7 @@ class PeerMemory:
 
     @property
     def freed(self) -> int:
-        """How many segments of this rank others may forget."""
+        """Number of this rank's segments that others may forget."""
         return self._stages.freed
 
     def block(self, nbytes: int) -> Block:
@@ -91,7 +91,7 @@ class PeerMemory:
         return known[key]
 
     def words(self, group: Members, width: int) -> Words:
-        """For meetings of this group, the same memory each time."""
+        """Returns the memory for meetings of this group, the same each time."""
         key = group.id, group.nranks(), width
         if key not in self._words:
             self._words[key] = Words(group.nranks(), width)

@@ -87,8 +87,8 @@ class StateCopy:
             self._send(shares[self._senders.index(self._rank)])
 
     def _ranks_alike(self) -> list[int]:
-        """Of those that hold the state, the ranks whose tensors have the sizes of the first one's. Raises BaguaError on
-        a newcomer with others."""
+        """Returns the ranks, of those that hold the state, whose tensors have the sizes of the first one's. Raises
+        BaguaError on a newcomer with others."""
         sizes = hashlib.blake2b(repr(self._sizes).encode(), digest_size=16).digest() + len(self._sizes).to_bytes(8)
         rows = gather_rows(self._session, sizes)
         first = rows[min(self._whole)]
@@ -200,7 +200,7 @@ class _Line:
         return self._stages[-1]
 
     def began(self, tickets: list[int], then: Callable[[], None] = nothing) -> None:
-        """These operations use the stage; ``then`` is called when they are over."""
+        """Notes that these operations use the stage. ``then`` is called when they are over."""
         self._under_way.append((tickets, then))
 
     def _wait(self) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 
 class Standing(NamedTuple):
-    """Where a member stands.
+    """Place of a member in the training, and how much of the state it has.
 
     ``whole``: it holds the job's state. ``between``: it is between two steps, and waits there. ``laps``: how often it
     has passed there. ``ready``, ``let_in``: the newest generation in which it was ready, and in which it let newcomers
@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 
 
 def is_whole(mine: Standing, everyone: Mapping[int, Standing]) -> bool:
-    """Whether a member holds the state: it does, or has it ready, and some member let it in."""
+    """Returns True if a member holds the state: it does, or has it ready, and some member let it in."""
     return mine.whole or (mine.ready > 0 and any(other.let_in == mine.ready for other in everyone.values()))
 
 

@@ -16,7 +16,7 @@ class Follower(Protocol):
     given: int
 
     def describe(self) -> Any:
-        """All that must be the same on all members, as plain data."""
+        """Returns all that must be the same on all members, as plain data."""
         ...
 
     def check(self, ranks: int) -> None:
@@ -42,7 +42,7 @@ Told = Mapping[str, Mapping[str, Any]]
 
 
 class Followers:
-    """Those of one session, ``by_name``, in the order in which all members made them."""
+    """Followers of one session, ``by_name``, in the order in which all members made them."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, Follower] = {}
@@ -50,7 +50,7 @@ class Followers:
         self._where: tuple[Sequence[int], int] = (), 0  # its members and number
 
     def describe(self) -> dict[str, Any]:
-        """All that must be the same on all members, by name."""
+        """Returns all that must be the same on all members, by name."""
         return {name: one.describe() for name, one in self.by_name.items()}
 
     @property
@@ -62,8 +62,8 @@ class Followers:
         return given
 
     def add(self, name: str, follower: Follower) -> None:
-        """From now on it goes on with each training step, and agrees with its like on other members when they
-        change."""
+        """Adds a follower: it goes on with each training step from now on, and agrees with its like on other members
+        when they change."""
         name = f"{name} {len(self.by_name)}"
         self.by_name[name] = follower
         if name in self._told:  # others have had it before the members changed
@@ -80,11 +80,11 @@ class Followers:
             one.commit()
 
     def tell(self) -> dict[str, dict[str, Any]]:
-        """For the other members."""
+        """Returns the words for the other members."""
         return {name: one.tell() for name, one in self.by_name.items()}
 
     def tell_given(self) -> dict[str, int]:
-        """Likewise: batches that this member was given, and has not committed."""
+        """Returns the batches that this member was given, and has not committed, by name."""
         return {name: one.given for name, one in self.by_name.items()}
 
     def hear(

@@ -47,11 +47,11 @@ class Backend:
 
     @property
     def idle(self) -> bool:
-        """Whether no buckets are registered."""
+        """True if no buckets are registered."""
         return not self._buckets
 
     def register_ordered_buckets(self, buckets: Sequence[BaguaBucket]) -> None:
-        """These buckets (or their ``backend_bucket``) take the place of those registered before, in this order.
+        """Registers these buckets (or their ``backend_bucket``), in this order, in place of those registered before.
 
         Raises BaguaError if some of those are at work.
         """
@@ -70,7 +70,7 @@ class Backend:
             self._in_pass = False
 
     def forget(self) -> None:
-        """There are no buckets any more."""
+        """Forgets all buckets."""
         with self._lock:
             self._running.clear()
             self._buckets, self._turn = [], 0
@@ -97,7 +97,7 @@ class Backend:
         self.mark(tensor.registration)
 
     def mark(self, known: Registration) -> None:
-        """The same, for the tensor's registration. Raises BaguaError if it is in no bucket of this model."""
+        """Marks the tensor of this registration as ready. Raises BaguaError if it is in no bucket of this model."""
         bucket = known.bucket()
         ddp = self._ddp() if self._ddp is not None else None
         with self._lock:
@@ -137,8 +137,9 @@ class Backend:
         return self.finish()
 
     def finish(self) -> int:
-        """The same for registered buckets alone. At the end of a backward pass that marked any tensor, buckets that
-        are not full go, too: tensors without a gradient take part as they are. On other ranks they may have one."""
+        """Does the same for registered buckets alone. At the end of a backward pass that marked any tensor, buckets
+        that are not full go, too: tensors without a gradient take part as they are. On other ranks they may have one.
+        """
         if not (self._in_pass or self._running):
             return 0
         with self._lock:
@@ -173,8 +174,8 @@ class Backend:
 
     @contextmanager
     def _told_of_losses(self, running: Sequence[BaguaBucket]) -> Iterator[None]:
-        """In an elastic job: raises MembershipChanged when the rank is in the next generation, and the next round may
-        begin. ``running``: buckets that are at work."""
+        """Raises MembershipChanged after a loss in an elastic job, when the rank is in the next generation, and the
+        next round may begin. ``running``: buckets that are at work."""
         session = current()
         generation = session.connection.settled
         try:

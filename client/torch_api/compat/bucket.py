@@ -90,11 +90,11 @@ class BaguaBucket(BucketOperations):
 
     @property
     def pending(self) -> int:
-        """How many of its tensors are not ready in this round."""
+        """Number of its tensors that are not ready in this round."""
         return len(self._missing)
 
     def mark(self, known: Registration) -> None:
-        """This tensor of it is ready."""
+        """Notes that this tensor of it is ready."""
         self._missing.discard(known)
 
     def mark_none(self) -> None:
@@ -102,7 +102,7 @@ class BaguaBucket(BucketOperations):
         self._missing = set(self._registrations)
 
     def holds_gradients(self) -> bool:
-        """Whether all that travels is parameters' ``.grad``."""
+        """Returns True if all that travels is parameters' ``.grad``."""
         return all(one.is_gradient(one.effective_or_none()) for one in self._registrations)
 
     def attach(self, runner: Runner, process_group: BaguaProcessGroup | None = None) -> None:

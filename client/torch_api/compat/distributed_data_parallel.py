@@ -108,7 +108,7 @@ class DistributedDataParallel(torch.nn.Module, JoinableModel):
         module.__dict__["bagua_ddp"] = self.inner  # the next wrapping of the module ends this one
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """That of ``module``."""
+        """Calls ``module``."""
         return self.module(*inputs, **kwargs)
 
     def _model(self) -> BaguaDistributedDataParallel:

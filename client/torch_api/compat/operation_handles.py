@@ -82,25 +82,25 @@ class AsynchronousOperation:
         return self._own
 
     def lock_weight(self) -> None:
-        """Until ``unlock_weight`` only this thread changes the weights."""
+        """Keeps the operation from changing the weights until ``unlock_weight``."""
         self._lock.acquire()
 
     def unlock_weight(self) -> None:
-        """Nothing if this thread has not locked them."""
+        """Lets the operation change the weights again. Does nothing if this thread has not locked them."""
         with suppress(RuntimeError):
             self._lock.release()
 
     def abort(self) -> None:
-        """This rank wants no more averaging."""
+        """Says that this rank wants no more averaging."""
         self._aborted = True
 
     def reset(self) -> None:
-        """This rank wants averaging again."""
+        """Says that this rank wants averaging again."""
         self._aborted = False
         self._running = True
 
     def get_status(self) -> bool:
-        """False when the last exchange found that all ranks had aborted."""
+        """Returns False when the last exchange found that all ranks had aborted."""
         return self._running
 
     # Both steps read and write the weights themselves, and not a copy of them in a slot: the copy would be taken and

@@ -89,7 +89,7 @@ class BucketOperations(PlanBucket):
             torch._foreach_copy_([to.detach() for to, _ in pairs], [part for _, part in pairs])
 
     def check_flatten(self) -> bool:
-        """Whether the effective tensors (and the padding) lie in memory one after the other."""
+        """Returns True if the effective tensors (and the padding) lie in memory one after the other."""
         now = [tensor for tensor in self.effective_tensors() if tensor is not None]
         return len(now) == len(self.tensors) and check_contiguous(now + self._padding())
 
@@ -279,7 +279,7 @@ class BucketOperations(PlanBucket):
         return RESULT if GRADIENT in self.reserved else WEIGHT
 
     def _untouched(self) -> bool:
-        """Whether the next operation begins with gradients as they came: a step can put its result elsewhere."""
+        """True if the next operation begins with gradients as they came: a step can put its result elsewhere."""
         return GRADIENT in self.reserved and not self._steps
 
     def _in_place(self) -> str:

@@ -69,11 +69,11 @@ class Registration:
         self.backend_tensor = BackendTensor(self)
 
     def is_of(self, tensor: torch.Tensor) -> bool:
-        """Whether ``tensor`` is the registered one."""
+        """Returns True if ``tensor`` is the registered one."""
         return self._tensor() is tensor
 
     def is_named_by(self, reference: weakref.ref[torch.Tensor]) -> bool:
-        """True if ``reference`` is this one's, to a tensor that may be gone."""
+        """Returns True if ``reference`` is this one's, to a tensor that may be gone."""
         return self._tensor is reference
 
     @property
@@ -99,7 +99,7 @@ class Registration:
         return self.owner if self.getter is None else self.getter(self.owner)
 
     def is_gradient(self, effective: torch.Tensor | None) -> bool:
-        """Whether ``effective``, which travels now, is the owner's ``.grad``."""
+        """Returns True if ``effective``, which travels now, is the owner's ``.grad``."""
         # Not asked of a weight: the program may set its .grad in another thread, and torch reads it without a lock.
         return self.getter is not None and effective is self.owner.grad
 
@@ -130,7 +130,7 @@ def registration(tensor: torch.Tensor) -> Registration | None:
 
 
 def registered(tensor: torch.Tensor) -> Registration:
-    """The same for a tensor that must be one. Raises TypeError in words otherwise."""
+    """Returns the registration of a tensor that must have one. Raises TypeError in words otherwise."""
     found = registration(tensor)
     if found is None:
         raise TypeError(

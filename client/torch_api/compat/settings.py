@@ -20,7 +20,7 @@ def get_bagua_service_port() -> int:
 
 
 def is_report_metrics_switch_on() -> bool:
-    """Whether BAGUA_REPORT_METRICS is 1. Nothing depends on it: `bagua job show` always has a job's figures."""
+    """Returns True if BAGUA_REPORT_METRICS is 1. Nothing depends on it: `bagua job show` always has a job's figures."""
     return read_int("BAGUA_REPORT_METRICS", 0) == 1
 
 
@@ -45,7 +45,7 @@ def get_autotune_warmup_time_s() -> float:
 
 
 def get_is_output_autotune_log() -> bool:
-    """Whether BAGUA_IS_OUTPUT_AUTOTUNE_LOG is another number than 0. (In the original "0" counts as true.)"""
+    """Returns True if BAGUA_IS_OUTPUT_AUTOTUNE_LOG is another number than 0. (In the original "0" counts as true.)"""
     return read_int("BAGUA_IS_OUTPUT_AUTOTUNE_LOG", 0) != 0
 
 

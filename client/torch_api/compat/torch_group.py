@@ -23,7 +23,7 @@ def bagua_pg(self: Any) -> BaguaProcessGroup:
 
 
 def bagua_get_global_communicator(self: Any) -> Communicator:
-    """All ranks of the group."""
+    """Returns the communicator of all ranks of the group."""
     return from_torch_group(self).get_global_communicator()
 
 

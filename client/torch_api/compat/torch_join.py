@@ -35,8 +35,8 @@ class JoinableModel(Joinable):
         """The wrapped model."""
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """For ``Join``. ``kwargs``: its own; ``divide_by_initial_world_size`` counts, see ``bagua.join``. Raises
-        ConfigError for a model whose exchanges can't be shadowed."""
+        """Returns the hook for ``Join``. ``kwargs``: its own; ``divide_by_initial_world_size`` counts, see
+        ``bagua.join``. Raises ConfigError for a model whose exchanges can't be shadowed."""
         model = self._model()
         model.use_uneven(None)  # a block before ended by an exception
         block = _Iterations(self, model, bool(kwargs.get("divide_by_initial_world_size", True)))
@@ -45,12 +45,13 @@ class JoinableModel(Joinable):
 
     @property
     def join_device(self) -> torch.device:
-        """Where ``Join`` has its own tensors: with the parameters."""
+        """Device on which ``Join`` has its own tensors: that of the parameters."""
         return next(parameter.device for parameter in self._model().module.parameters())
 
     @property
     def join_process_group(self) -> Any:
-        """Of ``torch.distributed``. Raises ConfigError where there is none with the model's ranks."""
+        """Group of ``torch.distributed`` with the model's ranks. Raises ConfigError where there is none with the
+        model's ranks."""
         ours = self._model().process_group
         if not distributed.is_available() or not distributed.is_initialized():
             raise ConfigError(
@@ -94,7 +95,7 @@ class _Iterations(Uneven):
         self._between = event == Event.EXCHANGE
 
     def shadow_iteration(self) -> None:
-        """This rank has no batches left: it takes part in an iteration of the others."""
+        """Takes part in an iteration of the others, when this rank has no batches left."""
         if not self._left:
             self.forget_gradients()
             self._left = True

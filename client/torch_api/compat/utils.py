@@ -79,7 +79,7 @@ def apply_flattened_call_all(tensors: Sequence[torch.Tensor], call: Callable[...
 
 
 def check_contiguous(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether each tensor begins in memory where the one before it ends."""
+    """Returns True if each tensor begins in memory where the one before it ends."""
     expected = None
     for tensor in tensors:
         if expected is not None and tensor.data_ptr() != expected:

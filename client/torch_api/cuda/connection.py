@@ -125,9 +125,8 @@ class CudaConnection:
         return (Regrouped if over else CommunicationError)(str(error))
 
     def _is_over(self) -> bool:
-        """True if this leg was given up, or its generation has ended. The next one may have been entered already: what
-        is under way is then abandoned, before there is another leg.
-        """
+        """Returns True if this leg was given up, or its generation has ended. The next one may have been entered
+        already: what is under way is then abandoned, before there is another leg."""
         entered = self.connection.membership.generation
         return self._parted or entered != self.membership.generation or self.connection.generation_is_over()
 
@@ -221,7 +220,8 @@ class CudaConnection:
         return ticket
 
     def done(self, ticket: int) -> bool:
-        """True if the result is there, or never will be. Raises CommunicationError for an error of the device."""
+        """Returns True if the result is there, or never will be. Raises CommunicationError for an error of the
+        device."""
         if ticket < 0:
             return self._gate.done(ticket, self.done)
         with self._translated():

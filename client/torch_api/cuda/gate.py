@@ -69,7 +69,7 @@ class Gate:
         return number
 
     def done(self, number: int, done: Callable[[int], bool]) -> bool:
-        """True if the operation is over, well or not. ``done``: the device's, of a ticket of its own."""
+        """Returns True if the operation is over, well or not. ``done``: the device's, of a ticket of its own."""
         held = self._held[number]
         return held.over and (held.ticket is None or done(held.ticket))
 

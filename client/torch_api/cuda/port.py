@@ -18,7 +18,7 @@ class Moment(Protocol):
     """A point in the order of a stream."""
 
     def passed(self) -> bool:
-        """True if the stream has come to this moment."""
+        """Returns True if the stream has come to this moment."""
         ...
 
     def await_on_host(self) -> None:
@@ -42,7 +42,7 @@ class Cuda:
     """torch.cuda, as far as it is used."""
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """True if the GPU leg carries this tensor."""
+        """Returns True if the GPU leg carries this tensor."""
         return tensor.is_cuda
 
     def index(self, device: torch.device) -> int:

@@ -47,7 +47,7 @@ class Dismissed(MembershipChanged):
 
 
 class Encoding(NamedTuple):
-    """How an all-reduce of float32 crosses between hosts: see ``Rank.submit`` in csrc/core.pyi."""
+    """Encoding in which an all-reduce of float32 crosses between hosts: see ``Rank.submit`` in csrc/core.pyi."""
 
     codec: int = 0
     density: int = 0
@@ -130,7 +130,7 @@ class Connection(Protocol):
         ...
 
     def destroy_comm(self, comm: int) -> None:
-        """This rank will not use the communicator any more."""
+        """Gives the communicator up: this rank will not use it any more."""
         ...
 
     def submit(self, request: Request) -> int:
@@ -138,12 +138,12 @@ class Connection(Protocol):
         ...
 
     def submit_out_of_step(self, request: Request) -> int:
-        """As ``submit``, by ranks that are not in step: nothing but ``wait`` waits for the other members, on any
-        device, before all of them have submitted it."""
+        """Submits as ``submit``, by ranks that are not in step: nothing but ``wait`` waits for the other members, on
+        any device, before all of them have submitted it."""
         ...
 
     def done(self, ticket: int) -> bool:
-        """Whether ``wait`` for this operation would return, or raise, at once."""
+        """Returns True if ``wait`` for this operation would return, or raise, at once."""
         ...
 
     def abandon(self, ticket: int) -> None:
@@ -162,7 +162,7 @@ class Connection(Protocol):
 
 
 class _Steady:
-    """See ``HostConnection.steady``. No generator: it runs for each bucket."""
+    """Block of ``HostConnection.steady``. No generator: it runs for each bucket."""
 
     __slots__ = ("_before", "_generation", "_thread")
 
@@ -260,14 +260,14 @@ class HostConnection:
 
     @contextmanager
     def entering(self) -> Iterator[None]:
-        """This thread enters generations. At the end of the block that of ``membership`` is settled."""
+        """Marks a block in which this thread enters generations. At its end that of ``membership`` is settled."""
         with self.steady(0):
             yield
             self.settled = self.membership.generation
 
     @property
     def is_steady(self) -> bool:
-        """Whether operations of this thread belong to one generation now."""
+        """True if operations of this thread belong to one generation now."""
         return getattr(self._thread, "generation", None) is not None
 
     def stand_by(self) -> bool:
@@ -280,7 +280,7 @@ class HostConnection:
         return self._entered is not None
 
     def generation_is_over(self) -> bool:
-        """Whether the present generation has ended before the next one was entered, or the job has."""
+        """Returns True if the present generation has ended before the next one was entered, or the job has."""
         return self.elastic and bool(self._rank.error())
 
     def planned(self) -> int:
@@ -288,7 +288,7 @@ class HostConnection:
         return self._rank.planned()
 
     def asked_for_trace(self) -> int:
-        """Not 0: somebody wants the next steps recorded; see ``Rank.trace``."""
+        """Returns another number than 0 if somebody wants the next steps recorded; see ``Rank.trace``."""
         return self._rank.trace()
 
     def checksum(self, memory: Buffer) -> int:
@@ -436,7 +436,7 @@ class HostConnection:
             raise self._translate(error) from None
 
     def done(self, ticket: int) -> bool:
-        """Whether ``wait`` for this operation would return, or raise, at once."""
+        """Returns True if ``wait`` for this operation would return, or raise, at once."""
         with self._translated():
             return self._rank.done(ticket)
 

@@ -51,12 +51,12 @@ class Membership:
 
     @property
     def member(self) -> int:
-        """That of this process."""
+        """Member number of this process."""
         return self.members[self.rank]
 
     @property
     def later(self) -> bool:
-        """Whether it is another generation than the first one: members have been lost, or have come."""
+        """True if it is another generation than the first one: members have been lost, or have come."""
         return self.generation > 1 and not self.lobby
 
     @property

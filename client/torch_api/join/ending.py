@@ -1,4 +1,5 @@
-"""How the program of this process ends: by itself, by an exception that nobody caught, or by SystemExit with a code.
+"""Finds out how the program of this process ends: by itself, by an exception that nobody caught, or by SystemExit with
+a code.
 
 The others must learn it while this process can still speak: from ``sys.excepthook``, from a finalizer in processes of
 ``multiprocessing`` (which catch what the program raises), and else from a function of ``atexit``. The interpreter tells
@@ -196,7 +197,7 @@ class ProgramWatch:
 
 
 def has_returned(frame: FrameType) -> bool:
-    """True if a frame that runs no more has ended by returning, and not by an exception."""
+    """Returns True if a frame that runs no more has ended by returning, and not by an exception."""
     return opcode.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 
 

@@ -25,8 +25,8 @@ DEFAULT_WAIT_TIMEOUT_S = 1800
 
 
 class _Place:
-    """This rank's place as its session says. ``told``: values by variable, before the environment's; an empty one hides
-    that. ``shown``: (value before, value) of variables of the environment that process ``shown_in`` has set."""
+    """Place of this rank, as its session says. ``told``: values by variable, before the environment's; an empty one
+    hides that. ``shown``: (value before, value) of variables of the environment that process ``shown_in`` has set."""
 
     told: ClassVar[dict[str, str]] = {}
     shown: ClassVar[dict[str, tuple[str | None, str]]] = {}
@@ -34,7 +34,7 @@ class _Place:
 
 
 def tell(variables: Mapping[str, str]) -> None:
-    """This is the rank's place from now on, whatever the environment says."""
+    """Sets the rank's place from now on, whatever the environment says."""
     _Place.told.update(variables)
 
 

@@ -44,7 +44,7 @@ INSECURE = "BAGUA_INSECURE_RENDEZVOUS"
 
 @dataclass(frozen=True)
 class Place:
-    """Where this process stands in the job."""
+    """Place of this process in the job."""
 
     rank: int
     world_size: int
@@ -108,8 +108,8 @@ def _join_others(rank: int, world_size: int, store: Store | None) -> Session:
 
 
 def _build_core() -> None:
-    """Before ranks and services wait for each other, because a build on a busy machine outlasts their patience. Raises
-    BuildError."""
+    """Builds the core before ranks and services wait for each other, because a build on a busy machine outlasts their
+    patience. Raises BuildError."""
     try:
         csrc.load()
     except csrc.BuildError as error:
@@ -226,7 +226,8 @@ def _count_hosts(world_size: int, meeting: Meeting) -> int:
 
 
 def _host_identity() -> str:
-    """The same text on all processes of a host, another one elsewhere. Containers have host names of their own."""
+    """Returns the same text on all processes of a host, and another one elsewhere. Containers have host names of their
+    own."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -251,7 +252,7 @@ def _start_cluster(place: Place, context: str) -> LeashedService:
 
 
 def _start_node(place: Place, context: str) -> LeashedService:
-    """This host's node daemon: its first message goes to the first host, its second says where to join."""
+    """Starts this host's node daemon: its first message goes to the first host, its second says where to join."""
     command = ["bagua.enroll.host", "--host", str(place.node_rank)]
     command += [f"--context={context}", "--master-addr", environment.get_master_addr()]
     _warn_if_insecure()

@@ -33,8 +33,8 @@ class Lifeline:
 
     @classmethod
     def hold(cls, daemon: str, job_id: str, host: int, hosts: int, end: socket.socket | None = None) -> None:
-        """From now on the cluster in which this process joins a job stays for it, and no other does. ``end``: a socket
-        to it, if there is one. Raises ServiceError if it has gone."""
+        """Keeps the cluster in which this process joins a job from now on, and no other. ``end``: a socket to it, if
+        there is one. Raises ServiceError if it has gone."""
         if cls.held is not None and cls.held.daemon == daemon:
             return
         cls.let_go()
@@ -68,7 +68,7 @@ class Lifeline:
         return None
 
     def tell_joined(self, job_id: str) -> None:
-        """This process has joined the job, as its rank 0. Nothing if the cluster has gone."""
+        """Tells the cluster that this process has joined the job, as its rank 0. Nothing if the cluster has gone."""
         self._end.setblocking(True)
         with suppress(OSError):
             parent_socket.send(self._end, {parent_socket.JOINED: job_id})

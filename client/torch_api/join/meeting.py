@@ -68,7 +68,7 @@ class Meeting:
         return number + 1 if over else number
 
     def tell(self, key: str, **value: Any) -> None:
-        """For all ranks. Raises ServiceError if the store is gone."""
+        """Tells all ranks. Raises ServiceError if the store is gone."""
         try:
             self._store.set(key, json.dumps(value))
         except RuntimeError as error:

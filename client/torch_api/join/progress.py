@@ -27,7 +27,7 @@ MAX_METRICS = 64  # that the daemon takes; the user's come first
 
 
 def figures(step: StepTimes | None) -> dict[str, float]:
-    """How the newest step's time divides, in ms, as metrics of a report."""
+    """Returns how the newest step's time divides, in ms, as metrics of a report."""
     if step is None:
         return {}
     return {
@@ -91,7 +91,7 @@ class ProgressReporter:
         self._post(told)
 
     def step_done(self, steps: int) -> None:
-        """This rank has done so many steps: reports it now and then, with what the program told last."""
+        """Reports now and then that this rank has done so many steps, with what the program told last."""
         sampled = self._trace_every > 0 and steps % self._trace_every == 0
         if sampled:
             self._sample(steps)
@@ -115,7 +115,7 @@ class ProgressReporter:
             )
 
     def _post(self, told: Progress) -> None:
-        """With figures of this moment, to the thread."""
+        """Hands the report to the thread, with figures of this moment."""
         progress = Progress()
         progress.CopyFrom(told)
         progress.rank = self.rank  # the present one

@@ -13,7 +13,7 @@ _NS_PER_MS = 1e6
 
 
 class RecentSteps:
-    """Of one rank. One thread at a time adds; any may read. Times in ns."""
+    """Newest steps of one rank. One thread at a time adds; any may read. Times in ns."""
 
     def __init__(self) -> None:
         self._steps = 0

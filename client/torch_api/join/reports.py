@@ -27,7 +27,7 @@ OnReport = Callable[[Report], object]
 
 
 class Listeners:
-    """Those of this process: function -> whether it hears reports of all ranks."""
+    """Listeners of this process: function -> whether it hears reports of all ranks."""
 
     def __init__(self) -> None:
         self._functions: dict[OnReport, bool] = {}

@@ -40,7 +40,7 @@ class Companion(Protocol):
     Members come to each of these calls together, in this order."""
 
     def leave(self) -> None:
-        """It goes down, if it is up: the generation has ended, or gets other members."""
+        """Goes down, if it is up: the generation has ended, or gets other members."""
         ...
 
     def offer(self) -> str:
@@ -48,7 +48,7 @@ class Companion(Protocol):
         ...
 
     def renew(self, offers: Sequence[str]) -> None:
-        """It comes up again. ``offers``: of each rank that takes part."""
+        """Comes up again. ``offers``: of each rank that takes part."""
         ...
 
 
@@ -124,7 +124,7 @@ class Session:
             self.progress.rank = entered.rank
 
     def take_part(self, resting: frozenset[int]) -> None:
-        """From now on these members rest, and all others of the generation take part."""
+        """Lets these members rest from now on; all others of the generation take part."""
         self.membership = self.connection.membership = replace(self.membership, resting=resting)
 
     def renew(self) -> None:
@@ -209,7 +209,7 @@ def current() -> Session:
 
 
 def is_initialized() -> bool:
-    """True between ``init_process_group`` and ``destroy_process_group``."""
+    """Returns True between ``init_process_group`` and ``destroy_process_group``."""
     return CURRENT.session is not None
 
 

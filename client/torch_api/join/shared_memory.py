@@ -65,8 +65,8 @@ class SharedMemory:
 
     @contextmanager
     def reusing(self) -> Iterator[None]:
-        """In its block, segments that tensors leave serve those that are made next. The daemon would have to empty each
-        page and to fill it with zeros, which takes a second for each GB."""
+        """Marks a block in which segments that tensors leave serve those that are made next. The daemon would have to
+        empty each page and to fill it with zeros, which takes a second for each GB."""
         self._spare = []
         try:
             yield

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Stages:
-    """Those of one session. Memory of a tensor comes back when the last view of it is gone. Thread-safe.
+    """Stages of one session. Memory of a tensor comes back when the last view of it is gone. Thread-safe.
 
     As much as was in use at once stays here; the rest goes back to the daemon. ``freed``: how many segments went back.
     """
@@ -66,11 +66,11 @@ class PeerStages(Stages):
 
 
 def rounded(nbytes: int) -> int:
-    """At most a quarter more, so that sizes that differ a little from step to step take the same memory."""
+    """Returns at most a quarter more, so that sizes that differ a little from step to step take the same memory."""
     unit = 1 << max(12, nbytes.bit_length() - 3)
     return -(-nbytes // unit) * unit
 
 
 def stages(session: Session) -> Stages:
-    """Those of this session, the same object each time."""
+    """Returns the stages of this session, the same object each time."""
     return session.keep(Stages)

@@ -31,7 +31,7 @@ class _Torch:
 
 
 def has_begun() -> bool:
-    """Whether this process has ever been a rank: then gRPC runs in it, and a forked child can't become one."""
+    """Returns True if this process has ever been a rank: then gRPC runs in it, and a forked child can't become one."""
     return _Torch.begun
 
 
@@ -131,7 +131,7 @@ def destroy_process_group() -> None:
 
 
 def fail(error: BaseException) -> None:
-    """This exception ends the program of this rank, if it is one: the others learn so at once."""
+    """Tells the others at once that this exception ends the program of this rank, if it is one."""
     _fail(end_by(error))
 
 
@@ -145,13 +145,14 @@ def _leave_at_exit() -> None:
 
 
 def _leave_child() -> None:
-    """At the end of a process of multiprocessing."""
+    """Leaves the job at the end of a process of multiprocessing."""
     atexit.unregister(_leave_at_exit)
     _leave(end_by(sys.exception()))
 
 
 def _leave(end: End | None) -> None:
-    """At the end of the process. ``end`` None: it is not known, and the end of the process tells the daemon."""
+    """Leaves the job at the end of the process. ``end`` None: it is not known, and the end of the process tells the
+    daemon."""
     session, torch_group = CURRENT.session, _Torch.group
     if session is None or torch_group is None or session.pid != os.getpid():
         return

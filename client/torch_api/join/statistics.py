@@ -11,7 +11,7 @@ from bagua.torch_api.join.recent_steps import RecentSteps
 
 @dataclass(frozen=True)
 class StepTimes:
-    """How the time of one step, or of several, divides. Step time = computation + exposed communication.
+    """Time of one step, or of several, by what it went into. Step time = computation + exposed communication.
 
     A step ends when a backward pass that synchronised has its results, and begins where the step before it ended; the
     first one begins with the first forward pass in training. Communication runs while at least one bucket of the step

@@ -111,8 +111,8 @@ class TorchGroup:
             os.register_at_fork(after_in_child=_never_free)
 
     def _meet(self, wanted: bool) -> Store | None:
-        """Where Gloo's ranks find each other: a file beside the daemon's socket, or a port of the first host that
-        listens on its data address alone. None if this rank or, with several hosts, rank 0 does not want it."""
+        """Returns where Gloo's ranks find each other: a file beside the daemon's socket, or a port of the first host
+        that listens on its data address alone. None if this rank or, with several hosts, rank 0 does not want it."""
         membership = self._session.membership
         if len(membership.hosts) > 1:
             return self._meet_across_hosts(wanted)
@@ -130,7 +130,7 @@ class TorchGroup:
         return str(folder / f"{socket_path.stem}.torch-{name}")
 
     def _meet_across_hosts(self, wanted: bool) -> Store | None:
-        """All ranks take part, also those that don't want it: rank 0 tells them."""
+        """Returns the same on all ranks, also on those that don't want it: rank 0 tells them."""
         world_size = self._session.membership.world_size
         store, text = None, b""
         if wanted and self._session.membership.rank == 0:
@@ -164,11 +164,11 @@ class TorchGroup:
             self._freeing = [*(one for one in self._freeing if one.is_alive()), freeing]
 
     def _is_up(self) -> bool:
-        """Whether it is there, and ours: the program may have put its own in its place."""
+        """Returns True if it is there, and ours: the program may have put its own in its place."""
         return self._mine is not None and distributed.is_initialized() and distributed.group.WORLD is self._mine
 
     def offer(self) -> str:
-        """Where the ranks of this generation can meet: said by the first that takes part, empty on others."""
+        """Returns where the ranks of this generation can meet: said by the first that takes part, empty on others."""
         membership = self._session.membership
         self._offered = None
         if not self._down or membership.rank != membership.active[0]:
@@ -240,7 +240,8 @@ class TorchGroup:
 
 
 def wanted() -> bool:
-    """Whether this process is to have one of ours. Raises ConfigError if BAGUA_TORCH_DISTRIBUTED is no number."""
+    """Returns True if this process is to have one of ours. Raises ConfigError if BAGUA_TORCH_DISTRIBUTED is no
+    number."""
     return (
         environment.read_int(SWITCH, 1) != 0
         and distributed.is_available()
@@ -250,7 +251,7 @@ def wanted() -> bool:
 
 
 def connects_lazily() -> bool:
-    """Whether Gloo's ranks of this torch connect when they first communicate."""
+    """Returns True if Gloo's ranks of this torch connect when they first communicate."""
     major, minor = torch.__version__.split(".")[:2]
     return (int(major), int(minor)) >= LAZY_SINCE
 
@@ -261,9 +262,9 @@ def backends() -> str:
 
 
 def _backends_of_all() -> list[Any]:
-    """Those of all groups of torch.distributed, for as long as the groups are freed. Before version 2.8 torch frees a
-    group while it holds the interpreter's lock. Gloo then joins threads that may wait for this lock, because they have
-    a tensor to free. A backend that Python holds is freed without the lock."""
+    """Holds the backends of all groups of torch.distributed, for as long as the groups are freed. Before version 2.8
+    torch frees a group while it holds the interpreter's lock. Gloo then joins threads that may wait for this lock,
+    because they have a tensor to free. A backend that Python holds is freed without the lock."""
     found: list[Any] = []
     with suppress(AttributeError):  # private to torch, and may move: a test tells
         for group in distributed.distributed_c10d._world.pg_map:
@@ -281,7 +282,7 @@ def _never_free() -> None:
 
 
 def _all_want(session: Session, wanted: bool) -> bool:
-    """Whether all ranks do; a word to those that would have liked to."""
+    """Returns True if all ranks do; tells those that would have liked to."""
     vote = torch.tensor([wanted], dtype=torch.uint8, device="cpu")
     session.connection.exchange_bytes("allreduce", vote.data_ptr(), vote.data_ptr(), 1, op=MIN)
     if wanted and not vote.item():
@@ -295,7 +296,7 @@ def _all_want(session: Session, wanted: bool) -> bool:
 
 
 def _patience() -> timedelta:
-    """How long operations wait for ranks: as those of ours."""
+    """Returns how long operations wait for ranks: as long as ours."""
     return timedelta(seconds=min(environment.get_wait_timeout(), LONGEST.total_seconds()))
 
 
@@ -338,7 +339,7 @@ def _tell(session: Session, text: bytes) -> bytes:
 
 
 def _address_towards(host: str) -> str:
-    """This host's own address on the way to ``host``."""
+    """Returns this host's own address on the way to ``host``."""
     if is_loopback(host):
         return "127.0.0.1"
     family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]

@@ -35,7 +35,7 @@ class Surroundings(Protocol):
     """Makes the encoder of this rank."""
 
     def communicator(self, over: Over) -> Members | None:
-        """Those who take part now; None if this rank does not."""
+        """Returns those who take part now; None if this rank does not."""
         ...
 
     def new_residual(self, communicator: Members) -> int:
@@ -43,7 +43,7 @@ class Surroundings(Protocol):
         ...
 
     def one_host(self, communicator: Members) -> bool:
-        """Whether all members are on this host."""
+        """Returns True if all members are on this host."""
         ...
 
 
@@ -65,7 +65,7 @@ class OneOperation(Action):
 
     @property
     def source_place(self) -> Place:
-        """Where the operation reads."""
+        """Place at which the operation reads."""
         return self.bucket.region(self.source).place
 
     def request(self, members: Members) -> Request:
@@ -129,7 +129,7 @@ class AllReduceAction(OneOperation):
         return made  # type: ignore[return-value]
 
     def encoding(self, members: Members) -> Encoding:
-        """How it crosses between hosts. The tail, which says which ranks have a gradient, must arrive as it is.
+        """Returns how it crosses between hosts. The tail, which says which ranks have a gradient, must arrive as it is.
 
         Error feedback needs memory that lives as long as the bucket: it has a residual of its own on each communicator.
         """
@@ -188,7 +188,7 @@ class AllReduceAction(OneOperation):
         return super().send(members)
 
     def among(self, members: Members) -> Submit:
-        """The same between the same ranks each time."""
+        """Returns the action for the same ranks each time."""
         return Submit(self.request(members), self.around.connection, members)
 
 
@@ -254,7 +254,7 @@ class Residual:
         self._sides = [torch.zeros(count, device=device) for _ in range(2 if repeats else 1)]
 
     def begin(self) -> torch.Tensor | None:
-        """For one encoding, which reads and writes it."""
+        """Returns the side that one encoding reads and writes."""
         if len(self._sides) > 1:
             self._sides[1].copy_(self._sides[0])
         return self._sides[-1]
@@ -269,13 +269,13 @@ class Residual:
 
 
 class _NoResidual(Residual):
-    """That of a codec without error feedback."""
+    """Residual of a codec without error feedback."""
 
     def __init__(self) -> None:
         self._sides = []
 
     def begin(self) -> None:
-        """There is none."""
+        """Returns None: there is none."""
 
 
 NO_RESIDUAL = _NoResidual()

@@ -88,8 +88,8 @@ class PlanBucket:
         return self._added[name].flat
 
     def follow_members(self, before: int, now: int) -> None:
-        """In an elastic job there were ``before`` ranks, and are ``now``: slots follow, each by its rule. Called while
-        nothing is under way."""
+        """Brings slots from ``before`` ranks of an elastic job to ``now``, each by its rule. Called while nothing is
+        under way."""
         self.execution.put_back()
         for name, rule in self._on_change.items():
             if rule == ZERO:
@@ -171,7 +171,7 @@ class PlanBucket:
         self.execution.start()
 
     def done(self) -> bool:
-        """Whether the step that ``start`` began is over. True if not started."""
+        """Returns True if the step that ``start`` began is over. True if not started."""
         return self.execution.done()
 
     def join(self) -> None:
@@ -218,7 +218,7 @@ def view_like(buffer: torch.Tensor, offset: int, parameter: torch.Tensor) -> tor
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """True if the elements fill numel() places without gaps or overlap, in whatever order of dimensions."""
+    """Returns True if the elements fill numel() places without gaps or overlap, in whatever order of dimensions."""
     expected = 1
     for stride, size in sorted(
         (stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1

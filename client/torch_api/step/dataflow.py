@@ -23,14 +23,14 @@ def tail_path(plan: Plan) -> tuple[int, ...]:
 
 
 def tail_reaches_all(plan: Plan) -> bool:
-    """Whether every rank's tail holds, at the end, the reduction of all ranks' tails."""
+    """Returns True if every rank's tail holds, at the end, the reduction of all ranks' tails."""
     places = [plan.steps[number].over for number in tail_path(plan)]  # type: ignore[union-attr]
     left = iter(places)
     return EVERYONE in places or all(place in left for place in _BY_LEVELS)
 
 
 def repeatable(plan: Plan) -> bool:
-    """Whether a second run on the same gradients gives the result of the first one.
+    """Returns True if a second run on the same gradients gives the result of the first one.
 
     Not if a ``Local`` step writes anything but results: gradients and state have then changed. Nor if a step
     writes a slot that the plan has read before: its content comes from the training step before.
@@ -46,7 +46,7 @@ def repeatable(plan: Plan) -> bool:
 
 
 def in_place(plan: Plan) -> bool:
-    """True if results may lie where contributions do: none is read when the first result is written, but by the
+    """Returns True if results may lie where contributions do: none is read when the first result is written, but by the
     all-reduce that writes it; and no result of the step before is read."""
     written = False
     for step in plan.steps:
@@ -71,6 +71,6 @@ def changed_in_place(plan: Plan) -> tuple[str, ...]:
 
 
 def adds_up(plan: Plan) -> bool:
-    """Whether results grow with the number of ranks, as a sum does and a mean does not."""
+    """Returns True if results grow with the number of ranks, as a sum does and a mean does not."""
     by_user = any(isinstance(step, Local) and RESULT in step.writes for step in plan.steps)
     return not by_user and any(getattr(plan.steps[number], "op", "") == "SUM" for number in tail_path(plan))

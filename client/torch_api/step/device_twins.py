@@ -25,8 +25,8 @@ MOST_BYTES = 1 << 28  # from so many on NCCL does the same, whatever the size
 def make_twins(
     device: CudaConnection, allocate: Allocate, communicators: Iterable[Members], buckets: Sequence[PlanBucket]
 ) -> None:
-    """All ranks call it together, each for its communicators, in an order in which none wait for each other in a
-    circle. ``allocate``: makes memory of the device. Raises Regrouped, or CommunicationError."""
+    """Makes the twins of communicators. All ranks call it together, each for its own, in an order in which none wait
+    for each other in a circle. ``allocate``: makes memory of the device. Raises Regrouped, or CommunicationError."""
     for one in communicators:
         twin = one.twin(device)
         if device.route(twin.id) != STAGED:
@@ -35,7 +35,7 @@ def make_twins(
 
 
 def _connect(device: CudaConnection, allocate: Allocate, twin: Members, bucket: PlanBucket) -> None:
-    """All-reduces zeros as the bucket's plan all-reduces."""
+    """Reduces zeros as the bucket's plan all-reduces."""
     steps = bucket.plan.steps if bucket.plan is not None else ()
     for step in steps:
         if not isinstance(step, AllReduce):

@@ -50,7 +50,7 @@ class EarlierResults:
         self._unchanged.discard(parameter)
 
     def covers(self, parameter: torch.Tensor) -> bool:
-        """True if this rank leaves out the whole gradient."""
+        """Returns True if this rank leaves out the whole gradient."""
         return self._left_out and parameter in self._unchanged
 
     def leave_out(self, parameter: torch.Tensor, contribution: torch.Tensor) -> None:

@@ -124,7 +124,7 @@ class Execution:
         self.starts += 1
 
     def done(self) -> bool:
-        """Whether the operations of the current phase are over; True if not started."""
+        """Returns True if the operations of the current phase are over; True if not started."""
         return all(self._connection.done(ticket) for ticket in self._tickets)
 
     def advance(self, times: list[Times]) -> bool:
@@ -181,8 +181,8 @@ class Execution:
         return under_way
 
     def leave(self, until: float) -> None:
-        """As ``abandon``, without other ranks: operations that are not over at that moment (``time.monotonic()``) go on
-        without this run, and the daemon, or the device, keeps their memory as long."""
+        """Leaves a run as ``abandon`` does, without other ranks: operations that are not over at that moment
+        (``time.monotonic()``) go on without this run, and the daemon, or the device, keeps their memory as long."""
         tickets, self._tickets, self.started = self._tickets, (), False
         for ticket in tickets:
             with suppress(CommunicationError):
@@ -234,7 +234,8 @@ class Execution:
             self._undo.saved = False
 
     def is_all_in(self, comm: int) -> bool:
-        """Whether all of this run has been submitted, and what is not over is on this communicator, in order."""
+        """Returns True if all of this run has been submitted, and what is not over is on this communicator, in
+        order."""
         left = 0  # the first has begun
         for _, action in self._phases[self._number :]:
             if action is not None:
@@ -275,12 +276,12 @@ class Action:
         raise NotImplementedError
 
     def residual(self) -> Residual | None:
-        """Of the engine, among all ranks of the model. None where the step has none, or other ranks have no such
-        step."""
+        """Returns the engine's residual among all ranks of the model. None where the step has none, or other ranks have
+        no such step."""
         return None
 
     def follow(self, residual: Residual) -> None:
-        """On a newcomer: it is this one on the other ranks."""
+        """Takes the residual that it is on the other ranks. Called on a newcomer."""
 
     def shared(self) -> Sequence[torch.Tensor]:
         """Error feedback of this rank that is the same on all ranks."""
@@ -301,7 +302,7 @@ class Action:
         return 0
 
     def follow_among(self, members: Members, residual: Residual) -> None:
-        """On this communicator it is this one."""
+        """Takes this residual on this communicator."""
 
     def count(self) -> int:
         """Elements of its vector, with the tail."""

@@ -223,7 +223,8 @@ class GradientBucket(PlanBucket):
             entry.staged = False
 
     def asks_again(self) -> bool:
-        """Whether any rank asked for the step to be reduced again. False if no rank can know it of the others."""
+        """Returns True if any rank asked for the step to be reduced again. False if no rank can know it of the
+        others."""
         return self.informed and self._answers[-1].item() > 0
 
     def show_results(self) -> None:

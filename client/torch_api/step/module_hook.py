@@ -66,7 +66,7 @@ def _nothing(*_: Any) -> None:
 
 @functools.cache
 def _mind_marks() -> None:
-    """Has copies of modules leave marks out, and ``torch.jit``, which would compile hooks. Once in a process."""
+    """Makes copies of modules leave marks out, and ``torch.jit``, which would compile hooks. Once in a process."""
     state_of = torch.nn.Module.__getstate__
 
     @functools.wraps(state_of)

@@ -110,8 +110,8 @@ def refuse_changed(name: str, parameter: torch.Tensor, wrapped: torch.Tensor) ->
 
 
 def shared_state(module: torch.nn.Module, ignored: frozenset[str]) -> list[tuple[str, torch.Tensor]]:
-    """All parameters (also frozen ones) and buffers that every rank must begin with alike, each once. Raises TypeError
-    for those that can't be sent."""
+    """Returns all parameters (also frozen ones) and buffers that every rank must begin with alike, each once. Raises
+    TypeError for those that can't be sent."""
     found = []
     for what, named in (("Parameter", module.named_parameters()), ("Buffer", module.named_buffers())):
         for name, tensor in named:
@@ -127,7 +127,7 @@ def describe(
     optimizers: Sequence[torch.optim.Optimizer],
     settings: dict[str, object],
 ) -> dict[str, object]:
-    """All that must agree between ranks, as plain data."""
+    """Returns all that must agree between ranks, as plain data."""
     names = set(trained)
     return {
         "tensors": [
@@ -148,7 +148,7 @@ def _kind(tensor: torch.Tensor) -> str:
 
 
 def canonical(description: dict[str, object]) -> bytes:
-    """The same bytes for the same description."""
+    """Returns the same bytes for the same description."""
     return json.dumps(description, sort_keys=True, separators=(",", ":")).encode()
 
 

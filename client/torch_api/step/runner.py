@@ -73,7 +73,7 @@ class Runner:
             session.renew_with(self)
 
     def use_device_of(self, tensor: torch.Tensor) -> None:
-        """From now on buckets lie in the memory of that tensor's CUDA device. Raises BuildError or BaguaError that
+        """Places buckets in the memory of that tensor's CUDA device from now on. Raises BuildError or BaguaError that
         names a missing part."""
         device = devices(self.session).of(tensor)
         self._device = self.connection = device
@@ -82,7 +82,7 @@ class Runner:
 
     @property
     def clock(self) -> Callable[[], Any]:
-        """When something in a step is."""
+        """Clock of the moments of a step."""
         return time.monotonic_ns if self._device is None else self._device.clock.now
 
     @property
@@ -92,12 +92,12 @@ class Runner:
 
     @property
     def on_device(self) -> bool:
-        """Whether buckets lie in device memory."""
+        """True if buckets lie in device memory."""
         return self._device is not None
 
     @property
     def everyone(self) -> Communicator:
-        """All ranks of the model, for primitives."""
+        """Communicator of all ranks of the model, for primitives."""
         found = self._places.get(EVERYONE) or self._place(EVERYONE)
         assert found is not None
         return found
@@ -131,7 +131,7 @@ class Runner:
 
     @property
     def has_own(self) -> bool:
-        """Whether ``own_communicator`` made any."""
+        """True if ``own_communicator`` made any."""
         return bool(self._own)
 
     def own_communicator(self) -> Communicator:
@@ -146,8 +146,8 @@ class Runner:
         self._own_given = 0
 
     def make_twins(self, more: Iterable[Any], buckets: Sequence[PlanBucket]) -> None:
-        """All ranks of the model call it together, when buckets have their plans: communicators of its own, and
-        ``more``, are ready for a device. Nothing where buckets lie in ordinary memory."""
+        """Makes communicators of its own, and ``more``, ready for a device. All ranks of the model call it together,
+        when buckets have their plans. Nothing where buckets lie in ordinary memory."""
         if self._device is not None:
             make_twins(self._device, self.allocate, itertools.chain(self._own[: self._own_given], more), buckets)
 
@@ -162,7 +162,7 @@ class Runner:
         return set(self.session.membership.local_ranks).issuperset(communicator.ranks)
 
     def renew(self) -> None:
-        """In a new generation: what is under way is to be started again."""
+        """Marks what is under way in a new generation as to be started again."""
         for execution in list(self._held):
             execution.renew()
         for place, found in list(self._places.items()):
@@ -178,16 +178,17 @@ class Runner:
 
     @property
     def grows(self) -> bool:
-        """Whether newcomers become ranks of the model."""
+        """True if newcomers become ranks of the model."""
         return self.vote.repeats and self._group.grows
 
     @property
     def numbers(self) -> list[int]:
-        """Of the communicators of all ranks of the model: that of its units, then those of the algorithm's own."""
+        """Numbers of the communicators of all ranks of the model: that of its units, then those of the algorithm's
+        own."""
         return [self.everyone.id, *(one.id for one in self._own)]
 
     def follow(self, numbers: Sequence[int]) -> None:
-        """On a newcomer: communicators become those of the other members, which they have under these numbers."""
+        """Takes the communicators that the other members have under these numbers. Called on a newcomer."""
         self._group.renew()
         for place in [place for place in self._places if place != EVERYONE]:
             del self._places[place]
@@ -201,7 +202,8 @@ class Runner:
         self._own_given = 0
 
     def forget_residuals(self) -> None:
-        """On a newcomer, when buckets have the numbers of the others: later ones follow from the generation alone."""
+        """Forgets the numbers of residuals, on a newcomer whose buckets have those of the others: later ones follow
+        from the generation alone."""
         for one in (self.everyone, *self._own):
             _RESIDUALS.pop(one, None)
 

@@ -76,7 +76,7 @@ class TrainingStep:
         self._repeatable = all(bucket.repeatable for bucket in self.buckets)
 
     def use(self, buckets: Sequence[GradientBucket]) -> None:
-        """From the next pass on, or from the end of the one that is recorded, these are exchanged."""
+        """Exchanges these buckets from the next pass on, or from the end of the one that is recorded."""
         self.buckets = list(buckets)
         self._started = 0  # buckets of this pass
         self._entries: dict[str, Entry] = {entry.name: entry for bucket in buckets for entry in bucket.entries}
@@ -88,7 +88,7 @@ class TrainingStep:
     # Inside backward
 
     def weigh(self) -> None:
-        """Before a pass accumulates more: gradients that there are weigh as much as those that follow."""
+        """Weighs the gradients that there are as those that follow. Called before a pass accumulates more."""
         weight = self._vote.weight
         if weight != self._weight:
             before, self._weight = self._weight, weight
@@ -221,7 +221,7 @@ class TrainingStep:
         return times, begin
 
     def _end_recording(self, rearrange: Rearrange) -> None:
-        """All gradients of the first pass are there: they go into buckets that have their order."""
+        """Puts the gradients of the first pass, which are all there, into buckets that have their order."""
         again, self._recorded = self._recorded is not None, (rearrange, dict(self._arrivals))
         self._rearrange = None
         arrivals, self._arrivals = self._arrivals, {}
@@ -268,7 +268,7 @@ class TrainingStep:
     # Passes that did not come to their end
 
     def _undo(self) -> None:
-        """All is exchanged again, from the gradients that this rank has."""
+        """Goes back to before the exchange: it is made again, from the gradients that this rank has."""
         for bucket in self.buckets:
             bucket.execution.rewind()
             bucket.unstage()
@@ -279,7 +279,8 @@ class TrainingStep:
                 bucket.pending = len(bucket.entries)
 
     def shadow(self) -> None:
-        """This rank has no gradients, and others have: the next ``finish`` takes part in their exchange."""
+        """Takes part in the exchange of others, which have gradients where this rank has none, at the next
+        ``finish``."""
         self.forget()
         self.touched = True
 

@@ -29,7 +29,7 @@ class Undo:
         return found
 
     def save(self) -> None:
-        """Nothing if that has been done, and the changes do not count yet."""
+        """Saves the contents, unless that has been done and the changes do not count yet."""
         if self.saved:
             return
         tensors = self._tensors()

@@ -29,7 +29,7 @@ class Renewal(Protocol):
         ...
 
     def begin_anew(self) -> None:
-        """All ranks get one state, and make their buckets again."""
+        """Gives all ranks one state, and makes their buckets again."""
         ...
 
     def settle(self) -> None:
@@ -44,10 +44,10 @@ class Stays:
         return True
 
     def begin_anew(self) -> None:
-        """It goes on as it is."""
+        """Does nothing: it goes on as it is."""
 
     def settle(self) -> None:
-        """Nothing waits for it."""
+        """Does nothing: nothing waits for it."""
 
 
 class Vote:
@@ -90,8 +90,8 @@ class Vote:
                 return found
 
     def send_with_last(self, buckets: Sequence[PlanBucket], start: Work) -> bool:
-        """Before a unit, where ``start`` would submit the last of these: does so, and sends the vote along where that
-        saves a way to the daemon and back. False: nothing was submitted, or it is lost."""
+        """Submits the last of these by ``start``, before a unit, and sends the vote along where that saves a way to the
+        daemon and back. False: nothing was submitted, or it is lost."""
         return False
 
     def drop_sent(self) -> None:
@@ -107,7 +107,7 @@ class Vote:
         return join_all(buckets)
 
     def may_begin(self) -> bool:
-        """Whether an exchange of weights may begin before it is joined."""
+        """Returns True if an exchange of weights may begin before it is joined."""
         return True
 
 
@@ -173,7 +173,7 @@ class ElasticVote(Vote):
         self._units.flags.drop()
 
     def all_in(self, sent: bool) -> AllIn:
-        """If all is submitted, and the flags go in the same order, they go along: that saves a way to the daemon and
+        """Sends the flags along if all is submitted, and they go in the same order: that saves a way to the daemon and
         back."""
         flags = self._units.flags
         if sent:
@@ -220,7 +220,7 @@ class ElasticVote(Vote):
         return join_all(begun, self.all_in(False))
 
     def _join_alone(self, begun: Sequence[PlanBucket]) -> list[Times]:
-        """Where ranks are not in step: what a loss has cut off is dropped."""
+        """Joins where ranks are not in step, and drops what a loss has cut off."""
         generation = self._session.connection.settled
         times: list[Times] = []
         try:
@@ -238,8 +238,8 @@ class ElasticVote(Vote):
         return times
 
     def may_begin(self) -> bool:
-        """Not in a new generation until a unit was exchanged there: members may be at different moments of their step,
-        and would begin in different orders."""
+        """Returns False in a new generation until a unit was exchanged there: members may be at different moments of
+        their step, and would begin in different orders."""
         if self._units.inside:
             return True
         return self.renewal.follow() and (not self.waits or self._units.exchanged_in(self._group.everyone.id))

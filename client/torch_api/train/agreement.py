@@ -21,7 +21,7 @@ MAX_TEXT_BYTES = 1 << 30
 
 
 def gather_texts(text: bytes, group: Communicator) -> list[bytes]:
-    """Every rank's ``text``, in the order of ranks. Where all are equal, only digests travel."""
+    """Returns every rank's ``text``, in the order of ranks. Where all are equal, only digests travel."""
     digest = hashlib.sha256(text).digest() + len(text).to_bytes(8, "little")
     digests = _gather_bytes(digest, group)
     if all(other == digest for other in digests):

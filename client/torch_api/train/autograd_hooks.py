@@ -60,7 +60,7 @@ class BackwardPasses:
 
     @property
     def in_backward(self) -> bool:
-        """Whether a backward pass of this model runs now."""
+        """True if a backward pass of this model runs now."""
         return self._pass is not None
 
     @property
@@ -169,7 +169,8 @@ class BackwardPasses:
                 self._sparse.finish_after(self._on_backward_end)
 
     def _begin_late(self) -> None:
-        """Not while ranks have different numbers of batches: those without any would have to be told."""
+        """Begins the step late, but not while ranks have different numbers of batches: those without any would have to
+        be told."""
         if self.uneven is None:
             self._begins_after_step = False
             with torch.enable_grad():

@@ -25,7 +25,7 @@ ADVICE = "Wrap the model without step_in_backward=True."
 
 
 class BackwardSteps:
-    """Of all optimizers of one wrapped model."""
+    """Steps inside backward of all optimizers of one wrapped model."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Raises ConfigError for optimizers that can't be stepped in parts."""
@@ -39,11 +39,12 @@ class BackwardSteps:
 
     @property
     def early(self) -> bool:
-        """Whether parameters move inside backward: an ordinary step has been checked."""
+        """True if parameters move inside backward: an ordinary step has been checked."""
         return all(part.checked for part in self._parts)
 
     def begin(self) -> None:
-        """Before the first result of a pass. Raises BaguaError if the last pass's step has not been made."""
+        """Checks, before the first result of a pass, that the last one's step was made. Raises BaguaError if the last
+        pass's step has not been made."""
         if any(part.seen for part in self._parts):
             for part in self._parts:
                 part.forget()
@@ -235,7 +236,7 @@ def _numbers(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Of all groups, comparable."""
+    """Returns the settings of all groups, comparable."""
     return [
         {
             name: (id(value), value._version) if isinstance(value, torch.Tensor) else copy.copy(value)

@@ -54,7 +54,7 @@ class ModelBuckets:
 
     @property
     def gradient_buckets(self) -> list[GradientBucket]:
-        """Those that fill and start by themselves."""
+        """Buckets that fill and start by themselves."""
         return [bucket for bucket in self.buckets if isinstance(bucket, GradientBucket)]
 
     def make(self) -> None:
@@ -86,7 +86,7 @@ class ModelBuckets:
         return gradients and self._algorithm.follows_arrival
 
     def wants_arrival(self) -> bool:
-        """Whether the order of arrival is still to be learned."""
+        """Returns True if the order of arrival is still to be learned."""
         return self._follows_arrival and not self.arrival and len(self._tensors) > 1
 
     def follow(self, arrivals: Sequence[str], again: bool) -> list[GradientBucket] | None:
@@ -113,8 +113,8 @@ class ModelBuckets:
         return self.gradient_buckets
 
     def follow_alone(self, arrival: list[str], cuts: list[list[str]]) -> None:
-        """On a newcomer: others have buckets in this order, so cut, and don't make theirs when ``make`` is called
-        next."""
+        """Takes the order and the cuts that others have, and which don't make theirs when ``make`` is called next.
+        Called on a newcomer."""
         self.arrival, self.wanted_cuts, self._alone = list(arrival), cuts, True
 
     @property
@@ -124,7 +124,7 @@ class ModelBuckets:
 
     @property
     def may_be_cut(self) -> bool:
-        """Whether ``cut`` may be called now, the same on all ranks: the order of arrival is known, and nothing is under
+        """True if ``cut`` may be called now, the same on all ranks: the order of arrival is known, and nothing is under
         way."""
         under_way = any(bucket.execution.started for bucket in self.buckets)
         steady = (self._follows_arrival and not self.wants_arrival()) or self._algorithm.exchanged == WEIGHT
@@ -164,22 +164,22 @@ class ModelBuckets:
         return told.tolist()
 
     def compare_starts(self) -> None:
-        """Before ``level_out``: all tell how often they have started each bucket."""
+        """Tells all ranks how often this one has started each bucket. Called before ``level_out``."""
         starts = torch.tensor([run.starts for run in self._runs], device="cpu")
         self._runner.everyone.allreduce_inplace(starts, ReduceOp.MAX)
         self._most = self._session.membership.generation, starts.tolist()
 
     def level_out(self) -> None:
-        """Every bucket has been started equally often on all ranks; nothing if members have changed since all told how
-        often, because nobody waits for anything then."""
+        """Starts every bucket as often as it has been on other ranks; does nothing if members have changed since all
+        told how often, because nobody waits for anything then."""
         generation, most = self._most
         if generation == self._session.membership.generation:
             for run, starts in zip(self._runs, most, strict=True):
                 run.catch_up(starts)
 
     def run_as_often(self) -> None:
-        """After ``compare_starts``: each bucket runs to its end until it has been started as often as on the rank that
-        is ahead."""
+        """Runs each bucket to its end until it has been started as often as on the rank that is ahead. Called after
+        ``compare_starts``."""
         for bucket, most in zip(self.buckets, self._most[1], strict=True):
             for _ in range(most - bucket.execution.starts):
                 bucket.start()
@@ -213,7 +213,7 @@ class ModelBuckets:
         return self.default_groups()
 
     def default_groups(self) -> list[list[torch.Tensor]]:
-        """By their bytes."""
+        """Groups tensors by their bytes."""
         total = sum(tensor.numel() * tensor.element_size() for tensor in self._tensors)
         size = self._ddp.bucket_bytes or environment.get_default_bucket_size()
         explicit = self._ddp.bucket_bytes is not None or "BAGUA_DEFAULT_BUCKET_SIZE" in os.environ
@@ -259,7 +259,7 @@ class ModelBuckets:
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """If the block fails on one rank, all give their memory back and raise."""
+        """Marks a block after which, if it fails on one rank, all give their memory back and raise."""
         if self._alone:
             yield
             return

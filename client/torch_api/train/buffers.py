@@ -58,7 +58,7 @@ class _Pack:
         ]
 
     def exchange(self, buffers: list[torch.Tensor], communicator: Communicator, root: int) -> None:
-        """They become those of ``root``."""
+        """Makes the buffers those of ``root``."""
         # One by one: torch copies no lists that hold lazily negated tensors.
         with torch.no_grad():
             if communicator.rank() == root:

@@ -1,4 +1,4 @@
-"""Before a wrapped model has buckets: ranks compare their models, and take over the state of rank 0."""
+"""Comparison of ranks before a wrapped model has buckets; they take over the state of rank 0."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def find_device(model: Wrapped, runner: Runner) -> None:
 
 
 def take_state_of_rank_0(model: Wrapped, runner: Runner) -> None:
-    """All ranks begin with its parameters, buffers and optimizers."""
+    """Begins on all ranks with the parameters, buffers and optimizers of rank 0."""
     tensors = [tensor for _, tensor in shared_state(model.module, model.parameters_to_ignore)]
     broadcast_tensors(tensors, runner.session, runner.everyone)
     broadcast_optimizers(model.bagua_optimizers, runner.session, runner.everyone)

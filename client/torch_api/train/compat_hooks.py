@@ -26,7 +26,7 @@ class Guest:
         """Called before the algorithm names its tensors."""
 
     def are_gradients(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether these parameters stand for their gradients, and not for tensors of the guest's."""
+        """Returns True if these parameters stand for their gradients, and not for tensors of the guest's."""
         return True
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
@@ -53,7 +53,7 @@ class Guest:
 
     @property
     def idle(self) -> bool:
-        """Whether it has no bucket of its own."""
+        """True if it has no bucket of its own."""
         return True
 
     def mark(self, parameter: torch.Tensor) -> bool:

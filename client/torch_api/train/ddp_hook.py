@@ -291,7 +291,7 @@ class _DdpModel:
     # Called by the algorithm
 
     def bagua_build_params(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """Those that DDP has shown so far."""
+        """Returns the parameters that DDP has shown so far."""
         return [(name, one) for one, name in self._names.items()]  # type: ignore[misc]
 
     def mark_ready(self, name: str, parameter: torch.nn.Parameter) -> None:
@@ -305,11 +305,11 @@ class _DdpModel:
         join_all(self._buckets if buckets is None else buckets)
 
     def exchange(self) -> None:
-        """Nothing is exchanged outside of backward."""
+        """Does nothing: nothing is exchanged outside of backward."""
         raise CommunicationError("In DistributedDataParallel gradients are exchanged in backward alone. [BG606]")
 
     def settle(self, *_: Any) -> None:
-        """As ``exchange``."""
+        """Does nothing, as ``exchange``."""
         self.exchange()
 
     def own_communicator(self) -> Communicator:
@@ -318,12 +318,12 @@ class _DdpModel:
 
 
 def same(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    """Whether these are the same objects in the same order."""
+    """Returns True if these are the same objects in the same order."""
     return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
 
 
 def keeps_state(buckets: Sequence[HookBucket], algorithm: AlgorithmImpl) -> bool:
-    """Whether the algorithm has state that lasts from step to step."""
+    """Returns True if the algorithm has state that lasts from step to step."""
     steps = [step for bucket in buckets if bucket.plan is not None for step in bucket.plan.steps]
     feedback = any(isinstance(step, AllReduce) and step.codec and step.codec.error_feedback for step in steps)
     return feedback or any(isinstance(one, Local) for one in steps) or bool(algorithm.tensors_of_rank())

@@ -273,8 +273,8 @@ class DistributedModel(Mark, ShadowedModel):
         return record
 
     def begin_anew(self, with_optimizers: bool = True) -> None:
-        """As at wrap time, but buffers stay as they are, and so do optimizers where their state is the same on all
-        ranks. See ``ModelRenewal``."""
+        """Begins as at wrap time, but buffers stay as they are, and so do optimizers where their state is the same on
+        all ranks. See ``ModelRenewal``."""
         self._renewal.follow()  # members may have changed once more, since it was begun
         self._give_back()
         broadcast_tensors([parameter for _, parameter in self.trained()], self._session, self._group)
@@ -320,7 +320,8 @@ class DistributedModel(Mark, ShadowedModel):
             add(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
     def _watch_optimizers(self) -> None:
-        """Once: their hooks stay when the model begins anew, which may happen in one of them."""
+        """Installs the hooks of optimizers, once: they stay when the model begins anew, which may happen in one of
+        them."""
         if self._optimizer_handles:
             return
         add = self._optimizer_handles.append
@@ -368,7 +369,7 @@ class DistributedModel(Mark, ShadowedModel):
             self._steps.close()
 
     def become_ordinary(self) -> None:
-        """In a forked child: the module is a copy of the child's own, with which it may do what it likes."""
+        """Lets a forked child do with its copy of the module what it likes."""
         self._closed = True
         self._let_go()
 
@@ -390,7 +391,7 @@ class DistributedModel(Mark, ShadowedModel):
         self._runner.release()
 
     def _leave(self) -> None:
-        """As the end of ``close``, without the others."""
+        """Ends as ``close``, without the others."""
         until = time.monotonic() + ALONE_S
         for bucket in self.bagua_buckets:
             bucket.execution.leave(until)
@@ -522,8 +523,8 @@ class DistributedModel(Mark, ShadowedModel):
             self._reducer.mark_ready(name, parameter)
 
     def finish_backward(self) -> None:
-        """In buckets of gradients: submits the rest, waits for all and shows the results in ``.grad``. Then the
-        same for buckets of other tensors that the algorithm registered."""
+        """Submits the rest of the buckets of gradients, waits for all and shows the results in ``.grad``. Then the same
+        for buckets of other tensors that the algorithm registered."""
         if self._reducer is not None:
             self._reducer.finish()
         self._guest.finish()

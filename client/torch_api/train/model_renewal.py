@@ -113,10 +113,10 @@ class ModelRenewal:
             self.reset_together()
 
     def tell_newcomers(self) -> dict[str, Any]:
-        """How far it is, as plain data."""
+        """Returns how far it is, as plain data."""
         return {"ranks": self._ranks, "begins": [self._anew, self.due]}
 
     def follow_as_newcomer(self, told: dict[str, Any]) -> None:
-        """From now on this rank is as far as another one, which told this."""
+        """Goes on as far as another rank is, which told this."""
         self._ranks = told["ranks"]
         self._anew, self.due = told["begins"]

@@ -51,23 +51,24 @@ class Newcomers:
         return handles
 
     def found(self) -> bool:
-        """True if there is one, as far as anything has told. Outside of ``functional_call``."""
+        """Returns True if there is one, as far as anything has told. Outside of ``functional_call``."""
         return (self._registered or self._thawed) and self._look() is not None
 
     def refuse(self) -> None:
-        """At the first gradient of a pass. Raises BaguaError for a newcomer."""
+        """Raises BaguaError for a newcomer. Called at the first gradient of a pass."""
         self._passes += 1
         if self._thawed or self._registered or self._passes % LOOK_EVERY == 2:
             self._refuse()
 
     def refuse_registered(self) -> None:
-        """Before a step of an optimizer: none of the parameters that there were need have had a gradient."""
+        """Raises BaguaError for a newcomer before a step of an optimizer: no other parameter need have had a
+        gradient."""
         if self._registered:
             self._refuse()
 
     def refuse_unlike(self, gradients: int) -> None:
-        """At the end of a pass that has brought so many gradients. If none has brought as many, a parameter may have
-        been replaced by one that nothing told of, as in ``layer._parameters``."""
+        """Raises BaguaError for a newcomer at the end of a pass that has brought so many gradients. If none has brought
+        as many, a parameter may have been replaced by one that nothing told of, as in ``layer._parameters``."""
         if gradients not in self._counts:
             self._counts.add(gradients)
             self._refuse()

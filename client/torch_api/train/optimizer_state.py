@@ -48,7 +48,7 @@ def _encode_states(optimizer: torch.optim.Optimizer, tensors: list[torch.Tensor]
 
 
 def encode_experts(optimizer: torch.optim.Optimizer, tensors: list[torch.Tensor]) -> Any:
-    """As ``encode_optimizer``, of experts (``.expert``) alone, which each rank has for itself."""
+    """Encodes as ``encode_optimizer``, but the state of experts (``.expert``) alone, which each rank has for itself."""
     return {"states": _encode_states(optimizer, tensors, experts=True), "groups": []}
 
 

@@ -49,7 +49,8 @@ def _spans(bucket: PlanBucket) -> list[tuple[str, int, int]]:
 
 
 class BucketState:
-    """All that the buckets of a model keep from step to step, by parameter. The copy is complete: buckets may go."""
+    """Copy of all that the buckets of a model keep from step to step, by parameter. The copy is complete: buckets may
+    go."""
 
     def __init__(self, buckets: Sequence[PlanBucket]) -> None:
         self._slots: dict[str, dict[str, torch.Tensor]] = {}
@@ -120,7 +121,7 @@ class BucketState:
 
 
 def move_residuals(runner: Runner, moves: Mapping[Members, list[int]]) -> None:
-    """Has this host's engine carry them out, and waits."""
+    """Lets this host's engine carry them out, and waits."""
     connection = runner.connection
     tickets, tables = [], []
     for members, words in moves.items():
@@ -138,8 +139,8 @@ def move_residuals(runner: Runner, moves: Mapping[Members, list[int]]) -> None:
 def recut(
     runner: Runner, layout: ModelBuckets, cuts: Cuts, follow: Callable[[], object], used: Callable[[], None]
 ) -> None:
-    """All ranks call it between the same two steps, while nothing is under way. ``follow``: has slots follow a change
-    of members. ``used``: the model takes its new buckets."""
+    """Cuts the buckets anew. All ranks call it between the same two steps, while nothing is under way. ``follow``: has
+    slots follow a change of members. ``used``: the model takes its new buckets."""
     before: tuple[list[list[str]], BucketState] | None = None
     unit = runner.vote.unit()
     while True:

@@ -39,12 +39,12 @@ LARGE_BYTES = 1 << 20
 
 
 def recording() -> bool:
-    """Whether a profile is wanted of this program."""
+    """Returns True if a profile is wanted of this program."""
     return bool(os.environ.get(FILE))
 
 
 class Recording:
-    """Of one session: the first wrapped model is recorded, and no other."""
+    """Recording of one session: the first wrapped model is recorded, and no other."""
 
     def __init__(self, session: Session) -> None:
         self.taken = False
@@ -105,7 +105,7 @@ class StepRecorder:
 
     @property
     def done(self) -> bool:
-        """All steps have been recorded."""
+        """True if all steps have been recorded."""
         return self._seen >= self._warm_up + self._wanted
 
     def watch(self, module: torch.nn.Module) -> list[Any]:
@@ -219,7 +219,7 @@ class StepRecorder:
 
 
 def _medians(steps: Sequence[Sequence[BucketCost]]) -> tuple[BucketCost, ...]:
-    """By bucket, over the steps whose buckets are those of the last."""
+    """Returns medians by bucket, over the steps whose buckets are those of the last."""
     sizes = [cost.bytes for cost in steps[-1]] if steps else []
     alike = [costs for costs in steps if [cost.bytes for cost in costs] == sizes]
     return tuple(

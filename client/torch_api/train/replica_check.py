@@ -186,7 +186,7 @@ def _weights(device: torch.device) -> torch.Tensor:
 
 
 def _adds_up(parameter: torch.Tensor) -> bool:
-    """True if it has a checksum: values of its own in memory of its own."""
+    """Returns True if it has a checksum: values of its own in memory of its own."""
     plain = type(parameter.data) is torch.Tensor and parameter.layout is torch.strided
     return plain and not (parameter.is_meta or parameter.is_quantized or parameter.numel() == 0)
 

@@ -93,7 +93,7 @@ class SparseGradients:
                 return
 
     def _results(self) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
-        """Each parameter that has a gradient on any rank, and the mean."""
+        """Returns each parameter that has a gradient on any rank, and the mean."""
         everyone = self._runner.everyone
         kinds = torch.tensor([_kind(parameter.grad) for parameter in self._parameters], device="cpu")
         everyone.allreduce_inplace(kinds, ReduceOp.MAX)

@@ -52,7 +52,7 @@ class Tracer:
         self._models.add(model)
 
     def look(self, model: Wrapped) -> None:
-        """Before each forward pass in training: begins what is asked for, and counts steps."""
+        """Begins what is asked for, and counts steps. Called before each forward pass in training."""
         asked = self._asked()
         if asked != self._seen:
             self._seen = asked
@@ -189,7 +189,7 @@ class Recording:
             self.sender.put(report)
 
     def end(self) -> None:
-        """Nothing more is recorded; what was goes out."""
+        """Records nothing more, and sends what was recorded."""
         WATCH.sink = None
         for handle in self._handles:
             handle.remove()

@@ -8,14 +8,14 @@ from bagua.torch_api.join.connection import Record
 
 
 class Tuner(Protocol):
-    """Of one model."""
+    """Tuner of one model."""
 
     def also(self, inner: Record) -> Record:
         """``inner``, which gets the times of each pass, and then this tuner."""
         ...
 
     def between_steps(self) -> None:
-        """Before each forward pass in training, outside of ``no_sync``."""
+        """Changes settings, if it is time. Called before each forward pass in training, outside of ``no_sync``."""
         ...
 
     def tell_newcomers(self) -> dict[str, Any]:
@@ -23,7 +23,7 @@ class Tuner(Protocol):
         ...
 
     def follow_as_newcomer(self, told: dict[str, Any]) -> None:
-        """On such a rank."""
+        """Goes on as the others do, which told this. Called on such a rank."""
         ...
 
     def close(self) -> None:

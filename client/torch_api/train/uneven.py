@@ -22,7 +22,7 @@ from bagua.torch_api.comm.groups import BaguaProcessGroup
 
 
 class Event(IntEnum):
-    """That of an active rank which others shadow."""
+    """Event of an active rank which others shadow."""
 
     FORWARD = 0
     FORWARD_UNSYNCED = 1  # inside of no_sync
@@ -47,17 +47,17 @@ class Joinable(Protocol):
     def everyone(self) -> Communicator: ...
     @property
     def elastic(self) -> bool:
-        """Whether the job goes on when ranks are lost."""
+        """True if the job goes on when ranks are lost."""
         ...
 
     @property
     def steps_in_backward(self) -> bool:
-        """Whether optimizers step inside backward."""
+        """True if optimizers step inside backward."""
         ...
 
     @property
     def has_plain_buckets(self) -> bool:
-        """Whether buckets hold the model's parameters alone."""
+        """True if buckets hold the model's parameters alone."""
         ...
 
     @property
@@ -66,11 +66,11 @@ class Joinable(Protocol):
         ...
 
     def use_uneven(self, block: Uneven | None) -> None:
-        """This model is in that block, or in none any more."""
+        """Notes that this model is in that block, or in none any more."""
         ...
 
     def forget_gradients(self) -> None:
-        """This rank has no batches left: gradients that it has not exchanged don't count."""
+        """Drops gradients that this rank, which has no batches left, has not exchanged."""
         ...
 
     def shadow_forward(self, synced: bool) -> None:
@@ -142,7 +142,7 @@ class Uneven:
 
     @property
     def complete(self) -> bool:
-        """Whether no rank had used up its batches at the last event."""
+        """True if no rank had used up its batches at the last event."""
         return len(self.active) == self._group.nranks()
 
     @property
@@ -156,8 +156,8 @@ class Uneven:
         return 1.0 if self._by_initial else self._group.nranks() / len(self.active)
 
     def tell(self, model: Joinable, event: Event) -> None:
-        """This rank is at this event. Raises BaguaError, on all ranks, if one has no batches left and that was to be
-        an error; CommunicationError if others are at another event."""
+        """Tells that this rank is at this event. Raises BaguaError, on all ranks, if one has no batches left and that
+        was to be an error; CommunicationError if others are at another event."""
         if self._group.nranks() == 1:
             return
         index = next(index for index, one in enumerate(self._models) if one is model)
@@ -197,7 +197,7 @@ class Uneven:
         self.end()
 
     def forget_gradients(self) -> None:
-        """This rank has no batches left: what it has accumulated and not exchanged is dropped."""
+        """Drops what this rank, which has no batches left, has accumulated and not exchanged."""
         for model in self._models:
             model.forget_gradients()
 

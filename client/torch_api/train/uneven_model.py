@@ -33,22 +33,22 @@ class ShadowedModel(BackwardPasses):
 
     @property
     def everyone(self) -> Communicator:
-        """All ranks that train the model."""
+        """Communicator of all ranks that train the model."""
         return self._group
 
     @property
     def elastic(self) -> bool:
-        """Whether the job goes on when ranks are lost."""
+        """True if the job goes on when ranks are lost."""
         return self._session.elastic
 
     @property
     def steps_in_backward(self) -> bool:
-        """Whether optimizers step inside backward."""
+        """True if optimizers step inside backward."""
         return self._steps is not None
 
     @property
     def has_plain_buckets(self) -> bool:
-        """Whether buckets hold the model's parameters alone."""
+        """True if buckets hold the model's parameters alone."""
         return self._guest.idle
 
     @property
@@ -61,7 +61,7 @@ class ShadowedModel(BackwardPasses):
         return self.uneven is None or self.uneven.complete
 
     def use_uneven(self, block: Uneven | None) -> None:
-        """This model is in that block, or in none any more."""
+        """Notes that this model is in that block, or in none any more."""
         self.uneven = block
         if self._reducer is not None:
             self._reducer.before_exchange = None if block is None else self._tell_exchange
@@ -73,7 +73,7 @@ class ShadowedModel(BackwardPasses):
         self._reducer.factor = 1.0 if self._adding else self.uneven.factor
 
     def forget_gradients(self) -> None:
-        """This rank has no batches left: gradients that it has not exchanged don't count."""
+        """Drops gradients that this rank, which has no batches left, has not exchanged."""
         for held in (self._reducer, self._sparse):
             if held is not None:
                 held.forget()

@@ -43,7 +43,7 @@ class Wrapped(DataParallel, Protocol):
     def recut(self, cuts: list[list[str]]) -> bool: ...
 
     def tell_newcomers(self) -> dict[str, Any]:
-        """How far it is, as plain data."""
+        """Returns how far it is, as plain data."""
         ...
 
     def follow_as_newcomer(self, told: dict[str, Any]) -> None:
