@@ -16,7 +16,6 @@ from typer.core import TyperGroup
 from bagua.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[3]
-PLAIN = ("algorithms", "client", "csrc", "daemon", "deploy", "docs", "proto", "tests")
 LINK = re.compile(r"\[[^\]]*\]\(\s*<?([^)>\s]+)>?[^)]*\)")
 
 
@@ -100,20 +99,6 @@ def test_commands_of_dev_exist() -> None:
     assert {"demo", "test", "lint"} <= spoken <= set(choices[1].split(","))
     hooks = re.findall(r"dev\.py (\w+)", (ROOT / ".pre-commit-config.yaml").read_text())
     assert set(hooks) <= set(choices[1].split(","))
-
-
-@pytest.mark.parametrize("folder", PLAIN)
-def test_first_words(folder: str) -> None:
-    """A comment or a docstring begins with its subject, or with a verb: "What waits …" has to be read twice."""
-    riddles = [
-        f"{path.relative_to(ROOT)}: {line.strip()}"
-        for path in sorted((ROOT / folder).rglob("*"))
-        if path.suffix in (".py", ".pyi", ".h", ".cpp", ".cu", ".cuh", ".proto") and path != Path(__file__)
-        for line in path.read_text().splitlines()
-        if re.search(r'(?:"""|# |// |/\* )(?:What|Who|Whoever|Whatever|So much|So many)\b', line)
-        and not line.rstrip('"').endswith("?")
-    ]
-    assert riddles == []
 
 
 def drawing(name: str = "plots") -> ModuleType:
