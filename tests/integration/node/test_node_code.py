@@ -125,7 +125,7 @@ async def test_newcomers_run_in_the_copy_of_the_others(end, daemon, project):
 
     def both_printed(job) -> bool:
         texts = [Path(rank.log_path).read_text() if rank.log_path else "" for rank in job.ranks]
-        return len(texts) == 2 and all("shipped" in text for text in texts)
+        return len(texts) == 2 and all("shipped" in text and text.endswith("\n") for text in texts)
 
     await run_elastic(end, archive, [0])
     await end.job_until("job", lambda job: job.ranks and job.ranks[0].state == common_pb2.RANK_STATE_RUNNING)
