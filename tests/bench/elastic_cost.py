@@ -104,7 +104,7 @@ def rank_main(address: str, megabytes: float, algorithm: str) -> None:
         steps = abs(int(order[0]))
         if steps == 0:
             break
-        switch_commit(wrapped.bagua_ddp._reducer, commits=int(order[0]) > 0)
+        switch_commit(wrapped.bagua_ddp.passes.step, commits=int(order[0]) > 0)
         bagua.barrier()
         step_s = harness.slowest(harness.seconds(lambda: train(steps)) / steps)  # noqa: B023
         bagua.barrier()

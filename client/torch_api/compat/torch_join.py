@@ -37,7 +37,7 @@ class JoinableModel(Joinable):
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Returns the hook for ``Join``. ``kwargs``: its own; ``divide_by_initial_world_size`` counts, see
         ``bagua.join``. Raises ConfigError for a model whose exchanges can't be shadowed."""
-        model = self._model()
+        model = self._model().shadow
         model.use_uneven(None)  # a block before ended by an exception
         block = _Iterations(self, model, bool(kwargs.get("divide_by_initial_world_size", True)))
         block.__enter__()
@@ -70,7 +70,7 @@ class JoinableModel(Joinable):
 class _Iterations(Uneven):
     """The block on one rank. An iteration begins with the first event of the model, and ends with an exchange."""
 
-    def __init__(self, joinable: JoinableModel, model: DistributedModel, divide_by_initial_world_size: bool) -> None:
+    def __init__(self, joinable: JoinableModel, model: Shadowed, divide_by_initial_world_size: bool) -> None:
         super().__init__([model], divide_by_initial_world_size, False, first=next(_NUMBERS))
         self._joinable = joinable
         self._begun = False

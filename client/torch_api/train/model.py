@@ -35,7 +35,7 @@ from bagua.torch_api.step.parameters import ignored_names, trainable_parameters,
 from bagua.torch_api.step.runner import Runner
 from bagua.torch_api.step.training_step import TrainingStep
 from bagua.torch_api.train.agreement import broadcast_tensors
-from bagua.torch_api.train.backward_pass import BackwardPass
+from bagua.torch_api.train.autograd_hooks import BackwardPasses
 from bagua.torch_api.train.backward_steps import BackwardSteps, SteppingInBackward
 from bagua.torch_api.train.bucket_layout import ModelBuckets
 from bagua.torch_api.train.buffers import BufferBroadcast
@@ -60,8 +60,8 @@ from bagua.torch_api.train.settling import settle
 from bagua.torch_api.train.sparse_gradients import SparseGradients, refuse_sparse
 from bagua.torch_api.train.tracer import Tracer
 from bagua.torch_api.train.tuner import Tuner
-from bagua.torch_api.train.uneven import Event, Uneven
-from bagua.torch_api.train.uneven_model import ShadowedModel
+from bagua.torch_api.train.uneven import Uneven
+from bagua.torch_api.train.uneven_model import UnevenModel, buffers_of
 
 LOG = logging.getLogger("bagua")
 NewTuner = Callable[["DistributedModel", ModelBuckets, Runner, Session], Tuner]
@@ -69,7 +69,7 @@ ALONE_S = 2.0
 """Operations of ranks that fail in the same step are over much sooner."""
 
 
-class DistributedModel(Mark, ShadowedModel):
+class DistributedModel(Mark):
     """Keeps the replicas of ``module`` alike: rank 0's state at the start, the algorithm's exchange in every step.
 
     Args:
@@ -121,9 +121,7 @@ class DistributedModel(Mark, ShadowedModel):
         self.broadcast_buffers = broadcast_buffers
         self.bucket_bytes = bucket_bytes
         self.parameters_to_ignore = ignored_names(module)
-        self.require_backward_grad_sync = True
         self.bagua_train_step_counter = 0
-        self.uneven: Uneven | None = None
         self._earlier_results = EarlierResults(lambda: self._group.rank() == 0)
         self._session = current()
         self._runner = Runner(self._session, self.process_group)
@@ -133,20 +131,21 @@ class DistributedModel(Mark, ShadowedModel):
         self._state = ModelState(self, self._runner)
         self.description: dict[str, object] = {}
         self.check_replicas = CheckReplicas.warn
-        self._buffers = BufferBroadcast(self._session, self._find_buffers)
+        self._buffers = BufferBroadcast(self._session, lambda: buffers_of(self))
         self._guest = self._new_guest()
         self._layout = ModelBuckets(self, self._guest, self._session, self._runner)
         self._handles: list[Any] = []
         self._optimizer_handles: list[Any] = []
         self._closed = False
-        self._pass: BackwardPass | None = None
-        self._synced = True
-        self._accumulated = 0
-        self._begun = self._begins_after_step = False
-        self._reducer: TrainingStep | None = None
-        self._sparse: SparseGradients | None = None
         self._tracer = self._session.keep(Tracer)
         self._tracer.add(self)
+        self.passes = BackwardPasses(
+            self, self._session, self._runner, self._tracer, self._guest, begin_late=self._begin_late
+        )
+        self.require_backward_grad_sync = True
+        self.shadow = UnevenModel(
+            self, self._session, self._runner, self._guest, self.passes, begin_step=self._begin_step
+        )
         _MODELS.add(self)
         self.bagua_algorithm: AlgorithmImpl = AlgorithmImpl(self.process_group)
         self._recorder = recorder_of(self, self._session, len(self.process_group.hosts))
@@ -227,7 +226,7 @@ class DistributedModel(Mark, ShadowedModel):
         buckets = self._layout.gradient_buckets
         adding = any(bucket.plan is not None and adds_up(bucket.plan) for bucket in buckets)
         recorded = self._layout.wants_arrival() or not all(bucket.repeatable for bucket in buckets)
-        self._reducer = None
+        self.passes.step = None
         self._replica_check = ReplicaCheck(self, self._runner)
         if self._steps is not None and not (buckets and all(bucket.shows for bucket in buckets)):
             raise ConfigError(
@@ -239,7 +238,7 @@ class DistributedModel(Mark, ShadowedModel):
             make: Callable[..., TrainingStep] = TrainingStep
             if self._steps is not None:
                 make = functools.partial(SteppingInBackward, self._steps)
-            self._reducer = make(
+            self.passes.step = make(
                 buckets,
                 vote=self._runner.vote,
                 earlier=self._earlier_results if adding else None,
@@ -247,13 +246,13 @@ class DistributedModel(Mark, ShadowedModel):
                 clock=self._runner.clock,
                 rearrange=self._layout.follow if recorded else None,
             )
-        self._adding = adding
+        self.shadow.adding = adding
         sparse = self.trained_beside_buckets()
         refuse_sparse([name for name, _ in sparse], self.bagua_algorithm, False, adding)
-        self._sparse = SparseGradients(sparse, self._runner, self._reducer) if sparse else None
-        self.use_uneven(self.uneven)
+        self.passes.sparse = SparseGradients(sparse, self._runner, self.passes.step) if sparse else None
+        self.shadow.use_uneven(self.shadow.uneven)
         largest = max((one.nbytes for _, one in self.trained() if one.device.type == "cpu"), default=0)
-        self._trimmer = HeapTrimmer() if largest >= HeapTrimmer.SMALLEST else None
+        self.passes.trimmer = HeapTrimmer() if largest >= HeapTrimmer.SMALLEST else None
         self._install_hooks()
         if not alone:
             self._runner.make_twins(self.bagua_algorithm.communicators(), self.bagua_buckets)
@@ -267,8 +266,9 @@ class DistributedModel(Mark, ShadowedModel):
         tuned = found if self._tuner is None else self._tuner.also(found)
 
         def record(times: Sequence[Times], begin: Any, end: Any) -> None:
-            (tuned if self._complete else found)(times, begin, end)
-            self._replica_check.after_exchange(comparable=self._complete and self.bagua_algorithm.alike)
+            complete = self.shadow.complete
+            (tuned if complete else found)(times, begin, end)
+            self._replica_check.after_exchange(comparable=complete and self.bagua_algorithm.alike)
 
         return record
 
@@ -294,10 +294,11 @@ class DistributedModel(Mark, ShadowedModel):
     def _install_hooks(self) -> None:
         algorithm = self.bagua_algorithm
         self._on_input = algorithm.init_forward_pre_hook(self)
-        self._on_backward_end = algorithm.init_post_backward_hook(self)
+        passes = self.passes
+        passes.at_end = algorithm.init_post_backward_hook(self)
         on_gradient = algorithm.init_backward_hook(self)
-        if on_gradient == self.mark_ready and self._guest.idle and self._reducer is not None:
-            on_gradient = self._reducer.mark_ready  # the shortest way: once per parameter and step
+        if on_gradient == self.mark_ready and self._guest.idle and passes.step is not None:
+            on_gradient = passes.step.mark_ready  # the shortest way: once per parameter and step
         if self._recorder is not None:
             on_gradient = self._recorder.noting(on_gradient)
             self._handles += self._recorder.watch(self.module)
@@ -305,18 +306,18 @@ class DistributedModel(Mark, ShadowedModel):
         self._watch_optimizers()
         add = self._handles.append
         add(self.module.register_forward_pre_hook(ModuleHook(self.module, self._before_forward)))
-        add(self.module.register_forward_hook(ModuleHook(self.module, self._after_forward)))
+        add(self.module.register_forward_hook(ModuleHook(self.module, passes.after_forward)))
         trained, parameters = self.trained(), self.bagua_build_params()
-        self._newcomers = Newcomers(self.module, self.parameters_to_ignore, [one for _, one in trained])
-        self._handles += self._newcomers.watch()
-        if self._sparse is not None:
+        passes.newcomers = Newcomers(self.module, self.parameters_to_ignore, [one for _, one in trained])
+        self._handles += passes.newcomers.watch()
+        if passes.sparse is not None:
             for name, parameter in self.trained_beside_buckets():
-                hook = GradientHook(self._after_gradient, self._sparse.note, name)
+                hook = GradientHook(passes.after_gradient, passes.sparse.note, name)
                 add(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
         for name, parameter in parameters:
-            if self._adding:
+            if self.shadow.adding:
                 self._handles += self._earlier_results.watch(parameter)
-            hook = GradientHook(self._after_gradient, on_gradient, name)
+            hook = GradientHook(passes.after_gradient, on_gradient, name)
             add(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
     def _watch_optimizers(self) -> None:
@@ -409,18 +410,16 @@ class DistributedModel(Mark, ShadowedModel):
     # In a training step
 
     def _before_forward(self, _: torch.nn.Module, inputs: Any) -> None:
-        if self._pass is not None and not self._pass.alive():
-            self._abandon_pass()
+        self.passes.check()
         if not self.module.training:
             return
-        if self.uneven is not None:
-            self.uneven.tell(self, Event.FORWARD if self.require_backward_grad_sync else Event.FORWARD_UNSYNCED)
+        self.shadow.tell_forward()
         if torch.is_inference_mode_enabled():  # memory that is made here is written in training, too
             with torch.inference_mode(False), torch.no_grad():
                 self._begin_step(inputs)
         else:
             self._begin_step(inputs)
-        self._begun = self._begun or (torch.is_grad_enabled() and self.require_backward_grad_sync)
+        self.passes.begun = self.passes.begun or (torch.is_grad_enabled() and self.require_backward_grad_sync)
         if self._tracer.recording is not None:
             self._tracer.recording.enclose(self, "forward", begin=True)
 
@@ -428,7 +427,7 @@ class DistributedModel(Mark, ShadowedModel):
         if self._between_steps is not None and self.require_backward_grad_sync:
             self._renewal.thread = threading.get_ident()
             self._between_steps(marked=False)
-        if self._tuner is not None and self.require_backward_grad_sync and self._complete:
+        if self._tuner is not None and self.require_backward_grad_sync and self.shadow.complete:
             self._tuner.between_steps()
         self._tracer.look(self)
         self._session.statistics.begin_step(time.monotonic_ns())
@@ -437,24 +436,60 @@ class DistributedModel(Mark, ShadowedModel):
         if self.bagua_algorithm.need_reset() or self._renewal.due:
             self._renewal.reset_together()
         if self.broadcast_buffers and self.require_backward_grad_sync:
-            self._buffers.run(self._group, 0 if self.uneven is None else self.uneven.root)
+            block = self.shadow.uneven
+            self._buffers.run(self._group, 0 if block is None else block.root)
         self._on_input(inputs)
 
     @beside_graphs
     def _before_step(self, *_: Any) -> None:
-        self._newcomers.refuse_registered()
+        self.passes.newcomers.refuse_registered()
 
     @beside_graphs
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._on_step(optimizer)
-        if self._begins_after_step and optimizer is self.bagua_optimizers[-1]:
+        if self.passes.begins_after_step and optimizer is self.bagua_optimizers[-1]:
             self._begin_late()
+
+    def _begin_late(self) -> None:
+        """Begins the step late, but not while ranks have different numbers of batches: those without any would have to
+        be told."""
+        if self.shadow.uneven is None:
+            self.passes.begins_after_step = False
+            with torch.enable_grad():
+                self._begin_step(())
+
+    @property
+    def _group(self) -> Communicator:
+        return self._runner.everyone
+
+    @property
+    def steps_in_backward(self) -> bool:
+        """True if optimizers step inside backward."""
+        return self._steps is not None
+
+    @property
+    def in_backward(self) -> bool:
+        """True if a backward pass of this model runs now."""
+        return self.passes.under_way
+
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        """True if a backward pass now would exchange anything. Programs set it as they set that of torch's DDP."""
+        return self.passes.exchanges
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, wanted: bool) -> None:
+        self.passes.exchanges = wanted
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Backward passes in this block only accumulate on this rank; the next one outside exchanges the whole."""
+        return self.passes.no_sync()
 
     def follow_parameters(self) -> None:
         """Parameters that are trained now, and were not when the model was wrapped, are exchanged from now on; the
         algorithm goes on. All ranks call it between the same two steps. Raises BaguaError, on every rank, if they train
         different ones."""
-        if self._newcomers.found():
+        if self.passes.newcomers.found():
             self._runner.vote.together(lambda: compare_ranks_again(self, self._group))
             self._renewal.reset_together()
 
@@ -467,8 +502,8 @@ class DistributedModel(Mark, ShadowedModel):
         return True
 
     def _use_buckets(self) -> None:
-        if self._reducer is not None:
-            self._reducer.use(self._layout.gradient_buckets)
+        if self.passes.step is not None:
+            self.passes.step.use(self._layout.gradient_buckets)
 
     # Newcomers: see ``ModelState``
 
@@ -510,7 +545,7 @@ class DistributedModel(Mark, ShadowedModel):
         if self.exchanged != GRADIENT:
             return loss
         total = torch.tensor([loss], dtype=torch.float64, device="cpu")
-        self._group.allreduce_inplace(total, ReduceOp.SUM if self._adding else ReduceOp.AVG)
+        self._group.allreduce_inplace(total, ReduceOp.SUM if self.shadow.adding else ReduceOp.AVG)
         return total.item()
 
     def mark_ready(self, name: str, parameter: torch.nn.Parameter) -> None:
@@ -519,20 +554,20 @@ class DistributedModel(Mark, ShadowedModel):
             self.mark_gradient(name, parameter)
 
     def mark_gradient(self, name: str, parameter: torch.Tensor) -> None:
-        if self._reducer is not None:
-            self._reducer.mark_ready(name, parameter)
+        if self.passes.step is not None:
+            self.passes.step.mark_ready(name, parameter)
 
     def finish_backward(self) -> None:
         """Submits the rest of the buckets of gradients, waits for all and shows the results in ``.grad``. Then the same
         for buckets of other tensors that the algorithm registered."""
-        if self._reducer is not None:
-            self._reducer.finish()
+        if self.passes.step is not None:
+            self.passes.step.finish()
         self._guest.finish()
 
     def finish_gradients(self) -> None:
         """``finish_backward`` in buckets of gradients alone."""
-        if self._reducer is not None:
-            self._reducer.finish()
+        if self.passes.step is not None:
+            self.passes.step.finish()
 
     def join(
         self,
@@ -585,4 +620,4 @@ def join_models(
 ) -> AbstractContextManager[object]:
     """The block in which ranks have different numbers of batches. Its beginning raises ConfigError for models that
     can't be in one."""
-    return Uneven(models, divide_by_initial_world_size, throws) if enable else nullcontext()
+    return Uneven([model.shadow for model in models], divide_by_initial_world_size, throws) if enable else nullcontext()

@@ -32,9 +32,10 @@ class Event(IntEnum):
 class Joinable(Protocol):
     """A wrapped model, as the block sees it. ``everyone``: all ranks that train it."""
 
-    module: torch.nn.Module
-    bagua_module_name: str
-
+    @property
+    def module(self) -> torch.nn.Module: ...
+    @property
+    def bagua_module_name(self) -> str: ...
     @property
     def bagua_algorithm(self) -> AlgorithmImpl: ...
     @property

@@ -136,8 +136,8 @@ def way_of_a_gradient() -> None:
 
     def look(frame: FrameType, event: str, _: Any) -> None:
         file, names = frame.f_code.co_filename, list(callers(frame))
-        once = {"_begin_pass", "touch"}.intersection(names)
-        if event == "call" and "torch_api" in file and "_after_gradient" in names and not once:
+        once = {"_begin", "touch"}.intersection(names)
+        if event == "call" and "torch_api" in file and "after_gradient" in names and not once:
             seen.add((file, frame.f_code.co_qualname))
 
     for step in range(3):

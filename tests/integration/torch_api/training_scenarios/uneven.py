@@ -334,7 +334,7 @@ def uneven_in_torch_join() -> None:
             check_identical(inner)
             for mine, other in zip(inner.parameters(), reference.parameters(), strict=True):
                 torch.testing.assert_close(mine, other, rtol=EXACT, atol=EXACT, msg=f"epoch {epoch}, {beside}")
-        assert model.inner.uneven is None
+        assert model.inner.shadow.uneven is None
 
 
 @scenario
@@ -349,7 +349,7 @@ def uneven_in_torch_join_ends_early() -> None:
             wide_square(model, rank, step).backward()
     with Join([model.bagua_ddp], enable=False):
         wide_square(model, rank, 0).backward()
-    assert model.bagua_ddp.uneven is None
+    assert model.bagua_ddp.shadow.uneven is None
     model = seeded(lambda: nn.Sequential(nn.Linear(4, 4), bagua.contrib.SyncBatchNorm(4)))
     wrap(model, sgd(model))
     with pytest.raises(ConfigError, match="SyncBatchNorm"), Join([model.bagua_ddp]):
