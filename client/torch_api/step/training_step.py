@@ -198,6 +198,7 @@ class TrainingStep:
             for bucket in self.buckets:
                 if bucket.execution.lost:
                     self._undo()
+                    sent = False  # the vote went with a run that has been forgotten
                     break
             self._vote.renewal.follow()  # gradients are exchanged in any case
         if self._earlier is not None:
