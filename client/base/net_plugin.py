@@ -14,8 +14,8 @@ from bagua.base.errors import ConfigError
 VARIABLE = "BAGUA_ENABLE_NET"  # 1 in a job's environment, or in a node daemon's: ranks get the plugin
 
 SUFFIX = "bagua"
-# Of the network, in NCCL's table and log. NCCL_NET demands it: without, a plugin that can't start is passed over in
-# silence, and some ranks would talk a language that others don't.
+# Name of the network, in NCCL's table and log. NCCL_NET demands it: without, a plugin that can't start is passed over
+# in silence, and some ranks would talk a language that others don't.
 NAME = "Bagua-Net"
 
 _WORDS = {"1": True, "true": True, "0": False, "false": False, "": False}

@@ -10,5 +10,5 @@ def hyphens(name: str) -> str:
     return name.replace("_", "-")
 
 
-# Of every command: help by either name, and an option by either spelling, as with torchrun.
+# Settings of every command: help by either name, and an option by either spelling, as with torchrun.
 COMMAND_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "token_normalize_func": hyphens}

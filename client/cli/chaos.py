@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def chaos(
     *,
     minutes: float = typer.Option(1.0, "--minutes", min=0.01, help="For how long."),
-    seed: int = typer.Option(0, "--seed", help="Of the faults: the same seed, the same faults."),
+    seed: int = typer.Option(0, "--seed", help="Seed of the faults: the same seed, the same faults."),
     faults: int = typer.Option(0, "--faults", min=0, help="End after so many. 0: when the time is over."),
     kinds: str = typer.Option("", "--kinds", help="With commas. Default: all.", show_default=False),
     nnodes: int = typer.Option(3, "--nnodes", min=1, max=16, help="Node daemons."),

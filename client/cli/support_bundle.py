@@ -42,7 +42,7 @@ def support_bundle(
     file: Path | None = typer.Option(
         None, "--file", "-o", help="Where to; bagua-support-TIME.tar.gz.", show_default=False
     ),
-    jobs: int = typer.Option(5, min=0, max=100, help="So many of the newest jobs, with events and ends of logs."),
+    jobs: int = typer.Option(5, min=0, max=100, help="Number of the newest jobs, with events and ends of logs."),
     job: list[str] | None = typer.Option(None, help="This job as well; may be repeated.", show_default=False),
     log: list[Path] | None = typer.Option(
         None, help="A log of a service: its end is taken; may be repeated.", show_default=False

@@ -28,7 +28,7 @@ RESULT = "test accuracy"
 SAVED = "mnist_cnn.pt"
 MEAN, DEVIATION = 0.1307, 0.3081  # of MNIST's pixels
 
-# Of each digit. 0, 3, 6: the bars from top to bottom; 1, 2, 4, 5: left and right above, left and right below.
+# Bars of each digit. 0, 3, 6: the bars from top to bottom; 1, 2, 4, 5: left and right above, left and right below.
 SEGMENTS = ("012456", "25", "02346", "02356", "1235", "01356", "013456", "025", "0123456", "012356")
 # Rows from, to, columns from, to.
 PLACES = {

@@ -31,7 +31,7 @@ RATIOS = {
     **{"minmax8": 0.254, "int4": 0.133, "onebit": 0.0323},
 }
 
-# Of an operation that moves next to nothing: the part that another trip takes. The rest is between rank and engine.
+# Share of an operation that moves next to nothing: the part of another trip. The rest is between rank and engine.
 TRIP_SHARE = 0.5
 
 TOPK_BYTES = 6 / 4

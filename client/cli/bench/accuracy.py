@@ -39,7 +39,7 @@ def accuracy(
     seeds: int | None = typer.Option(
         None, "--seeds", min=1, max=100, help="Default: digits 3, charlm 1.", show_default=False
     ),
-    share: float = typer.Option(1.0, min=0.01, max=10.0, help="Of the steps: less for a quick look."),
+    share: float = typer.Option(1.0, min=0.01, max=10.0, help="Share of the steps: less for a quick look."),
     validation: bool = typer.Option(
         False,
         "--validation",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def scale(
     *,
     job_id: JobId,
-    count: int = typer.Argument(metavar="NODES", min=1, max=MAX_NODES, help="So many nodes it should have."),
+    count: int = typer.Argument(metavar="NODES", min=1, max=MAX_NODES, help="Number of nodes that it should have."),
     output: Output,
     client: Client,
 ) -> None:

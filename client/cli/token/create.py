@@ -32,9 +32,7 @@ class RoleName(StrEnum):
 @command()
 def create(
     *,
-    name: Annotated[
-        str, typer.Argument(help="Of the person or program that gets it; jobs are submitted by this name.")
-    ],
+    name: Annotated[str, typer.Argument(help="Name of the person or program that gets it; jobs are submitted by it.")],
     role: Annotated[
         RoleName,
         typer.Option(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @command()
 def list_tokens(
     *,
-    all: Annotated[bool, typer.Option("--all", help="Those as well that are good no more.")] = False,
+    all: Annotated[bool, typer.Option("--all", help="Tokens that are good no more, too.")] = False,
     output: Output,
     client: Client,
 ) -> None:

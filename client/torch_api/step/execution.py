@@ -94,8 +94,7 @@ class Execution:
         action = self._phases[0][1] if len(self._phases) == 1 else None
         self.single = action if isinstance(action, Submit) else None
         self._steady = steady if self.single is None else nullcontext
-        self.may_begin: Callable[[], bool] | None = None
-        """Whether it may begin when it is started, and not when it is joined. None: it may."""
+        self.may_begin: Callable[[], bool] | None = None  # when it is started, and not only when it is joined
 
     def start(self) -> None:
         """Begins the first phase. Raises BaguaError if the last run has not been joined. Where members have changed, or

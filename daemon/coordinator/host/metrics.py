@@ -76,7 +76,7 @@ _PARTS = Family(
     ("job_id", "part"),
 )
 
-# All that the coordinator shows of its own; ``process_...`` come from the library.
+# Metrics that the coordinator has of its own; ``process_...`` come from the library.
 FAMILIES = (
     *(BUILD_INFO, _CONNECTED, _DRAINING, _SLOTS, _USED, _JOBS, _OLDEST, *_COUNTED.values()),
     *(_INFO, _NODES, _WANTED, _RANKS, _JOINING, _GENERATION, _CREATED, _STEP, _PARTS),

@@ -55,7 +55,7 @@ _ENGINE = {  # what the engine calls it -> the metric
     "frames_refused": _engine("refused_frames_total", "Frames that were damaged or not authentic."),
     "comm_ns": _engine("communication_seconds_total", "Time during which at least one operation ran."),
 }
-# All that a daemon shows of its own; ``process_...`` come from the library.
+# Metrics that a daemon has of its own; ``process_...`` come from the library.
 FAMILIES = (
     BUILD_INFO,
     _CONNECTED,
