@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bagua.torch_api.join.reports import OnReport, Report
+from bagua.torch_api.job.reports import OnReport, Report
 
 PREFIX = "bagua/"
 

@@ -16,7 +16,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from bagua.c10d import native
-from bagua.torch_api.join import environment
+from bagua.torch_api.job import environment
 from bagua.torch_api.step.module_hook import beside_graphs
 
 SWITCH = "DDP_DISABLE_COMM_MEM"

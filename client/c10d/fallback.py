@@ -29,7 +29,7 @@ from bagua.c10d.sparse import add_up, check_sparse
 from bagua.c10d.tensors import blocks, carried, check, check_written, flat, ratio, reduction, same_numel
 from bagua.c10d.work import Operation, Together, run_within
 from bagua.torch_api.comm.communicator import Communicator
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job.session import current
 
 # Names until torch 2.12, and since.
 ALIASES = {

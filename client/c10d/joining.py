@@ -12,8 +12,8 @@ from bagua.c10d import agreement
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.communicators import communicators
 from bagua.torch_api.comm.members import hashed_number
-from bagua.torch_api.join import environment, start
-from bagua.torch_api.join.session import CURRENT, Session
+from bagua.torch_api.job import environment, start
+from bagua.torch_api.job.session import CURRENT, Session
 
 DAEMON_SOCKET = start.DAEMON_SOCKET
 

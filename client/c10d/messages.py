@@ -16,7 +16,7 @@ from bagua.c10d.tensors import carried, flat
 from bagua.c10d.work import Operation, run_within
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.members import hashed_number
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job.session import current
 
 POLL_S = 0.0005
 Route = tuple[int, int, int]  # Source and destination, as positions in the group, and the tag

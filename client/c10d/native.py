@@ -13,7 +13,7 @@ from bagua.base.errors import BuildError, ServiceError
 from bagua.c10d.joining import Member
 from bagua.torch_api.comm.communicators import communicators
 from bagua.torch_api.comm.transfer import ReduceOp
-from bagua.torch_api.join.session import Session
+from bagua.torch_api.job.session import Session
 
 
 def load() -> Any:

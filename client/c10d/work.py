@@ -14,7 +14,7 @@ from torch.futures import Future
 
 from bagua.base.errors import CommunicationError
 from bagua.c10d.lanes import THREADS, Lane
-from bagua.torch_api.join.connection import HostConnection
+from bagua.torch_api.job.connection import HostConnection
 
 Work: Any = distributed_c10d.Work
 

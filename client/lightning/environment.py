@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import bagua.torch_api as bagua
-from bagua.torch_api.join.environment import get_master_addr, read_int
+from bagua.torch_api.job.environment import get_master_addr, read_int
 
 if TYPE_CHECKING:
     from lightning.pytorch.plugins.environments import ClusterEnvironment

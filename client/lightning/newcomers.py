@@ -18,7 +18,7 @@ from bagua.base.errors import ConfigError
 from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.comm.plain_data import decode, encode
 from bagua.torch_api.data.elastic_loader import ElasticLoader
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job.session import current
 
 _NUMBERS = itertools.count(1)
 

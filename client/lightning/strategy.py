@@ -21,7 +21,7 @@ from bagua.lightning.wrapped import StepModule
 from bagua.torch_api.compat.distributed_data_parallel import to_bagua_process_group
 from bagua.torch_api.data.elastic_loader import ElasticLoader
 from bagua.torch_api.data.torch_samplers import share_out
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job.session import current
 
 if TYPE_CHECKING:
     from lightning.pytorch.plugins.environments import ClusterEnvironment

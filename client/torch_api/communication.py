@@ -1,4 +1,4 @@
-"""Groups and primitives under the path of the original; ``comm`` holds them, and ``join`` the beginning and the end."""
+"""Groups and primitives under the path of the original; ``comm`` holds them, and ``job`` the beginning and the end."""
 
 from bagua.torch_api.comm.coalesced import allreduce_coalesced_inplace, broadcast_coalesced, broadcast_object
 from bagua.torch_api.comm.communicator import Communicator
@@ -46,10 +46,10 @@ from bagua.torch_api.comm.primitives import (
 from bagua.torch_api.comm.transfer import ReduceOp
 from bagua.torch_api.compat.autotune import get_hyperparameters_service_client, start_autotune_server
 from bagua.torch_api.compat.backend import get_backend
-from bagua.torch_api.join.reports import Report, on_report
-from bagua.torch_api.join.session import empty, is_initialized, report
-from bagua.torch_api.join.start import destroy_process_group
-from bagua.torch_api.join.statistics import Statistics
+from bagua.torch_api.job.reports import Report, on_report
+from bagua.torch_api.job.session import empty, is_initialized, report
+from bagua.torch_api.job.start import destroy_process_group
+from bagua.torch_api.job.statistics import Statistics
 
 __all__ = [
     "BaguaProcessGroup",

@@ -10,7 +10,7 @@ from bagua.torch_api.compat.settings import (
     get_is_output_autotune_log,
     is_report_metrics_switch_on,
 )
-from bagua.torch_api.join.environment import (
+from bagua.torch_api.job.environment import (
     DEFAULT_BUCKET_BYTES,
     DEFAULT_WAIT_TIMEOUT_S,
     find_free_network_port,

@@ -1,6 +1,6 @@
 """The processes that use an ephemeral cluster: each has a socket to it, which the kernel closes with the process.
 
-A forked child closes its copy (``torch_api/join/lifeline.py``). A program that a process becomes or starts has none.
+A forked child closes its copy (``torch_api/job/lifeline.py``). A program that a process becomes or starts has none.
 """
 
 from __future__ import annotations

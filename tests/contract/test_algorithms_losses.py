@@ -32,7 +32,7 @@ from rig.ranks.placing import placed
 
 import bagua.torch_api as bagua
 from bagua import algorithms
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job.session import current
 
 HOSTS = [[0, 1, 2], [3, 4]]
 LEFT = (2, 3)

@@ -23,7 +23,7 @@ SHARE = """
     import torch
     import bagua.torch_api as bagua
     from bagua.base.errors import ServiceError
-    from bagua.torch_api.join.daemon import DaemonClient
+    from bagua.torch_api.job.daemon import DaemonClient
 
     bagua.init_process_group()
     folder, name = pathlib.Path(sys.argv[1]), sys.argv[2]

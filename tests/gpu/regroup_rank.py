@@ -15,7 +15,7 @@ from torch import nn
 import bagua.torch_api as bagua
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.cuda.devices import devices
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job.session import current
 from gpu.common import device_of
 from gpu.training_rank import Training, layers_of, quiet
 

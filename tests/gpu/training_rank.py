@@ -24,7 +24,7 @@ from bagua.bench.ranks.models import WORKLOADS, Workload
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 from bagua.torch_api.cuda.connection import CudaConnection
 from bagua.torch_api.cuda.devices import devices
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job.session import current
 from bagua.torch_api.step.gradients import GradientBucket
 from bagua.torch_api.step.training_step import TrainingStep
 from gpu.common import device_of, keep, median, synchronize

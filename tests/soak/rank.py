@@ -25,7 +25,7 @@ from plane import codecs, reference
 import bagua.torch_api as bagua
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.communicators import communicators
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job.session import current
 
 DTYPES = {
     "float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16,

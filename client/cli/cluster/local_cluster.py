@@ -23,7 +23,7 @@ from bagua.base.parent_socket import FOREIGN_SETTINGS
 from bagua.base.run_folder import StateFolder as StateFolder
 from bagua.cli.cluster.signals import uninterrupted
 
-# As long as ranks wait for services of their own (torch_api/join/ephemeral.py). An interpreter starts slowly on an
+# As long as ranks wait for services of their own (torch_api/job/ephemeral.py). An interpreter starts slowly on an
 # overloaded machine, or while the core is compiled beside: 60 s were too short at a load of 44.
 START_DEADLINE_S = 240.0
 STOP_DEADLINE_S = 4.5

@@ -16,8 +16,8 @@ from bagua.base.errors import ConfigError
 from bagua.torch_api.cache.redis_server import RedisServer, start_redis_server_cli
 from bagua.torch_api.cache.store import ClusterStore, Store, StoreError
 from bagua.torch_api.comm.coalesced import broadcast_object
-from bagua.torch_api.join.environment import find_free_network_port, get_world_size
-from bagua.torch_api.join.session import current, is_initialized
+from bagua.torch_api.job.environment import find_free_network_port, get_world_size
+from bagua.torch_api.job.session import current, is_initialized
 
 CONNECT_S = 2.0
 ANSWER_S = 5.0

@@ -15,7 +15,7 @@ from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.gather_bytes import broadcast_bytes, gather_rows, gather_texts
 from bagua.torch_api.comm.state_copy import StateCopy
 from bagua.torch_api.comm.step_state import Followers
-from bagua.torch_api.join.session import Session
+from bagua.torch_api.job.session import Session
 
 LOG = logging.getLogger("bagua")
 

@@ -21,9 +21,9 @@ from bagua.torch_api.comm.members import Members
 from bagua.torch_api.comm.transfer import DTYPES, check_tensor
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.cuda.port import PORT
-from bagua.torch_api.join.connection import NOWHERE, Connection, Place, request
-from bagua.torch_api.join.session import Session
-from bagua.torch_api.join.stages import stages
+from bagua.torch_api.job.connection import NOWHERE, Connection, Place, request
+from bagua.torch_api.job.session import Session
+from bagua.torch_api.job.stages import stages
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from bagua.torch_api.join.session import Session
+from bagua.torch_api.job.session import Session
 
 Path = tuple[str, ...]
 """Where a tensor lies in the checkpoint: keys of dictionaries in dictionaries."""

@@ -12,7 +12,7 @@ from bagua.torch_api.comm.block_exchange import RankBlocks, exchange_blocks
 from bagua.torch_api.comm.checks import Blocks, check_codec, check_count, check_peer, check_root, pair, share
 from bagua.torch_api.comm.members import Members
 from bagua.torch_api.comm.transfer import ReduceOp, check_reduction, check_tensor, transfer
-from bagua.torch_api.join.session import Session, current
+from bagua.torch_api.job.session import Session, current
 
 
 class TensorHolder(Protocol):

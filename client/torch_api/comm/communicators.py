@@ -14,8 +14,8 @@ from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.comm.communicator import WORLD, Comm, Communicator
 from bagua.torch_api.comm.elastic import ElasticCommunicator, World
 from bagua.torch_api.comm.members import hashed_number
-from bagua.torch_api.join.connection import Regrouped
-from bagua.torch_api.join.session import CURRENT, Session, current
+from bagua.torch_api.job.connection import Regrouped
+from bagua.torch_api.job.session import CURRENT, Session, current
 
 
 class Communicators:

@@ -16,8 +16,8 @@ from bagua.torch_api.comm.communicator import Carried, Communicator, plain_tenso
 from bagua.torch_api.comm.members import world_number
 from bagua.torch_api.comm.transfer import ReduceOp, check_tensor
 from bagua.torch_api.cuda.devices import devices
-from bagua.torch_api.join.connection import Connection, Regrouped
-from bagua.torch_api.join.session import Session
+from bagua.torch_api.job.connection import Connection, Regrouped
+from bagua.torch_api.job.session import Session
 
 
 class ElasticCommunicator(Communicator):

@@ -12,7 +12,7 @@ from bagua.torch_api.comm.admission import Unfit
 from bagua.torch_api.comm.gather_bytes import gather_rows, gather_texts
 from bagua.torch_api.comm.state_holders import Standing
 from bagua.torch_api.comm.step_state import Told
-from bagua.torch_api.join.session import Session
+from bagua.torch_api.job.session import Session
 
 _VERSION_BYTES = 63
 

@@ -9,7 +9,7 @@ import torch
 
 from bagua.torch_api.comm.members import Members
 from bagua.torch_api.comm.transfer import ReduceOp, transfer
-from bagua.torch_api.join.session import Session
+from bagua.torch_api.job.session import Session
 
 
 def whole_generation(session: Session) -> Members:

@@ -16,7 +16,7 @@ from torch import distributed
 from bagua.base.errors import BaguaError, MembershipChanged
 from bagua.torch_api.comm.communicator import NON_COMM_MEMBER, WORLD, Comm, Communicator, World
 from bagua.torch_api.comm.communicators import communicator_of, communicators
-from bagua.torch_api.join.session import Session, current
+from bagua.torch_api.job.session import Session, current
 
 
 class BaguaProcessGroup:

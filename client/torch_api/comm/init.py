@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch.distributed.distributed_c10d import Store
 
 from bagua.torch_api.comm.commit.retry import units
-from bagua.torch_api.join import start
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job import start
+from bagua.torch_api.job.session import current
 
 
 def init_process_group(

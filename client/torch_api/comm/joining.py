@@ -10,7 +10,7 @@ from bagua.torch_api.comm.checkpoint_state import Kept, keepers
 from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.comm.membership_change import OnChange
 from bagua.torch_api.comm.plain_data import decode, encode, tensor_paths
-from bagua.torch_api.join.session import CURRENT, Session, current
+from bagua.torch_api.job.session import CURRENT, Session, current
 
 
 class Stateful(Protocol):

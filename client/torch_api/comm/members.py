@@ -12,9 +12,9 @@ import torch
 
 from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.cuda.connection import CudaConnection
-from bagua.torch_api.join import environment
-from bagua.torch_api.join.connection import Connection
-from bagua.torch_api.join.daemon import Membership
+from bagua.torch_api.job import environment
+from bagua.torch_api.job.connection import Connection
+from bagua.torch_api.job.daemon import Membership
 
 ACTIVE_ALONE = 1 << 21  # no communicator that is counted gets so far
 SUBGROUPS = 0x80000000

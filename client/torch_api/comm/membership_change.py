@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from bagua.torch_api.join.session import Session
+from bagua.torch_api.job.session import Session
 
 
 class MembershipChange(NamedTuple):

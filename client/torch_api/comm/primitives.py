@@ -22,8 +22,8 @@ from bagua.torch_api.comm.communicator import Comm
 from bagua.torch_api.comm.communicators import communicator_of
 from bagua.torch_api.comm.transfer import ReduceOp
 from bagua.torch_api.cuda.devices import devices
-from bagua.torch_api.join.session import current
-from bagua.torch_api.join.statistics import Statistics
+from bagua.torch_api.job.session import current
+from bagua.torch_api.job.statistics import Statistics
 
 
 def barrier(comm: Comm = None) -> None:

@@ -17,9 +17,9 @@ import torch
 from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.members import Members
 from bagua.torch_api.comm.transfer import DTYPES, ReduceOp
-from bagua.torch_api.join.session import Session
-from bagua.torch_api.join.shared_memory import tensor_on
-from bagua.torch_api.join.stages import PeerStages
+from bagua.torch_api.job.session import Session
+from bagua.torch_api.job.shared_memory import tensor_on
+from bagua.torch_api.job.stages import PeerStages
 
 if TYPE_CHECKING:
     from bagua.csrc import core

@@ -16,8 +16,8 @@ import torch
 from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.comm.gather_bytes import gather_rows, largest
 from bagua.torch_api.comm.stripes import ALIGNMENT, Piece, length, packs, stripes
-from bagua.torch_api.join.connection import NOWHERE, Place, request
-from bagua.torch_api.join.session import Session
+from bagua.torch_api.job.connection import NOWHERE, Place, request
+from bagua.torch_api.job.session import Session
 
 PACK_BYTES = 4 << 20
 PACKS_UNDER_WAY = 2

@@ -14,8 +14,8 @@ from bagua.torch_api.comm.members import Members
 from bagua.torch_api.cuda.connection import CudaPlace
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.cuda.port import PORT
-from bagua.torch_api.join.connection import AS_IT_IS, NOWHERE, Encoding, Place, request
-from bagua.torch_api.join.session import Session
+from bagua.torch_api.job.connection import AS_IT_IS, NOWHERE, Encoding, Place, request
+from bagua.torch_api.job.session import Session
 
 CONTIGUOUS = torch.contiguous_format
 

@@ -15,8 +15,8 @@ from bagua.torch_api.comm.groups import _get_default_group
 from bagua.torch_api.compat.bucket import BaguaBucket
 from bagua.torch_api.compat.registration import BackendTensor, Registration, registration
 from bagua.torch_api.cuda.devices import devices
-from bagua.torch_api.join.connection import Regrouped
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job.connection import Regrouped
+from bagua.torch_api.job.session import current
 from bagua.torch_api.step.execution import join_all
 from bagua.torch_api.step.runner import Runner
 from bagua.torch_api.train.model import DistributedModel

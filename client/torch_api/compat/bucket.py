@@ -16,7 +16,7 @@ from bagua.torch_api.compat.operations import NOTHING, BucketOperations
 from bagua.torch_api.compat.registration import Registration, register, registered
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.cuda.port import PORT
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job.session import current
 from bagua.torch_api.step.bucket import Allocate, Region, region_of, views_like
 from bagua.torch_api.step.runner import Runner
 

@@ -8,7 +8,7 @@ import os
 import torch
 
 from bagua.base.errors import ConfigError
-from bagua.torch_api.join.environment import read_int
+from bagua.torch_api.job.environment import read_int
 
 version = torch.__version__
 """Of torch. The library's own is ``bagua.__version__``."""

@@ -27,8 +27,8 @@ from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.cuda.step_times import CudaSteps
 from bagua.torch_api.cuda.transcoding import CudaTranscoder
 from bagua.torch_api.cuda.wait_watchdog import WaitWatchdog
-from bagua.torch_api.join.connection import UNTOLD, HostConnection, Place, Regrouped, Request, Times, Told
-from bagua.torch_api.join.statistics import StatisticsRecorder
+from bagua.torch_api.job.connection import UNTOLD, HostConnection, Place, Regrouped, Request, Times, Told
+from bagua.torch_api.job.statistics import StatisticsRecorder
 
 if TYPE_CHECKING:
     from bagua.csrc.gpu.leg import Leg

@@ -6,7 +6,7 @@ import torch
 
 from bagua.torch_api.cuda.connection import CudaConnection
 from bagua.torch_api.cuda.port import PORT
-from bagua.torch_api.join.session import Session
+from bagua.torch_api.job.session import Session
 
 
 class Devices:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from bagua.base.errors import CommunicationError
-from bagua.torch_api.join.connection import HostConnection, Request, request
+from bagua.torch_api.job.connection import HostConnection, Request, request
 
 Handed = Callable[[], int]  # Hands an operation over; returns the ticket of the device
 

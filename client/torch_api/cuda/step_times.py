@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from bagua.torch_api.cuda.port import Moment
-from bagua.torch_api.join.connection import Times
-from bagua.torch_api.join.statistics import StatisticsRecorder
+from bagua.torch_api.job.connection import Times
+from bagua.torch_api.job.statistics import StatisticsRecorder
 
 LONGEST = 256  # steps that are waited for; older ones go uncounted (a program that only queues work, for minutes)
 TOGETHER = 8  # steps that are looked at together, since the first look of a while costs more than those after it

@@ -12,7 +12,7 @@ import torch
 from bagua.torch_api.data.complexity import Cost, check_share, costs_of, length_of, rising
 from bagua.torch_api.data.measured import Measurements
 from bagua.torch_api.data.resumable import Legs, ResumableSampler, numbers
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job.session import current
 
 Batches = list[list[int]]
 MEASURED = "measured"

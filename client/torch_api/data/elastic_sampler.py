@@ -12,7 +12,7 @@ from bagua.torch_api.data.balance import digest
 from bagua.torch_api.data.complexity import Cost, costs_of
 from bagua.torch_api.data.elastic_loader import ElasticLoader
 from bagua.torch_api.data.epoch_progress import Course, Setting
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job.session import current
 
 
 class ElasticSampler:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bagua.torch_api.comm.primitives import allreduce
-from bagua.torch_api.join.session import current, is_initialized
+from bagua.torch_api.job.session import current, is_initialized
 
 FEATURES = 3  # of a sample of size s: 1, s and s * s
 

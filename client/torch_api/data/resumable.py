@@ -13,7 +13,7 @@ from torch.utils.data import Sampler
 
 from bagua.torch_api.comm.checkpoint_state import Kept, keepers
 from bagua.torch_api.data.complexity import check_length
-from bagua.torch_api.join.session import current, is_initialized
+from bagua.torch_api.job.session import current, is_initialized
 
 Item = TypeVar("Item")
 BLOCK = 1 << 14  # Indices that become Python's integers at a time: ten million of them would take 400 MB

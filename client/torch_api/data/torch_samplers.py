@@ -21,7 +21,7 @@ from torch.utils.data import DistributedSampler
 
 from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.comm.step_state import Heard
-from bagua.torch_api.join.session import CURRENT, Session
+from bagua.torch_api.job.session import CURRENT, Session
 
 LOG = logging.getLogger("bagua")
 Members = tuple[int, ...]  # in the order of their ranks

@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from bagua.torch_api.comm.block_exchange import RowExchange, Rows
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.shared_rows import SharedRows, Span, Write
-from bagua.torch_api.join.session import Session, current
+from bagua.torch_api.job.session import Session, current
 from bagua.torch_api.layers.gating import Choice
 
 CACHED_BYTES = 1 << 18  # of rows on which several things are done one after the other

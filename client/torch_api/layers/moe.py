@@ -16,8 +16,8 @@ from torch import nn
 from bagua.base.errors import BaguaError, ConfigError
 from bagua.torch_api.comm.communicator import NON_COMM_MEMBER, Communicator
 from bagua.torch_api.comm.groups import BaguaProcessGroup, communicator_of_group
-from bagua.torch_api.join import environment
-from bagua.torch_api.join.session import current, is_initialized
+from bagua.torch_api.job import environment
+from bagua.torch_api.job.session import current, is_initialized
 from bagua.torch_api.layers.expert_travel import Routes, combine, dispatch
 from bagua.torch_api.layers.gating import TopKGate
 

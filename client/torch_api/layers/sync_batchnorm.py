@@ -12,8 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bagua.torch_api.comm.communicator import NON_COMM_MEMBER, Communicator
 from bagua.torch_api.comm.groups import communicator_of_group
-from bagua.torch_api.join import environment
-from bagua.torch_api.join.session import is_initialized
+from bagua.torch_api.job import environment
+from bagua.torch_api.job.session import is_initialized
 
 STATE = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 

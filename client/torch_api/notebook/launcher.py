@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from bagua.base.errors import BaguaError, ConfigError
-from bagua.torch_api.join import start
-from bagua.torch_api.join.environment import find_free_network_port
+from bagua.torch_api.job import start
+from bagua.torch_api.job.environment import find_free_network_port
 from bagua.torch_api.notebook import rank
 from bagua.torch_api.notebook.cell import Cell
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from bagua.torch_api.join import start
-from bagua.torch_api.join.reports import LISTENERS, Report
+from bagua.torch_api.job import start
+from bagua.torch_api.job.reports import LISTENERS, Report
 
 REPORT_EVERY_S = 0.1
 _PR_SET_PDEATHSIG = 1

@@ -20,7 +20,7 @@ from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.communicators import communicators
 from bagua.torch_api.comm.joining import Stateful, register_state
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job.session import current
 from bagua.torch_api.saving import folder as on_disk
 from bagua.torch_api.saving.background import Background, Task, sentence
 from bagua.torch_api.saving.job_state import JOB, Return, collect, document_of, key

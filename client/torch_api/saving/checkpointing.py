@@ -26,7 +26,7 @@ from torch import nn
 
 from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.plain_data import with_plain_numbers
-from bagua.torch_api.join import environment
+from bagua.torch_api.job import environment
 from bagua.torch_api.saving.expert_states import ExpertStates
 from bagua.torch_api.train.agreement import raise_together
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from bagua.base.errors import BaguaError, ConfigError
 from bagua.torch_api.comm.communicator import Communicator
-from bagua.torch_api.join import environment
+from bagua.torch_api.job import environment
 from bagua.torch_api.layers.moe import MOELayer, members
 
 States = dict[str, Any]

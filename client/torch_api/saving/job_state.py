@@ -22,7 +22,7 @@ import torch
 from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.checkpoint_state import Keeper, Path, Tensors, keepers
 from bagua.torch_api.comm.plain_data import tensor_paths
-from bagua.torch_api.join.session import Session
+from bagua.torch_api.job.session import Session
 from bagua.torch_api.saving.random_state import RandomState, random_state
 
 JOB: Path = ("bagua", "job")

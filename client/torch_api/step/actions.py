@@ -12,7 +12,7 @@ from bagua.algorithms.plan import GRADIENT, HOST, LEADERS, Over
 from bagua.torch_api.comm.members import Members
 from bagua.torch_api.comm.transfer import DTYPES, ReduceOp
 from bagua.torch_api.cuda.transcoding import CudaTranscoder
-from bagua.torch_api.join.connection import AS_IT_IS, Connection, Encoding, Place, Request, request
+from bagua.torch_api.job.connection import AS_IT_IS, Connection, Encoding, Place, Request, request
 from bagua.torch_api.step.bucket import Allocate, PlanBucket
 from bagua.torch_api.step.execution import NO_RESIDUAL as NO_ENGINE_RESIDUAL
 from bagua.torch_api.step.execution import Action, Submit, Tickets, other_sides

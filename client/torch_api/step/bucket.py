@@ -14,7 +14,7 @@ from bagua.algorithms import AllReduce, Local, Neighbours, Plan
 from bagua.algorithms.low_rank import LowRank
 from bagua.algorithms.plan import COPY, KEEP, ON_CHANGE, RESCALE, SCRATCH, ZERO, Step
 from bagua.torch_api.cuda.port import PORT
-from bagua.torch_api.join.connection import NOWHERE, Place
+from bagua.torch_api.job.connection import NOWHERE, Place
 from bagua.torch_api.step.execution import Execution, NotReady, join_all
 from bagua.torch_api.step.low_rank import low_rank_for
 

@@ -15,7 +15,7 @@ from bagua.algorithms import AllReduce
 from bagua.torch_api.comm.members import Members
 from bagua.torch_api.comm.transfer import DTYPES, ReduceOp
 from bagua.torch_api.cuda.connection import CudaConnection
-from bagua.torch_api.join.connection import AS_IT_IS, Encoding, request
+from bagua.torch_api.job.connection import AS_IT_IS, Encoding, request
 from bagua.torch_api.step.bucket import Allocate, PlanBucket
 
 STAGED = "staged"  # the route on which nothing is connected in ``submit``

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from bagua.algorithms.plan import FRESH, GRADIENT, RESULT, Plan
-from bagua.torch_api.join.connection import NOWHERE
+from bagua.torch_api.job.connection import NOWHERE
 from bagua.torch_api.step.bucket import Allocate, PlanBucket, Region, region_of, views_like
 from bagua.torch_api.step.dataflow import in_place, repeatable, tail_path, tail_reaches_all
 from bagua.torch_api.step.earlier_results import EarlierResults

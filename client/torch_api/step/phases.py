@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 import torch.autograd.profiler as profiler
 
-from bagua.torch_api.join.connection import Times
+from bagua.torch_api.job.connection import Times
 
 SUBMIT, PLAN, WAIT, RESULTS = "submit", "plan step", "wait", "results"
 """Phases of a step: handing a bucket over, a later step of its plan, waiting, and showing results in ``.grad``."""

@@ -19,8 +19,8 @@ from bagua.torch_api.comm.groups import BaguaProcessGroup
 from bagua.torch_api.comm.members import Members
 from bagua.torch_api.cuda.connection import CudaConnection
 from bagua.torch_api.cuda.devices import devices
-from bagua.torch_api.join.connection import Connection, Record
-from bagua.torch_api.join.session import Session
+from bagua.torch_api.job.connection import Connection, Record
+from bagua.torch_api.job.session import Session
 from bagua.torch_api.step.actions import (
     AllReduceAction,
     BroadcastAction,

@@ -22,7 +22,7 @@ import torch
 
 from bagua.algorithms.plan import RESULT
 from bagua.base.errors import BaguaError
-from bagua.torch_api.join.connection import Record, Times
+from bagua.torch_api.job.connection import Record, Times
 from bagua.torch_api.step.earlier_results import EarlierResults
 from bagua.torch_api.step.execution import Work, join_all
 from bagua.torch_api.step.gradients import Entry, GradientBucket, may_change, scale_gradients, version_of

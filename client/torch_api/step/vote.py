@@ -12,8 +12,8 @@ from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.communicators import communicators
 from bagua.torch_api.comm.members import Members
 from bagua.torch_api.cuda.devices import devices
-from bagua.torch_api.join.connection import Regrouped, Times
-from bagua.torch_api.join.session import Session
+from bagua.torch_api.job.connection import Regrouped, Times
+from bagua.torch_api.job.session import Session
 from bagua.torch_api.step.bucket import PlanBucket
 from bagua.torch_api.step.execution import AllIn, Execution, Submit, Work, join_all
 

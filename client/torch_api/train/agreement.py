@@ -13,7 +13,7 @@ from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.state_copy import elements_of
 from bagua.torch_api.cuda.port import PORT
-from bagua.torch_api.join.session import Session
+from bagua.torch_api.job.session import Session
 
 PACK_BYTES = 8 << 20
 ALIGNMENT = 16

@@ -10,8 +10,8 @@ import torch
 
 from bagua.algorithms.plan import GRADIENT, WEIGHT
 from bagua.base.errors import BaguaError
-from bagua.torch_api.join.malloc import HeapTrimmer
-from bagua.torch_api.join.session import Session
+from bagua.torch_api.job.malloc import HeapTrimmer
+from bagua.torch_api.job.session import Session
 from bagua.torch_api.step.module_hook import beside_graphs, tensors_in
 from bagua.torch_api.step.runner import Runner
 from bagua.torch_api.step.training_step import TrainingStep

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from bagua.base.errors import BaguaError, ConfigError
-from bagua.torch_api.join.connection import Times
+from bagua.torch_api.job.connection import Times
 from bagua.torch_api.step.gradients import GradientBucket
 from bagua.torch_api.step.module_hook import beside_graphs
 from bagua.torch_api.step.phases import WAIT, phase

@@ -14,8 +14,8 @@ from bagua.algorithms import AlgorithmImpl, BucketLayout
 from bagua.algorithms.plan import GRADIENT, WEIGHT
 from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.transfer import ReduceOp
-from bagua.torch_api.join import environment
-from bagua.torch_api.join.session import Session
+from bagua.torch_api.job import environment
+from bagua.torch_api.job.session import Session
 from bagua.torch_api.step.bucket import PlanBucket
 from bagua.torch_api.step.execution import Execution, NotReady
 from bagua.torch_api.step.gradients import GradientBucket, elements_needed

@@ -9,7 +9,7 @@ import torch
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.state_copy import elements_of
 from bagua.torch_api.cuda.port import PORT
-from bagua.torch_api.join.session import Session
+from bagua.torch_api.job.session import Session
 from bagua.torch_api.train.agreement import by_device
 
 ALIGNMENT = 16

@@ -13,8 +13,8 @@ from bagua.base.errors import BaguaError, ConfigError
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.groups import BaguaProcessGroup, _get_default_group
 from bagua.torch_api.cuda.port import PORT
-from bagua.torch_api.join import environment
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job import environment
+from bagua.torch_api.job.session import current
 from bagua.torch_api.step.parameters import canonical, check_descriptions, describe, shared_state
 from bagua.torch_api.step.runner import Runner
 from bagua.torch_api.train.agreement import broadcast_tensors, gather_texts, raise_together

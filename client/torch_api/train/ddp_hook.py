@@ -22,7 +22,7 @@ from bagua.algorithms.plan import FRESH, GRADIENT, RESULT, AllReduce, Local
 from bagua.base.errors import BaguaError, CommunicationError, ConfigError
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.groups import BaguaProcessGroup, from_torch_group
-from bagua.torch_api.join.session import Session, current, is_initialized
+from bagua.torch_api.job.session import Session, current, is_initialized
 from bagua.torch_api.step.bucket import Allocate, PlanBucket, Region, region_of, views_like
 from bagua.torch_api.step.execution import join_all
 from bagua.torch_api.step.runner import Runner

@@ -23,9 +23,9 @@ from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.groups import BaguaProcessGroup
 from bagua.torch_api.comm.transfer import ReduceOp
-from bagua.torch_api.join.connection import Record, Times
-from bagua.torch_api.join.malloc import HeapTrimmer
-from bagua.torch_api.join.session import CURRENT, Session, current
+from bagua.torch_api.job.connection import Record, Times
+from bagua.torch_api.job.malloc import HeapTrimmer
+from bagua.torch_api.job.session import CURRENT, Session, current
 from bagua.torch_api.step.bucket import PlanBucket
 from bagua.torch_api.step.dataflow import adds_up
 from bagua.torch_api.step.earlier_results import EarlierResults

@@ -10,7 +10,7 @@ import torch
 from bagua.base.errors import BaguaError, ConfigError
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.plain_data import decode, encode, tensor_paths
-from bagua.torch_api.join.session import Session
+from bagua.torch_api.job.session import Session
 from bagua.torch_api.train.agreement import broadcast_json, broadcast_tensors
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from bagua.torch_api.comm.members import Members
-from bagua.torch_api.join.connection import Regrouped, request
+from bagua.torch_api.job.connection import Regrouped, request
 from bagua.torch_api.step.bucket import PlanBucket
 from bagua.torch_api.step.execution import Action, Residual
 from bagua.torch_api.step.runner import Runner

@@ -20,10 +20,10 @@ import torch
 
 from bagua.algorithms.power_sgd import matrix_shape
 from bagua.base.errors import ConfigError
-from bagua.torch_api.join.connection import Record, Times
-from bagua.torch_api.join.environment import read_int
-from bagua.torch_api.join.session import Session
-from bagua.torch_api.join.statistics import union_length
+from bagua.torch_api.job.connection import Record, Times
+from bagua.torch_api.job.environment import read_int
+from bagua.torch_api.job.session import Session
+from bagua.torch_api.job.statistics import union_length
 from bagua.torch_api.step.module_hook import ModuleHook, beside_graphs, tensors_in
 from bagua.torch_api.train.wrapped import Wrapped
 from bagua.tuning.profile import REFERENCE, BucketCost, Gradient, StepProfile

@@ -19,9 +19,9 @@ from typing import Any
 from bagua.base.errors import ServiceError
 from bagua.proto.common_pb2 import TraceSpan
 from bagua.proto.rank_pb2 import TraceReport
-from bagua.torch_api.join.connection import Times
-from bagua.torch_api.join.daemon import DaemonClient
-from bagua.torch_api.join.session import Session
+from bagua.torch_api.job.connection import Times
+from bagua.torch_api.job.daemon import DaemonClient
+from bagua.torch_api.job.session import Session
 from bagua.torch_api.step.module_hook import beside_graphs
 from bagua.torch_api.step.phases import WATCH, bucket_name
 from bagua.torch_api.train.wrapped import Wrapped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from bagua.torch_api.join.connection import Record
+from bagua.torch_api.job.connection import Record
 
 
 class Tuner(Protocol):

@@ -11,7 +11,7 @@ import torch
 from bagua.algorithms import AlgorithmImpl
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.groups import BaguaProcessGroup
-from bagua.torch_api.join.session import Session
+from bagua.torch_api.job.session import Session
 from bagua.torch_api.step.runner import Runner
 from bagua.torch_api.train.agreement import broadcast_tensors
 from bagua.torch_api.train.autograd_hooks import BackwardPasses

@@ -23,9 +23,9 @@ from bagua.algorithms.plan import GRADIENT
 from bagua.base.errors import ConfigError, ServiceError, UnavailableError
 from bagua.proto.common_pb2 import TuneDimension, TuneRequest, TuneStudy, TuneTrial
 from bagua.torch_api.comm.transfer import ReduceOp
-from bagua.torch_api.join.connection import Record, Times
-from bagua.torch_api.join.daemon import DaemonClient
-from bagua.torch_api.join.session import Session
+from bagua.torch_api.job.connection import Record, Times
+from bagua.torch_api.job.daemon import DaemonClient
+from bagua.torch_api.job.session import Session
 from bagua.torch_api.step.parameters import canonical
 from bagua.torch_api.step.runner import Runner
 from bagua.torch_api.train.agreement import broadcast_json

@@ -13,7 +13,7 @@ from contract.algorithms.case import seeded, volume_loss, volume_model
 from contract.algorithms.subjects import CLEAR, registered_names, subject_of
 
 import bagua.torch_api as bagua
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job.session import current
 
 STEPS = 3
 

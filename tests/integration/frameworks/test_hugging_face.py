@@ -18,7 +18,7 @@ from torch import distributed
 
 from bagua.base.errors import ConfigError
 from bagua.examples import hugging_face
-from bagua.torch_api.join.environment import find_free_network_port
+from bagua.torch_api.job.environment import find_free_network_port
 
 PRELOAD = ("accelerate", "transformers.trainer", "transformers.models.gpt2.modeling_gpt2")
 OPTIONS = argparse.Namespace(steps=4, batch_size=2, accumulate=2, pieces=64, seed=0, lr=3e-3)

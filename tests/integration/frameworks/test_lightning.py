@@ -25,8 +25,8 @@ from torch import distributed, nn
 import bagua.torch_api as bagua
 from bagua.base.errors import ConfigError
 from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
-from bagua.torch_api.join.environment import find_free_network_port
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job.environment import find_free_network_port
+from bagua.torch_api.job.session import current
 
 PRELOAD = ("lightning.pytorch",)
 BATCHES, BATCH = 6, 8

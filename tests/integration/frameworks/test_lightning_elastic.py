@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bagua.torch_api as bagua
 from bagua.base.errors import ConfigError
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job.session import current
 
 PRELOAD = ("lightning.pytorch",)
 SAMPLES, GLOBAL_BATCH, EPOCHS = 60, 6, 3

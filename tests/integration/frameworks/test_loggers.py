@@ -15,7 +15,7 @@ import torch
 
 import bagua.torch_api as bagua
 from bagua import loggers
-from bagua.torch_api.join.reports import LISTENERS, Report
+from bagua.torch_api.job.reports import LISTENERS, Report
 
 DEADLINE_S = 60.0
 REPORT = Report(7, 10, {"loss": 0.5}, "", {"compute ms": 3.0})

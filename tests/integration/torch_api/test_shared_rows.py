@@ -12,7 +12,7 @@ import bagua.torch_api as bagua
 from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.comm.communicators import communicator_of
 from bagua.torch_api.comm.shared_rows import SharedRows
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job.session import current
 
 WIDTH = 5
 

@@ -19,7 +19,7 @@ SCRIPT = """
     import torch.distributed as dist
     import torch.multiprocessing as mp
     import bagua.torch_api as bagua
-    from bagua.torch_api.join import meeting
+    from bagua.torch_api.job import meeting
     from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 
     def train():
@@ -162,7 +162,7 @@ def test_a_rank_that_leaves_its_job_ends_well(sandbox: Sandbox, tmp_path: Path) 
     script = tmp_path / "leaves.py"
     script.write_text(
         "import bagua.torch_api as bagua\n"
-        "from bagua.torch_api.join.session import current\n"
+        "from bagua.torch_api.job.session import current\n"
         "bagua.init_process_group()\n"
         "current().companion.leave()  # as by a planned change\n"
         "current().dismissed = True\n"

@@ -27,8 +27,8 @@ from bagua.algorithms import AsyncModelAverageAlgorithm
 from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.cuda.connection import CudaConnection
 from bagua.torch_api.cuda.devices import devices
-from bagua.torch_api.join import connection, torch_distributed
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job import connection, torch_distributed
+from bagua.torch_api.job.session import current
 from bagua.torch_api.step.parameters import _refuse_several_devices
 
 pytestmark = pytest.mark.skipif(

@@ -17,8 +17,8 @@ import bagua.torch_api as bagua
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 from bagua.torch_api.communication import CommMember, _torch_to_bagua_pg_map, from_torch_group, new_group
 from bagua.torch_api.data_parallel.functional import all_reduce
-from bagua.torch_api.join.session import current
-from bagua.torch_api.join.torch_distributed import _backends_of_all, connects_lazily
+from bagua.torch_api.job.session import current
+from bagua.torch_api.job.torch_distributed import _backends_of_all, connects_lazily
 
 
 def check_groups_of_torch() -> None:

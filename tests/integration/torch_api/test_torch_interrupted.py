@@ -18,7 +18,7 @@ from rig.ranks.engine_hosts import Ranks
 import bagua.torch_api as bagua
 from bagua.base.errors import CommunicationError
 from bagua.torch_api.comm.block_exchange import LeftBehind, RowExchange
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job.session import current
 
 TIMES = 6  # more than a rank has room for, if each of them leaves 256 operations behind
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bagua.torch_api as bagua
 from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job.session import current
 
 
 def wrap(model: nn.Module, *optimizers: torch.optim.Optimizer) -> nn.Module:
@@ -313,7 +313,7 @@ def test_ranks_that_wait_for_each_other_give_up(ranks: Any, shared: bool) -> Non
 
 
 def rank_waits_long() -> None:
-    from bagua.torch_api.join import connection
+    from bagua.torch_api.job import connection
 
     connection.FIRST_WARNING_S = connection.WARNING_EVERY_S = 0.5
     bagua.init_process_group()

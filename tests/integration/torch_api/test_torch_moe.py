@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import bagua.torch_api as bagua
 from bagua.base.errors import BaguaError, ConfigError
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job.session import current
 
 WIDTH = 6
 CLOSE = 1e-5

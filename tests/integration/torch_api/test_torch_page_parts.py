@@ -10,7 +10,7 @@ import pytest
 from rig.docs import page_parts, pages
 
 import bagua.torch_api as bagua
-from bagua.torch_api.join.environment import find_free_network_port
+from bagua.torch_api.job.environment import find_free_network_port
 
 RANKS = 3
 """The page of layers sends rows to three."""

@@ -26,7 +26,7 @@ SCRIPT = """
 
     import bagua.torch_api as bagua
     from bagua.torch_api.communication import new_group
-    from bagua.torch_api.join.session import current
+    from bagua.torch_api.job.session import current
 
     def held():
         gc.collect()

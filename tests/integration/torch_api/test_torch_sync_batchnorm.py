@@ -15,7 +15,7 @@ from torch import nn
 import bagua.torch_api as bagua
 from bagua.torch_api.contrib.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm
 from bagua.torch_api.cuda.connection import CudaConnection
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job.session import current
 
 CHANNELS = 5
 SIZES = (3, 1, 4, 2)  # of the ranks' batches

@@ -26,7 +26,7 @@ from bagua.daemon.coordinator.use.tuning import Tuning
 from bagua.proto.common_pb2 import TuneRequest
 from bagua.proto.job_pb2 import Tuning as Found
 from bagua.torch_api.compat.model import BaguaDistributedDataParallel
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job.session import current
 
 sys.path.insert(0, str(Path(__file__).parent))
 

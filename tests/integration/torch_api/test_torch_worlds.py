@@ -40,7 +40,7 @@ def world(api: str, file: str, rank: int, size: int, local: int = 0, stay: bool 
     import torch.distributed as dist
 
     import bagua.torch_api as bagua
-    from bagua.torch_api.join.session import current
+    from bagua.torch_api.job.session import current
 
     before = dict(os.environ)
     store = dist.FileStore(file, size)

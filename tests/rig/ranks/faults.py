@@ -26,8 +26,8 @@ from bagua.base.errors import MembershipChanged
 from bagua.torch_api.comm.commit.vote import Flags
 from bagua.torch_api.comm.state_copy import StateCopy
 from bagua.torch_api.comm.step_state import Followers
-from bagua.torch_api.join.connection import HostConnection, Regrouped
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job.connection import HostConnection, Regrouped
+from bagua.torch_api.job.session import current
 from bagua.torch_api.step import gradients, training_step, vote
 from bagua.torch_api.step.execution import Execution
 

@@ -63,9 +63,9 @@ INTERNAL = {
 PASSED_ON = {
     "client/base/child_service.py: The {self.label} can't start": "the service's own words have the code",
     "client/cli/cluster/native.py": "the builder's own words have the code",
-    "client/torch_api/join/lifeline.py: str(reply['error'])": "the cluster's own words have the code",
-    "client/torch_api/join/service_process.py: str(message['error'])": "the service's own words have the code",
-    "client/torch_api/join/connection.py": "the core's words have the code",
+    "client/torch_api/job/lifeline.py: str(reply['error'])": "the cluster's own words have the code",
+    "client/torch_api/job/service_process.py: str(message['error'])": "the service's own words have the code",
+    "client/torch_api/job/connection.py": "the core's words have the code",
     "client/torch_api/cuda/connection.py: str(error)": "the words of the core and of the GPU leg have the code",
     "client/torch_api/cuda/connection.py: CUDA tensors can't be communicated: {error}": "so have these",
     "client/c10d/agreement.py: Group {self._name!r} of ranks {_text(self._ranks)} was not made": "words of that rank",

@@ -17,7 +17,7 @@ from bagua.base.errors import CommunicationError
 from bagua.torch_api.comm import members
 from bagua.torch_api.cuda import connection, port
 from bagua.torch_api.cuda.step_times import TOGETHER, CudaSteps
-from bagua.torch_api.join.connection import Regrouped
+from bagua.torch_api.job.connection import Regrouped
 
 
 def test_twins_have_numbers_of_their_own() -> None:

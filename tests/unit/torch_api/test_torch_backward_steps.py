@@ -10,7 +10,7 @@ from torch import nn
 
 from bagua.algorithms import AllReduce, Plan
 from bagua.base.errors import BaguaError
-from bagua.torch_api.join.connection import Place, Times
+from bagua.torch_api.job.connection import Place, Times
 from bagua.torch_api.step.gradients import GradientBucket, GradientHook
 from bagua.torch_api.train.backward_steps import BackwardSteps, SteppingInBackward
 

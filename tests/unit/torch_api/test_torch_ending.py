@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from bagua.torch_api.join import ending
-from bagua.torch_api.join.ending import GOOD_ORDER, MOST_WORDS, end_by, has_returned, words_of
+from bagua.torch_api.job import ending
+from bagua.torch_api.job.ending import GOOD_ORDER, MOST_WORDS, end_by, has_returned, words_of
 
 
 class Mute(Exception):

@@ -10,8 +10,8 @@ import pytest
 
 from bagua.base.errors import ConfigError
 from bagua.torch_api import env
-from bagua.torch_api.join import environment
-from bagua.torch_api.join.start import _use_store
+from bagua.torch_api.job import environment
+from bagua.torch_api.job.start import _use_store
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR")
 

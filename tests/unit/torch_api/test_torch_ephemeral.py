@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bagua.base.errors import ServiceError
-from bagua.torch_api.join.ephemeral import _check_socket
+from bagua.torch_api.job.ephemeral import _check_socket
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from torch import nn
 from bagua.algorithms import AllReduce, Local, Plan
 from bagua.algorithms.plan import FRESH, GRADIENT, RESULT
 from bagua.torch_api.cuda.port import PORT
-from bagua.torch_api.join.connection import Place
+from bagua.torch_api.job.connection import Place
 from bagua.torch_api.step.execution import NotReady
 from bagua.torch_api.step.gradients import GradientBucket
 

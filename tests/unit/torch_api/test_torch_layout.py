@@ -14,8 +14,8 @@ from torch import nn
 from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.plain_data import decode, encode
 from bagua.torch_api.compat.distributed_data_parallel import check_devices
-from bagua.torch_api.join.progress import figures
-from bagua.torch_api.join.statistics import StatisticsRecorder, StepTimes, union_length
+from bagua.torch_api.job.progress import figures
+from bagua.torch_api.job.statistics import StatisticsRecorder, StepTimes, union_length
 from bagua.torch_api.step.parameters import (
     canonical,
     check_descriptions,

@@ -17,7 +17,7 @@ import bagua
 package = types.ModuleType("bagua.torch_api")  # in place of the real one, which takes two seconds to import torch
 package.__path__ = [str(pathlib.Path(bagua.__file__).with_name("torch_api"))]
 sys.modules[package.__name__] = package
-from bagua.torch_api.join.malloc import HeapTrimmer, keep_memory
+from bagua.torch_api.job.malloc import HeapTrimmer, keep_memory
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 """

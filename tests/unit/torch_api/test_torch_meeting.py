@@ -11,8 +11,8 @@ import pytest
 from torch.distributed import HashStore
 
 from bagua.base.errors import ServiceError
-from bagua.torch_api.join import meeting as module
-from bagua.torch_api.join.meeting import Meeting, Superseded, text_of
+from bagua.torch_api.job import meeting as module
+from bagua.torch_api.job.meeting import Meeting, Superseded, text_of
 
 
 @pytest.fixture

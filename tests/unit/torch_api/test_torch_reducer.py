@@ -15,7 +15,7 @@ from torch import nn
 
 from bagua.algorithms import AllReduce, Plan
 from bagua.algorithms.plan import GRADIENT
-from bagua.torch_api.join.connection import Place, Times
+from bagua.torch_api.job.connection import Place, Times
 from bagua.torch_api.step.earlier_results import EarlierResults
 from bagua.torch_api.step.gradients import GradientBucket, GradientHook, scale_gradients
 from bagua.torch_api.step.training_step import TrainingStep

@@ -14,7 +14,7 @@ from bagua.algorithms import AllReduce, Broadcast, Local, Neighbours, Plan
 from bagua.algorithms.plan import FRESH, GRADIENT, HOST, LEADERS, RESULT, WEIGHT
 from bagua.algorithms.weights import copy_weights, set_weights
 from bagua.base.errors import BaguaError, CommunicationError
-from bagua.torch_api.join.connection import UNTOLD, Times, Told
+from bagua.torch_api.job.connection import UNTOLD, Times, Told
 from bagua.torch_api.step.bucket import PlanBucket
 from bagua.torch_api.step.dataflow import adds_up, in_place, repeatable, tail_path, tail_reaches_all
 from bagua.torch_api.step.execution import join_all

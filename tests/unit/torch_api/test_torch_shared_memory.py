@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 
-from bagua.torch_api.join.shared_memory import SharedMemory
+from bagua.torch_api.job.shared_memory import SharedMemory
 
 
 class Segment(bytearray):

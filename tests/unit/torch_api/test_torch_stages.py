@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from bagua.torch_api.join.connection import NOWHERE
-from bagua.torch_api.join.stages import Stages, rounded
+from bagua.torch_api.job.connection import NOWHERE
+from bagua.torch_api.job.stages import Stages, rounded
 
 
 class Segment(bytearray):

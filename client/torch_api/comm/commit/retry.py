@@ -24,8 +24,8 @@ from bagua.torch_api.comm.patient_lock import PatientLock
 from bagua.torch_api.comm.state_holders import Outcome, Standing, settle
 from bagua.torch_api.comm.step_state import Followers
 from bagua.torch_api.cuda.devices import devices
-from bagua.torch_api.join.connection import UNTOLD, Regrouped
-from bagua.torch_api.join.session import Session
+from bagua.torch_api.job.connection import UNTOLD, Regrouped
+from bagua.torch_api.job.session import Session
 
 LOG = logging.getLogger("bagua")
 T = TypeVar("T")

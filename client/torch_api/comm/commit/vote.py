@@ -15,8 +15,8 @@ from bagua.torch_api.comm.members import Members
 from bagua.torch_api.comm.patient_lock import PatientLock
 from bagua.torch_api.comm.step_state import Followers
 from bagua.torch_api.comm.transfer import ReduceOp, transfer
-from bagua.torch_api.join.connection import NOWHERE, UNTOLD, Told
-from bagua.torch_api.join.session import Session
+from bagua.torch_api.job.connection import NOWHERE, UNTOLD, Told
+from bagua.torch_api.job.session import Session
 
 if TYPE_CHECKING:
     from bagua.csrc import core

@@ -24,10 +24,10 @@ import bagua.torch_api as bagua
 from bagua.base import replica_check
 from bagua.base.errors import ConfigError, MembershipChanged
 from bagua.torch_api.comm.commit.retry import units
-from bagua.torch_api.join import start as beginning
-from bagua.torch_api.join.connection import Regrouped
-from bagua.torch_api.join.session import current
-from bagua.torch_api.join.torch_distributed import TorchGroup, connects_lazily
+from bagua.torch_api.job import start as beginning
+from bagua.torch_api.job.connection import Regrouped
+from bagua.torch_api.job.session import current
+from bagua.torch_api.job.torch_distributed import TorchGroup, connects_lazily
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

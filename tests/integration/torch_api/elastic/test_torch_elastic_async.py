@@ -15,7 +15,7 @@ from torch import nn
 
 import bagua.torch_api as bagua
 from bagua.torch_api.algorithms.async_model_average import AsyncModelAverageAlgorithm
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job.session import current
 
 DEADLINE_S = 120.0
 

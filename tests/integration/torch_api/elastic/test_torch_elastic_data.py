@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import bagua.torch_api as bagua
 from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.commit.retry import units
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job.session import current
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

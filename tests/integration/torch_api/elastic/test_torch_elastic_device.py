@@ -28,7 +28,7 @@ from bagua.base import replica_check
 from bagua.base.errors import MembershipChanged
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.cuda.devices import devices
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job.session import current
 
 pytestmark = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler for the fakes"

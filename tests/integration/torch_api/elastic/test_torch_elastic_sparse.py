@@ -12,7 +12,7 @@ from rig.ranks.engine_hosts import Ranks
 from rig.ranks.faults import kill_self
 
 import bagua.torch_api as bagua
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job.session import current
 from bagua.torch_api.train.sparse_gradients import SparseGradients
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -31,7 +31,7 @@ from bagua.torch_api.comm.enter_messages import Row, compare_versions
 from bagua.torch_api.comm.gather_bytes import gather_texts
 from bagua.torch_api.comm.state_holders import Standing
 from bagua.torch_api.compat.model import BaguaDistributedDataParallel
-from bagua.torch_api.join.session import Session, current
+from bagua.torch_api.job.session import Session, current
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

@@ -14,7 +14,7 @@ from rig.limits import SOON_S
 from rig.ranks.engine_hosts import Ranks, make_ranks
 
 import bagua.torch_api as bagua
-from bagua.torch_api.join.session import current
+from bagua.torch_api.job.session import current
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bagua.torch_api.join.connection import NOWHERE, HostConnection, Place
-from bagua.torch_api.join.session import Session
-from bagua.torch_api.join.shared_memory import take_fitting, tensor_on
+from bagua.torch_api.job.connection import NOWHERE, HostConnection, Place
+from bagua.torch_api.job.session import Session
+from bagua.torch_api.job.shared_memory import take_fitting, tensor_on
 
 if TYPE_CHECKING:
     from bagua.csrc import core

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from bagua.base.errors import ServiceError
 from bagua.base.trace_context import STEPS_VARIABLE
 from bagua.proto.common_pb2 import HostBytes, Progress, SampledStep, StepShares
-from bagua.torch_api.join.daemon import DaemonClient
-from bagua.torch_api.join.reports import as_number
-from bagua.torch_api.join.statistics import StepTimes
+from bagua.torch_api.job.daemon import DaemonClient
+from bagua.torch_api.job.reports import as_number
+from bagua.torch_api.job.statistics import StepTimes
 
 LOG = logging.getLogger("bagua")
 INTERVAL_S = 0.25

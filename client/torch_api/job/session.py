@@ -14,14 +14,14 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from bagua.base.errors import BaguaError, CommunicationError, ServiceError
-from bagua.torch_api.join import environment
-from bagua.torch_api.join.connection import Dismissed, HostConnection
-from bagua.torch_api.join.daemon import Admission, DaemonClient
-from bagua.torch_api.join.ending import End
-from bagua.torch_api.join.progress import ProgressReporter, figures
-from bagua.torch_api.join.reports import LISTENERS, Report, as_number
-from bagua.torch_api.join.shared_memory import SharedMemory
-from bagua.torch_api.join.statistics import StatisticsRecorder
+from bagua.torch_api.job import environment
+from bagua.torch_api.job.connection import Dismissed, HostConnection
+from bagua.torch_api.job.daemon import Admission, DaemonClient
+from bagua.torch_api.job.ending import End
+from bagua.torch_api.job.progress import ProgressReporter, figures
+from bagua.torch_api.job.reports import LISTENERS, Report, as_number
+from bagua.torch_api.job.shared_memory import SharedMemory
+from bagua.torch_api.job.statistics import StatisticsRecorder
 
 LOG = logging.getLogger("bagua")
 T = TypeVar("T")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bagua.torch_api.join.connection import Times
-from bagua.torch_api.join.recent_steps import RecentSteps
+from bagua.torch_api.job.connection import Times
+from bagua.torch_api.job.recent_steps import RecentSteps
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from contextlib import suppress
 from torch.distributed.distributed_c10d import Store
 
 from bagua.base.errors import BaguaError, ConfigError
-from bagua.torch_api.join import environment, ephemeral, torch_distributed
-from bagua.torch_api.join.daemon import DaemonClient, Membership
-from bagua.torch_api.join.ending import GOOD_ORDER, WATCH, End, end_by
-from bagua.torch_api.join.malloc import keep_memory
-from bagua.torch_api.join.session import CURRENT, Session
-from bagua.torch_api.join.torch_distributed import TorchGroup
+from bagua.torch_api.job import environment, ephemeral, torch_distributed
+from bagua.torch_api.job.daemon import DaemonClient, Membership
+from bagua.torch_api.job.ending import GOOD_ORDER, WATCH, End, end_by
+from bagua.torch_api.job.malloc import keep_memory
+from bagua.torch_api.job.session import CURRENT, Session
+from bagua.torch_api.job.torch_distributed import TorchGroup
 
 DAEMON_SOCKET = "BAGUA_DAEMON_SOCKET"
 JOB_ID = "BAGUA_JOB_ID"

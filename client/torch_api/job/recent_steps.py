@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bagua.proto.common_pb2 import StepShares
-from bagua.torch_api.join.connection import Times
+from bagua.torch_api.job.connection import Times
 
 WEIGHT = 0.1
 """Of the newest step: some twenty steps count."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, Protocol, TypedD
 
 from bagua import csrc
 from bagua.base.errors import BuildError, CommunicationError, ConfigError, MembershipChanged, ServiceError
-from bagua.torch_api.join import environment
-from bagua.torch_api.join.daemon import Admission, Membership
+from bagua.torch_api.job import environment
+from bagua.torch_api.job.daemon import Admission, Membership
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

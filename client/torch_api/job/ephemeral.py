@@ -28,12 +28,12 @@ from bagua import csrc
 from bagua.base import launchers
 from bagua.base.address import require_loopback
 from bagua.base.errors import BaguaError, BuildError, ConfigError, ServiceError
-from bagua.torch_api.join import environment
-from bagua.torch_api.join.daemon import DaemonClient
-from bagua.torch_api.join.lifeline import Lifeline
-from bagua.torch_api.join.meeting import DEADLINE_S, Meeting, Superseded, text_of
-from bagua.torch_api.join.service_process import LeashedService
-from bagua.torch_api.join.session import Session
+from bagua.torch_api.job import environment
+from bagua.torch_api.job.daemon import DaemonClient
+from bagua.torch_api.job.lifeline import Lifeline
+from bagua.torch_api.job.meeting import DEADLINE_S, Meeting, Superseded, text_of
+from bagua.torch_api.job.service_process import LeashedService
+from bagua.torch_api.job.session import Session
 
 LOG = logging.getLogger("bagua")
 

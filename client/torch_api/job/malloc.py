@@ -7,7 +7,7 @@ import ctypes
 import os
 import time
 
-from bagua.torch_api.join import environment
+from bagua.torch_api.job import environment
 
 # (parameter of mallopt, environment variable, value); a node daemon starts its ranks with these variables
 SETTINGS = (

@@ -11,7 +11,7 @@ from torch import nn
 
 from bagua.algorithms import AllReduce, Broadcast, Local, Plan
 from bagua.algorithms.plan import COPY, GRADIENT, KEEP, RESCALE, RESULT, WEIGHT, ZERO
-from bagua.torch_api.join.connection import UNTOLD, Regrouped, Request
+from bagua.torch_api.job.connection import UNTOLD, Regrouped, Request
 from bagua.torch_api.step.dataflow import changed_in_place
 from bagua.torch_api.step.execution import Execution, Submit, join_all
 from bagua.torch_api.step.undo import Undo

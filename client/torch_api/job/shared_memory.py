@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bagua.torch_api.join.connection import HostConnection, Place
+from bagua.torch_api.job.connection import HostConnection, Place
 
 if TYPE_CHECKING:
     from bagua.csrc import core

@@ -31,9 +31,9 @@ from torch import distributed
 from torch.distributed import FileStore, HashStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from bagua.base.address import is_loopback
-from bagua.torch_api.join import environment
-from bagua.torch_api.join.connection import Regrouped
-from bagua.torch_api.join.session import Session
+from bagua.torch_api.job import environment
+from bagua.torch_api.job.connection import Regrouped
+from bagua.torch_api.job.session import Session
 
 LOG = logging.getLogger("bagua")
 

@@ -19,7 +19,7 @@ from bagua.base.rpc import CHANNEL_OPTIONS, error_of
 from bagua.proto.common_pb2 import Progress, TuneReply, TuneRequest
 from bagua.proto.rank_pb2 import DescribeWaitsRequest, JoinRequest, TakesNewcomersRequest, TraceReport
 from bagua.proto.rank_pb2_grpc import RankServiceStub
-from bagua.torch_api.join import environment
+from bagua.torch_api.job import environment
 
 # A cold build of the core on a slow machine may come before the daemon answers.
 JOIN_DEADLINE_S = 300.0
