@@ -32,7 +32,7 @@ class BackwardPasses:
     The model sets, when it makes buckets: ``step``, ``sparse``, ``newcomers``, ``trimmer`` and ``at_end``, the
     algorithm's hook. ``synced``: the present pass, or the last one, is exchanged. ``accumulated``: so many gradients
     have come in it. ``begun``: a forward pass in training has begun the step of the next one that is exchanged.
-    ``begins_after_step``: see ``_exchange_late``.
+    ``begins_after_step``: see ``_exchange_due``.
     """
 
     newcomers: Newcomers
@@ -150,22 +150,17 @@ class BackwardPasses:
             self.trimmer.after_pass()
 
     def _exchange_due(self) -> None:
-        late, self.begun = self._accumulated > 0 and not self.begun, False
-        if late:
-            self._exchange_late()
-        else:
-            self.exchange()
+        """Exchanges at the end of a pass, and begins the step of one that no call of the model in training mode began
+        (a method was called, or the model is in evaluation mode).
 
-    def _exchange_late(self) -> None:
-        """The end of an exchanged pass that no call of the model in training mode began (a method was called, or the
-        model is in evaluation mode), so that the beginning of its step is here: that of an exchange of weights, which
-        has its result at once, before the pass ends. Where gradients are exchanged, hooks of the pass have begun with
-        it, so what begins there, such as the end of a warm-up, does so after the optimizer's step. ``autograd.grad``,
-        which one rank may call alone, begins nothing."""
-        if self._model.exchanged == WEIGHT:
+        An exchange of weights has its result before the pass ends: its step begins before it. Where gradients are
+        exchanged, hooks of the pass have begun with it: what begins with a step, such as the end of a warm-up, does so
+        after the optimizer's. ``autograd.grad``, which one rank may call alone, begins nothing."""
+        late, self.begun = self._accumulated > 0 and not self.begun, False
+        if late and self._model.exchanged == WEIGHT:
             self._begin_late()
         self.exchange()
-        if self._model.exchanged == GRADIENT:
+        if late and self._model.exchanged == GRADIENT:
             self.begins_after_step = True
             if not self._model.bagua_optimizers:
                 self._begin_late()

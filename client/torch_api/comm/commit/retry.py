@@ -10,7 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import NoReturn, Protocol, TypeVar
 
 from bagua.base.errors import BaguaError, CommunicationError
@@ -209,21 +209,14 @@ class Unit:
             steady.__exit__(None, None, None)
 
 
-class Whole:
-    """The unit of a job whose members stay: what has been exchanged counts."""
+class Whole(nullcontext[None]):
+    """The unit of a job whose members stay: each exchange counts at once."""
 
-    __slots__ = ()
     repeated = settled = False
     mark = NO_MARK
 
-    def __enter__(self) -> None:
-        """Nothing begins."""
-
     def vote(self) -> None:
-        """All members are there."""
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing ends."""
+        """Returns at once: all members are there."""
 
 
 WHOLE = Whole()
