@@ -297,8 +297,11 @@ class DistributedModel(Mark):
         passes = self.passes
         passes.at_end = algorithm.init_post_backward_hook(self)
         on_gradient = algorithm.init_backward_hook(self)
-        if on_gradient == self.mark_ready and self._guest.idle and passes.step is not None:
-            on_gradient = passes.step.mark_ready  # the shortest way: once per parameter and step
+        if self._guest.idle and passes.step is not None:  # the shortest way: nobody asks a guest that has nothing
+            if on_gradient == self.mark_ready:
+                on_gradient = passes.step.mark_ready
+            if passes.at_end == self.finish_backward:
+                passes.at_end = passes.step.finish
         if self._recorder is not None:
             on_gradient = self._recorder.noting(on_gradient)
             self._handles += self._recorder.watch(self.module)
