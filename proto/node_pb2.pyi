@@ -192,7 +192,7 @@ class Hello(google.protobuf.message.Message):
     slots: builtins.int
     version: builtins.str
     boot_id: builtins.str
-    """new at each start of the daemon process"""
+    """new at each start of the keeper, and the same for all daemons that it starts"""
     stream: builtins.int
     """Counts the streams of this start: a Hello that was on its way for long must not replace a younger one. 0: unknown."""
     life: builtins.int

@@ -62,22 +62,22 @@ class Option:
     kind: type = str  # bool, int, float, str, Path, dict or list
     words: str = ""
     default: Any = None  # None: the kind's own, False, 0 or ""
-    flags: tuple[str, ...] = ()  # beside the long one, which is the name
+    flags: tuple[str, ...] = ()  # short ones, beside ``--name``
     metavar: str | None = None
     least: float | None = None
     most: float | None = None
     choices: type[StrEnum] | None = None
-    parse: Callable[[str], Any] | None = None  # of a text on the command line. Raises ConfigError
-    commands: tuple[str, ...] = ("run", "job submit")  # that have it
+    parse: Callable[[str], Any] | None = None  # reads the text of a command line. Raises ConfigError
+    commands: tuple[str, ...] = ("run", "job submit")  # commands with this option
     manifest: bool = True  # ``spec.run`` of a BaguaJob has it
-    field: str = ""  # of JobSpec, if it is not the name
-    variable: str = ""  # of the ranks' environment, if JobSpec has no field for it
-    value: Callable[[Any], str] = lambda given: "1" if given is True else str(given)  # of that variable
+    field: str = ""  # field of JobSpec, if it has another name
+    variable: str = ""  # variable of the ranks' environment, if JobSpec has no field for it
+    value: Callable[[Any], str] = lambda given: "1" if given is True else str(given)  # value of ``variable``
     also_sets: tuple[str, ...] = ()  # variables that follow from it: the user may not set them
 
 
 def _option(**given: Any) -> Option:
-    """An option that a BaguaJob has elsewhere, or in another form."""
+    """Returns an option that ``spec.run`` of a BaguaJob lacks: the manifest has it elsewhere, or in another form."""
     return Option(manifest=False, **given)
 
 
@@ -93,16 +93,20 @@ class JobOptions(TypedDict, total=False):
         _option(default=1, flags=("-N",), metavar="N|MIN:MAX", parse=parse_nodes),
     ]
     nproc_per_node: Annotated[int, "Ranks on every node.", _option(default=1, least=1, most=MAX_RANKS)]
-    elastic: Annotated[bool, "Ranks and nodes that are lost end the job no more: the others go on.", _option()]
+    elastic: Annotated[bool, "The job goes on with the other ranks when ranks or nodes are lost.", _option()]
     min_nodes: Annotated[  # 0: it begins on ``nnodes``, and goes on down to one rank
-        int, "Elastic: it begins and goes on with so few.", _option(least=1, most=MAX_NODES, commands=("job submit",))
+        int,
+        "Elastic: the fewest nodes with which the job begins and goes on.",
+        _option(least=1, most=MAX_NODES, commands=("job submit",)),
     ]
     max_nodes: Annotated[  # 0: ``nnodes``
-        int, "Elastic: it grows to so many.", _option(least=1, most=MAX_NODES, commands=("job submit",))
+        int,
+        "Elastic: the most nodes to which the job grows.",
+        _option(least=1, most=MAX_NODES, commands=("job submit",)),
     ]
     respawn: Annotated[
         int,
-        "Elastic: so many lost ranks an hour are replaced on each node, if the script takes newcomers.",
+        "Elastic: lost ranks that each node replaces in an hour, if the script takes newcomers.",
         _option(metavar="N", least=0, most=1000),
     ]
     module: Annotated[bool, "SCRIPT is a module, as in python -m.", _option(flags=("-m",), field="is_module")]
@@ -136,7 +140,7 @@ class JobOptions(TypedDict, total=False):
     ]
     check_replicas: Annotated[
         str,
-        "Where replicas have drifted apart: a warning, or the end of the job; off: nobody looks. Default: warn.",
+        "Answer to replicas that differ: warn, error (the job ends) or off (they are not compared). Default: warn.",
         Option(
             choices=replica_check.CheckReplicas,
             variable=replica_check.VARIABLE,

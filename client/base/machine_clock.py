@@ -1,4 +1,4 @@
-"""The identity of this machine's CLOCK_MONOTONIC: times of processes that share it can be compared without more."""
+"""The identity of this machine's CLOCK_MONOTONIC: times of processes that share it can be compared directly."""
 
 from __future__ import annotations
 

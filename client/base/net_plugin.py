@@ -1,7 +1,7 @@
 """Bagua-Net, the network plugin of NCCL: what a program's environment needs so that NCCL finds and takes it.
 
-NCCL up to 2.20 looks for ``libnccl-net-NAME.so`` in the linker's search path and nowhere else; later versions take a
-path, too, but none longer than 255 characters. A name and a search path work with all of them.
+NCCL up to 2.20 looks for ``libnccl-net-SUFFIX.so`` in the linker's search path and nowhere else; later versions take a
+path, too, but none longer than 255 characters. A suffix and a search path work with all of them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from bagua.base.errors import ConfigError
 VARIABLE = "BAGUA_ENABLE_NET"  # 1 in a job's environment, or in a node daemon's: ranks get the plugin
 
 SUFFIX = "bagua"
-# Name of the network, in NCCL's table and log. NCCL_NET demands it: without, a plugin that can't start is passed over
-# in silence, and some ranks would talk a language that others don't.
+# Name of the network, in NCCL's table and log. Without NCCL_NET NCCL would pass over a
+# plugin that can't start, in silence, and ranks would use different transports.
 NAME = "Bagua-Net"
 
 _WORDS = {"1": True, "true": True, "0": False, "false": False, "": False}
@@ -33,8 +33,8 @@ def variables(library: Path, env: Mapping[str, str]) -> dict[str, str]:
     """Variables for a program whose environment is ``env``. Raises ConfigError for a folder that can't stand in
     a search path.
 
-    The plugin stays loaded when the last communicator goes: NCCL 2.28 forgets its name with it (NVIDIA/nccl#1978), and
-    refuses the process's next communicator.
+    The plugin stays loaded when the last communicator goes: NCCL 2.28 would forget the plugin's name
+    (NVIDIA/nccl#1978), and refuse the process's next communicator.
     """
     folder = str(library.parent)
     if ":" in folder or ";" in folder:

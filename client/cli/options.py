@@ -148,7 +148,7 @@ WorkingDirOption = Annotated[
         show_default=False,
     ),
 ]
-ScriptArgument = Annotated[str, typer.Argument(metavar="SCRIPT", help="What every rank runs.")]
+ScriptArgument = Annotated[str, typer.Argument(metavar="SCRIPT", help="The script that every rank runs.")]
 ArgsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="ARGS", help="Passed on to the script untouched.", show_default=False)
 ]

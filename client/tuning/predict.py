@@ -14,15 +14,17 @@ from dataclasses import dataclass
 from bagua.tuning.network import Network
 from bagua.tuning.profile import CodecSpeed, Speeds, StepProfile
 
+# Patterns, or who exchanges with whom: all hosts, changing pairs of them, or each with both neighbours in a ring.
 ALL_REDUCE = "all-reduce"
 PAIR = "pair"
-RING = "ring"  # Patterns: all hosts, changing pairs of them, or both neighbours in a ring
+RING = "ring"
 
+# As in the core: CHUNK_BYTES of engine/values/options.h, TILE and TOPK_BLOCK of codec/formats.h (encoded blocks have
+# whole tiles), all others of collective/cost.h.
 CHUNK_BYTES = 512 << 10
 DIRECT_BYTES, DIRECT_HOSTS = 32 << 10, 8
 MIDDLE_BYTES = 512 << 10
 TRIP_NS, BYTE_NS = 100_000.0, 1.0
-# From engine/values/options.h, collective/cost.h and codec/formats.h. Encoded blocks have whole tiles.
 TILE, TOPK_BLOCK = 1024, 16384
 
 # Bytes sent for a byte of float32, scales of blocks included; topk: 1.5 times its density.
@@ -31,7 +33,8 @@ RATIOS = {
     **{"minmax8": 0.254, "int4": 0.133, "onebit": 0.0323},
 }
 
-# Share of an operation that moves next to nothing: the part of another trip. The rest is between rank and engine.
+# Share of ``Speeds.operation_s`` (an operation that moves next to nothing) that one more message between hosts costs.
+# The rest is between rank and engine.
 TRIP_SHARE = 0.5
 
 TOPK_BYTES = 6 / 4
@@ -81,8 +84,8 @@ class Cost:
 NOTHING = Cost(0.0, 0.0, 0.0, 0.0)
 
 
-def pattern_of(hosts: int, nbytes: float) -> str:
-    """The engine's choice for an all-reduce as it is: "direct", "halving" or "ring" (``cheapest_pattern``)."""
+def allreduce_algorithm(hosts: int, nbytes: float) -> str:
+    """The engine's choice for an all-reduce without a codec: "direct", "halving" or "ring" (``cheapest_pattern``)."""
     if hosts <= DIRECT_HOSTS and nbytes <= DIRECT_BYTES:
         return "direct"
     if nbytes > MIDDLE_BYTES:
@@ -101,7 +104,7 @@ def pattern_of(hosts: int, nbytes: float) -> str:
 def bucket_cost(
     nbytes: float, cluster: Cluster, speeds: Speeds, coding: Coding | None = None, pattern: str = ALL_REDUCE
 ) -> Cost:
-    """Exchange of one bucket of ``nbytes``, encoded by ``coding`` if that is given (float32 alone is)."""
+    """Cost of the exchange of one bucket of ``nbytes``. ``coding``: the encoding, for buckets of float32 alone."""
     hosts = 2 if pattern == PAIR and cluster.hosts > 1 else cluster.hosts
     local = nbytes / speeds.reduce if cluster.ranks > 1 else nbytes * (hosts - 1) / hosts / speeds.memory
     if hosts == 1:
@@ -116,18 +119,18 @@ def bucket_cost(
     if coding is not None:
         work += _coding_s(nbytes, hosts, coding, speeds, pattern)
     wire = _hold(sent, steps, cluster.network, speeds.operation_s * TRIP_SHARE)
-    # Where one rank sends to another, the receiver says first that it is ready.
-    words = 2 if pattern == RING or (pattern == PAIR and coding is not None) else 1
-    return Cost(sent, speeds.operation_s + max(wire, work), words * cluster.network.delay_s, work)
+    # A rank that sends to another one waits for its message that it is ready.
+    delays = 2 if pattern == RING or (pattern == PAIR and coding is not None) else 1
+    return Cost(sent, speeds.operation_s + max(wire, work), delays * cluster.network.delay_s, work)
 
 
 def _plain(nbytes: float, hosts: int) -> tuple[float, int]:
     """Returns (bytes that leave a host, steps that follow each other) of an all-reduce without a codec."""
-    pattern = pattern_of(hosts, nbytes)
+    algorithm = allreduce_algorithm(hosts, nbytes)
     least = 2 * (hosts - 1) / hosts * nbytes
-    if pattern == "direct":
+    if algorithm == "direct":
         return (hosts - 1) * nbytes, 1
-    if pattern == "ring":
+    if algorithm == "ring":
         return least, 2 * (hosts - 1)
     steps = 2 * math.floor(math.log2(hosts))
     return (least, steps) if hosts & (hosts - 1) == 0 else (least + 2 * nbytes, steps + 2)
@@ -217,8 +220,8 @@ class Backward:
 def backward_of(
     profile: StepProfile, cluster: Cluster, coding: Coding | None = None, pattern: str = ALL_REDUCE
 ) -> Backward:
-    """Returns when gradients come while the engine exchanges others. It does not depend on how they are cut: the engine
-    works as long as the exchange takes in one piece, and the share of this that falls into backward slows it down.
+    """Returns when gradients are ready while the engine exchanges earlier ones. Buckets play no part in it: the
+    engine's work is that of all gradients in one, and its share that falls into backward slows backward down.
     """
     alone = profile.backward_ns / 1e9
     whole = bucket_cost(profile.bytes, cluster, profile.speeds, coding, pattern)

@@ -10,7 +10,7 @@
 
 namespace bagua::dist {
 
-// One element of torch is `per` elements of the core.
+// An element of torch as `per` elements of the core: 2 for complex numbers.
 struct Element {
   DType dtype = DType::kU8;
   uint64_t per = 1;
@@ -21,10 +21,10 @@ struct Reduction {
   ReduceOp op = ReduceOp::kSum;
 };
 
-// For operations that move data: every type, those that the core does not know as bytes.
+// Returns the core's element for an operation that moves data: a type that the core lacks is moved as bytes.
 Element element_of(at::ScalarType type);
-// Raises ValueError where this type can't be reduced so. bool adds as "or" and multiplies as "and"; complex numbers are
-// added and averaged.
+// Returns the core's reduction. Raises ValueError, which begins with `title`, where this type can't be reduced so. For
+// bool SUM is "or" and PRODUCT is "and"; complex numbers have SUM and AVG alone.
 Reduction reduction_of(at::ScalarType type, const ::c10d::ReduceOp& op, const char* title);
 
 }  // namespace bagua::dist

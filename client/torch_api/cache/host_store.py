@@ -1,4 +1,4 @@
-"""The store of a host: one SQLite file that its ranks and their workers share.
+"""A cache of samples for one host: an SQLite file that its ranks and their workers share.
 
 SQLite in WAL mode gives what is needed without a server and without a package: a write is there whole or not at all,
 also after SIGKILL; readers do not wait for writers; the file survives restarts. Files of our own, one for each sample,
@@ -21,9 +21,9 @@ from bagua.base.errors import ConfigError
 from bagua.base.paths import cache_dir, make_private_dir
 from bagua.torch_api.cache.store import Store, StoreError
 
-WAIT_S = 10.0  # for other writers
+WAIT_S = 10.0  # for the locks of other writers
 MOST_BYTES = 100 << 30
-ENTRY_BYTES = 128  # that a row takes beside its value, about
+ENTRY_BYTES = 128  # of a row beside its value, about
 ASKED = 500  # keys in one query
 SCHEMA = (
     "CREATE TABLE IF NOT EXISTS entries (number INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, value BLOB NOT NULL)",
@@ -47,7 +47,7 @@ class HostStore(Store):
     """
 
     def __init__(self, folder: str | Path | None = None, capacity: int | None = None) -> None:
-        """Opens nothing yet. Raises ValueError for a capacity that is not positive."""
+        """Names the file, which is opened at first use. Raises ValueError for a capacity that is not positive."""
         if capacity is not None and capacity < 1:
             raise ValueError(f"capacity is {capacity}: it must be a positive number of bytes. [BG705]")
         self.folder = Path(folder) if folder is not None else cache_dir() / "samples"
@@ -80,7 +80,7 @@ class HostStore(Store):
         return [found.get(key) for key in keys]
 
     def set(self, key: str, value: bytes) -> None:
-        """A value that is larger than the capacity is not kept."""
+        """Stores the value, unless it is larger than the capacity."""
         self.mset({key: value})
 
     def mset(self, dictionary: Mapping[str, bytes]) -> None:
@@ -100,7 +100,7 @@ class HostStore(Store):
                 connection.execute("UPDATE total SET bytes = ?", (total,))
 
     def num_keys(self) -> int:
-        """Entries of all datasets of this user on this host."""
+        """Returns the number of entries in the file, those of other datasets and processes included."""
         with self._used() as connection:
             (found,) = connection.execute("SELECT count(*) FROM entries").fetchone()
             return int(found)

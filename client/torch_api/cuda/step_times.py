@@ -51,6 +51,6 @@ class CudaSteps:
             self._open.popleft()
             begin, end = step.begin.nanoseconds(), step.end.nanoseconds()
             known = [self._times(operation[0]) for operation in step.operations]
-            # Those of which nothing is known were released: a step that stayed open while many others were waited for.
-            # The host sees late that an operation is over: this step's all were when its stream went on.
+            # Operations of which nothing is known were released: a step that stayed open while many others were waited
+            # for. The host sees late that an operation is over: this step's all were when its stream went on.
             self._recorder.add_step([(times[0], times[1], end) for times in known if times[1]], begin, end)

@@ -1,11 +1,11 @@
 """``torch.distributed`` for the user's own calls, on Gloo (and NCCL for CUDA tensors). Nothing of ours goes through it.
 
 Gloo starts three threads and a listening socket per rank; ranks connect to each other when they first communicate.
-Before torch 2.8 they connect at once, all to all: there either all ranks of a job have it or none.
-In an elastic job it goes down when a generation ends: connections close, and operations under way on them fail. All
-members of the next one find each other anew, at a store of its first member, and start again.
-Processes that are forked (DataLoader workers) inherit its objects without the threads, and freeing these would wait for
-threads for ever: in a forked child they are never freed.
+Before torch 2.8 every rank connects to all others at the start, so either all ranks of a job have the group or none.
+In an elastic job the group is destroyed when a generation ends, and operations under way on it fail. The next
+generation makes another one, whose ranks meet at a store that its first rank opens.
+Processes that are forked (DataLoader workers) inherit the group's objects without the threads, and freeing these would
+wait for threads for ever: in a forked child they are never freed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LAZY_SINCE = (2, 8)
 LONGEST = timedelta(days=365)
 MEETING = timedelta(minutes=5)
 CONNECT = timedelta(seconds=30)
-"""Rank 0 listens before the others are told where: who can't connect by then never will (a firewall, say)."""
+"""Rank 0 listens before it tells its address: a rank that can't connect in this time never will (a firewall)."""
 CONNECT_AGAIN = timedelta(seconds=5)
 """In a later generation: that host was reached before, and may have been lost since."""
 FREED_S = 5.0  # the interpreter's end waits so long for threads that free a group of a former generation
@@ -94,7 +94,8 @@ class TorchGroup:
         )
 
     def _bring_up(self, store: Store, towards: str) -> None:
-        """Waits for no other rank, if this torch connects lazily. ``towards``: a host of the job."""
+        """Makes the default group, without waiting for other ranks if this torch connects lazily. ``towards``: a host
+        of the job."""
         membership = self._session.membership
         address = "127.0.0.1" if len(membership.hosts) == 1 else _address_towards(towards)
         interface = _interface_of(address)
@@ -111,8 +112,9 @@ class TorchGroup:
             os.register_at_fork(after_in_child=_never_free)
 
     def _meet(self, wanted: bool) -> Store | None:
-        """Returns where Gloo's ranks find each other: a file beside the daemon's socket, or a port of the first host
-        that listens on its data address alone. None if this rank or, with several hosts, rank 0 does not want it."""
+        """Returns the store at which Gloo's ranks find each other: a file beside the daemon's socket, or a TCP port of
+        rank 0 that listens on MASTER_ADDR alone. None if this rank or, with several hosts, rank 0 does not want the
+        group."""
         membership = self._session.membership
         if len(membership.hosts) > 1:
             return self._meet_across_hosts(wanted)
@@ -120,7 +122,7 @@ class TorchGroup:
             return None
         if membership.world_size == 1:
             return HashStore()
-        # Newcomers have one of their own, and later ones another.
+        # Each group of newcomers, and each later group, meets at a file of its own.
         return FileStore(self._file(f"{membership.members[0]}-{self._uses}"), membership.world_size)
 
     def _file(self, name: str) -> str:
@@ -130,7 +132,8 @@ class TorchGroup:
         return str(folder / f"{socket_path.stem}.torch-{name}")
 
     def _meet_across_hosts(self, wanted: bool) -> Store | None:
-        """Returns the same on all ranks, also on those that don't want it: rank 0 tells them."""
+        """Broadcasts the address of rank 0's store to all ranks, also to those that don't want the group, and returns
+        the store. None where this rank, or rank 0, does not want it."""
         world_size = self._session.membership.world_size
         store, text = None, b""
         if wanted and self._session.membership.rank == 0:
@@ -138,7 +141,7 @@ class TorchGroup:
                 store, text = _listen(environment.get_master_addr(), world_size)
             except (RuntimeError, OSError) as error:
                 text = f"{_FAILED}{error}".encode()[:ADDRESS_BYTES]
-        answer = _tell(self._session, text).decode(errors="replace")
+        answer = _broadcast_text(self._session, text).decode(errors="replace")
         if not wanted or not answer:
             return None
         if answer.startswith(_FAILED):
@@ -151,7 +154,7 @@ class TorchGroup:
     # The next generation
 
     def leave(self) -> None:
-        """The generation ends here: operations of other threads on it, and those of others with this rank, fail."""
+        """Destroys the group, because the generation ends: operations on it of other threads and ranks fail."""
         if self._is_up():
             self._down = True
             last = _backends_of_all()
@@ -168,7 +171,7 @@ class TorchGroup:
         return self._mine is not None and distributed.is_initialized() and distributed.group.WORLD is self._mine
 
     def offer(self) -> str:
-        """Returns where the ranks of this generation can meet: said by the first that takes part, empty on others."""
+        """Opens the store of the next group on the first rank of the group, and returns its address; "" on others."""
         membership = self._session.membership
         self._offered = None
         if not self._down or membership.rank != membership.active[0]:
@@ -183,7 +186,8 @@ class TorchGroup:
         return where.decode()
 
     def renew(self, offers: Sequence[str]) -> None:
-        """Up again, with the ranks that take part in this generation. ``offers``: what they said, by rank."""
+        """Makes the group again, of the ranks that take part in this generation. ``offers``: their results of
+        ``offer``, by rank."""
         if self._down and distributed.is_initialized():  # the program has one of its own now
             self._down = False
         offered, self._offered = self._offered, None
@@ -192,8 +196,8 @@ class TorchGroup:
         self._take_down()
         try:
             if not connects_lazily():
-                raise RuntimeError(f"torch {torch.__version__} can't do it again: 2.8 or newer can. [BG910]")
-            where = next(filter(None, offers), f"{_FAILED}the first rank has none of ours")
+                raise RuntimeError(f"torch {torch.__version__} can't make its group again: 2.8 or newer can. [BG910]")
+            where = next(filter(None, offers), f"{_FAILED}it has no torch.distributed group of Bagua")
             if where.startswith(_FAILED):
                 raise RuntimeError(f"the first rank offers no place to meet: {where.removeprefix(_FAILED)} [BG910]")
             ranks = len(self._session.membership.active)
@@ -240,7 +244,7 @@ class TorchGroup:
 
 
 def wanted() -> bool:
-    """Returns True if this process is to have one of ours. Raises ConfigError if BAGUA_TORCH_DISTRIBUTED is no
+    """Returns True if this process is to make the group. Raises ConfigError if BAGUA_TORCH_DISTRIBUTED is no
     number."""
     return (
         environment.read_int(SWITCH, 1) != 0
@@ -262,9 +266,9 @@ def backends() -> str:
 
 
 def _backends_of_all() -> list[Any]:
-    """Holds the backends of all groups of torch.distributed, for as long as the groups are freed. Before version 2.8
-    torch frees a group while it holds the interpreter's lock. Gloo then joins threads that may wait for this lock,
-    because they have a tensor to free. A backend that Python holds is freed without the lock."""
+    """Returns the backends of all groups of torch.distributed, which the caller holds while it frees the groups. Before
+    version 2.8 torch frees a group while it holds the interpreter's lock. Gloo then joins threads that may wait for
+    this lock, because they have a tensor to free. A backend that Python holds is freed without the lock."""
     found: list[Any] = []
     with suppress(AttributeError):  # private to torch, and may move: a test tells
         for group in distributed.distributed_c10d._world.pg_map:
@@ -282,7 +286,7 @@ def _never_free() -> None:
 
 
 def _all_want(session: Session, wanted: bool) -> bool:
-    """Returns True if all ranks do; tells those that would have liked to."""
+    """Returns True if every rank wants the group. Logs a warning on a rank that wants it where another one does not."""
     vote = torch.tensor([wanted], dtype=torch.uint8, device="cpu")
     session.connection.exchange_bytes("allreduce", vote.data_ptr(), vote.data_ptr(), 1, op=MIN)
     if wanted and not vote.item():
@@ -328,8 +332,8 @@ def _store_at(where: str, world_size: int, patience: timedelta) -> Store:
     return store
 
 
-def _tell(session: Session, text: bytes) -> bytes:
-    """``text`` of rank 0."""
+def _broadcast_text(session: Session, text: bytes) -> bytes:
+    """Broadcasts rank 0's ``text``, and returns it on every rank."""
     held = torch.zeros(ADDRESS_BYTES, dtype=torch.uint8, device="cpu")
     held[: len(text)] = torch.tensor(list(text), dtype=torch.uint8, device="cpu")
     gives = session.membership.rank == 0

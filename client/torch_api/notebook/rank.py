@@ -27,9 +27,10 @@ Call = Callable[[], Any]
 def run(
     call: Call | bytes, environment: Mapping[str, str], channel: Connection, output: Connection, parent: int
 ) -> None:
-    """The main function of the process. ``call``: or a pickle of cloudpickle's. Tells ``channel`` its reports (rank 0)
-    and how it ended: ("report", step, total, metrics, message), ("result", pickle) or ("error", traceback). ``output``:
-    gets what is printed. ``parent``: pid of the process that launched it, with which it ends."""
+    """Runs ``call`` as one rank: the main function of a process. ``call``: a function, or its cloudpickle. Sends to
+    ``channel`` the reports (rank 0) and the outcome: ("report", step, total, metrics, message), ("result", pickle) or
+    ("error", traceback). ``output``: gets all that is printed. ``parent``: pid of the process that launched this one,
+    which ends with it."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -38,13 +39,13 @@ def run(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _redirect(output.fileno())
     os.environ.update(environment)
-    torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", "1")))  # others' threads don't survive a fork
+    torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", "1")))  # the parent's do not exist after a fork
     reports = _Reports(channel)
     if environment["RANK"] == "0":
         LISTENERS.add(reports, all_ranks=False)
     try:
         result = (pickle.loads(call) if isinstance(call, bytes) else call)()
-        start.destroy_process_group()  # a process that was forked ends without functions of atexit
+        start.destroy_process_group()  # a forked process runs no functions of atexit
         reports.flush()
         channel.send(("result", _pickled(result) if environment["RANK"] == "0" else b""))
     except BaseException as error:

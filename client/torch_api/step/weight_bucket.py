@@ -1,4 +1,4 @@
-"""A bucket of weights: parameters that are exchanged themselves."""
+"""A bucket whose parameters, not their gradients, are exchanged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class WeightBucket(PlanBucket):
         self._open = self._copied = False  # a step runs that names WEIGHT; it has a copy
 
     def slot(self, name: str) -> torch.Tensor:
-        """See ``PlanBucket.slot``. Raises BaguaError for WEIGHT, but inside a ``Local`` step that names it."""
+        """See ``PlanBucket.slot``. Raises BaguaError for WEIGHT, except inside a ``Local`` step that names it."""
         if name == WEIGHT:
             if not self._open:
                 raise BaguaError(
@@ -53,13 +53,13 @@ class WeightBucket(PlanBucket):
         return self._staged
 
     def open(self, step: Step) -> None:
-        """Copies the parameters for a step that communicates them."""
+        """Allows WEIGHT to a step that names it, and copies the parameters if the step communicates them."""
         self._open = WEIGHT in step.reads or WEIGHT in step.writes
         if WEIGHT in step.reads and not isinstance(step, Local):
             self._copy_in()
 
     def shut(self, step: Step, changed: bool) -> None:
-        """Parameters get the values that the step has made in the copy."""
+        """Copies the step's results back into the parameters."""
         if changed and WEIGHT in step.writes and (self._copied or not isinstance(step, Local)):
             self._copy(self._parameters(), self._parts)
         self._open = self._copied = False

@@ -1,4 +1,4 @@
-// A connection between two hosts after its handshake: the socket and, if it is encrypted, the keys.
+// A connection between two hosts after its handshake: the socket and, if it is encrypted, the ciphers.
 #pragma once
 
 #include <utility>

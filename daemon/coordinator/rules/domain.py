@@ -249,10 +249,10 @@ class JobRecord:
     former: tuple[HostRecord, ...] = ()
     joining: tuple[HostRecord, ...] = ()
     plan: Plan = Plan.AT_ONCE  # of the current generation
-    wanted_nodes: int = 0  # that it grows to, as somebody has asked for; 0: as many as it may have
-    paused: bool = False  # as somebody has asked for
+    wanted_nodes: int = 0  # the number to which somebody has scaled the job; 0: as many as it may have
+    paused: bool = False  # by a request
     next_member: int = 0  # number of the next newcomer
-    # Of an elastic job: the most that a node has told, see LocalJob of the protocol. A daemon that can't reach a
+    # The longest time that a node of an elastic job has told (LocalJob of the protocol). A daemon that can't reach a
     # coordinator ends its ranks so much later than those of other jobs. It never gets less.
     patience_s: float = 0.0
     failures: int = 0  # waves of newcomers, in a row, of which one failed

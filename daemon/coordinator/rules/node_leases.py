@@ -41,8 +41,8 @@ class NodeLeases:
         self._written = -math.inf
         self._looked = -math.inf
         self._alone = False
-        # Of all coordinators, for daemons may dial that of another one, or of a balancer. Empty: one that is alone does
-        # not know its own. None: that of one of several is not known.
+        # Addresses of all coordinators: daemons may dial that of another one, or of a balancer. Empty: a coordinator
+        # that is alone does not know its own. None: the address of one of several is not known.
         self._addresses: list[str] | None = []
         self._others: dict[str, str] | None = {}  # the others' addresses, by name; None: not all of them are known
         self._still_s = 0.0  # for so long, since the last beat, none of the others counted

@@ -1,4 +1,5 @@
-"""Keeps requests for another daemon on a node until the next one has come, or the present one has refused.
+"""Upgrades of node daemons: one is asked to hand over to the version that is installed now, and answers by a refusal,
+or its successor by Hello.
 
 Everything here lives in memory, on the event loop.
 """
@@ -32,8 +33,8 @@ class Upgrades:
         self._next = 1
 
     async def upgrade(self, session: Connected) -> None:
-        """Returns when the daemon after that of ``session`` has introduced itself. Raises ConflictError if the node
-        refuses, UnavailableError if it says nothing."""
+        """Asks the daemon of ``session`` to hand over; returns when its successor has said Hello. Raises ConflictError
+        if it refuses, or if the node was restarted meanwhile; UnavailableError if no answer comes within UPGRADE_S."""
         number, self._next = self._next, self._next + 1
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[number] = session, done
@@ -42,7 +43,7 @@ class Upgrades:
             async with asyncio.timeout(UPGRADE_S):
                 await done
         except TimeoutError:
-            text = f"Node {session.node_id} has neither another daemon nor refused after {UPGRADE_S:g} s: see its log."
+            text = f"Node {session.node_id} neither started another daemon nor refused in {UPGRADE_S:g} s: see its log."
             raise UnavailableError(f"{text} [BG802]") from None
         finally:
             del self._waiting[number]
@@ -51,7 +52,7 @@ class Upgrades:
         """Notes that a daemon has said Hello."""
         for former, done in self._of(session.node_id):
             if session.boot_id != former.boot_id:
-                text = f"Node {session.node_id} was started anew meanwhile, its keeper as well."
+                text = f"Node {session.node_id} was restarted meanwhile, with its keeper."
                 done.set_exception(ConflictError(f"{text} [BG813]"))
             elif session.life > former.life:
                 done.set_result(None)

@@ -45,11 +45,11 @@ async def test_a_refusal_and_another_keeper():
         await task
     task, _ = await asked(found, former)
     found.introduced(session(boot="next"))
-    with pytest.raises(ConflictError, match="started anew"):
+    with pytest.raises(ConflictError, match="was restarted meanwhile"):
         await task
 
 
 async def test_silence(monkeypatch):
     monkeypatch.setattr(upgrades, "UPGRADE_S", 0.0)
-    with pytest.raises(UnavailableError, match="Node n has neither"):
+    with pytest.raises(UnavailableError, match="Node n neither started another daemon"):
         await Upgrades().upgrade(session())

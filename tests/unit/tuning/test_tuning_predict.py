@@ -19,9 +19,9 @@ from bagua.tuning.predict import (
     Cluster,
     Coding,
     Cost,
+    allreduce_algorithm,
     backward_of,
     bucket_cost,
-    pattern_of,
     predict_cuts,
     timeline,
 )
@@ -94,7 +94,7 @@ def test_ratios_and_constants_are_those_of_the_engine() -> None:
     [(2, 32768, "direct"), (2, 600_000, "ring"), (8, 300_000, "halving"), (9, 1000, "halving"), (3, 500_000, "ring")],
 )
 def test_the_choice_of_the_engine(hosts: int, nbytes: int, pattern: str) -> None:
-    assert pattern_of(hosts, nbytes) == pattern
+    assert allreduce_algorithm(hosts, nbytes) == pattern
 
 
 def test_a_timeline() -> None:

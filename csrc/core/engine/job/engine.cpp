@@ -87,7 +87,7 @@ Status Engine::check_open() const {
 
 Status Engine::regroup(Membership next, const Tokens& tokens) {
   const Lock lock(lifecycle_mutex_);
-  const Lock abort_later(regroup_mutex_);
+  const Lock no_abort_now(regroup_mutex_);
   if (Status status = check_open(); !status) return status;
   {
     const Lock order(succession_mutex_);
@@ -131,7 +131,7 @@ Status Engine::follow(Membership next, const Tokens& tokens) {
     succession_.begin(next);
   }
   job_.page().tell_change();
-  // Those that went away meanwhile: either we see it here, or the server's thread sees the new generation.
+  // Members that left meanwhile are noted here, or by the server's thread, which sees the new generation by then.
   for (const int member : members) note_gone(member, job_.ranks().phase(member));
   return Status::ok();
 }
@@ -194,7 +194,7 @@ void Engine::carry_out_plans() {
       if (closing_) return;
     }
     const Lock lock(lifecycle_mutex_);
-    const Lock abort_later(regroup_mutex_);
+    const Lock no_abort_now(regroup_mutex_);
     std::optional<Plan> plan;
     {
       const Lock order(succession_mutex_);
@@ -213,7 +213,7 @@ void Engine::carry_out_plans() {
 void Engine::carry_out(const Plan& plan) {
   const uint64_t number = plan.next.generation;
   if (!plan.here) {
-    // The present one stays until other hosts have moved on: they may still hear the last words of its last step.
+    // The present generation stays until other hosts have left it: they may still need messages of its last step.
     {
       const Lock lock(succession_mutex_);
       succession_.dismiss();
@@ -255,7 +255,7 @@ void Engine::close() {
   closed_ = true;
   const std::shared_ptr<Generation> last = generation(), newcomers = lobby();
   if (last == nullptr) return;  // it could not be opened
-  // In the order in which work flows: the reason, nobody new, what is running, what it ran on.
+  // This order: keep the reason, accept no new channel, stop the generations, free what they ran on.
   const std::string reason = "the node daemon has closed the engine of this job: the job is over or was stopped";
   last->end(reason);
   if (newcomers != nullptr) newcomers->end(reason);

@@ -104,7 +104,7 @@ class Engine final : private ChannelHandler {
   std::unique_ptr<ChannelServer> server_;  // constant from open() to close()
 
   Mutex lifecycle_mutex_;  // one change of generation or close() at a time; guards closed_
-  Mutex regroup_mutex_;    // a generation that is aborted is the one that stays
+  Mutex regroup_mutex_;    // held while a generation is replaced, so that abort() ends the new one
   bool closed_ GUARDED_BY(lifecycle_mutex_) = false;
 
   Mutex succession_mutex_;
