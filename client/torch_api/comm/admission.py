@@ -50,7 +50,7 @@ class Carrier(Protocol):
 
 
 class Admission:
-    """Of newcomers of one session."""
+    """Admission of newcomers to one session."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -64,7 +64,7 @@ class Admission:
         self._carriers[f"{kind} {name or self._counts[kind]}"] = carrier
 
     def forget(self, carrier: Carrier) -> None:
-        """It is not taken over any more."""
+        """Removes state that newcomers take over no more."""
         for name in [name for name, one in self._carriers.items() if one is carrier]:
             del self._carriers[name]
 

@@ -64,7 +64,7 @@ class RankBlocks:
                 end, owner = begin_ + count, rank
 
     def flat(self) -> torch.Tensor:
-        """All elements in a row; a copy if they don't lie so."""
+        """Returns all elements in a row; a copy if they don't lie so."""
         return self.tensor.detach().reshape(-1)
 
 
@@ -127,7 +127,7 @@ class _Device:
 
 
 def _exchange(where: _Host | _Device, gives: RankBlocks, takes: RankBlocks) -> None:
-    """All blocks at once, through memory of our own. The block of this rank itself goes nowhere."""
+    """Exchanges all blocks at once, through memory of our own. The block of this rank itself goes nowhere."""
     dtype, group = gives.tensor.dtype, where.group
     me = group.rank()
     given, target = gives.flat(), takes.flat()
@@ -210,7 +210,7 @@ class LeftBehind:
         self._left: list[tuple[Connection, deque[int], tuple[torch.Tensor, ...]]] = []
 
     def take(self, connection: Connection, tickets: deque[int], memory: tuple[torch.Tensor, ...]) -> None:
-        """They lie in this memory."""
+        """Keeps ``memory`` until these operations are over."""
         self._left.append((connection, tickets, memory))
 
     def look(self) -> None:
@@ -235,7 +235,7 @@ class _Messages:
     LIMIT = 256
 
     def __init__(self, where: _Host | _Device, dtype: torch.dtype, *memory: torch.Tensor) -> None:
-        """All of them lie in ``memory``."""
+        """``memory``: where all blocks lie."""
         self._where = where
         self._connection = where.connection
         self._dtype = dtype

@@ -53,7 +53,7 @@ class Keeper(Protocol):
 
 
 class Keepers:
-    """Those of one session, as long as somebody else holds them."""
+    """Holders of state of one session, each as long as somebody else holds it."""
 
     def __init__(self, _: Session) -> None:
         self._all: dict[str, weakref.WeakSet[Any]] = {}
@@ -62,7 +62,7 @@ class Keepers:
         self._made = 0
 
     def add(self, kind: str, keeper: Keeper, name: str = "") -> None:
-        """Those of one ``kind`` have a ``name``, or are made in the same order on all ranks."""
+        """Adds a holder. Holders of one ``kind`` have a ``name``, or are made in the same order on all ranks."""
         self._made += 1
         self._order[keeper] = self._made
         self._names[keeper] = name
@@ -85,5 +85,5 @@ class Keepers:
 
 
 def keepers(session: Session) -> Keepers:
-    """Those of this session, the same object each time."""
+    """Returns the object of this session."""
     return session.keep(Keepers)

@@ -249,7 +249,7 @@ class NonMember(Communicator):
         return "NON_COMM_MEMBER"
 
     def abort(self) -> None:
-        """Nothing: it stands for all communicators of others."""
+        """Does nothing: it stands for all communicators of others."""
 
     def _nothing(self, *_: Any, **__: Any) -> None:
         """Other processes communicate."""

@@ -19,7 +19,7 @@ from bagua.torch_api.job.session import CURRENT, Session, current
 
 
 class Communicators:
-    """Those of one session. ``world``: all ranks of the job.
+    """Makes the communicators of one session. ``world``: all ranks of the job.
 
     ``shrinks``: in an elastic job the communicator goes on without members that are lost. ``grows``: newcomers become
     members. Keys that follow from ranks have their member numbers, which don't change.
@@ -57,7 +57,7 @@ class Communicators:
         return self.attach(hashed_number(key), members, shrinks=shrinks)
 
     def attach(self, id: int, members: Sequence[int], *, shrinks: bool = False, grows: bool = False) -> Communicator:
-        """This rank's end of communicator ``id``."""
+        """Returns this rank's end of communicator ``id``."""
         session = self._session
         if not session.elastic:
             return Communicator(id, members, session.membership.rank, self._connection)
@@ -98,14 +98,14 @@ class Communicators:
     # See ``Carrier``: newcomers give the same numbers as the others from now on.
 
     def describe(self) -> None:
-        """They follow from what the program has made."""
+        """Returns None: numbers follow from what the program has made."""
 
     def difference(self, mine: Any, other: Any) -> str:
         """There is none."""
         return ""
 
     def give(self, tensors: list[torch.Tensor]) -> int:
-        """How many numbers communicators of all ranks were given."""
+        """Returns the count of numbers given to communicators of all ranks."""
         return self._world_ids
 
     def take(self, document: int, tensors: list[torch.Tensor]) -> None:
@@ -115,7 +115,7 @@ class Communicators:
             one.renew_ranks()
 
     def taken(self) -> None:
-        """Nothing is left to be done."""
+        """Does nothing."""
 
     def mark(self) -> tuple[int, dict[str, int]]:
         """State of the numbering, for ``rewind``."""
@@ -133,13 +133,13 @@ class Communicators:
         return self._world_ids
 
     def count(self, key: str) -> int:
-        """How often this was asked before."""
+        """Returns how often this key was asked for before."""
         self._counts[key] += 1
         return self._counts[key] - 1
 
 
 def communicators(session: Session) -> Communicators:
-    """Those of this session, the same object each time."""
+    """Returns the object of this session."""
     return session.keep(Communicators)
 
 

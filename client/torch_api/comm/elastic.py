@@ -107,7 +107,7 @@ class ElasticCommunicator(Communicator):
             super().allreduce_inplace(tensor, op, codec=codec)
 
     def _repeats(self, tensor: object) -> bool:
-        """Whether an operation on this tensor is a unit of its own."""
+        """Returns True if an operation on this tensor is a unit of its own."""
         if self._units.inside:
             return False
         check_tensor(tensor, "tensor")
@@ -134,7 +134,8 @@ class ElasticCommunicator(Communicator):
 
 
 class World(ElasticCommunicator):
-    """All members that take part. Number 0 means all that there are, so it has another one while some rest."""
+    """The communicator of all members that take part. Number 0 means all members, so it has another number while some
+    rest."""
 
     def _is_known(self) -> bool:
         return self.id != 0

@@ -13,7 +13,7 @@ from bagua.torch_api.job.session import Session
 
 
 def whole_generation(session: Session) -> Members:
-    """All ranks of the present generation, those that rest among them."""
+    """Returns all ranks of the present generation, with those that rest."""
     membership = session.membership
     return Members(0, range(membership.world_size), membership.rank)
 
@@ -92,7 +92,7 @@ def _broadcast(session: Session, tensor: torch.Tensor, world: Members, root: int
 
 
 def largest(session: Session, numbers: Sequence[int]) -> list[int]:
-    """Of each of these numbers, which are as many on all ranks, the largest one that a rank has."""
+    """Returns, for each of these numbers, the largest that any rank has. All ranks give as many."""
     if not numbers:
         return []
     held = torch.tensor(list(numbers), dtype=torch.int64, device="cpu")

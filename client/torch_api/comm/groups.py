@@ -66,7 +66,7 @@ class BaguaProcessGroup:
 
     @property
     def grows(self) -> bool:
-        """Whether newcomers become members."""
+        """True if newcomers become members."""
         return self._grows
 
     def renew(self) -> None:
@@ -101,7 +101,7 @@ class BaguaProcessGroup:
         return tuple(host for host in found if host)
 
     def get_global_communicator(self) -> Communicator:
-        """All ranks of the group."""
+        """Returns the communicator of all ranks of the group."""
         return self._part(self.ranks)
 
     def get_intra_node_communicator(self) -> Communicator:
@@ -277,12 +277,12 @@ class CommMember:
 
 
 def _rank_not_in_comm(comm: Comm = None) -> bool:
-    """Whether this process is no member of a communicator; never so for None, which means all ranks."""
+    """Returns True if this process is no member of a communicator. False for None, which means all ranks."""
     return comm is NON_COMM_MEMBER
 
 
 def _rank_not_in_group(group: BaguaProcessGroup | None = None) -> bool:
-    """Whether this process is no member of a group; never so for None, which means all ranks."""
+    """Returns True if this process is no member of a group. False for None, which means all ranks."""
     return group is not None and not group.contains_this_rank
 
 

@@ -66,14 +66,14 @@ class _State:
 
 
 class _States:
-    """Those of one session, by name."""
+    """Named state of one session."""
 
     def __init__(self, _: Session) -> None:
         self.all: dict[str, _State] = {}
 
 
 def is_newcomer() -> bool:
-    """Whether this process joins a job that trains already, and has not been let in yet.
+    """Returns True if this process joins a job that trains already, and has not been let in yet.
 
     Until then it runs its script among the newcomers of its host alone: ranks, world size and all that communicates are
     theirs. ``wait_to_join``, or the first epoch of an ``ElasticSampler``, lets it in.

@@ -117,7 +117,7 @@ class Members:
             self.connection.create_comm(self.id, self.ranks)
 
     def forget(self) -> None:
-        """It has ended with its generation, and another one gets its number."""
+        """Leaves the number to another communicator: this one ended with its generation."""
         if self._destroy is not None:
             self._destroy.detach()
 
@@ -190,7 +190,7 @@ class Members:
 
 
 def active_members(membership: Membership) -> Members:
-    """All members of a generation that take part."""
+    """Returns the members of a generation that take part."""
     return Members(world_number(membership), membership.active, membership.rank)
 
 

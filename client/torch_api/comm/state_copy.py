@@ -193,7 +193,7 @@ class _Line:
                     self._wait()
 
     def next_stage(self) -> tuple[torch.Tensor, Place]:
-        """One that nothing is under way with."""
+        """Returns a stage with which nothing is under way."""
         if len(self._under_way) == len(self._stages):
             self._wait()
         self._stages.append(self._stages.pop(0))

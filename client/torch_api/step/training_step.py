@@ -35,7 +35,7 @@ Arrivals = dict[str, tuple[torch.Tensor | None, int]]
 
 
 class TrainingStep:
-    """One per wrapped model; driven by the thread that runs backward.
+    """The step of one wrapped model, driven by the thread that runs backward.
 
     A pass is a unit (``comm/commit/ledger.py``). A loss inside backward is no error: gradients go on accumulating, and
     ``finish`` exchanges all buckets again. ``before_exchange``: called, if set, at the first gradient of each pass that
@@ -286,7 +286,7 @@ class TrainingStep:
         self.touched = True
 
     def forget(self) -> None:
-        """No parameter has a gradient any more."""
+        """Sets ``.grad`` of all parameters to None."""
         for entry in self._entries.values():
             entry.parameter.grad = None
 

@@ -208,7 +208,7 @@ class _Sender:
         self._thread.start()
 
     def put(self, report: TraceReport | None) -> None:
-        """None: it was the last."""
+        """Adds an entry; None: the last has been added."""
         self._queue.put(report)
 
     def join(self, seconds: float) -> None:

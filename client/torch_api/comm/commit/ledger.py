@@ -34,7 +34,7 @@ COMMITTED = 1
 
 
 class Ledger:
-    """How far one member is, by scope, and what it has heard of the others."""
+    """Progress of one member, by scope, and what it has heard of the others."""
 
     def __init__(self) -> None:
         self._mine: dict[int, tuple[int, int]] = {}  # ``Progress``, made without a call
@@ -59,7 +59,7 @@ class Ledger:
         self._mine[scope] = (done, done)
 
     def must_commit(self, scope: int) -> bool:
-        """Whether some member has committed the next unit of this scope, so that this one must, too. Otherwise
+        """Returns True if some member has committed the next unit of this scope, so that this one must, too. Otherwise
         all exchange it again."""
         ready, committed = self._mine.get(scope, NOTHING)
         return ready > committed and self._heard.get(scope, 0) >= ready
@@ -79,7 +79,7 @@ class Ledger:
                 self._mine[scope] = (done, done)
 
     def tell(self) -> bytes:
-        """How far this member is."""
+        """Returns how far this member is."""
         # A copy: other threads' units become ready meanwhile.
         return b"".join(_ENTRY.pack(scope, *progress) for scope, progress in sorted(self._mine.copy().items()))
 

@@ -223,7 +223,7 @@ WHOLE = Whole()
 
 
 class Units:
-    """Those of one session. One at a time: what a unit calls is part of it."""
+    """Runs the units of one session, one at a time. Calls made inside a unit belong to it."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -255,12 +255,12 @@ class Units:
 
     @property
     def inside(self) -> bool:
-        """Whether this thread runs a unit now."""
+        """True if this thread runs a unit now."""
         return self.flags.inside
 
     @property
     def at_any_moment(self) -> bool:
-        """Whether planned changes take place at any moment, as losses do: there is no step after which all could."""
+        """True if planned changes take place at any moment, as losses do: the ranks have no step in common."""
         if not self.some_were_out_of_step:  # asked in each step
             return False
         return self.all_wrapped and bool(self._out_of_step) and not self._in_step
@@ -276,7 +276,7 @@ class Units:
             self.some_were_out_of_step = True
 
     def forget(self, model: OutOfStep) -> None:
-        """This model is exchanged no more."""
+        """Removes a model that is exchanged no more."""
         self._in_step.discard(model)
         self._out_of_step.pop(model, None)
 
@@ -307,7 +307,7 @@ class Units:
             self.followers.commit()
 
     def exchanged_in(self, scope: int) -> bool:
-        """Whether a unit of this scope has been exchanged in the present generation."""
+        """Returns True if a unit of this scope has been exchanged in the present generation."""
         return self._exchanged.get(scope) == self._session.membership.generation
 
     def end(self, scope: int) -> None:
@@ -322,8 +322,8 @@ class Units:
     # Changes of membership
 
     def begin(self) -> None:
-        """This process has joined. Where members have been lost already, it enters the present generation as the others
-        do, and waits for them: all tell each other how far they are."""
+        """Enters the present generation with the others, where members were lost before this process joined. Waits for
+        them: all tell each other how far they are."""
         membership = self._session.membership
         if membership.lobby:
             return
@@ -382,8 +382,8 @@ class Units:
             self._give_up(str(error))
 
     def _stand_by(self) -> None:
-        """Where changes take place at any moment, this member waits for none of them: nobody is held up who waits for
-        one while this member waits for an exchange with it."""
+        """Tells the daemon that this member waits for no planned change, where changes take place at any moment. So it
+        holds up no member that waits for one while this one waits for an exchange with it."""
         if not self.at_any_moment or self._stands_by_in == self._session.membership.generation:
             return
         with self.calm:
@@ -392,7 +392,7 @@ class Units:
             self.recover(generation)
 
     def _stood_by(self) -> bool:
-        """Says so, once in a generation. False if the next one has begun already."""
+        """Tells the daemon that this member stands by, once in a generation. False if the next has begun already."""
         generation = self._session.membership.generation
         if not self.at_any_moment or self._session.newcomer or self._stands_by_in == generation:
             return True
@@ -406,7 +406,7 @@ class Units:
         self._takes_newcomers = True
 
     def between_steps(self, marked: bool = True) -> None:
-        """All that the optimizers do in a step is done, and nothing of the next one: what was planned takes place here.
+        """Carries out planned changes. Called when the optimizers have ended a step, and nothing of the next has begun.
         ``marked``: the program, or its sampler, says so; when it does so again and again, other places are ignored."""
         self.all_wrapped = True
         self._marks += marked
@@ -445,7 +445,7 @@ class Units:
         self.changes.tell()
 
     def _due(self) -> bool:
-        """Whether this member is where newcomers are let in: they wait for it, or it for others."""
+        """Returns True if newcomers are let in here: they wait for this member, or it waits for others."""
         if self._lap is None or not self._standing.between:
             return False
         return self._session.newcomer or self._standing.laps >= self._lap
@@ -503,13 +503,13 @@ class Units:
             self._come_in(whole)
 
     def _come_in(self, whole: dict[int, Row]) -> None:
-        """This newcomer holds the state: what these members have told is the past of this one, too."""
+        """Makes this newcomer, which holds the state now, a member with the past that these members have told."""
         self._session.newcomer = False
         self._standing = self._standing._replace(whole=True)
         self._ledger.begin_with(row.units for row in whole.values())
 
     def _give_up(self, words: str) -> NoReturn:
-        """This newcomer can't join. It ends at once, because the others wait for it."""
+        """Ends this newcomer, which can't join, at once, because the others wait for it."""
         member = self._session.membership.member
         print(f"bagua: member {member} can't join the job, which goes on without it. {words}", file=sys.stderr)
         sys.stdout.flush()
@@ -518,5 +518,5 @@ class Units:
 
 
 def units(session: Session) -> Units:
-    """Those of this session, the same object each time."""
+    """Returns the object of this session."""
     return session.keep(Units)

@@ -42,8 +42,8 @@ class Last(Protocol):
 
 
 class Flags(threading.local):
-    """Of one thread. They carry the most batches of a member in this step, minus the least, and the newest generation
-    that was announced (``told``).
+    """Flags of one thread. They carry the most batches of a member in this step, minus the least, and the newest
+    generation that was announced (``told``).
 
     Where all that a unit communicates are collectives of one communicator, they are sent behind the last of these,
     before it is waited for, or with it. They are fenced: each host begins them when all before them is done there. So a
@@ -80,8 +80,8 @@ class Flags(threading.local):
         self._made.clear()
 
     def send_early(self, members: Members) -> Flags | None:
-        """All that a unit communicates has been submitted, on this communicator. Called again where the unit goes on
-        after all. None: they were not sent.
+        """Sends the flags when all that a unit communicates has been submitted, on this communicator. Called again
+        where the unit goes on after all. None: they were not sent.
 
         Their end comes after that of all operations before them. A rank that has ``await_sent`` before it waits for the
         last of these sleeps once, and the daemon wakes it once.
@@ -172,7 +172,7 @@ class Flags(threading.local):
         self.sent.ticket, self.sent = 0, None  # an exception like that of Ctrl-C leaves it: see ``drop``
 
     def arrive(self, told: Told) -> None:
-        """Those that have been sent were waited for, with others, and are over well."""
+        """Notes that the flags under way were waited for, with others, and are over well."""
         self.told, self.sent, self.heard = told, None, True
 
     def hear(self) -> None:
