@@ -260,7 +260,7 @@ class JobRecord:
     respawns: tuple[tuple[str, float], ...] = ()  # (node, when) of replacements that were begun within an hour
     namespace: str = "default"
     submitted_by: str = ""  # name of the account
-    unix_user: str = ""  # of its ranks, where daemons run them as their submitter; empty: none
+    unix_user: str = ""  # the ranks' user, where daemons run them as their submitter; empty: none
     # By node. Shared with the records that follow this one, so it is checked at each use.
     _indices: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
 

@@ -45,7 +45,7 @@ class NodeLeases:
         # that is alone does not know its own. None: the address of one of several is not known.
         self._addresses: list[str] | None = []
         self._others: dict[str, str] | None = {}  # the others' addresses, by name; None: not all of them are known
-        self._still_s = 0.0  # for so long, since the last beat, none of the others counted
+        self._still_s = 0.0  # seconds since the last beat in which no other coordinator counted
         self._counted = -math.inf  # by the clock; time before it is in one of the sums, or will be in none
         self._left: dict[str, float] = {}  # node -> when its session's end may first have been written; inf: it was not
 
