@@ -18,6 +18,7 @@ from bagua.algorithms.base import (
     Communicator,
     DataParallel,
     ProcessGroup,
+    no_hook,
 )
 from bagua.algorithms.checks import check_count, check_mode
 from bagua.algorithms.codec import Codec
@@ -134,11 +135,11 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
 
     def init_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[str, torch.nn.Parameter], None]:
         """Gradients are exchanged in the warm-up alone."""
-        return super().init_backward_hook(bagua_ddp) if self.exchanged == GRADIENT else _nothing
+        return super().init_backward_hook(bagua_ddp) if self.exchanged == GRADIENT else no_hook
 
     def init_post_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[], None]:
         """Returns a function that waits in the warm-up, and does nothing later."""
-        return super().init_post_backward_hook(bagua_ddp) if self.exchanged == GRADIENT else _nothing
+        return super().init_post_backward_hook(bagua_ddp) if self.exchanged == GRADIENT else no_hook
 
     def _look(self, bagua_ddp: DataParallel) -> None:
         """Looks after the exchange at the beginning of a forward pass. It never waits for another rank."""
@@ -179,10 +180,6 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         """Takes part again from the next forward pass on. Waits for nobody: the others' next average waits for this
         rank, while they train on. Nothing if not aborted."""
         self.averaging = True
-
-
-def _nothing(*_: Any) -> None:
-    """Gradients stay this rank's own."""
 
 
 def _apply(bucket: Bucket) -> None:

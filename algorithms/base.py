@@ -198,7 +198,7 @@ REFUSES_MOMENTS = (
 )
 
 
-def _nothing(*_: Any) -> None:
+def no_hook(*_: Any) -> None:
     """The hook of an algorithm that has nothing to do at that moment."""
 
 
@@ -266,7 +266,7 @@ class AlgorithmImpl:
     def init_forward_pre_hook(self, bagua_ddp: DataParallel) -> Callable[[Any], None]:
         """Returns a function that gets the input of every forward pass in training, before it. Where training calls a
         method of the model, or the model in evaluation mode, it is called at the end of the backward pass, with ()."""
-        return _nothing
+        return no_hook
 
     def init_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[str, torch.nn.Parameter], None]:
         """Returns a function that gets the name and the parameter whenever a gradient has been accumulated."""
@@ -278,7 +278,7 @@ class AlgorithmImpl:
 
     def init_post_optimizer_step_hook(self, bagua_ddp: DataParallel) -> Callable[[torch.optim.Optimizer], None]:
         """Returns a function that gets the optimizer after each of its steps."""
-        return _nothing
+        return no_hook
 
     def communicators(self) -> Iterable[Communicator]:
         """Yields communicators of some of the ranks that plans will use at moments of each rank's own (those of

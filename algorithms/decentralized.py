@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from bagua.algorithms.averaging import PEER, mean_of_all, mean_of_pair
-from bagua.algorithms.base import Algorithm, AlgorithmImpl, Bucket, BucketLayout, DataParallel, ProcessGroup
+from bagua.algorithms.base import Algorithm, AlgorithmImpl, Bucket, BucketLayout, DataParallel, ProcessGroup, no_hook
 from bagua.algorithms.checks import check_count, check_mode
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.pairs import Pairs
@@ -101,7 +101,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
 
     def init_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[str, torch.nn.Parameter], None]:
         """Gradients stay this rank's own."""
-        return _nothing
+        return no_hook
 
     def init_post_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[], None]:
         """Returns a function that waits for the exchange."""
@@ -114,10 +114,6 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         bagua_ddp.join(bagua_ddp.bagua_buckets)
         if self._pairs is not None:
             self._pairs.round += 1
-
-
-def _nothing(*_: Any) -> None:
-    """A gradient needs nothing to be done."""
 
 
 class DecentralizedAlgorithm(Algorithm):

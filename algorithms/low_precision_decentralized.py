@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 
-from bagua.algorithms.base import Algorithm, AlgorithmImpl, Bucket, DataParallel, ProcessGroup
+from bagua.algorithms.base import Algorithm, AlgorithmImpl, Bucket, DataParallel, ProcessGroup, no_hook
 from bagua.algorithms.checks import check_count
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.plan import (
@@ -127,11 +126,11 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
 
     def init_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[str, torch.nn.Parameter], None]:
         """Gradients stay this rank's own."""
-        return _nothing
+        return no_hook
 
     def init_post_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[], None]:
         """Returns a function that does nothing: there is nothing to wait for."""
-        return _nothing
+        return no_hook
 
     def init_post_optimizer_step_hook(self, bagua_ddp: DataParallel) -> Callable[[torch.optim.Optimizer], None]:
         """Exchanges after the last optimizer's step, every ``communication_interval`` steps."""
@@ -146,10 +145,6 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
             self.steps += 1
 
         return after
-
-
-def _nothing(*_: Any) -> None:
-    """Backward needs nothing to be done."""
 
 
 def _take(bucket: Bucket) -> None:
