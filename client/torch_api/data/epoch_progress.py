@@ -13,7 +13,10 @@ import torch
 from bagua.torch_api.comm.checkpoint_state import Kept
 from bagua.torch_api.comm.step_state import Heard
 from bagua.torch_api.data.balance import BalancedSplit, balanced_order
+from bagua.torch_api.data.resumable import differences
 from bagua.torch_api.data.shares import Batch, Progress
+
+SIZES = ("batch_size", "global_batch")  # settings that a resumed job may change
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,7 @@ class Course:
         """Gives out the next batch. Returns its weight: its samples, divided by the mean of all ranks."""
         batches = self._progress.rounds(self.given + 1)[self.given]
         self.given += 1
-        return len(batches[self._rank]) * len(batches) / sum(map(len, batches))
+        return _weight(batches, self._rank)
 
     def commit(self) -> None:
         """Commits a step of all members: the batches that they were given are used."""
@@ -204,20 +207,19 @@ class Course:
         weights is to be 1 again."""
         rounds = self._progress.rounds(self.given)[: self.given]
         left = [rank for rank, member in enumerate(self._progress.members) if member in members]
-        weights = [len(batches[rank]) * len(batches) / sum(map(len, batches)) for batches in rounds for rank in left]
+        weights = [_weight(batches, rank) for batches in rounds for rank in left]
         return len(weights) / sum(weights) if weights else 1.0
 
     # Checkpoints: see ``Keeper``
 
     def keep(self) -> Kept:
-        """The batches that are committed."""
+        """Returns the state to keep: batches that are committed."""
         return Kept(self.tell())
 
     def misfit(self, document: Any) -> str:
-        """Settings must be the same, but for sizes of batches."""
-        mine, other = asdict(self.setting), document["setting"]
-        differing = [name for name in mine if mine[name] != other[name] and name not in ("batch_size", "global_batch")]
-        return " ".join(f"{name} was {other[name]}, and is {mine[name]}." for name in differing)
+        """Says which settings differ; sizes of batches may."""
+        mine = {name: value for name, value in asdict(self.setting).items() if name not in SIZES}
+        return differences(document["setting"], mine)
 
     def make_room(self, document: Any, own: Any) -> Kept:
         """Makes the epoch go on with the present members, and with all samples that no committed batch had."""
@@ -246,6 +248,11 @@ class Course:
             held={int(member): tuple(map(tuple, batches)) for member, batches in told["held"].items()},
             split=split,
         )
+
+
+def _weight(batches: Sequence[Batch], rank: int) -> float:
+    """Returns the samples of this rank's batch in a round, divided by the mean of all ranks."""
+    return len(batches[rank]) * len(batches) / sum(map(len, batches))
 
 
 def _advance(state: Mapping[str, Any]) -> tuple[int, int, int]:

@@ -147,10 +147,7 @@ class ResumableSampler(Sampler[Item], Generic[Item]):
 
     def misfit(self, document: Any) -> str:
         """Says why a document is no state of a sampler with this seed, over as many samples; empty if it is one."""
-        mine = {"seed": self.seed, "length": self._length}
-        return " ".join(
-            f"{name} was {document[name]}, and is {mine[name]}." for name in mine if document[name] != mine[name]
-        )
+        return differences(document, {"seed": self.seed, "length": self._length})
 
     def make_room(self, document: Any, own: Any) -> Kept:
         """Loads a state, as ``load_state_dict`` does."""
@@ -161,6 +158,13 @@ class ResumableSampler(Sampler[Item], Generic[Item]):
         """Does nothing: there is no more to take over."""
 
 
+def differences(document: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
+    """Says which of these settings differ from those of a checkpoint; empty if none does."""
+    return " ".join(
+        f"{name} was {document[name]}, and is {now}." for name, now in mine.items() if document[name] != now
+    )
+
+
 def numbers(indices: torch.Tensor) -> Iterator[int]:
-    """The tensor's elements as integers of Python."""
+    """Yields the tensor's elements as integers of Python."""
     return chain.from_iterable(indices[at : at + BLOCK].tolist() for at in range(0, len(indices), BLOCK))
