@@ -28,6 +28,7 @@ from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.plain_data import with_plain_numbers
 from bagua.torch_api.job import environment
 from bagua.torch_api.saving.expert_states import ExpertStates
+from bagua.torch_api.saving.folder import replace_folder
 from bagua.torch_api.train.agreement import raise_together
 
 LATEST = "latest_checkpointed_iteration.txt"
@@ -77,7 +78,8 @@ def save_checkpoint(
             _write(document, new / MODEL)
 
     def publish() -> None:
-        _replace(new, folder / _name(iteration))
+        target = folder / _name(iteration)
+        replace_folder(new, target, old=target.with_name(f"{target.name}.old"))
         _write_text(f"{iteration}", folder / LATEST)
 
     together(begin if first else _nothing, folder)
@@ -209,16 +211,6 @@ def _write_text(text: str, path: Path) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
-
-
-def _replace(new: Path, target: Path) -> None:
-    """Renames ``new`` to ``target``, in place of one of the same name."""
-    old = target.with_name(f"{target.name}.old")
-    if target.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        target.rename(old)
-    new.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def _sum_of(document: dict[str, Any]) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """The reverse; None for other names."""
+    """Returns the step of a checkpoint by its name; None for other names."""
     found = _NAME.fullmatch(name)
     return int(found[1]) if found else None
 
@@ -143,7 +143,7 @@ def prepare(folder: Path) -> bool:
 
 
 class Lock:
-    """Held by the process that writes into a folder, and gone with it, however it ends."""
+    """Lock of the process that writes into a folder. It ends with the process, however that ends."""
 
     def __init__(self, folder: Path, patience_s: float = 10.0) -> None:
         """Raises BlockingIOError if another process holds it, and goes on doing so for a while: one that was killed a
@@ -183,7 +183,7 @@ def put_aside(at: Path) -> Path:
 
 
 def publish(writing: Path, folder: Path, manifest: Manifest) -> Path:
-    """``writing``, whose files are whole and synced, becomes a checkpoint, or replaces that of the same step. Raises
+    """Makes a checkpoint of ``writing``, whose files are whole and synced. It replaces that of the same step. Raises
     OSError."""
     with (writing / MANIFEST).open("w") as file:
         file.write(manifest.text())
@@ -191,14 +191,19 @@ def publish(writing: Path, folder: Path, manifest: Manifest) -> Path:
         os.fsync(file.fileno())
     sync_folder(writing)
     target = folder / name_of(manifest.step)
-    old = folder / f"{OLD}{target.name}"
+    replace_folder(writing, target, old=folder / f"{OLD}{target.name}")
+    return target
+
+
+def replace_folder(new: Path, target: Path, old: Path) -> None:
+    """Renames ``new`` to ``target``, in place of a folder of that name, which is called ``old`` until then. Raises
+    OSError."""
     if target.exists():
         shutil.rmtree(old, ignore_errors=True)
         target.rename(old)
-    writing.rename(target)
-    sync_folder(folder)
+    new.rename(target)
+    sync_folder(target.parent)  # else a crash of the machine could find neither of them
     shutil.rmtree(old, ignore_errors=True)
-    return target
 
 
 def rotate(folder: Path, keep: int, newest: int) -> None:
@@ -212,7 +217,7 @@ def rotate(folder: Path, keep: int, newest: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Names in it are on the disk."""
+    """Waits until the names in the folder are on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,17 +1,20 @@
-"""Memory into which a rank copies its share of a checkpoint, so that training may go on. It is used again."""
+"""Copies a rank's share of a checkpoint, so that training may go on: shares of about as many bytes, and memory that is
+used again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
 from bagua.torch_api.comm.checkpoint_state import Path
 from bagua.torch_api.saving.job_state import JobState
-from bagua.torch_api.saving.split import Size, portions
 from bagua.torch_api.saving.torch_format import Piece
 
 Key = tuple[Path, torch.Size, torch.dtype]
+SMALL_BYTES = 1 << 20  # a tensor of fewer bytes is not cut: many small pieces take longer to write
 
 
 class Staging:
@@ -41,6 +44,51 @@ class Staging:
             torch.cuda.synchronize(device)
         self._memory = used
         return found
+
+
+class Size(NamedTuple):
+    """Size of a tensor: rows along its first dimension (1 if it has none), and bytes of each."""
+
+    rows: int
+    row_bytes: int
+
+
+class Portion(NamedTuple):
+    """Rows ``begin`` to ``end`` of tensor number ``tensor``."""
+
+    tensor: int
+    begin: int
+    end: int
+
+
+def portions(sizes: Sequence[Size], ranks: int) -> list[list[Portion]]:
+    """Returns the portions of each rank. Every row of every tensor is in exactly one; a tensor without rows is in one,
+    too.
+
+    Tensors lie one after the other, and so do the ranks' parts of their bytes. Cuts between two ranks are moved to the
+    nearest row of a large tensor, or to the nearest end of a small one.
+    """
+    total = sum(size.rows * size.row_bytes for size in sizes)
+    found: list[list[Portion]] = [[] for _ in range(ranks)]
+    offset = 0
+    for number, (rows, row_bytes) in enumerate(sizes):
+        nbytes = rows * row_bytes
+        if nbytes < SMALL_BYTES:
+            middle = offset + nbytes // 2
+            found[min(middle * ranks // total, ranks - 1) if total else 0].append(Portion(number, 0, rows))
+        else:
+            begin = 0
+            for rank in range(offset * ranks // total, ranks):
+                end = min(rows, max(begin, round((total * (rank + 1) / ranks - offset) / row_bytes)))
+                if rank == ranks - 1:
+                    end = rows
+                if end > begin:
+                    found[rank].append(Portion(number, begin, end))
+                    begin = end
+                if begin == rows:
+                    break
+        offset += nbytes
+    return found
 
 
 def _shares(state: JobState, rank: int, ranks: int) -> Iterator[tuple[Path, torch.Tensor, int, int]]:

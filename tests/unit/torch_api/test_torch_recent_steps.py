@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagua.torch_api.job.recent_steps import RecentSteps
-from bagua.torch_api.job.statistics import StatisticsRecorder
+from bagua.torch_api.job.statistics import RecentSteps, StatisticsRecorder
 
 MS = 1_000_000
 

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua.torch_api.saving.split import SMALL_BYTES, Size, portions
+from bagua.torch_api.saving.staging import SMALL_BYTES, Size, portions
 
 SIZES = st.lists(
     st.builds(Size, st.integers(0, 3000), st.sampled_from([0, 1, 4, 4096, 1 << 16, 1 << 20, (1 << 22) + 4])),
