@@ -80,7 +80,7 @@ def _begin(store: Any, rank: int, size: int) -> Session:
             start.destroy_process_group()  # of a default group before, which this torch ended without a word
             session = None
     if session is None or session.pid != os.getpid():
-        environment.forget()
+        environment.clear_place()
         _tell(rank, size)
         start.join(store, torch_wanted=False)
         session = _current()
@@ -103,4 +103,4 @@ def _tell(rank: int, size: int) -> None:
     place = {"RANK": str(rank), "WORLD_SIZE": str(size)}
     if any(os.environ.get(name) != value for name, value in place.items()):
         place |= {"LOCAL_RANK": "", "LOCAL_WORLD_SIZE": ""}
-    environment.tell(place)
+    environment.set_place(place)

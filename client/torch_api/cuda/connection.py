@@ -97,7 +97,7 @@ class CudaConnection:
     def renew(self) -> None:
         """Makes another leg in a new generation. Tickets of the old one mean nothing any more."""
         self._give_up()
-        self.steps.forget()
+        self.steps.drop_open()
         self._open()
 
     def part(self) -> None:
@@ -243,7 +243,7 @@ class CudaConnection:
         when they are known. ``deadline_s`` has no meaning: nothing waits here, but for the members of an operation that
         was submitted out of step."""
         if ticket < 0:
-            ticket = self._gate.take(ticket)
+            ticket = self._gate.await_ticket(ticket)
         try:
             self._leg.wait(ticket, self._cuda.stream(self.index))
         except self._error as error:

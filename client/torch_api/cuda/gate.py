@@ -19,8 +19,8 @@ from bagua.torch_api.job.connection import HostConnection, Request, request
 
 Handed = Callable[[], int]  # Hands an operation over; returns the ticket of the device
 
-FIRST_LOOK_S, LONGEST_LOOK_S = 0.0005, 0.005
-END_S = 5.0
+FIRST_LOOK_S, LONGEST_LOOK_S = 0.0005, 0.005  # between two looks whether members have arrived
+END_S = 5.0  # for the thread to end: it may be handing an operation over
 
 
 class _Held:
@@ -40,7 +40,7 @@ class Gate:
     """Operations of one device. Their tickets here are negative, those of the device are not. Thread-safe."""
 
     def __init__(self, host: HostConnection, abandon: Callable[[int], None]) -> None:
-        """``abandon``: the device's, of a ticket of its own."""
+        """``abandon``: the device's function, which takes a ticket of the device."""
         self._host = host
         self._abandon = abandon
         self._numbers = itertools.count(-1, -1)
@@ -73,7 +73,7 @@ class Gate:
         held = self._held[number]
         return held.over and (held.ticket is None or done(held.ticket))
 
-    def take(self, number: int) -> int:
+    def await_ticket(self, number: int) -> int:
         """Waits until the operation is handed over; returns the device's ticket. Raises what kept it from that, or
         CommunicationError at the limit of waits."""
         held = self._held[number]
@@ -101,8 +101,8 @@ class Gate:
             self._abandon(ticket)
 
     def drop(self, error: Exception) -> None:
-        """Drops operations that are held here: ``take`` raises this error. One that is being handed over ends as the
-        device has it.
+        """Drops operations that are held here: ``await_ticket`` raises this error. One that is being handed over
+        ends as the device has it.
         """
         with self._changed:
             dropped = [held for held in self._queue if not held.handing]
@@ -115,7 +115,7 @@ class Gate:
                 self._host.abandon(held.arrival)
 
     def close(self) -> None:
-        """Drops operations for good."""
+        """Drops all operations, and refuses further ones."""
         with self._changed:
             self._closed = True
         self.drop(closed())
@@ -136,7 +136,7 @@ class Gate:
             pause = min(2 * pause, LONGEST_LOOK_S)
 
     def _look(self, queue: list[_Held]) -> bool:
-        """Hands over those that all members have begun. Whether there were any."""
+        """Hands over operations that all members have begun. Returns True if there were any."""
         found = False
         behind = set[int]()  # communicators of which an earlier one is not handed over
         for held in queue:
@@ -150,7 +150,7 @@ class Gate:
     def _arrived(self, held: _Held) -> bool:
         try:
             return self._host.done(held.arrival)
-        except CommunicationError:  # ``wait`` raises it again, for the caller of ``take``
+        except CommunicationError:  # ``wait`` raises it again, for the caller of ``await_ticket``
             return True
 
     def _hand(self, held: _Held) -> None:
@@ -162,7 +162,7 @@ class Gate:
         try:
             self._host.wait(held.arrival)
             ticket = held.hand_over()
-        except Exception as raised:  # the caller of ``take`` gets it, whatever it is
+        except Exception as raised:  # the caller of ``await_ticket`` gets it, whatever it is
             error = raised
         with self._changed:
             self._queue.remove(held)

@@ -24,20 +24,20 @@ class CudaSteps:
     """Passes steps on to ``StatisticsRecorder.add_step`` once their times are known."""
 
     def __init__(self, recorder: StatisticsRecorder, times: Callable[[int], Times]) -> None:
-        """``times``: those of a ticket; 0 for times that are not known, yet or any more."""
+        """``times``: returns the times of the operation with this ticket; 0 for each that is not known."""
         self._recorder = recorder
         self._times = times
         self._open: deque[_Step] = deque(maxlen=LONGEST)
 
     def add(self, operations: Sequence[Times], begin: Moment, end: Moment) -> None:
-        """A step whose operations have been waited for between two moments of the stream. Of the operations' times only
-        the first number, the ticket, is known."""
+        """Adds a step whose operations have been waited for between two moments of the stream. Of the operations' times
+        only the first number, the ticket, is known."""
         self._open.append(_Step(operations, begin, end))
         if len(self._open) % TOGETHER == 0:
             self.settle()
 
-    def forget(self) -> None:
-        """The steps that are not counted yet will not be: nobody knows their tickets any more."""
+    def drop_open(self) -> None:
+        """Drops the steps that are not counted yet. Call it when a new leg begins: it does not know their tickets."""
         self._open.clear()
 
     def settle(self, wait: bool = False) -> None:
@@ -51,6 +51,7 @@ class CudaSteps:
             self._open.popleft()
             begin, end = step.begin.nanoseconds(), step.end.nanoseconds()
             known = [self._times(operation[0]) for operation in step.operations]
-            # Operations of which nothing is known were released: a step that stayed open while many others were waited
-            # for. The host sees late that an operation is over: this step's all were when its stream went on.
+            # An operation without times was released: its step stayed open while many others were waited for.
+            # The end of the step stands for the end of each operation, which the host sees late: all were over when
+            # the stream went on.
             self._recorder.add_step([(times[0], times[1], end) for times in known if times[1]], begin, end)

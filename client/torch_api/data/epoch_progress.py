@@ -1,4 +1,4 @@
-"""The course of one member through the epochs of a dataset: the batches that it is given, and those that are
+"""The progress of one member through the epochs of a dataset: the batches that it is given, and those that are
 committed.
 """
 
@@ -172,7 +172,7 @@ class Course:
             "committed": self._committed,
             "opening": self._opening,
             "chunk": self._chunk,
-            "progress": self._progress.tell(),
+            "progress": self._progress.to_json(),
         }
 
     def hear(self, told: Heard, members: Sequence[int], generation: int) -> float:

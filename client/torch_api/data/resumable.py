@@ -42,14 +42,14 @@ class Legs:
     was given ``given`` items."""
 
     def __init__(self, replicas: int, told: Iterable[Sequence[int]] = ()) -> None:
-        """``told``: by ``tell``, of a job with as many ranks, or others."""
+        """``told``: by ``to_json``, of a job with as many ranks, or others."""
         self.replicas = replicas
         self.given = 0
         self.before = [(ranks, given) for ranks, given in told if given]
         if self.before and self.before[-1][0] == replicas:
             self.given = self.before.pop()[1]
 
-    def tell(self) -> list[list[int]]:
+    def to_json(self) -> list[list[int]]:
         """Returns all of it in JSON's types."""
         return [*map(list, self.before), [self.replicas, self.given]]
 
@@ -115,7 +115,7 @@ class ResumableSampler(Sampler[Item], Generic[Item]):
         """The position in the epoch, in JSON's types. ``given``: samples (batches, of a sampler of batches) of this
         rank that were trained on since the iteration began; needed where a plain ``DataLoader`` has worker processes,
         because they ask the sampler ahead of time. Without it all that the sampler has given out count."""
-        legs = self._legs.tell()
+        legs = self._legs.to_json()
         if given is not None:
             legs[-1][1] = given
         return {"epoch": self.epoch, "seed": self.seed, "length": self._length, "legs": legs}

@@ -95,8 +95,8 @@ class Progress:
         back = {*self.returned, *_positions(self.held), *range(self.cursor, reached)} - kept
         return Progress(self.length, tuple(members), tuple(shares), reached, tuple(sorted(back)), held, self.split)
 
-    def tell(self) -> dict[str, Any]:
-        """Returns all of it but ``split``, in JSON's types."""
+    def to_json(self) -> dict[str, Any]:
+        """Returns all fields but ``split``, in JSON's types."""
         names = ("length", "members", "shares", "cursor", "returned", "held")
         return {name: getattr(self, name) for name in names}
 

@@ -58,7 +58,7 @@ class Course:
         """The members that share out this epoch, counted from 1."""
         return next((members for after, members in reversed(self.changes) if after < epoch), self.members)
 
-    def tell(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Returns all of it in JSON's types."""
         return asdict(self)
 
@@ -112,7 +112,7 @@ class TorchSamplers:
         share_out(sampler, ranks, rank)
         return _part(missed, ranks, rank, sampler.drop_last), missed
 
-    def begin(self, sampler: DistributedSampler[Any], course: Course) -> list[int]:
+    def begin_epoch(self, sampler: DistributedSampler[Any], course: Course) -> list[int]:
         """Begins an epoch. Returns what opens this rank's part of it."""
         own, course.opening = self.share_out_next(sampler, course)
         course.begun, course.steps, course.number = course.begun + 1, 0, sampler.epoch
@@ -162,7 +162,7 @@ class TorchSamplers:
             course.steps += 1
 
     def tell(self) -> dict[str, Any]:
-        return {"courses": [course.tell() for course in self._courses]}
+        return {"courses": [course.to_json() for course in self._courses]}
 
     def hear(self, told: Heard, members: Sequence[int], generation: int) -> float:
         courses = [state["courses"] for _, state in told.values()]
@@ -219,7 +219,7 @@ def _iterate(sampler: DistributedSampler[Any]) -> Iterator[Any]:
     if found is None:
         return _ITERATE(sampler)
     samplers, course = found
-    opening = samplers.begin(sampler, course)
+    opening = samplers.begin_epoch(sampler, course)
     rest = _ITERATE(sampler)
     sampler.num_samples += len(opening)  # for len(): torch compares its own part with it
     return _walk(course, course.begun, chain(opening, rest))

@@ -139,8 +139,8 @@ def _is_about_processes(error: BaseException) -> bool:
 
 
 class ProgramWatch:
-    """Watches the program of this process from the first ``begin`` on. ``on_end`` is told an exception that nobody has
-    caught as soon as the interpreter says so."""
+    """Watches the program of this process from the first ``install`` on. ``on_end`` is told an exception that nobody
+    has caught as soon as the interpreter says so."""
 
     def __init__(self) -> None:
         self._root: FrameType | None = None
@@ -149,8 +149,8 @@ class ProgramWatch:
         self._exit: End | None = None  # the newest SystemExit of the main thread
         self._hook: Callable[..., object] | None = None
 
-    def begin(self, on_end: Callable[[End], None]) -> None:
-        """Idempotent, but for ``on_end``."""
+    def install(self, on_end: Callable[[End], None]) -> None:
+        """Installs the hooks. Once they are there it only changes ``on_end``."""
         self._on_end = on_end
         self._root = _outermost(sys._current_frames()[threading.main_thread().ident or 0])
         if self._hook is None:

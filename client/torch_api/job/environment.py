@@ -1,7 +1,7 @@
 """Reads settings of this process from environment variables. It works before ``init_process_group``.
 
-A session knows its rank's place better than they do, and tells it here (``tell``). The environment gets it only where a
-program asked for the session (``show``), and is as it was before when the session has ended (``forget``).
+A session knows its rank's place better than they do, and tells it here (``set_place``). The environment gets it only
+where a program asked for the session (``show``), and is as it was before when the session has ended (``clear_place``).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class _Place:
     shown_in = 0
 
 
-def tell(variables: Mapping[str, str]) -> None:
+def set_place(variables: Mapping[str, str]) -> None:
     """Sets the rank's place from now on, whatever the environment says."""
     _Place.told.update(variables)
 
 
 def show() -> None:
-    """Programs, and processes that they start, find it in the environment, too."""
+    """Puts the rank's place into the environment, for programs that read it and processes that they start."""
     for name, value in _Place.told.items():
         before = os.environ.get(name)
         if value and value != before:
@@ -48,9 +48,9 @@ def show() -> None:
     _Place.shown_in = os.getpid()
 
 
-def forget() -> None:
-    """The session has ended, or another one begins in a fork of its process. Variables that a program has changed since
-    stay."""
+def clear_place() -> None:
+    """Forgets the place, when the session has ended or another one begins in a fork of its process. The environment
+    is as before, but for variables that a program has changed since."""
     for name, (before, value) in _Place.shown.items() if _Place.shown_in == os.getpid() else ():
         if os.environ.get(name) == value:
             del os.environ[name]
@@ -104,7 +104,7 @@ def complete() -> None:
     found = _launchers_place()
     if "LOCAL_WORLD_SIZE" not in found:
         found.pop("LOCAL_RANK", None)  # the ranks find out which of them share a host
-    tell(found)
+    set_place(found)
 
 
 def get_rank() -> int:
@@ -137,7 +137,7 @@ def get_node_rank() -> int:
 
 
 def get_master_addr() -> str:
-    """MASTER_ADDR, else this machine."""
+    """Address at which the ranks meet: MASTER_ADDR, else this machine."""
     return look("MASTER_ADDR") or "127.0.0.1"
 
 

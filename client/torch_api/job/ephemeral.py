@@ -198,12 +198,12 @@ def _locate(rank: int, world_size: int, meeting: Meeting) -> Place:
     """Ranks per host, as rank 0 says: its LOCAL_WORLD_SIZE; where that is absent, the ranks tell it on which host they
     are. The environment of another rank alone can't be asked: it may be about a former world."""
     mine = environment.read_int("LOCAL_WORLD_SIZE", 0)
-    meeting.tell(f"host/{rank}", name=_host_identity())
+    meeting.publish(f"host/{rank}", name=_host_identity())
     if rank == 0:
         local = mine or _count_hosts(world_size, meeting)
         if local < 1 or world_size % local:
             raise ConfigError(f"LOCAL_WORLD_SIZE={local} does not divide WORLD_SIZE={world_size}. [BG908]")
-        meeting.tell("local", size=local)
+        meeting.publish("local", size=local)
         return Place(rank, world_size, local)
     told = meeting.ask("local", "Rank 0").get("size")
     if not isinstance(told, int) or told < 1 or world_size % told or mine not in (0, told):
@@ -276,10 +276,10 @@ def _lead_again(place: Place, meeting: Meeting, held: Lifeline | None) -> bool:
         known = [meeting.ask(f"holds/{host}", place.first_rank(host)).get("job") for host in others]
         if all(job == held.first_job for job in known):
             job_id = held.ask_job(place.local_world_size, START_DEADLINE_S)
-    meeting.tell("plan", again=job_id is not None)
+    meeting.publish("plan", again=job_id is not None)
     if held is None or job_id is None:
         return False
-    meeting.tell("ready/0", socket=held.daemon)
+    meeting.publish("ready/0", socket=held.daemon)
     for host in others:
         meeting.ask(f"ready/{host}", place.first_rank(host))
     meeting.succeed(job_id)
@@ -289,10 +289,10 @@ def _lead_again(place: Place, meeting: Meeting, held: Lifeline | None) -> bool:
 def _follow_again(place: Place, meeting: Meeting, held: Lifeline | None) -> bool:
     """The first rank of another host: says in which cluster it is, and hears whether that serves this world, too."""
     host = place.node_rank
-    meeting.tell(f"holds/{host}", job=held.first_job if held is not None else "")
+    meeting.publish(f"holds/{host}", job=held.first_job if held is not None else "")
     if held is None or meeting.ask("plan", "Rank 0").get("again") is not True:
         return False
-    meeting.tell(f"ready/{host}", socket=held.daemon)
+    meeting.publish(f"ready/{host}", socket=held.daemon)
     return True
 
 
@@ -300,11 +300,11 @@ def _lead(place: Place, meeting: Meeting, service: LeashedService) -> None:
     """Rank 0: carries the messages of the other hosts to the cluster and back, and ends the attempt when all are
     there."""
     info = service.receive(START_DEADLINE_S)
-    meeting.tell("ready/0", socket=info["socket"])
+    meeting.publish("ready/0", socket=info["socket"])
     for host in range(1, place.nnodes):
         hello = meeting.ask(f"hello/{host}", place.first_rank(host), service.check)
         service.send(host=host, hello=text_of(hello, "message"))
-        meeting.tell(f"welcome/{host}", message=service.receive(START_DEADLINE_S)["welcome"])
+        meeting.publish(f"welcome/{host}", message=service.receive(START_DEADLINE_S)["welcome"])
     for host in range(1, place.nnodes):
         meeting.ask(f"ready/{host}", place.first_rank(host), service.check)
     meeting.succeed(info["job_id"], service.check)
@@ -313,10 +313,10 @@ def _lead(place: Place, meeting: Meeting, service: LeashedService) -> None:
 def _follow(place: Place, meeting: Meeting, service: LeashedService) -> None:
     """The first rank of another host: carries its daemon's messages."""
     host = place.node_rank
-    meeting.tell(f"hello/{host}", message=service.receive(START_DEADLINE_S)["hello"])
+    meeting.publish(f"hello/{host}", message=service.receive(START_DEADLINE_S)["hello"])
     welcome = meeting.ask(f"welcome/{host}", "Rank 0", service.check)
     service.send(welcome=text_of(welcome, "message"))
-    meeting.tell(f"ready/{host}", socket=service.receive(START_DEADLINE_S)["socket"])
+    meeting.publish(f"ready/{host}", socket=service.receive(START_DEADLINE_S)["socket"])
 
 
 def _check_socket(path: str) -> None:

@@ -51,7 +51,7 @@ class Meeting:
         except RuntimeError as error:
             raise _gone(error) from None
         self._store = PrefixStore(str(self.number), self._all)
-        self.tell(_here(rank))
+        self.publish(_here(rank))
         self.name = f"{self.number} {text_of(self.ask(_BEGIN, 'Rank 0'), 'name')}"
 
     def _begin(self) -> int:
@@ -67,8 +67,8 @@ class Meeting:
         over = number == 0 or any(self._all.check([f"{number}/{key}"]) for key in (_END, _here(rank)))
         return number + 1 if over else number
 
-    def tell(self, key: str, **value: Any) -> None:
-        """Tells all ranks. Raises ServiceError if the store is gone."""
+    def publish(self, key: str, **value: Any) -> None:
+        """Sets a value that all ranks may ask for. Raises ServiceError if the store is gone."""
         try:
             self._store.set(key, json.dumps(value))
         except RuntimeError as error:
@@ -93,7 +93,7 @@ class Meeting:
         """Ends the attempt well, for all ranks, once they have come. For rank 0. Raises like ``ask``."""
         for rank in self._others:
             self.ask(_here(rank), f"Rank {rank}", alive)
-        self.tell(_END, job_id=job_id)
+        self.publish(_END, job_id=job_id)
 
     def fail(self, reason: str) -> None:
         """Ends the attempt for all ranks, if it has not ended yet. Rank 0, in which the store may live, gives those

@@ -38,8 +38,8 @@ class Listeners:
     def __bool__(self) -> bool:
         return bool(self._functions)
 
-    def tell(self, report: Report, rank: int) -> None:
-        """One that raises is logged, and not called again: a report never fails the training."""
+    def notify(self, report: Report, rank: int) -> None:
+        """Calls them. One that raises is logged, and not called again: a report never fails the training."""
         for function, all_ranks in list(self._functions.items()):
             if rank != 0 and not all_ranks:
                 continue

@@ -118,7 +118,7 @@ class Session:
             raise SystemExit(0) from None
         self.membership = entered
         self.take_part(frozenset(entered.members) - known)
-        environment.tell(entered.variables)
+        environment.set_place(entered.variables)
         environment.show()
         if self.progress is not None:
             self.progress.rank = entered.rank
@@ -255,4 +255,4 @@ def _tell_listeners(session: Session | None, step: int, total: int, metrics: Map
         return
     times = {} if session is None else figures(session.statistics.last_step())
     rank = environment.get_rank() if session is None else session.membership.rank
-    LISTENERS.tell(Report(step, total, numbers, message, times), rank)
+    LISTENERS.notify(Report(step, total, numbers, message, times), rank)

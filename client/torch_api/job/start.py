@@ -45,7 +45,7 @@ def begin(store: Store | None = None, rank: int = -1, world_size: int = -1, loca
     if session is not None and session.pid == os.getpid():
         raise BaguaError("init_process_group() was called twice: this process is a rank already. [BG407]")
     torch_wanted = torch_distributed.wanted()
-    environment.forget()
+    environment.clear_place()
     if store is not None:
         _use_store(rank, world_size, local_world_size)
     join(store, torch_wanted)
@@ -65,7 +65,7 @@ def join(store: Store | None, torch_wanted: bool) -> None:
             session = ephemeral.join(store)
         _begin(session, torch_wanted)
     except BaseException:
-        environment.forget()
+        environment.clear_place()
         raise
 
 
@@ -84,14 +84,14 @@ def _use_store(rank: int, world_size: int, local_world_size: int) -> None:
         )
     local_rank = rank % local_world_size
     place = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_world_size}
-    environment.tell({name: str(value) for name, value in place.items()})
+    environment.set_place({name: str(value) for name, value in place.items()})
 
 
 def _tell(membership: Membership) -> None:
     """Completes the rank's place, which the rank getters read: launchers set different variables. A newcomer was
     started with its member number for a rank, and others may have been lost since a process was started."""
     anew = membership.lobby or membership.later
-    environment.tell({k: v for k, v in membership.variables.items() if anew or not environment.look(k)})
+    environment.set_place({k: v for k, v in membership.variables.items() if anew or not environment.look(k)})
 
 
 def _begin(session: Session, torch_wanted: bool) -> None:
@@ -99,7 +99,7 @@ def _begin(session: Session, torch_wanted: bool) -> None:
     torch_group = session.companion = TorchGroup(session, torch_wanted)
     CURRENT.session = session
     _Torch.group, _Torch.begun = torch_group, True
-    WATCH.begin(_fail)
+    WATCH.install(_fail)
     if not faulthandler.is_enabled() and "PYTHONFAULTHANDLER" not in os.environ:
         with suppress(OSError, ValueError, RuntimeError):  # standard error is no file
             faulthandler.enable()
@@ -127,7 +127,7 @@ def destroy_process_group() -> None:
     if torch_group is not None:
         torch_group.close()
     session.close(handled.words)
-    environment.forget()
+    environment.clear_place()
 
 
 def fail(error: BaseException) -> None:

@@ -120,7 +120,7 @@ class _Rank:
         self.error = ""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def take(self, source: Connection) -> None:
+    def read_from(self, source: Connection) -> None:
         """Reads what there is; closes a source that has ended."""
         if not self.open[source](source):
             del self.open[source]
@@ -214,7 +214,7 @@ class _Launch:
         while waiting := self._sources():
             ready = wait(list(waiting), None if deadline is None else max(0.0, deadline - time.monotonic()))
             for source in ready:
-                waiting[source].take(source) if isinstance(source, Connection) else waiting[source].process.join()
+                waiting[source].read_from(source) if isinstance(source, Connection) else waiting[source].process.join()
             self._show()
             if self._first is None and (failed := [one for one in self._ranks if one.failed]):
                 self._first = min(failed, key=lambda one: not one.error)

@@ -139,8 +139,9 @@ class Block:
         self._kept = places
         return lane.flat[begin:end]
 
-    def take(self, name: str, values: Sequence[torch.Tensor], begin: int) -> torch.Tensor:
-        """Tensors of the parameters' shapes that the optimizer keeps beside its state, likewise."""
+    def take_beside(self, name: str, values: Sequence[torch.Tensor], begin: int) -> torch.Tensor:
+        """Tensors of the parameters' shapes that the optimizer keeps beside its state, as one tensor. They are
+        copied where they don't lie side by side."""
         found = self.weights.seen(values, begin)
         if found is None:
             lane = self.per_parameter.setdefault(name, Lane(self.parameters, values[0].dtype, values[0].device))

@@ -193,7 +193,7 @@ class Fusion:
             for part in self._parts:
                 values = [changed.pop(one) for one in part.parameters if one in changed]
                 if values:
-                    changed[part.leaf] = part.block.take(name, values, part.begin)
+                    changed[part.leaf] = part.block.take_beside(name, values, part.begin)
             self._beside[name] = table, changed
             setattr(self.optimizer, name, changed)
 

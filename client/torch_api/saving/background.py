@@ -85,9 +85,9 @@ class Background:
                 TELL_AFTER_S,
             )
 
-    def begin(self, task: Task, pieces: Sequence[Piece], documents: Mapping[Any, Any]) -> None:
-        """Begins to write, after ``wait_until_written`` has returned. Pieces must stay as they are until it returns
-        again.
+    def start_writing(self, task: Task, pieces: Sequence[Piece], documents: Mapping[Any, Any]) -> None:
+        """Writes in a thread of its own. Call it after ``wait_until_written`` has returned. Pieces must stay as they
+        are until that returns again.
         """
         self._written.clear()
         self._threads = [one for one in self._threads if one.is_alive()]

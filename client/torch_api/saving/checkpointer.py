@@ -24,7 +24,7 @@ from bagua.torch_api.job.session import current
 from bagua.torch_api.saving import folder as on_disk
 from bagua.torch_api.saving.background import Background, Task, sentence
 from bagua.torch_api.saving.job_state import JOB, Return, collect, document_of, key
-from bagua.torch_api.saving.schedule import Decision, rhythm_of
+from bagua.torch_api.saving.schedule import Decision, schedule_of
 from bagua.torch_api.saving.staging import Staging
 from bagua.torch_api.saving.torch_format import Checkpoint
 from bagua.torch_api.train.agreement import broadcast_json, gather_texts, raise_together
@@ -97,7 +97,7 @@ class Checkpointer:
             raise ValueError(f"keep is {keep!r}: it must be a number of checkpoints from 1 on. [BG707]")
         self.folder = _folder(folder)
         self._asked = _asked_for(self.folder) if os.environ.get(checkpoint_folder.ON_REQUEST) == "1" else None
-        self._rhythm = rhythm_of(every, time.monotonic, self._asked)
+        self._schedule = schedule_of(every, time.monotonic, self._asked)
         self._keep = keep
         self._session = current()
         self._course = _Course()
@@ -179,7 +179,7 @@ class Checkpointer:
         if first:
             sign.unlink(missing_ok=True)
         self._course.run, self._earlier = told["run"], told["earlier"]
-        self._rhythm.begin(0)
+        self._schedule.restart(0)
 
     # Writing
 
@@ -189,11 +189,11 @@ class Checkpointer:
         ``save`` for errors.
         """
         self._course.steps += 1
-        if self._course.look > self._rhythm.look:  # this rank has joined the others, who have agreed on it
-            self._rhythm.begin(self._course.steps - 1)
-            self._rhythm.look = self._course.look
-        due = self._rhythm.due(self._course.steps, self._agree)
-        self._course.look = self._rhythm.look
+        if self._course.look > self._schedule.look:  # this rank has joined the others, who have agreed on it
+            self._schedule.restart(self._course.steps - 1)
+            self._schedule.look = self._course.look
+        due = self._schedule.due(self._course.steps, self._agree)
+        self._course.look = self._schedule.look
         if due:
             self.save()
             if self._asked is not None and self._world.rank() == 0 and self._asked():
@@ -234,8 +234,8 @@ class Checkpointer:
             keep=self._keep,
         )
         state = collect(self._session, rank)
-        pieces = self._staging.take(state, rank, world.nranks())
-        self._background.begin(task, pieces, copy.deepcopy(state.documents))
+        pieces = self._staging.copy_share(state, rank, world.nranks())
+        self._background.start_writing(task, pieces, copy.deepcopy(state.documents))
 
     def _close(self) -> None:
         """Finishes all that is being written, or gives it up."""
@@ -265,8 +265,8 @@ class Checkpointer:
         run = self._course.run
         found = self._together(self._resume)
         self._course.run = run
-        self._rhythm.begin(self._course.steps)
-        self._course.look = self._rhythm.look
+        self._schedule.restart(self._course.steps)
+        self._course.look = self._schedule.look
         return found
 
     def _resume(self) -> Resumed | None:

@@ -27,13 +27,13 @@ class Decision(NamedTuple):
     look: int
 
 
-class Rhythm(Protocol):
+class Schedule(Protocol):
     """``look``: the next step after which a checkpoint may be due."""
 
     look: int
 
-    def begin(self, steps: int) -> None:
-        """Begins after this number of steps, when nothing is due yet."""
+    def restart(self, steps: int) -> None:
+        """Counts from this number of steps on. Nothing is due then."""
         ...
 
     def due(self, steps: int, agree: Callable[[Callable[[], Decision]], Decision]) -> bool:
@@ -50,7 +50,7 @@ class EverySteps:
     def __init__(self, every: int) -> None:
         self._every = every
 
-    def begin(self, steps: int) -> None: ...
+    def restart(self, steps: int) -> None: ...
 
     def due(self, steps: int, agree: Callable[[Callable[[], Decision]], Decision]) -> bool:
         return steps % self._every == 0
@@ -64,9 +64,9 @@ class EverySeconds:
         self._every = every
         self._clock = clock
         self._asked = asked
-        self.begin(0)
+        self.restart(0)
 
-    def begin(self, steps: int) -> None:
+    def restart(self, steps: int) -> None:
         self._since = self._looked = self._clock()
         self._looked_at = steps
         self.look = steps + 1
@@ -105,9 +105,9 @@ class EveryStepsOrAsked(EverySeconds):
         return super().due(steps, agree) or steps % self._steps == 0
 
 
-def rhythm_of(every: int | timedelta, clock: Clock, asked: Asked | None = None) -> Rhythm:
-    """``every``: steps, or time; and when ``asked`` says so, if that is given. Raises TypeError and ValueError that say
-    so."""
+def schedule_of(every: int | timedelta, clock: Clock, asked: Asked | None = None) -> Schedule:
+    """Makes the schedule for ``every``: steps, or time. With ``asked``, checkpoints are due when that says so, too.
+    Raises TypeError and ValueError for a value that can't be."""
     if isinstance(every, timedelta):
         if every <= timedelta(0):
             raise ValueError(f"every is {every}: it must be a time above zero. [BG707]")

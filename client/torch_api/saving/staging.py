@@ -23,7 +23,7 @@ class Staging:
     def __init__(self) -> None:
         self._memory: dict[Key, torch.Tensor] = {}
 
-    def take(self, state: JobState, rank: int, ranks: int) -> list[Piece]:
+    def copy_share(self, state: JobState, rank: int, ranks: int) -> list[Piece]:
         """Copies this rank's share. The share of before is overwritten."""
         used: dict[Key, torch.Tensor] = {}
         found = []

@@ -89,7 +89,7 @@ def test_nothing_is_handed_over_before_all_have_begun(rig: Rig) -> None:
     assert number < 0 and not rig.handed and not rig.gate.done(number, never)
     rig.host.over.add(1)
     eventually(lambda: rig.handed == ["a"])
-    assert rig.gate.take(number) == 1
+    assert rig.gate.await_ticket(number) == 1
 
 
 def test_operations_of_a_communicator_keep_their_order(rig: Rig) -> None:
@@ -123,7 +123,7 @@ def test_the_one_who_waits_gets_the_error(rig: Rig) -> None:
     for number, words in ((first, "captured"), (second, "rank 1 was lost")):
         eventually(lambda number=number: rig.gate.done(number, never))
         with pytest.raises(CommunicationError, match=words):
-            rig.gate.take(number)
+            rig.gate.await_ticket(number)
     assert rig.handed == ["a"]
 
 
@@ -150,20 +150,20 @@ def test_members_have_changed(rig: Rig) -> None:
     rig.gate.drop(CommunicationError("members have changed"))
     leave.set()
     with pytest.raises(CommunicationError, match="members have changed"):
-        rig.gate.take(held)
+        rig.gate.await_ticket(held)
     with pytest.raises(CommunicationError, match="aborted"):
-        rig.gate.take(under_way)
+        rig.gate.await_ticket(under_way)
     assert rig.host.abandoned == [2]
     number = rig.submit("c")
     rig.host.over.update({2, 3})
-    assert rig.gate.take(number) == 2 and rig.handed == ["a", "c"]
+    assert rig.gate.await_ticket(number) == 2 and rig.handed == ["a", "c"]
 
 
 def test_a_wait_for_members_has_an_end(rig: Rig) -> None:
     number = rig.submit("a")
     rig.host.first_warning_s, rig.host.limit = 0.01, 0.03
     with pytest.raises(CommunicationError, match="gave up"):
-        rig.gate.take(number)
+        rig.gate.await_ticket(number)
 
 
 def test_a_closed_gate_holds_nothing(rig: Rig) -> None:
@@ -171,6 +171,6 @@ def test_a_closed_gate_holds_nothing(rig: Rig) -> None:
     rig.gate.close()
     rig.gate.close()
     with pytest.raises(CommunicationError, match="was closed"):
-        rig.gate.take(number)
+        rig.gate.await_ticket(number)
     with pytest.raises(CommunicationError, match=r"init_process_group\(\)"):
         rig.submit("b")

@@ -119,7 +119,7 @@ ending = sys.modules["ending"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(ending)
 watch = ending.ProgramWatch()
 told = []
-watch.begin(told.append)
+watch.install(told.append)
 atexit.register(lambda: print("END", told, watch.end()))
 """
 

@@ -70,19 +70,19 @@ def test_a_store_needs_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
         _use_store(2, 2, 2)
     _use_store(5, 8, 4)
     assert (env.get_rank(), env.get_world_size(), env.get_local_rank(), env.get_local_size()) == (5, 8, 1, 4)
-    environment.forget()
+    environment.clear_place()
     assert (env.get_rank(), env.get_world_size(), env.get_local_rank(), env.get_local_size()) == (0, 1, 0, 1)
 
 
 def test_the_environment_is_afterwards_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "7")
-    environment.tell({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": ""})
+    environment.set_place({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": ""})
     assert os.environ["RANK"] == "7" and "WORLD_SIZE" not in os.environ and env.get_rank() == 1
     environment.show()
-    environment.tell({"RANK": "0", "NODE_RANK": "3"})  # the next generation
+    environment.set_place({"RANK": "0", "NODE_RANK": "3"})  # the next generation
     environment.show()
     assert [os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK")] == ["0", "2", None, "3"]
     os.environ["NODE_RANK"] = "4"  # the program's own
-    environment.forget()
+    environment.clear_place()
     assert [os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")] == ["7", None, None]
     assert os.environ.pop("NODE_RANK") == "4" and env.get_rank() == 7

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua.torch_api.saving.schedule import Decision, EverySeconds, rhythm_of
+from bagua.torch_api.saving.schedule import Decision, EverySeconds, schedule_of
 
 
 class Rank:
@@ -19,7 +19,7 @@ class Rank:
 
     def __init__(self, every: float, offset: float) -> None:
         self.now = 0.0
-        self.rhythm = EverySeconds(every, lambda: self.now + offset)
+        self.schedule = EverySeconds(every, lambda: self.now + offset)
 
 
 class Job:
@@ -41,7 +41,7 @@ class Job:
 
         for rank in self.ranks:
             rank.now += seconds
-        found = [rank.rhythm.due(number, agree) for rank in self.ranks]
+        found = [rank.schedule.due(number, agree) for rank in self.ranks]
         assert len(set(found)) == 1, "ranks differ"
         if found[0]:
             self.saved.append((number, self.ranks[0].now))
@@ -51,8 +51,8 @@ def test_steps_need_no_message() -> None:
     def never(_: Callable[[], Decision]) -> Decision:
         raise AssertionError("a message")
 
-    rhythm = rhythm_of(3, lambda: 0.0)
-    assert [step for step in range(1, 11) if rhythm.due(step, never)] == [3, 6, 9]
+    schedule = schedule_of(3, lambda: 0.0)
+    assert [step for step in range(1, 11) if schedule.due(step, never)] == [3, 6, 9]
 
 
 @given(st.floats(0.001, 40.0), st.floats(1.0, 100.0))
@@ -90,8 +90,8 @@ def test_steps_that_become_slower_are_seen() -> None:
 def test_a_rank_that_joined_decides_as_the_others() -> None:
     """It must not take the steps before it came for its own: they would seem to last no time."""
     job = Job(60.0, 1)
-    rhythm = job.ranks[0].rhythm
-    rhythm.begin(5000)
+    schedule = job.ranks[0].schedule
+    schedule.restart(5000)
     for number in range(5001, 5201):
         job.step(number, 1.0)
     assert [number for number, _ in job.saved] == [5060, 5120, 5180]
@@ -108,18 +108,18 @@ def test_a_rank_that_joined_decides_as_the_others() -> None:
 )
 def test_bad_arguments(every: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
-        rhythm_of(every, lambda: 0.0)
+        schedule_of(every, lambda: 0.0)
 
 
 @pytest.mark.parametrize("every", [10**9, timedelta(hours=9)])
 def test_a_checkpoint_that_is_asked_for_comes_within_seconds(every: int | timedelta) -> None:
     clock, asked = [0.0], [False]
-    rhythm = rhythm_of(every, lambda: clock[0], lambda: asked[0])
-    rhythm.begin(0)
+    schedule = schedule_of(every, lambda: clock[0], lambda: asked[0])
+    schedule.restart(0)
 
     def due(step: int) -> bool:
         clock[0] += 0.1
-        return rhythm.due(step, lambda decide: decide())
+        return schedule.due(step, lambda decide: decide())
 
     assert not any(due(step) for step in range(1, 500))
     asked[0] = True
