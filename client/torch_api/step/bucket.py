@@ -17,6 +17,7 @@ from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.job.connection import NOWHERE, Place
 from bagua.torch_api.step.execution import Execution, NotReady, join_all
 from bagua.torch_api.step.low_rank import low_rank_for
+from bagua.torch_api.step.phases import bucket_name
 
 Allocate = Callable[[int, torch.dtype], tuple[torch.Tensor, Place]]
 
@@ -47,7 +48,7 @@ class PlanBucket:
     def __init__(self, name: str, parameters: Sequence[tuple[str, torch.Tensor]], allocate: Allocate) -> None:
         """``parameters``: names and tensors, of one dtype, at least one."""
         self.name = name
-        self.label = f"bucket {name}"[:39]
+        self.label = bucket_name(name)
         self.names = [label for label, _ in parameters]
         self.tensors = [tensor for _, tensor in parameters]
         self.dtype = self.tensors[0].dtype

@@ -290,7 +290,7 @@ class Action:
         """Error feedback of this rank that is its own."""
         return ()
 
-    # When buckets are cut anew: see ``recut.py``
+    # When buckets are cut anew: see ``rebucket.py``
 
     def in_engine(self) -> Mapping[Members, Residual]:
         """Residuals of the engine, by communicator."""

@@ -138,7 +138,7 @@ class ModelBuckets:
         return [[self._name(tensor) for tensor in group] for group in groups]
 
     def cut(self, cuts: Sequence[Sequence[str]]) -> None:
-        """Makes all buckets again, so cut, without communication. What they held is gone: see ``recut.py``.
+        """Makes all buckets again, so cut, without communication. What they held is gone: see ``rebucket.py``.
 
         Raises ValueError if these are not the names of all parameters that are exchanged."""
         by_name = {self._name(tensor): tensor for tensor in self._tensors}

@@ -105,7 +105,11 @@ class Flags(threading.local):
         if carrier is None or len(members.ranks) < 2 or not self._under_way.take_if_free():
             return False
         self.early = True
-        made = self._made.get(members.id) or self._make(members.id)
+        try:
+            made = self._made.get(members.id) or self._make(members.id)
+        except BaseException:  # no memory: nothing was sent, and other threads may go on
+            self.release()
+            raise
         if self._followers.by_name:
             made.given = self._followers.given
         carrier.behind = made
