@@ -39,8 +39,8 @@ class TrainingStep:
 
     A pass is a unit (``comm/commit/ledger.py``). A loss inside backward is no error: gradients go on accumulating, and
     ``finish`` exchanges all buckets again. ``before_exchange``: called, if set, at the first gradient of each pass that
-    is exchanged. ``factor``: results are multiplied by it before they are shown. ``touched``: a gradient came in this
-    pass.
+    is exchanged. ``factor``: results are multiplied by it before they are shown. ``touched``: this pass is
+    exchanged.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class TrainingStep:
         self.touched = False
         self.before_exchange: Work | None = None
         self.factor = 1.0
-        self._repeatable = all(bucket.repeatable for bucket in self.buckets)
 
     def use(self, buckets: Sequence[GradientBucket]) -> None:
         """Exchanges these buckets from the next pass on, or from the end of the one that is recorded."""
         self.buckets = list(buckets)
+        self._repeatable = all(bucket.repeatable for bucket in buckets)
         self._started = 0  # buckets of this pass
         self._entries: dict[str, Entry] = {entry.name: entry for bucket in buckets for entry in bucket.entries}
         if self._earlier is not None:
@@ -295,7 +295,7 @@ class TrainingStep:
         ranks apply a step that this one did not make."""
         under_way = self._started > 0
         for bucket in self.buckets:
-            bucket.execution.abandon()
+            bucket.execution.rewind()
             bucket.end_pass()
         self._begin_anew()
         return under_way

@@ -29,10 +29,10 @@ SYNC = "require_backward_grad_sync"
 class BackwardPasses:
     """Backward passes of one wrapped model, which autograd's hooks tell of.
 
-    The model sets, when it makes buckets: ``step``, ``sparse``, ``newcomers``, ``trimmer`` and ``at_end``, the
-    algorithm's hook. ``synced``: the present pass, or the last one, is exchanged. ``accumulated``: so many gradients
-    have come in it. ``begun``: a forward pass in training has begun the step of the next one that is exchanged.
-    ``begins_after_step``: see ``_exchange_due``.
+    The model sets, when it makes buckets: ``step``, ``sparse``, ``newcomers``, ``trimmer``, ``parameters`` (all that
+    are trained) and ``at_end``, the algorithm's hook. ``synced``: the present pass, or the last one, is exchanged.
+    ``accumulated``: so many gradients have come in it. ``begun``: a forward pass in training has begun the step of the
+    next one that is exchanged. ``begins_after_step``: see ``_exchange_due``.
     """
 
     newcomers: Newcomers
@@ -60,6 +60,8 @@ class BackwardPasses:
         self._pass: BackwardPass | None = None
         self._synced = True
         self._accumulated = 0
+        self.parameters: list[torch.nn.Parameter] = []
+        self._weight_hooks: list[Any] = []
         self.begun = self.begins_after_step = False
 
     @property
@@ -100,12 +102,26 @@ class BackwardPasses:
                     tensor.register_hook(self._before_gradient)  # type: ignore[no-untyped-call]
 
     @beside_graphs
-    def _before_gradient(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        """Begins the pass. What follows from this gradient is weighted by the rank's share of the samples."""
+    def _before_gradient(self, _: torch.Tensor) -> None:
+        """Begins the pass, whose gradients are weighted by the rank's share of the samples."""
         if self._pass is None or not self._pass.alive():
             self._begin()
+        if self._session.batch_weight != 1.0 and not self._weight_hooks:
+            # At the parameters, where each gradient passes once. Outputs may depend on each other, as a loss does on
+            # logits beside it.
+            for one in self.parameters:
+                self._weight_hooks.append(one.register_hook(self._weigh))  # type: ignore[no-untyped-call]
+
+    @beside_graphs
+    def _weigh(self, gradient: torch.Tensor) -> torch.Tensor | None:
         weight = self._session.batch_weight
         return None if weight == 1.0 else gradient * weight
+
+    def remove_hooks(self) -> None:
+        """Removes the hooks that the passes themselves have installed."""
+        for handle in self._weight_hooks:
+            handle.remove()
+        self._weight_hooks.clear()
 
     @beside_graphs
     def after_gradient(
@@ -140,9 +156,14 @@ class BackwardPasses:
 
     @beside_graphs
     def _end(self) -> None:
-        self._pass = None
+        ended, self._pass = self._pass, None
         if self._synced:
-            self._exchange_due()
+            try:
+                self._exchange_due()
+            except BaseException:  # such as Ctrl-C: the next pass forgets this one, and refuses if others count it
+                if self._model.exchanged == GRADIENT:
+                    self._pass = ended
+                raise
         self.newcomers.refuse_unlike(self._accumulated)
         if self._tracer.recording is not None:
             self._tracer.recording.backward(self._model, begin=False, synchronised=self._synced)

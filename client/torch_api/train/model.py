@@ -311,7 +311,8 @@ class DistributedModel(Mark):
         add(self.module.register_forward_pre_hook(ModuleHook(self.module, self._before_forward)))
         add(self.module.register_forward_hook(ModuleHook(self.module, passes.after_forward)))
         trained, parameters = self.trained(), self.bagua_build_params()
-        passes.newcomers = Newcomers(self.module, self.parameters_to_ignore, [one for _, one in trained])
+        passes.parameters = [one for _, one in trained]
+        passes.newcomers = Newcomers(self.module, self.parameters_to_ignore, passes.parameters)
         self._handles += passes.newcomers.watch()
         if passes.sparse is not None:
             for name, parameter in self.trained_beside_buckets():
@@ -339,6 +340,7 @@ class DistributedModel(Mark):
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self.passes.remove_hooks()
 
     def close(self, alone: bool = False) -> None:
         """Ends the exchange: the model is an ordinary one again. All ranks must do it in the same order relative to

@@ -69,6 +69,8 @@ class ThreadRun:
     def abandon(self) -> bool:
         return self.started and not self.advance([])
 
+    rewind = abandon
+
 
 BUFFERS: dict[int, torch.Tensor] = {}
 

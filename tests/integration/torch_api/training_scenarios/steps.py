@@ -16,6 +16,7 @@ from bagua.torch_api.algorithms.one_bit_adam import OneBitAdamOptimizer
 from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
 from bagua.torch_api.algorithms.zero_one_adam import ZeroOneAdamOptimizer
 from bagua.torch_api.data_parallel import DistributedDataParallel
+from bagua.torch_api.job.session import current
 from training_scenarios.support import batch, check_identical, mlp, scenario, seeded, square, wrap
 
 
@@ -26,6 +27,69 @@ def two_forward_passes() -> None:
     model = DistributedDataParallel(net)
     (model(torch.randn(8, 4)) - model(torch.randn(8, 4))).mean().backward()
     assert all(parameter.grad is not None for parameter in net.parameters())
+
+
+class LossAndOutputs(nn.Module):
+    """Returns a loss and the outputs that it follows from, as models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4, bias=False)
+
+    def forward(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        outputs = self.layer(inputs)
+        return {"loss": outputs.square().mean(), "outputs": outputs}
+
+
+@scenario
+def weighted_batches_whose_outputs_depend_on_each_other() -> None:
+    """Each gradient is weighted once, also where the model is called on its own output."""
+    net, session, rank = seeded(LossAndOutputs), current(), bagua.get_rank()
+    weights = [0.5 + one for one in range(bagua.get_world_size())]
+    model = wrap(net, slow_sgd(net.parameters()))
+    for step in range(2):
+        wanted = torch.zeros(4, 4)
+        for one, weight in enumerate(weights):
+            first = batch(one, step, 3, 4) @ net.layer.weight.T
+            loss = (first @ net.layer.weight.T).square().mean()
+            wanted += weight / len(weights) * torch.autograd.grad(loss, net.layer.weight)[0]
+        session.batch_weight = weights[rank]
+        try:
+            model(model(batch(rank, step, 3, 4))["outputs"])["loss"].backward()
+        finally:
+            session.batch_weight = 1.0
+        torch.testing.assert_close(net.layer.weight.grad, wanted)
+        net.layer.weight.grad = None
+
+
+@scenario
+def interrupted_at_the_end_of_a_pass() -> None:
+    """Ctrl-C while a rank waits for results: the next pass says that ranks are out of step, and no later one takes
+    results of this one for its own."""
+    net, connection, rank = seeded(mlp), current().connection, bagua.get_rank()
+    model = wrap(net, slow_sgd(net.parameters()))
+    for step in range(2):
+        square(model, rank, step).backward()
+    with pytest.MonkeyPatch.context() as patch:
+
+        def interrupted(*_: Any) -> Any:
+            patch.undo()
+            raise KeyboardInterrupt
+
+        patch.setattr(connection, "wait_all", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            square(model, rank, 2).backward()
+    if bagua.get_world_size() > 1:
+        with pytest.raises(BaguaError, match="BG604"):
+            square(model, rank, 3).backward()
+    net.zero_grad()
+    square(model, rank, 4).backward()
+    mine = [parameter.grad for parameter in net.parameters()]
+    wanted = [torch.zeros_like(parameter) for parameter in net.parameters()]
+    for one in range(bagua.get_world_size()):
+        for total, part in zip(wanted, torch.autograd.grad(square(net, one, 4), list(net.parameters())), strict=True):
+            total += part / bagua.get_world_size()
+    torch.testing.assert_close(mine, wanted)
 
 
 class Losses(nn.Module):
