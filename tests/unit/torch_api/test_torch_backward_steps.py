@@ -40,6 +40,8 @@ class Copy:
         was, self.started = self.started, False
         return was
 
+    rewind = abandon
+
 
 def allocate(count: int, dtype: torch.dtype) -> tuple[torch.Tensor, Place]:
     return torch.zeros(count, dtype=dtype), (1, 0)
