@@ -76,4 +76,4 @@ class UsageError(ConfigError):
 
 
 class PlatformError(BaguaError, ImportError):
-    """This operating system is none that Bagua runs on."""
+    """An operating system that Bagua does not run on."""

@@ -40,7 +40,7 @@ def parse(text: str) -> TraceContext | None:
     return TraceContext(int(found[1], 16), int(found[2], 16))
 
 
-def begin(environment: Mapping[str, str]) -> TraceContext:
+def from_environment(environment: Mapping[str, str]) -> TraceContext:
     """The parent that the environment names; else a new trace, with nothing above."""
     return parse(environment.get(VARIABLE, "")) or TraceContext(secrets.randbits(128) | 1, 0)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from bagua.bench.plots import new_figure, save_figure
-from bagua.bench.report import Column, Row, number, text
+from bagua.bench.plots import new_figure, plain_log_ticks, save_figure
+from bagua.bench.report import Column, Row, number, text, values_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -121,19 +121,17 @@ COLUMNS = (
 def rows_of(runs: Sequence[Mapping[str, Any]]) -> list[Row]:
     """A row for each task and algorithm, with the means over seeds, from the runs that ranks report."""
     rows = []
-    for task_name in dict.fromkeys(run["task"] for run in runs):
+    for task_name in values_of(runs, "task"):
         task = TASKS[task_name]
         of_task = [run for run in runs if run["task"] == task_name]
-        groups = {name: [run for run in of_task if run["algorithm"] == name] for name in _names(of_task)}
+        groups = {
+            name: [run for run in of_task if run["algorithm"] == name] for name in values_of(of_task, "algorithm")
+        }
         baseline = groups[BASELINE]
         wanted, full = fmean(run["value"] for run in baseline), fmean(run["bytes_per_step"] for run in baseline)
         for name, found in groups.items():
             rows.append(_row(task, name, found, wanted, full))
     return rows
-
-
-def _names(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(run["algorithm"] for run in runs))
 
 
 def _row(task: Task, name: str, runs: Sequence[Mapping[str, Any]], wanted: float, full: float) -> Row:
@@ -181,14 +179,14 @@ def _share_text(sent: float, full: float) -> str:
 def markdown(rows: Sequence[Row]) -> str:
     """A table with a line per algorithm: result, difference and shares of bytes of each task. Results that are too far
     from the baseline's are marked with ``**``."""
-    tasks = [TASKS[name] for name in dict.fromkeys(row["task"] for row in rows)]
+    tasks = [TASKS[name] for name in values_of(rows, "task")]
     found = {(row["task"], row["algorithm"]): row for row in rows}
     heads = [f"{task.name}: {task.result} | difference | bytes | second half" for task in tasks]
     lines = [
         f"| algorithm, and optimizer if it is not AdamW | {' | '.join(heads)} |",
         "|---" * (1 + 4 * len(tasks)) + "|",
     ]
-    for name in _names(rows):
+    for name in values_of(rows, "algorithm"):
         cells = [_label(next(row for row in rows if row["algorithm"] == name)["settings"])]
         for task in tasks:
             row = found[task.name, name]
@@ -209,7 +207,7 @@ def _label(setting: Mapping[str, Any]) -> str:
 
 def plot(report: dict[str, Any], path: Path) -> None:
     """Training loss over time and over bytes sent, of the first seed; a line of pictures per task."""
-    tasks = list(dict.fromkeys(row["task"] for row in report["rows"]))
+    tasks = values_of(report["rows"], "task")
     figure, all_axes = new_figure(2, len(tasks))
     for line, task in enumerate(tasks):
         rows = [row for row in report["rows"] if row["task"] == task]
@@ -224,14 +222,10 @@ def plot(report: dict[str, Any], path: Path) -> None:
 
 def _curves(axes: Axes, rows: Sequence[Row], place: int, unit: float) -> None:
     """A line per row: the loss over what stands at ``place`` of the points, in ``unit``."""
-    from matplotlib.ticker import LogFormatter
-
     for number_of_row, row in enumerate(rows):
         points = [point for point in row["curves"][0] if point[place] > 0]
         style = ("-", "--", ":", "-.")[number_of_row // 10 % 4]
         xs, ys = [point[place] / unit for point in points], [point[3] for point in points]
         axes.plot(xs, ys, label=row["algorithm"], linestyle=style, linewidth=1.2)
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(LogFormatter())  # 2, not 2 x 10^0
-    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.6)))
+    plain_log_ticks(axes)
     axes.grid(True, which="both", alpha=0.3)

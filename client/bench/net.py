@@ -18,7 +18,7 @@ from typing import Any
 
 from bagua.base.errors import BuildError, ServiceError
 from bagua.bench.emulation import DEVICE, SEARCH_PATH, Emulation
-from bagua.bench.report import Column, Row, percent, scaled, text
+from bagua.bench.report import Column, Row, percent, scaled, text, values_of
 from bagua.bench.units import size_text
 from bagua.tuning.network import TCP_SHARE, Network
 
@@ -110,7 +110,7 @@ class End:
                 start_new_session=True,  # a Ctrl-C is for us
             )
 
-    def tell(self, line: str) -> None:
+    def send(self, line: str) -> None:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(line + "\n")
@@ -146,7 +146,7 @@ class Pair:
                 self._ends.append(End(place, [str(program), *arguments(place)], cores))
             handles = [end.answer().removeprefix("handle ") for end in self._ends]
             for end, handle in zip(self._ends, reversed(handles), strict=True):
-                end.tell(handle)
+                end.send(handle)
             for end in self._ends:
                 if end.answer() != "ready":
                     raise ServiceError(f"The processes of {program.name} can't connect. [BG001]")
@@ -157,7 +157,7 @@ class Pair:
     def measure(self, pattern: str, size: int, count: int) -> float:
         """Seconds per message of ``size`` bytes: ``stream`` of so many, or one way of a ``ping``."""
         for end, role in zip(self._ends, ("send", "receive"), strict=True):
-            end.tell(f"{role} {pattern} {size} {count}")
+            end.send(f"{role} {pattern} {size} {count}")
         answers = [int(end.answer()) for end in self._ends]
         return answers[0] / 1e9 / count / (2 if pattern == "ping" else 1)
 
@@ -351,28 +351,23 @@ def _row(
 
 def plot(report: dict[str, Any], path: Path) -> None:
     """Throughput and one-way time over the size, a line per system; a row of pictures per network."""
-    from bagua.bench.plots import FLOOR_STYLE, new_figure, save_figure
+    from bagua.bench.plots import FLOOR_STYLE, new_figure, save_figure, size_axes
 
-    networks = list(dict.fromkeys(row["network"] for row in report["rows"]))
+    networks = values_of(report["rows"], "network")
     figure, all_axes = new_figure(2, len(networks))
     for index, name in enumerate(networks):
         rows = [row for row in report["rows"] if row["network"] == name]
         for axes, key, label in zip(
             all_axes[2 * index :], ("gbits", "latency_us"), ("Gbit/s", "one way, us"), strict=False
         ):
-            for system in dict.fromkeys(row["system"] for row in rows):
+            for system in values_of(rows, "system"):
                 points = [(row["bytes"], row[key]) for row in rows if row["system"] == system]
                 if points[0][0] is not None:
                     axes.plot(*zip(*points, strict=True), marker="o", label=system)
                 elif key == "gbits":
                     axes.axhline(points[0][1], label=system, **FLOOR_STYLE)
-            axes.set_xscale("log", base=2)
-            axes.set_yscale("log")
-            sizes = sorted({row["bytes"] for row in rows if row["bytes"]})
-            axes.set_xticks(sizes, [size_text(size) for size in sizes], rotation=30)
-            axes.set_xlabel("message")
-            axes.set_ylabel(label)
-            axes.set_title(f"between two processes{', ' + name if name else ', loopback'}")
+            size_axes(axes, rows, "message")
+            axes.set(ylabel=label, title=f"between two processes, {name or 'loopback'}")
             axes.grid(True, which="both", alpha=0.3)
             axes.legend()
     save_figure(figure, path)

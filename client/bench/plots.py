@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bagua.base.errors import ConfigError
-from bagua.bench.report import Row
+from bagua.bench.report import Row, values_of
 from bagua.bench.units import size_text
 from bagua.tuning.network import Network, parse_network
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from bagua.proto import job_pb2
 
 FLOOR_STYLE: dict[str, Any] = {"color": "0.5", "linestyle": "--", "linewidth": 1.5}
 
@@ -47,19 +49,31 @@ def save_figure(figure: Figure, path: Path) -> None:
         raise ConfigError(f"--plot {path}: {error.strerror} [BG109]") from error
 
 
-def _names(rows: Sequence[Row], key: str) -> list[Any]:
-    """Values of ``key``, each once, in order."""
-    return list(dict.fromkeys(row[key] for row in rows))
+def size_axes(axes: Axes, rows: Sequence[Row], label: str) -> None:
+    """Makes both axes logarithmic; ``label`` and ticks of the horizontal one are those of sizes."""
+    axes.set_xscale("log", base=2)
+    axes.set(yscale="log", xlabel=label)
+    sizes = sorted({row["bytes"] for row in rows if row["bytes"]})
+    axes.set_xticks(sizes, [size_text(size) for size in sizes], rotation=30)
+
+
+def plain_log_ticks(axes: Axes) -> None:
+    """Makes the vertical axis logarithmic, with ticks such as 20 in place of 2 x 10^1."""
+    from matplotlib.ticker import LogFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(LogFormatter())
+    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.6)))
 
 
 def plot_allreduce(report: dict[str, Any], path: Path) -> None:
     """Algorithm bandwidth over size, both logarithmic: a line per system, the floor of the uncoded vector dashed, a
     picture per network."""
-    networks = _names(report["rows"], "network")
+    networks = values_of(report["rows"], "network")
     figure, all_axes = new_figure(len(networks))
     for axes, network in zip(all_axes, networks, strict=True):
         rows = [row for row in report["rows"] if row["network"] == network]
-        for system in _names(rows, "system"):
+        for system in values_of(rows, "system"):
             points = [(row["bytes"], row["algbw"]) for row in rows if row["system"] == system]
             axes.plot(*zip(*points, strict=True), marker="o", label=system)
         first = rows[0]["system"]
@@ -70,15 +84,11 @@ def plot_allreduce(report: dict[str, Any], path: Path) -> None:
         ]
         if floor:
             axes.plot(*zip(*floor, strict=True), label="floor", marker=".", **FLOOR_STYLE)
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        sizes = _names(rows, "bytes")
-        axes.set_xticks(sizes, [size_text(size) for size in sizes], rotation=30)
-        axes.set_xlabel("size")
-        axes.set_ylabel("algorithm bandwidth, GB/s")
+        size_axes(axes, rows, "size")
         settings = report["settings"]
         shape = f"{settings['nnodes']} x {settings['nproc_per_node']} ranks"
-        axes.set_title(f"all-reduce of {settings['dtype']}, {shape}" + (f", {network}" if network else ""))
+        title = f"all-reduce of {settings['dtype']}, {shape}" + (f", {network}" if network else "")
+        axes.set(ylabel="algorithm bandwidth, GB/s", title=title)
         axes.grid(True, which="both", alpha=0.3)
         axes.legend()
     save_figure(figure, path)
@@ -86,7 +96,7 @@ def plot_allreduce(report: dict[str, Any], path: Path) -> None:
 
 def plot_codec(report: dict[str, Any], path: Path) -> None:
     """Speed of every codec as bars, memcpy as a line; a picture per size."""
-    sizes = _names(report["rows"], "size")
+    sizes = values_of(report["rows"], "size")
     figure, all_axes = new_figure(len(sizes))
     kinds = (("encode", "encode"), ("decode_add", "decode-and-add"), ("recode", "recode"))
     for axes, size in zip(all_axes, sizes, strict=True):
@@ -96,8 +106,7 @@ def plot_codec(report: dict[str, Any], path: Path) -> None:
             axes.bar(places, [row[key] for row in rows], 0.25, label=label)
         axes.axhline(rows[0]["memcpy"], label="memcpy", **FLOOR_STYLE)
         axes.set_xticks(range(len(rows)), [row["codec"] for row in rows], rotation=30)
-        axes.set_ylabel("GB/s of float32, one thread")
-        axes.set_title(f"codecs, {size}")
+        axes.set(ylabel="GB/s of float32, one thread", title=f"codecs, {size}")
         axes.grid(True, axis="y", alpha=0.3)
         axes.legend()
     save_figure(figure, path)
@@ -107,9 +116,9 @@ def plot_train(report: dict[str, Any], path: Path) -> None:
     """Step time over the rate of the network, and over its delay, a line per system; a row of pictures per model.
     With one network: bars."""
     rows = report["rows"]
-    networks = [parse_network(name) if name else Network() for name in _names(rows, "network")]
+    networks = [parse_network(name) if name else Network() for name in values_of(rows, "network")]
     series = [found for found in (over_rate(networks), over_delay(networks)) if len(found[1]) > 1]
-    models = _names(rows, "model")
+    models = values_of(rows, "model")
     figure, all_axes = new_figure(max(1, len(series)), len(models))
     for index, model in enumerate(models):
         own = [row for row in rows if row["model"] == model]
@@ -142,19 +151,14 @@ def over_delay(networks: Sequence[Network]) -> tuple[str, list[tuple[str, str]]]
 
 def _lines(axes: Axes, rows: Sequence[Row], label: str, members: Sequence[tuple[str, str]]) -> None:
     """Step times over the members of a series, at equal distances."""
-    from matplotlib.ticker import LogFormatter
-
-    for system in _names(rows, "system"):
+    for system in values_of(rows, "system"):
         found = {row["network"]: row["ms"] for row in rows if row["system"] == system}
         times = [found[name] for name, _ in members]
         alone = {"marker": "o"} if rows[0]["system"] != system else FLOOR_STYLE
         axes.plot(range(len(times)), times, label=system, **alone)
     axes.set_xticks(range(len(members)), [tick for _, tick in members])
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(LogFormatter())  # 20, not 2 x 10^1
-    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.6)))
-    axes.set_xlabel(label)
-    axes.set_ylabel("ms per step")
+    plain_log_ticks(axes)
+    axes.set(xlabel=label, ylabel="ms per step")
     axes.grid(True, which="both", alpha=0.3)
     axes.legend()
 
@@ -162,18 +166,17 @@ def _lines(axes: Axes, rows: Sequence[Row], label: str, members: Sequence[tuple[
 def _bars(axes: Axes, rows: Sequence[Row], model: str) -> None:
     axes.barh([row["system"] for row in rows], [row["ms"] for row in rows])
     axes.invert_yaxis()
-    axes.set_xlabel("ms per step")
-    axes.set_title(model)
+    axes.set(xlabel="ms per step", title=model)
     axes.grid(True, axis="x", alpha=0.3)
 
 
 def plot_network(report: dict[str, Any], path: Path) -> None:
     """Bandwidth between all pairs as a map of colours; a picture per network."""
-    networks = _names(report["rows"], "network")
+    networks = values_of(report["rows"], "network")
     figure, all_axes = new_figure(len(networks))
     for axes, network in zip(all_axes, networks, strict=True):
         rows = [row for row in report["rows"] if row["network"] == network]
-        names = list(dict.fromkeys([*_names(rows, "source"), *_names(rows, "target")]))
+        names = values_of(rows, "source", "target")
         grid = [[float("nan")] * len(names) for _ in names]
         for row in rows:
             y, x = names.index(row["source"]), names.index(row["target"])
@@ -183,9 +186,7 @@ def plot_network(report: dict[str, Any], path: Path) -> None:
         figure.colorbar(image, ax=axes, label="Gbit/s")
         axes.set_xticks(range(len(names)), names, rotation=30)
         axes.set_yticks(range(len(names)), names)
-        axes.set_xlabel("to")
-        axes.set_ylabel("from")
-        axes.set_title("between daemons" + (f", {network}" if network else ""))
+        axes.set(xlabel="to", ylabel="from", title="between daemons" + (f", {network}" if network else ""))
     save_figure(figure, path)
 
 
@@ -205,9 +206,28 @@ def plot_advice(document: dict[str, Any], path: Path) -> None:
     axes.axhline(document["compute_ms"], label="no communication", **FLOOR_STYLE)
     axes.set_xscale("symlog", linthresh=1e-3)
     axes.set_yscale("log")
-    axes.set_xlabel("MB sent by a host in a step")
-    axes.set_ylabel("ms per step, predicted")
-    axes.set_title(f"{document['nodes']} x {document['nproc_per_node']} ranks, {document['network']}")
+    shape = f"{document['nodes']} x {document['nproc_per_node']} ranks, {document['network']}"
+    axes.set(xlabel="MB sent by a host in a step", ylabel="ms per step, predicted", title=shape)
     axes.grid(True, which="both", alpha=0.3)
     axes.legend()
+    save_figure(figure, path)
+
+
+def plot_trials(found: job_pb2.Tuning, path: Path) -> None:
+    """Step time of each candidate in that of the setting with which it was compared, with the spread of both, in their
+    order; those that were taken stand out. Raises ConfigError."""
+    figure, (axes,) = new_figure(1)
+    measured = [one for one in found.trials if one.steps]
+    for taken, colour, label in ((True, "tab:green", "taken"), (False, "0.6", "not taken")):
+        some = [(number, one) for number, one in enumerate(measured, 1) if (one.state == "better") is taken]
+        if not some:
+            continue
+        ratios = [one.ratio for _, one in some]
+        spreads = [one.spread / max(one.against_seconds, 1e-9) for _, one in some]
+        axes.errorbar([n for n, _ in some], ratios, yerr=spreads, fmt="o", color=colour, capsize=3, label=label)
+    axes.axhline(1.0, color="0.3", linestyle="--", linewidth=1.0)
+    axes.set(xlabel="candidate", ylabel="step time, in that of the setting in use")
+    axes.set_title(f"{found.study.model_text} on {found.study.network_text}", fontsize="medium")
+    if measured:
+        axes.legend()
     save_figure(figure, path)

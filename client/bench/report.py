@@ -103,6 +103,11 @@ def markdown(rows: Sequence[Mapping[str, object]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def values_of(rows: Sequence[Mapping[str, Any]], *keys: str) -> list[Any]:
+    """Values of the keys, each once: those of the first key in the order of rows, then those of the next."""
+    return list(dict.fromkeys(row[key] for key in keys for row in rows))
+
+
 def bus_factor(ranks: int) -> float:
     """Bus bandwidth over algorithm bandwidth of an all-reduce, as nccl-tests define it."""
     return 2 * (ranks - 1) / ranks
@@ -246,7 +251,7 @@ def network_rows(found: Sequence[Mapping[str, Any]], network: str | None, names:
 
 def matrix(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """Returns (headings, cells): senders down, receivers across, ``Gbit/s / us one way`` in between."""
-    names = list(dict.fromkeys([*(row["source"] for row in rows), *(row["target"] for row in rows)]))
+    names = values_of(rows, "source", "target")
     figures = {(row["source"], row["target"]): row for row in rows}
 
     def cell(source: str, target: str) -> str:

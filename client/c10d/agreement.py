@@ -52,7 +52,7 @@ class _Default:
     agreed: ClassVar[Counter[str]] = Counter()
 
 
-def begin(everyone: Communicator) -> None:
+def compare_new_groups(everyone: Communicator) -> None:
     """Begins to compare lists of new groups over backend "bagua". All ranks of a new default group call it."""
     number = torch.tensor([int.from_bytes(os.urandom(7), "big")])
     everyone.broadcast(number, 0)

@@ -33,7 +33,7 @@ def create(options: Any, backend_options: Any = None) -> Any:
         str(options.group_id),
     )
     if member.default:
-        agreement.begin(communicators(member.session).world)
+        agreement.compare_new_groups(communicators(member.session).world)
         ddp.install()
         timeouts.install()
         if member.session.elastic and options.group_rank == 0:

@@ -180,7 +180,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
 
     # Beginning an operation
 
-    def _begin(
+    def _start(
         self,
         name: str,
         outputs: Tensors,
@@ -212,7 +212,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         operation = Operation(name, [*outputs, *shows], within, seconds)
         device = any(tensor.is_cuda for tensor in tensors)
         self._noted(operation)
-        operation.begin(self._lane, here=device or not getattr(opts, "asyncOp", True))
+        operation.start(self._lane, here=device or not getattr(opts, "asyncOp", True))
         return operation
 
     def _limit(self, opts: Any) -> float:
@@ -234,7 +234,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         if tensor.layout is torch.strided:
             return self.allreduce_coalesced([tensor], opts, name="all_reduce")
         check_sparse(tensor, _op(opts))
-        return self._begin("all_reduce", [], lambda everyone: add_up(everyone, tensor), opts, shows=[tensor])
+        return self._start("all_reduce", [], lambda everyone: add_up(everyone, tensor), opts, shows=[tensor])
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None, name: str = "all_reduce_coalesced") -> Operation:
         how = [reduction(tensor, _op(opts)) for tensor in tensors]
@@ -244,7 +244,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
                 with flat(tensor, changes=True) as one:
                     everyone.allreduce_inplace(one, reduced)
 
-        return self._begin(name, tensors, run, opts, together=False)
+        return self._start(name, tensors, run, opts, together=False)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Operation:
         (tensor,) = _listed(tensors)
@@ -254,7 +254,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
             with flat(tensor, changes=True) as one:
                 everyone.broadcast(carried(one), root)
 
-        return self._begin("broadcast", [tensor], run, opts)
+        return self._start("broadcast", [tensor], run, opts)
 
     def reduce(self, tensors: Any, opts: Any = None) -> Operation:
         """Reduces all tensors into the root's."""
@@ -265,7 +265,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
             with flat(tensor, changes=True) as one:
                 everyone.reduce_inplace(one, root, how)
 
-        return self._begin("reduce", [tensor], run, opts)
+        return self._start("reduce", [tensor], run, opts)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Operation:
         """``outputs[0][i]`` becomes rank i's tensor."""
@@ -276,7 +276,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
             with blocks(taken, tensor, changes=True) as whole, flat(tensor) as one:
                 everyone.allgather(carried(one), carried(whole))
 
-        return self._begin("all_gather", taken, run, opts)
+        return self._start("all_gather", taken, run, opts)
 
     def allgather_coalesced(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Operation:
         """``output_lists[i][j]`` becomes rank i's ``inputs[j]``."""
@@ -294,7 +294,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
             with blocks([output], output, changes=True) as whole, flat(input) as one:
                 everyone.allgather(carried(one), carried(whole))
 
-        return self._begin("all_gather_single", [output], run, opts, [input])
+        return self._start("all_gather_single", [output], run, opts, [input])
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Operation:
         """Runs ``all_gather_single`` for several tensors."""
@@ -315,7 +315,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
             with blocks(where, tensor, changes=at_root) as whole, flat(tensor) as one:
                 everyone.gather(carried(one), carried(whole), root)
 
-        return self._begin("gather", taken, run, opts, [tensor])
+        return self._start("gather", taken, run, opts, [tensor])
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Operation:
         """Fills the tensor with ``inputs[0][rank]`` of the root."""
@@ -331,7 +331,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
             with blocks(source, tensor) as whole, flat(tensor, changes=True) as one:
                 everyone.scatter(carried(whole), carried(one), root)
 
-        return self._begin("scatter", [tensor], run, opts, given)
+        return self._start("scatter", [tensor], run, opts, given)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Operation:
         """Fills the tensor with the reduction of all ranks' ``inputs[0][rank]``."""
@@ -343,7 +343,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
             with blocks(given, tensor) as whole, flat(tensor, changes=True) as one:
                 everyone.reduce_scatter(whole, one, how)
 
-        return self._begin("reduce_scatter", [tensor], run, opts, given)
+        return self._start("reduce_scatter", [tensor], run, opts, given)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Operation:
         """Fills ``output`` with this rank's block of the reduction of all ranks' ``input``."""
@@ -354,7 +354,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
             with blocks([input], input) as whole, flat(output, changes=True) as one:
                 everyone.reduce_scatter(whole, one, how)
 
-        return self._begin("reduce_scatter_single", [output], run, opts, [input])
+        return self._start("reduce_scatter_single", [output], run, opts, [input])
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Operation:
         """Runs ``reduce_scatter_single`` for several tensors."""
@@ -370,7 +370,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
             with blocks(inputs, inputs[0]) as source, blocks(outputs, outputs[0], changes=True) as target:
                 self._exchange(everyone, inputs[0].dtype, source, given, target, taken)
 
-        return self._begin("all_to_all", outputs, run, opts, inputs)
+        return self._start("all_to_all", outputs, run, opts, inputs)
 
     def all_to_all_single(
         self,
@@ -387,7 +387,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
             with flat(input) as source, flat(output, changes=True) as target:
                 self._exchange(everyone, input.dtype, source.view(-1), given, target.view(-1), taken)
 
-        return self._begin("all_to_all_single", [output], run, opts, [input])
+        return self._start("all_to_all_single", [output], run, opts, [input])
 
     def _counts(self, tensor: torch.Tensor, splits: Sequence[int] | None) -> list[int]:
         n = self.size()
@@ -421,7 +421,7 @@ class BaguaProcessGroup(ProcessGroup):  # type: ignore[misc]
         everyone.alltoall_v(source, given, _starts(given), target, taken, _starts(taken))
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Operation:
-        return self._begin("barrier", [], lambda everyone: everyone.barrier(), opts)
+        return self._start("barrier", [], lambda everyone: everyone.barrier(), opts)
 
     # Messages
 

@@ -20,8 +20,8 @@ DAEMON_SOCKET = start.DAEMON_SOCKET
 
 @dataclass(frozen=True)
 class Member:
-    """This process in one group. ``communicator``: of the group's ranks, in their order, used by this group alone.
-    ``name``: of the group, in torch. ``default``: it is the default group."""
+    """Membership of this process in one group. ``communicator``: of the group's ranks, in their order, used by
+    this group alone. ``name``: of the group, in torch. ``default``: it is the default group."""
 
     session: Session
     communicator: Communicator
@@ -40,7 +40,7 @@ class Member:
 def join(store: Any, rank: int, size: int, global_ranks: Sequence[int], name: str) -> Member:
     """The member that calls it. ``global_ranks`` is empty for the default group, which begins the session if there is
     none. Raises ConfigError, ServiceError, CommunicationError."""
-    session = _current() if global_ranks else _begin(store, rank, size)
+    session = _current() if global_ranks else _session_for(store, rank, size)
     ranks = list(global_ranks) or list(range(size))
     if ranks != sorted(set(ranks)):
         raise ConfigError(
@@ -71,7 +71,7 @@ def _started_by_daemon() -> bool:
     return bool(os.environ.get(DAEMON_SOCKET))
 
 
-def _begin(store: Any, rank: int, size: int) -> Session:
+def _session_for(store: Any, rank: int, size: int) -> Session:
     """The session of this process, which begins if there is none."""
     session = CURRENT.session
     if session is not None and session.pid == os.getpid():
@@ -81,7 +81,7 @@ def _begin(store: Any, rank: int, size: int) -> Session:
             session = None
     if session is None or session.pid != os.getpid():
         environment.clear_place()
-        _tell(rank, size)
+        _set_environment(rank, size)
         start.join(store, torch_wanted=False)
         session = _current()
         session.implicit = True
@@ -94,9 +94,9 @@ def _begin(store: Any, rank: int, size: int) -> Session:
     return session
 
 
-def _tell(rank: int, size: int) -> None:
-    """Says the rank of a process that has no daemon of its job. What the environment says of hosts holds unless it is
-    about another job.
+def _set_environment(rank: int, size: int) -> None:
+    """Puts the rank of a process that has no daemon of its job into the environment. The environment's word on
+    hosts holds unless it is about another job.
     """
     if _started_by_daemon():
         return

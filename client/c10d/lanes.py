@@ -20,10 +20,10 @@ class Threads:
     """
 
     def __init__(self) -> None:
-        self._begin()
-        os.register_at_fork(after_in_child=self._begin)  # no thread lives on there
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)  # no thread lives on there
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._free = 0  # threads that will take a job, minus jobs that were given to them
@@ -63,22 +63,22 @@ class Lane:
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._waiting: deque[Job] = deque()
         self._busy = False
 
-    def _begin_in_fork(self) -> None:
+    def _reset_in_fork(self) -> None:
         """Begins anew in a forked child: a thread of the parent may have been at work, and does not live on there."""
         if self._process != os.getpid():
-            self._begin()
+            self._reset()
 
     def put(self, job: Job) -> None:
         """Runs it in the background, after all before it."""
-        self._begin_in_fork()
+        self._reset_in_fork()
         with self._lock:
             self._waiting.append(job)
             if self._busy:
@@ -88,7 +88,7 @@ class Lane:
 
     def run_here(self, job: Job) -> bool:
         """Runs it in this thread, if none waits or runs. False: it did nothing."""
-        self._begin_in_fork()
+        self._reset_in_fork()
         with self._lock:
             if self._busy:
                 return False

@@ -49,7 +49,7 @@ class Messages:
         with flat(tensor) as given:
             whole = carried(given)
         self._store.add(_key(route), 1)
-        return self._begin("send", tensor, route, lambda one: one.send(whole, self._there(route)))
+        return self._start("send", tensor, route, lambda one: one.send(whole, self._there(route)))
 
     def recv(self, tensor: torch.Tensor, source: int, tag: int, deadline: float = math.inf) -> Operation:
         """Begins to receive into ``tensor``. ``deadline``: of ``time.monotonic``, beside the timeout."""
@@ -61,11 +61,11 @@ class Messages:
             with flat(tensor, changes=True) as whole:
                 one.recv(carried(whole), self._there(route))
 
-        operation = self._begin("recv", tensor, route, run, deadline)
+        operation = self._start("recv", tensor, route, run, deadline)
         operation.source = source
         return operation
 
-    def _begin(
+    def _start(
         self,
         name: str,
         tensor: torch.Tensor,

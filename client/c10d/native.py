@@ -43,8 +43,8 @@ def create(rank: int, size: int, timeout: timedelta, member: Member) -> Any:
 
 
 class _Process:
-    """This process in its session: its channel, and the processes of all ranks if those of each host may read each
-    other's memory (``ids``, by rank; else empty). All ranks make theirs at the same point."""
+    """View that this process has of its session: its channel, and the processes of all ranks if those of each host
+    may read each other's memory (``ids``, by rank; else empty). All ranks make theirs at the same point."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

@@ -63,7 +63,7 @@ class Operation(Work):  # type: ignore[misc]
             if len(KEPT) > MOST_KEPT:
                 KEPT.pop(next(iter(KEPT)), None)
 
-    def begin(self, lane: Lane, here: bool) -> Operation:
+    def start(self, lane: Lane, here: bool) -> Operation:
         """Puts it on ``lane``. ``here``: in this thread, if nothing is before it."""
         # The profiler sees this thread, and not those of lanes.
         with torch.profiler.record_function(f"bagua:{self.name}"):
@@ -137,7 +137,7 @@ class Operation(Work):  # type: ignore[misc]
             inner: Future[Any] = Future()
             # A callback that raises makes an error that C++ sees. ``set_exception`` makes a value that C++ takes for
             # the result: DDP's reducer then reads tensors that are none, and the process crashes.
-            self._future = inner.then(self._tell)
+            self._future = inner.then(self._set_result)
             over = self._over.is_set()
             self._inner = inner
         KEPT.pop(id(self), None)  # the future's callback keeps it from now on
@@ -145,7 +145,7 @@ class Operation(Work):  # type: ignore[misc]
             inner.set_result(None)
         return self._future
 
-    def _tell(self, _: Any) -> list[torch.Tensor]:
+    def _set_result(self, _: Any) -> list[torch.Tensor]:
         if self._error is not None:
             raise self._error
         return self.outputs

@@ -58,7 +58,7 @@ group(
     *("allreduce", "codec", "train", "network", "accuracy", "net"),
 )
 group("net", "Bagua-Net: faster TCP for every program that uses NCCL.", "path", "env", "show")
-group("tune", "What jobs have found that tune themselves (--autotune).", "list", "show", "forget")
+group("tune", "Settings that jobs have found with --autotune.", "list", "show", "forget")
 group("token", "Accounts of a service: tokens with a role.", "create", "list", "revoke", "whoami")
 slurm = typer.Typer(help="Jobs over the nodes of an allocation of Slurm.", no_args_is_help=True)
 add(slurm, "", "run")

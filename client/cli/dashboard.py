@@ -14,6 +14,7 @@ from bagua.base.errors import ConfigError
 from bagua.cli.command import command
 from bagua.cli.options import CoordinatorOption, TlsOption, TokenFileOption
 
+DEFAULT_LISTEN = "127.0.0.1:7680"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -28,7 +29,7 @@ def require(command: str, *modules: str) -> None:
 def dashboard(
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where browsers find it; port 0: any free one.")
-    ] = "127.0.0.1:7680",
+    ] = DEFAULT_LISTEN,
     host: Annotated[
         list[str] | None,
         typer.Option(help="Another name by which browsers call this machine; may be repeated.", show_default=False),
@@ -46,7 +47,7 @@ def dashboard(
     once."""
     require("bagua dashboard", "starlette", "uvicorn")
     from bagua.base.security import read_token
-    from bagua.dashboard.serve import serve, tell
+    from bagua.dashboard.serve import send_ready, serve
 
     if death_signal:
         _end_with_parent()
@@ -54,7 +55,7 @@ def dashboard(
     def ready(url: str, code: str) -> None:
         if ready_fd is None:
             print(f"{url}/#code={code}", flush=True)
-        tell(ready_fd, url, code)
+        send_ready(ready_fd, url, code)
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     token = read_token(token_file) if token_file else None

@@ -23,11 +23,10 @@ from bagua.client.accounts import Accounts
 from bagua.client.packing import Packed, pack
 from bagua.client.reach import find_reach
 from bagua.client.specification import job_spec
-from bagua.client.trace_parts import source_of
 from bagua.client.tracing import traced
 from bagua.client.watching import Merged
 from bagua.proto import common_pb2, job_pb2, job_pb2_grpc
-from bagua.timeline.trace import Clock, Trace
+from bagua.timeline.trace import Clock, Source, Span, Trace
 
 PAGE = 1_000  # jobs in one answer
 TIMEOUT_S = 15.0  # of every call that is not a stream
@@ -287,7 +286,7 @@ class Client:
         updates = functools.partial(self._updates, job_id, after_seq, patience_s, on_away)
         if not logs:
             return updates()
-        # They wait for longer: of a coordinator that stays away the updates tell.
+        # Logs wait for longer than updates, so that a coordinator that stays away raises the error of updates.
         chunks = functools.partial(self.logs, job_id, follow=True, patience_s=2 * patience_s)
         return iter(Merged[job_pb2.JobUpdate | common_pb2.LogChunk](updates, chunks, patience_s=LOG_PATIENCE_S))
 
@@ -370,7 +369,7 @@ class Client:
         with self._words(limit):
             for chunk in self._stub.TraceJob(request, timeout=limit, metadata=self._metadata):
                 if chunk.HasField("part"):
-                    found.add(source_of(chunk.part))
+                    found.add(_source_of(chunk.part))
                 else:
                     clock = chunk.clock
                     found.clocks[clock.node_id] = Clock(clock.offset_ns, clock.bound_ns, clock.missing)
@@ -456,3 +455,13 @@ class Client:
                     f"The coordinator at {self.address} does not know this call: its version of bagua is older. [BG803]"
                 ) from error
             raise error_of(code, details) from error
+
+
+def _source_of(part: common_pb2.TracePart) -> Source:
+    spans = [
+        Span(span.phase, span.name, span.begin_ns, span.end_ns, span.sequence, span.comm, span.peer, span.bytes)
+        for span in part.spans
+    ]
+    return Source(
+        part.node_id, part.rank, part.hostname, part.member, spans, part.dropped, part.missing, tuple(part.hosts)
+    )

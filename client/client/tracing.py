@@ -18,7 +18,7 @@ def traced(request: job_pb2.SubmitJobRequest, call: Callable[[], job_pb2.Job]) -
     asked = bool(asked_for())
     if trace_context.VARIABLE in request.spec.env or not (asked or os.environ.get(trace_context.VARIABLE)):
         return call()
-    parent = trace_context.begin(os.environ)
+    parent = trace_context.from_environment(os.environ)
     own = trace_context.TraceContext(parent.trace_id, secrets.randbits(64) | 1) if asked else parent
     if own.span_id:
         request.spec.env[trace_context.VARIABLE] = own.traceparent

@@ -14,8 +14,7 @@ from contextlib import contextmanager
 
 from bagua.base.errors import BaguaError
 from bagua.client import Client
-from bagua.dashboard.history import History
-from bagua.dashboard.reports import last_reports, report_of
+from bagua.dashboard.history import History, last_reports, report_of
 from bagua.proto import common_pb2, job_pb2
 
 LOOK_S = 2.0  # between two looks at the cluster while somebody watches
@@ -67,12 +66,12 @@ class JobFeed:
             self.version += 1
             self._nodes = {rank.rank: rank.node_id for rank in job.ranks}
             for report in last_reports(job):
-                self._take(report)
+                self._add_report(report)
 
     def put_progress(self, progress: common_pb2.Progress) -> None:
         """A report of a rank."""
         with self.lock:
-            self._take(progress)
+            self._add_report(progress)
 
     def put_event(self, event: job_pb2.JobEvent) -> None:
         """An event. One that is known already changes nothing."""
@@ -80,8 +79,8 @@ class JobFeed:
             if not self.events or event.seq > self.events[-1].seq:
                 self.events.append(event)
 
-    def _take(self, progress: common_pb2.Progress) -> None:
-        self.history.take(report_of(progress, time.time(), self._nodes))
+    def _add_report(self, progress: common_pb2.Progress) -> None:
+        self.history.add(report_of(progress, time.time(), self._nodes))
 
 
 class Feeds:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from bagua.proto import common_pb2, job_pb2
+
 MAX_POINTS = 480
 MAX_SERIES = 12  # reported values that get a chart
 MAX_ROWS = 128  # of the map; with more ranks several share a row
@@ -18,6 +20,9 @@ POINT_S = 0.5  # points are not closer than that at the beginning
 SPEED_S = 2.0  # steps per second are counted over so long
 SMOOTHING = 0.3  # weight of the newest report
 STRAGGLES = 1.25  # a rank that computes so many times as long as the median is named
+# Figures of the newest step, among the metrics of each report of a rank that trains.
+EXPOSED, HIDDEN, COMPUTE = "comm exposed ms", "comm hidden ms", "compute ms"
+_FIGURES = frozenset((EXPOSED, HIDDEN, COMPUTE))
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,7 @@ class _Engine:
 
 @dataclass
 class History:
-    """History of one job. ``take`` reports in the order of their coming; ``forget_ranks`` in each new generation."""
+    """History of one job. ``add`` reports in the order of their coming; ``forget_ranks`` in each new generation."""
 
     points: Thinned = field(default_factory=Thinned)
     latest: dict[int, Report] = field(default_factory=dict)
@@ -111,7 +116,7 @@ class History:
     _steps: tuple[float, int] | None = None
     _speed: float | None = None
 
-    def take(self, report: Report) -> None:
+    def add(self, report: Report) -> None:
         """A report of a rank. The same again, at another time, changes nothing."""
         old = self.latest.get(report.rank)
         if old is not None and replace(report, time=old.time) == old:
@@ -267,3 +272,39 @@ def _number(value: float | None) -> float | None:
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.6g}")
+
+
+def report_of(progress: common_pb2.Progress, time: float, nodes: Mapping[int, str]) -> Report:
+    """``time`` in seconds since the epoch; ``nodes``: the node of each rank."""
+    metrics = dict(progress.metrics)
+    told = progress.HasField("bytes")
+    return Report(
+        time=time,
+        rank=progress.rank,
+        node=nodes.get(progress.rank, ""),
+        step=progress.step,
+        total=progress.total,
+        metrics={name: value for name, value in sorted(metrics.items()) if name not in _FIGURES},
+        own=not progress.by_itself,
+        message=progress.message,
+        shares=shares_of(progress, metrics),
+        bytes_inside=progress.bytes.inside if told else None,
+        bytes_between=progress.bytes.between if told else None,
+    )
+
+
+def shares_of(progress: common_pb2.Progress, metrics: Mapping[str, float]) -> Shares | None:
+    """Returns how a step divides; None if the rank does not train by backward passes. Averages of recent steps where
+    the report has them, else those of the newest step, where waits for ranks of the host count as computation.
+    """
+    if progress.HasField("shares"):
+        found = progress.shares
+        return Shares(found.compute_ms, found.ranks_ms, found.exposed_ms, found.hidden_ms)
+    if COMPUTE not in metrics:
+        return None
+    return Shares(metrics[COMPUTE], 0.0, metrics.get(EXPOSED, 0.0), metrics.get(HIDDEN, 0.0))
+
+
+def last_reports(job: job_pb2.Job) -> list[common_pb2.Progress]:
+    """The newest report of each rank as far as the coordinator tells, at least that of one."""
+    return list(job.reports) or ([job.progress] if job.HasField("progress") else [])

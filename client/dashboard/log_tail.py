@@ -13,8 +13,8 @@ from bagua.client.lines import LineAssembler, missing_text
 
 
 class LogTail:
-    """Follows the output of ranks for one tab. ``take`` gives what has come since; what is too much is left out and
-    counted."""
+    """Follows the output of ranks for one tab. ``pop_lines`` gives what has come since; what is too much is left
+    out and counted."""
 
     MOST = 1_000  # lines that wait for the tab
     WIDEST = 2_000  # characters of a line
@@ -32,7 +32,7 @@ class LogTail:
         """Ends the call that reads the log."""
         self._client.close()
 
-    def take(self, most: int = 300) -> tuple[list[tuple[int, str]], int]:
+    def pop_lines(self, most: int = 300) -> tuple[list[tuple[int, str]], int]:
         """Returns (lines of ranks, number of lines left out before them)."""
         with self._lock:
             count = min(most, len(self._lines))

@@ -19,8 +19,6 @@ from bagua.client import Client, find_reach
 from bagua.dashboard.access import Access
 from bagua.dashboard.app import Dashboard
 
-DEFAULT_LISTEN = "127.0.0.1:7680"
-
 
 def serve(
     listen: str,
@@ -91,7 +89,7 @@ def _listener(host: str, port: int) -> socket.socket:
     return listener
 
 
-def tell(ready_fd: int | None, url: str, code: str) -> None:
+def send_ready(ready_fd: int | None, url: str, code: str) -> None:
     """Sends one line of JSON to whoever started this process."""
     if ready_fd is not None:
         os.write(ready_fd, json.dumps({"url": url, "code": code}).encode() + b"\n")

@@ -126,7 +126,7 @@ def _nodes_of_rows(feed: JobFeed, document: dict[str, Any]) -> list[str]:
 
 def log_news(tail: LogTail) -> list[Message]:
     """Returns the lines that have come since the last call."""
-    lines, skipped = tail.take(LOG_LINES)
+    lines, skipped = tail.pop_lines(LOG_LINES)
     found: list[Message] = [("log", {"lines": lines, "skipped": skipped})] if lines or skipped else []
     return found
 

@@ -117,7 +117,7 @@ class JobScreen(Screen[None]):
         self.query_one("#map", Static).update(text)
         several = len(job.ranks) > 1
         log = self.query_one("#log", RichLog)
-        lines, skipped = tail.take()
+        lines, skipped = tail.pop_lines()
         if skipped:
             log.write(Text(f"… {skipped} lines came too fast to be shown …", "yellow"))
         for rank, line in lines:

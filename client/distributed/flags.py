@@ -97,7 +97,7 @@ def set_bagua_env(args: argparse.Namespace, current_env: MutableMapping[str, str
     current_env.update(variables(args))
 
 
-def tell(*notes: str) -> None:
+def print_notes(*notes: str) -> None:
     """A line on standard error for each option that has nothing to do here, with what does its work."""
     for note in notes:
         print(f"note: {note}.", file=sys.stderr)
@@ -122,8 +122,8 @@ def bagua_run(arguments: list[str], environment: Mapping[str, str]) -> None:
 
 
 def torchrun(arguments: list[str], options: argparse.Namespace, become: bool = True) -> None:
-    """This process becomes torchrun, or without ``become`` waits for it. Its ranks start Bagua's daemon by themselves.
-    Raises what torchrun raises when a rank has failed."""
+    """Replaces this process by torchrun; without ``become``, runs torchrun in it and waits. Its ranks start
+    Bagua's daemon by themselves. Raises what torchrun raises when a rank has failed."""
     set_bagua_env(options, os.environ)
     if options.enable_bagua_net:
         from bagua.base import net_plugin

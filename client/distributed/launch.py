@@ -94,7 +94,7 @@ def torchrun_arguments(options: argparse.Namespace) -> list[str]:
 def launch(arguments: Sequence[str] | None = None) -> None:
     """Starts the job, and returns when it has succeeded. Raises UsageError, or SystemExit with the job's code."""
     options = parse_args(arguments)
-    flags.tell(*notes(options))
+    flags.print_notes(*notes(options))
     if options.node_rank >= options.nnodes:
         raise UsageError(
             f"--node_rank {options.node_rank}: the job has {options.nnodes} nodes, counted from 0. [BG110]"

@@ -181,7 +181,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _start(options: argparse.Namespace, become: bool) -> None:
-    flags.tell(*notes(options))
+    flags.print_notes(*notes(options))
     if on_this_host(options):
         shown = {"TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts), "TORCHELASTIC_RUN_ID": options.rdzv_id}
         flags.bagua_run(run_arguments(options), {**shown, **flags.variables(options)})

@@ -29,7 +29,7 @@ def main() -> None:
     rank = socket.socket(fileno=given.leash)
     try:
         key = secret.find_key(given.master_addr)
-        secret.forget()
+        secret.remove_from_environment()
         applicant = Applicant(key, given.context, given.host)
         parent_socket.send(rank, {"hello": applicant.hello()})
         answer = parent_socket.receive(rank)
@@ -37,7 +37,7 @@ def main() -> None:
             raise ServiceError("The rank that started this process has gone. [BG910]")
         command = _prepare(applicant, applicant.finish(answer["welcome"]))
     except BaguaError as error:
-        _tell(rank, str(error))
+        _send_error(rank, str(error))
         raise SystemExit(f"error: {error}") from None
     os.set_inheritable(rank.fileno(), True)
     ready = os.dup(rank.fileno())  # the daemon closes it after its ready line
@@ -66,7 +66,7 @@ def _prepare(applicant: Applicant, grant: Grant) -> list[str]:
     ]
 
 
-def _tell(rank: socket.socket, reason: str) -> None:
+def _send_error(rank: socket.socket, reason: str) -> None:
     try:
         parent_socket.send(rank, {"error": reason})
     except OSError:

@@ -90,7 +90,7 @@ def _wait_for_default_file(first: bool) -> bool:
     return True
 
 
-def forget() -> None:
+def remove_from_environment() -> None:
     """Takes the secret out of the environment: services that are started later need not hold it."""
     for name in (SECRET, SECRET_FILE):
         os.environ.pop(name, None)

@@ -75,7 +75,7 @@ def take_algorithm(options: argparse.Namespace) -> str:
 
 
 def device() -> torch.device:
-    """This rank's GPU; the processor where there is none."""
+    """Returns the GPU of this rank; the processor where there is none."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     torch.cuda.set_device(bagua.get_local_rank())
@@ -98,7 +98,7 @@ def run(
 
 
 def share(dataset: Dataset[Any], batch_size: int, seed: int, workers: int = 0) -> DataLoader[Any]:
-    """This rank's batches of each epoch."""
+    """Returns a loader of this rank's share of each epoch, in batches."""
     sampler: DistributedSampler[Any] = DistributedSampler(
         dataset, num_replicas=bagua.get_world_size(), rank=bagua.get_rank(), seed=seed
     )

@@ -71,11 +71,11 @@ def main() -> int:
     if words:
         print(f"error: {words}", file=sys.stderr)
     if code and given.order:
-        _tell(given.order, words or f"It ended with code {code}.")
+        _report_failure(given.order, words or f"It ended with code {code}.")
     return code
 
 
-def _tell(order: Path, words: str) -> None:
+def _report_failure(order: Path, words: str) -> None:
     """Tells the giver of the order, who waits for all hosts: a step of srun goes on without one."""
     if not order.with_name(ENDING).exists():
         with contextlib.suppress(OSError):  # the job has ended

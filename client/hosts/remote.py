@@ -1,4 +1,4 @@
-"""This machine's end of a connection to other hosts: a process of ssh or srun, whose standard input keeps it alive."""
+"""Connection from this machine to other hosts: a process of ssh or srun, which its standard input keeps alive."""
 
 from __future__ import annotations
 

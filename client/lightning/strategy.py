@@ -141,7 +141,7 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
             """Makes the optimizers and begins the exchange."""
             super().setup_optimizers(trainer)
             wrapped = StepModule(self.lightning_module)
-            wrapped.begin(self.optimizers, self._algorithm, self._flatten, self._broadcast_buffers)
+            wrapped.start_exchange(self.optimizers, self._algorithm, self._flatten, self._broadcast_buffers)
             self.model = wrapped
 
         def training_step(self, *inputs: Any, **named: Any) -> Any:

@@ -29,7 +29,7 @@ class StepModule(torch.nn.Module):
                 setattr(self, name, [PREFIX + one.removeprefix(".") for one in ignored])
         self.exchange: BaguaDistributedDataParallel | None = None
 
-    def begin(
+    def start_exchange(
         self,
         optimizers: Sequence[torch.optim.Optimizer],
         algorithm: Algorithm | None,

@@ -37,8 +37,6 @@ from bagua.tuning.profile import Gradient, StepProfile
 
 WORTH_IT = 0.10  # Share of the step that an algorithm with another result must save to be recommended
 
-THIN_STEPS = 2  # Exchanges of PowerSGD for a bucket: P, then Q
-
 
 @dataclass(frozen=True)
 class Row:

@@ -22,7 +22,7 @@ class Admission:
         self._hosts = hosts
         self._context = context
         self._key = secret.find_key(master_addr, first=True)
-        secret.forget()
+        secret.remove_from_environment()
         self._authority = Authority()
         self._registrar: Registrar | None = None
         self.address = own_address(master_addr)

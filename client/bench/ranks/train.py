@@ -104,9 +104,9 @@ class Trainer:
         self.optimizer = torch.optim.SGD(workload.model.parameters(), lr=LEARNING_RATE)
         self.model = prepare_for(system)(workload.model, self.optimizer)
         self.steps = 1
-        self.forget()
+        self.reset_sums()
 
-    def forget(self) -> None:
+    def reset_sums(self) -> None:
         """Sets the sums to zero."""
         self.counted = self.wire_bytes = 0
         self.comm_s = self.exposed_s = 0.0
@@ -149,7 +149,7 @@ class Trainer:
         for _ in range(max(0, steps - 1)):
             self.turn()
         self.steps = max(self.fewest, min(MOST_STEPS, int(TURN_S / self.turn())))
-        self.forget()
+        self.reset_sums()
 
     def close(self) -> None:
         """Ends the exchange, on all ranks."""

@@ -70,10 +70,10 @@ def accuracy(
     settings = {"nnodes": nnodes, "nproc_per_node": nproc_per_node, **config}
     task = Task("bagua.bench.ranks.accuracy", config, nnodes, nproc_per_node, {"OMP_NUM_THREADS": "1"}, quiet)
     rows = runs.rows_of(measure(task, None)["runs"])
-    found = report.document("accuracy", common.command_line(), settings, rows)
     if output is not Form.markdown:
-        common.finish(found, runs.COLUMNS, Output(output), save, plot, runs.plot)
+        common.finish("accuracy", settings, rows, runs.COLUMNS, Output(output), save, plot, runs.plot)
         return
+    found = report.document("accuracy", common.command_line(), settings, rows)
     if save is not None:
         report.save(found, save)
     if plot is not None:

@@ -91,18 +91,11 @@ def allreduce(
             "delay_s": network.delay_s if network else 0.0,
             **settings,
         }
-        task = Task(
-            module="bagua.bench.ranks.allreduce",
-            config=config,
-            nnodes=nodes,
-            nproc_per_node=nproc_per_node,
-            env={"OMP_NUM_THREADS": str(threads)},
-            quiet=quiet,
-        )
+        env = {"OMP_NUM_THREADS": str(threads)}
+        task = Task("bagua.bench.ranks.allreduce", config, nodes, nproc_per_node, env, quiet)
         found = measure(task, network)["rows"]
         rows += report.allreduce_rows(found, network.name if network else None, nodes * nproc_per_node, GLOO)
-    made = report.document("allreduce", common.command_line(), settings, rows)
-    common.finish(made, report.ALLREDUCE, output, save, plot, plots.plot_allreduce)
+    common.finish("allreduce", settings, rows, report.ALLREDUCE, output, save, plot, plots.plot_allreduce)
 
 
 def _system_name(memory: str, codec: str) -> str:

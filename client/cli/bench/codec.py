@@ -45,11 +45,4 @@ def codec(
         common.checked(plots.check, plot)
     task = Task("bagua.bench.ranks.codec", config, 1, 1, {"OMP_NUM_THREADS": "1"}, quiet)
     rows = report.codec_rows(measure(task, None)["rows"])
-    common.finish(
-        report.document("codec", common.command_line(), config, rows),
-        report.CODEC,
-        output,
-        save,
-        plot,
-        plots.plot_codec,
-    )
+    common.finish("codec", config, rows, report.CODEC, output, save, plot, plots.plot_codec)

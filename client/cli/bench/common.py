@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -67,7 +67,9 @@ def command_line() -> str:
 
 
 def finish(
-    found: dict[str, Any],
+    name: str,
+    settings: Mapping[str, Any],
+    rows: Sequence[report.Row],
     columns: Sequence[report.Column],
     output: Output,
     save: Path | None,
@@ -75,9 +77,11 @@ def finish(
     draw: Callable[[dict[str, Any], Path], None],
     shape: Callable[[list[report.Row]], tuple[list[str], list[list[str]]]] | None = None,
 ) -> None:
-    """Shows the report as it was asked for: a row of ``columns`` for each row, or headings and cells by ``shape``."""
+    """Makes the report of benchmark ``name`` and shows it as it was asked for: a row of ``columns`` for each row, or
+    headings and cells by ``shape``."""
     from bagua.cli.display.tables import table
 
+    found = report.document(name, command_line(), settings, rows)
     if save is not None:
         report.save(found, save)
     if plot is not None:

@@ -78,6 +78,4 @@ def bench_net(
         for network in networks:
             found = net.measure(settings, network, lambda text: None if quiet else print(text, file=sys.stderr))
             rows += net.rows_of(found, network)
-    common.finish(
-        report.document("net", common.command_line(), settings, rows), net.COLUMNS, output, save, plot, net.plot
-    )
+    common.finish("net", settings, rows, net.COLUMNS, output, save, plot, net.plot)

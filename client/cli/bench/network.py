@@ -60,6 +60,5 @@ def network(
             task = Task("bagua.bench.ranks.network", settings, nodes, 1, quiet=quiet)
             names = {rank: f"node-{rank}" for rank in range(nodes)}
             rows += report.network_rows(measure(task, wire)["rows"], wire.name if wire else None, names)
-    made = report.document("network", common.command_line(), settings, rows)
     show = None if any(row["network"] for row in rows) else report.matrix
-    common.finish(made, report.NETWORK, output, save, plot, plots.plot_network, show)
+    common.finish("network", settings, rows, report.NETWORK, output, save, plot, plots.plot_network, show)

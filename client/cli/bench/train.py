@@ -93,10 +93,9 @@ def train(
             found = measure(Task("bagua.bench.ranks.train", config, nodes, ranks, env, quiet), network)["rows"]
             rows += report.train_rows(found, network.name if network else None, model, "ddp", ALONE)
     settings |= {"nnodes": nodes, "nproc_per_node": ranks}
-    made = report.document("train", common.command_line(), settings, rows)
     if output is not Output.json and not quiet:
         print(f"{nodes} x {ranks} ranks; malloc's thresholds: {malloc}, for all systems")
-    common.finish(made, report.TRAIN, output, save, plot, plots.plot_train)
+    common.finish("train", settings, rows, report.TRAIN, output, save, plot, plots.plot_train)
 
 
 def train_systems(algorithms: str, peers: str) -> list[dict[str, str]]:

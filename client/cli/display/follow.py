@@ -180,7 +180,7 @@ class Follower:
             self._show(chunk.rank, assembler.finish())
 
     def _show(self, rank: int, lines: list[str]) -> None:
-        prefix = self._shown.begin(rank, self.several)
+        prefix = self._shown.line_prefix(rank, self.several)
         for line in lines:
             self._terminal.line(prefix + line)
 

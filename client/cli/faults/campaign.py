@@ -116,7 +116,7 @@ class Chaos:
         """Raises ServiceError if the ranks that are left do not go on."""
         until(lambda: self._cluster.connected(trained.ranks), "daemons are connected to the coordinator")
         before = len(trained.pids())
-        played = self._begin(fault.kind)
+        played = self._record(fault.kind)
         target, began, ended = self._injector.play(fault, trained)
         self._wait_steps(trained, time.monotonic(), f"steps after {fault.kind} ({target or 'services'})")
         halted = ended - began if KINDS[fault.kind].halts else 0.0
@@ -128,11 +128,11 @@ class Chaos:
         self._start_nodes()
         if fault.alone:
             began = time.monotonic()
-            played = self._begin(JOIN)
+            played = self._record(JOIN)
             self._wait_until_whole(trained)
             self._note(played, trained, began, 0.0, f"{len(trained.pids())} ranks again")
 
-    def _begin(self, kind: str) -> Played:
+    def _record(self, kind: str) -> Played:
         self.findings.played.append(Played(kind, "", time.monotonic() - self._began))
         return self.findings.played[-1]
 

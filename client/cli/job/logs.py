@@ -50,7 +50,7 @@ def logs(
             print(json_text({"rank": number, "text": text}), flush=True)
         else:
             shown = printable_output(text) if sys.stdout.isatty() else text  # files get what the rank printed
-            print(begins.begin(number, several) + shown, flush=True)
+            print(begins.line_prefix(number, several) + shown, flush=True)
 
 
 def _lines(chunks: Iterator[common_pb2.LogChunk]) -> Iterator[tuple[int, str]]:

@@ -30,9 +30,7 @@ def show(
     with connect() as client:
         found = client.tuning(id)
     if plot is not None:
-        from bagua.bench.tuning_plot import plot_trials
-
-        plot_trials(found, plot)
+        plots.plot_trials(found, plot)
     output.show(tuning_document(found), lambda: _print(found))
 
 

@@ -183,7 +183,7 @@ class Cluster:
         whole = {**body, "status": status}
         return dict(self._client.replace(JOB_STATUS(whole), metadata["name"], namespace=metadata["namespace"]))
 
-    def tell(self, body: Manifest, reason: str, message: str, now: str) -> None:
+    def write_event(self, body: Manifest, reason: str, message: str, now: str) -> None:
         metadata = body["metadata"]
         about = {"apiVersion": body["apiVersion"], "kind": KIND, "name": metadata["name"], "uid": metadata["uid"]}
         event = {

@@ -65,7 +65,8 @@ class Controller:
         self._memory(job).objects_change()
 
     def has_written(self, job: Key, body: Mapping[str, Any]) -> bool:
-        """This process has written this version of the BaguaJob, and looked at all that is in it; from any thread."""
+        """True if this process has written this version of the BaguaJob and looked at all that is in it; from any
+        thread."""
         return self._memory(job).has_written(body)
 
     def _memory(self, job: Key) -> Memory:
@@ -198,13 +199,13 @@ class Controller:
         with memory.writing:
             body = self._cluster.write_status(seen.body, new)
             memory.written(body)
-        self._tell(seen, new, now)
+        self._publish_phase(seen, new, now)
         return replace(seen, body=body)
 
-    def _tell(self, seen: Seen, new: Manifest, now: float) -> None:
+    def _publish_phase(self, seen: Seen, new: Manifest, now: float) -> None:
         if new.get("phase") != seen.status.get("phase"):
             log.info("%s/%s: %s. %s", seen.namespace, seen.name, new["phase"], new.get("message", ""))
-            self._cluster.tell(seen.body, new["phase"], new.get("message") or new["phase"], status.stamp(now))
+            self._cluster.write_event(seen.body, new["phase"], new.get("message") or new["phase"], status.stamp(now))
 
     def _perform(self, seen: Seen, action: Action, client: Client | None) -> None:
         match action:

@@ -156,7 +156,7 @@ _STATUS = {
         "pods": {"type": "string", "description": "Pods in the job / pods wanted."},
         "replicas": {"type": "integer", "description": "Pods of node daemons."},
         "selector": {"type": "string", "description": "Selects the pods of node daemons."},
-        "jobId": {"type": "string", "description": "Of the present attempt, at the coordinator."},
+        "jobId": {"type": "string", "description": "Id of the present attempt at the coordinator."},
         "attempt": {"type": "integer", "description": "Counts submissions, from 0."},
         "failures": {"type": "integer", "description": "Attempts that failed."},
         "step": {"type": "integer", "description": "The last training step that was reported."},

@@ -130,14 +130,14 @@ class Run(Model):
 
 
 class SchedulingPolicy(Model):
-    """Where and when pods are placed."""
+    """Placement of pods: where and when."""
 
     gang_scheduler: GangScheduler = GangScheduler.AUTO
     """Auto: Kueue where a queue is named and Kueue is installed, else Volcano where it is installed, else Operator."""
     gang_timeout_seconds: int = Field(default=300, ge=10, le=86_400)
     """Operator alone: pods that are placed are given back when the minimum is not complete after so long."""
     queue: str = ""
-    """Of Kueue or Volcano."""
+    """Queue of Kueue or Volcano."""
     priority_class: str = ""
     """A PriorityClass of the cluster: pods of it may take the place of others."""
     workload_priority_class: str = ""
@@ -208,7 +208,7 @@ class Spec(Model):
     elastic: Elastic | None = None
     run: Run
     resources: dict[str, Any] = Field(default_factory=dict, json_schema_extra=PRESERVED)
-    """Of the daemon's container, ranks included."""
+    """Resources of the daemon's container, ranks included."""
     shared_memory: Quantity = "8Gi"
     """Limit of /dev/shm, which counts as memory of the pod."""
     template: dict[str, Any] = Field(default_factory=dict, json_schema_extra=PRESERVED)

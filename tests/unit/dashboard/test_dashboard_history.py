@@ -8,8 +8,7 @@ import math
 import pytest
 
 from bagua.dashboard.feed import JobFeed
-from bagua.dashboard.history import MAX_COLUMNS, MAX_POINTS, MAX_ROWS, History, Report, Shares
-from bagua.dashboard.reports import report_of
+from bagua.dashboard.history import MAX_COLUMNS, MAX_POINTS, MAX_ROWS, History, Report, Shares, report_of
 from bagua.dashboard.stream import JobView, as_event
 from bagua.proto import common_pb2, job_pb2
 
@@ -22,7 +21,7 @@ def report(time: float, rank: int = 0, step: int = 1, compute: float = 10.0, **m
 def test_points_are_thinned_and_keep_the_whole_past():
     history = History()
     for second in range(10 * MAX_POINTS):
-        history.take(report(float(second), step=second))
+        history.add(report(float(second), step=second))
     points = history.points
     assert len(points.points) <= MAX_POINTS
     times = [point.time for point in points.points]
@@ -34,7 +33,7 @@ def test_a_map_of_ranks_is_bounded_in_both_directions():
     history = History()
     for second in range(2 * MAX_POINTS):
         for rank in range(0, 1000, 50):
-            history.take(report(float(second), rank, second, compute=20.0 if rank == 700 else 10.0))
+            history.add(report(float(second), rank, second, compute=20.0 if rank == 700 else 10.0))
     document = history.map_document(1000)
     assert len(document["rows"]) <= MAX_ROWS
     assert {len(row) for row in document["rows"]} == {len(document["rows"][0])}
@@ -49,7 +48,7 @@ def test_points_at_which_one_rank_alone_was_known_are_left_out_of_the_map():
     history = History()
     for second in range(20):
         for rank in reversed(range(4 if second >= 10 else 1)):
-            history.take(report(float(second), rank, second))
+            history.add(report(float(second), rank, second))
     document = history.map_document(4)
     assert document["begin"] == 10.0 and document["rows"] == [[10.0] * 10] * 4
 
@@ -58,7 +57,7 @@ def test_a_rank_that_is_silent_has_no_cell():
     history = History()
     for second in range(20):
         for rank in range(2 if second < 5 else 1):
-            history.take(report(float(second), rank, second))
+            history.add(report(float(second), rank, second))
     assert history.map_document(2)["rows"] == [[10.0] * 20, [None] + [10.0] * 12 + [None] * 7]
 
 
@@ -66,11 +65,11 @@ def test_a_straggler_is_named_and_equal_ranks_are_not():
     history = History()
     for second in range(5):
         for rank in range(4):
-            history.take(report(float(second), rank, second, compute=10.0 + 0.1 * rank))
+            history.add(report(float(second), rank, second, compute=10.0 + 0.1 * rank))
     assert history.straggler() is None
     for second in range(5, 15):
         for rank in range(4):
-            history.take(report(float(second), rank, second, compute=30.0 if rank == 2 else 10.0))
+            history.add(report(float(second), rank, second, compute=30.0 if rank == 2 else 10.0))
     late = history.straggler()
     assert late is not None and (late.rank, late.node) == (2, "node-1")
     assert late.ms > 25 and late.median == pytest.approx(10.0, abs=0.5)
@@ -81,8 +80,8 @@ def test_a_straggler_is_named_and_equal_ranks_are_not():
 def test_speed_and_bytes_are_rates():
     history = History()
     for second in range(0, 20, 2):
-        history.take(report(float(second), 0, second * 5, bytes_inside=second * 1000, bytes_between=second * 10))
-        history.take(report(float(second), 2, second * 5, bytes_inside=second * 1000, bytes_between=second * 10))
+        history.add(report(float(second), 0, second * 5, bytes_inside=second * 1000, bytes_between=second * 10))
+        history.add(report(float(second), 2, second * 5, bytes_inside=second * 1000, bytes_between=second * 10))
     series = history.chart_document()["series"]
     assert series["speed"][-1] == pytest.approx(5.0)
     assert series["inside"][-1] == pytest.approx(2000.0) and series["between"][-1] == pytest.approx(20.0)
@@ -92,8 +91,8 @@ def test_speed_and_bytes_are_rates():
 
 def test_charts_follow_the_rank_whose_program_reports():
     history = History()
-    history.take(report(0.0, 0, 10, metrics={}, own=False))
-    history.take(report(1.0, 1, 10, metrics={"loss": 0.5}))
+    history.add(report(0.0, 0, 10, metrics={}, own=False))
+    history.add(report(1.0, 1, 10, metrics={"loss": 0.5}))
     lead = history.lead()
     assert lead is not None and lead.rank == 1
     assert history.now_document()["metrics"] == {"loss": 0.5}
@@ -101,15 +100,15 @@ def test_charts_follow_the_rank_whose_program_reports():
 
 def test_values_without_a_number_and_the_same_report_again():
     history = History()
-    history.take(report(0.0, metrics={"loss": math.nan, "big": math.inf}))
+    history.add(report(0.0, metrics={"loss": math.nan, "big": math.inf}))
     version = history.version
-    history.take(report(1.0, metrics={"loss": math.nan, "big": math.inf}))
+    history.add(report(1.0, metrics={"loss": math.nan, "big": math.inf}))
     document = history.chart_document()
     assert document["series"]["m:loss"][0] is None and document["series"]["m:big"] == [None] * len(document["t"])
     json.dumps(document, allow_nan=False)
-    history.take(report(9.0, metrics={"loss": 2.0}))
+    history.add(report(9.0, metrics={"loss": 2.0}))
     version = history.version
-    history.take(report(10.0, metrics={"loss": 2.0}))
+    history.add(report(10.0, metrics={"loss": 2.0}))
     assert history.version == version
 
 

@@ -18,11 +18,11 @@ from rig.limits import SOON_S
 from rig.system.prometheus import promtool
 
 from bagua.base.errors import UnavailableError
+from bagua.cli.dashboard import DEFAULT_LISTEN
 from bagua.daemon.coordinator.host import metrics as coordinator_metrics
 from bagua.daemon.coordinator.rules.domain import JobState
 from bagua.daemon.metric_families import Family, table
 from bagua.daemon.node.host import metrics as node_metrics
-from bagua.dashboard.serve import DEFAULT_LISTEN
 
 ROOT = Path(__file__).resolve().parents[3]
 PROMETHEUS = ROOT / "deploy" / "prometheus"

@@ -53,7 +53,7 @@ def test_all_ways_lead_to_the_same_key(tmp_path: Path, monkeypatch: pytest.Monke
     assert secret.find_key(ELSEWHERE) == by_default and len(by_default) == 32
     monkeypatch.setenv(secret.SECRET, GOOD[::-1])
     assert secret.find_key(ELSEWHERE) != by_default
-    secret.forget()
+    secret.remove_from_environment()
     assert secret.SECRET not in os.environ
 
 
