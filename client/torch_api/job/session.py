@@ -35,6 +35,14 @@ class Renewable(Protocol):
         ...
 
 
+class Weighed(Protocol):
+    """A model whose gradients weigh as its rank's batch does."""
+
+    def install_weights(self) -> None:
+        """Installs the hooks that weigh gradients, unless they are. Jobs whose batches are alike need none."""
+        ...
+
+
 class Companion(Protocol):
     """Something beside the session that is made anew in each generation, at a place that one member tells the others.
     Members come to each of these calls together, in this order."""
@@ -72,7 +80,8 @@ class Session:
         self.implicit = False  # torch.distributed began it, and the program has not asked for it
         self.companion: Companion | None = None
         self.daemon = daemon
-        self.batch_weight = 1.0  # of this rank's gradients: samples of its batch, divided by the mean of all ranks'
+        self._batch_weight = 1.0
+        self.weighed_models: weakref.WeakSet[Weighed] = weakref.WeakSet()
         self.weighed = 1.0  # the product of all changes of these weights while a batch was in use
         self.memory = SharedMemory(self.connection)
         self.statistics = StatisticsRecorder()
@@ -131,6 +140,18 @@ class Session:
         """Tells all that know ranks of the generation that was entered. Raises Regrouped if it has ended."""
         for one in list(self._renewed):
             one.renew()
+
+    @property
+    def batch_weight(self) -> float:
+        """Weight of this rank's gradients: samples of its batch, divided by the mean of all ranks'."""
+        return self._batch_weight
+
+    @batch_weight.setter
+    def batch_weight(self, weight: float) -> None:
+        self._batch_weight = weight
+        if weight != 1.0:
+            for model in list(self.weighed_models):
+                model.install_weights()
 
     def weigh(self, change: float) -> None:
         """Members have changed: the batch that is in use, and gradients of it, weigh so much more."""

@@ -61,13 +61,15 @@ class BackwardPasses:
         self._synced = True
         self._accumulated = 0
         self.parameters: list[torch.nn.Parameter] = []
+        self._weight = 1.0  # of the gradients of this pass
         self._weight_hooks: list[Any] = []
+        session.weighed_models.add(self)
         self.begun = self.begins_after_step = False
 
     @property
     def under_way(self) -> bool:
-        """True if a backward pass of this model runs now."""
-        return self._pass is not None
+        """True if a backward pass of this model runs now; False after one that ended by an exception."""
+        return self._pass is not None and self._pass.alive() is not None
 
     @property
     def exchanges(self) -> bool:
@@ -103,25 +105,31 @@ class BackwardPasses:
 
     @beside_graphs
     def _before_gradient(self, _: torch.Tensor) -> None:
-        """Begins the pass, whose gradients are weighted by the rank's share of the samples."""
-        if self._pass is None or not self._pass.alive():
+        """Begins the pass, unless it is under way."""
+        if not self.under_way:
             self._begin()
-        if self._session.batch_weight != 1.0 and not self._weight_hooks:
-            # At the parameters, where each gradient passes once. Outputs may depend on each other, as a loss does on
-            # logits beside it.
+
+    def install_weights(self) -> None:
+        """Weighs gradients at the parameters, where each passes once: outputs of the model may depend on each other, as
+        a loss does on logits beside it. Nothing if that is done."""
+        if not self._weight_hooks:
             for one in self.parameters:
                 self._weight_hooks.append(one.register_hook(self._weigh))  # type: ignore[no-untyped-call]
 
-    @beside_graphs
-    def _weigh(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        weight = self._session.batch_weight
-        return None if weight == 1.0 else gradient * weight
-
-    def remove_hooks(self) -> None:
-        """Removes the hooks that the passes themselves have installed."""
+    def remove_weights(self) -> None:
+        """Removes the hooks of ``install_weights``, which installs none before there are ``parameters`` again."""
         for handle in self._weight_hooks:
             handle.remove()
         self._weight_hooks.clear()
+        self.parameters = []
+
+    @beside_graphs
+    def _weigh(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        """Weighs all gradients of a pass alike, though members may change meanwhile: ``TrainingStep.weigh`` follows
+        such changes for the pass as a whole."""
+        if not self.under_way:
+            self._begin()
+        return None if self._weight == 1.0 else gradient * self._weight
 
     @beside_graphs
     def after_gradient(
@@ -131,7 +139,7 @@ class BackwardPasses:
         parameter: torch.nn.Parameter,
     ) -> None:
         """A gradient has been accumulated: ``on_gradient`` is told, if the pass is exchanged."""
-        if self._pass is None or not self._pass.alive():
+        if self._pass is None or not self._pass.alive():  # ``under_way``, without a call for each gradient
             self._begin()
         self._accumulated += 1
         if self._synced:
@@ -142,6 +150,7 @@ class BackwardPasses:
             self._abandon()
         self.newcomers.refuse()
         self._accumulated = 0
+        self._weight = self._session.batch_weight
         self._synced = self.exchanges
         if self._session.elastic:
             if self.step is not None:

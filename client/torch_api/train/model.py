@@ -312,6 +312,8 @@ class DistributedModel(Mark):
         add(self.module.register_forward_hook(ModuleHook(self.module, passes.after_forward)))
         trained, parameters = self.trained(), self.bagua_build_params()
         passes.parameters = [one for _, one in trained]
+        if self._session.batch_weight != 1.0:
+            passes.install_weights()
         passes.newcomers = Newcomers(self.module, self.parameters_to_ignore, passes.parameters)
         self._handles += passes.newcomers.watch()
         if passes.sparse is not None:
@@ -340,7 +342,7 @@ class DistributedModel(Mark):
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self.passes.remove_hooks()
+        self.passes.remove_weights()
 
     def close(self, alone: bool = False) -> None:
         """Ends the exchange: the model is an ordinary one again. All ranks must do it in the same order relative to

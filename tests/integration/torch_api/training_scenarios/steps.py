@@ -43,11 +43,14 @@ class LossAndOutputs(nn.Module):
 
 @scenario
 def weighted_batches_whose_outputs_depend_on_each_other() -> None:
-    """Each gradient is weighted once, also where the model is called on its own output."""
-    net, session, rank = seeded(LossAndOutputs), current(), bagua.get_rank()
+    """Each gradient is weighted once, by the weight at the begin of its pass: also where the model is called on its own
+    output, where a method is called, and where the weight changes in the pass."""
+    session, rank = current(), bagua.get_rank()
     weights = [0.5 + one for one in range(bagua.get_world_size())]
-    model = wrap(net, slow_sgd(net.parameters()))
-    for step in range(2):
+    for step in range(4):
+        if step % 2 == 0:
+            net = seeded(LossAndOutputs)
+            model = wrap(net, slow_sgd(net.parameters()))
         wanted = torch.zeros(4, 4)
         for one, weight in enumerate(weights):
             first = batch(one, step, 3, 4) @ net.layer.weight.T
@@ -55,7 +58,13 @@ def weighted_batches_whose_outputs_depend_on_each_other() -> None:
             wanted += weight / len(weights) * torch.autograd.grad(loss, net.layer.weight)[0]
         session.batch_weight = weights[rank]
         try:
-            model(model(batch(rank, step, 3, 4))["outputs"])["loss"].backward()
+            call = model if step < 2 else net.layer
+            first = call(batch(rank, step, 3, 4))
+            if step < 2:
+                first = first["outputs"]
+                first.register_hook(lambda _: setattr(session, "batch_weight", 9.0))
+            second = call(first)
+            (second["loss"] if step < 2 else second.square().mean()).backward()
         finally:
             session.batch_weight = 1.0
         torch.testing.assert_close(net.layer.weight.grad, wanted)
