@@ -14,8 +14,8 @@ from bagua.base.errors import ConfigError
 VARIABLE = "BAGUA_ENABLE_NET"  # 1 in a job's environment, or in a node daemon's: ranks get the plugin
 
 SUFFIX = "bagua"
-# Name of the network, in NCCL's table and log. Without NCCL_NET NCCL would pass over a
-# plugin that can't start, in silence, and ranks would use different transports.
+# Name of the network, in NCCL's table and log. Without NCCL_NET NCCL would pass over a plugin that can't start, in
+# silence, and ranks would use different transports.
 NAME = "Bagua-Net"
 
 _WORDS = {"1": True, "true": True, "0": False, "false": False, "": False}
