@@ -152,10 +152,11 @@ class _NewestFiles:
         self.found = tls.read()
 
     def replaced(self) -> bool:
-        """Looks again: whether there are others since the last look. Those that can't be used don't count."""
+        """Looks again: whether there are others since the last look. Those that can't be used don't count: between two
+        writes a key and a certificate are no pair."""
         with contextlib.suppress(ConfigError, OSError):
             found = self._tls.read()
-            if found != self.found and _server_context(found) is not None:
+            if found != self.found:
                 self.found = found
                 return True
         return False
@@ -188,26 +189,15 @@ def follow_files(context: ssl.SSLContext, tls: TlsFiles) -> None:
 
     def choose(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, asked: ssl.SSLContext) -> None:
         nonlocal newest
-        if files.replaced() and (made := _server_context(files.found)) is not None:
-            made.verify_mode = context.verify_mode
-            newest = made
+        if files.replaced():
+            ca, cert, key = files.found
+            newest = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            _load_pair(newest, cert, key)
+            newest.load_verify_locations(cadata=ca.decode("ascii"))
+            newest.verify_mode = context.verify_mode
         connection.context = newest  # not the old one with more in it: that would trust former authorities for ever
 
     context.sni_callback = choose
-
-
-def _server_context(found: tuple[bytes, bytes, bytes]) -> ssl.SSLContext | None:
-    """Makes the context; None for files that can't be used, such as a key and a certificate that are no pair: between
-    two writes they are none.
-    """
-    ca, cert, key = found
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        _load_pair(context, cert, key)
-        context.load_verify_locations(cadata=ca.decode("ascii"))
-    except (ssl.SSLError, OSError, ValueError):
-        return None
-    return context
 
 
 def _load_pair(context: ssl.SSLContext, cert: bytes, key: bytes) -> None:
