@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from bagua.base.errors import UsageError
+from bagua.base.errors import ServiceError, UsageError
 from bagua.base.job_options import MAX_NODES, MAX_RANKS, default_name
+from bagua.bench import plots
+from bagua.bench.report import Column, cells, text
 from bagua.cli import options
+from bagua.cli.bench.common import checked, command_line
 from bagua.cli.command import command
 from bagua.cli.job_options import check_entry, option, parse_env
 from bagua.cli.options import Output
@@ -22,9 +25,6 @@ from bagua.tuning.network import Network, fit_network, parse_network
 from bagua.tuning.partition import best_cuts
 from bagua.tuning.predict import Cluster
 from bagua.tuning.profile import CodecSpeed, StepProfile
-
-if TYPE_CHECKING:
-    from bagua.bench.report import Column
 
 DEFAULT_STEPS = 20
 
@@ -101,11 +101,8 @@ def advise(
     exposed: communication that ranks wait for. result: whether it is that of
     gradient all-reduce. Algorithms with a warm-up are predicted after it.
     """
-    from bagua.bench import plots
-    from bagua.cli.bench.common import checked, command_line
-
     wire = checked(parse_network, network) if network else None
-    chosen = [checked(exchange_of, text).text for text in algorithms] if algorithms else None
+    chosen = [checked(exchange_of, name).text for name in algorithms] if algorithms else None
     if plot is not None:
         checked(plots.check, plot)
     if (profile is None) == (not script):
@@ -126,7 +123,7 @@ def advise(
     made = advise_on(found, cluster, chosen)
     document = describe(found, cluster, made) | {"command": command_line()}
     if plot is not None:
-        draw(document, plot)
+        plots.plot_advice(document, plot)
     output.show(document, lambda: show(document, everything or bool(algorithms)))
 
 
@@ -142,7 +139,6 @@ def record(
 ) -> StepProfile:
     """Runs the script until its profile is there, then measures the machine. Raises BaguaError; ends the command if the
     script fails."""
-    from bagua.base.errors import ServiceError
     from bagua.cli.run import RunOptions, check_script, local_spec, run_embedded
 
     check_entry(script, module, no_python=False)
@@ -184,7 +180,7 @@ def speeds_of_machine(profile: StepProfile, quiet: bool) -> Any:
     from bagua.cli.bench.tasks import Task, measure
     from bagua.cli.checks.crypto_checks import ask
 
-    task = Task("bagua.bench.ranks.machine", {}, 2, 1, {"OMP_NUM_THREADS": "1"}, quiet)
+    task = Task("bagua.bench.ranks.machine", {}, 2, 1, quiet=quiet)
     measured = measure(task, None)
     cipher = ask().gb_per_s * 1e9
     plain = measured["socket"]
@@ -240,24 +236,19 @@ def _row(row: Row) -> dict[str, Any]:
     }
 
 
-def columns() -> tuple[Column, ...]:
-    """Returns the columns of the table."""
-    from bagua.bench.report import Column, text
-
-    return (
-        Column("algorithm", "algorithm", text),
-        Column("step_ms", "ms/step"),
-        Column("slower", "/ no comm."),
-        Column("exposed_ms", "exposed ms"),
-        Column("sent_mb", "sent MB/step"),
-        Column("result", "result", text),
-        Column("note", "", text),
-    )
+COLUMNS = (
+    Column("algorithm", "algorithm", text),
+    Column("step_ms", "ms/step"),
+    Column("slower", "/ no comm."),
+    Column("exposed_ms", "exposed ms"),
+    Column("sent_mb", "sent MB/step"),
+    Column("result", "result", text),
+    Column("note", "", text),
+)
 
 
 def show(document: dict[str, Any], everything: bool) -> None:
     """The table, the fastest first, and the recommendation."""
-    from bagua.bench.report import cells
     from bagua.cli.display.tables import table
 
     chosen = {row["algorithm"] for row in document["recommended"]}
@@ -281,7 +272,7 @@ def show(document: dict[str, Any], everything: bool) -> None:
         f"{document['model_bytes'] / 1e6:.1f} MB of gradients; {document['compute_ms']:.1f} ms without communication "
         f"(median of {document['recorded_steps']} steps)"
     )
-    table([column.heading for column in columns()], cells(rows, columns()))
+    table([column.heading for column in COLUMNS], cells(rows, COLUMNS))
     print(words(document))
 
 
@@ -313,10 +304,3 @@ def words(document: dict[str, Any]) -> str:
             f"{best['step_ms']:.1f} ms a step; --autotune finds it."
         )
     return "\n".join(lines)
-
-
-def draw(document: dict[str, Any], path: Path) -> None:
-    """Step time over bytes sent: a point per row."""
-    from bagua.bench import plots
-
-    plots.plot_advice(document, path)

@@ -9,6 +9,7 @@ A parameter of one of these names is given, unless it has a default: then it is 
 |---|---|---|
 | ``job`` | the values of job options, by name (``job_options.Given``) | all that its command has |
 | ``output`` | how it prints | ``--output`` |
+| ``report`` | where results of a benchmark go (``bench.common.Report``) | and ``--plot``, ``--save``, ``--quiet`` |
 | ``client`` | a client of the service, closed afterwards | ``--coordinator``, ``--token-file``, ``--tls`` |
 | ``connect`` | a function that makes it, for commands that check something first | the same |
 """
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bagua.cli import config_file, job_options
+from bagua.cli.bench.common import PlotOption, QuietOption, Report, SaveOption
 from bagua.cli.options import CoordinatorOption, Output, OutputOption, TlsOption, TokenFileOption
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ else:
 
 Connect = Callable[[], AbstractContextManager[Client]]
 Function = Callable[..., Any]
+_REPORT = {"plot": PlotOption, "save": SaveOption}
 _SERVICE = {"coordinator": CoordinatorOption, "token_file": TokenFileOption, "tls": TlsOption}
 
 
@@ -70,6 +73,8 @@ def command(name: str = "", **settings: Any) -> Callable[[Function], Function]:
             rest = {key: value for key, value in given.items() if key in own}
             if "job" in injected:
                 rest["job"] = {key: given[one.name] for key, one in job.items() if key not in own}
+            if "report" in injected:
+                rest["report"] = Report(**{key: given[key] for key in ("output", *_REPORT, "quiet")})
             if not injected & {"client", "connect"}:
                 return function(**rest)
             reach = [given[key] for key in _SERVICE]
@@ -96,9 +101,19 @@ def _service(_: Any) -> list[inspect.Parameter]:
     return [_optional(name, option) for name, option in _SERVICE.items()]
 
 
+def _output(_: Any) -> list[inspect.Parameter]:
+    return [_optional("output", OutputOption, Output.text)]
+
+
+def _report(_: Any) -> list[inspect.Parameter]:
+    files = [_optional(name, option) for name, option in _REPORT.items()]
+    return [*_output(_), *files, _optional("quiet", QuietOption, False)]
+
+
 _INJECTED: dict[str, Callable[[dict[str, inspect.Parameter]], list[inspect.Parameter]]] = {
     "job": lambda job: list(job.values()),
-    "output": lambda _: [_optional("output", OutputOption, Output.text)],
+    "output": _output,
+    "report": _report,
     "client": _service,
     "connect": _service,
 }

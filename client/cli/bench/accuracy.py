@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from bagua.bench import accuracy as runs
-from bagua.bench import plots, report
 from bagua.bench.units import choose
 from bagua.cli.bench import common
 from bagua.cli.command import command
@@ -28,6 +28,7 @@ class Form(StrEnum):
 
 @command()
 def accuracy(
+    *,
     only: str = typer.Option(
         "",
         "--only",
@@ -47,10 +48,8 @@ def accuracy(
     ),
     nnodes: int = typer.Option(2, "--nnodes", min=1, max=64, help="Node daemons."),
     nproc_per_node: Annotated[int, option("nproc_per_node")] = 2,
+    report: common.Report,
     output: Form = typer.Option(Form.text, "--output", help="json: one document for programs. markdown: for a README."),
-    plot: common.PlotOption = None,
-    save: common.SaveOption = None,
-    quiet: common.QuietOption = False,
 ) -> None:
     """Trains digits and charlm with every algorithm, all on the same number of
     samples: accuracy, or loss, beside gradient all-reduce.
@@ -63,19 +62,13 @@ def accuracy(
     """
     from bagua.cli.bench.tasks import Task, measure
 
-    if plot is not None:
-        common.checked(plots.check, plot)
     chosen = common.checked(choose, only, NAMES, "--only") if only else list(NAMES)
     config = runs.config(common.checked(choose, tasks, tuple(runs.TASKS), "--tasks"), chosen, seeds, share, validation)
     settings = {"nnodes": nnodes, "nproc_per_node": nproc_per_node, **config}
-    task = Task("bagua.bench.ranks.accuracy", config, nnodes, nproc_per_node, {"OMP_NUM_THREADS": "1"}, quiet)
+    task = Task("bagua.bench.ranks.accuracy", config, nnodes, nproc_per_node, quiet=report.quiet)
     rows = runs.rows_of(measure(task, None)["runs"])
-    if output is not Form.markdown:
-        common.finish("accuracy", settings, rows, runs.COLUMNS, Output(output), save, plot, runs.plot)
-        return
-    found = report.document("accuracy", common.command_line(), settings, rows)
-    if save is not None:
-        report.save(found, save)
-    if plot is not None:
-        runs.plot(found, plot)
-    print(runs.markdown(rows), flush=True)
+    if output is Form.markdown:
+        report = replace(report, output=Output.text)
+        report.show("accuracy", settings, rows, lambda: print(runs.markdown(rows), flush=True), runs.plot)
+    else:
+        replace(report, output=Output(output)).show_table("accuracy", settings, rows, runs.COLUMNS, runs.plot)

@@ -8,12 +8,12 @@ import typer
 
 from bagua.base.algorithm_choice import CODECS
 from bagua.base.errors import UsageError
-from bagua.bench import plots, report
+from bagua.bench import plots
+from bagua.bench.report import ALLREDUCE, Row, allreduce_rows
 from bagua.bench.units import choose, parse_sizes
 from bagua.cli.bench import common
 from bagua.cli.command import command
 from bagua.cli.job_options import option
-from bagua.cli.options import Output
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
 GLOO = "gloo"
@@ -39,10 +39,7 @@ def allreduce(
     rounds: common.RoundsOption = 3,
     threads: common.ThreadsOption = 1,
     emulate: common.EmulateOption = None,
-    output: Output,
-    plot: common.PlotOption = None,
-    save: common.SaveOption = None,
-    quiet: common.QuietOption = False,
+    report: common.Report,
 ) -> None:
     """All-reduce over sizes: Bagua and Gloo in the same processes, turn by turn;
     medians, of the slowest rank.
@@ -69,8 +66,6 @@ def allreduce(
     common.checked(choose, dtype, DTYPES, "--dtype")
     if dtype != "float32" and codec != "none":
         raise UsageError(f"--codec {codec} encodes float32: leave --dtype {dtype} out. [BG102]")
-    if plot is not None:
-        common.checked(plots.check, plot)
     networks, nodes = common.networks_of(emulate, nnodes)
     settings = {
         "nnodes": nodes,
@@ -80,7 +75,7 @@ def allreduce(
         "rounds": rounds,
         "threads": threads,
     }
-    rows: list[report.Row] = []
+    rows: list[Row] = []
     for network in networks:
         config = {
             "sizes": common.checked(parse_sizes, sizes),
@@ -91,11 +86,10 @@ def allreduce(
             "delay_s": network.delay_s if network else 0.0,
             **settings,
         }
-        env = {"OMP_NUM_THREADS": str(threads)}
-        task = Task("bagua.bench.ranks.allreduce", config, nodes, nproc_per_node, env, quiet)
+        task = Task("bagua.bench.ranks.allreduce", config, nodes, nproc_per_node, quiet=report.quiet)
         found = measure(task, network)["rows"]
-        rows += report.allreduce_rows(found, network.name if network else None, nodes * nproc_per_node, GLOO)
-    common.finish("allreduce", settings, rows, report.ALLREDUCE, output, save, plot, plots.plot_allreduce)
+        rows += allreduce_rows(found, network.name if network else None, nodes * nproc_per_node, GLOO)
+    report.show_table("allreduce", settings, rows, ALLREDUCE, plots.plot_allreduce)
 
 
 def _system_name(memory: str, codec: str) -> str:

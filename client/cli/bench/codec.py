@@ -5,11 +5,11 @@ from __future__ import annotations
 import typer
 
 from bagua.base.algorithm_choice import CODECS
-from bagua.bench import plots, report
+from bagua.bench import plots
+from bagua.bench.report import CODEC, codec_rows
 from bagua.bench.units import choose, parse_sizes
 from bagua.cli.bench import common
 from bagua.cli.command import command
-from bagua.cli.options import Output
 
 
 @command()
@@ -19,10 +19,7 @@ def codec(
     sizes: str = typer.Option("1M,64M", help="Bytes of float32, with commas."),
     seconds: common.SecondsOption = 5.0,
     rounds: common.RoundsOption = 3,
-    output: Output,
-    plot: common.PlotOption = None,
-    save: common.SaveOption = None,
-    quiet: common.QuietOption = False,
+    report: common.Report,
 ) -> None:
     """Codecs on one thread, beside memcpy. GB/s count bytes of float32, whatever
     becomes of them.
@@ -41,8 +38,6 @@ def codec(
         "seconds": seconds,
         "rounds": rounds,
     }
-    if plot is not None:
-        common.checked(plots.check, plot)
-    task = Task("bagua.bench.ranks.codec", config, 1, 1, {"OMP_NUM_THREADS": "1"}, quiet)
-    rows = report.codec_rows(measure(task, None)["rows"])
-    common.finish("codec", config, rows, report.CODEC, output, save, plot, plots.plot_codec)
+    task = Task("bagua.bench.ranks.codec", config, 1, 1, quiet=report.quiet)
+    rows = codec_rows(measure(task, None)["rows"])
+    report.show_table("codec", config, rows, CODEC, plots.plot_codec)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
 from bagua.base.errors import ConfigError, UsageError
-from bagua.bench import report
+from bagua.bench import plots, report
 from bagua.bench.emulation import MOST_HOSTS, check_possible
 from bagua.cli.options import Output
 from bagua.tuning.network import Network, parse_network
@@ -66,26 +67,47 @@ def command_line() -> str:
     return shlex.join(["bagua", *sys.argv[1:]])
 
 
-def finish(
-    name: str,
-    settings: Mapping[str, Any],
-    rows: Sequence[report.Row],
-    columns: Sequence[report.Column],
-    output: Output,
-    save: Path | None,
-    plot: Path | None,
-    draw: Callable[[dict[str, Any], Path], None],
-    shape: Callable[[list[report.Row]], tuple[list[str], list[list[str]]]] | None = None,
-) -> None:
-    """Makes the report of benchmark ``name`` and shows it as it was asked for: a row of ``columns`` for each row, or
-    headings and cells by ``shape``."""
-    from bagua.cli.display.tables import table
+@dataclass(frozen=True)
+class Report:
+    """Where the results of a benchmark go: ``--output``, ``--plot``, ``--save`` and ``--quiet`` of its command. Raises
+    UsageError, before anything is measured, for a picture that can't be drawn."""
 
-    found = report.document(name, command_line(), settings, rows)
-    if save is not None:
-        report.save(found, save)
-    if plot is not None:
-        draw(found, plot)
-    shown = report.present(found["rows"], columns)
-    headings, cells = [column.heading for column in shown], report.cells(found["rows"], shown)
-    output.show(found, lambda: table(*(shape(found["rows"]) if shape else (headings, cells))))
+    output: Output
+    plot: Path | None
+    save: Path | None
+    quiet: bool
+
+    def __post_init__(self) -> None:
+        if self.plot is not None:
+            checked(plots.check, self.plot)
+
+    def show(
+        self,
+        name: str,
+        settings: Mapping[str, Any],
+        rows: Sequence[report.Row],
+        print_rows: Callable[[], None],
+        draw: Callable[[dict[str, Any], Path], None],
+    ) -> None:
+        """Saves and draws the report of benchmark ``name``, and prints it as it was asked for."""
+        found = report.document(name, command_line(), settings, rows)
+        if self.save is not None:
+            report.save(found, self.save)
+        if self.plot is not None:
+            draw(found, self.plot)
+        self.output.show(found, print_rows)
+
+    def show_table(
+        self,
+        name: str,
+        settings: Mapping[str, Any],
+        rows: Sequence[report.Row],
+        columns: Sequence[report.Column],
+        draw: Callable[[dict[str, Any], Path], None],
+    ) -> None:
+        """The same with a table of those ``columns`` that have values."""
+        from bagua.cli.display.tables import table
+
+        shown = report.present(rows, columns)
+        headings = [column.heading for column in shown]
+        self.show(name, settings, rows, lambda: table(headings, report.cells(rows, shown)), draw)

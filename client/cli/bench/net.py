@@ -8,12 +8,12 @@ import sys
 import typer
 
 from bagua.base.errors import UsageError
-from bagua.bench import net, plots, report
+from bagua.bench import net
 from bagua.bench.emulation import SEARCH_PATH
+from bagua.bench.report import Row
 from bagua.bench.units import choose, parse_sizes
 from bagua.cli.bench import common
 from bagua.cli.command import command
-from bagua.cli.options import Output
 
 SYSTEMS = ("bagua", "nccl", "single", "polling", "multiple", "iperf3")
 
@@ -42,10 +42,7 @@ def bench_net(
     seconds: common.SecondsOption = 3.0,
     rounds: common.RoundsOption = 5,
     emulate: common.EmulateOption = None,
-    output: Output,
-    plot: common.PlotOption = None,
-    save: common.SaveOption = None,
-    quiet: common.QuietOption = False,
+    report: common.Report,
 ) -> None:
     """Messages between two processes as NCCL sends them, up to 8 in flight:
     Bagua-Net through its function table, and plain sockets; turn by turn,
@@ -63,8 +60,6 @@ def bench_net(
     """
     from bagua.cli.bench.tasks import ending_signals
 
-    if plot is not None:
-        common.checked(plots.check, plot)
     networks, _ = common.networks_of(emulate, None)
     settings = {
         "sizes": common.checked(parse_sizes, sizes),
@@ -73,9 +68,9 @@ def bench_net(
         "seconds": seconds,
         "rounds": rounds,
     }
-    rows: list[report.Row] = []
+    rows: list[Row] = []
     with ending_signals():
         for network in networks:
-            found = net.measure(settings, network, lambda text: None if quiet else print(text, file=sys.stderr))
+            found = net.measure(settings, network, lambda text: None if report.quiet else print(text, file=sys.stderr))
             rows += net.rows_of(found, network)
-    common.finish("net", settings, rows, net.COLUMNS, output, save, plot, net.plot)
+    report.show_table("net", settings, rows, net.COLUMNS, net.plot)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import typer
 
 from bagua.base.errors import UsageError
-from bagua.bench import plots, report
+from bagua.bench import plots
+from bagua.bench.report import NETWORK, Row, matrix, network_rows
 from bagua.bench.units import parse_sizes
 from bagua.cli.bench import common
 from bagua.cli.command import command
-from bagua.cli.options import CoordinatorOption, Output, TlsOption, TokenFileOption
+from bagua.cli.options import CoordinatorOption, TlsOption, TokenFileOption
 
 
 @command()
@@ -22,10 +23,7 @@ def network(
     seconds: common.SecondsOption = 1.0,
     rounds: common.RoundsOption = 5,
     emulate: common.EmulateOption = None,
-    output: Output,
-    plot: common.PlotOption = None,
-    save: common.SaveOption = None,
-    quiet: common.QuietOption = False,
+    report: common.Report,
     coordinator: CoordinatorOption = None,
     token_file: TokenFileOption = None,
     tls: TlsOption = None,
@@ -39,26 +37,27 @@ def network(
     that cluster; else on daemons started here.
     """
     from bagua.cli.bench.tasks import Task, measure, measure_on_cluster
+    from bagua.cli.display.tables import table
 
-    if plot is not None:
-        common.checked(plots.check, plot)
     if coordinator and emulate:
         raise UsageError("--coordinator and --emulate exclude each other. [BG103]")
     sizes = common.checked(parse_sizes, size)
     settings = {"size": sizes[0], "seconds": seconds, "rounds": rounds}
-    rows: list[report.Row] = []
+    rows: list[Row] = []
     if coordinator:
         found, names = measure_on_cluster(
-            lambda nodes: Task("bagua.bench.ranks.network", settings, nodes, 1, quiet=quiet, result="-"),
+            lambda nodes: Task("bagua.bench.ranks.network", settings, nodes, 1, quiet=report.quiet, result="-"),
             nnodes,
             (coordinator, token_file, tls),
         )
-        rows = report.network_rows(found["rows"], None, names)
+        rows = network_rows(found["rows"], None, names)
     else:
         networks, nodes = common.networks_of(emulate, nnodes or 2)
         for wire in networks:
-            task = Task("bagua.bench.ranks.network", settings, nodes, 1, quiet=quiet)
+            task = Task("bagua.bench.ranks.network", settings, nodes, 1, quiet=report.quiet)
             names = {rank: f"node-{rank}" for rank in range(nodes)}
-            rows += report.network_rows(measure(task, wire)["rows"], wire.name if wire else None, names)
-    show = None if any(row["network"] for row in rows) else report.matrix
-    common.finish("network", settings, rows, report.NETWORK, output, save, plot, plots.plot_network, show)
+            rows += network_rows(measure(task, wire)["rows"], wire.name if wire else None, names)
+    if any(row["network"] for row in rows):
+        report.show_table("network", settings, rows, NETWORK, plots.plot_network)
+    else:
+        report.show("network", settings, rows, lambda: table(*matrix(rows)), plots.plot_network)

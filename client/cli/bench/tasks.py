@@ -57,7 +57,9 @@ class Task:
         """Makes the specification of the job to submit."""
         from bagua.cli.run import local_spec
 
-        env = {"TORCH_CPP_LOG_LEVEL": "ERROR", **self.env}  # the peer warns of addresses without names
+        threads = str(self.config.get("threads", 1))
+        # The peer warns of addresses without names.
+        env = {"TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": threads, **self.env}
         if self.namespaces:
             env["GLOO_SOCKET_IFNAME"] = DEVICE
         return local_spec(

@@ -8,8 +8,9 @@ import typer
 
 from bagua.base.algorithm_choice import CODECS, check
 from bagua.base.errors import ConfigError, UsageError
-from bagua.bench import plots, report
+from bagua.bench import plots
 from bagua.bench.emulation import DEVICE
+from bagua.bench.report import TRAIN, Row, train_rows
 from bagua.bench.units import choose
 from bagua.cli.bench import common
 from bagua.cli.command import command
@@ -49,10 +50,7 @@ def train(
     warm_up: int = typer.Option(4, "--warm-up", min=1, help="Steps of each system that are not counted."),
     threads: common.ThreadsOption = 1,
     emulate: common.EmulateOption = None,
-    output: Output,
-    plot: common.PlotOption = None,
-    save: common.SaveOption = None,
-    quiet: common.QuietOption = False,
+    report: common.Report,
 ) -> None:
     """Training steps: Bagua, DDP over Gloo with its hooks, and no communication,
     in the same processes, turn by turn; medians of the slowest rank.
@@ -71,8 +69,6 @@ def train(
 
     if malloc not in ("raised", "default"):
         raise UsageError(f"--malloc {malloc!r}: choose from raised, default. [BG102]")
-    if plot is not None:
-        common.checked(plots.check, plot)
     chosen = common.checked(choose, models, MODELS, "--models")
     networks, nodes = common.networks_of(emulate, nnodes)
     ranks = nproc_per_node or (1 if emulate else 2)
@@ -85,17 +81,17 @@ def train(
         "warm_up": warm_up,
         "threads": threads,
     }
-    rows: list[report.Row] = []
+    rows: list[Row] = []
     for network in networks:
         for model in chosen:
             config = {**settings, "model": model}
-            env = {"OMP_NUM_THREADS": str(threads)}
-            found = measure(Task("bagua.bench.ranks.train", config, nodes, ranks, env, quiet), network)["rows"]
-            rows += report.train_rows(found, network.name if network else None, model, "ddp", ALONE)
+            task = Task("bagua.bench.ranks.train", config, nodes, ranks, quiet=report.quiet)
+            found = measure(task, network)["rows"]
+            rows += train_rows(found, network.name if network else None, model, "ddp", ALONE)
     settings |= {"nnodes": nodes, "nproc_per_node": ranks}
-    if output is not Output.json and not quiet:
+    if report.output is not Output.json and not report.quiet:
         print(f"{nodes} x {ranks} ranks; malloc's thresholds: {malloc}, for all systems")
-    common.finish("train", settings, rows, report.TRAIN, output, save, plot, plots.plot_train)
+    report.show_table("train", settings, rows, TRAIN, plots.plot_train)
 
 
 def train_systems(algorithms: str, peers: str) -> list[dict[str, str]]:
