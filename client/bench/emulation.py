@@ -18,7 +18,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import TracebackType
 
 from bagua.base.errors import BuildError, ConfigError, ServiceError
 from bagua.tuning.network import Network
@@ -106,7 +105,7 @@ class Emulation:
 
     def __enter__(self) -> Emulation:
         check_possible(self.network, len(self.names))
-        program = _relay_program() if self.network.delay_s or len(self.names) > 2 else None
+        program = built_tool("delay_relay") if self.network.delay_s or len(self.names) > 2 else None
         present = [line.split()[0] for line in _command("ip", "netns", "list").splitlines() if line.strip()]
         for name in leftovers(present, start_time):
             _command("ip", "netns", "delete", name, check=False)
@@ -127,9 +126,7 @@ class Emulation:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -196,11 +193,12 @@ class Emulation:
             time.sleep(0.02)
 
 
-def _relay_program() -> Path:
+def built_tool(name: str) -> Path:
+    """A program of ``csrc/tools``, built if need be. Raises BuildError."""
     from bagua import csrc
     from bagua.csrc.build_tool import build_tool
 
     try:
-        return build_tool("delay_relay")
+        return build_tool(name)
     except csrc.BuildError as error:
         raise BuildError(str(error)) from error

@@ -10,14 +10,13 @@ import shutil
 import statistics
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from bagua.base.errors import BuildError, ServiceError
-from bagua.bench.emulation import DEVICE, SEARCH_PATH, Emulation
+from bagua.bench.emulation import DEVICE, SEARCH_PATH, Emulation, built_tool
 from bagua.bench.report import Column, Row, percent, scaled, text, values_of
 from bagua.bench.units import size_text
 from bagua.tuning.network import TCP_SHARE, Network
@@ -165,14 +164,6 @@ class Pair:
         for end in self._ends:
             end.close()
 
-    def __enter__(self) -> Pair:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def plugin() -> Path:
     """Bagua-Net, built if need be. Raises BuildError."""
@@ -194,21 +185,10 @@ def arguments_of(system: str, streams: int) -> Arguments:
     return lambda place: ["sockets", place.address, str(1 if system == SINGLE else streams)]
 
 
-def net_bench() -> Path:
-    """The program, built if need be. Raises BuildError."""
-    from bagua.csrc import BuildError as NotBuilt
-    from bagua.csrc.build_tool import build_tool
-
-    try:
-        return build_tool("net_bench")
-    except NotBuilt as error:
-        raise BuildError(str(error)) from error
-
-
 def measure(config: Mapping[str, Any], network: Network | None, note: Callable[[str], None]) -> list[dict[str, Any]]:
     """Times of each system: ``system``, ``bytes`` (None: any), ``stream_s``, ``ping_s`` per message, medians of
     rounds in which the systems take turns. Raises BaguaError."""
-    program = net_bench()
+    program = built_tool("net_bench")
     systems = {name: arguments_of(name, config["streams"]) for name in config["systems"] if name != IPERF}
     with ExitStack() as stack:
         emulation = stack.enter_context(Emulation(network)) if network is not None else None
@@ -227,7 +207,7 @@ def measure(config: Mapping[str, Any], network: Network | None, note: Callable[[
 def _open(program: Path, systems: Mapping[str, Arguments], ends: tuple[Place, Place]) -> Iterator[dict[str, Pair]]:
     """A pair of each system. Raises ServiceError."""
     with ExitStack() as stack:
-        yield {name: stack.enter_context(Pair(program, make, ends)) for name, make in systems.items()}
+        yield {name: stack.enter_context(closing(Pair(program, make, ends))) for name, make in systems.items()}
 
 
 def measure_size(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
-from contextlib import nullcontext
-from types import TracebackType
+from contextlib import closing, nullcontext
 from typing import Any
 
 import torch
@@ -41,10 +40,9 @@ class System:
         """Makes one all-reduce."""
         if self.gloo:
             torch.distributed.all_reduce(self.tensor)
-        elif self.codec == "none":
-            bagua.allreduce_inplace(self.tensor, op=bagua.ReduceOp.AVG)
         else:
-            bagua.allreduce_inplace(self.tensor, op=bagua.ReduceOp.AVG, codec=self.codec)
+            codec = None if self.codec == "none" else self.codec
+            bagua.allreduce_inplace(self.tensor, op=bagua.ReduceOp.AVG, codec=codec)
 
     def reset(self) -> None:
         """Fills the vector: equal on all ranks, zeros for Gloo, whose sums would grow without end."""
@@ -111,14 +109,6 @@ class MemoryFloor:
         """Ends the program that measures."""
         self._process.communicate()
 
-    def __enter__(self) -> MemoryFloor:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def measure_size(config: dict[str, Any], nbytes: int, floor: MemoryFloor | None) -> dict[str, float]:
     """Median seconds of every system and, on rank 0 of one host, of the floor."""
@@ -156,7 +146,8 @@ def measure(config: dict[str, Any]) -> dict[str, Any] | None:
         harness.start_gloo()
     sizes, hosts = config["sizes"], config["nodes"]
     ranks, network = bagua.get_world_size(), Network(config["rate"], config["delay_s"])
-    with MemoryFloor(ranks, max(sizes)) if hosts == 1 and bagua.get_rank() == 0 else nullcontext() as floor:
+    measures_floor = hosts == 1 and bagua.get_rank() == 0
+    with closing(MemoryFloor(ranks, max(sizes))) if measures_floor else nullcontext() as floor:
         rows = []
         for step, nbytes in enumerate(sizes):
             harness.progress(step, len(sizes), size_text(nbytes))

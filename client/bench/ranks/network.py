@@ -35,20 +35,11 @@ class Pair:
         else:
             bagua.send(tensor, self.source)
 
-    def round_trip(self) -> float:
-        """Seconds of a ping and its answer."""
+    def exchange_s(self, message: torch.Tensor) -> float:
+        """Seconds of a message and its answer of 8 bytes: ``send`` may return before the message has arrived."""
 
         def both() -> None:
-            self._pass(self.ping)
-            self._return(self.ping)
-
-        return harness.seconds(both)
-
-    def passage(self) -> float:
-        """Seconds of one message and its answer of 8 bytes: ``send`` may return before the message has arrived."""
-
-        def both() -> None:
-            self._pass(self.message)
+            self._pass(message)
             self._return(self.ping)
 
         return harness.seconds(both)
@@ -60,23 +51,18 @@ class Pair:
         return int(text.item())
 
 
-def measure_pair(source: int, target: int, config: dict[str, Any]) -> dict[str, Any]:
-    """Measures one direction of one pair, as medians of the source's clock."""
+def measure_pair(source: int, target: int, config: dict[str, Any]) -> tuple[float, float]:
+    """Returns (seconds of one way, bits per second) of one direction of one pair, as medians of the source's clock."""
     pair = Pair(source, target, config["size"])
-    warm = min(pair.round_trip() for _ in range(3))
+    warm = min(pair.exchange_s(pair.ping) for _ in range(3))
     pings = pair.agree(max(config["rounds"], min(MOST_PINGS, int(config["seconds"] / 4 / max(warm, 1e-6)))))
-    latency = statistics.median(pair.round_trip() for _ in range(pings)) / 2
-    pair.passage()
-    once = pair.passage()
+    latency = statistics.median(pair.exchange_s(pair.ping) for _ in range(pings)) / 2
+    pair.exchange_s(pair.message)  # a first time, uncounted
+    once = pair.exchange_s(pair.message)
     rounds = pair.agree(harness.rounds_within(config["seconds"], once, config["rounds"]))
-    passage = statistics.median(pair.passage() for _ in range(rounds))
-    return {
-        "source": source,
-        "target": target,
-        "latency_s": latency,
-        # Noise must not make a small message infinitely fast.
-        "bits_per_s": config["size"] * 8 / max(passage / 10, passage - 2 * latency),
-    }
+    passage = statistics.median(pair.exchange_s(pair.message) for _ in range(rounds))
+    # Noise must not make a small message infinitely fast.
+    return latency, config["size"] * 8 / max(passage / 10, passage - 2 * latency)
 
 
 def measure(config: dict[str, Any]) -> dict[str, Any] | None:
@@ -88,8 +74,7 @@ def measure(config: dict[str, Any]) -> dict[str, Any] | None:
         harness.progress(step, len(pairs), f"node {source} to node {target}")
         figures = torch.zeros(2, dtype=torch.float64)
         if bagua.get_rank() in (source, target):
-            found = measure_pair(source, target, config)
-            figures = torch.tensor([found["latency_s"], found["bits_per_s"]], dtype=torch.float64)
+            figures = torch.tensor(measure_pair(source, target, config), dtype=torch.float64)
         bagua.broadcast(figures, src=source)
         latency, bits = figures.tolist()
         rows.append({"source": source, "target": target, "latency_s": latency, "bits_per_s": bits})
