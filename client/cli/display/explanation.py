@@ -6,10 +6,13 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from bagua.base.text import printable
 from bagua.client.describe import duration
+
+if TYPE_CHECKING:
+    from bagua.proto.job_pb2 import JobEvent
 
 ENDS = ("SUCCEEDED", "FAILED", "CANCELLED")
 # Events of which a job has one for each node: several in a row become one line, as long as nothing went wrong.
@@ -24,19 +27,6 @@ _CANCELLED = "cancelled: "
 _STOPPING_SIGNALS = ("SIGTERM", "SIGKILL")  # the service's own, when it ends a job
 
 
-class Event(Protocol):
-    """Event of a job, as ``bagua.v1.JobEvent`` has it. ``time``: seconds since the epoch."""
-
-    @property
-    def time(self) -> float: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def generation(self) -> int: ...
-
-
 @dataclass(frozen=True)
 class _Line:
     """``mark``: loss, change, wait, end or empty."""
@@ -48,7 +38,7 @@ class _Line:
     routine: bool = False
 
 
-def marks_of(events: Iterable[Event]) -> list[str]:
+def marks_of(events: Iterable[JobEvent]) -> list[str]:
     """The part of the story that each event belongs to: ``loss``, ``change``, ``wait``, ``end``, or empty: routine. It
     is no loss that the service stops ranks when the job is ending, and that their nodes notice it."""
     found, ending = [], False
@@ -59,11 +49,11 @@ def marks_of(events: Iterable[Event]) -> list[str]:
     return found
 
 
-def _follows(event: Event) -> bool:
+def _follows(event: JobEvent) -> bool:
     return event.kind == "node_error" or any(name in event.reason for name in _STOPPING_SIGNALS)
 
 
-def _mark(event: Event) -> str:
+def _mark(event: JobEvent) -> str:
     state = event.reason.partition(":")[0]
     match event.kind:
         case "state" if state in ENDS:
@@ -83,7 +73,7 @@ def _mark(event: Event) -> str:
     return ""
 
 
-def explain(job_id: str, events: Iterable[Event], now: float = -math.inf) -> str:
+def explain(job_id: str, events: Iterable[JobEvent], now: float = -math.inf) -> str:
     """The whole page, in lines that end with a newline. ``events``: in order. Times are UTC. ``now``: seconds since the
     epoch, for a job that has not ended."""
     history = list(events)
@@ -106,7 +96,7 @@ def explain(job_id: str, events: Iterable[Event], now: float = -math.inf) -> str
     return "\n".join(lines) + "\n"
 
 
-def _verdict(history: Sequence[Event]) -> str:
+def _verdict(history: Sequence[JobEvent]) -> str:
     """The end and its reason, or the present state, in one sentence or two."""
     if not history:
         return "has no events."
@@ -122,7 +112,7 @@ def _verdict(history: Sequence[Event]) -> str:
     return f"has not ended. The last change: {_clean(last.reason) or _clean(last.kind)}"
 
 
-def _spent(history: Sequence[Event], now: float) -> Iterator[str]:
+def _spent(history: Sequence[JobEvent], now: float) -> Iterator[str]:
     """Tells how the job's time divides until its end, or ``now``."""
     spent: dict[str, float] = {}
     phase, since = "for nodes", history[0].time
@@ -137,7 +127,7 @@ def _spent(history: Sequence[Event], now: float) -> Iterator[str]:
         yield f"{'Time:':<10}{', '.join(shown)}"
 
 
-def _phase_after(event: Event) -> str | None:
+def _phase_after(event: JobEvent) -> str | None:
     """The phase of a job after an event; None: the same as before."""
     if event.kind == "placed":
         return "starting"
@@ -151,7 +141,7 @@ def _phase_after(event: Event) -> str | None:
     )
 
 
-def _line(event: Event, mark: str) -> _Line:
+def _line(event: JobEvent, mark: str) -> _Line:
     reason = _clean(event.reason)
     kind = _clean(event.kind)
     words = {
@@ -193,11 +183,11 @@ def _row(row: Sequence[_Line]) -> Iterator[_Line]:
     yield row[-1]
 
 
-def _state(event: Event) -> str:
+def _state(event: JobEvent) -> str:
     return event.reason.partition(":")[0]
 
 
-def _reason(event: Event) -> str:
+def _reason(event: JobEvent) -> str:
     """Returns the event's reason without the state."""
     return _clean(event.reason.partition(":")[2]).removeprefix(_CANCELLED) or "no reason was recorded"
 

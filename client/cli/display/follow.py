@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import BoundedSemaphore, Thread
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from bagua.base.errors import BaguaError, ServiceError
 from bagua.cli.display.terminal import Terminal
@@ -21,20 +21,13 @@ from bagua.client.describe import ENDED, job_state
 from bagua.client.lines import LineAssembler, missing_text
 from bagua.proto import common_pb2, job_pb2
 
+if TYPE_CHECKING:
+    from bagua.client import Client
+
 LOG_PATIENCE_S = 3.0  # how long after the end of a job its last output is waited for
 
 # Log chunks read but not yet drawn: a rank that prints faster than the terminal must not fill the memory.
 CHUNKS_IN_FLIGHT = 64
-
-
-class JobSource(Protocol):
-    """The part of ``bagua.client.Client`` that following a job needs."""
-
-    def watch(self, job_id: str, *, on_away: Callable[[str], None] | None = None) -> Iterator[job_pb2.JobUpdate]: ...
-    def logs(
-        self, job_id: str, *, ranks: Iterable[int] = (), follow: bool = False, patience_s: float = 0.0
-    ) -> Iterator[common_pb2.LogChunk]: ...
-    def cancel(self, job_id: str, reason: str = "") -> job_pb2.Job: ...
 
 
 @dataclass(frozen=True)
@@ -85,7 +78,7 @@ class Follower:
 
     def __init__(
         self,
-        source: JobSource,
+        client: Client,
         job: job_pb2.Job,
         terminal: Terminal,
         on_interrupt: Callable[[], float],
@@ -95,7 +88,7 @@ class Follower:
         self.several = job.spec.nnodes * job.spec.nproc_per_node > 1
         self._shown = shown
         self._ranks = () if job.spec.elastic else shown.ranks  # an elastic job may not have them yet
-        self._source = source
+        self._client = client
         self._terminal = terminal
         self._on_interrupt = on_interrupt
         self._events: SimpleQueue[Event] = SimpleQueue()
@@ -112,8 +105,9 @@ class Follower:
     def run(self) -> job_pb2.Job:
         """Returns the job once it has ended and its output was shown, or when the wait after an interrupt is over (then
         it has not ended). Raises ServiceError when the service is gone, Detached when ``on_interrupt`` says so."""
-        self._start_watch()
-        self._start_logs()
+        job_id, client = self.job.job_id, self._client
+        self._start("watch", lambda: client.watch(job_id, on_away=lambda why: self.post(CoordinatorAway(why))))
+        self._start("logs", lambda: client.logs(job_id, ranks=self._ranks, follow=True, patience_s=math.inf))
         while not (self.job.state in ENDED and self._logs_ended):
             try:
                 event = self._events.get(timeout=min(3600.0, max(0.0, self._deadline - time.monotonic())))
@@ -192,19 +186,9 @@ class Follower:
         elif self.job.state not in ENDED:
             raise event.error or ServiceError("The coordinator stopped telling of the job before it had ended. [BG801]")
 
-    def _start_watch(self) -> None:
-        self._start("watch", lambda: self._source.watch(self.job.job_id, on_away=self._away))
-
-    def _away(self, why: str) -> None:
-        """Shows that the coordinator is away. The thread that watches calls it."""
-        self._events.put(CoordinatorAway(why))
-
-    def _start_logs(self) -> None:
-        """Starts to follow logs, as long as the watch goes on."""
-        logs = self._source.logs
-        self._start("logs", lambda: logs(self.job.job_id, ranks=self._ranks, follow=True, patience_s=math.inf))
-
     def _start(self, stream: str, start: Callable[[], Iterator[Event]]) -> None:
+        """Reads a stream of the coordinator in a thread of its own."""
+
         def read() -> None:
             error: Exception | None = None
             try:
