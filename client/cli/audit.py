@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import unquote
 
 import typer
 
 from bagua.cli.command import Client, command
+from bagua.cli.display.documents import fields
 from bagua.cli.options import Output
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def audit(
 ) -> None:
     """Lists calls that changed something, read output, or were refused; the newest first."""
     found = client.accounts.audit(limit, who, target, refused)
-    output.show({"entries": [_entry(one) for one in found]}, lambda: _print(found))
+    output.show({"entries": [fields(one) for one in found]}, lambda: _print(found))
 
 
 def _print(found: Sequence[account_pb2.AuditEntry]) -> None:
@@ -51,7 +52,3 @@ def _print(found: Sequence[account_pb2.AuditEntry]) -> None:
 def _address(peer: str) -> str:
     """``ipv4:10.0.0.1:5`` as gRPC has it -> ``10.0.0.1:5``; ``ipv6:%5B::1%5D:5`` -> ``[::1]:5``."""
     return unquote(peer.removeprefix("ipv4:").removeprefix("ipv6:"))
-
-
-def _entry(one: account_pb2.AuditEntry) -> dict[str, Any]:
-    return {field.name: getattr(one, field.name) for field in one.DESCRIPTOR.fields}

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
     from bagua.proto import account_pb2, job_pb2
+
+_TRIAL = (
+    *("job_id", "step", "round", "setting", "against", "ratio", "level", "seconds", "spread", "exposed"),
+    *("against_seconds", "against_spread", "against_exposed", "steps", "state", "reason"),
+)
 
 
 def account_document(one: account_pb2.Account) -> dict[str, Any]:
     """The account behind a credential."""
-    return {"name": one.name, "role": one.role, "namespace": one.namespace, "unix_user": one.unix_user}
+    return fields(one, "name", "role", "namespace", "unix_user")
 
 
 def token_document(one: account_pb2.Token) -> dict[str, Any]:
     """A token without its secret."""
-    times = {"created_at": one.created_at, "expires_at": one.expires_at, "revoked_at": one.revoked_at}
-    return {"id": one.id, **account_document(one.account), "created_by": one.created_by, **times}
+    more = fields(one, "created_by", "created_at", "expires_at", "revoked_at")
+    return {"id": one.id, **account_document(one.account), **more}
 
 
 def tuning_document(found: job_pb2.Tuning) -> dict[str, Any]:
@@ -31,25 +39,11 @@ def tuning_document(found: job_pb2.Tuning) -> dict[str, Any]:
         "job_id": found.job_id,
         "updated_at": found.updated_at,
         "tried": found.tried,
-        "trials": [
-            {
-                "job_id": one.job_id,
-                "step": one.step,
-                "round": one.round,
-                "setting": dict(one.setting),
-                "against": dict(one.against),
-                "ratio": one.ratio,
-                "level": one.level,
-                "seconds": one.seconds,
-                "spread": one.spread,
-                "exposed": one.exposed,
-                "against_seconds": one.against_seconds,
-                "against_spread": one.against_spread,
-                "against_exposed": one.against_exposed,
-                "steps": one.steps,
-                "state": one.state,
-                "reason": one.reason,
-            }
-            for one in found.trials
-        ],
+        "trials": [fields(one, *_TRIAL) for one in found.trials],
     }
+
+
+def fields(message: Message, *names: str) -> dict[str, Any]:
+    """Values of these fields of a message, by their names; of all fields if none is named."""
+    values = {name: getattr(message, name) for name in names or (field.name for field in message.DESCRIPTOR.fields)}
+    return {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
