@@ -41,45 +41,6 @@ class Trained:
         return [pid for pids in self.ranks.values() for pid in pids]
 
 
-class Changes:
-    """Planned changes of the job, as faults that must not hurt."""
-
-    def __init__(self, cluster: ChaosCluster, trained: Trained) -> None:
-        self._cluster = cluster
-        self._trained = trained
-
-    def play(self, kind: str, node: str) -> tuple[str, float, float]:
-        """Plays a change, as ``Injector.play`` does. Raises ServiceError if it does not come about."""
-        job_id, began = self._trained.job_id, time.monotonic()
-        if kind == "pause":
-            self._cluster.call(lambda client: client.pause(job_id))
-            until(lambda: self._cluster.job(job_id).state == WAITING, "a job that is paused waits")
-            time.sleep(KINDS[kind].lasts_s)
-            self._cluster.call(lambda client: client.resume(job_id))
-            return "", began, time.monotonic()
-        if kind == "scale":
-            less = len(self._trained.ranks) - 1
-            self._cluster.call(lambda client: client.scale(job_id, less))
-        else:
-            less = self._trained.nodes
-            self._cluster.call(lambda client: client.drain(node))
-        gone = self._those_that_leave(less, node if kind == "drain" else "")
-        return node if kind == "drain" else gone, began, began
-
-    def _those_that_leave(self, most: int, drained: str) -> str:
-        """Waits until the job has no more nodes than ``most``, and none that is ``drained``."""
-
-        def staying() -> set[str]:
-            return {rank.node_id for rank in self._cluster.job(self._trained.job_id).ranks}
-
-        until(lambda: len(staying()) <= most and drained not in staying(), "nodes have left the job")
-        gone = [node for node in self._trained.ranks if node not in staying()]
-        for node in gone:
-            pids = self._trained.ranks.pop(node)
-            until(lambda: not any(map(alive, pids)), f"ranks on {node}, which has left, have ended")  # noqa: B023
-        return ", ".join(gone)
-
-
 class Injector:
     """Does faults, one at a time. ``goes_on``: says whether the ranks that are left train again."""
 
@@ -127,7 +88,7 @@ class Injector:
             case "cut-link" | "corrupt-link" | "slow-link" | "delay-link" | "dead-link":
                 self._disturb(fault.kind, self._daemon(node), trained)
             case "scale" | "drain" | "pause":
-                return Changes(self._cluster, trained).play(fault.kind, node)
+                return self._change(fault.kind, trained, node)
             case _ if kind.phase:
                 os.kill(pid, signal.SIGKILL)
                 self._lose(trained, node, pid)
@@ -137,6 +98,36 @@ class Injector:
                     time.sleep(kind.lasts_s)
                 node = ""
         return node, began, time.monotonic() if kind.lasts_s else began
+
+    def _change(self, kind: str, trained: Trained, node: str) -> tuple[str, float, float]:
+        """Plays a planned change, which must not hurt. Raises ServiceError if it does not come about."""
+        job_id, began = trained.job_id, time.monotonic()
+        if kind == "pause":
+            self._cluster.call(lambda client: client.pause(job_id))
+            until(lambda: self._cluster.job(job_id).state == WAITING, "a job that is paused waits")
+            time.sleep(KINDS[kind].lasts_s)
+            self._cluster.call(lambda client: client.resume(job_id))
+            return "", began, time.monotonic()
+        if kind == "drain":
+            self._cluster.call(lambda client: client.drain(node))
+            self._wait_until_left(trained, trained.nodes, node)
+            return node, began, began
+        less = len(trained.ranks) - 1
+        self._cluster.call(lambda client: client.scale(job_id, less))
+        return self._wait_until_left(trained, less, ""), began, began
+
+    def _wait_until_left(self, trained: Trained, most: int, drained: str) -> str:
+        """Waits until the job has no more nodes than ``most``, and none that is ``drained``. Returns the others."""
+
+        def staying() -> set[str]:
+            return {rank.node_id for rank in self._cluster.job(trained.job_id).ranks}
+
+        until(lambda: len(staying()) <= most and drained not in staying(), "nodes have left the job")
+        gone = [node for node in trained.ranks if node not in staying()]
+        for node in gone:
+            pids = trained.ranks.pop(node)
+            until(lambda: not any(map(alive, pids)), f"ranks on {node}, which has left, have ended")  # noqa: B023
+        return ", ".join(gone)
 
     def repair(self, fault: Fault, target: str, trained: Trained) -> None:
         """Makes room again for those that have left."""
