@@ -10,11 +10,11 @@ import re
 import signal
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from bagua.base.address import is_loopback, join_address, own_address
 from bagua.base.errors import ConfigError, ServiceError, UsageError
@@ -37,35 +37,30 @@ HERE_TOO = ("PATH", "LD_LIBRARY_PATH", "BAGUA_*")
 NOT_THERE = (*FOREIGN_SETTINGS, "BAGUA_JOB_SECRET", "BAGUA_JOB_SECRET_FILE", "BAGUA_DAEMON_SOCKET", "BAGUA_JOB_ID")
 
 
-class Way(Protocol):
-    """Way in which daemons come to hosts. ``address``: this machine's for them. ``ends_by_signal``: see
-    ``slurm_end``.
-    """
+class Way(ABC):
+    """Way in which daemons come to ``hosts`` hosts. ``address``: this machine's for them. ``job``: of the scheduler.
+    ``ends_by_signal``: see ``slurm_end``."""
 
-    job: str
+    hosts: int
     address: str
-    ends_by_signal: bool
+    job: str
+    ends_by_signal = False
 
-    @property
-    def hosts(self) -> int: ...
-
+    @abstractmethod
     def start(self, order: Order, state: Path) -> list[RemoteService]:
         """Starts what ``order`` says on all hosts; outputs go below ``state``. Raises ConfigError."""
-        ...
 
-    def close(self) -> None:
-        """Closes connections when all has ended."""
-        ...
+    def close(self) -> None:  # noqa: B027
+        """Removes what was made for the hosts, when all has ended."""
 
     def failure(self) -> str:
-        """Words on a host whose daemon has ended badly, while the connections last; empty: there is none."""
-        ...
+        """Words on a host whose daemon has ended badly, while its connection lasts; empty: there is none."""
+        return ""
 
-    def announce_end(self) -> None:
+    def announce_end(self) -> None:  # noqa: B027
         """Tells hosts that the job is being ended. Those that hear of it from their scheduler, too, need not do
         anything.
         """
-        ...
 
 
 class RemoteService:
@@ -203,19 +198,14 @@ def environment(here: os._Environ[str] | dict[str, str]) -> dict[str, str]:
     return {name: here[name] for name in names if name not in NOT_THERE and "TOKEN" not in name}
 
 
-@dataclass
-class SshWay:
+class SshWay(Way):
     """Way with one ssh connection for each host."""
 
-    logins: list[ssh.Host]
-    command: str
-    address: str
-    job: str = ""
-    ends_by_signal: bool = False
+    job = ""
 
-    @property
-    def hosts(self) -> int:
-        return len(self.logins)
+    def __init__(self, logins: list[ssh.Host], command: str, address: str) -> None:
+        self.logins, self.command, self.address = logins, command, address
+        self.hosts = len(logins)
 
     def start(self, order: Order, state: Path) -> list[RemoteService]:
         found = []
@@ -225,14 +215,6 @@ class SshWay:
             command = ssh.ssh_command(host, self.command, os.getcwd(), sys.executable)
             found.append(RemoteService(f"node daemon {name}", command, mine.line(), state / f"node-{name}.log"))
         return found
-
-    def close(self) -> None: ...
-
-    def failure(self) -> str:
-        """Returns no words: a daemon that fails ends its connection here."""
-        return ""
-
-    def announce_end(self) -> None: ...
 
 
 def node_names(hosts: Sequence[ssh.Host]) -> list[str]:

@@ -22,7 +22,7 @@ from bagua.base import launchers
 from bagua.base.address import is_loopback
 from bagua.base.errors import ConfigError, UsageError
 from bagua.base.paths import make_private_dir, state_dir, write_private
-from bagua.cli.cluster.hosts import RemoteService
+from bagua.cli.cluster.hosts import RemoteService, Way
 from bagua.hosts.end import ENDING, FAILED, Order
 
 REQUEUE_DEADLINE_S = 60.0
@@ -35,7 +35,7 @@ FORGOTTEN = (
 
 
 @dataclass
-class SrunWay:
+class SrunWay(Way):
     """Way with one step of srun that has a task on each node."""
 
     job: str
@@ -44,7 +44,7 @@ class SrunWay:
     shared: Path
     srun: str = "srun"
     squeue: str = "squeue"
-    ends_by_signal: bool = True
+    ends_by_signal = True
     _folder: Path | None = field(default=None, init=False)
     _log: Path | None = field(default=None, init=False)
 
@@ -68,7 +68,7 @@ class SrunWay:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def failure(self) -> str:
-        """Words on daemons that have failed: one step has all nodes, and goes on without one."""
+        # One step has all nodes, and goes on without one.
         found = sorted(self._folder.glob(f"{FAILED}*")) if self._folder is not None else []
         if not found or self._log is None:
             return ""
