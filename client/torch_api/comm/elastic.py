@@ -115,14 +115,7 @@ class ElasticCommunicator(Communicator):
 
     def _repeat(self, attempt: Callable[[], None], commit: Callable[[], None] = nothing) -> None:
         self._units.all_wrapped = True
-        unit = self._units.unit(self._scope, lambda: self)
-        while True:
-            with unit:
-                if not unit.settled:
-                    attempt()
-                unit.vote()
-                commit()
-                return
+        self._units.together(self._scope, lambda: self, attempt, show=commit)
 
     @property
     def _scope(self) -> int:

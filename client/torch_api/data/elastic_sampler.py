@@ -107,10 +107,10 @@ class ElasticSampler:
             self._units.between_steps()
 
     def _given(self, weight: float) -> None:
-        self._session.batch_weight = weight
+        self._session.weigh_batch(weight)
         if not self._session.elastic:  # nobody is ever lost
             self._course.commit()
 
     def _over(self) -> None:
         """Batches that come from elsewhere have no share: they weigh as before."""
-        self._session.batch_weight = 1.0
+        self._session.weigh_batch(1.0)

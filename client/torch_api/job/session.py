@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -41,6 +41,14 @@ class Weighed(Protocol):
     def install_weights(self) -> None:
         """Installs the hooks that weigh gradients, unless they are. Jobs whose batches are alike need none."""
         ...
+
+
+class Weights(NamedTuple):
+    """Weights of this rank's gradients. ``batch``: samples of its batch, divided by the mean of all ranks'.
+    ``changes``: the product of all changes of such weights while a batch was in use."""
+
+    batch: float = 1.0
+    changes: float = 1.0
 
 
 class Companion(Protocol):
@@ -80,9 +88,8 @@ class Session:
         self.implicit = False  # torch.distributed began it, and the program has not asked for it
         self.companion: Companion | None = None
         self.daemon = daemon
-        self._batch_weight = 1.0
+        self.weights = Weights()  # replaced as one: another thread may enter a generation
         self.weighed_models: weakref.WeakSet[Weighed] = weakref.WeakSet()
-        self.weighed = 1.0  # the product of all changes of these weights while a batch was in use
         self.memory = SharedMemory(self.connection)
         self.statistics = StatisticsRecorder()
         last_step = self.statistics.last_step
@@ -141,22 +148,17 @@ class Session:
         for one in list(self._renewed):
             one.renew()
 
-    @property
-    def batch_weight(self) -> float:
-        """Weight of this rank's gradients: samples of its batch, divided by the mean of all ranks'."""
-        return self._batch_weight
-
-    @batch_weight.setter
-    def batch_weight(self, weight: float) -> None:
-        self._batch_weight = weight
+    def weigh_batch(self, weight: float, change: float = 1.0) -> None:
+        """Gradients of passes that begin from now on have this weight. ``change``: so much of it is no other batch's,
+        but other members': gradients that have been accumulated gain as much."""
+        self.weights = Weights(weight, self.weights.changes * change)
         if weight != 1.0:
             for model in list(self.weighed_models):
                 model.install_weights()
 
-    def weigh(self, change: float) -> None:
+    def follow_weight(self, change: float) -> None:
         """Members have changed: the batch that is in use, and gradients of it, weigh so much more."""
-        self.batch_weight *= change
-        self.weighed *= change
+        self.weigh_batch(self.weights.batch * change, change)
 
     def take_newcomers(self) -> None:
         """Tells the daemon that this program can take newcomers. Without its answer nobody joins."""

@@ -33,11 +33,15 @@ def repeatable(plan: Plan) -> bool:
     """Returns True if a second run on the same gradients gives the result of the first one.
 
     Not if a ``Local`` step writes anything but results: gradients and state have then changed. Nor if a step
-    writes a slot that the plan has read before: its content comes from the training step before.
+    writes a slot that the plan has read before: its content comes from the training step before. Nor if a codec keeps
+    what it has lost, which would be given twice.
     """
     made = {GRADIENT}
     kept = set()  # read from the step before
     for step in plan.steps:
+        codec = getattr(step, "codec", None)
+        if codec is not None and codec.error_feedback:
+            return False
         if isinstance(step, Local) and set(step.writes) - {RESULT}:
             return False
         kept |= set(step.reads) - made

@@ -30,6 +30,8 @@ from bagua.torch_api.step.phases import RESULTS, WAIT, WATCH, phase
 from bagua.torch_api.step.vote import Vote
 
 Rearrange = Callable[[list[str], bool], Sequence[GradientBucket] | None]
+UNSETTLED = -1
+"""No generation."""
 Arrivals = dict[str, tuple[torch.Tensor | None, int]]
 """Parameters in the order in which their gradients came, with these and their versions."""
 
@@ -68,7 +70,7 @@ class TrainingStep:
         self._clock = clock
         self._early = True  # submit before the end of the pass
         self._again = False
-        self._generation = 0  # in which the first bucket of this pass was submitted
+        self._generation = self._vote.generation  # in which buckets of this pass go out before its end
         self._weight = self._vote.weight  # of the gradients that have been accumulated
         self.touched = False
         self.before_exchange: Work | None = None
@@ -87,14 +89,20 @@ class TrainingStep:
 
     # Inside backward
 
-    def weigh(self) -> None:
-        """Weighs the gradients that there are as those that follow. Called before a pass accumulates more."""
-        weight = self._vote.weight
+    def begin_pass(self, generation: int, weight: float) -> None:
+        """In an elastic job: buckets go out before the end of this pass in that generation alone, and not before slots
+        are those of its members. Gradients that there are already are weighed as those that follow."""
+        self._generation = UNSETTLED if self._vote.renewal.changed else generation
+        self._weigh(weight)
+
+    def _weigh(self, weight: float) -> None:
         if weight != self._weight:
             before, self._weight = self._weight, weight
-            scale_gradients((one.parameter for one in self._entries.values()), self._weight / before)
+            scale_gradients((one.parameter for one in self._entries.values()), weight / before)
             for bucket in self.buckets:
                 bucket.unstage()
+            for name, (gradient, version) in self._arrivals.items():  # the change is ours, and not the program's
+                self._arrivals[name] = gradient, version + 1
 
     def mark_ready(self, name: str, parameter: torch.Tensor) -> None:
         """The gradient of this parameter has been accumulated: it goes to its place, and a full bucket goes out."""
@@ -130,7 +138,6 @@ class TrainingStep:
         """Gradients are exchanged in this pass, also if one came that is in no bucket."""
         if not self.touched:
             self.touched = True
-            self._generation = self._vote.generation
             if self.before_exchange is not None:
                 self.before_exchange()
 
@@ -194,12 +201,12 @@ class TrainingStep:
         """Submits the rest, and waits for all. Returns times of operations, and when waiting began. ``sent``: all has
         been submitted, and the vote."""
         if self._vote.repeats:
-            self.weigh()
             for bucket in self.buckets:
                 if bucket.execution.lost:
                     self._undo()
                     sent = False  # the vote went with a run that has been forgotten
                     break
+            self._weigh(self._vote.weight)
             self._vote.renewal.follow()  # gradients are exchanged in any case
         if self._earlier is not None:
             self._earlier.look()

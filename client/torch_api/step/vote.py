@@ -36,9 +36,14 @@ class Renewal(Protocol):
         """A unit of the model counts."""
         ...
 
+    changed: bool
+    """Members have changed since the algorithm and slots followed."""
+
 
 class Stays:
     """The renewal of a model that follows no change, and of buckets without a model."""
+
+    changed = False
 
     def follow(self) -> bool:
         return True
@@ -74,10 +79,16 @@ class Vote:
     def rewind(self, unit: Unit | Whole) -> None:
         """The unit is repeated, and makes those communicators again that it has made."""
 
-    def together(self, attempt: Callable[[], T], again: Work | None = None) -> T:
+    def together(
+        self,
+        attempt: Callable[[], T],
+        again: Work | None = None,
+        show: Callable[[T], object] | None = None,
+        steps: bool = False,
+    ) -> T:
         """Runs ``attempt``, which makes no change that counts, as a unit; returns what it returned. ``again`` is called
-        before it runs once more."""
-        unit = self.unit()
+        before it runs once more, ``show`` when it counts. ``steps``: it is a training step."""
+        unit = self.unit(steps)
         while True:
             with unit:
                 if unit.repeated:
@@ -87,6 +98,8 @@ class Vote:
                 if not unit.settled:
                     found = attempt()
                 unit.vote()
+                if show is not None:
+                    show(found)
                 return found
 
     def send_with_last(self, buckets: Sequence[PlanBucket], start: Work) -> bool:
@@ -143,7 +156,7 @@ class ElasticVote(Vote):
 
     @property
     def weight(self) -> float:  # type: ignore[override]
-        return self._session.weighed
+        return self._session.weights.changes
 
     def unit(self, steps: bool = False) -> Unit:
         found = Unit(self._units, self._group.everyone.id, self._members, True, steps)
@@ -193,19 +206,13 @@ class ElasticVote(Vote):
             return []
         if not self.waits:
             return self._join_alone(begun)
-        unit = self.unit(steps=True)
-        while True:
-            with unit:
-                if unit.repeated:
-                    self.rewind(unit)
-                    _rewind(begun)
-                if not unit.settled:
-                    times = self._exchange(begun)
-                unit.vote()
-                for bucket in begun:
-                    bucket.execution.conclude()
-                self.renewal.settle()
-                return times
+
+        def conclude(_: list[Times]) -> None:
+            for bucket in begun:
+                bucket.execution.conclude()
+            self.renewal.settle()
+
+        return self.together(lambda: self._exchange(begun), lambda: _rewind(begun), conclude, steps=True)
 
     def _exchange(self, begun: Sequence[PlanBucket]) -> list[Times]:
         if any(bucket.execution.lost for bucket in begun):

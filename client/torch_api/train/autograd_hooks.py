@@ -125,7 +125,7 @@ class BackwardPasses:
 
     @beside_graphs
     def _weigh(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        """Weighs all gradients of a pass alike, though members may change meanwhile: ``TrainingStep.weigh`` follows
+        """Weighs all gradients of a pass alike, though members may change meanwhile: ``TrainingStep.finish`` follows
         such changes for the pass as a whole."""
         if not self.under_way:
             self._begin()
@@ -150,13 +150,15 @@ class BackwardPasses:
             self._abandon()
         self.newcomers.refuse()
         self._accumulated = 0
-        self._weight = self._session.batch_weight
+        # In this order: another thread may enter a generation in between, whose weights this pass may have, but not it.
+        generation, weights = self._session.connection.settled, self._session.weights
+        self._weight = weights.batch
         self._synced = self.exchanges
         if self._session.elastic:
             if self.step is not None:
-                self.step.weigh()
+                self.step.begin_pass(generation, weights.changes)
             if self.sparse is not None:
-                self.sparse.weigh()
+                self.sparse.weigh(weights.changes)
         if self._synced:
             self._session.connection.note_pass()
         self._pass = BackwardPass(self._end)

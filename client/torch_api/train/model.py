@@ -312,7 +312,7 @@ class DistributedModel(Mark):
         add(self.module.register_forward_hook(ModuleHook(self.module, passes.after_forward)))
         trained, parameters = self.trained(), self.bagua_build_params()
         passes.parameters = [one for _, one in trained]
-        if self._session.batch_weight != 1.0:
+        if self._session.weights.batch != 1.0:
             passes.install_weights()
         passes.newcomers = Newcomers(self.module, self.parameters_to_ignore, passes.parameters)
         self._handles += passes.newcomers.watch()
@@ -386,14 +386,7 @@ class DistributedModel(Mark):
         the algorithm's own) those that are behind catch up, or the others would wait for ever."""
         if self._runner.has_own and self._session is CURRENT.session:
             with suppress(CommunicationError):  # a rank that has left ends operations that wait for it
-                unit = self._runner.vote.unit()
-                while True:
-                    with unit:
-                        if not unit.settled:
-                            self._layout.compare_starts()
-                        unit.vote()
-                        self._renewal.end()
-                        break
+                self._runner.vote.together(self._layout.compare_starts, show=lambda _: self._renewal.end())
                 self._layout.level_out()
         self._layout.release()
         self._runner.release()

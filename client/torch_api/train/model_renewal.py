@@ -25,7 +25,7 @@ class ModelRenewal:
         self._runner = runner
         self._session = runner.session
         self._ranks = 0  # as many as there were when the algorithm was told last
-        self._changed = False  # members have, since then
+        self.changed = False  # members have, since then
         self._anew = False  # the algorithm wants it
         self.due = False  # in the next forward pass the model begins anew
         self._resets = False  # that happens now
@@ -49,15 +49,15 @@ class ModelRenewal:
 
     def renew(self) -> None:
         """The members of the job have changed."""
-        self._changed = True
+        self.changed = True
 
     def follow(self) -> bool:
         """Tells the algorithm, once, if members have changed. False if the model begins anew."""
-        if self._changed:
+        if self.changed:
             before, now = self._ranks, self._runner.everyone.nranks()
             for bucket in self._model.bagua_buckets:
                 bucket.follow_members(before, now)
-            self._changed, self._ranks = False, now
+            self.changed, self._ranks = False, now
             self._anew = not self._model.bagua_algorithm.follow_members(self._model) or self._anew
             self.due = self._anew and not self._runner.vote.waits
         return not self._anew
@@ -69,7 +69,7 @@ class ModelRenewal:
 
     def begin_anew_together(self) -> bool:
         """See ``OutOfStep``. A unit that is under way does it when it is repeated."""
-        if self._resets or not self._changed:
+        if self._resets or not self.changed:
             return False
         self.follow()
         if self.due:
@@ -81,19 +81,9 @@ class ModelRenewal:
 
         The kind of the exchange before is asked now: it may be another one when this is repeated."""
         with_optimizers = self._model.exchanged == WEIGHT
-        vote = self._runner.vote
-        unit = vote.unit()
         self._resets = True
         try:
-            while True:
-                with unit:
-                    if unit.repeated:
-                        vote.rewind(unit)
-                    if not unit.settled:
-                        self._model.begin_anew(with_optimizers)
-                    unit.vote()
-                    self.settle()
-                    break
+            self._runner.vote.together(lambda: self._model.begin_anew(with_optimizers), show=lambda _: self.settle())
         finally:
             self._resets = False
         if not self._runner.vote.waits:
@@ -104,7 +94,7 @@ class ModelRenewal:
         """State is that of a checkpoint of so many ranks: if there are others now, that is a change of members. Where
         ranks are not in step they begin with one state, as after such a change. ``anew``: so do all."""
         now = self._runner.everyone.nranks()
-        self._changed, self._ranks = False, now
+        self.changed, self._ranks = False, now
         if ranks != now and not anew:
             for bucket in self._model.bagua_buckets:
                 bucket.follow_members(ranks, now)

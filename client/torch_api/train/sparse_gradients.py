@@ -50,7 +50,7 @@ class SparseGradients:
         self._runner = runner
         self._reducer = reducer
         self._touched = False  # a gradient came in this pass
-        self._weighed = runner.session.weighed  # as gradients are that have been accumulated
+        self._weighed = runner.session.weights.changes  # as gradients are that have been accumulated
 
     def note(self, *_: object) -> None:
         """A gradient has been accumulated: this pass is exchanged, whatever else it reaches."""
@@ -76,24 +76,17 @@ class SparseGradients:
         """The pass has ended by an exception."""
         self._touched = False
 
-    def weigh(self) -> None:
-        change, self._weighed = self._runner.session.weighed / self._weighed, self._runner.session.weighed
-        scale_gradients(self._parameters, change)
+    def weigh(self, changes: float) -> None:
+        """Gradients that have been accumulated get the weight of those that follow; see ``TrainingStep.begin_pass``."""
+        before, self._weighed = self._weighed, changes
+        scale_gradients(self._parameters, changes / before)
 
     def _exchange(self) -> None:
-        unit = self._runner.vote.unit(steps=self._reducer is None)
-        while True:
-            with unit:
-                if not unit.settled:
-                    self.weigh()
-                    results = self._results()
-                unit.vote()
-                for parameter, result in results:
-                    parameter.grad = result
-                return
+        self._runner.vote.together(self._means, show=_show, steps=self._reducer is None)
 
-    def _results(self) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
+    def _means(self) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
         """Returns each parameter that has a gradient on any rank, and the mean."""
+        self.weigh(self._runner.session.weights.changes)
         everyone = self._runner.everyone
         kinds = torch.tensor([_kind(parameter.grad) for parameter in self._parameters], device="cpu")
         everyone.allreduce_inplace(kinds, ReduceOp.MAX)
@@ -112,6 +105,11 @@ class SparseGradients:
             (total if kind == DENSE else total.values()).mul_(factor)  # mul_ of a sparse tensor leaves it uncoalesced
             found.append((parameter, total))
         return found
+
+
+def _show(means: list[tuple[torch.nn.Parameter, torch.Tensor]]) -> None:
+    for parameter, mean in means:
+        parameter.grad = mean
 
 
 def _kind(gradient: torch.Tensor | None) -> int:

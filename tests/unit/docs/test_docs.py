@@ -101,8 +101,8 @@ def test_commands_of_dev_exist() -> None:
     assert set(hooks) <= set(choices[1].split(","))
 
 
-def drawing() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("plots", ROOT / "docs" / "plots.py")
+def drawing(name: str = "plots") -> ModuleType:
+    specification = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert specification and specification.loader
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
@@ -116,6 +116,13 @@ def test_pictures_come_from_the_tables(name: str, tmp_path: Path) -> None:
     getattr(drawing(), name)(tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
     assert (ROOT / "docs" / f"{name}.png").exists()
+
+
+def test_diagrams_are_those_of_their_script() -> None:
+    diagrams = drawing("diagrams")
+    for picture in diagrams.PICTURES:
+        shown = (ROOT / "docs" / "concepts" / f"{picture.__name__}.svg").read_text()
+        assert shown == picture().svg(), "run docs/diagrams.py"
 
 
 GUIDES = ("concepts", "tutorials", "howto", "moving", "design")

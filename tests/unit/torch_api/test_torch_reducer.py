@@ -19,6 +19,7 @@ from bagua.torch_api.job.connection import Place, Times
 from bagua.torch_api.step.earlier_results import EarlierResults
 from bagua.torch_api.step.gradients import GradientBucket, GradientHook, scale_gradients
 from bagua.torch_api.step.training_step import TrainingStep
+from bagua.torch_api.step.vote import Vote
 from bagua.torch_api.train.backward_pass import BackwardPass
 
 
@@ -286,6 +287,53 @@ def test_the_first_pass_is_recorded_and_goes_out_in_its_own_order() -> None:
     meeting, told = together(work)
     assert told == [[["1.weight", "1.bias", "2.bias", "2.weight"]], [["2.weight", "2.bias", "1.bias", "1.weight"]]]
     assert [[bucket.name for bucket in buckets] for buckets in meeting.submitted] == [["1", "2", "0"] * 2] * 2
+
+
+class ElasticVoteOf(Vote):
+    """A vote whose generation and members a test changes."""
+
+    def __init__(self, changed: bool) -> None:
+        super().__init__()
+        self.generation = 1
+        self.renewal.changed = changed
+
+
+@pytest.mark.parametrize(("entered", "changed", "early"), [(1, False, 2), (2, False, 0), (1, True, 0)])
+def test_buckets_go_early_in_the_generation_of_their_pass_and_with_slots_of_its_members(
+    entered: int, changed: bool, early: int
+) -> None:
+    """Another thread may enter one between the begin of a pass and its first gradient, or before the algorithm has
+    followed the last change."""
+    meeting = Meeting(1)
+    replica = Replica(meeting, 0)
+    vote = ElasticVoteOf(changed)
+    replica.reducer = TrainingStep(replica.buckets, vote=vote)
+    replica.reducer.begin_pass(vote.generation, 1.0)
+    vote.generation = entered
+    for number in (2, 1, 0):
+        for name, parameter in replica.model[number].named_parameters():
+            parameter.grad = torch.ones_like(parameter)
+            replica.reducer.mark_ready(f"{number}.{name}", parameter)
+    assert len(meeting.submitted[0]) == early
+    replica.reducer.finish()
+    assert len(meeting.submitted[0]) == 3
+
+
+def test_a_change_of_weights_in_the_first_pass_is_no_change_by_the_program() -> None:
+    meeting = Meeting(1)
+    replica = Replica(meeting, 0)
+    replica.reducer = TrainingStep(replica.buckets, rearrange=lambda names, again: None)
+    for step in range(2):
+        for number in (2, 1, 0):
+            for name, parameter in replica.model[number].named_parameters():
+                parameter.grad = torch.ones_like(parameter)
+                replica.reducer.mark_ready(f"{number}.{name}", parameter)
+        if step == 0:
+            replica.reducer.begin_pass(0, 2.0)
+            assert replica.model[1].weight.grad.unique().tolist() == [2.0]
+        else:
+            assert len(meeting.submitted[0]) == 3 + 2
+        replica.reducer.finish()
 
 
 def test_a_first_pass_that_was_abandoned_is_forgotten() -> None:

@@ -463,6 +463,8 @@ MOMENTUM = Local(lambda bucket: None, reads=(GRADIENT, "m"), writes=("m",))
         ((MOMENTUM, AllReduce("AVG", "m", "m")), (1,), True, False, False),
         ((AllReduce("AVG", "m", "m"), SUM), (0,), True, False, False),
         ((LOCAL,), (), False, False, False),
+        ((AllReduce(codec="minmax8"),), (0,), True, True, False),
+        ((AllReduce(codec="onebit"),), (0,), True, False, False),
     ],
 )
 def test_what_follows_from_a_plan(

@@ -287,9 +287,15 @@ class Units:
         return Unit(self, scope, members, ends_early, steps)
 
     def together(
-        self, scope: int, members: Callable[[], Members], attempt: Callable[[], T], again: Callable[[], None] = nothing
+        self,
+        scope: int,
+        members: Callable[[], Members],
+        attempt: Callable[[], T],
+        again: Callable[[], None] = nothing,
+        show: Callable[[], None] = nothing,
     ) -> T:
-        """Runs ``attempt`` as a unit, and returns what it returned. ``again`` is called before it runs once more."""
+        """Runs ``attempt`` as a unit, and returns what it returned. ``again`` is called before it runs once more,
+        ``show`` when it counts."""
         unit = self.unit(scope, members)
         while True:
             with unit:
@@ -298,6 +304,7 @@ class Units:
                 if not unit.settled:
                     found = attempt()
                 unit.vote()
+                show()
                 return found
 
     def _commit(self, scope: int, steps: bool) -> None:
@@ -469,7 +476,7 @@ class Units:
         if not session.newcomer and (first or outcome.copies):
             members = [session.membership.members[rank] for rank in session.membership.active]
             told = {member: (row.given, row.followers) for member, row in whole.items()}
-            session.weigh(self.followers.hear(told, members, generation))
+            session.follow_weight(self.followers.hear(told, members, generation))
             if session.companion is not None:
                 session.companion.renew([rows[member].offer for member in members])
             session.renew()

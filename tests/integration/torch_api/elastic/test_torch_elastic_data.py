@@ -187,11 +187,11 @@ def check_weights(ranks: Ranks, folder: Path, killed: dict[int, int], batches: i
 def rank_weights() -> tuple[list[float], float, float]:
     bagua.init_process_group()
     loader = bagua.contrib.ElasticSampler(dataset(), global_batch=4).loader()
-    during = [current().batch_weight for _ in loader]
-    after_all = current().batch_weight
+    during = [current().weights.batch for _ in loader]
+    after_all = current().weights.batch
     for _ in loader:
         break
-    return during, after_all, current().batch_weight
+    return during, after_all, current().weights.batch
 
 
 def test_weights_end_with_the_iteration(ranks: Ranks) -> None:

@@ -31,7 +31,7 @@ def rank_train(moment: str, bare: bool) -> list[torch.Tensor]:
     model = seeded(lambda: Tables(bare=bare))
     optimizer = sgd(model)
     wrap(model, optimizer)
-    results_of, step, found = SparseGradients._results, 0, []
+    results_of, step, found = SparseGradients._means, 0, []
 
     def results(self: SparseGradients) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
         if (moment, member, step) == ("before", 1, 2):
@@ -41,7 +41,7 @@ def rank_train(moment: str, bare: bool) -> list[torch.Tensor]:
             kill_self()
         return whole
 
-    SparseGradients._results = results  # type: ignore[method-assign]
+    SparseGradients._means = results  # type: ignore[method-assign]
     for step in range(STEPS):
         optimizer.zero_grad()
         if not bare:

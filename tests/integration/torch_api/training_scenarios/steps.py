@@ -56,17 +56,17 @@ def weighted_batches_whose_outputs_depend_on_each_other() -> None:
             first = batch(one, step, 3, 4) @ net.layer.weight.T
             loss = (first @ net.layer.weight.T).square().mean()
             wanted += weight / len(weights) * torch.autograd.grad(loss, net.layer.weight)[0]
-        session.batch_weight = weights[rank]
+        session.weigh_batch(weights[rank])
         try:
             call = model if step < 2 else net.layer
             first = call(batch(rank, step, 3, 4))
             if step < 2:
                 first = first["outputs"]
-                first.register_hook(lambda _: setattr(session, "batch_weight", 9.0))
+                first.register_hook(lambda _: session.weigh_batch(9.0))
             second = call(first)
             (second["loss"] if step < 2 else second.square().mean()).backward()
         finally:
-            session.batch_weight = 1.0
+            session.weigh_batch(1.0)
         torch.testing.assert_close(net.layer.weight.grad, wanted)
         net.layer.weight.grad = None
 
