@@ -386,14 +386,15 @@ class Executes(Protocol):
     def execution(self) -> Execution: ...
 
 
-AllIn = Callable[[Sequence[Execution]], Flags | None]
+SendFlags = Callable[[Sequence[Execution]], Flags | None]
 """See ``join_all``."""
 
 
-def join_all(buckets: Iterable[Executes], all_in: AllIn | None = None) -> list[Times]:
+def join_all(buckets: Iterable[Executes], send_flags: SendFlags | None = None) -> list[Times]:
     """Waits for all buckets that have been started, and runs the rest of their plans, one phase of all after the
-    other: the order of operations is the same on all ranks, and phases of different buckets overlap. ``all_in``: called
-    with those that are under way before each phase is waited for; flags that it returns are waited for before the last.
+    other: the order of operations is the same on all ranks, and phases of different buckets overlap. ``send_flags``:
+    called with those that are under way before each phase is waited for; flags that it returns are waited for before
+    the last.
 
     Returns the times of the operations. Raises CommunicationError, and errors of ``Local`` steps.
     """
@@ -403,7 +404,7 @@ def join_all(buckets: Iterable[Executes], all_in: AllIn | None = None) -> list[T
         if bucket.execution.started:
             running.append(bucket.execution)
     while running:
-        flags = None if all_in is None else all_in(running)
+        flags = None if send_flags is None else send_flags(running)
         if _join_at_once(running, flags, times):
             break
         *others, last = running

@@ -223,9 +223,9 @@ class GradientBucket(PlanBucket):
             entry.staged = False
 
     def asks_again(self) -> bool:
-        """Returns True if any rank asked for the step to be reduced again. False if no rank can know it of the
-        others."""
-        return self.informed and self._answers[-1].item() > 0
+        """Returns True if any rank asked for the step to be reduced again; if this one did, where none can know it of
+        the others."""
+        return self._answers[-1].item() > 0 if self.informed else self.again
 
     def show_results(self) -> None:
         """``.grad`` of every parameter that got a gradient on any rank becomes the result, and the pass has ended. A

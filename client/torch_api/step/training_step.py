@@ -167,7 +167,7 @@ class TrainingStep:
                         self._vote.rewind(unit)
                         self._undo()
                     if not unit.settled:
-                        times, begin = self._exchange(sent and not unit.repeated)
+                        times, begin = self._exchange()
                     unit.vote()
                     end = self._show()
                     break
@@ -181,30 +181,30 @@ class TrainingStep:
     def _send_with_last(self) -> bool:
         """Submits the last bucket with the vote, if only that is left: while it is reduced there is time for the
         rest."""
-        last = len(self.buckets) - 1
-        begun = self._early and self._rearrange is None and self._started == last
-        if not begun or self._generation != self._vote.generation:
+        begun = self._early and self._rearrange is None and self._started == len(self.buckets) - 1
+        if not (begun and self._generation == self._vote.generation and self._vote.attach(self.buckets)):
             return False
-        self.buckets[last].again = self._again
-        return self._vote.send_with_last(self.buckets, self._start_last)
-
-    def _start_last(self) -> None:
-        if self._generation == self._vote.generation:  # from now on no thread enters another one
-            self._start_rest()
+        try:
+            if self._generation == self._vote.generation:  # from now on no thread enters another one
+                self._start_rest()
+        except BaseException:
+            if self._vote.sent_along():
+                self._vote.drop_sent()
+            raise
+        return self._vote.sent_along()
 
     def _start_rest(self) -> None:
+        self.buckets[-1].again = self._again
         while self._started < len(self.buckets):
             self.buckets[self._started].start()
             self._started += 1
 
-    def _exchange(self, sent: bool) -> tuple[list[Times], Any]:
-        """Submits the rest, and waits for all. Returns times of operations, and when waiting began. ``sent``: all has
-        been submitted, and the vote."""
+    def _exchange(self) -> tuple[list[Times], Any]:
+        """Submits the rest, and waits for all. Returns times of operations, and when waiting began."""
         if self._vote.repeats:
             for bucket in self.buckets:
                 if bucket.execution.lost:
                     self._undo()
-                    sent = False  # the vote went with a run that has been forgotten
                     break
             self._weigh(self._vote.weight)
             self._vote.renewal.follow()  # gradients are exchanged in any case
@@ -212,20 +212,18 @@ class TrainingStep:
             self._earlier.look()
         if self._rearrange is not None:
             self._end_recording(self._rearrange)
-        self.buckets[-1].again = self._again
         self._start_rest()
         begin = self._clock()
         with phase(WAIT):
-            times = join_all(self.buckets, self._vote.all_in(sent))
-        last = self.buckets[-1]
-        if last.asks_again() if last.informed else self._again:
+            times = join_all(self.buckets, self._vote.send_flags)
+        if self.buckets[-1].asks_again():
             self._refuse_late()
             self._early = False
             self._started = 0
             for bucket in self.buckets:
                 bucket.unstage()
             self._start_rest()
-            times += join_all(self.buckets, self._vote.all_in(False))
+            times += join_all(self.buckets, self._vote.send_flags)
         return times, begin
 
     def _end_recording(self, rearrange: Rearrange) -> None:

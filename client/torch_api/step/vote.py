@@ -15,7 +15,7 @@ from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.job.connection import Regrouped, Times
 from bagua.torch_api.job.session import Session
 from bagua.torch_api.step.bucket import PlanBucket
-from bagua.torch_api.step.execution import AllIn, Execution, Submit, Work, join_all
+from bagua.torch_api.step.execution import Execution, SendFlags, Submit, Work, join_all
 
 T = TypeVar("T")
 
@@ -102,17 +102,20 @@ class Vote:
                     show(found)
                 return found
 
-    def send_with_last(self, buckets: Sequence[PlanBucket], start: Work) -> bool:
-        """Submits the last of these by ``start``, before a unit, and sends the vote along where that saves a way to the
-        daemon and back. False: nothing was submitted, or it is lost."""
+    send_flags: SendFlags | None = None
+    """See ``join_all``."""
+
+    def attach(self, buckets: Sequence[PlanBucket]) -> bool:
+        """The last of these, submitted before a unit begins, takes the vote along where that saves a way to the daemon
+        and back. True: it does; start it, and ask ``sent_along``."""
+        return False
+
+    def sent_along(self) -> bool:
+        """Returns True if the vote was sent with the last bucket."""
         return False
 
     def drop_sent(self) -> None:
-        """The unit for which ``send_with_last`` was called has not begun."""
-
-    def all_in(self, sent: bool) -> AllIn | None:
-        """Returns what ``join_all`` asks when all of a unit may have been submitted. ``sent``: the vote has been."""
-        return None
+        """The unit whose vote was ``sent_along`` has not begun."""
 
     def join(self, buckets: Sequence[PlanBucket]) -> list[Times]:
         """Waits for those of the buckets that have been started, and runs the rest of their plans, in an order that is
@@ -170,7 +173,7 @@ class ElasticVote(Vote):
         self._communicators.rewind(unit.mark)
         self._group.give_own_again()
 
-    def send_with_last(self, buckets: Sequence[PlanBucket], start: Work) -> bool:
+    def attach(self, buckets: Sequence[PlanBucket]) -> bool:
         flags = self._units.flags
         if flags.inside or self._units.some_were_out_of_step:
             return False
@@ -180,25 +183,23 @@ class ElasticVote(Vote):
         if self._looked_at != (everyone, executions):
             self._looked_at = everyone, executions
             self._in_line = all(_only_among(everyone, execution.single) for execution in executions)
-        return self._in_line and flags.send_along(everyone, executions[-1], start)
+        return self._in_line and flags.attach(everyone, executions[-1])
+
+    def sent_along(self) -> bool:
+        return self._units.flags.sent_along()
 
     def drop_sent(self) -> None:
         self._units.flags.drop()
 
-    def all_in(self, sent: bool) -> AllIn:
-        """Sends the flags along if all is submitted, and they go in the same order: that saves a way to the daemon and
-        back."""
-        flags = self._units.flags
-        if sent:
-            return flags.those
-        everyone = self._group.everyone
-
-        def send(running: Sequence[Execution]) -> Flags | None:
-            if not all(execution.is_all_in(everyone.id) for execution in running):
-                return None
-            return flags.send_early(everyone)
-
-        return send
+    def send_flags(self, running: Sequence[Execution]) -> Flags | None:
+        """Returns the flags that are under way. Sends them if all that a unit communicates is submitted, and they go in
+        the same order: that saves a way to the daemon and back."""
+        flags, everyone = self._units.flags, self._group.everyone
+        if flags.sent is not None:
+            return flags
+        if not all(execution.is_all_in(everyone.id) for execution in running):
+            return None
+        return flags.send_early(everyone)
 
     def join(self, buckets: Sequence[PlanBucket]) -> list[Times]:
         begun = [bucket for bucket in buckets if bucket.execution.started]
@@ -224,7 +225,7 @@ class ElasticVote(Vote):
         for bucket in begun:
             if not bucket.execution.started:
                 bucket.start()
-        return join_all(begun, self.all_in(False))
+        return join_all(begun, self.send_flags)
 
     def _join_alone(self, begun: Sequence[PlanBucket]) -> list[Times]:
         """Joins where ranks are not in step, and drops what a loss has cut off."""

@@ -283,7 +283,7 @@ class SteppingInBackward(TrainingStep):
         bucket = self.buckets[self._shown]
         while bucket.execution.advance(self._times):
             pass
-        if bucket is self.buckets[-1] and (bucket.asks_again() if bucket.informed else self._again):
+        if bucket is self.buckets[-1] and bucket.asks_again():
             self.abandon()
             raise BaguaError(
                 "On some rank a parameter got a second gradient in one backward pass after its bucket had been "
@@ -309,7 +309,6 @@ class SteppingInBackward(TrainingStep):
             for bucket in self.buckets:
                 self._steps.take(bucket)
             return
-        self.buckets[-1].again = self._again
         self._start_rest()
         begin = self._clock()
         with phase(WAIT):

@@ -79,7 +79,7 @@ class Fault:
 
     def _install(self) -> None:
         start, join_all, flags = gradients.GradientBucket.start, training_step.join_all, Flags.exchange
-        send, send_early, send_along = Flags._send, Flags.send_early, Flags.send_along
+        send, send_early, attach, sent_along = Flags._send, Flags.send_early, Flags.attach, Flags.sent_along
         await_flags, arrive = Flags.await_sent, Flags.arrive
         start_execution, copy, follow = Execution.start, StateCopy.run, Followers.hear
 
@@ -92,9 +92,9 @@ class Fault:
             self.at("start")
             start_execution(execution)
 
-        def wait(buckets: Any, *all_in: Any) -> Any:
+        def wait(buckets: Any, *send_flags: Any) -> Any:
             self.at("submitted")
-            return join_all(buckets, *all_in)
+            return join_all(buckets, *send_flags)
 
         def exchange_flags(own: Flags, *told: Any, **how: Any) -> None:
             self.at("ready")
@@ -131,14 +131,14 @@ class Fault:
                 die_when_whole()
             return send_early(own, members)
 
-        def flags_along(own: Flags, members: Any, last: Any, start: Callable[[], None]) -> bool:
-            if self.now("submitted") or self.now("ready"):
-                start()
-                self.at("submitted")
-                die_when_whole()
-            sent = send_along(own, members, last, start)
-            if self.now("flags") and sent:
-                kill_self()
+        def attach_flags(own: Flags, members: Any, last: Any) -> bool:
+            goes_alone = self.now("submitted") or self.now("ready")
+            return not goes_alone and attach(own, members, last)
+
+        def flags_sent_along(own: Flags) -> bool:
+            sent = sent_along(own)
+            if sent:
+                self.at("flags")
             return sent
 
         def die_when_whole() -> None:
@@ -169,6 +169,7 @@ class Fault:
         Flags.exchange = exchange_flags  # type: ignore[method-assign]
         Flags.await_sent = hear_flags  # type: ignore[method-assign]
         Flags.arrive = flags_arrive  # type: ignore[method-assign]
-        Flags.send_along = flags_along  # type: ignore[method-assign]
+        Flags.attach = attach_flags  # type: ignore[method-assign]
+        Flags.sent_along = flags_sent_along  # type: ignore[method-assign]
         Flags._send = submit_flags  # type: ignore[method-assign]
         Flags.send_early = early_flags  # type: ignore[method-assign]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
@@ -29,16 +28,10 @@ class Carrier(Protocol):
 
 
 class Last(Protocol):
-    """The last run of a unit, with one operation. ``lost``: it could not be submitted."""
+    """The last run of a unit, with one operation."""
 
     @property
     def single(self) -> Carrier | None: ...
-
-    @property
-    def started(self) -> bool: ...
-
-    @property
-    def lost(self) -> bool: ...
 
 
 class Flags(threading.local):
@@ -69,6 +62,7 @@ class Flags(threading.local):
         self.caught_up_in = 0
         self.comm: int | None = None
         self.sent: core.Flags | None = None
+        self._carrier: Carrier | None = None
         self._failure: CommunicationError | None = None  # of flags that are over, and have not been heard
         self.early, self.heard = False, True
         self.told = UNTOLD
@@ -98,9 +92,10 @@ class Flags(threading.local):
         self._send(members)
         return self
 
-    def send_along(self, members: Members, last: Last, start: Callable[[], None]) -> bool:
-        """``send_early``, with the last operation of a unit that begins now: the daemon is told of both at once.
-        ``start`` submits that one, if it still may. False: it did not, or that is lost."""
+    def attach(self, members: Members, last: Last) -> bool:
+        """The last operation of a unit that begins now takes the flags along: the daemon is told of both at once. From
+        now on no thread enters a generation. Submit that one, if it still may, and ask ``sent_along``. False: it takes
+        none."""
         carrier = last.single
         if carrier is None or len(members.ranks) < 2 or not self._under_way.take_if_free():
             return False
@@ -112,24 +107,19 @@ class Flags(threading.local):
             raise
         if self._followers.by_name:
             made.given = self._followers.given
-        carrier.behind = made
-        try:
-            start()
-        except BaseException:
-            self.sent, self.heard = (made, False) if made.ticket else (None, True)
-            self.drop()
-            raise
-        finally:
-            carrier.behind = None
-        if last.lost or not last.started:
+        made.ticket = 0
+        carrier.behind, self._carrier = made, carrier
+        return True
+
+    def sent_along(self) -> bool:
+        """Returns True if the operation that they were attached to was submitted, and they with it."""
+        assert self._carrier is not None and self._carrier.behind is not None
+        made, self._carrier.behind = self._carrier.behind, None
+        if not made.ticket:
             self.release()
             return False
         self.sent, self.heard = made, False
         return True
-
-    def those(self, _: object) -> Flags:
-        """Returns the flags that are under way."""
-        return self
 
     def exchange(self, members: Members, queued: bool = False) -> None:
         """Sends them now, and waits. ``queued``: other members may have sent theirs early."""

@@ -69,7 +69,7 @@ def rank_train(
     if beside:
         running = units(current())
         running.flags.send_early = lambda members: None  # type: ignore[method-assign]
-        running.flags.send_along = lambda *arguments: False  # type: ignore[method-assign]
+        running.flags.attach = lambda *arguments: False  # type: ignore[method-assign]
         running._exchanged = HeldBehindCommit(fault, beside)
         start_beside()
     step, taken = 0, 0

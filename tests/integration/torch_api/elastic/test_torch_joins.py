@@ -282,10 +282,10 @@ def rank_two_models(folder: str) -> dict[str, Any]:
 
     def train_beside() -> None:
         flags = units(session).flags
-        send = flags.send_along
+        sent_along = flags.sent_along
 
-        def send_and_tell(*arguments: Any) -> bool:
-            gone = send(*arguments)
+        def send_and_tell() -> bool:
+            gone = sent_along()
             sent.set()
             return gone
 
@@ -295,7 +295,7 @@ def rank_two_models(folder: str) -> dict[str, Any]:
         last = wide_square(models[1], member, 2)
         trained.set()
         if member == 0:
-            flags.send_along = send_and_tell  # type: ignore[method-assign]  # of this thread
+            flags.sent_along = send_and_tell  # type: ignore[method-assign]  # of this thread
         else:
             assert waits.wait(60.0)
         last.backward()
