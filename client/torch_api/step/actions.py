@@ -14,9 +14,7 @@ from bagua.torch_api.comm.transfer import DTYPES, ReduceOp
 from bagua.torch_api.cuda.transcoding import CudaTranscoder
 from bagua.torch_api.job.connection import AS_IT_IS, Connection, Encoding, Place, Request, request
 from bagua.torch_api.step.bucket import Allocate, PlanBucket
-from bagua.torch_api.step.execution import NO_RESIDUAL as NO_ENGINE_RESIDUAL
-from bagua.torch_api.step.execution import Action, Submit, Tickets, other_sides
-from bagua.torch_api.step.execution import Residual as EngineResidual
+from bagua.torch_api.step.execution import NO_ENGINE_RESIDUAL, Action, EngineResidual, Submit, Tickets, other_sides
 from bagua.torch_api.step.transcoding import Transcoder
 from bagua.torch_api.step.vote import Vote
 

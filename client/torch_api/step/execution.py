@@ -249,9 +249,9 @@ class Execution:
         return [action for _, action in self._phases if action is not None]
 
 
-Residual = tuple[int, int]
+EngineResidual = tuple[int, int]
 """Number and ``residual_sides`` of an operation's error feedback; zeros where it has none."""
-NO_RESIDUAL: Residual = (0, 0)
+NO_ENGINE_RESIDUAL: EngineResidual = (0, 0)
 
 
 class Action:
@@ -274,12 +274,12 @@ class Action:
         """Submits. None where this rank has no part in the step."""
         raise NotImplementedError
 
-    def residual(self) -> Residual | None:
+    def residual(self) -> EngineResidual | None:
         """Returns the engine's residual among all ranks of the model. None where the step has none, or other ranks have
         no such step."""
         return None
 
-    def follow(self, residual: Residual) -> None:
+    def follow(self, residual: EngineResidual) -> None:
         """Takes the residual that it is on the other ranks. Called on a newcomer."""
 
     def shared(self) -> Sequence[torch.Tensor]:
@@ -292,7 +292,7 @@ class Action:
 
     # When buckets are cut anew: see ``rebucket.py``
 
-    def in_engine(self) -> Mapping[Members, Residual]:
+    def in_engine(self) -> Mapping[Members, EngineResidual]:
         """Residuals of the engine, by communicator."""
         return {}
 
@@ -300,7 +300,7 @@ class Action:
         """The residual's number on this communicator, which it is given now if it has none."""
         return 0
 
-    def follow_among(self, members: Members, residual: Residual) -> None:
+    def follow_among(self, members: Members, residual: EngineResidual) -> None:
         """Takes this residual on this communicator."""
 
     def count(self) -> int:
@@ -338,21 +338,21 @@ class Submit(Action):
         operation = self._request
         return (self._submit(operation if self.behind is None else {**operation, "behind": self.behind}),)
 
-    def residual(self) -> Residual | None:
+    def residual(self) -> EngineResidual | None:
         found = self._request["residual"], self._request["residual_sides"]
         return found if found[0] else None
 
-    def follow(self, residual: Residual) -> None:
+    def follow(self, residual: EngineResidual) -> None:
         self._request["residual"], self._request["residual_sides"] = residual
 
-    def in_engine(self) -> Mapping[Members, Residual]:
+    def in_engine(self) -> Mapping[Members, EngineResidual]:
         found = self.residual()
         return {} if found is None or self.members is None else {self.members: found}
 
     def number_among(self, members: Members) -> int:
         return self._request["residual"]
 
-    def follow_among(self, members: Members, residual: Residual) -> None:
+    def follow_among(self, members: Members, residual: EngineResidual) -> None:
         self.follow(residual)
 
     def count(self) -> int:

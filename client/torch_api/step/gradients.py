@@ -112,7 +112,8 @@ def sparse_gradient(name: str, gradient: torch.Tensor) -> NotImplementedError:
 class GradientBucket(PlanBucket):
     """Gradients that travel together.
 
-    ``pending`` counts entries not ready in this backward. ``again``: this rank asks for the step to be reduced again.
+    ``pending`` counts entries not ready in this backward. ``second_run``: a gradient came after its bucket
+    had gone out, and this rank asks for all plans to run again.
     ``earlier``: results of earlier passes, where the plan adds up.
 
     ``copies``: the plan wants contributions in one piece. ``repeatable``: it may run twice on the same gradients.
@@ -135,11 +136,11 @@ class GradientBucket(PlanBucket):
         self._all_there = torch.ones_like(self._contributions.tail)  # the tail where no gradient is absent
         self._all_there[-1] = 0
         self.absent: list[int] = []
-        self.again = False
+        self.second_run = False
         self.earlier: EarlierResults | None = None
         self.copies = True
         self.repeatable = self.shows = self.informed = True
-        self._answers = self._result.tail  # of all ranks
+        self._tail_of_all = self._result.tail
 
     def _new_buffer(self) -> Region:
         return region_of(*self._allocate(self.elements + self.room, self.dtype), self.elements)
@@ -152,7 +153,7 @@ class GradientBucket(PlanBucket):
             entry.view = nothing
         self._result_views = []
         self._contributions = self._result = region_of(nothing, NOWHERE, 0)
-        self._answers = nothing
+        self._tail_of_all = nothing
 
     def region(self, name: str) -> Region:
         if name == GRADIENT:
@@ -179,7 +180,7 @@ class GradientBucket(PlanBucket):
         self.repeatable = repeatable(plan) and not self.on_device
         self.shows = any(RESULT in step.writes for step in plan.steps)
         path = tail_path(plan)
-        self._answers = self.region(plan.steps[max(path)].writes[0] if path else RESULT).tail
+        self._tail_of_all = self.region(plan.steps[max(path)].writes[0] if path else RESULT).tail
         self.informed = tail_reaches_all(plan) and not self.on_device
 
     def start(self) -> None:
@@ -213,7 +214,7 @@ class GradientBucket(PlanBucket):
                 earlier.leave_out(entry.parameter, entry.view)
         for index in self.absent:
             tail[index].zero_()
-        if self.again:
+        if self.second_run:
             tail[-1].fill_(1)
         self.execution.start()
 
@@ -222,10 +223,10 @@ class GradientBucket(PlanBucket):
         for entry in self.entries:
             entry.staged = False
 
-    def asks_again(self) -> bool:
+    def wants_second_run(self) -> bool:
         """Returns True if any rank asked for the step to be reduced again; if this one did, where none can know it of
         the others."""
-        return self._answers[-1].item() > 0 if self.informed else self.again
+        return self._tail_of_all[-1].item() > 0 if self.informed else self.second_run
 
     def show_results(self) -> None:
         """``.grad`` of every parameter that got a gradient on any rank becomes the result, and the pass has ended. A
@@ -239,7 +240,7 @@ class GradientBucket(PlanBucket):
             return
         missing = frozenset[int]()
         if self.absent:
-            presence = self._answers.tolist()
+            presence = self._tail_of_all.tolist()
             missing = frozenset(index for index in self.absent if presence[index] == 0)
         gradients, results = [], []
         for entry, result in zip(self.entries, self._result_views, strict=True):

@@ -68,8 +68,7 @@ class TrainingStep:
         self._recorded: tuple[Rearrange, Arrivals] | None = None  # since it has been, until that pass counts
         self._on_finished = on_finished
         self._clock = clock
-        self._early = True  # submit before the end of the pass
-        self._again = False
+        self._goes_early = True  # submit before the end of the pass
         self._generation = self._vote.generation  # in which buckets of this pass go out before its end
         self._weight = self._vote.weight  # of the gradients that have been accumulated
         self.touched = False
@@ -116,9 +115,9 @@ class TrainingStep:
             return
         bucket = entry.bucket
         if entry.ready and self._started > self.buckets.index(bucket):
-            self._again = True
+            self.buckets[-1].second_run = True
             return
-        early = self._early and not may_change(parameter)
+        early = self._goes_early and not may_change(parameter)
         if entry.alone and early:
             entry.stage()
         if entry.ready:
@@ -146,7 +145,7 @@ class TrainingStep:
         if not entry.ready:
             entry.ready = True
         elif not self._repeatable:
-            self._early = False  # a second gradient: there will be one in later passes, too
+            self._goes_early = False  # a second gradient: there will be one in later passes, too
         self._arrivals[entry.name] = entry.parameter.grad, version_of(entry.parameter.grad)
 
     # At its end
@@ -181,7 +180,7 @@ class TrainingStep:
     def _send_with_last(self) -> bool:
         """Submits the last bucket with the vote, if only that is left: while it is reduced there is time for the
         rest."""
-        begun = self._early and self._rearrange is None and self._started == len(self.buckets) - 1
+        begun = self._goes_early and self._rearrange is None and self._started == len(self.buckets) - 1
         if not (begun and self._generation == self._vote.generation and self._vote.attach(self.buckets)):
             return False
         try:
@@ -194,7 +193,6 @@ class TrainingStep:
         return self._vote.sent_along()
 
     def _start_rest(self) -> None:
-        self.buckets[-1].again = self._again
         while self._started < len(self.buckets):
             self.buckets[self._started].start()
             self._started += 1
@@ -216,9 +214,9 @@ class TrainingStep:
         begin = self._clock()
         with phase(WAIT):
             times = join_all(self.buckets, self._vote.send_flags)
-        if self.buckets[-1].asks_again():
+        if self.buckets[-1].wants_second_run():
             self._refuse_late()
-            self._early = False
+            self._goes_early = False
             self._started = 0
             for bucket in self.buckets:
                 bucket.unstage()
@@ -233,7 +231,7 @@ class TrainingStep:
         arrivals, self._arrivals = self._arrivals, {}
         for name, (gradient, version) in arrivals.items():
             if self._entries[name].parameter.grad is not gradient or version_of(gradient) != version:
-                self._early = False  # hooks of the program have changed it later than ours came, and will do so again
+                self._goes_early = False  # hooks of the program change it after ours came, and will again
         buckets = rearrange(list(arrivals), again)
         if buckets is not None:
             self.use(buckets)
@@ -307,6 +305,6 @@ class TrainingStep:
 
     def _begin_anew(self) -> None:
         self._started = 0
-        self.buckets[-1].again = False
+        self.buckets[-1].second_run = False
         self._arrivals.clear()
-        self._again = self.touched = False
+        self.touched = False

@@ -127,7 +127,7 @@ class Vote:
         return True
 
 
-class Voters(Protocol):
+class ModelRanks(Protocol):
     """The ranks of a model, and the communicators that they have made."""
 
     @property
@@ -143,7 +143,7 @@ class ElasticVote(Vote):
 
     repeats = True
 
-    def __init__(self, session: Session, group: Voters) -> None:
+    def __init__(self, session: Session, group: ModelRanks) -> None:
         super().__init__()
         self._session = session
         self._connection = session.connection

@@ -271,7 +271,7 @@ class SteppingInBackward(TrainingStep):
         """See ``TrainingStep``. Results that have come meanwhile take effect."""
         entry = self._entries.get(name)
         if self._shown and entry is not None and self.buckets.index(entry.bucket) < self._shown:
-            self._again = True
+            self.buckets[-1].second_run = True
             return
         super().mark_ready(name, parameter)
         if self._started > self._shown and self._may_end_early:
@@ -283,7 +283,7 @@ class SteppingInBackward(TrainingStep):
         bucket = self.buckets[self._shown]
         while bucket.execution.advance(self._times):
             pass
-        if bucket is self.buckets[-1] and bucket.asks_again():
+        if bucket is self.buckets[-1] and bucket.wants_second_run():
             self.abandon()
             raise BaguaError(
                 "On some rank a parameter got a second gradient in one backward pass after its bucket had been "

@@ -19,7 +19,7 @@ import torch
 from bagua.torch_api.comm.members import Members
 from bagua.torch_api.job.connection import Regrouped, request
 from bagua.torch_api.step.bucket import PlanBucket
-from bagua.torch_api.step.execution import Action, Residual
+from bagua.torch_api.step.execution import Action, EngineResidual
 from bagua.torch_api.step.runner import Runner
 from bagua.torch_api.train.bucket_layout import ModelBuckets
 
@@ -34,7 +34,7 @@ class _Part(NamedTuple):
 
     action: Action
     members: Members
-    residual: Residual
+    residual: EngineResidual
     begin: int
     length: int
 

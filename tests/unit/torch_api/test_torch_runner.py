@@ -296,13 +296,13 @@ def test_the_tail_goes_with_the_first_all_reduce_whatever_it_reads() -> None:
     for slot in bucket.entries:
         slot.parameter.grad = torch.ones_like(slot.parameter)
     bucket.entries[1].parameter.grad = None
-    bucket.again = True
+    bucket.second_run = True
     bucket.start()
     assert bucket.slot("m").tolist() == [2.0] * 10 and len(bucket.slot("m")) == 10
     assert bucket.region("m").tail.tolist() == [1.0, 0.0, 1.0]
     bucket.join()
     assert [one["count"] for one in rig.connection.submitted] == [13, 10]
-    assert bucket.asks_again()
+    assert bucket.wants_second_run()
     bucket.show_results()
     assert [slot.parameter.grad is None for slot in bucket.entries] == [False, True]
 
