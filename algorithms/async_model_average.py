@@ -20,12 +20,10 @@ from bagua.algorithms.base import (
     ProcessGroup,
     no_hook,
 )
-from bagua.algorithms.checks import check_count, check_mode
+from bagua.algorithms.checks import check_count, check_everywhere, check_mode
 from bagua.algorithms.codec import Codec
-from bagua.algorithms.decentralized import check_everywhere
 from bagua.algorithms.pairs import Pairs
 from bagua.algorithms.plan import GRADIENT, WEIGHT, Local, Plan
-from bagua.algorithms.registry import GlobalAlgorithmRegistry
 from bagua.algorithms.warm_up import WarmUp
 from bagua.algorithms.weights import codec_of_differences, one_bucket_per_dtype, where_needed
 
@@ -40,6 +38,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
 
     follows_arrival = False
     waits = False
+    refuses_join = REFUSES_WEIGHTS
     newcomers_take = ("passes", "begun", "rounds", "exchanged")
 
     def __init__(
@@ -71,10 +70,6 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         self._pairs: dict[str, Pairs] = {}  # by bucket
         if self.peer_selection_mode == "shift_one":
             Pairs(process_group, hierarchical=False)  # raises if ranks can't be paired
-
-    @property
-    def refuses_join(self) -> str | None:
-        return REFUSES_WEIGHTS
 
     def need_reset(self) -> bool:
         """True once, in the first forward pass after the warm-up: weights take the place of gradients."""
@@ -233,7 +228,7 @@ class AsyncModelAverageAlgorithm(Algorithm):
         self.warm_up = WarmUp.of(warmup_steps, warmup_codec)
         self.warmup_steps = self.warm_up.steps
         self.codec = codec_of_differences(codec)
-        self.everywhere = check_everywhere(everywhere, self.codec, hierarchical=False)
+        self.everywhere = check_everywhere(everywhere, self.codec)
 
     def reify(self, process_group: ProcessGroup) -> AsyncModelAverageAlgorithmImpl:
         """A new implementation for one model. Raises ValueError for ranks that can't be paired."""
@@ -246,8 +241,3 @@ class AsyncModelAverageAlgorithm(Algorithm):
             everywhere=self.everywhere,
             warmup_codec=self.warm_up.codec,
         )
-
-
-GlobalAlgorithmRegistry.register(
-    "async", AsyncModelAverageAlgorithm, "weights averaged in the background, each rank at its own speed"
-)

@@ -17,7 +17,6 @@ import torch
 
 from bagua.algorithms.low_rank import LowRank
 from bagua.algorithms.plan import GRADIENT, KEEP, Plan
-from bagua.algorithms.registry import GlobalAlgorithmRegistry
 
 
 class Communicator(Protocol):
@@ -336,6 +335,38 @@ class AlgorithmImpl:
         """Ends what runs in the background. It is the last call before the model is unwrapped, or wrapped anew. Waits
         for no other rank.
         """
+
+
+class AlgorithmRegistry:
+    """Names of algorithms, for programs that choose one by a setting."""
+
+    def __init__(self) -> None:
+        self._makers: dict[str, Callable[..., Any]] = {}
+        self._descriptions: dict[str, str] = {}
+
+    def register(self, name: str, algorithm: Callable[..., Any], description: str | None = None) -> None:
+        """Adds a subclass of ``Algorithm`` (or a function that returns one). Raises ValueError if the name is taken."""
+        if name in self._makers:
+            raise ValueError(f"An algorithm is already registered as {name!r}; choose another name. [BG301]")
+        self._makers[name], self._descriptions[name] = algorithm, description or ""
+
+    def get(self, name: str) -> Callable[..., Any]:
+        """The maker that was registered as ``name``. Raises KeyError that lists the known names."""
+        if name not in self._makers:
+            raise KeyError(
+                f"No algorithm is registered as {name!r}. Known: {', '.join(self.available_algorithms())}. [BG301]"
+            )
+        return self._makers[name]
+
+    def available_algorithms(self) -> list[str]:
+        """Registered names, in alphabetical order."""
+        return sorted(self._makers)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: {self._descriptions[name]}" for name in self.available_algorithms())
+
+
+GlobalAlgorithmRegistry = AlgorithmRegistry()  # that of the process
 
 
 class Algorithm:

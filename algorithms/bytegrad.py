@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bagua.algorithms.base import Algorithm, AlgorithmImpl, Bucket, DataParallel, ProcessGroup
 from bagua.algorithms.plan import AllReduce, Plan
-from bagua.algorithms.registry import GlobalAlgorithmRegistry
 
 
 class ByteGradAlgorithmImpl(AlgorithmImpl):
@@ -50,6 +49,3 @@ class ByteGradAlgorithm(Algorithm):
 
     def reify(self, process_group: ProcessGroup) -> ByteGradAlgorithmImpl:
         return ByteGradAlgorithmImpl(process_group, self.hierarchical, self.average)
-
-
-GlobalAlgorithmRegistry.register("bytegrad", ByteGradAlgorithm, "gradient all-reduce with 8 bits per element")

@@ -35,3 +35,24 @@ def check_mode(value: str) -> str:
     if value not in PEER_SELECTION_MODES:
         raise ValueError(f"peer_selection_mode is {value!r}: choose one of {', '.join(PEER_SELECTION_MODES)}. [BG302]")
     return value
+
+
+def check_adam(betas: tuple[float, float], **at_least_0: float) -> None:
+    """Raises ValueError for settings that an optimizer of Adam's kind can't have."""
+    for name, value in at_least_0.items():
+        if not value >= 0:
+            raise ValueError(f"{name} is {value!r}: it must be at least 0. [BG302]")
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"betas is {betas!r}: both must be at least 0 and below 1. [BG302]")
+
+
+def check_everywhere(everywhere: bool, codec: object, hierarchical: bool = False) -> bool:
+    """``everywhere``. Raises ValueError where it contradicts the rest."""
+    if everywhere and codec is None:
+        raise ValueError("everywhere=True needs a codec: without one nothing is encoded anywhere. [BG303]")
+    if everywhere and hierarchical:
+        raise ValueError(
+            "everywhere=True encodes between all ranks, and hierarchical=True averages inside a host as it is: pass "
+            "hierarchical=False with it. [BG304]"
+        )
+    return everywhere

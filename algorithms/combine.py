@@ -7,10 +7,8 @@ from typing import Any
 from bagua.algorithms.async_model_average import AsyncModelAverageAlgorithm
 from bagua.algorithms.base import Algorithm
 from bagua.algorithms.codec import Codec
-from bagua.algorithms.decentralized import DecentralizedAlgorithm
+from bagua.algorithms.decentralized import DecentralizedAlgorithm, LowPrecisionDecentralizedAlgorithm
 from bagua.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
-from bagua.algorithms.low_precision_decentralized import LowPrecisionDecentralizedAlgorithm
-from bagua.algorithms.registry import GlobalAlgorithmRegistry
 
 DECENTRALISED_MODES = ("shift_one", "ring")
 
@@ -94,6 +92,3 @@ def _check_mode(mode: str, centralised: bool) -> None:
             f"peer_selection_mode={mode!r} with centralised=False: choose one of {', '.join(DECENTRALISED_MODES)}; the "
             "mean of all ranks is centralised=True. [BG304]"
         )
-
-
-GlobalAlgorithmRegistry.register("combine", combine, "any of synchronous, centralised, codec and everywhere")

@@ -13,7 +13,6 @@ from bagua.algorithms.checks import check_count, check_positive, check_share
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.periodic import ANCHOR, DELTA, PeriodicImpl, plan_differences
 from bagua.algorithms.plan import COPY, WEIGHT
-from bagua.algorithms.registry import GlobalAlgorithmRegistry
 from bagua.algorithms.warm_up import WarmUp
 from bagua.algorithms.weights import codec_of_differences, set_weights
 
@@ -244,9 +243,3 @@ class StreamingDiLoCoAlgorithm(DiLoCoAlgorithm):
 
     def reify(self, process_group: ProcessGroup) -> StreamingDiLoCoAlgorithmImpl:
         return StreamingDiLoCoAlgorithmImpl(process_group, self)
-
-
-GlobalAlgorithmRegistry.register("diloco", DiLoCoAlgorithm, "an outer Nesterov step on what ranks moved in many steps")
-GlobalAlgorithmRegistry.register(
-    "streaming_diloco", StreamingDiLoCoAlgorithm, "DiLoCo in fragments that travel while training goes on"
-)

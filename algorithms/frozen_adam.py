@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from bagua.algorithms.checks import check_adam
+
 
 class FrozenAdam(torch.optim.Optimizer):
     """Adam (with decoupled weight decay) whose variance can be frozen: what 1-bit and 0/1 Adam share.
@@ -32,14 +34,7 @@ class FrozenAdam(torch.optim.Optimizer):
         weight_decay: float,
         floor: float,
     ) -> None:
-        if not lr >= 0:
-            raise ValueError(f"lr is {lr}: it must be at least 0. [BG302]")
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas are {betas}: both must be at least 0 and below 1. [BG302]")
-        if not (eps >= 0 and weight_decay >= 0 and floor >= 0):
-            raise ValueError(
-                f"eps ({eps}), weight_decay ({weight_decay}) and floor ({floor}) must be at least 0. [BG302]"
-            )
+        check_adam(betas, lr=lr, eps=eps, weight_decay=weight_decay, floor=floor)
         defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, floor=floor)
         super().__init__(params, defaults | dict.fromkeys(self.progress, 0))
 

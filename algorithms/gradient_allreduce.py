@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bagua.algorithms.base import Algorithm, AlgorithmImpl, Bucket, DataParallel, ProcessGroup
+from bagua.algorithms.checks import check_everywhere
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.plan import AllReduce, Plan
-from bagua.algorithms.registry import GlobalAlgorithmRegistry
 
 
 class GradientAllReduceAlgorithmImpl(AlgorithmImpl):
@@ -64,16 +64,9 @@ class GradientAllReduceAlgorithm(Algorithm):
         self.hierarchical = hierarchical
         self.average = average
         self.codec = Codec.of(codec)
-        self.everywhere = everywhere
-        if everywhere and self.codec is None:
-            raise ValueError("everywhere=True needs a codec: without one nothing is encoded anywhere. [BG303]")
+        self.everywhere = check_everywhere(everywhere, self.codec)
 
     def reify(self, process_group: ProcessGroup) -> GradientAllReduceAlgorithmImpl:
         return GradientAllReduceAlgorithmImpl(
             process_group, self.hierarchical, self.average, self.codec, self.everywhere
         )
-
-
-GlobalAlgorithmRegistry.register(
-    "gradient_allreduce", GradientAllReduceAlgorithm, "mean or sum of all ranks' gradients in every step"
-)

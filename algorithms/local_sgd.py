@@ -7,7 +7,6 @@ from bagua.algorithms.checks import check_count
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.periodic import ANCHOR, DELTA, PeriodicImpl, plan_differences
 from bagua.algorithms.plan import WEIGHT, AllReduce, Plan
-from bagua.algorithms.registry import GlobalAlgorithmRegistry
 from bagua.algorithms.warm_up import WarmUp
 from bagua.algorithms.weights import codec_of_differences, set_weights
 
@@ -66,6 +65,3 @@ class LocalSGDAlgorithm(Algorithm):
 
     def reify(self, process_group: ProcessGroup) -> LocalSGDAlgorithmImpl:
         return LocalSGDAlgorithmImpl(process_group, self.interval, self.warm_up, self.codec)
-
-
-GlobalAlgorithmRegistry.register("local_sgd", LocalSGDAlgorithm, "mean of all ranks' weights every few steps")

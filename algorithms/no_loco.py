@@ -10,7 +10,6 @@ from bagua.algorithms.codec import Codec
 from bagua.algorithms.diloco import VELOCITY
 from bagua.algorithms.periodic import ANCHOR, PeriodicImpl
 from bagua.algorithms.plan import COPY, SCRATCH, WEIGHT, AllReduce, Local, Plan
-from bagua.algorithms.registry import GlobalAlgorithmRegistry
 from bagua.algorithms.warm_up import WarmUp
 from bagua.algorithms.weights import copy_weights, set_weights
 
@@ -142,6 +141,3 @@ class NoLoCoAlgorithm(Algorithm):
 
     def reify(self, process_group: ProcessGroup) -> NoLoCoAlgorithmImpl:
         return NoLoCoAlgorithmImpl(process_group, self)
-
-
-GlobalAlgorithmRegistry.register("no_loco", NoLoCoAlgorithm, "outer steps on the mean of a random pair of ranks")

@@ -12,7 +12,6 @@ from bagua.algorithms.checks import check_count
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.frozen_adam import FrozenAdam
 from bagua.algorithms.plan import GRADIENT, RESULT, SCRATCH, AllReduce, Local, Plan
-from bagua.algorithms.registry import GlobalAlgorithmRegistry
 from bagua.algorithms.weights import GIVE_IT, check_optimizers
 
 MOMENTUM = "momentum"  # Slot: this rank's scaled momentum
@@ -62,6 +61,7 @@ class OneBitAdamAlgorithmImpl(AlgorithmImpl):
     """``OneBitAdamAlgorithm`` at work on one model."""
 
     takes_sparse = False
+    refuses_join = REFUSES_MOMENTS
 
     def __init__(
         self, process_group: ProcessGroup, optimizer: OneBitAdamOptimizer | None, codec: Codec | None, everywhere: bool
@@ -78,10 +78,6 @@ class OneBitAdamAlgorithmImpl(AlgorithmImpl):
         check_optimizers(bagua_ddp, "OneBitAdamAlgorithm")
         self._frozen = self.optimizer.frozen
         return super().init_tensors(bagua_ddp)
-
-    @property
-    def refuses_join(self) -> str | None:
-        return REFUSES_MOMENTS
 
     def need_reset(self) -> bool:
         """True once the optimizer's variance has frozen."""
@@ -162,8 +158,3 @@ class OneBitAdamAlgorithm(Algorithm):
 
     def reify(self, process_group: ProcessGroup) -> OneBitAdamAlgorithmImpl:
         return OneBitAdamAlgorithmImpl(process_group, self.optimizer, self.codec, self.everywhere)
-
-
-GlobalAlgorithmRegistry.register(
-    "one_bit_adam", OneBitAdamAlgorithm, "Adam with frozen variance; momentum in one bit per element"
-)

@@ -26,6 +26,7 @@ class PeriodicImpl(AlgorithmImpl):
     """
 
     newcomers_take: tuple[str, ...] = ("steps", "exchanged")
+    refuses_join = REFUSES_WEIGHTS
 
     def __init__(self, process_group: ProcessGroup, interval: int, warm_up: WarmUp = NO_WARM_UP) -> None:
         super().__init__(process_group)
@@ -33,10 +34,6 @@ class PeriodicImpl(AlgorithmImpl):
         self.warm_up = warm_up
         self.steps = 0
         self.exchanged = GRADIENT if warm_up.steps > 0 else WEIGHT
-
-    @property
-    def refuses_join(self) -> str | None:
-        return REFUSES_WEIGHTS
 
     def need_reset(self) -> bool:
         """True once, when the warm-up is over: buckets of gradients make room for buckets of weights."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bagua.algorithms.checks import check_everywhere
 from bagua.algorithms.codec import Codec
 
 GRADIENT = "gradient"
@@ -81,8 +82,7 @@ class AllReduce:
         _check_over(self.over)
         if self.op not in REDUCTIONS:
             raise ValueError(f"AllReduce can't apply {self.op!r}: choose one of {', '.join(REDUCTIONS)}. [BG307]")
-        if self.everywhere and self.codec is None:
-            raise ValueError("everywhere=True needs a codec: without one nothing is encoded anywhere. [BG303]")
+        check_everywhere(self.everywhere, self.codec)
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
-from bagua.algorithms.base import Algorithm, AlgorithmImpl, Bucket, DataParallel, ProcessGroup
+from bagua.algorithms.base import Algorithm, Bucket, DataParallel, ProcessGroup
 from bagua.algorithms.checks import check_count
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.plan import FRESH, RESULT, SCRATCH, AllReduce, Local, Plan
-from bagua.algorithms.registry import GlobalAlgorithmRegistry
-from bagua.algorithms.warm_up import WarmUp
+from bagua.algorithms.warm_up import WarmedUpImpl, WarmUp
 
 LEFT = "left"  # Slot: gradients that travel as they are, then P of every matrix
 
@@ -203,17 +202,13 @@ def orthonormal(batch: torch.Tensor) -> torch.Tensor:
     return basis
 
 
-class PowerSGDAlgorithmImpl(AlgorithmImpl):
+class PowerSGDAlgorithmImpl(WarmedUpImpl):
     """``PowerSGDAlgorithm`` at work on one model. Errors and factors are kept by parameter name, so that they survive
     when buckets are made anew."""
 
-    newcomers_take = ("steps", "compresses")
-
     def __init__(self, process_group: ProcessGroup, settings: PowerSGDAlgorithm) -> None:
-        super().__init__(process_group)
+        super().__init__(process_group, settings.warm_up)
         self.settings = settings
-        self.steps = 0
-        self.compresses = settings.warm_up.steps == 0
         self._states: dict[str, _State] = {}
 
     def tensors_for_newcomers(self) -> list[torch.Tensor]:
@@ -225,13 +220,6 @@ class PowerSGDAlgorithmImpl(AlgorithmImpl):
         states = [self._states[name] for name in sorted(self._states)]
         return [tensor for state in states for tensor in (state.memory, state.left)]
 
-    def need_reset(self) -> bool:
-        """True once, when the warm-up is over."""
-        if self.compresses or self.steps < self.settings.warm_up.steps:
-            return False
-        self.compresses = True
-        return True
-
     def init_operations(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """Gives the bucket two all-reduces of thin matrices, or one of gradients if nothing is worth compressing."""
         if self.compresses:
@@ -241,7 +229,7 @@ class PowerSGDAlgorithmImpl(AlgorithmImpl):
                 bucket.add_slot(RIGHT, compressed.right_elements, on_change=SCRATCH)
                 bucket.set_plan(compressed.plan())
                 return
-        bucket.set_plan(Plan((AllReduce("AVG"),)) if self.compresses else self.settings.warm_up.plan())
+        bucket.set_plan(Plan((AllReduce("AVG"),)) if self.compresses else self.warm_up.plan())
 
     def _state_of(self, name: str, rows: int, columns: int, rank: int, like: torch.Tensor) -> _State:
         if name not in self._states:
@@ -252,15 +240,6 @@ class PowerSGDAlgorithmImpl(AlgorithmImpl):
             left = torch.zeros(rank, rows, dtype=dtype, device=like.device)
             self._states[name] = _State(memory, left, right.to(like.device))
         return self._states[name]
-
-    def init_post_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[], None]:
-        """Returns a function that counts steps."""
-
-        def after_backward() -> None:
-            bagua_ddp.finish_backward()
-            self.steps += 1
-
-        return after_backward
 
 
 class PowerSGDAlgorithm(Algorithm):
@@ -307,6 +286,3 @@ class PowerSGDAlgorithm(Algorithm):
 
     def reify(self, process_group: ProcessGroup) -> PowerSGDAlgorithmImpl:
         return PowerSGDAlgorithmImpl(process_group, self)
-
-
-GlobalAlgorithmRegistry.register("power_sgd", PowerSGDAlgorithm, "gradients as products of two thin matrices")

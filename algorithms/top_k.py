@@ -2,48 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from bagua.algorithms.base import Algorithm, AlgorithmImpl, Bucket, DataParallel, ProcessGroup
+from bagua.algorithms.base import Algorithm, Bucket, DataParallel, ProcessGroup
 from bagua.algorithms.codec import DEFAULT_DENSITY, Codec
 from bagua.algorithms.plan import AllReduce, Plan
-from bagua.algorithms.registry import GlobalAlgorithmRegistry
-from bagua.algorithms.warm_up import WarmUp
+from bagua.algorithms.warm_up import WarmedUpImpl, WarmUp
 
 
-class TopKAlgorithmImpl(AlgorithmImpl):
+class TopKAlgorithmImpl(WarmedUpImpl):
     """``TopKAlgorithm`` at work on one model."""
 
-    newcomers_take = ("steps", "encodes")
-
     def __init__(self, process_group: ProcessGroup, codec: Codec, warm_up: WarmUp, everywhere: bool) -> None:
-        super().__init__(process_group)
+        super().__init__(process_group, warm_up)
         self.codec = codec
-        self.warm_up = warm_up
         self.everywhere = everywhere
-        self.steps = 0
-        self.encodes = warm_up.steps == 0
-
-    def need_reset(self) -> bool:
-        """True once, when the warm-up is over."""
-        if self.encodes or self.steps < self.warm_up.steps:
-            return False
-        self.encodes = True
-        return True
 
     def init_operations(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """Gives the bucket a plan of one sparse all-reduce."""
         encoded = AllReduce("AVG", codec=self.codec, everywhere=self.everywhere)
-        bucket.set_plan(Plan((encoded,)) if self.encodes else self.warm_up.plan())
-
-    def init_post_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[], None]:
-        """Returns a function that counts steps."""
-
-        def after_backward() -> None:
-            bagua_ddp.finish_backward()
-            self.steps += 1
-
-        return after_backward
+        bucket.set_plan(Plan((encoded,)) if self.compresses else self.warm_up.plan())
 
 
 class TopKAlgorithm(Algorithm):
@@ -82,6 +58,3 @@ class TopKAlgorithm(Algorithm):
 
     def reify(self, process_group: ProcessGroup) -> TopKAlgorithmImpl:
         return TopKAlgorithmImpl(process_group, self.codec, self.warm_up, self.everywhere)
-
-
-GlobalAlgorithmRegistry.register("top_k", TopKAlgorithm, "the largest gradients now, the others when they have grown")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from bagua.algorithms.base import AlgorithmImpl, DataParallel, ProcessGroup
 from bagua.algorithms.checks import check_count
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.plan import AllReduce, Plan
@@ -30,3 +32,34 @@ class WarmUp:
 
 
 NO_WARM_UP = WarmUp(0, None)
+
+
+class WarmedUpImpl(AlgorithmImpl):
+    """``warm_up.steps`` synchronised passes with gradient all-reduce, then passes that compress gradients.
+
+    ``steps``: synchronised passes so far.
+    """
+
+    newcomers_take = ("steps", "compresses")
+
+    def __init__(self, process_group: ProcessGroup, warm_up: WarmUp) -> None:
+        super().__init__(process_group)
+        self.warm_up = warm_up
+        self.steps = 0
+        self.compresses = warm_up.steps == 0
+
+    def need_reset(self) -> bool:
+        """True once, when the warm-up is over."""
+        if self.compresses or self.steps < self.warm_up.steps:
+            return False
+        self.compresses = True
+        return True
+
+    def init_post_backward_hook(self, bagua_ddp: DataParallel) -> Callable[[], None]:
+        """Returns a function that counts steps."""
+
+        def after_backward() -> None:
+            bagua_ddp.finish_backward()
+            self.steps += 1
+
+        return after_backward

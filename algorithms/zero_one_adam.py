@@ -14,7 +14,6 @@ from bagua.algorithms.frozen_adam import FrozenAdam
 from bagua.algorithms.one_bit_adam import find_optimizer
 from bagua.algorithms.periodic import ANCHOR, DELTA, PeriodicImpl, plan_differences
 from bagua.algorithms.plan import GRADIENT, RESULT, SCRATCH, WEIGHT, AllReduce, Local, Plan
-from bagua.algorithms.registry import GlobalAlgorithmRegistry
 from bagua.algorithms.weights import codec_of_differences, set_weights
 
 MEETING, MET = "meeting", "met"  # Slots of one element, for a step that all ranks have a part in
@@ -228,6 +227,3 @@ class ZeroOneAdamAlgorithm(Algorithm):
 
     def reify(self, process_group: ProcessGroup) -> ZeroOneAdamAlgorithmImpl:
         return ZeroOneAdamAlgorithmImpl(process_group, self.optimizer, self.codec)
-
-
-GlobalAlgorithmRegistry.register("zero_one_adam", ZeroOneAdamAlgorithm, "1-bit Adam with few full steps and local ones")

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 import bagua.torch_api as bagua
-from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
+from bagua.algorithms import GradientAllReduceAlgorithm
 
 SAMPLES, BATCH, WIDTH = 480, 4, 64
 REST_S = 0.004  # after each step, unless told otherwise: services on the same processors must have their turn

@@ -19,12 +19,10 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from torch.utils.data.distributed import DistributedSampler
 
 import bagua.torch_api as bagua
+from bagua.algorithms import OneBitAdamOptimizer, QAdamOptimizer, ZeroOneAdamOptimizer
 from bagua.base.algorithm_choice import VARIABLE, check, parse
 from bagua.base.errors import ConfigError
 from bagua.base.text import json_text
-from bagua.torch_api.algorithms.one_bit_adam import OneBitAdamOptimizer
-from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
-from bagua.torch_api.algorithms.zero_one_adam import ZeroOneAdamOptimizer
 
 # Names of algorithms in the READMEs and examples of the original.
 ALIASES = {

@@ -13,7 +13,7 @@ from torch import nn
 
 from bagua.algorithms import Algorithm, GlobalAlgorithmRegistry
 from bagua.algorithms.one_bit_adam import OneBitAdamOptimizer
-from bagua.algorithms.q_adam_optimizer import QAdamOptimizer
+from bagua.algorithms.q_adam import QAdamOptimizer
 from bagua.algorithms.zero_one_adam import ZeroOneAdamOptimizer
 from bagua.base.errors import BaguaError
 

@@ -18,8 +18,8 @@ from bagua.algorithms import (
     Local,
     Plan,
 )
+from bagua.algorithms.base import AlgorithmRegistry
 from bagua.algorithms.codec import NAMES
-from bagua.algorithms.registry import AlgorithmRegistry
 
 
 class Bucket:
