@@ -15,7 +15,6 @@ from bagua.daemon.coordinator.rules.domain import (
     Event,
     HostRecord,
     JobRecord,
-    JobSpec,
     JobState,
     Phase,
     Plan,
@@ -41,15 +40,10 @@ def event_row(job_id: str, seq: int, event: Event) -> dict[str, Any]:
 def new_job_row(job: JobRecord, idempotency_key: str | None, owner: str, last_event: int) -> dict[str, Any]:
     """Makes a row of ``jobs``."""
     return {
-        **job_row(job),
-        "job_id": job.job_id,
+        **{name: _plain(getattr(job, name)) for name in _JOB_FIELDS},
         "idempotency_key": idempotency_key,
         "name": job.spec.name,
         "brief": brief_of(job.spec.wire),
-        "created_at": job.created_at,
-        "submitted_clock": job.submitted_clock,
-        "job_key": job.job_key,
-        **{name: getattr(job, name) for name in _ORIGIN},
         "last_event": last_event,
         "revision": 1,
         "lease_owner": owner,
@@ -59,7 +53,7 @@ def new_job_row(job: JobRecord, idempotency_key: str | None, owner: str, last_ev
 def changed_job(change: Change) -> dict[str, Any]:
     """Makes the parameters of ``UPDATE_JOB``."""
     return {
-        **job_row(change.job),
+        **{name: _plain(getattr(change.job, name)) for name in _CHANGING},
         "p_job_id": change.job.job_id,
         "lease_owner": change.owner,
         "last_event": change.stored.last_event,
@@ -83,22 +77,10 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, enum.IntEnum) else value
 
 
-# Columns of JobRecord that need no word about how.
-_JOB_FIELDS = (
-    "stalls",
-    "wanted_nodes",
-    "paused",
-    "next_member",
-    "patience_s",
-    "failures",
-    "retry_clock",
-    "respawns",
-    "plan",
-)
-_ORIGIN = ("namespace", "submitted_by", "unix_user")  # written once
+_JOB_FIELDS = tuple(field.name for field in fields(JobRecord) if field.name in m.jobs.c)
+_ONCE = ("job_id", "created_at", "submitted_clock", "job_key", "namespace", "submitted_by", "unix_user")
+_CHANGING = tuple(name for name in _JOB_FIELDS if name not in _ONCE)
 _HOST_FIELDS = tuple(field.name for field in fields(HostRecord) if field.name not in ("index", "ranks"))
-
-
 _RANK_FIELDS = tuple(field.name for field in fields(RankRecord) if field.name not in ("rank", "local_rank", "node_id"))
 
 
@@ -124,48 +106,15 @@ def _ranks(host: Mapping[Any, Any]) -> tuple[RankRecord, ...]:
     )
 
 
-def job_row(job: JobRecord) -> dict[str, Any]:
-    """Columns that change during the life of a job."""
-    return {
-        "state": _plain(job.state),
-        "reason": job.reason,
-        "outcome": _plain(job.outcome),
-        "cancel_reason": job.cancel_reason,
-        "generation": job.generation,
-        "started_at": job.started_at,
-        "finished_at": job.finished_at,
-        "placed_clock": job.placed_clock,
-        "stopping_clock": job.stopping_clock,
-        **{name: _plain(getattr(job, name)) for name in _JOB_FIELDS},
-        "master_addr": job.master_addr,
-        "master_port": job.master_port,
-    }
-
-
 def job_record(row: Mapping[Any, Any], hosts: tuple[HostRecord, ...]) -> JobRecord:
     """Reads a row of ``jobs`` with its specification."""
-    spec: JobSpec = spec_from_wire(row["spec"])
+    values = {name: row[name] for name in _JOB_FIELDS}
+    values["state"], values["plan"] = JobState(row["state"]), Plan(row["plan"])
+    values["outcome"] = None if row["outcome"] is None else JobState(row["outcome"])
+    values["respawns"] = tuple((node_id, at) for node_id, at in json.loads(row["respawns"] or "[]"))
     return JobRecord(
-        job_id=row["job_id"],
-        spec=spec,
-        created_at=row["created_at"],
-        state=JobState(row["state"]),
-        reason=row["reason"],
-        outcome=None if row["outcome"] is None else JobState(row["outcome"]),
-        cancel_reason=row["cancel_reason"],
-        generation=row["generation"],
-        started_at=row["started_at"],
-        finished_at=row["finished_at"],
-        submitted_clock=row["submitted_clock"],
-        placed_clock=row["placed_clock"],
-        stopping_clock=row["stopping_clock"],
-        **{name: row[name] for name in _JOB_FIELDS if name not in ("plan", "respawns")},
-        plan=Plan(row["plan"]),
-        respawns=tuple((node_id, at) for node_id, at in json.loads(row["respawns"] or "[]")),
-        master_addr=row["master_addr"],
-        master_port=row["master_port"],
-        job_key=row["job_key"],
-        **{name: row[name] for name in _ORIGIN},
+        spec=spec_from_wire(row["spec"]),
+        **values,
         hosts=tuple(host for host in hosts if host.index >= 0),
         former=tuple(reversed([host for host in hosts if host.index < 0 and not host.joining])),
         joining=tuple(reversed([host for host in hosts if host.joining])),
@@ -185,17 +134,7 @@ def host_record(row: Mapping[Any, Any]) -> HostRecord:
 UPDATE_JOB = (
     sa.update(m.jobs)
     .where(m.jobs.c.job_id == sa.bindparam("p_job_id"))
-    .values(
-        {
-            name: sa.bindparam(name)
-            for name in (
-                *job_row(JobRecord("", JobSpec("", 0, 0, 0.0, 0.0, 0, b""), 0.0)),
-                "lease_owner",
-                "last_event",
-                "revision",
-            )
-        }
-    )
+    .values({name: sa.bindparam(name) for name in (*_CHANGING, "lease_owner", "last_event", "revision")})
 )
 UPDATE_HOST = (
     sa.update(m.job_hosts)
