@@ -33,9 +33,9 @@ class Clock(ServiceClock):
 
 
 class Stand:
-    def __init__(self, store: Store, worker: Worker) -> None:
-        self.store, self.clock = store, Clock(1.0)
-        self.code = CodeArchives(worker, store, self.clock, max_total_bytes=LIMIT)
+    def __init__(self, worker: Worker) -> None:
+        self.store, self.clock = worker.store, Clock(1.0)
+        self.code = CodeArchives(worker, self.clock, max_total_bytes=LIMIT)
 
     def job(self, archive: CodeArchive, job_id: str = "job-1", state: JobState = JobState.PENDING) -> None:
         spec = checked_spec(JobSpec(entry="t.py", nnodes=1, nproc_per_node=1, code=archive))
@@ -49,8 +49,8 @@ def stands(open_database: Callable[[], sa.Engine]) -> Iterator[Callable[[], Stan
     workers: list[Worker] = []
 
     def make() -> Stand:
-        workers.append(Worker())
-        return Stand(Store(open_database()), workers[-1])
+        workers.append(Worker(Store(open_database())))
+        return Stand(workers[-1])
 
     yield make
     for worker in workers:

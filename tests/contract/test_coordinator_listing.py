@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
 
 from bagua.base.errors import ConflictError, InvalidRequestError, NotFoundError
-from bagua.daemon.coordinator.rules.domain import Change, JobRecord, JobState
+from bagua.daemon.coordinator.rules.domain import Change, JobRecord, JobState, JobSummary
 from bagua.daemon.coordinator.rules.translate import checked_spec
-from bagua.daemon.coordinator.store.listing import Listing, page
+from bagua.daemon.coordinator.store import listing
+from bagua.daemon.coordinator.store.listing import page
 from bagua.daemon.coordinator.store.store import Store
 from bagua.proto import common_pb2
 
@@ -28,13 +29,17 @@ def submit(store: Store, job_id: str, created_at: float = 1.0) -> None:
         assert tx.create_job(JobRecord(job_id, checked_spec(LARGE), created_at, job_key=b"k"), None, "me")
 
 
-def ids(listing: Listing, limit: int, *states: JobState) -> list[list[str]]:
+def jobs(store: Store, states: Sequence[JobState], limit: int, token: str) -> tuple[list[JobSummary], str]:
+    return store.look(lambda tx: listing.jobs(tx, states, limit, token))
+
+
+def ids(store: Store, limit: int, *states: JobState) -> list[list[str]]:
     """Page by page."""
     found = []
     token = ""
     while True:
-        jobs, token = listing.jobs(states, limit, token)
-        found.append([job.job_id for job in jobs])
+        page, token = jobs(store, states, limit, token)
+        found.append([job.job_id for job in page])
         if not token:
             return found
 
@@ -42,22 +47,21 @@ def ids(listing: Listing, limit: int, *states: JobState) -> list[list[str]]:
 def test_pages_hold_every_job_once_the_newest_first(store: Store):
     for number, created_at in enumerate([5.0, 1.1, 1.1, 1.1, 0.3, 7.0]):
         submit(store, f"job-{number}", created_at)
-    listing = Listing(store)
-    assert ids(listing, 2) == [["job-5", "job-0"], ["job-3", "job-2"], ["job-1", "job-4"]]
-    assert ids(listing, 4) == [["job-5", "job-0", "job-3", "job-2"], ["job-1", "job-4"]]
-    assert ids(listing, 0) == [["job-5", "job-0", "job-3", "job-2", "job-1", "job-4"]]
+    assert ids(store, 2) == [["job-5", "job-0"], ["job-3", "job-2"], ["job-1", "job-4"]]
+    assert ids(store, 4) == [["job-5", "job-0", "job-3", "job-2"], ["job-1", "job-4"]]
+    assert ids(store, 0) == [["job-5", "job-0", "job-3", "job-2", "job-1", "job-4"]]
     with store.transaction() as tx:
         (old,) = tx.stored(["job-2"])
         tx.save([Change(old, replace(old.job, state=JobState.FAILED), (), "me")])
-    assert ids(listing, 1, JobState.FAILED) == [["job-2"]]
-    _, token = listing.jobs([], 2, "")
+    assert ids(store, 1, JobState.FAILED) == [["job-2"]]
+    _, token = jobs(store, [], 2, "")
     submit(store, "job-6", 9.0)  # what comes meanwhile moves no page
-    assert [job.job_id for job in listing.jobs([], 2, token)[0]] == ["job-3", "job-2"]
+    assert [job.job_id for job in jobs(store, [], 2, token)[0]] == ["job-3", "job-2"]
 
 
 def test_a_list_has_no_arguments(store: Store):
     submit(store, "job-1")
-    (found,), _ = Listing(store).jobs([], 10, "")
+    (found,), _ = jobs(store, [], 10, "")
     brief = common_pb2.JobSpec.FromString(found.brief)
     expected = common_pb2.JobSpec()
     expected.CopyFrom(LARGE)
@@ -71,23 +75,26 @@ def test_a_list_has_no_arguments(store: Store):
 @pytest.mark.parametrize("token", ["nonsense", "0x1p+9999999:x", ":", "zz:job-1"])
 def test_a_token_that_nobody_gave_is_refused(store: Store, token: str):
     with pytest.raises(InvalidRequestError, match="page_token"):
-        Listing(store).jobs([], 2, token)
+        jobs(store, [], 2, token)
 
 
 def test_a_job_is_found_by_the_beginning_of_its_id(store: Store):
     for job_id in ("job-aa1", "job-aa2", "job-b", "job-bb", "job-A", *(f"job-c{number}" for number in range(9))):
         submit(store, job_id)
-    listing = Listing(store)
-    assert listing.find("job-aa1") == "job-aa1"
-    assert listing.find("job-b") == "job-b"  # a whole id is meant, though it begins another
-    assert listing.find("job-bb") == "job-bb" and listing.find("job-A") == "job-A"
+
+    def find(prefix: str) -> str:
+        return store.look(lambda tx: listing.find(tx, prefix))
+
+    assert find("job-aa1") == "job-aa1"
+    assert find("job-b") == "job-b"  # a whole id is meant, though it begins another
+    assert find("job-bb") == "job-bb" and find("job-A") == "job-A"
     with pytest.raises(ConflictError, match=r"'job-a' is the beginning of 2 jobs: job-aa1, job-aa2\. Give more"):
-        listing.find("job-a")
+        find("job-a")
     with pytest.raises(ConflictError, match="more than 5 jobs: job-c0, job-c1, job-c2, job-c3, job-c4"):
-        listing.find("job-c")
+        find("job-c")
     for prefix in ("job-x", "", "%", "_ob", "job-\0", "x" * 100):
         with pytest.raises(NotFoundError, match="bagua job list"):
-            listing.find(prefix)
+            find(prefix)
 
 
 def test_pages_of_values():

@@ -20,8 +20,8 @@ SPACE = [TuneDimension(name="bucket_kib", choices=["256", "512", "1024"], ordere
 
 @pytest.fixture
 def tuning(open_database: Callable[[], sa.Engine]) -> Iterator[Tuning]:
-    worker = Worker()
-    yield Tuning(worker, Store(open_database()), ServiceClock(1.0))
+    worker = Worker(Store(open_database()))
+    yield Tuning(worker, ServiceClock(1.0))
     worker.close()
 
 

@@ -143,7 +143,7 @@ class Coordinator:
         self._closers.callback(store.close)
         self._node_leases = NodeLeases(store.shared, settings.outage_s)
         name = folder.identity()
-        worker = Worker()
+        worker = Worker(store)
         self._closers.callback(worker.close)
         sys.setswitchinterval(_SWITCH_S)
         board = Board()
@@ -152,7 +152,6 @@ class Coordinator:
         reconciler = Reconciler(
             self._intake,
             worker,
-            store,
             name,
             Options(
                 settings.lease_s,
@@ -172,17 +171,17 @@ class Coordinator:
             lambda: database_refuses(url),
         )
         await self._open_tracing(publisher)
-        self._service = Service(worker, store, board, self._intake, self._clock)
-        self._tuning = Tuning(worker, store, self._clock)
-        self._code = CodeArchives(worker, store, self._clock)
+        self._service = Service(worker, board, self._intake, self._clock)
+        self._tuning = Tuning(worker, self._clock)
+        self._code = CodeArchives(worker, self._clock)
         self._secrets = HeldSecrets()
         self._calls = Calls()
         others = await _provider(settings) if settings.oidc_issuer else None
-        self._accounts = Accounts(token, worker, store, self._clock, self._calls, others)
+        self._accounts = Accounts(token, worker, self._clock, self._calls, others)
         await self._accounts.load()
-        self._audit = Audit(worker, store, self._clock, parse_keep(settings.keep_audit, "--keep-audit"))
+        self._audit = Audit(worker, self._clock, parse_keep(settings.keep_audit, "--keep-audit"))
         self._closers.push_async_callback(self._write_audit)
-        retention = Retention(worker, store, self._clock, parse_keep(settings.keep), publisher.forget)
+        retention = Retention(worker, self._clock, parse_keep(settings.keep), publisher.forget)
         unfinished = await reconciler.start()
         self._closers.push_async_callback(reconciler.stop)
         self._spawn(reconciler.run(), "reconciler")

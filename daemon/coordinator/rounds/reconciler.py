@@ -31,7 +31,7 @@ from bagua.daemon.coordinator.rules.domain import CoordinatorRecord, JobRecord, 
 from bagua.daemon.coordinator.rules.node_leases import NodeLeases
 from bagua.daemon.coordinator.rules.options import Options
 from bagua.daemon.coordinator.store.batch import Batch, Outcome
-from bagua.daemon.coordinator.store.store import Store, Transaction
+from bagua.daemon.coordinator.store.store import Transaction
 from bagua.daemon.coordinator.store.worker import Worker
 from bagua.daemon.coordinator.streams.sessions import NodeSession, Sessions
 from bagua.daemon.coordinator.streams.watchers import STOPPING
@@ -51,7 +51,6 @@ class Reconciler:
         self,
         intake: Intake,
         worker: Worker,
-        store: Store,
         owner: str,
         options: Options,
         clock: ServiceClock,
@@ -66,7 +65,6 @@ class Reconciler:
         """``node_leases`` learns what becomes of the database; ``refuses`` tells whether its port refuses."""
         self._intake = intake
         self._worker = worker
-        self._store = store
         self._owner = owner
         self._options = options
         self._clock = clock
@@ -74,12 +72,12 @@ class Reconciler:
         self._sessions = sessions
         self._publisher = publisher
         self._counters = counters
-        self._leases = CoordinatorLeases(owner, clock, options.lease_s, job_lease_s) if store.shared else None
-        self._beat_s = min(_BEAT_S, options.lease_s / 4, job_lease_s / 4 if store.shared else _BEAT_S)
-        node_leases = node_leases or NodeLeases(store.shared, options.outage_s)
+        self._leases = CoordinatorLeases(owner, clock, options.lease_s, job_lease_s) if worker.store.shared else None
+        self._beat_s = min(_BEAT_S, options.lease_s / 4, job_lease_s / 4 if worker.store.shared else _BEAT_S)
+        node_leases = node_leases or NodeLeases(worker.store.shared, options.outage_s)
         missed_s = options.lease_s - 2 * self._beat_s
         self.lease = OwnLease(owner, clock, self._leases, node_leases, refuses, missed_s, board.put_forward)
-        self._resync = Resync(worker, store, clock, board, sessions, intake, publisher, self._leases, self.lease)
+        self._resync = Resync(worker, clock, board, sessions, intake, publisher, self._leases, self.lease)
         self._next_beat = 0.0
         self._in_doubt = False  # a write has failed: it may have been done all the same
 
@@ -88,7 +86,7 @@ class Reconciler:
     async def start(self) -> int:
         """Reads what there is, as a former run of this coordinator left it; returns the number of unfinished jobs."""
         began = self.lease.now()
-        held, coordinators, nodes, jobs = await self._worker.read(self._store.apply, self._load)
+        held, coordinators, nodes, jobs = await self._worker.write(self._load)
         beats = {one.owner: one.clock for one in coordinators}
         self._clock.catch_up(max(beats.values(), default=0.0))
         self._options = replace(self._options, started_clock=self._clock.now())
@@ -132,12 +130,12 @@ class Reconciler:
 
     async def stop(self) -> None:
         """Gives back what this coordinator holds, after ``run`` has ended."""
-        await self._worker.write(self._store.apply, self._give_back)
+        await self._worker.write(self._give_back)
 
     def _give_back(self, tx: Transaction) -> None:
         tx.beat(self._owner, self._clock.now())
         tx.disconnect_all(self._owner)
-        if self._store.shared:
+        if self._worker.store.shared:
             tx.release_jobs(self._owner)
 
     def _next_turn(self) -> float:
@@ -162,7 +160,7 @@ class Reconciler:
                 batch.announced = self.lease.announcement()
                 began, beat = time.monotonic_ns(), self.lease.now()
                 self.lease.writes(beat, batch.gone)
-                outcome = await self.lease.await_database(self._worker.write(batch.write, self._store))
+                outcome = await self.lease.await_database(self._worker.write_with(batch.write))
                 came = (node.node_id for node in batch.introductions if node.node_id not in outcome.failed)
                 self.lease.wrote(beat, batch.announced, came)
                 self._counters.add("transactions")

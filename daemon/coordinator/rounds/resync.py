@@ -13,7 +13,6 @@ from bagua.daemon.coordinator.rounds.publisher import Publisher
 from bagua.daemon.coordinator.rules.clock import ServiceClock
 from bagua.daemon.coordinator.rules.coordinator_leases import RESYNC_S, CoordinatorLeases
 from bagua.daemon.coordinator.rules.domain import NodeRecord, NodeView, Phase
-from bagua.daemon.coordinator.store.store import Store
 from bagua.daemon.coordinator.store.worker import Worker
 from bagua.daemon.coordinator.streams.sessions import Sessions
 
@@ -24,7 +23,6 @@ class Resync:
     def __init__(
         self,
         worker: Worker,
-        store: Store,
         clock: ServiceClock,
         board: Board,
         sessions: Sessions,
@@ -34,7 +32,6 @@ class Resync:
         own: OwnLease,
     ) -> None:
         self._worker = worker
-        self._store = store
         self._clock = clock
         self._board = board
         self._sessions = sessions
@@ -54,7 +51,7 @@ class Resync:
 
     async def _look(self, leases: CoordinatorLeases) -> None:
         began = self._own.now()
-        coordinators = await self._own.await_database(self._worker.read(self._store.look, lambda tx: tx.coordinators()))
+        coordinators = await self._own.await_database(self._worker.read(lambda tx: tx.coordinators()))
         beats = {one.owner: one.clock for one in coordinators}
         alone = leases.alone(beats)
         jump = self._clock.catch_up(max(beats.values(), default=0.0))
@@ -65,7 +62,7 @@ class Resync:
         leases.observe(beats)
         self._own.refreshed(began, coordinators, alone)
         if not alone:
-            read = self._worker.read(self._store.look, lambda tx: (tx.nodes(), tx.live()))
+            read = self._worker.read(lambda tx: (tx.nodes(), tx.live()))
             nodes, live = await self._own.await_database(read)
             for node in nodes:
                 if self._sessions.get(node.node_id) is None:
@@ -83,7 +80,7 @@ class Resync:
 
     async def compare(self) -> None:
         """Takes in the jobs that the database has otherwise."""
-        await self._compare(await self._worker.read(self._store.look, lambda tx: tx.live()))
+        await self._compare(await self._worker.read(lambda tx: tx.live()))
 
     async def _compare(self, live: Mapping[str, int]) -> None:
         """``live``: the revisions that the database has."""
@@ -96,7 +93,7 @@ class Resync:
         """Takes in jobs as the database has them."""
         if not job_ids:
             return
-        read = await self._worker.read(self._store.look, lambda tx: tx.stored(sorted(job_ids)))
+        read = await self._worker.read(lambda tx: tx.stored(sorted(job_ids)))
         found = {stored.job.job_id: stored for stored in read}
         for job_id in job_ids:
             await self._publisher.replace(job_id, found.get(job_id))

@@ -11,7 +11,7 @@ from bagua.base.errors import ConflictError, InvalidRequestError, NotFoundError
 from bagua.daemon.coordinator.rules.domain import JobState, JobSummary
 from bagua.daemon.coordinator.rules.identity import EVERYWHERE
 from bagua.daemon.coordinator.store import models as m
-from bagua.daemon.coordinator.store.store import Store
+from bagua.daemon.coordinator.store.store import Transaction
 
 MAX_PAGE = 1_000
 _DEFAULT_PAGE = 100
@@ -20,57 +20,48 @@ _CANDIDATES = 5  # of an ambiguous prefix are named
 Item = TypeVar("Item")
 
 
-class Listing:
-    """Reads the store; a transaction for each page."""
+def jobs(
+    tx: Transaction, states: Sequence[JobState], limit: int, page_token: str, namespace: str = EVERYWHERE
+) -> tuple[list[JobSummary], str]:
+    """The next jobs of a namespace in one of ``states`` (none: all), the newest first, and the token of the next
+    page (empty: no more). Raises InvalidRequestError for a token that is none."""
+    c = m.jobs.c
+    size = min(limit or _DEFAULT_PAGE, MAX_PAGE)
+    about = (c.job_id, c.brief, c.state, c.reason, c.generation, c.namespace, c.submitted_by, c.unix_user)
+    times = (c.created_at, c.started_at, c.finished_at)
+    query = sa.select(*about, *times).order_by(c.created_at.desc(), c.job_id.desc()).limit(size + 1)
+    if namespace != EVERYWHERE:
+        query = query.where(c.namespace == namespace)
+    if states:
+        query = query.where(c.state.in_([state.value for state in states]))
+    if page_token:
+        created_at, job_id = _parse(page_token)
+        older = sa.and_(c.created_at == created_at, c.job_id < job_id)
+        query = query.where(c.created_at <= created_at, sa.or_(c.created_at < created_at, older))
+    rows = tx.rows(query)
+    found = [JobSummary(**{**row._mapping, "state": JobState(row.state)}) for row in rows[:size]]
+    last = found[-1] if len(rows) > size else None
+    return found, f"{last.created_at.hex()}:{last.job_id}" if last else ""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
 
-    def jobs(
-        self, states: Sequence[JobState], limit: int, page_token: str, namespace: str = EVERYWHERE
-    ) -> tuple[list[JobSummary], str]:
-        """The next jobs of a namespace in one of ``states`` (none: all), the newest first, and the token of the next
-        page (empty: no more). Raises InvalidRequestError for a token that is none."""
-        c = m.jobs.c
-        size = min(limit or _DEFAULT_PAGE, MAX_PAGE)
-        about = (c.job_id, c.brief, c.state, c.reason, c.generation, c.namespace, c.submitted_by, c.unix_user)
-        times = (c.created_at, c.started_at, c.finished_at)
-        query = sa.select(*about, *times).order_by(c.created_at.desc(), c.job_id.desc()).limit(size + 1)
-        if namespace != EVERYWHERE:
-            query = query.where(c.namespace == namespace)
-        if states:
-            query = query.where(c.state.in_([state.value for state in states]))
-        if page_token:
-            created_at, job_id = _parse(page_token)
-            older = sa.and_(c.created_at == created_at, c.job_id < job_id)
-            query = query.where(c.created_at <= created_at, sa.or_(c.created_at < created_at, older))
-        with self._store.read() as tx:
-            rows = tx.rows(query)
-        found = [JobSummary(**{**row._mapping, "state": JobState(row.state)}) for row in rows[:size]]
-        last = found[-1] if len(rows) > size else None
-        return found, f"{last.created_at.hex()}:{last.job_id}" if last else ""
-
-    def find(self, prefix: str, namespace: str = EVERYWHERE) -> str:
-        """The id of the one job of a namespace that has ``prefix`` as its id, or at its beginning. Raises
-        NotFoundError, and ConflictError that names candidates."""
-        c = m.jobs.c
-        if not prefix or len(prefix) > 64 or "\0" in prefix:
-            raise NotFoundError(
-                f"{prefix[:64]!r} is not the id of a job. `bagua job list` shows those there are. [BG810]"
-            )
-        seen = sa.true() if namespace == EVERYWHERE else c.namespace == namespace
-        with self._store.read() as tx:
-            found = tx.rows(sa.select(c.job_id).where(c.job_id == prefix, seen))
-            if not found:  # by characters: how databases compare texts depends on their settings
-                query = sa.select(c.job_id).where(sa.func.substr(c.job_id, 1, len(prefix)) == prefix, seen)
-                found = tx.rows(query.order_by(c.job_id).limit(_CANDIDATES + 1))
-        if not found:
-            raise NotFoundError(f"There is no job {prefix!r}. `bagua job list` shows those there are. [BG810]")
-        if len(found) > 1:
-            several = f"more than {_CANDIDATES}" if len(found) > _CANDIDATES else str(len(found))
-            names = ", ".join(row.job_id for row in found[:_CANDIDATES])
-            raise ConflictError(f"{prefix!r} is the beginning of {several} jobs: {names}. Give more of the id. [BG811]")
-        return str(found[0].job_id)
+def find(tx: Transaction, prefix: str, namespace: str = EVERYWHERE) -> str:
+    """The id of the one job of a namespace that has ``prefix`` as its id, or at its beginning. Raises
+    NotFoundError, and ConflictError that names candidates."""
+    c = m.jobs.c
+    if not prefix or len(prefix) > 64 or "\0" in prefix:
+        raise NotFoundError(f"{prefix[:64]!r} is not the id of a job. `bagua job list` shows those there are. [BG810]")
+    seen = sa.true() if namespace == EVERYWHERE else c.namespace == namespace
+    found = tx.rows(sa.select(c.job_id).where(c.job_id == prefix, seen))
+    if not found:  # by characters: how databases compare texts depends on their settings
+        query = sa.select(c.job_id).where(sa.func.substr(c.job_id, 1, len(prefix)) == prefix, seen)
+        found = tx.rows(query.order_by(c.job_id).limit(_CANDIDATES + 1))
+    if not found:
+        raise NotFoundError(f"There is no job {prefix!r}. `bagua job list` shows those there are. [BG810]")
+    if len(found) > 1:
+        several = f"more than {_CANDIDATES}" if len(found) > _CANDIDATES else str(len(found))
+        names = ", ".join(row.job_id for row in found[:_CANDIDATES])
+        raise ConflictError(f"{prefix!r} is the beginning of {several} jobs: {names}. Give more of the id. [BG811]")
+    return str(found[0].job_id)
 
 
 def page(items: Sequence[Item], key: Callable[[Item], str], limit: int, page_token: str) -> tuple[list[Item], str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
-P = ParamSpec("P")
+from bagua.daemon.coordinator.store.store import Store, Transaction
+
 T = TypeVar("T")
 _READERS = 2
 
@@ -17,20 +18,22 @@ class Worker:
     writer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, store: Store) -> None:
+        self.store = store
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="database-writer")
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="database-reader")
 
-    async def write(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of ``function``, run in the writer's thread; it ends also if the caller is cancelled."""
-        return await self._call(self._writer, lambda: function(*args, **kwargs))
+    async def write(self, work: Callable[[Transaction], T]) -> T:
+        """The result of ``Store.apply``, in the writer's thread; it ends also if the caller is cancelled."""
+        return await self.write_with(lambda store: store.apply(work))
 
-    async def read(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The same in a reader's thread."""
-        return await self._call(self._readers, lambda: function(*args, **kwargs))
+    async def write_with(self, function: Callable[[Store], T]) -> T:
+        """The result of ``function``, which makes transactions of its own, in the writer's thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._writer, function, self.store)
 
-    async def _call(self, executor: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(executor, work)
+    async def read(self, work: Callable[[Transaction], T]) -> T:
+        """The result of ``Store.look``, in a reader's thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self.store.look, work)
 
     def close(self) -> None:
         self._readers.shutdown()

@@ -13,9 +13,8 @@ import hmac
 import math
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 
 import sqlalchemy as sa
 import structlog
@@ -31,7 +30,6 @@ from bagua.daemon.coordinator.rules.identity import (
     Role,
     shown_credential,
 )
-from bagua.daemon.coordinator.store.store import Store
 from bagua.daemon.coordinator.store.worker import Worker
 from bagua.daemon.coordinator.use.open_calls import Calls
 
@@ -77,7 +75,6 @@ class Accounts:
         self,
         token: str,
         worker: Worker,
-        store: Store,
         clock: ServiceClock,
         calls: Calls,
         others: Callable[[str], Awaitable[Identity | None]] | None = None,
@@ -85,7 +82,6 @@ class Accounts:
         self._token = token
         self._shown = _BEARER + token.encode()
         self._worker = worker
-        self._store = store
         self._clock = clock
         self._calls = calls
         self._others = others
@@ -117,7 +113,7 @@ class Accounts:
 
     def _counts(self, caller: Identity) -> bool:
         """True if a known caller has not expired, and was read lately if others may have revoked it."""
-        fresh = not caller.token_id or not self._store.shared or self._clock.now() - self._read_clock < STALE_S
+        fresh = not caller.token_id or not self._worker.store.shared or self._clock.now() - self._read_clock < STALE_S
         return fresh and self._clock.wall() < caller.expires_at
 
     # ---- administrators
@@ -144,25 +140,26 @@ class Accounts:
             0.0,
             unix_user,
         )
-        await self._worker.write(self._add, made)
+        await self._worker.write(lambda tx: tx.add_token(vars(made)))
         self._known[made.digest] = made.identity()
         return made, secret
 
     async def tokens(self, revoked: bool) -> list[Token]:
         """Lists all tokens that are good; with ``revoked`` the others, too."""
         now = self._clock.wall()
-        found = await self._worker.read(self._all)
+        found = await self._all()
         return [one for one in found if revoked or (not one.revoked_at and not 0 < one.expires_at <= now)]
 
     async def revoke(self, which: str) -> list[Token]:
         """The tokens of that id or name are good no more, and calls with them end. Raises NotFoundError."""
-        chosen = [one for one in await self._worker.read(self._all) if which in (one.token_id, one.name)]
+        chosen = [one for one in await self._all() if which in (one.token_id, one.name)]
         chosen = [one for one in chosen if not one.revoked_at]
         if not chosen:
             raise NotFoundError(
                 f"There is no good token {which[:100]!r}. `bagua token list` shows those there are. [BG810]"
             )
-        await self._worker.write(self._revoke, [one.token_id for one in chosen], self._clock.wall())
+        ids, now = [one.token_id for one in chosen], self._clock.wall()
+        await self._worker.write(lambda tx: tx.revoke_tokens(ids, now))
         for one in chosen:
             self._known.pop(one.digest, None)
         self._calls.end_those_not(self.good)
@@ -173,7 +170,7 @@ class Accounts:
     async def load(self) -> None:
         """Reads all that are good."""
         now = self._clock.now()
-        found = await self._worker.read(self._all)
+        found = await self._all()
         self._known = {one.digest: one.identity() for one in found if not one.revoked_at}
         self._read_clock = now
 
@@ -183,26 +180,15 @@ class Accounts:
         """
         while True:
             await asyncio.sleep(REFRESH_S)
-            if self._store.shared:
+            if self._worker.store.shared:
                 try:
                     await self.load()
                 except (ServiceError, sa.exc.SQLAlchemyError) as error:
                     log.warning("tokens_not_read", error=str(error))
             self._calls.end_those_not(self.good)
 
-    # ---- in a thread
-
-    def _all(self) -> list[Token]:
-        with self._store.read() as tx:
-            return [Token(**row._mapping) for row in tx.tokens()]
-
-    def _add(self, token: Token) -> None:
-        with self._store.transaction() as tx:
-            tx.add_token(_row(token))
-
-    def _revoke(self, token_ids: Iterable[str], now: float) -> None:
-        with self._store.transaction() as tx:
-            tx.revoke_tokens(list(token_ids), now)
+    async def _all(self) -> list[Token]:
+        return await self._worker.read(lambda tx: [Token(**row._mapping) for row in tx.tokens()])
 
 
 def digest_of(secret: str) -> str:
@@ -245,7 +231,3 @@ def _check(name: str, role: str, namespace: str, lasts_s: float, unix_user: str)
             raise InvalidRequestError(f"unix_user: the role {role} submits no jobs. [BG821]")
     if not (math.isfinite(lasts_s) and 0 <= lasts_s <= 100 * 366 * 86_400):
         raise InvalidRequestError(f"lasts_s is {lasts_s}: give seconds, or 0 for ever. [BG821]")
-
-
-def _row(token: Token) -> Mapping[str, Any]:
-    return dict(vars(token))

@@ -20,7 +20,7 @@ from bagua.base.errors import ServiceError
 from bagua.base.retention import Keep
 from bagua.daemon.coordinator.rules.clock import ServiceClock
 from bagua.daemon.coordinator.rules.identity import Identity
-from bagua.daemon.coordinator.store.store import Store
+from bagua.daemon.coordinator.store.store import Transaction
 from bagua.daemon.coordinator.store.worker import Worker
 
 _MOST = 10_000  # rows that wait while the database can't be written
@@ -36,9 +36,8 @@ log = structlog.get_logger("coordinator.audit")
 class Audit:
     """Use from the event loop."""
 
-    def __init__(self, worker: Worker, store: Store, clock: ServiceClock, keep: Keep) -> None:
+    def __init__(self, worker: Worker, clock: ServiceClock, keep: Keep) -> None:
         self._worker = worker
-        self._store = store
         self._clock = clock
         self._keep = keep
         self._rows: deque[dict[str, Any]] = deque()
@@ -92,7 +91,7 @@ class Audit:
             while self._rows:
                 part = [self._rows.popleft() for _ in range(min(_AT_ONCE, len(self._rows)))]
                 try:
-                    await self._worker.write(self._write, part)
+                    await self._write(part)
                 except BaseException:
                     self._rows.extendleft(reversed(part))
                     self._wake.set()
@@ -104,23 +103,15 @@ class Audit:
     async def entries(self, limit: int, before_seq: int, who: str, target: str, refused: bool) -> Sequence[sa.Row[Any]]:
         """Lists entries that fit, the newest first, with all that was added until now."""
         await self.flush()
-        return await self._worker.read(self._read, limit, before_seq, who, target, refused)
+        return await self._worker.read(lambda tx: tx.audit(limit, before_seq, who, target, refused))
 
-    # ---- in a thread
+    async def _write(self, rows: list[dict[str, Any]]) -> None:
+        await self._worker.write(lambda tx: tx.add_audit(rows))
 
-    def _write(self, rows: list[dict[str, Any]]) -> None:
-        with self._store.transaction() as tx:
-            tx.add_audit(rows)
-
-    def _read(self, *chosen: Any) -> Sequence[sa.Row[Any]]:
-        with self._store.read() as tx:
-            return tx.audit(*chosen)
-
-    def _trim(self) -> int:
+    def _trim(self, tx: Transaction) -> int:
         age_s = self._keep.age_s
         before = self._clock.wall() - age_s if math.isfinite(age_s) else 0.0
-        with self._store.transaction() as tx:
-            return tx.trim_audit(before, self._keep.jobs, _AT_ONCE)
+        return tx.trim_audit(before, self._keep.jobs, _AT_ONCE)
 
 
 def _clean(text: str) -> str:

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import tempfile
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import IO, TYPE_CHECKING
 
 import sqlalchemy as sa
@@ -19,7 +20,7 @@ from bagua.base import code_archive
 from bagua.base.errors import InvalidRequestError, NotFoundError, ServiceError, TooMuchError
 from bagua.daemon.coordinator.rules.clock import ServiceClock
 from bagua.daemon.coordinator.rules.identity import EVERYWHERE
-from bagua.daemon.coordinator.store.store import Store
+from bagua.daemon.coordinator.store.store import Transaction
 from bagua.daemon.coordinator.store.worker import Worker
 from bagua.proto import common_pb2, job_pb2
 
@@ -41,11 +42,8 @@ log = structlog.get_logger("coordinator.code")
 class CodeArchives:
     """Use from the event loop; the database and files are used in threads."""
 
-    def __init__(
-        self, worker: Worker, store: Store, clock: ServiceClock, max_total_bytes: int = MAX_TOTAL_BYTES
-    ) -> None:
+    def __init__(self, worker: Worker, clock: ServiceClock, max_total_bytes: int = MAX_TOTAL_BYTES) -> None:
         self._worker = worker
-        self._store = store
         self._clock = clock
         self._max_total_bytes = max_total_bytes
         self._uploads = asyncio.Semaphore(_UPLOADS)
@@ -54,7 +52,7 @@ class CodeArchives:
         """True if the archive is here, sent by that namespace. It then stays for some minutes at least. Raises
         InvalidRequestError."""
         _check(archive)
-        return await self._worker.write(self._use, archive, namespace)
+        return await self._use(archive, namespace)
 
     async def need(self, archive: common_pb2.CodeArchive, namespace: str = EVERYWHERE) -> None:
         """A job that needs it is submitted. Raises InvalidRequestError if it is not here."""
@@ -71,14 +69,14 @@ class CodeArchives:
         archive = first.archive
         _check(archive)
         async with self._uploads:
-            if await self._worker.write(self._use, archive, namespace):
+            if await self._use(archive, namespace):
                 return
             with await asyncio.to_thread(_temporary_file) as file:
                 await _receive(first.data, messages, archive, file)
-                if await self._worker.write(self._use, archive, EVERYWHERE):  # another namespace has sent it before
-                    await self._worker.write(self._complete, archive.digest, namespace)
+                if await self._use(archive, EVERYWHERE):  # another namespace has sent it before
+                    await self._complete(archive.digest, namespace)
                     return
-                await self._worker.write(self._make_room, archive.bytes)
+                await self._worker.write(lambda tx: self._make_room(tx, archive.bytes))
                 await self._store_pieces(archive, file, namespace)
         log.info("code_stored", digest=archive.digest, bytes=archive.bytes, files=archive.files)
 
@@ -87,15 +85,25 @@ class CodeArchives:
         not completed is deleted later, as old ones are.
         """
         file.seek(0)
-        await self._worker.write(self._begin, archive)
+        now = self._clock.wall()
+        await self._worker.write(lambda tx: tx.begin_code(archive.digest, archive.bytes, now))
         for number in range(0, code_archive.pieces_of(archive.bytes), _PIECES_AT_ONCE):
             data = await asyncio.to_thread(file.read, _PIECES_AT_ONCE * code_archive.PIECE_BYTES)
-            await self._worker.write(self._add_pieces, archive.digest, number, data)
-        await self._worker.write(self._complete, archive.digest, namespace)
+            await self._worker.write(partial(_add_pieces, archive.digest, number, data))
+        await self._complete(archive.digest, namespace)
+
+    async def _use(self, archive: common_pb2.CodeArchive, namespace: str) -> bool:
+        now = self._clock.wall()
+        return await self._worker.write(lambda tx: tx.use_code(archive.digest, archive.bytes, now, namespace))
+
+    async def _complete(self, digest: str, namespace: str) -> None:
+        now = self._clock.wall()
+        await self._worker.write(lambda tx: tx.complete_code(digest, now, namespace))
 
     async def piece(self, job_id: str, number: int) -> bytes:
         """Returns one piece of the archive that a job needs. Raises NotFoundError."""
-        found = await self._worker.read(self._piece, job_id, number)
+        plausible = len(job_id) <= 64 and "\0" not in job_id
+        found = await self._worker.read(lambda tx: tx.code_piece(job_id, number)) if plausible else None
         if found is None:
             raise NotFoundError(f"Job {job_id[:64]} has no archive of code here, or none with piece {number}. [BG815]")
         return found
@@ -111,59 +119,32 @@ class CodeArchives:
 
     async def expire(self) -> Sequence[str]:
         """Gives up those that were not used for ``KEEP_S``; their digests."""
-        old = await self._worker.read(self._idle, KEEP_S)
+        before = self._clock.wall() - KEEP_S
+        old = [digest for digest, _ in await self._worker.read(lambda tx: tx.idle_code(before))]
         for digest in old:
-            await self._worker.write(self._forget, digest)
+            await self._worker.write(partial(Transaction.forget_code, digest=digest))
         return old
 
     # ---- in a thread
 
-    def _use(self, archive: common_pb2.CodeArchive, namespace: str) -> bool:
-        with self._store.transaction() as tx:
-            return tx.use_code(archive.digest, archive.bytes, self._clock.wall(), namespace)
-
-    def _make_room(self, size: int) -> None:
-        with self._store.transaction() as tx:
-            excess = tx.code_bytes() + size - self._max_total_bytes
-            for digest, freed in tx.idle_code(self._clock.wall() - SPARE_S):
-                if excess <= 0:
-                    break
-                tx.forget_code(digest)
-                excess -= freed
-            if excess > 0:
-                raise TooMuchError(
-                    f"The coordinator holds {self._max_total_bytes >> 20} MiB of code at most, and unfinished jobs "
-                    f"need what is there: {excess >> 10} KiB are missing. Wait for one of them to end, or cancel one. "
-                    "[BG814]"
-                )
-
-    def _begin(self, archive: common_pb2.CodeArchive) -> None:
-        with self._store.transaction() as tx:
-            tx.begin_code(archive.digest, archive.bytes, self._clock.wall())
-
-    def _add_pieces(self, digest: str, first: int, data: bytes) -> None:
-        size = code_archive.PIECE_BYTES
-        with self._store.transaction() as tx:
-            for number, begin in enumerate(range(0, len(data), size), first):
-                tx.add_code_piece(digest, number, data[begin : begin + size])
-
-    def _complete(self, digest: str, namespace: str) -> None:
-        with self._store.transaction() as tx:
-            tx.complete_code(digest, self._clock.wall(), namespace)
-
-    def _piece(self, job_id: str, number: int) -> bytes | None:
-        if len(job_id) > 64 or "\0" in job_id:
-            return None
-        with self._store.read() as tx:
-            return tx.code_piece(job_id, number)
-
-    def _idle(self, for_s: float) -> list[str]:
-        with self._store.read() as tx:
-            return [digest for digest, _ in tx.idle_code(self._clock.wall() - for_s)]
-
-    def _forget(self, digest: str) -> None:
-        with self._store.transaction() as tx:
+    def _make_room(self, tx: Transaction, size: int) -> None:
+        excess = tx.code_bytes() + size - self._max_total_bytes
+        for digest, freed in tx.idle_code(self._clock.wall() - SPARE_S):
+            if excess <= 0:
+                break
             tx.forget_code(digest)
+            excess -= freed
+        if excess > 0:
+            raise TooMuchError(
+                f"The coordinator holds {self._max_total_bytes >> 20} MiB of code at most, and unfinished jobs need "
+                f"what is there: {excess >> 10} KiB are missing. Wait for one of them to end, or cancel one. [BG814]"
+            )
+
+
+def _add_pieces(digest: str, first: int, data: bytes, tx: Transaction) -> None:
+    size = code_archive.PIECE_BYTES
+    for number, begin in enumerate(range(0, len(data), size), first):
+        tx.add_code_piece(digest, number, data[begin : begin + size])
 
 
 def _temporary_file() -> IO[bytes]:

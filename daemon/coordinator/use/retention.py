@@ -14,7 +14,7 @@ import structlog
 from bagua.base.errors import ServiceError
 from bagua.base.retention import Keep
 from bagua.daemon.coordinator.rules.clock import ServiceClock
-from bagua.daemon.coordinator.store.store import Store
+from bagua.daemon.coordinator.store.store import Transaction
 from bagua.daemon.coordinator.store.worker import Worker
 
 _AT_ONCE = 20  # jobs in one transaction
@@ -28,10 +28,9 @@ class Retention:
     """``on_deleted`` gets the ids of jobs that are gone."""
 
     def __init__(
-        self, worker: Worker, store: Store, clock: ServiceClock, keep: Keep, on_deleted: Callable[[list[str]], None]
+        self, worker: Worker, clock: ServiceClock, keep: Keep, on_deleted: Callable[[list[str]], None]
     ) -> None:
         self._worker = worker
-        self._store = store
         self._clock = clock
         self._keep = keep
         self._on_deleted = on_deleted
@@ -50,13 +49,12 @@ class Retention:
         """Deletes some; returns how many."""
         found = await self._worker.read(self._expired)
         if found:
-            await self._worker.write(self._store.apply, lambda tx: tx.delete_jobs(found))
+            await self._worker.write(lambda tx: tx.delete_jobs(found))
             self._on_deleted(found)
         return len(found)
 
-    def _expired(self) -> list[str]:
+    def _expired(self, tx: Transaction) -> list[str]:
         before = self._clock.wall() - self._keep.age_s if math.isfinite(self._keep.age_s) else 0.0
-        with self._store.read() as tx:
-            if math.isfinite(self._keep.size) and tx.ended_bytes() > self._keep.size:
-                return tx.expired(before, 0, _AT_ONCE)
-            return tx.expired(before, self._keep.jobs, _AT_ONCE)
+        if math.isfinite(self._keep.size) and tx.ended_bytes() > self._keep.size:
+            return tx.expired(before, 0, _AT_ONCE)
+        return tx.expired(before, self._keep.jobs, _AT_ONCE)

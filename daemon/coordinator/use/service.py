@@ -17,8 +17,8 @@ from bagua.daemon.coordinator.rules.clock import ServiceClock
 from bagua.daemon.coordinator.rules.domain import Event, JobRecord, JobSpec, JobState, JobSummary, NodeView
 from bagua.daemon.coordinator.rules.identity import CURRENT, DEFAULT_NAMESPACE, EVERYWHERE
 from bagua.daemon.coordinator.rules.joins import growth
-from bagua.daemon.coordinator.store.listing import Listing
-from bagua.daemon.coordinator.store.store import Store, Transaction
+from bagua.daemon.coordinator.store import listing
+from bagua.daemon.coordinator.store.store import Transaction
 from bagua.daemon.coordinator.store.worker import Worker
 
 MAX_EVENTS = 1_000  # in one answer
@@ -27,10 +27,8 @@ MAX_EVENTS = 1_000  # in one answer
 class Service:
     """Use from the event loop."""
 
-    def __init__(self, worker: Worker, store: Store, board: Board, intake: Intake, clock: ServiceClock) -> None:
+    def __init__(self, worker: Worker, board: Board, intake: Intake, clock: ServiceClock) -> None:
         self._worker = worker
-        self._store = store
-        self._listing = Listing(store)
         self._board = board
         self._intake = intake
         self._clock = clock
@@ -65,22 +63,22 @@ class Service:
         living = self._board.job(job_id)
         if living is not None:
             return Owned(living.namespace, living.submitted_by)
-        return await self._worker.read(self._owned, job_id) if _plausible(job_id) else None
+        return await self._worker.read(lambda tx: tx.owned(job_id)) if _plausible(job_id) else None
 
     async def job(self, job_id: str) -> JobRecord:
         living = self._board.job(job_id)
-        return self._board.shown(living) if living is not None else await self._worker.read(self._ended, job_id)
+        return self._board.shown(living) if living is not None else await self._ended(job_id)
 
     async def jobs(
         self, states: Sequence[JobState], limit: int, page_token: str, namespace: str = EVERYWHERE
     ) -> tuple[list[JobSummary], str]:
         """A page of the newest first, and the token of the next. Raises InvalidRequestError."""
-        found, token = await self._worker.read(self._listing.jobs, states, limit, page_token, namespace)
+        found, token = await self._worker.read(lambda tx: listing.jobs(tx, states, limit, page_token, namespace))
         return [self._current(summary) for summary in found], token
 
     async def find(self, prefix: str, namespace: str = EVERYWHERE) -> str:
         """The id of a job by its beginning. Raises NotFoundError, ConflictError."""
-        return await self._worker.read(self._listing.find, prefix, namespace)
+        return await self._worker.read(lambda tx: listing.find(tx, prefix, namespace))
 
     async def events(self, job_id: str, after_seq: int) -> list[Event]:
         """The next events of a job. Raises NotFoundError."""
@@ -91,11 +89,7 @@ class Service:
         living = self._board.job(job_id)
         # Before the wait: afterwards nodes may be taken, and a job that was placed would seem to wait for itself.
         shown = None if living is None else self._board.shown(living)
-        ended, events = await self._worker.read(self._with_events, job_id, after_seq, shown is not None)
-        if shown is not None:
-            return shown, events
-        assert ended is not None
-        return ended, events
+        return await self._worker.read(lambda tx: self._with_events(tx, shown, job_id, after_seq))
 
     async def cancel(self, job_id: str, reason: str) -> JobRecord:
         """Asks for the end of a job; one that ends or has ended stays as it is. Raises NotFoundError."""
@@ -103,7 +97,7 @@ class Service:
         try:
             return await self._intake.cancel(job_id, f"cancelled: {text}" if text else "cancelled")
         except NotFoundError:
-            return await self._worker.read(self._ended, job_id)
+            return await self._ended(job_id)
 
     async def request(self, job_id: str, wish: Callable[[JobRecord], Wished]) -> JobRecord:
         """Changes a job as somebody wants. Returns it once that is written. Raises what ``wish`` raises, and
@@ -112,7 +106,7 @@ class Service:
         try:
             return await self._intake.request(job_id, wish)
         except NotFoundError:
-            ended = await self._worker.read(self._ended, job_id)
+            ended = await self._ended(job_id)
             raise ConflictError(f"Job {job_id} has ended: it is {ended.state.name.lower()}. [BG813]") from None
 
     async def drain(self, node_id: str, draining: bool, this_run: bool = False) -> tuple[NodeView, list[str]]:
@@ -132,14 +126,9 @@ class Service:
         """Says why nobody joins a job that could have more, in words."""
         return growth(job, self._board.views, self._clock.now())
 
-    async def job_counts(self) -> dict[JobState, int]:
-        """Counts jobs by state."""
-        return await self._worker.read(self.count_jobs)
-
     def count_jobs(self) -> dict[JobState, int]:
-        """The same for a caller in another thread."""
-        with self._store.read() as tx:
-            return tx.job_counts()
+        """Counts jobs by state, for a caller in another thread."""
+        return self._worker.store.look(lambda tx: tx.job_counts())
 
     def ended(self, job_id: str) -> bool:
         """True if nothing of the job starts any more."""
@@ -177,23 +166,18 @@ class Service:
             return summary
         return replace(summary, reason=self._board.shown(job).reason)
 
+    async def _ended(self, job_id: str) -> JobRecord:
+        return (await self._worker.read(lambda tx: self._with_events(tx, None, job_id, 0)))[0]
+
     # ---- in a thread
 
-    def _owned(self, job_id: str) -> Owned | None:
-        with self._store.read() as tx:
-            return tx.owned(job_id)
-
-    def _ended(self, job_id: str) -> JobRecord:
-        found, _ = self._with_events(job_id, 0, False)
-        assert found is not None
-        return found
-
-    def _with_events(self, job_id: str, after_seq: int, living: bool) -> tuple[JobRecord | None, list[Event]]:
-        with self._store.read() as tx:
-            job = self._of_store(tx, job_id) if _plausible(job_id) and not living else None
-            if job is None and not living:
-                raise unknown_job(job_id)
-            return job, tx.events(job_id, after_seq, MAX_EVENTS)
+    def _with_events(
+        self, tx: Transaction, living: JobRecord | None, job_id: str, after_seq: int
+    ) -> tuple[JobRecord, list[Event]]:
+        job = living or (self._of_store(tx, job_id) if _plausible(job_id) else None)
+        if job is None:
+            raise unknown_job(job_id)
+        return job, tx.events(job_id, after_seq, MAX_EVENTS)
 
     def _of_store(self, tx: Transaction, job_id: str) -> JobRecord | None:
         """Reads a job, but keeps in memory the one that ended last: people look at it most often, and 8,000 ranks take

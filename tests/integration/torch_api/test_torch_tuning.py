@@ -39,8 +39,8 @@ TUNE = {"bucket_kib": [1, 2, 4], "chunk_kib": [1, 64, 512]}
 @contextmanager
 def coordinator(folder: Path) -> Iterator[Any]:
     """The part of one that answers questions of tuning, with its database."""
-    worker, store = Worker(), Store(open_engine(sqlite_url(folder / "tuning.db")))
-    tuning, loop = Tuning(worker, store, ServiceClock(1.0)), asyncio.new_event_loop()
+    worker = Worker(Store(open_engine(sqlite_url(folder / "tuning.db"))))
+    tuning, loop = Tuning(worker, ServiceClock(1.0)), asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
@@ -50,7 +50,7 @@ def coordinator(folder: Path) -> Iterator[Any]:
         thread.join()
         loop.close()
         worker.close()
-        store.close()
+        worker.store.close()
 
 
 def train(steps: int, **options: Any) -> dict[str, Any]:

@@ -57,13 +57,13 @@ class Desk:
         options: Options | None = None,
         time: Time | None = None,
         shared: bool = False,
-        worker: Worker | None = None,
+        make_worker: Callable[[Store], Worker] = Worker,
     ) -> None:
         self.time = time or Time()
         self.options = options or Options(lease_s=10, settle_s=1)
         self.clock = ServiceClock(1e6, lambda: self.time.monotonic, lambda: self.time.wall)
         self.store = Store(engine, shared)
-        self.worker = worker or Worker()
+        self.worker = make_worker(self.store)
         self.board = Board()
         self.sessions = Sessions(lambda: None)
         self.watchers = Watchers()
@@ -73,7 +73,6 @@ class Desk:
         self.reconciler = Reconciler(
             self.intake,
             self.worker,
-            self.store,
             owner,
             self.options,
             self.clock,
@@ -83,7 +82,7 @@ class Desk:
             self.counters,
             node_leases=NodeLeases(shared, self.options.outage_s, lambda: self.time.monotonic),
         )
-        self.service = Service(self.worker, self.store, self.board, self.intake, self.clock)
+        self.service = Service(self.worker, self.board, self.intake, self.clock)
 
     async def connect(
         self, name: str, slots: int = 2, boot_id: str = "boot", jobs: tuple[LocalJob, ...] = ()

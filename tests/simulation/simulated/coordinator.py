@@ -46,7 +46,7 @@ class Life:
     def __init__(self, store: Any, trouble: Trouble, on_cancel: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
         self.store = store
-        self.worker = VirtualWorker(trouble, on_cancel)
+        self.worker = VirtualWorker(store, trouble, on_cancel)
         self.board = self.make_board()
         self.sessions = Sessions(lambda: None)
         self.watchers = Watchers()
@@ -55,7 +55,6 @@ class Life:
         parts: tuple[Any, ...] = (
             self.intake,
             self.worker,
-            store,
             OWNER,
             OPTIONS,
             self.clock,
@@ -65,8 +64,8 @@ class Life:
         counters = Counters()
         publisher = Publisher(self.board, self.sessions, self.watchers, self.intake, counters, lambda: None)
         self.reconciler = Reconciler(*parts, publisher, counters)
-        tuning = Tuning(self.worker, store, self.clock)  # type: ignore[arg-type]
-        code = CodeArchives(self.worker, store, self.clock)  # type: ignore[arg-type]
+        tuning = Tuning(self.worker, self.clock)  # type: ignore[arg-type]
+        code = CodeArchives(self.worker, self.clock)  # type: ignore[arg-type]
         self.servicer = self.make_servicer(
             self.intake, self.sessions, self.watchers, self.clock, WELCOME, tuning, code, HeldSecrets()
         )

@@ -46,7 +46,8 @@ class VirtualWorker:
     """``Worker``, for one coordinator. One question after the other; each is answered also if nobody waits any more.
     ``on_cancel`` cuts somebody off who waits."""
 
-    def __init__(self, trouble: Trouble, on_cancel: Callable[[], None]) -> None:
+    def __init__(self, store: Any, trouble: Trouble, on_cancel: Callable[[], None]) -> None:
+        self.store = store
         self._trouble = trouble
         self._on_cancel = on_cancel
         self._loop = asyncio.get_running_loop()
@@ -54,16 +55,24 @@ class VirtualWorker:
         self.waiting = 0
         self.killed = False
 
-    async def write(self, function: Callable[..., Any], *args: Any) -> Any:
+    async def write(self, work: Callable[[Any], Any]) -> Any:
+        """The result of ``work``, or OperationalError."""
+        return await self.write_with(lambda store: store.apply(work))
+
+    async def read(self, work: Callable[[Any], Any]) -> Any:
+        """The same, without a lock."""
+        return await self.write_with(lambda store: store.look(work))
+
+    async def write_with(self, function: Callable[[Any], Any]) -> Any:
         """The result of ``function``, or OperationalError."""
         trouble = self._trouble.draw(self._loop.time())
         future = self._loop.create_future()
         if not trouble and self._free_at <= self._loop.time():
-            self._loop.call_soon(self._answer, future, trouble, function, args)
+            self._loop.call_soon(self._answer, future, trouble, function)
         else:
             delay = self._trouble.seconds() if trouble in ("slow", "cancel") else 0.0
             self._free_at = max(self._free_at, self._loop.time()) + delay
-            self._loop.call_at(self._free_at, self._answer, future, trouble, function, args)
+            self._loop.call_at(self._free_at, self._answer, future, trouble, function)
         if trouble == "cancel":
             self._loop.call_later(self._trouble.seconds() / 4, self._on_cancel)
         self.waiting += 1
@@ -72,9 +81,7 @@ class VirtualWorker:
         finally:
             self.waiting -= 1
 
-    read = write
-
-    def _answer(self, future: asyncio.Future[Any], trouble: str, function: Callable[..., Any], args: Any) -> None:
+    def _answer(self, future: asyncio.Future[Any], trouble: str, function: Callable[[Any], Any]) -> None:
         error: Exception | None = None
         result = None
         if self.killed:  # nobody is there to do it
@@ -83,7 +90,7 @@ class VirtualWorker:
             error = _locked()
         else:
             try:
-                result = function(*args)
+                result = function(self.store)
             except Exception as raised:
                 error = raised
             if trouble == "lose":

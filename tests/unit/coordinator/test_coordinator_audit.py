@@ -17,17 +17,17 @@ async def written_by_two() -> list[str]:
     written: list[str] = []
     tries = 0
 
-    async def write(_: Any, rows: list[dict[str, Any]]) -> None:
+    async def write(work: Any) -> None:
         nonlocal tries
         tries += 1
         await asyncio.sleep(0)
         if tries == 1:
             raise UnavailableError("not now")
-        written.extend(row["target"] for row in rows)
+        work(SimpleNamespace(add_audit=lambda rows: written.extend(row["target"] for row in rows)))
 
     worker: Any = SimpleNamespace(write=write)
     clock: Any = SimpleNamespace(wall=lambda: 1.0)
-    audit = Audit(worker, SimpleNamespace(), clock, Keep())  # type: ignore[arg-type]
+    audit = Audit(worker, clock, Keep())
     for target in "abc":
         audit.add(ADMINISTRATOR, "/bagua.v1.JobService/GetJob", target, "OK", "", "")
     first, second = await asyncio.gather(audit.flush(), audit.flush(), return_exceptions=True)

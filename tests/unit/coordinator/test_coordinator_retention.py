@@ -35,7 +35,7 @@ async def test_old_jobs_go_in_small_steps_and_living_ones_stay(tmp_path: Path, k
                 tx.create_job(old, None, "me")
                 ended = replace(old, state=JobState.FAILED, finished_at=now - (number + 0.5) * DAY_S)
                 tx.save([Change(tx.stored([old.job_id])[0], ended, (), "me")])
-        retention = Retention(desk.worker, desk.store, desk.clock, keep, desk.publisher.forget)
+        retention = Retention(desk.worker, desk.clock, keep, desk.publisher.forget)
         steps = []
         while found := await retention.step():
             steps.append(found)

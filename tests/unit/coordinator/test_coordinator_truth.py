@@ -21,6 +21,7 @@ from bagua.daemon.coordinator.rules.domain import JobSpec, JobState, LocalJob, L
 from bagua.daemon.coordinator.rules.options import Options
 from bagua.daemon.coordinator.rules.translate import checked_spec
 from bagua.daemon.coordinator.store.database import open_engine, sqlite_url
+from bagua.daemon.coordinator.store.store import Store
 from bagua.daemon.coordinator.store.worker import Worker
 from bagua.daemon.coordinator.streams.sessions import NodeSession
 from bagua.proto import common_pb2, node_pb2
@@ -419,21 +420,21 @@ async def rows_of_one_job(desk: Desk, session: NodeSession) -> int:
 class LateReader(Worker):
     """Events of a job are read, and told when ``go`` is set."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
         self.have_read, self.go = asyncio.Event(), asyncio.Event()
 
-    async def read(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        found = await super().read(function, *args, **kwargs)
-        if function.__name__ == "_with_events":
-            self.have_read.set()
-            await self.go.wait()
+    async def read(self, work: Any) -> Any:
+        found = await super().read(work)
+        self.have_read.set()
+        await self.go.wait()
         return found
 
 
 async def test_a_job_that_is_placed_while_it_is_read_does_not_seem_to_wait_for_itself(path: Path):
-    worker = LateReader()
-    async with at_work(desk_on(path, worker=worker)) as desk:
+    async with at_work(desk_on(path, make_worker=LateReader)) as desk:
+        worker = desk.worker
+        assert isinstance(worker, LateReader)
         job_id = (await desk.service.submit(spec(), "")).job_id
         asked = asyncio.create_task(desk.service.job_and_events(job_id, 0))
         await worker.have_read.wait()
