@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bagua.bench.plots import new_figure, save_figure
-from bagua.timeline.chrome import step_of
+from bagua.timeline.chrome import lanes, step_in_the_middle, step_of
 
 # By phase; others are not drawn.
 COLOURS = {
@@ -30,13 +30,15 @@ Event = dict[str, Any]
 Lane = tuple[str, list[Event]]
 
 
-def plot_step(document: dict[str, Any], path: Path, number: int | None = None) -> None:
-    """Draws that step, or the one in the middle. Raises ValueError if there is none, ConfigError for the file."""
-    steps = sorted({event["args"]["step"] for event in document["traceEvents"] if event.get("cat") == "step"})
-    if not steps:
+def plot_step(document: dict[str, Any], path: Path) -> None:
+    """Draws the step in the middle. Raises ValueError if there is none, ConfigError for the file."""
+    number = step_in_the_middle(document)
+    if number is None:
         raise ValueError("No step was recorded: there is nothing to draw.")
-    number = steps[len(steps) // 2] if number is None else number
-    found = lanes(step_of(document, number))
+    found = []
+    for process, thread, spans in lanes(step_of(document, number)):
+        if events := [event for event in spans if event["cat"] in COLOURS]:
+            found.append((f"{process}: {thread}", events))
     figure, (axes,) = new_figure(1)
     figure.set_size_inches(11, 1.2 + 0.2 * len(found))
     begin, end = _extent(document, number)
@@ -65,19 +67,3 @@ def _legend(axes: Any, found: Sequence[Lane]) -> None:
     drawn = {event["cat"] for _, events in found for event in events}
     patches = [Patch(color=colour, label=phase) for phase, colour in COLOURS.items() if phase in drawn]
     axes.legend(handles=patches, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
-
-
-def lanes(document: dict[str, Any]) -> list[Lane]:
-    """Rows of the picture, in the order of the document: threads with something to draw."""
-    processes = {e["pid"]: e["args"]["name"] for e in document["traceEvents"] if e["name"] == "process_name"}
-    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in document["traceEvents"] if e["name"] == "thread_name"}
-    found = []
-    for (pid, tid), name in threads.items():
-        events = [
-            event
-            for event in document["traceEvents"]
-            if event["ph"] == "X" and (event["pid"], event["tid"]) == (pid, tid) and event["cat"] in COLOURS
-        ]
-        if events:
-            found.append((f"{processes[pid]}: {name}", events))
-    return found

@@ -91,6 +91,25 @@ def step_of(document: dict[str, Any], number: int) -> dict[str, Any]:
     return {**document, "traceEvents": kept}
 
 
+def lanes(document: dict[str, Any]) -> list[tuple[str, str, list[Event]]]:
+    """(process, thread, its spans) of the document, for each thread that has spans."""
+    names = {(e["name"], e["pid"], e["tid"]): e["args"].get("name", "") for e in document["traceEvents"]}
+    found: dict[tuple[int, int], list[Event]] = {}
+    for event in document["traceEvents"]:
+        if event["ph"] == "X":
+            found.setdefault((event["pid"], event["tid"]), []).append(event)
+    return [
+        (names.get(("process_name", pid, 0), ""), names.get(("thread_name", pid, tid), ""), spans)
+        for (pid, tid), spans in sorted(found.items())
+    ]
+
+
+def step_in_the_middle(document: dict[str, Any]) -> int | None:
+    """Number of the step to look at; None: no step was recorded."""
+    steps = sorted({event["args"]["step"] for event in document["traceEvents"] if event.get("cat") == "step"})
+    return steps[len(steps) // 2] if steps else None
+
+
 def _meta(what: str, pid: int, tid: int, **args: Any) -> Event:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args}
 
