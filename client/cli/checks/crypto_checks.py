@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 
+from bagua.cli.checks import machine
 from bagua.cli.checks.crypto_probe import Probe, processor_flags
 from bagua.cli.checks.machine import FAIL, OK, WARN, Finding
 
@@ -44,11 +42,4 @@ def judge(found: Probe, flags: set[str]) -> Finding:
 
 def ask() -> Probe:
     """Runs the probe in a process of its own. Raises nothing."""
-    try:
-        command = [sys.executable, "-P", *PROBE]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_DEADLINE_S)
-        return Probe(**json.loads(done.stdout))
-    except subprocess.TimeoutExpired:
-        return Probe(problem=f"the library did not answer within {PROBE_DEADLINE_S:.0f} s")
-    except (OSError, ValueError, TypeError):
-        return Probe(problem="opening the library ended the process that did it")
+    return machine.ask(PROBE, Probe, PROBE_DEADLINE_S, "the library", "opening the library")

@@ -1,16 +1,11 @@
-"""``bagua doctor`` on GPUs: one line where there is none; else driver, compiler, NCCL and the built parts.
-
-Drivers and NCCL are asked in a process of their own: opening them takes memory, and may hang or crash.
-"""
+"""``bagua doctor`` on GPUs: one line where there is none; else driver, compiler, NCCL and the built parts."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from importlib import metadata
 
+from bagua.cli.checks import machine
 from bagua.cli.checks.machine import OK, WARN, Finding
 from bagua.csrc import BuildError, build, build_cuda, build_plugin
 
@@ -80,14 +75,8 @@ def _nccl_libraries() -> list[str]:
 
 def probe() -> Probe:
     """Asks driver and NCCL. Raises nothing."""
-    command = [sys.executable, "-P", "-c", _PROBE, *_nccl_libraries()]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_DEADLINE_S)
-        return Probe(**json.loads(done.stdout))
-    except subprocess.TimeoutExpired:
-        return Probe(problem=f"the driver did not answer within {PROBE_DEADLINE_S:.0f} s")
-    except (OSError, ValueError, TypeError):
-        return Probe(problem="asking the driver ended the process that did it")
+    arguments = ["-c", _PROBE, *_nccl_libraries()]
+    return machine.ask(arguments, Probe, PROBE_DEADLINE_S, "the driver", "asking the driver")
 
 
 def findings() -> list[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import fcntl
+import json
 import os
 import resource
 import shutil
@@ -13,10 +14,11 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TypeVar
 
 from bagua.base import paths, torch_versions
 from bagua.base.errors import BaguaError
@@ -27,6 +29,8 @@ DEFAULT_PORT = 7670
 OLDEST_PYTHON = (3, 11)
 GIB = 1 << 30
 COMMAND_DEADLINE_S = 60.0
+T = TypeVar("T")
+
 EXAMPLES = 'pip install "bagua[examples]"'
 
 
@@ -49,6 +53,19 @@ def _output(*command: str) -> tuple[int, str]:
     except (OSError, subprocess.TimeoutExpired) as error:
         return 127, str(error)
     return done.returncode, done.stdout
+
+
+def ask(arguments: Sequence[str], kind: Callable[..., T], deadline_s: float, whose: str, doing: str) -> T:
+    """What a Python process of its own prints as JSON, as a ``kind``: opening a foreign library takes memory, and may
+    hang or crash. Where it does, ``problem`` of the ``kind`` says so. Raises nothing."""
+    try:
+        command = [sys.executable, "-P", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s)
+        return kind(**json.loads(done.stdout))
+    except subprocess.TimeoutExpired:
+        return kind(problem=f"{whose} did not answer within {deadline_s:.0f} s")
+    except (OSError, ValueError, TypeError):
+        return kind(problem=f"{doing} ended the process that did it")
 
 
 def _installed(*names: str) -> tuple[str, str] | None:
