@@ -34,13 +34,9 @@ def advise(
     *,
     script: Annotated[
         str,
-        typer.Argument(
-            help="Python script; a module with -m. It runs with its arguments for some steps.", show_default=False
-        ),
+        typer.Argument(help="Python script; a module with -m. It runs with its arguments for some steps."),
     ] = "",
-    args: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGS]...", help="Passed to the script.", show_default=False)
-    ] = None,
+    args: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Passed to the script.")] = None,
     profile: Annotated[
         Path | None,
         typer.Option("--profile", metavar="FILE.json", help="A profile that --save wrote, instead of a script."),
@@ -52,7 +48,6 @@ def advise(
             metavar="RATE[,DELAY]",
             help="Between hosts, for example 1gbit, or 100mbit,5ms (one way). Default: as in the profile, if it was "
             "recorded on several hosts.",
-            show_default=False,
         ),
     ] = "",
     nodes: Annotated[int, typer.Option("--nodes", "--nnodes", min=1, max=MAX_NODES, help="Hosts.")] = 2,
@@ -63,7 +58,6 @@ def advise(
             min=1,
             max=MAX_RANKS,
             help="Ranks on every host. Default: 1; with --profile as it was recorded.",
-            show_default=False,
         ),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, max=100_000, help="Training steps to record.")] = DEFAULT_STEPS,
@@ -73,21 +67,16 @@ def advise(
             "--algorithm",
             metavar="NAME[:KEY=VALUE,...]",
             help="Predict this one; may be repeated. Default: all of the library, with all codecs.",
-            show_default=False,
         ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Show every codec of every algorithm.")] = False,
     module: Annotated[bool, option("module")] = False,
     env: Annotated[list[str] | None, option("env")] = None,
     workdir: Annotated[Path | None, option("workdir")] = None,
-    save: Annotated[
-        Path | None, typer.Option("--save", metavar="FILE.json", help="Keep the recorded profile.", show_default=False)
-    ] = None,
+    save: Annotated[Path | None, typer.Option("--save", metavar="FILE.json", help="Keep the recorded profile.")] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            "--plot", metavar="FILE.png", help="Draw the trade-off (pip install bagua\\[bench]).", show_default=False
-        ),
+        typer.Option("--plot", metavar="FILE.png", help="Draw the trade-off (pip install bagua\\[bench])."),
     ] = None,
     output: Output,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the result and errors.")] = False,

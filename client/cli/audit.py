@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def audit(
     *,
     limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 50,
-    who: Annotated[str, typer.Option(help="Calls of this account alone.", show_default=False)] = "",
-    target: Annotated[str, typer.Option(help="Calls about this job, node or token alone.", show_default=False)] = "",
+    who: Annotated[str, typer.Option(help="Calls of this account alone.")] = "",
+    target: Annotated[str, typer.Option(help="Calls about this job, node or token alone.")] = "",
     refused: Annotated[bool, typer.Option("--refused", help="Calls alone that were refused or failed.")] = False,
     output: Output,
     client: Client,

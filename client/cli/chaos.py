@@ -24,7 +24,7 @@ def chaos(
     minutes: float = typer.Option(1.0, "--minutes", min=0.01, help="For how long."),
     seed: int = typer.Option(0, "--seed", help="Seed of the faults: the same seed, the same faults."),
     faults: int = typer.Option(0, "--faults", min=0, help="End after so many. 0: when the time is over."),
-    kinds: str = typer.Option("", "--kinds", help="With commas. Default: all.", show_default=False),
+    kinds: str = typer.Option("", "--kinds", help="With commas. Default: all."),
     nnodes: int = typer.Option(3, "--nnodes", min=1, max=16, help="Node daemons."),
     nproc_per_node: Annotated[int, option("nproc_per_node")] = 2,
     workers: int = typer.Option(0, "--workers", min=0, help="Processes that load samples, for each rank."),
@@ -32,7 +32,7 @@ def chaos(
         bool, typer.Option("--postgresql", help="Two coordinators over a PostgreSQL of its own, for more faults.")
     ] = False,
     output: Output,
-    log_dir: Path | None = typer.Option(None, help="Copy all logs and diaries there.", show_default=False),
+    log_dir: Path | None = typer.Option(None, help="Copy all logs and diaries there."),
     list_kinds: Annotated[bool, typer.Option("--list", help="Say which faults there are, and end.")] = False,
 ) -> None:
     """Kills, stops and cuts what an elastic job needs, and checks that it goes on.

@@ -219,7 +219,6 @@ ConfigOption = Annotated[
         is_eager=True,
         callback=_read,
         help="Options from a TOML file; the command line wins over it. --print-config writes one.",
-        show_default=False,
     ),
 ]
 PrintConfigOption = Annotated[

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @command(no_args_is_help=True)
 def convert(
-    scripts: list[Path] = typer.Argument(help="Files of one program, such as train.py.", show_default=False),
+    scripts: list[Path] = typer.Argument(help="Files of one program, such as train.py."),
     write: bool = typer.Option(False, "--write", help="Write the changes into the files."),
 ) -> None:
     """Shows how a script for torch's DistributedDataParallel changes for Bagua, as a diff, and what it leaves.

@@ -32,7 +32,7 @@ def dashboard(
     ] = DEFAULT_LISTEN,
     host: Annotated[
         list[str] | None,
-        typer.Option(help="Another name by which browsers call this machine; may be repeated.", show_default=False),
+        typer.Option(help="Another name by which browsers call this machine; may be repeated."),
     ] = None,
     client_certificates: Annotated[
         bool, typer.Option("--client-certificates", help="With --tls: browsers must show a certificate, too.")

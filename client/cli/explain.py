@@ -21,7 +21,6 @@ def explain_code(
     code: list[str] | None = typer.Argument(
         None,
         help="Codes such as BG101 or 101, or a whole error text. Without: a list of all codes.",
-        show_default=False,
     ),
     output: Output,
 ) -> None:

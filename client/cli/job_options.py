@@ -42,7 +42,7 @@ def option(name: str) -> Any:
         max=one.most,
         parser=_parser(one.parse) if one.parse else None,
         help=one.words,
-        show_default=_default(one) not in (None, "") and "Default:" not in one.words,
+        show_default="Default:" not in one.words,
     )
 
 

@@ -46,18 +46,15 @@ CoordinatorOption = Annotated[
         envvar="BAGUA_COORDINATOR",
         metavar="HOST:PORT",
         help="Default: the coordinator of this state folder, else 127.0.0.1:7670.",
-        show_default=False,
     ),
 ]
 TokenFileOption = Annotated[
     Path | None,
-    typer.Option(
-        "--token-file", envvar="BAGUA_TOKEN_FILE", help="Default: token in the state folder.", show_default=False
-    ),
+    typer.Option("--token-file", envvar="BAGUA_TOKEN_FILE", help="Default: token in the state folder."),
 ]
 TlsOption = Annotated[
     Path | None,
-    typer.Option("--tls", envvar="BAGUA_TLS", metavar="DIR", help="Folder made by `bagua certs`.", show_default=False),
+    typer.Option("--tls", envvar="BAGUA_TLS", metavar="DIR", help="Folder made by `bagua certs`."),
 ]
 
 
@@ -70,19 +67,15 @@ SecretOption = Annotated[
         metavar="K=FILE",
         help="A variable whose value is read from FILE here (mode 0600). The coordinator keeps it in memory alone: if "
         "it is started again before the ranks are, the job fails. May be repeated.",
-        show_default=False,
     ),
 ]
-NamespaceOption = Annotated[
-    str, typer.Option("--namespace", help="Where the job goes. Default: your account's.", show_default=False)
-]
+NamespaceOption = Annotated[str, typer.Option("--namespace", help="Where the job goes. Default: your account's.")]
 AsUserOption = Annotated[
     str,
     typer.Option(
         "--as-user",
         help="Unix user of the ranks, on nodes whose daemon has --run-as submitter. Default: your account's; another "
         "one is for administrators.",
-        show_default=False,
     ),
 ]
 HostsOption = Annotated[
@@ -92,7 +85,6 @@ HostsOption = Annotated[
         metavar="HOST,USER@HOST:PORT",
         help="Run on these hosts: a node daemon on each, started by ssh. They have this Python environment and the "
         "folder at the same paths.",
-        show_default=False,
     ),
 ]
 SshOption = Annotated[
@@ -101,7 +93,6 @@ SshOption = Annotated[
         "--ssh",
         metavar="COMMAND",
         help='With --hosts: the ssh client, such as "ssh -F my.config". Default: BAGUA_SSH, else ssh.',
-        show_default=False,
     ),
 ]
 AddressOption = Annotated[
@@ -110,7 +101,6 @@ AddressOption = Annotated[
         "--address",
         metavar="ADDRESS",
         help="With several hosts: by which address of this machine the others reach it. Default: found out.",
-        show_default=False,
     ),
 ]
 RequeueOption = Annotated[
@@ -127,7 +117,6 @@ OnlyRankOption = Annotated[
         max=MAX_RANK,
         metavar="R",
         help="Show the output of this rank alone; may be repeated. Logs have all of them.",
-        show_default=False,
     ),
 ]
 PrefixOption = Annotated[
@@ -135,7 +124,6 @@ PrefixOption = Annotated[
     typer.Option(
         "--prefix/--no-prefix",
         help="Begin each line of output with its rank, as in \\[rank 3]. Default: where there are several ranks.",
-        show_default=False,
     ),
 ]
 WorkingDirOption = Annotated[
@@ -145,13 +133,10 @@ WorkingDirOption = Annotated[
         metavar="DIR",
         help="Ship the files of this folder to the nodes: ranks run in a copy of it. SCRIPT is a path in it. What git "
         "ignores stays here, and those that DIR/.baguaignore names.",
-        show_default=False,
     ),
 ]
 ScriptArgument = Annotated[str, typer.Argument(metavar="SCRIPT", help="The script that every rank runs.")]
-ArgsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="ARGS", help="Passed on to the script untouched.", show_default=False)
-]
+ArgsArgument = Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Passed on to the script untouched.")]
 # Settings of commands whose last argument is a script with options of its own.
 TAKES_SCRIPT: dict[str, Any] = {"context_settings": {"allow_interspersed_args": False}, "no_args_is_help": True}
 JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id, or the beginning of it.")]

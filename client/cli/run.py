@@ -320,7 +320,7 @@ def run(
     max_restarts: int = typer.Option(
         0, min=0, max=1000, metavar="N", help="A job that fails is started again, so many times, all ranks together."
     ),
-    log_dir: Path | None = typer.Option(None, help="Copy the ranks' logs there.", show_default=False),
+    log_dir: Path | None = typer.Option(None, help="Copy the ranks' logs there."),
     keep_state: bool = typer.Option(False, "--keep-state", help="Keep logs and database of a run that failed."),
     output: Output,
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Only the ranks' output and errors."),

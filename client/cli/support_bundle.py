@@ -39,17 +39,11 @@ MOST_SCRAPED = 4 << 20
 
 @command()
 def support_bundle(
-    file: Path | None = typer.Option(
-        None, "--file", "-o", help="Where to; bagua-support-TIME.tar.gz.", show_default=False
-    ),
+    file: Path | None = typer.Option(None, "--file", "-o", help="Where to; bagua-support-TIME.tar.gz."),
     jobs: int = typer.Option(5, min=0, max=100, help="Number of the newest jobs, with events and ends of logs."),
-    job: list[str] | None = typer.Option(None, help="This job as well; may be repeated.", show_default=False),
-    log: list[Path] | None = typer.Option(
-        None, help="A log of a service: its end is taken; may be repeated.", show_default=False
-    ),
-    metrics: list[str] | None = typer.Option(
-        None, help="http://HOST:PORT/metrics of a service; may be repeated.", show_default=False
-    ),
+    job: list[str] | None = typer.Option(None, help="This job as well; may be repeated."),
+    log: list[Path] | None = typer.Option(None, help="A log of a service: its end is taken; may be repeated."),
+    metrics: list[str] | None = typer.Option(None, help="http://HOST:PORT/metrics of a service; may be repeated."),
     doctor: bool = typer.Option(True, help="Run the checks of `bagua doctor`."),
     max_mib: int = typer.Option(20, min=1, max=1024, help="Size of all contents together, before compression."),
     coordinator: CoordinatorOption = None,

@@ -15,9 +15,7 @@ from bagua.cli.options import CoordinatorOption, TlsOption, TokenFileOption
 
 @command()
 def top(
-    job_id: Annotated[
-        str | None, typer.Argument(metavar="ID", help="Begins with this job.", show_default=False)
-    ] = None,
+    job_id: Annotated[str | None, typer.Argument(metavar="ID", help="Begins with this job.")] = None,
     coordinator: CoordinatorOption = None,
     token_file: TokenFileOption = None,
     tls: TlsOption = None,

@@ -34,12 +34,9 @@ def accuracy(
         "--only",
         metavar="NAME,NAME",
         help=f"Some of: {', '.join(NAMES)}. Default: all. {runs.BASELINE} is always there.",
-        show_default=False,
     ),
     tasks: str = typer.Option("digits,charlm", help="digits, charlm, or both with commas."),
-    seeds: int | None = typer.Option(
-        None, "--seeds", min=1, max=100, help="Default: digits 3, charlm 1.", show_default=False
-    ),
+    seeds: int | None = typer.Option(None, "--seeds", min=1, max=100, help="Default: digits 3, charlm 1."),
     share: float = typer.Option(1.0, min=0.01, max=10.0, help="Share of the steps: less for a quick look."),
     validation: bool = typer.Option(
         False,

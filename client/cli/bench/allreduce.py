@@ -23,9 +23,7 @@ GLOO = "gloo"
 def allreduce(
     *,
     sizes: str = typer.Option("4K,64K,1M,16M,64M", help="Bytes of the vector, with commas."),
-    nnodes: int | None = typer.Option(
-        None, "--nnodes", min=1, max=64, help="Node daemons. Default: 1.", show_default=False
-    ),
+    nnodes: int | None = typer.Option(None, "--nnodes", min=1, max=64, help="Node daemons. Default: 1."),
     nproc_per_node: Annotated[int, option("nproc_per_node")] = 2,
     dtype: str = typer.Option("float32", help=f"One of {', '.join(DTYPES)}."),
     codec: str = typer.Option(

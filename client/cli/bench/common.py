@@ -26,7 +26,6 @@ EmulateOption = Annotated[
         metavar="RATE[,DELAY]",
         help="Two hosts (or --nnodes) as network namespaces with such a wire between them, for example 1gbit, "
         "100mbit,5ms (one way) or none; may be repeated. Needs root.",
-        show_default=False,
     ),
 ]
 PlotOption = Annotated[

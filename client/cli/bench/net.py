@@ -36,7 +36,7 @@ def bench_net(
     *,
     sizes: str = typer.Option("1K,4K,16K,64K,256K,1M,4M,16M,64M", help="Bytes of a message, with commas."),
     systems: str = typer.Option(
-        "", help=f"With commas: {', '.join(SYSTEMS)}. Default: all; iperf3 if it is installed.", show_default=False
+        "", help=f"With commas: {', '.join(SYSTEMS)}. Default: all; iperf3 if it is installed."
     ),
     streams: int = typer.Option(4, min=2, max=64, help="Sockets of the program with several, and of iperf3."),
     seconds: common.SecondsOption = 3.0,

@@ -17,7 +17,7 @@ from bagua.cli.options import CoordinatorOption, TlsOption, TokenFileOption
 def network(
     *,
     nnodes: int | None = typer.Option(
-        None, "--nnodes", min=2, max=256, help="Node daemons. Default: 2; of a cluster: all.", show_default=False
+        None, "--nnodes", min=2, max=256, help="Node daemons. Default: 2; of a cluster: all."
     ),
     size: str = typer.Option("16M", help="Bytes of one message that measures bandwidth."),
     seconds: common.SecondsOption = 1.0,

@@ -32,14 +32,11 @@ def train(
         "",
         help="With commas: NAME, NAME:key=value,..., or gradient_allreduce:CODEC. Default: gradient_allreduce, and "
         "between hosts with fp16 and minmax8 as well.",
-        show_default=False,
     ),
     peers: str = typer.Option("ddp,fp16", help=f"With commas: {', '.join(PEERS)} (hooks of DDP), or none."),
-    nnodes: int | None = typer.Option(
-        None, "--nnodes", min=1, max=64, help="Node daemons. Default: 1.", show_default=False
-    ),
+    nnodes: int | None = typer.Option(None, "--nnodes", min=1, max=64, help="Node daemons. Default: 1."),
     nproc_per_node: int | None = typer.Option(
-        None, "--nproc-per-node", min=1, max=1024, help="Default: 2; with --emulate 1.", show_default=False
+        None, "--nproc-per-node", min=1, max=1024, help="Default: 2; with --emulate 1."
     ),
     malloc: str = typer.Option(
         "raised",

@@ -10,7 +10,7 @@ from bagua.cli.options import Output
 def list_jobs(
     *,
     limit: int = typer.Option(50, min=1, help="The newest so many."),
-    namespace: str = typer.Option("", help="Jobs of this namespace alone.", show_default=False),
+    namespace: str = typer.Option("", help="Jobs of this namespace alone."),
     output: Output,
     client: Client,
 ) -> None:

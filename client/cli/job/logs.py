@@ -28,7 +28,6 @@ def logs(
         min=0,
         max=options.MAX_RANK,
         help="Only this rank; may be repeated.",
-        show_default=False,
     ),
     prefix: options.PrefixOption = None,
     tail: int = typer.Option(0, min=0, max=1_000_000, help="Only the last N lines of each rank.", metavar="N"),

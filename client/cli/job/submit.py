@@ -28,7 +28,7 @@ def submit(
     namespace: options.NamespaceOption = "",
     as_user: options.AsUserOption = "",
     working_dir: options.WorkingDirOption = None,
-    key: str = typer.Option("", help="Submitting the same key again returns the first job.", show_default=False),
+    key: str = typer.Option("", help="Submitting the same key again returns the first job."),
     watch: bool = typer.Option(False, "--watch", "-w", help="Show the job until it has ended; its exit code is ours."),
     only_rank: options.OnlyRankOption = None,
     prefix: options.PrefixOption = None,

@@ -23,9 +23,7 @@ def trace(
     file: Path = typer.Option(Path("trace.json"), "--file", "-o", help="Where the trace goes."),
     steps: int = typer.Option(5, min=1, max=1_000, help="Training steps of each rank."),
     timeout: float = typer.Option(60.0, min=0.1, max=600.0, help="Seconds; then the trace has what has come."),
-    plot: Path | None = typer.Option(
-        None, help="Also a picture of one step, PNG or SVG (needs matplotlib).", show_default=False
-    ),
+    plot: Path | None = typer.Option(None, help="Also a picture of one step, PNG or SVG (needs matplotlib)."),
     output: Output,
     connect: Connect,
 ) -> None:

@@ -39,19 +39,13 @@ def create(
             help="admin: everything. submit: jobs of a namespace. read: sees a namespace, or all. node: a daemon."
         ),
     ],
-    namespace: Annotated[str, typer.Option(help="Whose jobs it sees and makes.", show_default=False)] = "",
+    namespace: Annotated[str, typer.Option(help="Whose jobs it sees and makes.")] = "",
     unix_user: Annotated[
         str,
-        typer.Option(
-            help="Ranks of its jobs run as this user, on nodes whose daemon has --run-as submitter.", show_default=False
-        ),
+        typer.Option(help="Ranks of its jobs run as this user, on nodes whose daemon has --run-as submitter."),
     ] = "",
-    expires: Annotated[
-        str, typer.Option(metavar="12h|30d|4w", help="When it ends by itself. Default: never.", show_default=False)
-    ] = "",
-    out: Annotated[
-        Path | None, typer.Option(help="Write it into this new file (0600) instead of printing it.", show_default=False)
-    ] = None,
+    expires: Annotated[str, typer.Option(metavar="12h|30d|4w", help="When it ends by itself. Default: never.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Write it into this new file (0600) instead of printing it.")] = None,
     output: Output,
     connect: Connect,
 ) -> None:

@@ -12,7 +12,7 @@ from bagua.cli.options import Output
 @command()
 def forget(
     *,
-    id: Annotated[str, typer.Argument(metavar="[ID]", help="Id, or the beginning of one.", show_default=False)] = "",
+    id: Annotated[str, typer.Argument(metavar="[ID]", help="Id, or the beginning of one.")] = "",
     all: bool = typer.Option(False, "--all", help="Everything that was tuned."),
     output: Output,
     connect: Connect,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def show(
     *,
     id: Annotated[str, typer.Argument(metavar="ID", help="Id, or the beginning of one.")],
-    plot: Path | None = typer.Option(None, help="Draw all trials: a .png, .svg or .pdf file.", show_default=False),
+    plot: Path | None = typer.Option(None, help="Draw all trials: a .png, .svg or .pdf file."),
     output: Output,
     connect: Connect,
 ) -> None:
