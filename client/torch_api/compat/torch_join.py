@@ -17,8 +17,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from bagua.base.errors import ConfigError
 from bagua.torch_api.comm.groups import to_torch_group
 from bagua.torch_api.train.model import DistributedModel
-from bagua.torch_api.train.uneven import Event, Uneven, refuse
-from bagua.torch_api.train.uneven import Joinable as Shadowed
+from bagua.torch_api.train.uneven import Event, Uneven, UnevenModel, refuse
 
 _NUMBERS = itertools.count(1)
 """Of models in such blocks: ranks make them in the same order."""
@@ -70,17 +69,17 @@ class JoinableModel(Joinable):
 class _Iterations(Uneven):
     """The block on one rank. An iteration begins with the first event of the model, and ends with an exchange."""
 
-    def __init__(self, joinable: JoinableModel, model: Shadowed, divide_by_initial_world_size: bool) -> None:
+    def __init__(self, joinable: JoinableModel, model: UnevenModel, divide_by_initial_world_size: bool) -> None:
         super().__init__([model], divide_by_initial_world_size, False, first=next(_NUMBERS))
         self._joinable = joinable
         self._begun = False
         self._between = True
         self._left = False
 
-    def _refuse(self, model: Shadowed) -> None:
+    def _refuse(self, model: UnevenModel) -> None:
         refuse(model, throws=True)  # the rest when ``Join`` has told what it does at an early end
 
-    def tell(self, model: Shadowed, event: Event) -> None:
+    def tell(self, model: UnevenModel, event: Event) -> None:
         if not self._begun:
             chosen = self._joinable._join_config  # Join sets it after it has asked for the hook
             if not chosen.enable:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +17,6 @@ from bagua.torch_api.job.session import Session
 from bagua.torch_api.step.module_hook import beside_graphs, tensors_in
 from bagua.torch_api.step.runner import Runner
 from bagua.torch_api.step.training_step import TrainingStep
-from bagua.torch_api.train.backward_pass import BackwardPass
 from bagua.torch_api.train.compat_hooks import Guest
 from bagua.torch_api.train.newcomers import Newcomers
 from bagua.torch_api.train.sparse_gradients import SparseGradients
@@ -24,6 +25,20 @@ from bagua.torch_api.train.wrapped import Wrapped
 
 SYNC = "require_backward_grad_sync"
 """Attribute of the module that ``with_bagua`` has wrapped, where programs set it that know no other object."""
+
+
+class BackwardPass:
+    """A backward pass that runs now; ``at_end`` is called when it is over, unless it ends by an exception. That needs a
+    private function of torch.autograd; a test tells when it moves.
+
+    autograd holds the callback as long as the pass lives, and nobody else does: that is how ``alive`` knows.
+    """
+
+    def __init__(self, at_end: Callable[[], None]) -> None:
+        """Only inside a pass."""
+        callback = functools.partial(at_end)  # another one for each pass, and no frame that torch.compile would take
+        self.alive: Callable[[], object | None] = weakref.ref(callback)
+        torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
 class BackwardPasses:

@@ -47,21 +47,18 @@ from bagua.torch_api.train.compare_ranks import (
     take_state_of_rank_0,
 )
 from bagua.torch_api.train.compat_hooks import Guest
-from bagua.torch_api.train.lbfgs_loss import average_losses
 from bagua.torch_api.train.model_renewal import ModelRenewal
 from bagua.torch_api.train.model_state import ModelState
 from bagua.torch_api.train.newcomers import Newcomers
-from bagua.torch_api.train.optimizer_code import make_hookable
+from bagua.torch_api.train.optimizer_code import average_losses, make_hookable
 from bagua.torch_api.train.optimizer_state import broadcast_optimizers
 from bagua.torch_api.train.rebucket import Cuts, recut
 from bagua.torch_api.train.recorder import recorder_of
 from bagua.torch_api.train.replica_check import ReplicaCheck
-from bagua.torch_api.train.settling import settle
 from bagua.torch_api.train.sparse_gradients import SparseGradients, refuse_sparse
 from bagua.torch_api.train.tracer import Tracer
 from bagua.torch_api.train.tuner import Tuner
-from bagua.torch_api.train.uneven import Uneven
-from bagua.torch_api.train.uneven_model import UnevenModel, buffers_of
+from bagua.torch_api.train.uneven import Uneven, UnevenModel, buffers_of
 
 LOG = logging.getLogger("bagua")
 NewTuner = Callable[["DistributedModel", ModelBuckets, Runner, Session], Tuner]
@@ -601,7 +598,21 @@ class DistributedModel(Mark):
             self._join_buckets(buckets)
 
     def settle(self, meanwhile: Callable[[], None], finish: Callable[[], None]) -> None:
-        settle(self._runner, self._layout, meanwhile, finish)
+        """See ``bagua.algorithms.base.DataParallel``."""
+        with torch.no_grad():
+            if not self._runner.vote.repeats:  # in an elastic job a loss may end any operation that is not in a unit
+                self._session.connection.barrier(self._group.id, meanwhile=meanwhile)
+            self._runner.vote.together(self._layout.compare_starts)
+            finish()
+            self._layout.run_as_often()
+            weights = [tensor for bucket in self.bagua_buckets for tensor in bucket.tensors]
+            torch._foreach_copy_(weights, self._runner.vote.together(lambda: self._means(weights)))
+
+    def _means(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        means = [one.detach().clone(memory_format=torch.contiguous_format) for one in tensors]
+        for mean in means:
+            self._group.allreduce_inplace(mean, ReduceOp.AVG)
+        return means
 
 
 _MODELS: weakref.WeakSet[DistributedModel] = weakref.WeakSet()

@@ -87,3 +87,23 @@ def own_code(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
 def home_of_step(optimizer: torch.optim.Optimizer) -> str:
     """The name of the module whose code the step is."""
     return str(getattr(inspect.unwrap(type(optimizer).step), "__module__", ""))
+
+
+def average_losses(
+    average: Callable[[float], float], _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Step pre-hook of LBFGS: the closure that is passed on returns the loss over all ranks. LBFGS decides by it: with
+    different losses ranks would part ways and wait for ever."""
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if closure is None:
+        return None
+
+    def averaged() -> Any:
+        loss = closure()
+        if isinstance(loss, torch.Tensor):
+            return torch.full_like(loss.detach(), average(loss.item()))
+        return average(float(loss))
+
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": averaged}
+    return (args[0], averaged, *args[2:]), kwargs

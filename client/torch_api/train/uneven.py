@@ -8,17 +8,23 @@ others' event, and does its part with zeros ("shadows" it), until nobody has bat
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from enum import IntEnum
 from types import TracebackType
-from typing import Protocol
+from typing import Any
 
 import torch
 
-from bagua.algorithms import AlgorithmImpl
 from bagua.algorithms.plan import GRADIENT
 from bagua.base.errors import BaguaError, CommunicationError, ConfigError
 from bagua.torch_api.comm.communicator import Communicator
-from bagua.torch_api.comm.groups import BaguaProcessGroup
+from bagua.torch_api.job.session import Session
+from bagua.torch_api.step.runner import Runner
+from bagua.torch_api.train.agreement import broadcast_tensors
+from bagua.torch_api.train.autograd_hooks import BackwardPasses
+from bagua.torch_api.train.compat_hooks import Guest
+from bagua.torch_api.train.optimizer_state import broadcast_optimizers
+from bagua.torch_api.train.wrapped import Wrapped
 
 
 class Event(IntEnum):
@@ -29,62 +35,80 @@ class Event(IntEnum):
     EXCHANGE = 2
 
 
-class Joinable(Protocol):
-    """A wrapped model, as the block sees it. ``everyone``: all ranks that train it."""
+class UnevenModel:
+    """One wrapped model in a block of ``join``. ``uneven``: that block; None outside of one. ``adding``: results grow
+    with the number of ranks."""
+
+    def __init__(
+        self,
+        model: Wrapped,
+        session: Session,
+        runner: Runner,
+        guest: Guest,
+        passes: BackwardPasses,
+        begin_step: Callable[[Any], None],
+    ) -> None:
+        self.wrapped = model
+        self.session = session
+        self._runner = runner
+        self.guest = guest
+        self.passes = passes
+        self._begin_step = begin_step
+        self.uneven: Uneven | None = None
+        self.adding = False
 
     @property
-    def module(self) -> torch.nn.Module: ...
-    @property
-    def bagua_module_name(self) -> str: ...
-    @property
-    def bagua_algorithm(self) -> AlgorithmImpl: ...
-    @property
-    def bagua_optimizers(self) -> Sequence[torch.optim.Optimizer]: ...
-    @property
-    def process_group(self) -> BaguaProcessGroup: ...
-    @property
-    def uneven(self) -> Uneven | None: ...
-    @property
-    def everyone(self) -> Communicator: ...
-    @property
-    def elastic(self) -> bool:
-        """True if the job goes on when ranks are lost."""
-        ...
+    def everyone(self) -> Communicator:
+        return self._runner.everyone
 
     @property
-    def steps_in_backward(self) -> bool:
-        """True if optimizers step inside backward."""
-        ...
-
-    @property
-    def has_plain_buckets(self) -> bool:
-        """True if buckets hold the model's parameters alone."""
-        ...
-
-    @property
-    def has_buckets(self) -> bool:
-        """True if any gradient is exchanged in a bucket."""
-        ...
+    def complete(self) -> bool:
+        """True if all ranks had batches at the last event."""
+        return self.uneven is None or self.uneven.complete
 
     def use_uneven(self, block: Uneven | None) -> None:
-        """Notes that this model is in that block, or in none any more."""
-        ...
+        """This model is in that block from now on, or in none."""
+        self.uneven = block
+        if self.passes.step is not None:
+            self.passes.step.before_exchange = None if block is None else self._tell_exchange
+            self.passes.step.factor = 1.0
+
+    def _tell_exchange(self) -> None:
+        assert self.passes.step is not None and self.uneven is not None
+        self.uneven.tell(self, Event.EXCHANGE)
+        self.passes.step.factor = 1.0 if self.adding else self.uneven.factor
+
+    def tell_forward(self) -> None:
+        """Tells the block, if there is one, that a forward pass begins."""
+        if self.uneven is not None:
+            self.uneven.tell(self, Event.FORWARD if self.passes.exchanges else Event.FORWARD_UNSYNCED)
 
     def forget_gradients(self) -> None:
         """Drops gradients that this rank, which has no batches left, has not exchanged."""
-        ...
+        for held in (self.passes.step, self.passes.sparse):
+            if held is not None:
+                held.forget()
 
     def shadow_forward(self, synced: bool) -> None:
         """Takes part in a forward pass of others."""
-        ...
+        with nullcontext() if synced else self.passes.no_sync():
+            self._begin_step(())
 
     def shadow_exchange(self) -> None:
-        """Takes part in a backward pass of others, without gradients."""
-        ...
+        """Takes part in a backward pass of others, without gradients. Its result is in ``.grad`` until the next
+        event."""
+        assert self.passes.step is not None
+        self.passes.step.shadow()
+        if self.passes.sparse is not None:
+            self.passes.sparse.forget()
+        self.passes.exchange()
 
     def take_state_of(self, root: int, with_optimizers: bool) -> None:
         """Parameters, buffers and the state of optimizers become those of the rank at this position."""
-        ...
+        parameters = [parameter for _, parameter in self.wrapped.trained()]
+        broadcast_tensors([*parameters, *buffers_of(self.wrapped)], self.session, self.everyone, root)
+        if with_optimizers:
+            broadcast_optimizers(self.wrapped.bagua_optimizers, self.session, self.everyone, root)
 
 
 class Uneven:
@@ -93,7 +117,7 @@ class Uneven:
 
     def __init__(
         self,
-        models: Sequence[Joinable],
+        models: Sequence[UnevenModel],
         divide_by_initial_world_size: bool,
         throw_on_early_termination: bool,
         first: int = 0,
@@ -109,7 +133,7 @@ class Uneven:
         """Raises ConfigError, alike on all ranks, for a model whose exchanges can't be shadowed."""
         for model in self._models:
             self._refuse(model)
-        ranks = {tuple(model.process_group.ranks) for model in self._models}
+        ranks = {tuple(model.wrapped.process_group.ranks) for model in self._models}
         if len(ranks) > 1:
             raise ConfigError(
                 "join: the models are trained by different groups of ranks. Join each group's by itself. [BG608]"
@@ -124,7 +148,7 @@ class Uneven:
             model.use_uneven(self)
         return self
 
-    def _refuse(self, model: Joinable) -> None:
+    def _refuse(self, model: UnevenModel) -> None:
         refuse(model, self._throws)
 
     def __exit__(
@@ -156,7 +180,7 @@ class Uneven:
         """A mean over all ranks becomes the one that was asked for, multiplied by it."""
         return 1.0 if self._by_initial else self._group.nranks() / len(self.active)
 
-    def tell(self, model: Joinable, event: Event) -> None:
+    def tell(self, model: UnevenModel, event: Event) -> None:
         """Tells that this rank is at this event. Raises BaguaError, on all ranks, if one has no batches left and that
         was to be an error; CommunicationError if others are at another event."""
         if self._group.nranks() == 1:
@@ -227,54 +251,66 @@ class Uneven:
             model.take_state_of(self.root, with_optimizers=not self.complete)
 
 
-def refuse(model: Joinable, throws: bool) -> None:
+def buffers_of(model: Wrapped) -> list[torch.Tensor]:
+    """Returns the buffers that are the same on all ranks."""
+    return [
+        buffer
+        for name, buffer in model.module.named_buffers()
+        if name not in model.parameters_to_ignore and not getattr(buffer, "expert", False)
+    ]
+
+
+def refuse(model: UnevenModel, throws: bool) -> None:
     """Raises ConfigError with words if other ranks can't shadow what this model exchanges. ``throws``: they need
     not."""
-    name = model.bagua_module_name.rpartition("_")[0] or model.bagua_module_name
-    words = next((words for applies, words in REFUSALS if applies(model)), None) or model.bagua_algorithm.refuses_join
+    name = model.wrapped.bagua_module_name.rpartition("_")[0] or model.wrapped.bagua_module_name
+    words = (
+        next((words for applies, words in REFUSALS if applies(model)), None)
+        or model.wrapped.bagua_algorithm.refuses_join
+    )
     if words is None and not throws:
         words = next((words for applies, words in IN_FORWARD if applies(model)), None)
     if words is not None:
         raise ConfigError(f"join: {name} can't be trained with uneven numbers of batches: {words} [BG608]")
 
 
-def _has(model: Joinable, kind: str) -> bool:
-    return any(type(module).__name__ == kind for module in model.module.modules())
+def _has(model: UnevenModel, kind: str) -> bool:
+    return any(type(module).__name__ == kind for module in model.wrapped.module.modules())
 
 
-REFUSALS: Sequence[tuple[Callable[[Joinable], bool], str]] = (
+REFUSALS: Sequence[tuple[Callable[[UnevenModel], bool], str]] = (
     (
-        lambda model: model.elastic,
+        lambda model: model.session.elastic,
         "in an elastic job a step counts on all ranks or on none. Take bagua.contrib.ElasticSampler: it deals out all "
         "samples, also where they are uneven.",
     ),
     (
-        lambda model: model.steps_in_backward,
+        lambda model: model.wrapped.steps_in_backward,
         "with step_in_backward=True parameters move inside backward, also on ranks without batches. Leave it out.",
     ),
     (
-        lambda model: not model.has_plain_buckets,
+        lambda model: not model.guest.idle,
         "its algorithm registers tensors of its own, as programs of the original do.",
     ),
     (
-        lambda model: model.bagua_algorithm.exchanged == GRADIENT and not model.has_buckets,
+        lambda model: model.wrapped.bagua_algorithm.exchanged == GRADIENT and model.passes.step is None,
         "all its gradients are sparse, or it has none. Make one of its embeddings with sparse=False.",
     ),
     (
-        lambda model: any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in model.bagua_optimizers),
+        lambda model: any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in model.wrapped.bagua_optimizers),
         "LBFGS needs the mean loss of all ranks in each step. Take another optimizer.",
     ),
 )
 """The same on all ranks."""
 
-IN_FORWARD: Sequence[tuple[Callable[[Joinable], bool], str]] = (
+IN_FORWARD: Sequence[tuple[Callable[[UnevenModel], bool], str]] = (
     (
         lambda model: _has(model, "SyncBatchNorm"),
         "SyncBatchNorm communicates in forward, which a rank without batches does not run. Pass "
         "throw_on_early_termination=True, or take BatchNorm.",
     ),
     (
-        lambda model: any(getattr(parameter, "expert", False) for parameter in model.module.parameters()),
+        lambda model: any(getattr(parameter, "expert", False) for parameter in model.wrapped.module.parameters()),
         "experts communicate in forward, which a rank without batches does not run. Pass "
         "throw_on_early_termination=True.",
     ),

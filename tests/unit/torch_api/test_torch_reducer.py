@@ -20,7 +20,7 @@ from bagua.torch_api.step.earlier_results import EarlierResults
 from bagua.torch_api.step.gradients import GradientBucket, GradientHook, scale_gradients
 from bagua.torch_api.step.training_step import TrainingStep
 from bagua.torch_api.step.vote import Vote
-from bagua.torch_api.train.backward_pass import BackwardPass
+from bagua.torch_api.train.autograd_hooks import BackwardPass
 
 
 class Meeting:
