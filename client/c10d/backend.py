@@ -1,30 +1,31 @@
-"""Makes the process groups that ``torch.distributed`` asks for: joins the job, finds the communicator, and chooses who
-carries the operations, the C++ backend or the Python one."""
+"""Makes the process groups that ``torch.distributed`` asks for: joins the job, finds the communicator, and gives the
+C++ backend (csrc/c10d) this rank's channel to the daemon."""
 
 from __future__ import annotations
 
 import logging
 import os
-from datetime import timedelta
 from typing import Any
 
-from torch.distributed.distributed_c10d import PrefixStore
+import torch
 
-from bagua.base.errors import BuildError, ConfigError
-from bagua.c10d import agreement, bucket_memory, ddp, joining, native, timeouts
+from bagua import csrc
+from bagua.base.errors import BuildError, ServiceError
+from bagua.c10d import agreement, bucket_memory, ddp, joining, timeouts
 from bagua.torch_api.comm.communicators import communicators
+from bagua.torch_api.comm.transfer import ReduceOp
+from bagua.torch_api.job.session import Session
 
 LOG = logging.getLogger("bagua")
-SWITCH = "BAGUA_C10D"
 
 
 def create(options: Any, backend_options: Any = None) -> Any:
     """The creator that ``torch.distributed`` calls, on each member of a group.
 
     ``options``: a ``_DistributedBackendOptions``; its list of global ranks is empty for the default group. Returns a
-    C++ ``Backend``, or a Python ``ProcessGroup``. Raises ConfigError, ServiceError, CommunicationError.
+    C++ ``Backend``. Raises ConfigError, ServiceError, CommunicationError, BuildError.
     """
-    timeout = _timedelta(options.timeout)
+    native = _native()  # first: the other ranks don't wait for one that can't build it
     member = joining.join(
         options.store,
         options.group_rank,
@@ -32,64 +33,67 @@ def create(options: Any, backend_options: Any = None) -> Any:
         list(options.global_ranks_in_group),
         str(options.group_id),
     )
+    session, communicator = member.session, member.communicator
     if member.default:
-        agreement.compare_new_groups(communicators(member.session).world)
+        agreement.compare_new_groups(communicators(session).world)
         ddp.install()
         timeouts.install()
-        if member.session.elastic and options.group_rank == 0:
+        bucket_memory.install()
+        if session.elastic and options.group_rank == 0:
             LOG.warning(
                 "This job is elastic, but torch.distributed is not: when a rank is lost, operations raise an error "
                 "that names it. with_bagua() is the way to go on without it."
             )
-    if chosen() == "cpp":
-        bucket_memory.install()
-        return native.create(options.group_rank, options.group_size, timeout, member)
-    from bagua.c10d import fallback
-
-    # A store may outlive its ranks, and torch may give a group the name of one before it.
-    store = PrefixStore(f"{agreement.default_name()} {member.communicator.id}", options.store)
-    return fallback.create(
-        store,
-        options.group_rank,
-        options.group_size,
-        timeout,
-        communicator=member.communicator,
-        name=member.name,
+    process = session.keep(_Process)
+    one_host = any(set(communicator.ranks) <= set(ranks) for ranks in session.membership.hosts)
+    return native.make(
+        process.host,
+        rank=options.group_rank,
+        size=options.group_size,
+        comm=communicator.id,
+        generation=session.membership.generation,
+        timeout=options.timeout,
+        keeper=communicator,
         shut_down=member.shut_down,
+        processes=[process.ids[rank] for rank in communicator.ranks] if one_host and process.ids else [],
     )
 
 
-class _Chosen:
-    """Backend of this process. The first group decides."""
-
-    implementation = ""
-
-
-def chosen() -> str:
-    """ "cpp", or "python" where the C++ backend can't be built. BAGUA_C10D names one of them. Raises ConfigError,
-    BuildError if what it names can't be had."""
-    if not _Chosen.implementation:
-        _Chosen.implementation = _choose(os.environ.get(SWITCH, ""))
-    return _Chosen.implementation
-
-
-def _choose(wanted: str) -> str:
-    if wanted not in ("", "cpp", "python"):
-        raise ConfigError(f"{SWITCH} is {wanted!r}: it must be cpp or python, or absent. [BG106]")
-    if wanted == "python":
-        return wanted
+def _native() -> Any:
+    """The module of the backend, which is built when it is first asked for."""
     try:
-        native.load()
-    except BuildError as error:
-        if wanted == "cpp":
-            raise
-        LOG.warning(
-            "The C++ backend of torch.distributed can't be built, a slower one in Python takes its place: %s",
-            str(error).splitlines()[0],
-        )
-        return "python"
-    return "cpp"
+        return csrc.load_c10d()
+    except csrc.BuildError as error:
+        raise BuildError(str(error)) from error
 
 
-def _timedelta(timeout: Any) -> timedelta:
-    return timeout if isinstance(timeout, timedelta) else timedelta(seconds=float(timeout))
+class _Process:
+    """View that this process has of its session: its channel, and the processes of all ranks if those of each host
+    may read each other's memory (``ids``, by rank; else empty). All ranks make theirs at the same point."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.host = _native().Host(session.connection.native, self._describe)
+        self._nonce = torch.tensor([int.from_bytes(os.urandom(7), "big")])
+        self.ids = self._find_ids()
+
+    def _describe(self) -> str:
+        daemon = self._session.daemon
+        try:
+            return daemon.describe_waits() if daemon is not None else ""
+        except ServiceError:
+            return ""
+
+    def _find_ids(self) -> list[int]:
+        """Finds the process ids of the ranks of this host. An elastic job has none here, because its ranks change."""
+        session, world = self._session, communicators(self._session).world
+        if session.elastic or world.nranks() == 1:
+            return []
+        own = torch.tensor([os.getpid(), self._nonce.data_ptr(), int(self._nonce.item())])
+        found = torch.empty(world.nranks(), 3, dtype=torch.int64)
+        world.allgather(own, found)
+        rank = session.membership.rank
+        here = next(ranks for ranks in session.membership.hosts if rank in ranks)
+        readable = torch.tensor([all(_native().can_read(*found[other].tolist()) for other in here)], dtype=torch.uint8)
+        world.allreduce_inplace(readable, ReduceOp.MIN)
+        return [int(number) for number in found[:, 0]] if readable.item() else []

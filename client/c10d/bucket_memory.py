@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from bagua.c10d import native
+from bagua import csrc
 from bagua.torch_api.job import environment
 from bagua.torch_api.step.module_hook import beside_graphs
 
@@ -47,10 +47,10 @@ def install() -> None:
     def pre_forward(self: Any, *inputs: Any, **options: Any) -> Any:
         if self not in WAITING:
             return original(self, *inputs, **options)
-        before = native.load().allocations()
+        before = csrc.load_c10d().allocations()
         with lent(self.module):
             found = original(self, *inputs, **options)
-        if native.load().allocations() != before:
+        if csrc.load_c10d().allocations() != before:
             WAITING.discard(self)
         return found
 

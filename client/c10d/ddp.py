@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import sys
 import weakref
 from typing import Any
 
@@ -41,8 +40,6 @@ def install() -> None:
             original(self, module, *args, **options)
         bucket_memory.follow(self)
         IN_DDP[module] = weakref.ref(self)
-        if "bagua.c10d.fallback" in sys.modules:
-            sys.modules["bagua.c10d.fallback"].untrace()
         if not os.environ.get(VARIABLE, "").strip():
             return
         carriers = carriers_of(self)

@@ -21,11 +21,10 @@ DAEMON_SOCKET = start.DAEMON_SOCKET
 @dataclass(frozen=True)
 class Member:
     """Membership of this process in one group. ``communicator``: of the group's ranks, in their order, used by
-    this group alone. ``name``: of the group, in torch. ``default``: it is the default group."""
+    this group alone. ``default``: it is the default group."""
 
     session: Session
     communicator: Communicator
-    name: str
     default: bool
 
     def shut_down(self) -> None:
@@ -54,7 +53,7 @@ def join(store: Any, rank: int, size: int, global_ranks: Sequence[int], name: st
         key = f"{agreement.default_name()} {name}"
         number = hashed_number(f"{key} {made.count(key)}")
         communicator = Communicator(number, ranks, session.membership.rank, session.connection)
-    return Member(session, communicator, name, not global_ranks)
+    return Member(session, communicator, not global_ranks)
 
 
 def _current() -> Session:

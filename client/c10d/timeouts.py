@@ -9,7 +9,7 @@ from typing import Any
 from torch import distributed
 from torch.distributed import distributed_c10d
 
-from bagua.c10d import native
+from bagua import csrc
 from bagua.c10d.names import NAME
 
 
@@ -40,8 +40,5 @@ def _set(backend: Any, timeout: timedelta) -> bool:
     """Sets it. False: the backend is none of ours."""
     if backend is None or backend.name() != NAME:
         return False
-    if isinstance(backend, distributed.ProcessGroup):  # in Python
-        backend.set_timeout(timeout)
-        return True
-    done: bool = native.load().set_timeout(backend, timeout)
+    done: bool = csrc.load_c10d().set_timeout(backend, timeout)
     return done

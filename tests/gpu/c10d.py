@@ -13,36 +13,32 @@ from gpu.findings import Findings, section
 from gpu.section_options import options
 
 APART = 1e-5
-CASES = (("cpp", "bagua"), ("python", "bagua"), ("cpp", "cpu:bagua,cuda:nccl"))
-"""(implementation, what init_process_group is called with)"""
+BACKENDS = ("bagua", "cpu:bagua,cuda:nccl")
 
 
 def work(findings: Findings, given: Any) -> None:
-    """Each implementation in ranks of its own."""
-    for implementation, backend in CASES:
+    """Each backend in ranks of its own."""
+    for backend in BACKENDS:
         if given.device != "cuda" and "nccl" in backend:
             findings.note(f"{backend}: a rehearsal has no NCCL.")
             continue
-        name = f"{backend}, {implementation}"
-        with findings.guarded(name), tempfile.TemporaryDirectory() as folder:
-            also = {"BAGUA_C10D": implementation}
-            if "nccl" in backend:  # the ranks share a card
-                also["NCCL_SOCKET_IFNAME"] = "lo"
+        with findings.guarded(backend), tempfile.TemporaryDirectory() as folder:
+            also = {"NCCL_SOCKET_IFNAME": "lo"} if "nccl" in backend else {}  # the ranks share a card
             found = run_ranks(
                 c10d_rank.check,
                 ((0, 1),),
                 given.device,
                 "staged",
-                given.seconds / len(CASES),
+                given.seconds / len(BACKENDS),
                 also=also,
                 backend=backend,
                 store=os.path.join(folder, "store"),
             )
             for rank, one in enumerate(found):
-                findings.check(f"{name}, rank {rank}: operations", not one["wrong"], str(one["wrong"]))
+                findings.check(f"{backend}, rank {rank}: operations", not one["wrong"], str(one["wrong"]))
                 for model, apart in one["apart"].items():
                     good = isinstance(apart, float) and apart <= APART
-                    findings.check(f"{name}, rank {rank}: {model} as one process", good, str(apart))
+                    findings.check(f"{backend}, rank {rank}: {model} as one process", good, str(apart))
 
 
 if __name__ == "__main__":

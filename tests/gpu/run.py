@@ -37,7 +37,7 @@ BUILDS = {
     "GPU leg": "import bagua.csrc; print(bagua.csrc.load_device().__file__)",
     "Bagua-Net": "import bagua.csrc; print(bagua.csrc.net_plugin())",
     "kernels": "import bagua.csrc; print(bagua.csrc.kernels_library())",
-    "c10d": "from bagua.c10d import native; print(native.load())",
+    "c10d": "import torch, bagua.csrc; print(bagua.csrc.load_c10d())",
 }
 STAND_INS = {
     "fakes": "from rig.ranks.placing import environment; print(environment('fake'))",

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from rig.backends import implementation  # noqa: F401 - a fixture
 from rig.ranks import engine_hosts
 from rig.ranks.engine_hosts import Ranks
 
@@ -22,7 +21,7 @@ def make_ranks() -> Callable[[Path], contextlib.AbstractContextManager[Ranks]]:
 
 
 @pytest.fixture
-def ranks(tmp_path: Path, implementation: str) -> Iterator[Ranks]:  # noqa: F811
+def ranks(tmp_path: Path) -> Iterator[Ranks]:
     """Starts ranks on engines in this process; whatever is left is killed at the end."""
     with engine_hosts.make_ranks(tmp_path) as made:
         yield made

@@ -675,7 +675,6 @@ LAYOUTS = {"one host": [[0, 1, 2]], "two hosts": [[0, 1], [2]]}
 def outputs(
     request: Any,
     make_ranks: Callable[[Path], contextlib.AbstractContextManager[Ranks]],
-    implementation: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[dict[str, list[str]]]:
     """Output of the ranks of a layout."""

@@ -414,16 +414,6 @@ def test_another_rank_than_the_daemons_is_refused(ranks: Ranks, tmp_path: Path) 
         assert "leave rank and world_size to the environment" in output, output
 
 
-def rank_with_a_wrong_choice(folder: str) -> None:
-    begin(folder)
-
-
-def test_an_unknown_choice_is_refused(ranks: Ranks, tmp_path: Path) -> None:
-    ranks.start(rank_with_a_wrong_choice, 2, environment={"BAGUA_C10D": "rust"}, folder=str(tmp_path))
-    for output in outputs(ranks):
-        assert "BAGUA_C10D is 'rust': it must be cpp or python" in output, output
-
-
 def rank_of_a_mixed_program(folder: str) -> None:
     """The library beside it: its own calls, and with_bagua of another model."""
     import bagua.torch_api as bagua

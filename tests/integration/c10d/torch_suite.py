@@ -56,9 +56,8 @@ def load(backend: str, folder: str = "/tmp") -> tuple[Any, Any]:
         from torch.testing._internal.distributed import distributed_test as suite
     for feature in ("plugin", "ddp", "subgroup"):
         common_distributed.DistTestCases.backend_feature[feature].add(backend)
-    if os.environ.get("BAGUA_C10D") != "python":  # whose events end when an operation is called
-        for name in LISTS:
-            getattr(suite, name).append(backend)
+    for name in LISTS:
+        getattr(suite, name).append(backend)
     suite.BACKEND = LikeGloo(backend)
 
     class Tests(suite.TestDistBackend, suite.DistributedTest._DistTestBase):

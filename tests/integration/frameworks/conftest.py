@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rig.backends import implementation  # noqa: F401 - a fixture
 from rig.ranks import engine_hosts
 from rig.ranks.engine_hosts import Ranks
 

@@ -15,14 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-from rig import backends
 from rig.docs import pages
 from rig.ranks import forking
 from torch import distributed
 
 import bagua.torch_api as bagua
+from bagua import csrc
 from bagua.base.errors import BaguaError, ConfigError
-from bagua.c10d import native
 from bagua.torch_api.notebook import cell, launcher
 
 DEADLINE_S = 240.0
@@ -107,16 +106,12 @@ def train_with_ddp(backend: str) -> list[float]:
 
 def launches_ddp() -> Any:
     """From a process that has imported all of it, the C++ backend too."""
-    native.load()
-    return [
-        bagua.notebook_launcher(train_with_ddp, (backend,), environment={"BAGUA_C10D": "cpp"})
-        for backend in ("gloo", "bagua")
-    ]
+    csrc.load_c10d()
+    return [bagua.notebook_launcher(train_with_ddp, (backend,)) for backend in ("gloo", "bagua")]
 
 
 def test_the_backend_of_torch_works_in_forks(in_a_process: Any) -> None:
     """The losses are those of Gloo, bit by bit."""
-    backends.need("cpp")
     theirs, ours = in_a_process(launches_ddp)[0]
     assert ours == theirs and len(set(ours)) == 3
 

@@ -69,7 +69,6 @@ PASSED_ON = {
     "client/torch_api/cuda/connection.py: str(error)": "the words of the core and of the GPU leg have the code",
     "client/torch_api/cuda/connection.py: CUDA tensors can't be communicated: {error}": "so have these",
     "client/c10d/agreement.py: Group {self._name!r} of ranks {_text(self._ranks)} was not made": "words of that rank",
-    "client/c10d/work.py: str(caught)": "the words of the operation that failed",
     "client/cli/main.py: words": "the text of any error: its code alone is read",
     "client/base/rpc.py": "the coordinator's words have the code",
     "client/torch_api/train/optimizer_state.py: document['error']": "rank 0's words have the code",
@@ -88,7 +87,7 @@ NATIVE_EXCUSED = {
     "work.cpp: error_of(const std::string& text)": "its definition",
     "work.cpp: error_of(why)": "callers of fail() give the code",
     "module.cpp: throw py::error_already_set()": "an exception of Python goes on",
-    'module.cpp: throw py::value_error("rank is not a Rank of the core")': "native.py passes one",
+    'module.cpp: throw py::value_error("rank is not a Rank of the core")': "backend.py passes one",
 }
 """Texts without a code, by file, and why."""
 

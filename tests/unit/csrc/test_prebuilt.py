@@ -88,5 +88,12 @@ def test_the_best_level_comes_first(machine: str, flags: str, fit: list[str]) ->
     assert prebuilt.levels(machine, frozenset(flags.split())) == fit
 
 
-def test_what_sees_torch_is_never_prebuilt() -> None:
-    assert build.CORE.needs_no_torch and build.DEVICE.needs_no_torch and not build.C10D.needs_no_torch
+def test_what_sees_torch_fits_one_version_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keys(version: str) -> tuple[str, str]:
+        monkeypatch.setattr(build, "torch_version", lambda: version)
+        return build.prebuilt_key(build.C10D), build.prebuilt_key()
+
+    (mine, core), (same, same_core), (other, other_core) = map(keys, ("2.13.0", "2.13.0+cpu", "2.13.1"))
+    assert mine == same != other and core == same_core == other_core
+    monkeypatch.setattr(build, "_of_torch", lambda _: b"")  # the older std::string
+    assert build.prebuilt_key(build.C10D) != other
