@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 import threading
 import time
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import yaml
@@ -36,18 +33,19 @@ def alerts() -> list[dict]:
     return [rule for group in groups for rule in group["rules"]]
 
 
-def dashboard() -> ModuleType:
-    path = ROOT / "deploy" / "grafana" / "dashboard.py"
-    spec = importlib.util.spec_from_file_location("grafana_dashboard", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def graphs() -> list[dict]:
+    panels = json.loads((ROOT / "deploy" / "grafana" / "bagua.json").read_text())["panels"]
+    return [panel for panel in panels if panel["type"] == "timeseries"]
+
+
+def shown() -> list[str]:
+    """Expressions of the dashboard."""
+    return [target["expr"] for panel in graphs() for target in panel["targets"]]
 
 
 def expressions() -> dict[str, str]:
     found = {alert["alert"]: alert["expr"] for alert in alerts()}
-    return found | {f"dashboard {number}": text for number, text in enumerate(dashboard().expressions())}
+    return found | {f"dashboard {number}": text for number, text in enumerate(shown())}
 
 
 @pytest.mark.parametrize("families", [coordinator_metrics.FAMILIES, node_metrics.FAMILIES], ids=["coordinator", "node"])
@@ -118,14 +116,9 @@ def test_expressions_use_metrics_and_labels_that_exist() -> None:
             assert set(re.findall(r"(\w+)\s*[=!]", matchers)) <= allowed, (title, name)
 
 
-def test_the_dashboard_is_that_of_its_program() -> None:
-    made = json.loads((ROOT / "deploy" / "grafana" / "bagua.json").read_text())
-    assert made == dashboard().dashboard(), "run python3 deploy/grafana/dashboard.py"
-    graphs = [panel for panel in made["panels"] if panel["type"] == "timeseries"]
-    told = {name for text in dashboard().expressions() for name in re.findall(r"bagua_\w+", text)}
-    assert len(graphs) >= 15 and len(told) >= 20
-    places = [tuple(panel["gridPos"].values()) for panel in made["panels"]]
-    assert len(set(places)) == len(places)
+def test_the_dashboard_shows_enough() -> None:
+    told = {name for text in shown() for name in re.findall(r"bagua_\w+", text)}
+    assert len(graphs()) >= 15 and len(told) >= 20
 
 
 def test_each_alert_has_a_runbook_and_a_test() -> None:
