@@ -20,8 +20,6 @@ from bagua.base.paths import cache_dir
 from bagua.base.protocol import OLDEST, PROTOCOL
 from bagua.base.trace_context import EVERY_STEPS, STEPS_VARIABLE
 from bagua.daemon.ephemeral.users import Users
-from bagua.daemon.node.host.idle import IdleWatch
-from bagua.daemon.node.host.parent_watch import LeashWatch
 from bagua.daemon.node.host.settings import NodeFolder, Settings, open_node_folder
 from bagua.daemon.node.jobs import rank_service
 from bagua.daemon.node.jobs.code import CodeCache
@@ -56,6 +54,30 @@ WIND_DOWN_S = 4.4
 KILL_CHILDREN_S = 0.5
 
 Ready = Callable[[dict[str, str]], None]
+FIRST_JOB_S = 360.0  # ranks wait five minutes for those of the last host, whose daemon the job needs to be placed
+
+
+class IdleWatch:
+    """Calls ``on_idle`` when the daemon has had nothing to do for ``idle_s`` seconds after a job, or never any for six
+    minutes more. Without ``idle_s`` it never does."""
+
+    def __init__(self, idle_s: float | None, on_idle: Callable[[], None]) -> None:
+        self._idle_s = idle_s
+        self._on_idle = on_idle
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._busy = False
+        if idle_s is not None:
+            self._timer = self._loop.call_later(idle_s + FIRST_JOB_S, on_idle)
+
+    def update(self, busy: bool) -> None:
+        """Call when it may have changed."""
+        if self._idle_s is None or busy is self._busy:
+            return
+        self._busy = busy
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if busy else self._loop.call_later(self._idle_s, self._on_idle)
 
 
 class NodeDaemon:
@@ -126,8 +148,8 @@ class NodeDaemon:
             lease=self._fence.lease,
             log=log,
         )
-        self._logs = LogService(self._find_log, self._session.log_reply)
-        self._traces = TraceService(folder.node_id, self._jobs, self._session.trace_reply)
+        self._logs = LogService(self._find_log, self._session.reply)
+        self._traces = TraceService(folder.node_id, self._jobs, self._session.reply)
         self._idle = IdleWatch(settings.exit_when_idle_s, lambda: self.stop("idle"))
 
     def stop(self, reason: str) -> None:
@@ -156,12 +178,9 @@ class NodeDaemon:
         loop.add_signal_handler(signal.SIGTERM, self.drain, "SIGTERM")
         loop.add_signal_handler(signal.SIGINT, self.stop, "SIGINT")
         async with contextlib.AsyncExitStack() as closing:
-            if self._settings.leash is not None and self._settings.exit_when_idle_s is None:
-                gone = "the process that started it has ended"
-                closing.callback(LeashWatch(self._settings.leash, lambda: self.stop(gone)).close)
             closing.push_async_callback(end_children, KILL_CHILDREN_S)
             closing.callback(leave_socket_folder, self._sockets, self._folder.path)
-            if self._settings.leash is not None and self._settings.exit_when_idle_s is not None:
+            if self._settings.leash is not None:
                 await self._serve_users(closing, self._settings.leash)
             if self._tracing is not None:
                 closing.push_async_callback(asyncio.to_thread, self._tracing.close)
@@ -181,11 +200,13 @@ class NodeDaemon:
             await self._wind_down()
 
     async def _serve_users(self, closing: contextlib.AsyncExitStack, first: int) -> None:
-        """This daemon is that of a host of an ephemeral cluster: it stays as long as processes that use it."""
+        """This daemon is that of a host of an ephemeral cluster. That of the first host stays as long as the process
+        that started it, that of another one as long as processes that use it."""
         users = Users(_refuse_question)
         closing.push_async_callback(users.close)
         users.add(socket.socket(fileno=first))
-        users.listen(self._sockets / CLUSTER_SOCKET)
+        if self._settings.exit_when_idle_s is not None:
+            users.listen(self._sockets / CLUSTER_SOCKET)
         self._used = True
         self._check_idle()
         closing.push_async_callback(_end_task, asyncio.ensure_future(self._until_unused(users)))
@@ -194,7 +215,9 @@ class NodeDaemon:
         """Waits until nobody uses this host's engine: ranks that have left may still be waited for elsewhere."""
         await users.gone()
         self._used = False
-        if any(job.joined for job in self._jobs.running()):
+        if self._settings.exit_when_idle_s is None:
+            self.stop("the process that started it has ended")
+        elif any(job.joined for job in self._jobs.running()):
             self._check_idle()
         else:
             self.stop("the last process that used it has ended")
@@ -376,7 +399,7 @@ class NodeDaemon:
         """The log that is asked for. Whoever wants to follow a job that is being prepared waits for its start."""
         held = self._jobs.find(request.job_id)
         if isinstance(held, Job) and request.follow:
-            await held.prepared()
+            await held.prepared.wait()
         log = held.log_of(request.rank) if held else None
         if log is None:
             text = f"node {self._folder.node_id} has no log of rank {request.rank} of job {request.job_id}: "
@@ -400,11 +423,6 @@ async def run(settings: Settings, log: FilteringBoundLogger, ready: Ready) -> No
     keeper = KeeperLink(settings.keeper_fd)
     try:
         await keeper.begin()
-        if settings.run_as is not None and not keeper.changes_users:
-            raise ConfigError(
-                "--run-as submitter needs another keeper, which an older version of Bagua has started: stop the node, "
-                "and start it again. [BG906]"
-            )
         await NodeDaemon(settings, folder, keeper, log).run(ready)
     finally:
         keeper.close()

@@ -19,20 +19,17 @@ from pathlib import Path
 from typing import IO
 
 from bagua.base.code_archive import MAX_FILES, MAX_UNPACKED_BYTES, link_leads_out, pieces_of, unsafe
-from bagua.base.errors import UnavailableError
 from bagua.daemon.node.jobs.engine_host import in_thread
 from bagua.daemon.node.ranks.launch import LaunchError
 from bagua.daemon.node.rules.job_specification import Code
 
 CACHE_BYTES = 1 << 30  # of the archives that are kept for later jobs
-PATIENCE_S = 120.0  # how long a coordinator that is away is waited for
-_PAUSE_S = 0.5
 _COMING = ".coming-"
 _LEFT_S = 3_600.0  # so long after its last byte nobody fetches a file any more
 _HEADERS = 4_096  # bytes in a tar file beside a file's contents, at most
 _COPY = 1 << 20
 
-# A piece of the archive that a job needs: (job_id, piece). Raises UnavailableError, LaunchError.
+# A piece of the archive that a job needs: (job_id, piece). Raises LaunchError.
 Ask = Callable[[str, int], Awaitable[bytes]]
 
 
@@ -70,7 +67,7 @@ class CodeCache:
             with open(number, "wb") as file:
                 size, digest = 0, hashlib.sha256()
                 for piece in range(pieces_of(code.size)):
-                    data = await self._piece(job_id, piece)
+                    data = await self._ask(job_id, piece)
                     size += len(data)
                     if size > code.size or not data:
                         raise LaunchError(
@@ -86,17 +83,6 @@ class CodeCache:
         except BaseException:
             os.unlink(name)
             raise
-
-    async def _piece(self, job_id: str, piece: int) -> bytes:
-        """Waits for a coordinator that is being restarted."""
-        end = asyncio.get_running_loop().time() + PATIENCE_S
-        while True:
-            try:
-                return await self._ask(job_id, piece)
-            except UnavailableError as error:
-                if asyncio.get_running_loop().time() >= end:
-                    raise LaunchError(f"the code of the job can't be fetched: {error} [BG904]") from error
-            await asyncio.sleep(_PAUSE_S)
 
     def _trim(self, keep: Path) -> None:
         """Deletes archives that were not used for longest, until the rest fits, and what an earlier daemon was fetching

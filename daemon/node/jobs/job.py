@@ -19,6 +19,7 @@ from bagua.base.errors import BaguaError
 from bagua.daemon.node.jobs.context import NodeContext
 from bagua.daemon.node.jobs.job_engine import JobEngine
 from bagua.daemon.node.jobs.job_record import JobRecord, journal_entry, local_job
+from bagua.daemon.node.jobs.journal import JobEntry
 from bagua.daemon.node.jobs.rank_processes import RankProcesses
 from bagua.daemon.node.jobs.spans import NodeSpans
 from bagua.daemon.node.logs.file import LogFile, log_path
@@ -27,7 +28,6 @@ from bagua.daemon.node.processes.process import signal_group
 from bagua.daemon.node.ranks import launch, stopped_ranks
 from bagua.daemon.node.rules import events, state, transitions
 from bagua.daemon.node.rules.job_specification import JobSpecification
-from bagua.daemon.node.rules.journal_entries import JobEntry, RankEntry
 from bagua.daemon.node.rules.membership import LEAVE_S, ended_here
 from bagua.daemon.node.rules.state import Phase, RankPhase
 from bagua.proto import common_pb2, node_pb2
@@ -70,8 +70,8 @@ class Job:
         self._stepping = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._prepared = asyncio.Event()
-        self._finished = asyncio.Event()
+        self.prepared = asyncio.Event()  # the engine listens, or the job has failed or was stopped before
+        self.finished = asyncio.Event()  # nothing of the job is left on this node, and the journal says so
         self._cleared = asyncio.Event()
         self._beginnings: set[asyncio.Task[None]] = set()  # fetch code, make the engine, start ranks
         self._closing: asyncio.Task[None] | None = None
@@ -157,7 +157,7 @@ class Job:
         for member in (*self.spec.members, *self.spec.joining):
             self.tokens.setdefault(member, secrets.token_bytes(32))
 
-    async def resume(self, note: Mapping[str, Any], before: Mapping[int, RankEntry]) -> None:
+    async def resume(self, note: Mapping[str, Any], before: Mapping[int, common_pb2.RankStatus]) -> None:
         """Goes on with the ranks of an earlier life of the daemon, which wait for the next generation, and with those
         that come to their end. ``note``: see ``note``; ``before``: what the journal knows of them. Raises whatever an
         engine can raise."""
@@ -223,10 +223,6 @@ class Job:
         finally:
             self._stepping = False
 
-    async def finished(self) -> None:
-        """Returns when nothing of the job is left on this node and the journal says so."""
-        await self._finished.wait()
-
     @property
     def cleared(self) -> bool:
         """True once another generation may begin here. If the job was stopped while it was being prepared, that work
@@ -251,10 +247,6 @@ class Job:
     def describe_waits(self) -> str:
         """Says why the job waits as a whole, and who waits for whom."""
         return "\n".join(filter(None, (self.spec.waiting, self.engine.waiting(0.0))))
-
-    async def prepared(self) -> None:
-        """Returns when the engine listens, or the job has failed or was stopped before."""
-        await self._prepared.wait()
 
     def admit(self, rank: int, pid: int) -> bool:
         """Lets the process ``pid`` be the member ``rank``. False if the rank has joined before, or has ended. A process
@@ -320,7 +312,7 @@ class Job:
         now = self.state.phase
         self._log.info("job phase", phase=now.value, before=before.value, failure=self.state.failure or None)
         if before is Phase.PREPARING:
-            self._prepared.set()
+            self.prepared.set()
         if now is Phase.RUNNING:
             self._run(self._watch_waits())
             if self.spec.elastic:
@@ -505,7 +497,7 @@ class Job:
     async def _finish(self) -> None:
         self._processes.close()
         await self._record.save()
-        self._finished.set()
+        self.finished.set()
         try:
             if beginnings := [task for task in self._beginnings if not task.done()]:
                 await asyncio.wait(beginnings)
@@ -521,4 +513,5 @@ class Job:
         return log_path(self._processes.logs, member) if self.log_of(member) is not None else None
 
     def _journal_entry(self) -> JobEntry:
-        return journal_entry(self.job_id, self.state, self._processes.place.rank_socket, self._processes.start_time)
+        socket, start_time = self._processes.place.rank_socket, self._processes.start_time
+        return journal_entry(self.job_id, self.state, self._log_path, socket, start_time)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from bagua.base.disk import disk_words
 from bagua.daemon.node.jobs.engine_host import in_thread
-from bagua.daemon.node.jobs.journal import Journal
-from bagua.daemon.node.rules.journal_entries import JobEntry, RankEntry
+from bagua.daemon.node.jobs.journal import JobEntry, Journal
 from bagua.daemon.node.rules.state import JobState, Phase, Rank, RankPhase
 from bagua.proto import common_pb2, node_pb2
 
@@ -92,34 +91,15 @@ def _reason(rank: Rank, whole: bool) -> str:
     return rank.reason if whole or not rank.error_tail else rank.reason[:SHORT_REASON]
 
 
-def journal_entry(job_id: str, state: JobState, rank_socket: Path, start_time: Callable[[int], int]) -> JobEntry:
-    """The job as the next life of the daemon must find it."""
-    ranks = tuple(
-        RankEntry(
-            rank=rank.rank,
-            local_rank=local,
-            member=rank.member,
-            pid=rank.pid,
-            start_time=start_time(rank.pid),
-            exited=rank.phase is RankPhase.EXITED,
-            exit_code=rank.exit_code,
-            signal=rank.signal,
-            error_tail=rank.error_tail,
-            reason=rank.reason,
-            exited_at=rank.exited_at,
-            follows=rank.follows,
-        )
-        for local, rank in enumerate(state.everybody)
-    )
-    return JobEntry(
-        job_id=job_id,
-        generation=state.generation,
-        adopt=state.adopt,
-        rank_socket=str(rank_socket),
-        ranks=ranks,
-        ended=state.phase is Phase.STOPPED,
-        error=state.error,
-    )
+def journal_entry(
+    job_id: str, state: JobState, log_path: LogPath, rank_socket: Path, start_time: Callable[[int], int]
+) -> JobEntry:
+    """The job as the next life of the daemon must find it, with ranks of former generations."""
+    job = local_job(job_id, state, log_path)
+    for local, rank in enumerate(state.gone):
+        job.ranks.append(_rank_status(state, local, rank, False, log_path))
+    start_times = {rank.pid: start_time(rank.pid) for rank in state.everybody}
+    return JobEntry(job, state.adopt, str(rank_socket), start_times)
 
 
 class JobRecord:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import math
 import shutil
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 from bagua.base.disk import disk_words
+from bagua.base.retention import Keep
 from bagua.daemon.node.jobs.context import NodeContext
 from bagua.daemon.node.jobs.job import Job
-from bagua.daemon.node.jobs.journal import end_leftovers
-from bagua.daemon.node.logs.expiry import past_keeping
+from bagua.daemon.node.jobs.journal import JobEntry, end_leftovers
 from bagua.daemon.node.logs.file import LogFile, log_path
 from bagua.daemon.node.rules import events
 from bagua.daemon.node.rules.job_specification import (
@@ -27,8 +28,7 @@ from bagua.daemon.node.rules.job_specification import (
     parse_peers,
     parse_specification,
 )
-from bagua.daemon.node.rules.journal_entries import JobEntry
-from bagua.proto import common_pb2, node_pb2
+from bagua.proto import node_pb2
 
 _EXPIRE_S = 600.0  # between two looks at what is old
 MAX_SNAPSHOTS_BYTES = 2 << 20  # half of what the coordinator takes in one message
@@ -99,35 +99,35 @@ class Jobs:
             with contextlib.suppress(OSError):  # the next start meets it again
                 path.rename(path.with_name(f"{path.name}.broken"))
         for entry in entries:
-            if not entry.ended and await self._resume(entry):
-                continue
-            withdrawn = not entry.ended
-            if withdrawn:
-                self._node.log.warning("a job of an earlier life of this daemon is ended", job=entry.job_id)
-                entry = await end_leftovers(entry, f"the daemon on node {self._node.node_id} was restarted")
+            job_id = entry.job.job_id
+            if not entry.ended:
+                if await self._resume(entry):
+                    continue
+                self._node.log.warning("a job of an earlier life of this daemon is ended", job=job_id)
+                await end_leftovers(entry, f"the daemon on node {self._node.node_id} was restarted")
                 try:
                     self._node.journal.write(entry)
                 except OSError as error:  # the next life ends it again, which changes nothing
                     self._node.log.warning("the journal can't be written", error=disk_words(error))
-            self._node.places.forget(entry.job_id)
-            logs = self._node.logs_folder / entry.job_id
-            self._held[entry.job_id] = EndedJob(_last_words(entry, self._node.node_id, logs, withdrawn), logs)
+            self._node.places.forget(job_id)
+            self._held[job_id] = EndedJob(entry.job, self._node.logs_folder / job_id)
         self._node.keeper.forget_found()
         self._trim()
 
     async def _resume(self, entry: JobEntry) -> bool:
         """Goes on with a job whose ranks have outlived the daemon. False: nothing is left of it, or it failed."""
-        note = self._node.keeper.notes.get(entry.job_id)
+        job_id = entry.job.job_id
+        note = self._node.keeper.notes.get(job_id)
         if note is None:
             return False
         try:
             run = node_pb2.RunJob.FromString(base64.b64decode(note["run"]))
             job = Job(parse_specification(run, self._node.node_id), self._node, self._on_report)
-            await job.resume(note, {rank.number: rank for rank in entry.ranks})
+            await job.resume(note, {rank.member: rank for rank in entry.job.ranks})
         except Exception as error:  # the job goes on elsewhere, or ends with this reason
-            self._node.log.error("a job can't go on with this daemon", job=entry.job_id, exc_info=error)
+            self._node.log.error("a job can't go on with this daemon", job=job_id, exc_info=error)
             return False
-        self._held[entry.job_id] = job
+        self._held[job_id] = job
         return True
 
     def run(self, directive: node_pb2.RunJob) -> None:
@@ -209,7 +209,7 @@ class Jobs:
         if jobs := self.running():
             for job in jobs:
                 self.end(job.job_id, reason, grace_s)
-            waits = [asyncio.ensure_future(job.finished()) for job in jobs]
+            waits = [asyncio.ensure_future(job.finished.wait()) for job in jobs]
             _, late = await asyncio.wait(waits, timeout=timeout_s)
             for task in late:
                 task.cancel()
@@ -340,30 +340,32 @@ def _tell_peers(job: Job, directive: node_pb2.RunJob) -> None:
         job.post(events.PeersKnown(peers))
 
 
-def _last_words(entry: JobEntry, node_id: str, logs: Path, withdrawn: bool) -> node_pb2.LocalJob:
-    ranks = [
-        common_pb2.RankStatus(
-            rank=rank.rank,
-            local_rank=rank.local_rank,
-            node_id=node_id,
-            state=common_pb2.RANK_STATE_EXITED if rank.exited else common_pb2.RANK_STATE_WAITING,
-            pid=rank.pid,
-            exit_code=rank.exit_code,
-            signal=rank.signal,
-            error_tail=rank.error_tail,
-            reason=rank.reason,
-            log_path=str(log_path(logs, rank.number)),
-            exited_at=rank.exited_at,
-            follows=rank.follows,
-            member=rank.number,
-        )
-        for rank in entry.ranks
-    ]
-    return node_pb2.LocalJob(
-        job_id=entry.job_id,
-        generation=entry.generation,
-        phase=node_pb2.LOCAL_PHASE_STOPPED,
-        error=entry.error,
-        ranks=ranks,
-        withdrawn=withdrawn,
-    )
+def past_keeping(folder: Path, ended: Sequence[str], keep: Keep, now: float) -> list[str]:
+    """Returns those of ``ended`` to forget, the oldest first. ``ended``: jobs, the oldest first, each with a folder of
+    its name below ``folder``. The newest stays whatever its size. ``now``: seconds since the epoch.
+    """
+    gone = list(ended[: max(0, len(ended) - keep.jobs)])
+    if math.isinf(keep.age_s) and math.isinf(keep.size):
+        return gone
+    room, full = keep.size, False
+    kept: list[str] = []
+    for job_id in reversed(ended[len(gone) :]):
+        size, newest = _measure(folder / job_id)
+        room -= size
+        full = full or (room < 0 and bool(kept))
+        if not full and now - newest <= keep.age_s:
+            kept.append(job_id)
+    return [job_id for job_id in ended if job_id not in set(kept)]
+
+
+def _measure(folder: Path) -> tuple[int, float]:
+    """Returns (bytes, when something was written last); of a folder that is not there: (0, infinity)."""
+    size, newest = 0, -math.inf
+    for path in (folder, *folder.rglob("*")):
+        try:
+            found = path.lstat()
+        except OSError:
+            continue
+        size += found.st_size
+        newest = max(newest, found.st_mtime)
+    return size, newest if size else math.inf

@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import asdict, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
 from bagua.base.disk import replace_file
 from bagua.daemon.node.processes.proc import marks_of
 from bagua.daemon.node.processes.process import kill_members
 from bagua.daemon.node.rules.job_specification import is_safe_name
-from bagua.daemon.node.rules.journal_entries import JobEntry, RankEntry
+from bagua.proto import common_pb2, node_pb2
 
-_VERSION = 1
+_VERSION = 2
 _KILL_S = 5.0
-_KINDS: dict[str, type | tuple[type, ...]] = {"int": int, "bool": bool, "str": str, "float": (int, float)}
+
+
+@dataclass(frozen=True)
+class JobEntry:
+    """What the next life of the daemon must know of a job: its last report, and how to find its processes.
+    ``start_times``: by pid, in clock ticks since boot (see proc.py)."""
+
+    job: node_pb2.LocalJob
+    adopt: bool
+    rank_socket: str
+    start_times: dict[int, int]
+
+    @property
+    def ended(self) -> bool:
+        """True if nothing of the job is left here."""
+        return self.job.phase == node_pb2.LOCAL_PHASE_STOPPED
 
 
 class Journal:
@@ -32,7 +49,7 @@ class Journal:
     def write(self, entry: JobEntry) -> None:
         """Replaces the job's file. Blocks on the disk. Raises OSError."""
         with self._lock:
-            self._owed[entry.job_id] = entry
+            self._owed[entry.job.job_id] = entry
             self._write(entry)
 
     def owes(self, job_id: str) -> bool:
@@ -46,8 +63,9 @@ class Journal:
                 self._write(self._owed[job_id])
 
     def _write(self, entry: JobEntry) -> None:
-        replace_file(self._path(entry.job_id), json.dumps({"version": _VERSION, **asdict(entry)}))
-        del self._owed[entry.job_id]
+        about = {"version": _VERSION, **vars(entry), "job": MessageToDict(entry.job, preserving_proto_field_name=True)}
+        replace_file(self._path(entry.job.job_id), json.dumps(about))
+        del self._owed[entry.job.job_id]
 
     def remove(self, job_id: str) -> None:
         """Removes the entry of a job."""
@@ -61,7 +79,7 @@ class Journal:
         for path in sorted(self._folder.glob("*.json"), key=lambda file: file.stat().st_mtime):
             try:
                 entries.append(_parse(json.loads(path.read_text(encoding="utf-8"))))
-            except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            except (OSError, ParseError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 broken.append(path)
         return entries, broken
 
@@ -70,32 +88,27 @@ class Journal:
 
 
 def _parse(data: Any) -> JobEntry:
-    """Raises ValueError, KeyError, TypeError for what this version did not write: pids in there will be killed."""
-    if not isinstance(data, dict) or data.pop("version") != _VERSION:
+    """Raises an error for what this version did not write: pids in there will be killed."""
+    if data["version"] != _VERSION:
         raise ValueError("not a journal of this version")
-    entry = JobEntry(**{**data, "ranks": tuple(RankEntry(**rank) for rank in data["ranks"])})
-    records: tuple[JobEntry | RankEntry, ...] = (entry, *entry.ranks)
-    for record in records:
-        for field in fields(record):
-            kind = _KINDS.get(str(field.type))
-            if kind is not None and not isinstance(getattr(record, field.name), kind):
-                raise TypeError(f"{field.name} is no {field.type}")
-    if not is_safe_name(entry.job_id):
+    job = ParseDict(data["job"], node_pb2.LocalJob())
+    if not is_safe_name(job.job_id):
         raise ValueError("the job's id can't be a file name")
-    return entry
+    start_times = {int(pid): int(ticks) for pid, ticks in data["start_times"].items()}
+    return JobEntry(job, bool(data["adopt"]), str(data["rank_socket"]), start_times)
 
 
-async def end_leftovers(entry: JobEntry, error: str) -> JobEntry:
-    """Kills what is left of a job of an earlier life; the entry as it then is, ended for the reason ``error``.
+async def end_leftovers(entry: JobEntry, error: str) -> None:
+    """Kills what is left of a job of an earlier life. The entry then says that it has ended, for the reason ``error``.
 
     A rank's pid counts only with its start time: the number may belong to somebody else by now. Ranks that others
     started are left alone.
     """
+    job = entry.job
     if not entry.adopt:
-        leaders = {rank.pid: rank.start_time for rank in entry.ranks if rank.pid}
-        await kill_members(leaders, marks_of(entry.job_id, Path(entry.rank_socket)), _KILL_S)
-    ranks = tuple(
-        rank if rank.exited or not rank.pid else replace(rank, exited=True, exit_code=-9, signal=9)
-        for rank in entry.ranks
-    )
-    return replace(entry, ranks=ranks, ended=True, error=entry.error or error)
+        leaders = {rank.pid: entry.start_times.get(rank.pid, 0) for rank in job.ranks if rank.pid}
+        await kill_members(leaders, marks_of(job.job_id, Path(entry.rank_socket)), _KILL_S)
+    for rank in job.ranks:
+        if rank.pid and rank.state != common_pb2.RANK_STATE_EXITED:
+            rank.state, rank.exit_code, rank.signal = common_pb2.RANK_STATE_EXITED, -9, 9
+    job.phase, job.error, job.withdrawn = node_pb2.LOCAL_PHASE_STOPPED, job.error or error, True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Mapping
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import bagua.csrc
-from bagua.base.errors import UnavailableError
 from bagua.base.memory_kills import MemoryWatch
 from bagua.daemon.node.jobs.context import NodeContext
 from bagua.daemon.node.jobs.engine_host import in_thread, wanted_plugin
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 LEFTOVER_KILL_S = 5.0
-PATIENCE_S = 120.0  # how long a coordinator that is away is waited for
-_PAUSE_S = 0.5
 
 
 class RankProcesses:
@@ -66,7 +62,7 @@ class RankProcesses:
             await self._node.code.prepare(self._job_id, spec.program.code, self.place.code, owner)
         self._secrets = await in_thread(lambda: self._look(self._here(spec.program)))
         if spec.program.secrets and self._told_secrets is None:
-            self._told_secrets = await self._ask_secrets()
+            self._told_secrets = await self._node.ask_secrets(self._job_id)
         self._plugin = await wanted_plugin(spec, self._node.environment)
         if self._plugin is not None and self.user is not None:
             built = self._plugin
@@ -86,17 +82,6 @@ class RankProcesses:
             return as_user.look(self.user, program, self.user.environment(self._node.environment), self._node.node_id)
         launch.check_program(program, self._node.environment)
         return launch.read_secrets(program, self._node.node_id)
-
-    async def _ask_secrets(self) -> dict[str, str]:
-        """Waits for a coordinator that is away. Raises LaunchError."""
-        end = asyncio.get_running_loop().time() + PATIENCE_S
-        while True:
-            try:
-                return await self._node.ask_secrets(self._job_id)
-            except UnavailableError as error:
-                if asyncio.get_running_loop().time() >= end:
-                    raise launch.LaunchError(f"the secrets of the job can't be fetched: {error} [BG905]") from error
-            await asyncio.sleep(_PAUSE_S)
 
     def _here(self, program: Program) -> Program:
         """Adds the folder on this node in which the program's ranks run."""

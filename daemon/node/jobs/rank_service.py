@@ -67,37 +67,46 @@ class RankService(RankServiceServicer):
             async with asyncio.timeout(patience):
                 job = self._jobs.find(request.job_id) or await self._jobs.arrival(request.job_id)
                 if isinstance(job, Job) and job.holds(request.rank):
-                    await job.prepared()
+                    await job.prepared.wait()
         except TimeoutError:
             if self._jobs.find(request.job_id) is None:
                 await _no_such_job(request.job_id, context)
             text = f"the engine of job {request.job_id} was not ready in {patience:.0f} s [BG920]"
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, text)
+            await _abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, text)
         return await self._admit(job, request, context)
+
+    async def _job_of(self, request: Any, context: Any) -> Job:
+        """The job of the rank that calls. Ends the call if it is not here."""
+        job = self._jobs.find(request.job_id)
+        if not isinstance(job, Job) or not job.knows(request.rank):
+            await _no_such_job(request.job_id, context)
+        return job
 
     async def _admit(self, job: Job | EndedJob, request: rank_pb2.JoinRequest, context: Any) -> rank_pb2.JoinReply:
         if isinstance(job, EndedJob):
             reason = job.snapshot().error or "it was stopped"
-            await _refuse_ended(request.job_id, reason, context)
+            await _abort(
+                context, grpc.StatusCode.FAILED_PRECONDITION, f"job {request.job_id} is over: {reason} [BG506]"
+            )
         if not job.holds(request.rank):
             has = [rank.member for rank in job.state.present]
             text = f"rank {request.rank} of job {request.job_id} is not on this node, which has {has} [BG920]"
-            await context.abort(grpc.StatusCode.NOT_FOUND, text)
+            await _abort(context, grpc.StatusCode.NOT_FOUND, text)
         if job.state.failure or job.state.phase is not Phase.RUNNING:
             reason = job.state.failure or "it is being stopped"
-            await context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION, f"job {request.job_id} can't go on: {reason} [BG506]"
+            await _abort(
+                context, grpc.StatusCode.FAILED_PRECONDITION, f"job {request.job_id} can't go on: {reason} [BG506]"
             )
         if not job.admit(request.rank, request.pid):
             text = f"rank {request.rank} of job {request.job_id} has joined already: "
             text += "a process that a daemon started joins its job once, and not again after destroy_process_group()"
             text += " [BG920]"
-            await context.abort(grpc.StatusCode.ALREADY_EXISTS, text)
+            await _abort(context, grpc.StatusCode.ALREADY_EXISTS, text)
         try:
             place = job.spec.place(request.rank)
         except ValueError:
             text = f"job {request.job_id} goes on without rank {request.rank} [BG508]"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+            await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, text)
         newcomer = request.rank in job.spec.joining
         nodes = [job.state.node_id] if newcomer else [host.node_id for host in job.spec.hosts]
         return rank_pb2.JoinReply(
@@ -113,9 +122,7 @@ class RankService(RankServiceServicer):
     async def TakesNewcomers(
         self, request: rank_pb2.TakesNewcomersRequest, context: Any
     ) -> rank_pb2.TakesNewcomersReply:
-        job = self._jobs.find(request.job_id)
-        if not isinstance(job, Job) or not job.knows(request.rank):
-            await _no_such_job(request.job_id, context)
+        job = await self._job_of(request, context)
         job.post(events.TakesNewcomers(request.rank))
         return rank_pb2.TakesNewcomersReply()
 
@@ -125,7 +132,7 @@ class RankService(RankServiceServicer):
             await _no_such_job(request.job_id, context)
         if len(request.metrics) > _MAX_METRICS or len(request.message) > _MAX_TEXT:
             text = f"progress may have {_MAX_METRICS} metrics and a message of {_MAX_TEXT} characters [BG820]"
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, text)
         if request.HasField("sampled"):
             job.trace_step(request.rank, request.sampled)
             request.ClearField("sampled")
@@ -133,21 +140,16 @@ class RankService(RankServiceServicer):
         return rank_pb2.ReportProgressReply()
 
     async def ReportTrace(self, request: rank_pb2.TraceReport, context: Any) -> rank_pb2.TraceReportReply:
-        job = self._jobs.find(request.job_id)
-        if not isinstance(job, Job) or not job.knows(request.rank):
-            await _no_such_job(request.job_id, context)
+        await self._job_of(request, context)
         self._on_trace(request)
         return rank_pb2.TraceReportReply()
 
     async def Tune(self, request: common_pb2.TuneRequest, context: Any) -> common_pb2.TuneReply:
-        job = self._jobs.find(request.job_id)
-        if not isinstance(job, Job) or not job.knows(request.rank):
-            await _no_such_job(request.job_id, context)
+        await self._job_of(request, context)
         try:
             return await self._ask(request)
         except UnavailableError as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-            raise AssertionError("abort does not return") from None
+            await _abort(context, grpc.StatusCode.UNAVAILABLE, str(error))
 
     async def DescribeWaits(self, request: rank_pb2.DescribeWaitsRequest, context: Any) -> rank_pb2.DescribeWaitsReply:
         job = self._jobs.find(request.job_id)
@@ -158,12 +160,11 @@ class RankService(RankServiceServicer):
 
 async def _no_such_job(job_id: str, context: Any) -> NoReturn:
     text = f"this node daemon holds no job {job_id[:200]!r}, or not that rank of it [BG920]"
-    await context.abort(grpc.StatusCode.NOT_FOUND, text)
-    raise AssertionError("abort does not return")
+    await _abort(context, grpc.StatusCode.NOT_FOUND, text)
 
 
-async def _refuse_ended(job_id: str, reason: str, context: Any) -> NoReturn:
-    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"job {job_id} is over: {reason} [BG506]")
+async def _abort(context: Any, code: grpc.StatusCode, words: str) -> NoReturn:
+    await context.abort(code, words)
     raise AssertionError("abort does not return")
 
 

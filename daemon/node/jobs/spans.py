@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from bagua.base import trace_context
 from bagua.daemon.node.rules import events
@@ -48,15 +49,10 @@ class NodeSpans:
         """Makes the span of one step of a rank."""
         name = f"step {step.step} of rank {rank}"
         span = self._span(name, step.began, step.began + step.seconds, "job", generation)
-        attributes: dict[str, str | int | float] = {
-            **span.attributes,
-            "bagua.rank": rank,
-            "bagua.step": step.step,
-            "bagua.step.compute_seconds": step.compute,
-            "bagua.step.exposed_seconds": step.exposed,
-            "bagua.step.hidden_seconds": step.hidden,
-        }
-        return Span("bagua.step", span.parent, span.start, span.end, span.span_id, attributes)
+        shares = {"compute": step.compute, "exposed": step.exposed, "hidden": step.hidden}
+        attributes = {f"bagua.step.{name}_seconds": seconds for name, seconds in shares.items()}
+        known = {**span.attributes, "bagua.rank": rank, "bagua.step": step.step, **attributes}
+        return replace(span, name="bagua.step", attributes=known)
 
     def _all_there(self, state: JobState) -> bool:
         if self._ready == float("inf") or state.phase is not Phase.RUNNING:

@@ -27,7 +27,7 @@ STEPS_BITS = 16  # of the word that ranks see
 _LOOK_S = 0.25
 _GRACE_S = 1.0  # for ranks that see in their next step that the time has passed
 
-Send = Callable[[node_pb2.TraceReply], Awaitable[None]]
+Send = Callable[[node_pb2.NodeFact], Awaitable[None]]
 
 
 @dataclass
@@ -100,12 +100,12 @@ class TraceService:
         job = self._jobs.find(request.job_id)
         refusal = self._refusal(request.job_id, job)
         if refusal or not isinstance(job, Job):
-            part = self._part(rank=-1, missing=refusal)
-            await self._send(node_pb2.TraceReply(request_id=request.request_id, part=part, last=True))
-            return
-        parts = await self._record(request, job)
-        for part, last in _with_last(parts):
-            await self._send(node_pb2.TraceReply(request_id=request.request_id, part=part, last=last))
+            parts = [self._part(rank=-1, missing=refusal)]
+        else:
+            parts = await self._record(request, job)
+        for number, part in enumerate(parts, 1):
+            reply = node_pb2.TraceReply(request_id=request.request_id, part=part, last=number == len(parts))
+            await self._send(node_pb2.NodeFact(trace=reply))
 
     def _refusal(self, job_id: str, job: Job | EndedJob | None) -> str:
         if not isinstance(job, Job) or job.ending or job.engine.native is None:
@@ -189,8 +189,3 @@ def _span(told: tuple[str, str, int, int, int, int, int, int]) -> common_pb2.Tra
     return common_pb2.TraceSpan(
         phase=phase, name=name, comm=comm, sequence=sequence, begin_ns=begin, end_ns=end, peer=peer, bytes=size
     )
-
-
-def _with_last(parts: list[common_pb2.TracePart]) -> Iterator[tuple[common_pb2.TracePart, bool]]:
-    for number, part in enumerate(parts, 1):
-        yield part, number == len(parts)

@@ -168,7 +168,7 @@ class Keeper:
         for job, memory in self._memory.items():
             self._say({"say": "memory", "job": job}, [memory])
         about = {"boot_id": self._boot_id, "life": self._lives, "kills": self._kills, "notes": self._notes}
-        self._say({"say": "begin", **about, "replaced": self._was_replaced, "changes_users": True})
+        self._say({"say": "begin", **about, "replaced": self._was_replaced})
 
     def _say(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """``descriptors`` are open until the daemon forgets what they belong to. It does so only after it heard of it,
@@ -230,7 +230,7 @@ class Keeper:
                 self._connections = descriptors
                 return descriptors
             case "deadline":
-                self._deadline, self._later = message["at"], message.get("later", {})
+                self._deadline, self._later = message["at"], message["later"]
             case "renew":
                 self._renew()
         return ()

@@ -43,7 +43,6 @@ class KeeperLink:
         self.life = 0
         self.kills = 0
         self.replaced = False  # the last daemon made room for this one; else it was killed
-        self.changes_users = False  # a keeper of an older version would start everything as root
         self.found: list[Found] = []
         self.notes: dict[str, Any] = {}
         self._memory: dict[str, int] = {}
@@ -203,9 +202,7 @@ class KeeperLink:
                     self._memory[message["job"]] = descriptors[0]
             case "begin":
                 self.boot_id, self.life, self.notes = message["boot_id"], message["life"], message["notes"]
-                self.kills = message.get("kills", 0)  # a keeper of a former version does not count them
-                self.replaced = message.get("replaced", False)
-                self.changes_users = message.get("changes_users", False)
+                self.kills, self.replaced = message["kills"], message["replaced"]
                 self._begun.set()
             case "spawned":
                 self._spawned(message)
@@ -216,7 +213,7 @@ class KeeperLink:
                 else:
                     self._codes[pid] = code
             case "acted":
-                self.acted = (message["deadline"], frozenset(message.get("spared", ())))
+                self.acted = (message["deadline"], frozenset(message["spared"]))
             case "not renewed":
                 self.on_refusal(message["reason"])
             case "not kept":

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 # Both ends must have the same: a keeper stays while daemons come and go. It covers what notes about jobs contain.
-VERSION = 1
+VERSION = 2
 
 Message = dict[str, Any]
 # A message with its descriptors. None: they are lost, because this process had no room for all of them.

@@ -12,7 +12,7 @@ from bagua.proto import common_pb2, node_pb2
 
 MAX_READERS = 4_096  # each is a task that mostly sleeps
 Find = Callable[[node_pb2.ReadLog], Awaitable[LogFile]]
-Send = Callable[[node_pb2.LogReply], Awaitable[None]]
+Send = Callable[[node_pb2.NodeFact], Awaitable[None]]
 
 
 class LogService:
@@ -74,7 +74,7 @@ class LogService:
 
     async def _send_chunk(self, request: node_pb2.ReadLog, **fields: Any) -> None:
         chunk = common_pb2.LogChunk(rank=request.rank, **fields)
-        await self._send(node_pb2.LogReply(request_id=request.request_id, chunk=chunk))
+        await self._send(node_pb2.NodeFact(log=node_pb2.LogReply(request_id=request.request_id, chunk=chunk)))
 
     async def _refuse(self, request: node_pb2.ReadLog, reason: str) -> None:
         await self._send_chunk(request, error=reason, eof=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bagua.base.end_reasons import ORPHANED_NEWCOMER
-from bagua.daemon.node.rules.journal_entries import RankEntry
+from bagua.proto import common_pb2
 
 
 class Phase(enum.Enum):
@@ -193,7 +193,7 @@ class Beside:
 def resumed(
     job: JobState,
     pids: Mapping[int, int],
-    before: Mapping[int, RankEntry],
+    before: Mapping[int, common_pb2.RankStatus],
     beside: Beside,
     leave_by: float,
     *,
@@ -206,7 +206,7 @@ def resumed(
 
     def found(rank: Rank) -> Rank:
         known = before.get(rank.member)
-        if known is not None and known.exited:
+        if known is not None and known.state == common_pb2.RANK_STATE_EXITED:
             names = ("pid", "exit_code", "signal", "error_tail", "reason", "exited_at", "follows")
             return replace(rank, phase=RankPhase.EXITED, **{name: getattr(known, name) for name in names})
         if rank.member in pids:

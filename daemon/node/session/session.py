@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0  # well below any lease: a coordinator that comes back finds the node in time
 WELCOME_S = 10.0
-_LOG_QUEUE = 16
+_REPLIES = 16
 _MAX_MESSAGE = 16 << 20
 _OPTIONS = [
     ("grpc.max_receive_message_length", _MAX_MESSAGE),
@@ -114,8 +114,7 @@ class Session:
         self._refusals: list[node_pb2.UpgradeRefusal] = []
         self._progress: dict[tuple[str, int], common_pb2.Progress] = {}
         self.questions = Questions(self._something_to_send)
-        self._logs: asyncio.Queue[node_pb2.LogReply] = asyncio.Queue(_LOG_QUEUE)
-        self._traces: asyncio.Queue[node_pb2.TraceReply] = asyncio.Queue(_LOG_QUEUE)
+        self._replies: asyncio.Queue[node_pb2.NodeFact] = asyncio.Queue(_REPLIES)
         self._clocks: list[node_pb2.ClockReply] = []
         self._wake = asyncio.Event()
         self._ending = False  # finish() was called
@@ -143,19 +142,14 @@ class Session:
         self._progress[progress.job_id, progress.rank] = progress
         self._something_to_send()
 
-    async def log_reply(self, reply: node_pb2.LogReply) -> None:
-        """Waits while the coordinator is slow."""
-        await self._logs.put(reply)
-        self._something_to_send()
-
-    async def trace_reply(self, reply: node_pb2.TraceReply) -> None:
-        """Waits while the coordinator is slow."""
-        await self._traces.put(reply)
+    async def reply(self, fact: node_pb2.NodeFact) -> None:
+        """Sends a piece of a log or a trace. Waits while the coordinator is slow."""
+        await self._replies.put(fact)
         self._something_to_send()
 
     def tell_time(self, request_id: int) -> None:
         """Answers the coordinator, which asks what time it is here."""
-        if len(self._clocks) < _LOG_QUEUE:
+        if len(self._clocks) < _REPLIES:
             reply = node_pb2.ClockReply(request_id=request_id, monotonic_ns=time.monotonic_ns(), clock=clock_name())
             self._clocks.append(reply)
             self._something_to_send()
@@ -233,7 +227,7 @@ class Session:
 
     async def _talk(self, call: Any) -> str:
         """Hello, Welcome, then both directions at once until one of them ends."""
-        self._drop_logs()
+        self._drop_replies()
         self._jobs.clear()  # Hello says everything
         self._refusals.clear()
         self._status_changed = False
@@ -328,9 +322,7 @@ class Session:
         if (question := self.questions.take()) is not None:
             return question
         with contextlib.suppress(asyncio.QueueEmpty):
-            return node_pb2.NodeFact(log=self._logs.get_nowait())
-        with contextlib.suppress(asyncio.QueueEmpty):
-            return node_pb2.NodeFact(trace=self._traces.get_nowait())
+            return self._replies.get_nowait()
         return None
 
     def _set_heartbeat(self, seconds: float) -> None:
@@ -348,16 +340,14 @@ class Session:
             self.welcomed.set()
             self._log.info("connected to the coordinator", address=self._endpoint.address)
         else:
-            self._drop_logs()
+            self._drop_replies()
             self.questions.drop()
         self._on_connection(connected)
 
-    def _drop_logs(self) -> None:
+    def _drop_replies(self) -> None:
         """Replies to requests of a stream that is no more."""
-        while not self._logs.empty():
-            self._logs.get_nowait()
-        while not self._traces.empty():
-            self._traces.get_nowait()
+        while not self._replies.empty():
+            self._replies.get_nowait()
         self._clocks.clear()
 
 

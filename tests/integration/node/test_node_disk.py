@@ -27,8 +27,8 @@ async def until_written(path: Path, **expected: object) -> None:
     """The journal is nobody's to wait for: looked at again and again."""
     async with asyncio.timeout(60):
         while True:
-            entry = json.loads(path.read_text())
-            if entry["ranks"][0] | expected == entry["ranks"][0]:
+            rank = json.loads(path.read_text())["job"]["ranks"][0]
+            if rank | expected == rank:
                 return
             await asyncio.sleep(0.05)
 
@@ -38,7 +38,7 @@ async def test_a_full_disk_ends_no_job_and_the_journal_follows(end, start_daemon
     journal = state / "node-n" / "journal" / "job.json"
     await end.run_script("job", script(WAITER), args=[str(tmp_path / "go")])
     job = await end.job_until("job", lambda job: job.ranks and job.ranks[0].pid)
-    await until_written(journal, pid=job.ranks[0].pid, exited=False)
+    await until_written(journal, pid=job.ranks[0].pid, state="RANK_STATE_RUNNING")
 
     limit_files(daemon.proper().pid, 0)
     (tmp_path / "go").touch()
@@ -46,11 +46,11 @@ async def test_a_full_disk_ends_no_job_and_the_journal_follows(end, start_daemon
     assert job.ranks[0].exit_code == 0 and not job.error
     await end.stop_job("job")
     await end.stopped("job")
-    assert not json.loads(journal.read_text())["ranks"][0]["exited"], "there was no room"
+    assert "RANK_STATE_EXITED" not in journal.read_text(), "there was no room"
 
     limit_files(daemon.proper().pid)
-    await until_written(journal, exited=True, exit_code=0)
-    assert json.loads(journal.read_text())["ended"]
+    await until_written(journal, state="RANK_STATE_EXITED")
+    assert "LOCAL_PHASE_STOPPED" in journal.read_text()
     assert daemon.process.poll() is None
 
 
@@ -58,7 +58,7 @@ async def test_a_restart_on_a_full_disk(end, start_daemon, script, tmp_path, sta
     daemon = await start_daemon()
     await end.run_script("job", script(WAITER), args=[str(tmp_path / "go")])
     await end.job_until("job", lambda job: job.ranks and job.ranks[0].pid)
-    await until_written(state / "node-n" / "journal" / "job.json", exited=False)
+    await until_written(state / "node-n" / "journal" / "job.json", state="RANK_STATE_RUNNING")
     daemon.kill()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # inherited

@@ -7,16 +7,17 @@ import subprocess
 
 import pytest
 
-from bagua.daemon.node.host import idle
-from bagua.daemon.node.host.idle import IdleWatch
-from bagua.daemon.node.jobs.journal import end_leftovers
+from bagua.daemon.node.host import daemon
+from bagua.daemon.node.host.daemon import IdleWatch
+from bagua.daemon.node.jobs.journal import JobEntry, end_leftovers
 from bagua.daemon.node.processes.proc import members, read_status, start_time
-from bagua.daemon.node.rules.journal_entries import JobEntry, RankEntry
+from bagua.proto import common_pb2, node_pb2
 
 
-def entry(**changes):
-    fields = {"job_id": "j", "generation": 2, "adopt": False, "rank_socket": "/s", "ranks": (RankEntry(0, 0, 5, 6),)}
-    return JobEntry(**(fields | changes))
+def entry(pid=0, ticks=0, adopt=False, rank_socket="/s", error=""):
+    """A job of an earlier life; with ``pid`` and its start time, one whose rank ran."""
+    ranks = [common_pb2.RankStatus(pid=pid, state=common_pb2.RANK_STATE_RUNNING)] if pid else []
+    return JobEntry(node_pb2.LocalJob(job_id="j", ranks=ranks, error=error), adopt, rank_socket, {pid: ticks})
 
 
 @pytest.fixture
@@ -28,15 +29,16 @@ def stranger():
 
 
 async def test_leftovers_are_known_by_pid_and_start_time(stranger):
-    rank = RankEntry(0, 0, stranger.pid, start_time(stranger.pid))
-    taken = entry(ranks=(RankEntry(0, 0, stranger.pid, rank.start_time - 1),))
-    ended = await end_leftovers(taken, "restarted")
+    pid, ticks = stranger.pid, start_time(stranger.pid)
+    taken = entry(pid, ticks - 1)
+    await end_leftovers(taken, "restarted")
     assert stranger.poll() is None, "the number belongs to somebody else now"
-    assert ended.ended and ended.error == "restarted" and ended.ranks[0].signal == 9
-    await end_leftovers(entry(adopt=True, ranks=(rank,)), "restarted")
+    assert taken.ended and taken.job.withdrawn and taken.job.error == "restarted" and taken.job.ranks[0].signal == 9
+    await end_leftovers(entry(pid, ticks, adopt=True), "restarted")
     assert stranger.poll() is None, "started by others"
-    ended = await end_leftovers(entry(ranks=(rank,), error="first"), "restarted")
-    assert stranger.wait(5) == -9 and ended.error == "first"
+    left = entry(pid, ticks, error="first")
+    await end_leftovers(left, "restarted")
+    assert stranger.wait(5) == -9 and left.job.error == "first"
 
 
 async def test_leftovers_are_known_by_their_environment():
@@ -44,7 +46,7 @@ async def test_leftovers_are_known_by_their_environment():
     with subprocess.Popen(["sleep", "60"], start_new_session=True, env=marks) as process:
         await end_leftovers(entry(rank_socket="/another"), "restarted")
         assert process.poll() is None
-        await end_leftovers(entry(rank_socket="/s/of/this/test", ranks=()), "restarted")
+        await end_leftovers(entry(rank_socket="/s/of/this/test"), "restarted")
         assert process.wait(5) == -9
 
 
@@ -70,7 +72,7 @@ def test_a_session_whose_leader_is_gone():
 
 
 async def test_idleness(monkeypatch):
-    monkeypatch.setattr(idle, "FIRST_JOB_S", 0.0)
+    monkeypatch.setattr(daemon, "FIRST_JOB_S", 0.0)
     fired = asyncio.Event()
     IdleWatch(None, fired.set).update(True)
     watch = IdleWatch(0.01, fired.set)

@@ -10,7 +10,7 @@ import pytest
 
 from bagua.base.errors import ConfigError
 from bagua.base.retention import NO_NUMBER, Keep, parse_keep
-from bagua.daemon.node.logs.expiry import past_keeping
+from bagua.daemon.node.jobs.jobs import past_keeping
 
 DAY_S = 86_400.0
 

@@ -12,8 +12,8 @@ from bagua.base.end_reasons import SPENT
 from bagua.daemon.node.rules import events as ev
 from bagua.daemon.node.rules import membership, transitions
 from bagua.daemon.node.rules import state as s
-from bagua.daemon.node.rules.journal_entries import RankEntry
 from bagua.daemon.node.rules.state import Phase, RankPhase
+from bagua.proto import common_pb2
 
 READY = ev.EngineReady("")
 
@@ -360,12 +360,16 @@ def _told(rank, told, before):
     return any(isinstance(one, ev.SignalRanks) and rank.pid in one.pids for one in told)
 
 
+def _ended(**fields):
+    return common_pb2.RankStatus(state=common_pb2.RANK_STATE_EXITED, **fields)
+
+
 def test_a_daemon_that_was_started_again_finds_its_ranks():
     """One runs, one ended before and the journal knows how, one is nowhere: it was killed with the node."""
     fresh = s.new_job("b", (0, 1, 2), (2, 3, 5), adopt=False, grace_s=7.0, elastic=True, generation=4)
-    before = {3: RankEntry(1, 1, 73, exited=True, exit_code=-9, signal=9, error_tail="x", member=3)}
+    before = {3: _ended(pid=73, exit_code=-9, signal=9, error_tail="x")}
     beside = s.Beside(fresh=[2], lobby=[9, 10], leaving=[1], takes_newcomers=True)
-    before[10] = RankEntry(1, 1, 80, exited=True, exit_code=1, signal=0, error_tail="ValueError", member=10)
+    before[10] = _ended(pid=80, exit_code=1, error_tail="ValueError")
     job = s.resumed(fresh, {2: 72, 9: 99, 1: 71}, before, beside, leave_by=60.0)
     assert [(rank.rank, rank.member, rank.pid, rank.signal) for rank in job.ranks] == [
         (0, 2, 72, 0),

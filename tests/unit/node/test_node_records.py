@@ -5,7 +5,7 @@ import math
 import os
 import stat
 import tempfile
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,14 +15,16 @@ from bagua.base import paths
 from bagua.base.errors import ConfigError
 from bagua.daemon.node.host.settings import Settings, open_node_folder
 from bagua.daemon.node.jobs.engine_host import WireSettings
-from bagua.daemon.node.jobs.journal import Journal
+from bagua.daemon.node.jobs.journal import JobEntry, Journal
 from bagua.daemon.node.ranks import runtime_dir
-from bagua.daemon.node.rules.journal_entries import JobEntry, RankEntry
+from bagua.proto import common_pb2, node_pb2
 
 
-def entry(**changes):
-    fields = {"job_id": "j", "generation": 2, "adopt": False, "rank_socket": "/s", "ranks": (RankEntry(0, 0, 5, 6),)}
-    return JobEntry(**(fields | changes))
+def entry(job_id="j", ended=False, error=""):
+    phase = node_pb2.LOCAL_PHASE_STOPPED if ended else node_pb2.LOCAL_PHASE_STARTED
+    rank = common_pb2.RankStatus(pid=5, state=common_pb2.RANK_STATE_RUNNING, exited_at=1.5)
+    job = node_pb2.LocalJob(job_id=job_id, generation=2**40, phase=phase, ranks=[rank], error=error)
+    return JobEntry(job, False, "/s", {5: 6})
 
 
 def test_the_journal_keeps_jobs(tmp_path):
@@ -34,16 +36,20 @@ def test_the_journal_keeps_jobs(tmp_path):
     entries, broken = journal.read_all()
     assert entries == [entry(error="x", ended=True), entry(job_id="k")] and not broken
     (tmp_path / "half.json").write_text('{"version": 1, "job_id"')
-    (tmp_path / "new.json").write_text('{"version": 2}')
+    (tmp_path / "old.json").write_text('{"version": 1}')
     (tmp_path / "list.json").write_text("[]")
     assert len(journal.read_all()[1]) == 3
     journal.remove("k")
     journal.remove("k")
-    assert {path.name for path in tmp_path.iterdir()} == {"j.json", "half.json", "new.json", "list.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"j.json", "half.json", "old.json", "list.json"}
 
 
 def changed(**fields):
-    return json.dumps({"version": 1, **asdict(entry()), **fields})
+    """A journal with other fields; ``job``: fields of its report."""
+    good = {"version": 2, "adopt": False, "rank_socket": "/s", "start_times": {"5": 6}}
+    return json.dumps(
+        {**good, **fields, "job": {"job_id": "j", **fields["job"]} if "job" in fields else {"job_id": "j"}}
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,14 +61,16 @@ def changed(**fields):
         '"text"',
         "[[]]",
         "[" * 100_000,
-        '{"version": 1}',
-        changed(job_id="../x"),
-        changed(job_id=5),
-        changed(ranks=[5]),
-        changed(ranks=[{"rank": 0, "local_rank": 0, "pid": "1"}]),
-        changed(ranks=None),
-        changed(extra=1),
-        changed(ended="yes"),
+        '{"version": 2}',
+        changed(job={"job_id": "../x"}),
+        changed(job={"job_id": 5}),
+        changed(job={"ranks": [5]}),
+        changed(job={"ranks": [{"pid": "one"}]}),
+        changed(job={"ranks": [{"pid": -1}]}),
+        changed(job={"extra": 1}),
+        changed(job={"phase": "yes"}),
+        changed(start_times=None),
+        changed(start_times={"one": 1}),
     ],
 )
 def test_a_damaged_journal_is_found_whatever_is_in_it(tmp_path, text):
