@@ -98,24 +98,15 @@ class Controller:
         if kept.access is None:  # not made yet, or somebody has deleted them: what is known of the attempt stays
             return self._act(seen, None)
         client = self.connections.client(job, self._address(seen), *kept.access)
-        attempt = attempt_name(seen, seen.status.get("attempt", 0))
-        answer = service.look(client, attempt, seen.status.get("jobId", ""))
-        seen = replace(
-            seen,
-            reachable=answer.reachable,
-            trouble=answer.trouble,
-            task=answer.task,
-            former_attempts=answer.others,
-            nodes=answer.nodes,
-        )
-        if answer.task is not None and not answer.task.ended:
-            self._follow(seen, answer.task)
-        elif answer.reachable:
+        seen = service.look(client, seen, attempt_name(seen, seen.status.get("attempt", 0)))
+        if seen.task is not None and not seen.task.ended:
+            self._follow(seen, seen.task)
+        elif seen.reachable:
             memory.running = None
         try:
             return self._act(seen, client)
         finally:
-            if not answer.reachable:
+            if not seen.reachable:
                 self.connections.drop(job)
 
     def _leave(self, job: Key) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import secrets
-from dataclasses import dataclass
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
@@ -21,17 +20,11 @@ DAY_S = 86_400.0
 MADE_AT = f"{GROUP}/made-at"
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Actions, and the mark of the credentials that the coordinator should run with."""
+def credentials_wanted(seen: Seen, settings: Settings, now: float) -> tuple[tuple[Action, ...], str]:
+    """Returns (actions, the mark of the credentials that the coordinator should run with).
 
-    actions: tuple[Action, ...]
-    mark: str
-
-
-def credentials_wanted(seen: Seen, settings: Settings, now: float) -> Wanted:
-    """New ones where there are none, on request, and in time before they expire. The coordinator starts again with them
-    when kubelets have had the time to hand them to all pods; a start of it harms no job."""
+    New ones are made where there are none, on request, and in time before they expire. The coordinator starts again
+    with them when kubelets have had the time to hand them to all pods; a start of it harms no job."""
     found = seen.secrets
     asked = found.rotation != _rotation(seen)
     own = not settings.issuer  # else cert-manager makes and renews certificates
@@ -41,7 +34,7 @@ def credentials_wanted(seen: Seen, settings: Settings, now: float) -> Wanted:
     actions: tuple[Action, ...] = (MakeCredentials(token, certificate),) if token or certificate else ()
     settled = now - found.made_at >= settings.secret_delay_s
     mark = found.mark if settled or not seen.coordinator_credentials else seen.coordinator_credentials
-    return Wanted(actions, mark)
+    return actions, mark
 
 
 def _rotation(seen: Seen) -> str:

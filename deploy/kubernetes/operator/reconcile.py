@@ -7,25 +7,11 @@ found by its name at the coordinator, a submission is repeated with its key, pod
 from __future__ import annotations
 
 from bagua.base.errors import ConfigError
-from bagua.operator import objects, pods, status
+from bagua.operator import facts, objects, pods, status
 from bagua.operator.credentials import credentials_wanted
-from bagua.operator.facts import (
-    Action,
-    Apply,
-    Cancel,
-    Delete,
-    Manifest,
-    Pause,
-    Plan,
-    Resume,
-    Scale,
-    Seen,
-    Submit,
-    Task,
-)
-from bagua.operator.gang import Gang, complete
+from bagua.operator.facts import Action, Cancel, Delete, Manifest, Plan, Seen, Task
 from bagua.operator.job import CleanPodPolicy, GangScheduler, RestartPolicy, Spec, SuspendMode, parse
-from bagua.operator.membership import adjust
+from bagua.operator.membership import Gang, adjust, complete
 from bagua.operator.settings import Settings
 
 LATE_S = 30.0  # a job begins on its minimum when the other pods are not there after so long
@@ -74,7 +60,7 @@ def _finished(seen: Seen, spec: Spec, former: Manifest, now: float) -> Plan:
 def _changed(seen: Seen, manifests: list[Manifest]) -> list[Action]:
     """Returns actions for manifests that are not there in this form."""
     return [
-        Apply(one)
+        facts.Apply(one)
         for one in manifests
         if seen.hashes.get((one["kind"], one["metadata"]["name"])) != objects.hash_of(one)
     ]
@@ -116,7 +102,8 @@ class Round:
         if "startTime" not in self.status:
             self.status["startTime"] = status.stamp(self.now)
         release = self.policy.suspend and self.policy.suspend_mode is SuspendMode.RELEASE
-        mark = self._credentials()
+        actions, mark = credentials_wanted(self.seen, self.settings, self.now)
+        self.actions += actions
         if self.settings.issuer:
             self._apply([objects.certificate(self.seen, self.settings)])
         if not (self.seen.secrets.token and self.seen.secrets.certificate):  # pods can't start without
@@ -148,12 +135,6 @@ class Round:
 
     def _phase(self, phase: str, reason: str, message: str) -> None:
         self.status = status.with_phase(self.status, phase, reason, message, self.now)
-
-    def _credentials(self) -> str:
-        """Asks for Secrets; returns the mark of those that the coordinator should run with."""
-        wanted = credentials_wanted(self.seen, self.settings, self.now)
-        self.actions += wanted.actions
-        return wanted.mark
 
     def _deadline_passed(self) -> bool:
         limit = self.policy.active_deadline_seconds
@@ -246,7 +227,7 @@ class Round:
             for key in ("gangSince", "retryTime", "jobId"):
                 self.status.pop(key, None)
             attempt = self.status["attempt"]
-            self.actions.append(Submit(f"{self.seen.uid}-{attempt}", attempt_name(self.seen, attempt)))
+            self.actions.append(facts.Submit(f"{self.seen.uid}-{attempt}", attempt_name(self.seen, attempt)))
             self._phase(status.STARTING, "Submitted", "The job is submitted.")
             self._look_again_soon(0.0)
 
@@ -268,10 +249,10 @@ class Round:
         self.status.pop("retryTime", None)
         if self.policy.suspend and task.state in ("running", "waiting"):
             if not task.paused:
-                self.actions.append(Pause(task.job_id))
+                self.actions.append(facts.Pause(task.job_id))
             self._phase(status.SUSPENDED, "Paused", "All ranks wait after their step; pods stay.")
         elif task.paused and not self.policy.suspend:
-            self.actions.append(Resume(task.job_id))
+            self.actions.append(facts.Resume(task.job_id))
         elif task.state == "running":
             self._phase(status.RUNNING, "Running", task.growth)
         elif task.state == "waiting":
@@ -280,7 +261,7 @@ class Round:
             self._phase(status.STARTING, "Starting", task.reason)
         wanted = self.spec.wanted
         if self.spec.elastic and task.state in ("running", "waiting") and task.wanted != wanted:
-            self.actions.append(Scale(task.job_id, wanted))
+            self.actions.append(facts.Scale(task.job_id, wanted))
         self._pods(task)
 
     def _pods(self, task: Task | None) -> None:

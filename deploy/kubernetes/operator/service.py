@@ -7,7 +7,7 @@ import contextlib
 import tempfile
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +26,6 @@ from bagua.proto import common_pb2, job_pb2
 CALL_S = 5.0
 RECENT = 100  # Attempts are looked for among so many newest jobs
 _ENDED = (common_pb2.JOB_STATE_SUCCEEDED, common_pb2.JOB_STATE_FAILED, common_pb2.JOB_STATE_CANCELLED)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """``reachable``: the coordinator answered; else ``trouble`` says why not."""
-
-    reachable: bool = False
-    trouble: str = ""
-    task: Task | None = None
-    others: tuple[str, ...] = ()
-    nodes: dict[str, NodeState] = field(default_factory=dict)
 
 
 def address(seen: Seen) -> str:
@@ -117,22 +106,22 @@ def connect(address: str, token: Manifest, tls: Manifest) -> Client:
         return Client(address, secret, files, timeout_s=CALL_S)
 
 
-def look(client: Client, name: str, job_id: str = "") -> Answer:
-    """The coordinator's answer about the attempt ``name`` and its nodes. ``job_id``: of the attempt, if it is known;
-    then others are not looked for."""
+def look(client: Client, seen: Seen, name: str) -> Seen:
+    """Adds the coordinator's answer about the attempt ``name`` and its nodes. Others are not looked for where the
+    status knows its id."""
     try:
         nodes = {node.node_id: NodeState(node.connected, node.draining) for node in client.nodes()}
-        if job_id:
+        if job_id := seen.status.get("jobId", ""):
             with contextlib.suppress(NotFoundError):
                 if (known := client.get(job_id)).spec.name == name:
-                    return Answer(True, "", task_of(known), (), nodes)
+                    return replace(seen, reachable=True, task=task_of(known), nodes=nodes)
         jobs = client.list(limit=RECENT)
         found = next((job for job in jobs if job.spec.name == name), None)
         others = tuple(job.job_id for job in jobs if job.spec.name != name and job.state not in _ENDED)
         task = None if found is None else task_of(client.get(found.job_id))
     except ServiceError as error:
-        return Answer(trouble=str(error))
-    return Answer(True, "", task, others, nodes)
+        return replace(seen, trouble=str(error))
+    return replace(seen, reachable=True, task=task, former_attempts=others, nodes=nodes)
 
 
 def specification(spec: Spec, name: str) -> common_pb2.JobSpec:
