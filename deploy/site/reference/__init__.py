@@ -6,9 +6,9 @@ anchors with the code (``tests/unit/docs/test_site.py``).
 
 from __future__ import annotations
 
-from reference import command_line, events, protocols, python_api, settings, variables
+from reference import command_line, events, python_api, settings, variables
 
-TITLES = {"python": "Python", "command-line": "Command line", "protocols": "Protocols"}  # of folders of pages
+TITLES = {"python": "Python", "command-line": "Command line"}  # of folders of pages
 
 
 def pages() -> dict[str, str]:
@@ -16,7 +16,6 @@ def pages() -> dict[str, str]:
     return {
         **python_api.pages(),
         **command_line.pages(),
-        **protocols.pages(),
         "variables.md": variables.page(),
         "settings.md": settings.page(),
         "events.md": events.page(),

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from bagua.daemon.coordinator.rules.event_kinds import EVENT_KINDS
 from reference.markdown import anchor, escaped, table
-from reference.protocols import enumeration
+
+STATE = re.compile(r"^  JOB_STATE_(\w+) = [1-9]\d*;(?:\s*// (.*))?$", re.MULTILINE)
 
 
 def page() -> str:
     """Kinds of events, and states of jobs."""
     rows = [[f"{anchor(kind)}`{kind}`", escaped(words)] for kind, words in EVENT_KINDS.items()]
-    states = [
-        [f"{anchor(name.removeprefix('JOB_STATE_').lower())}`{name.removeprefix('JOB_STATE_')}`", escaped(words)]
-        for name, words in enumeration("common", "JobState").items()
-        if not name.endswith("UNSPECIFIED")
-    ]
+    proto = (Path(__file__).resolve().parents[3] / "proto" / "common.proto").read_text()
+    states = [[f"{anchor(name.lower())}`{name}`", escaped(words)] for name, words in STATE.findall(proto)]
     return "\n".join(
         [
             "# Events of jobs\n",

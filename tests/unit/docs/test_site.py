@@ -209,20 +209,3 @@ def kinds_in_the_code() -> set[str]:
 def test_each_kind_of_event_has_an_entry(site: Site) -> None:
     assert kinds_in_the_code() == EVENT_KINDS.keys()
     assert EVENT_KINDS.keys() <= site.anchors["reference/events.html"]
-
-
-def test_each_message_of_the_protocols_has_an_entry(site: Site) -> None:
-    for path in (ROOT / "proto").glob("*.proto"):
-        names = set(re.findall(r"^(?:message|service|enum) (\w+)", path.read_text(), re.MULTILINE))
-        assert names and names <= site.anchors[f"reference/protocols/{path.stem}.html"], path
-
-
-def test_each_message_and_call_of_the_protocols_has_its_words(site: Site) -> None:
-    silent = []
-    for path in (ROOT / "proto").glob("*.proto"):
-        text = site.pages[f"reference/protocols/{path.stem}.html"]
-        for kind, name, words in re.findall(r"<h2 id=\"?\w+\"?>(\w+) (\w+).*?</h2>\s*(<p>[^<]+|)", text):
-            silent += [f"{kind} {name}"] if not words.strip() else []
-        cells = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.S) for row in re.findall(r"<tr>(.*?)</tr>", text, re.S)]
-        silent += [row[0] for row in cells if row and not row[-1].strip()]
-    assert silent == []
