@@ -13,6 +13,7 @@ that is kept when it starts, then each exit.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import errno
 import math
@@ -436,35 +437,21 @@ def keep(arguments: Sequence[str]) -> int:
     if "--death-signal" in arguments and not die_with_parent(signal.SIGTERM):
         return 0
     allow_many_files()  # the daemon and all ranks inherit it
-    first = {name: value for name in ("--ready-fd", "--leash") if (value := _value(arguments, name)) is not None}
-    later = _without(arguments, first)
+    first, later = _split(arguments)
 
     def command(descriptor: int, first_life: bool) -> tuple[Sequence[str], Sequence[int]]:
         given = arguments if first_life else later
         own = ["--keeper-fd", str(descriptor)]
-        passed = [int(value) for value in first.values() if first_life and value.isdecimal()]
+        passed = [int(value) for value in first.values() if first_life and value and value.isdecimal()]
         return [*_PYTHON, "-m", "bagua.daemon.node", *given, *own], passed
 
-    return Keeper(command, restart="--leash" not in first).run()
+    return Keeper(command, restart=first["leash"] is None).run()
 
 
-def _value(arguments: Sequence[str], name: str) -> str | None:
-    for position, argument in enumerate(arguments):
-        if argument == name:
-            return arguments[position + 1] if position + 1 < len(arguments) else None
-        if argument.startswith(f"{name}="):
-            return argument.partition("=")[2]
-    return None
-
-
-def _without(arguments: Sequence[str], names: Sequence[str] | dict[str, str]) -> list[str]:
-    left: list[str] = []
-    skip = False
-    for argument in arguments:
-        if skip:
-            skip = False
-        elif argument in names:
-            skip = True
-        elif argument.partition("=")[0] not in names:
-            left.append(argument)
-    return left
+def _split(arguments: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
+    """Returns (descriptors for the first life of the daemon, the options of all lives)."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("--ready-fd", "--leash"):
+        parser.add_argument(name)
+    first, later = parser.parse_known_args(arguments)
+    return vars(first), later

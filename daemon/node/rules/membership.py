@@ -12,19 +12,8 @@ import signal
 from dataclasses import replace
 
 from bagua.base.end_reasons import SPENT, overdue_words
-from bagua.daemon.node.rules.events import (
-    Entered,
-    Instruction,
-    ReadyToJoin,
-    Regrouped,
-    RegroupEngine,
-    SignalRanks,
-    SpawnFailed,
-    StartNewcomers,
-    Suspended,
-    TakesNewcomers,
-    TimerFired,
-)
+from bagua.daemon.node.rules import events
+from bagua.daemon.node.rules.events import Instruction
 from bagua.daemon.node.rules.state import JobState, Phase, Rank, RankPhase, newcomers
 
 LOST_S = 5.0  # how long a rank that the engine has lost may take to end by itself: the next generation waits
@@ -34,7 +23,7 @@ NOT_STARTED = 127  # Exit code of a newcomer that could not be started, as of a 
 Step = tuple[JobState, list[Instruction]]
 
 
-def regroup(state: JobState, event: Regrouped, now: float) -> Step:
+def regroup(state: JobState, event: events.Regrouped, now: float) -> Step:
     """Takes the newest word of the coordinator in: whoever stays may have another rank, newcomers are started, whoever
     is out is killed, whoever is dismissed may go."""
     after = renumber(state, event, now)[0]
@@ -42,15 +31,15 @@ def regroup(state: JobState, event: Regrouped, now: float) -> Step:
         return state, []
     unwanted = {rank.member for rank in (*after.gone, *_spent(after))}
     pids = tuple(rank.pid for rank in after.alive if rank.member in unwanted)
-    instructions: list[Instruction] = [SignalRanks(pids, signal.SIGKILL)] if pids else []
+    instructions: list[Instruction] = [events.SignalRanks(pids, signal.SIGKILL)] if pids else []
     if after.generation != state.generation:
-        instructions.append(RegroupEngine())
+        instructions.append(events.RegroupEngine())
     if started := tuple(rank.member for rank in after.lobby if state.find(rank.member) is None):
-        instructions.append(StartNewcomers(started))
+        instructions.append(events.StartNewcomers(started))
     return after, instructions
 
 
-def renumber(state: JobState, event: Regrouped, now: float) -> Step:
+def renumber(state: JobState, event: events.Regrouped, now: float) -> Step:
     """The bookkeeping alone. An older word changes nothing, one of the same generation no rank."""
     same = event.generation == state.generation
     if event.generation < state.generation or (same and event.joining == tuple(rank.member for rank in state.lobby)):
@@ -67,7 +56,7 @@ def renumber(state: JobState, event: Regrouped, now: float) -> Step:
     return armed(replace(after, gone=(*gone, *out))), []
 
 
-def _next(state: JobState, event: Regrouped, known: dict[int, Rank], lobby: tuple[Rank, ...]) -> JobState:
+def _next(state: JobState, event: events.Regrouped, known: dict[int, Rank], lobby: tuple[Rank, ...]) -> JobState:
     ranks = tuple(
         replace(known[member], rank=rank, ends_by=None)
         for rank, member in sorted(zip(event.ranks, event.members, strict=True))
@@ -89,7 +78,7 @@ def _next(state: JobState, event: Regrouped, known: dict[int, Rank], lobby: tupl
     )
 
 
-def entered(state: JobState, event: Entered, now: float) -> Step:
+def entered(state: JobState, event: events.Entered, now: float) -> Step:
     """Handles that the engine has followed. Whoever is not in the generation may end by itself. A newcomer that is in
     it, and has to wait for another one, is of no use: it can't go back. That the generation has lost somebody may have
     been told before: it stays so.
@@ -107,14 +96,14 @@ def entered(state: JobState, event: Entered, now: float) -> Step:
     pids = tuple(rank.pid for rank in _spent(after) if rank.phase is RankPhase.RUNNING)
     if state.phase is not Phase.RUNNING:
         return after, []
-    return armed(after), [SignalRanks(pids, signal.SIGKILL)] if pids else []
+    return armed(after), [events.SignalRanks(pids, signal.SIGKILL)] if pids else []
 
 
 def _spent(state: JobState) -> list[Rank]:
     return [rank for rank in state.lobby if not rank.outside]
 
 
-def suspended(state: JobState, event: Suspended, now: float) -> Step:
+def suspended(state: JobState, event: events.Suspended, now: float) -> Step:
     """Handles a suspension of the generation that the engine is in, or of one that it has entered meanwhile."""
     if event.generation < state.entered:
         return state, []
@@ -140,13 +129,13 @@ def lost(state: JobState, member: int, now: float) -> JobState:
     return armed(state.update(member, ends_by=now + LOST_S))
 
 
-def overdue(state: JobState, event: TimerFired, now: float) -> Step:
+def overdue(state: JobState, event: events.TimerFired, now: float) -> Step:
     """Kills who should have ended by itself."""
     late = [rank for rank in state.alive if rank.ends_by is not None and rank.ends_by <= now]
     for rank in late:
         state = state.update(rank.member, ends_by=math.inf)
     pids = tuple(rank.pid for rank in late)
-    return armed(state), [SignalRanks(pids, signal.SIGKILL)] if pids else []
+    return armed(state), [events.SignalRanks(pids, signal.SIGKILL)] if pids else []
 
 
 def ended_here(state: JobState, member: int) -> str:
@@ -174,18 +163,18 @@ def left_behind(state: JobState) -> bool:
     return all(rank.exit_code == 0 or rank.ends_by is not None for rank in state.leaving)
 
 
-def ready(state: JobState, event: ReadyToJoin, now: float) -> Step:
+def ready(state: JobState, event: events.ReadyToJoin, now: float) -> Step:
     """Notes that a member is ready to join. Only one that is in no generation can be."""
     rank = state.find(event.rank)
     return (state.update(event.rank, ready=True) if rank is not None and rank.outside else state), []
 
 
-def takes_newcomers(state: JobState, event: TakesNewcomers, now: float) -> Step:
+def takes_newcomers(state: JobState, event: events.TakesNewcomers, now: float) -> Step:
     """Notes, for good, that a member takes newcomers. A newcomer says so as soon as it trains like everybody else."""
     return replace(state.update(event.rank, newcomer=False), takes_newcomers=True), []
 
 
-def not_started(state: JobState, event: SpawnFailed, now: float) -> Step:
+def not_started(state: JobState, event: events.SpawnFailed, now: float) -> Step:
     """A newcomer that can't be started is no failure of those that go on."""
     end = {"phase": RankPhase.EXITED, "exit_code": NOT_STARTED, "error_tail": event.text}
     return state.update(event.rank, **end), []

@@ -15,40 +15,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from bagua.daemon.node.rules import membership
-from bagua.daemon.node.rules.events import (
-    Abort,
-    CloseEngine,
-    EngineClosed,
-    EngineFailed,
-    EngineReady,
-    Entered,
-    Event,
-    Instruction,
-    PeersKnown,
-    PrepareFailed,
-    RankConnected,
-    RankExited,
-    RankJoined,
-    RankLeft,
-    RankLost,
-    RankStarted,
-    RankTold,
-    ReadyToJoin,
-    Regrouped,
-    RegroupEngine,
-    Report,
-    SetPeers,
-    SignalRanks,
-    SpawnFailed,
-    SpawnRanks,
-    StopRequested,
-    Suspended,
-    TakesNewcomers,
-    TimerFired,
-    WaitsChanged,
-    Withdraw,
-)
+from bagua.daemon.node.rules import events, membership
+from bagua.daemon.node.rules.events import Event, Instruction
 from bagua.daemon.node.rules.state import JobState, Phase, RankPhase, describe_exit
 
 # How long the other ranks have, after the first failure, to end by their CommunicationError or the coordinator's word.
@@ -74,7 +42,7 @@ def step(state: JobState, event: Event, now: float) -> Step:
         return state, []
     after, instructions = handler(state, event, now)
     if after.visible != state.visible:
-        instructions = [*instructions, Report()]
+        instructions = [*instructions, events.Report()]
     return after, instructions
 
 
@@ -90,11 +58,11 @@ def _fail(state: JobState, now: float, failure: str, error: str = "") -> Step:
         aborted=True,
         deadline=now + FAILING_S,
     )
-    return after, [] if state.aborted else [Abort(failure)]
+    return after, [] if state.aborted else [events.Abort(failure)]
 
 
 def _close(state: JobState) -> Step:
-    return replace(state, phase=Phase.CLOSING, deadline=None, waiting=""), [CloseEngine()]
+    return replace(state, phase=Phase.CLOSING, deadline=None, waiting=""), [events.CloseEngine()]
 
 
 def _terminate(state: JobState, now: float, reason: str, grace_s: float, others_go_on: bool = False) -> Step:
@@ -103,61 +71,63 @@ def _terminate(state: JobState, now: float, reason: str, grace_s: float, others_
     if not state.alive:
         return _close(state)
     withdraws = state.elastic and (state.withdrawn or others_go_on)
-    instructions: list[Instruction] = [] if state.aborted else [Withdraw(reason) if withdraws else Abort(reason)]
+    instructions: list[Instruction] = (
+        [] if state.aborted else [events.Withdraw(reason) if withdraws else events.Abort(reason)]
+    )
     if not state.adopt:
-        instructions.append(SignalRanks(tuple(rank.pid for rank in state.alive), signal.SIGTERM))
+        instructions.append(events.SignalRanks(tuple(rank.pid for rank in state.alive), signal.SIGTERM))
     return replace(state, phase=Phase.TERMINATING, aborted=True, deadline=now + grace_s), instructions
 
 
-def _prepared(state: JobState, event: EngineReady, now: float) -> Step:
-    instructions: list[Instruction] = [SetPeers(state.peers)] if state.peers else []
+def _prepared(state: JobState, event: events.EngineReady, now: float) -> Step:
+    instructions: list[Instruction] = [events.SetPeers(state.peers)] if state.peers else []
     if not state.adopt:
-        instructions.append(SpawnRanks())
+        instructions.append(events.SpawnRanks())
     if state.generation > state.entered > 0:
-        instructions.append(RegroupEngine())
+        instructions.append(events.RegroupEngine())
     deadline = now + state.join_s if state.adopt else None
     after = replace(state, phase=Phase.RUNNING, engine=True, address=event.address, deadline=deadline)
     return (membership.armed(after) if state.elastic and not state.adopt else after), instructions
 
 
-def _prepare_failed(state: JobState, event: PrepareFailed, now: float) -> Step:
+def _prepare_failed(state: JobState, event: events.PrepareFailed, now: float) -> Step:
     return replace(state, phase=Phase.STOPPED, failure=event.text, error=event.text, waiting=""), []
 
 
-def _stop_preparing(state: JobState, event: StopRequested, now: float) -> Step:
+def _stop_preparing(state: JobState, event: events.StopRequested, now: float) -> Step:
     stopped = replace(state, phase=Phase.STOPPED, failure=event.reason, error=event.error, waiting="")
     return replace(stopped, withdrawn=bool(event.error)), []
 
 
-def _peers_early(state: JobState, event: PeersKnown, now: float) -> Step:
+def _peers_early(state: JobState, event: events.PeersKnown, now: float) -> Step:
     return replace(state, peers=event.addresses), []
 
 
-def _peers(state: JobState, event: PeersKnown, now: float) -> Step:
+def _peers(state: JobState, event: events.PeersKnown, now: float) -> Step:
     if state.peers:
         return state, []
-    return replace(state, peers=event.addresses), [SetPeers(event.addresses)]
+    return replace(state, peers=event.addresses), [events.SetPeers(event.addresses)]
 
 
-def _late_engine(state: JobState, event: EngineReady, now: float) -> Step:
-    return state, [CloseEngine()]
+def _late_engine(state: JobState, event: events.EngineReady, now: float) -> Step:
+    return state, [events.CloseEngine()]
 
 
-def _started(state: JobState, event: RankStarted, now: float) -> Step:
+def _started(state: JobState, event: events.RankStarted, now: float) -> Step:
     rank = state.find(event.rank)
     if rank is None or state.adopt or rank.phase is not RankPhase.WAITING:
         return state, []
     return state.update(event.rank, phase=RankPhase.RUNNING, pid=event.pid), []
 
 
-def _spawn_failed(state: JobState, event: SpawnFailed, now: float) -> Step:
+def _spawn_failed(state: JobState, event: events.SpawnFailed, now: float) -> Step:
     rank = state.find(event.rank)
     if rank is not None and rank.newcomer and state.ranks:
         return membership.not_started(state, event, now)
     return _fail(state, now, event.text, error=event.text)
 
 
-def _joined(state: JobState, event: RankJoined, now: float) -> Step:
+def _joined(state: JobState, event: events.RankJoined, now: float) -> Step:
     rank = state.find(event.rank)
     if rank is None or not state.adopt or rank.phase is not RankPhase.WAITING:
         return state, []
@@ -166,11 +136,11 @@ def _joined(state: JobState, event: RankJoined, now: float) -> Step:
     return state.update(event.rank, phase=RankPhase.RUNNING, pid=event.pid), []
 
 
-def _connected(state: JobState, event: RankConnected, now: float) -> Step:
+def _connected(state: JobState, event: events.RankConnected, now: float) -> Step:
     return state.update(event.rank, connected=True), []
 
 
-def _left(state: JobState, event: RankLeft, now: float) -> Step:
+def _left(state: JobState, event: events.RankLeft, now: float) -> Step:
     """Takes a farewell as an exit, of ranks that others started alone: the process of the rest is watched."""
     rank = state.find(event.rank)
     if rank is None or rank.phase is not RankPhase.RUNNING:
@@ -180,7 +150,7 @@ def _left(state: JobState, event: RankLeft, now: float) -> Step:
     return state.update(event.rank, phase=RankPhase.EXITED, exited_at=event.at), []
 
 
-def _mark_lost(state: JobState, event: RankLost, now: float) -> Step:
+def _mark_lost(state: JobState, event: events.RankLost, now: float) -> Step:
     rank = state.find(event.rank)
     if rank is None or rank.phase is RankPhase.WAITING:
         return state, []
@@ -201,7 +171,7 @@ def _mark_lost(state: JobState, event: RankLost, now: float) -> Step:
     return state.update(event.rank, phase=RankPhase.EXITED, lost=True, **gone), []
 
 
-def _lost(state: JobState, event: RankLost, now: float) -> Step:
+def _lost(state: JobState, event: events.RankLost, now: float) -> Step:
     after, instructions = _mark_lost(state, event, now)
     rank = after.find(event.rank)
     if after is not state and after.adopt and rank is not None:
@@ -210,7 +180,7 @@ def _lost(state: JobState, event: RankLost, now: float) -> Step:
     return (membership.lost(after, event.rank, now) if after.elastic else after), instructions
 
 
-def _mark_told(state: JobState, event: RankTold, now: float) -> Step:
+def _mark_told(state: JobState, event: events.RankTold, now: float) -> Step:
     """Notes what a rank has told of its end; the engine has closed its connection."""
     rank = state.find(event.rank)
     if rank is None or rank.phase is not RankPhase.RUNNING:
@@ -224,7 +194,7 @@ def _mark_told(state: JobState, event: RankTold, now: float) -> Step:
     return state.update(event.rank, **told), []
 
 
-def _told(state: JobState, event: RankTold, now: float) -> Step:
+def _told(state: JobState, event: events.RankTold, now: float) -> Step:
     after, instructions = _mark_told(state, event, now)
     rank = after.find(event.rank)
     if after is state or rank is None:
@@ -237,7 +207,7 @@ def _told(state: JobState, event: RankTold, now: float) -> Step:
     return replace(failing, deadline=now + TOLD_S), instructions
 
 
-def _mark_exited(state: JobState, event: RankExited, now: float) -> Step:
+def _mark_exited(state: JobState, event: events.RankExited, now: float) -> Step:
     rank = state.find(event.rank)
     if rank is None or rank.phase is RankPhase.EXITED:
         return state, []
@@ -252,7 +222,7 @@ def _mark_exited(state: JobState, event: RankExited, now: float) -> Step:
     return state.update(event.rank, phase=RankPhase.EXITED, **end), []
 
 
-def _exited(state: JobState, event: RankExited, now: float) -> Step:
+def _exited(state: JobState, event: events.RankExited, now: float) -> Step:
     after, instructions = _mark_exited(state, event, now)
     rank = after.find(event.rank)
     if after.elastic and rank is not None and (rank.signal or rank.newcomer or rank not in after.ranks):
@@ -262,7 +232,7 @@ def _exited(state: JobState, event: RankExited, now: float) -> Step:
     return after, instructions
 
 
-def _engine_failed(state: JobState, event: EngineFailed, now: float) -> Step:
+def _engine_failed(state: JobState, event: events.EngineFailed, now: float) -> Step:
     if state.pending_error:
         return state, []
     if any(rank.lost for rank in state.ranks) and not state.elastic:
@@ -270,12 +240,12 @@ def _engine_failed(state: JobState, event: EngineFailed, now: float) -> Step:
     return _fail(state, now, event.text, error=event.text)
 
 
-def _regrouped(state: JobState, event: Regrouped, now: float) -> Step:
+def _regrouped(state: JobState, event: events.Regrouped, now: float) -> Step:
     after, instructions = membership.regroup(state, event, now)
     return _close(after) if membership.left_behind(after) else (after, instructions)
 
 
-def _waits(state: JobState, event: WaitsChanged, now: float) -> Step:
+def _waits(state: JobState, event: events.WaitsChanged, now: float) -> Step:
     return replace(state, waiting=event.text), []
 
 
@@ -283,7 +253,7 @@ def _nobody_joined(state: JobState) -> bool:
     return state.adopt and all(rank.phase is RankPhase.WAITING for rank in state.ranks)
 
 
-def _running_timer(state: JobState, event: TimerFired, now: float) -> Step:
+def _running_timer(state: JobState, event: events.TimerFired, now: float) -> Step:
     if not _due(state, now):
         return state, []
     if state.pending_error:
@@ -302,28 +272,28 @@ def _verdict(state: JobState, now: float) -> Step:
     return _fail(state, now, state.pending_error, error=state.pending_error)
 
 
-def _stop(state: JobState, event: StopRequested, now: float) -> Step:
+def _stop(state: JobState, event: events.StopRequested, now: float) -> Step:
     if event.error and not state.failure:
         state = replace(state, error=event.error, withdrawn=True)
     return _terminate(state, now, event.reason, event.grace_s, event.others_go_on)
 
 
-def _failing_timer(state: JobState, event: TimerFired, now: float) -> Step:
+def _failing_timer(state: JobState, event: events.TimerFired, now: float) -> Step:
     return _terminate(state, now, state.failure, state.grace_s) if _due(state, now) else (state, [])
 
 
-def _hurry(state: JobState, event: StopRequested, now: float) -> Step:
+def _hurry(state: JobState, event: events.StopRequested, now: float) -> Step:
     """Handles a second request, which may shorten the time that is left, but never lengthen it."""
     deadline = now + event.grace_s
     return replace(state, deadline=deadline if state.deadline is None else min(state.deadline, deadline)), []
 
 
-def _ending_started(state: JobState, event: RankStarted, now: float) -> Step:
+def _ending_started(state: JobState, event: events.RankStarted, now: float) -> Step:
     after, _ = _started(state, event, now)
     if after is state:
         return state, []
     signum = signal.SIGTERM if state.phase is Phase.TERMINATING else signal.SIGKILL
-    return after, [SignalRanks((event.pid,), signum)]
+    return after, [events.SignalRanks((event.pid,), signum)]
 
 
 def _close_when_empty(handler: Handler) -> Handler:
@@ -339,16 +309,16 @@ def _close_when_empty(handler: Handler) -> Handler:
     return then_close
 
 
-def _kill(state: JobState, event: TimerFired, now: float) -> Step:
+def _kill(state: JobState, event: events.TimerFired, now: float) -> Step:
     if not _due(state, now):
         return state, []
     if state.adopt:
         return _close(state)
     pids = tuple(rank.pid for rank in state.alive)
-    return replace(state, phase=Phase.KILLING, deadline=now + KILLING_S), [SignalRanks(pids, signal.SIGKILL)]
+    return replace(state, phase=Phase.KILLING, deadline=now + KILLING_S), [events.SignalRanks(pids, signal.SIGKILL)]
 
 
-def _give_up(state: JobState, event: TimerFired, now: float) -> Step:
+def _give_up(state: JobState, event: events.TimerFired, now: float) -> Step:
     if not _due(state, now):
         return state, []
     names = ", ".join(f"rank {rank.rank} (pid {rank.pid})" for rank in state.alive)
@@ -356,7 +326,7 @@ def _give_up(state: JobState, event: TimerFired, now: float) -> Step:
     return _close(replace(state, error=state.error or text))
 
 
-def _closed(state: JobState, event: EngineClosed, now: float) -> Step:
+def _closed(state: JobState, event: events.EngineClosed, now: float) -> Step:
     return replace(state, phase=Phase.STOPPED, engine=False), []
 
 
@@ -370,54 +340,68 @@ def _due(state: JobState, now: float) -> bool:
 
 
 _BOOKKEEPING: dict[type[Event], Handler] = {
-    RankConnected: _connected,
-    RankLeft: _left,
-    RankLost: _mark_lost,
-    RankTold: _mark_told,
-    RankExited: _mark_exited,
-    Regrouped: membership.renumber,
-    Entered: membership.entered,
-    ReadyToJoin: membership.ready,
-    TakesNewcomers: membership.takes_newcomers,
+    events.RankConnected: _connected,
+    events.RankLeft: _left,
+    events.RankLost: _mark_lost,
+    events.RankTold: _mark_told,
+    events.RankExited: _mark_exited,
+    events.Regrouped: membership.renumber,
+    events.Entered: membership.entered,
+    events.ReadyToJoin: membership.ready,
+    events.TakesNewcomers: membership.takes_newcomers,
 }
 _ENDING: dict[type[Event], Handler] = {kind: _close_when_empty(handler) for kind, handler in _BOOKKEEPING.items()}
 
 _BY_PHASE: dict[Phase, dict[type[Event], Handler]] = {
     Phase.PREPARING: {
-        EngineReady: _prepared,
-        PrepareFailed: _prepare_failed,
-        PeersKnown: _peers_early,
-        WaitsChanged: _waits,
-        Regrouped: membership.renumber,
-        StopRequested: _stop_preparing,
+        events.EngineReady: _prepared,
+        events.PrepareFailed: _prepare_failed,
+        events.PeersKnown: _peers_early,
+        events.WaitsChanged: _waits,
+        events.Regrouped: membership.renumber,
+        events.StopRequested: _stop_preparing,
     },
     Phase.RUNNING: {
-        PeersKnown: _peers,
-        RankStarted: _started,
-        SpawnFailed: _spawn_failed,
-        RankJoined: _joined,
-        RankConnected: _connected,
-        RankLeft: _left,
-        RankLost: _lost,
-        RankTold: _told,
-        RankExited: _exited,
-        EngineFailed: _engine_failed,
-        Suspended: membership.suspended,
-        Regrouped: _regrouped,
-        Entered: membership.entered,
-        ReadyToJoin: membership.ready,
-        TakesNewcomers: membership.takes_newcomers,
-        WaitsChanged: _waits,
-        TimerFired: _running_timer,
-        StopRequested: _stop,
+        events.PeersKnown: _peers,
+        events.RankStarted: _started,
+        events.SpawnFailed: _spawn_failed,
+        events.RankJoined: _joined,
+        events.RankConnected: _connected,
+        events.RankLeft: _left,
+        events.RankLost: _lost,
+        events.RankTold: _told,
+        events.RankExited: _exited,
+        events.EngineFailed: _engine_failed,
+        events.Suspended: membership.suspended,
+        events.Regrouped: _regrouped,
+        events.Entered: membership.entered,
+        events.ReadyToJoin: membership.ready,
+        events.TakesNewcomers: membership.takes_newcomers,
+        events.WaitsChanged: _waits,
+        events.TimerFired: _running_timer,
+        events.StopRequested: _stop,
     },
-    Phase.FAILING: {**_BOOKKEEPING, RankStarted: _started, TimerFired: _failing_timer, StopRequested: _stop},
-    Phase.TERMINATING: {**_ENDING, RankStarted: _ending_started, TimerFired: _kill, StopRequested: _hurry},
-    Phase.KILLING: {**_ENDING, RankStarted: _ending_started, TimerFired: _give_up},
-    Phase.CLOSING: {RankExited: _mark_exited, Regrouped: membership.renumber, EngineClosed: _closed},
-    Phase.STOPPED: {EngineReady: _late_engine},
+    Phase.FAILING: {
+        **_BOOKKEEPING,
+        events.RankStarted: _started,
+        events.TimerFired: _failing_timer,
+        events.StopRequested: _stop,
+    },
+    Phase.TERMINATING: {
+        **_ENDING,
+        events.RankStarted: _ending_started,
+        events.TimerFired: _kill,
+        events.StopRequested: _hurry,
+    },
+    Phase.KILLING: {**_ENDING, events.RankStarted: _ending_started, events.TimerFired: _give_up},
+    Phase.CLOSING: {
+        events.RankExited: _mark_exited,
+        events.Regrouped: membership.renumber,
+        events.EngineClosed: _closed,
+    },
+    Phase.STOPPED: {events.EngineReady: _late_engine},
 }
 
 TABLE: dict[tuple[Phase, type[Event]], Handler] = {
-    (phase, event): handler for phase, events in _BY_PHASE.items() for event, handler in events.items()
+    (phase, event): handler for phase, handlers in _BY_PHASE.items() for event, handler in handlers.items()
 }

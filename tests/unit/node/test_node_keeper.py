@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from bagua.daemon.node.keeper.keeper import Keeper, _value, _without
+from bagua.daemon.node.keeper.keeper import Keeper, _split
 from bagua.daemon.node.keeper.wire import Wire
 
 
@@ -72,8 +72,8 @@ def test_the_last_words_of_an_end_are_heard(ends):
 
 def test_a_later_life_gets_no_descriptors_of_the_first():
     given = ["--name", "n", "--ready-fd", "7", "--leash=9", "--slots", "2"]
-    assert (_value(given, "--ready-fd"), _value(given, "--leash"), _value(given, "--tls")) == ("7", "9", None)
-    assert _without(given, ["--ready-fd", "--leash"]) == ["--name", "n", "--slots", "2"]
+    assert _split(given) == ({"ready_fd": "7", "leash": "9"}, ["--name", "n", "--slots", "2"])
+    assert _split(["--slots", "2"]) == ({"ready_fd": None, "leash": None}, ["--slots", "2"])
 
 
 def test_the_last_words_of_a_daemon_are_heard_though_it_hears_nothing_more(ends):
