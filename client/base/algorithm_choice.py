@@ -14,71 +14,35 @@ VARIABLE = "BAGUA_ALGORITHM"
 
 CODECS = ("none", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "minmax8", "int4", "onebit", "topk")
 
-# Algorithms that come with the library, and what they can be given as a text: parameters and their types. A program may
-# register others; those it names itself.
-PARAMETERS: dict[str, dict[str, str]] = {
-    "async": {
-        "peer_selection_mode": "str",
-        "sync_interval_ms": "int",
-        "warmup_steps": "int",
-        "codec": "codec",
-        "everywhere": "bool",
-        "warmup_codec": "codec",
-    },
-    "bytegrad": {"hierarchical": "bool", "average": "bool"},
-    "combine": {"synchronous": "bool", "centralised": "bool", "codec": "codec", "everywhere": "bool"},
-    "decentralized": {
-        "hierarchical": "bool",
-        "peer_selection_mode": "str",
-        "communication_interval": "int",
-        "codec": "codec",
-        "everywhere": "bool",
-    },
-    "diloco": {
-        "interval": "int",
-        "outer_lr": "float",
-        "outer_momentum": "float",
-        "warmup_steps": "int",
-        "codec": "codec",
-        "warmup_codec": "codec",
-    },
-    "gradient_allreduce": {"hierarchical": "bool", "average": "bool", "codec": "codec", "everywhere": "bool"},
-    "local_sgd": {"interval": "int", "warmup_steps": "int", "codec": "codec", "warmup_codec": "codec"},
-    "low_precision_decentralized": {"hierarchical": "bool", "communication_interval": "int", "codec": "codec"},
-    "no_loco": {
-        "interval": "int",
-        "outer_lr": "float",
-        "outer_momentum": "float",
-        "consensus": "float",
-        "hierarchical": "bool",
-        "seed": "int",
-        "warmup_steps": "int",
-        "codec": "codec",
-        "warmup_codec": "codec",
-    },
-    "one_bit_adam": {"codec": "codec", "everywhere": "bool"},
-    "power_sgd": {
-        "rank": "int",
-        "start_after": "int",
-        "min_compression_rate": "float",
-        "seed": "int",
-        "warmup_codec": "codec",
-    },
-    "qadam": {"hierarchical": "bool", "codec": "codec", "scaled": "bool"},
-    "streaming_diloco": {
-        "interval": "int",
-        "fragments": "int",
-        "overlap": "int",
-        "mixing": "float",
-        "outer_lr": "float",
-        "outer_momentum": "float",
-        "warmup_steps": "int",
-        "codec": "codec",
-        "warmup_codec": "codec",
-    },
-    "top_k": {"density": "float", "warmup_steps": "int", "everywhere": "bool", "warmup_codec": "codec"},
-    "zero_one_adam": {"codec": "codec"},
+# Parameters of algorithms by their type: a name has one type, whichever algorithm takes it.
+_OF_TYPE = {
+    "bool": "average centralised everywhere hierarchical scaled synchronous",
+    "codec": "codec warmup_codec",
+    "float": "consensus density min_compression_rate mixing outer_lr outer_momentum",
+    "int": "communication_interval fragments interval overlap rank seed start_after sync_interval_ms warmup_steps",
+    "str": "peer_selection_mode",
 }
+_TYPES = {name: kind for kind, names in _OF_TYPE.items() for name in names.split()}
+# Algorithms that come with the library, and what they can be given as a text. A program may register others; those it
+# names itself.
+_TAKES = {
+    "async": "peer_selection_mode sync_interval_ms warmup_steps codec everywhere warmup_codec",
+    "bytegrad": "hierarchical average",
+    "combine": "synchronous centralised codec everywhere",
+    "decentralized": "hierarchical peer_selection_mode communication_interval codec everywhere",
+    "diloco": "interval outer_lr outer_momentum warmup_steps codec warmup_codec",
+    "gradient_allreduce": "hierarchical average codec everywhere",
+    "local_sgd": "interval warmup_steps codec warmup_codec",
+    "low_precision_decentralized": "hierarchical communication_interval codec",
+    "no_loco": "interval outer_lr outer_momentum consensus hierarchical seed warmup_steps codec warmup_codec",
+    "one_bit_adam": "codec everywhere",
+    "power_sgd": "rank start_after min_compression_rate seed warmup_codec",
+    "qadam": "hierarchical codec scaled",
+    "streaming_diloco": "interval fragments overlap mixing outer_lr outer_momentum warmup_steps codec warmup_codec",
+    "top_k": "density warmup_steps everywhere warmup_codec",
+    "zero_one_adam": "codec",
+}
+PARAMETERS = {name: {key: _TYPES[key] for key in keys.split()} for name, keys in _TAKES.items()}
 
 NAMES = tuple(PARAMETERS)
 OPEN = ("combine",)  # Take more parameters: those of the algorithm that they choose
