@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from bagua.base.secrets import HIDDEN, looks_secret
 
@@ -32,16 +32,14 @@ def scrub(text: str, known: Iterable[str] = ()) -> str:
     text = _URL.sub(rf"\1{HIDDEN}", text)
     text = _BEARER.sub(rf"\1\2{HIDDEN}", text)
     text = _KNOWN_SHAPES.sub(HIDDEN, text)
-    text = _OPTION.sub(_hide(2, 4), text)
-    return _PAIR.sub(_hide(2, 4), text)
+    text = _OPTION.sub(_hide, text)
+    return _PAIR.sub(_hide, text)
 
 
-def _hide(name: int, value: int) -> Callable[[re.Match[str]], str]:
-    def hidden(match: re.Match[str]) -> str:
-        if not looks_secret(match[name].replace("-", "_")) or match[value].startswith("--"):
-            return match[0]
-        quote = match[value][0] if match[value][0] in "\"'" else ""
-        start = match.start(value) - match.start()
-        return f"{match[0][:start]}{quote}{HIDDEN}{quote}"
-
-    return hidden
+def _hide(match: re.Match[str]) -> str:
+    """Hides the value of a pair or option whose name is a secret's."""
+    name, value = match[2], match[4]
+    if not looks_secret(name.replace("-", "_")) or value.startswith("--"):
+        return match[0]
+    quote = value[0] if value[0] in "\"'" else ""
+    return f"{match[0][: match.start(4) - match.start()]}{quote}{HIDDEN}{quote}"

@@ -80,16 +80,10 @@ class Trace:
 
     def missing(self) -> list[str]:
         """Lists in words what has not come, and why."""
-        found = [source.missing for source in self._in_order() if source.missing]
-        found += [
-            f"{source_name(source)} had no room for {source.dropped} spans"
-            for source in self._in_order()
-            if source.dropped
-        ]
+        sources = in_order(self.sources)
+        found = [source.missing for source in sources if source.missing]
+        found += [f"{source_name(one)} had no room for {one.dropped} spans" for one in sources if one.dropped]
         return found + [clock.missing for clock in self.clocks.values() if clock.missing]
-
-    def _in_order(self) -> Iterable[Source]:
-        return in_order(self.sources)
 
     def bounds(self) -> Mapping[str, int]:
         """Returns by node, in ns, how far its times may be wrong in comparison with the coordinator's clock."""
