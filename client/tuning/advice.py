@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from bagua.tuning.exchanges import (
     AFTER,
@@ -29,7 +29,7 @@ from bagua.tuning.predict import (
     Prediction,
     backward_of,
     bucket_cost,
-    buckets_of,
+    predict_cuts,
     slowed_by,
     timeline,
 )
@@ -73,19 +73,15 @@ def advise(profile: StepProfile, cluster: Cluster, texts: Sequence[str] | None =
     rows = [Row(exchange, predict(profile, cluster, exchange)) for exchange in map(exchange_of, chosen)]
     rows.sort(key=lambda row: (row.prediction.step_s, row.prediction.sent_bytes))
     keeps = next(row for row in rows if row.exchange.keeps == SAME)
-    rounded = _first(row for row in rows if row.exchange.keeps == ROUNDED)
+    rounded = next((row for row in rows if row.exchange.keeps == ROUNDED), None)
     if rounded is not None and not _worth(rounded, keeps):
         rounded = None
-    other = _first(row for row in rows if row.exchange.advisable)
+    other = next((row for row in rows if row.exchange.advisable), None)
     if other is not None and (
         other.exchange.keeps in (SAME, ROUNDED) or not _worth(other, rounded if rounded is not None else keeps)
     ):
         other = None
     return Advice(tuple(rows), keeps, rounded, other)
-
-
-def _first(rows: Iterator[Row]) -> Row | None:
-    return next(rows, None)
 
 
 def _worth(row: Row, against: Row) -> bool:
@@ -154,11 +150,8 @@ class _Model:
         return slowed_by(cost.work_s * share, self.profile, self.cluster)
 
     def in_backward(self) -> Prediction:
-        backward = backward_of(self.profile, self.cluster, self.exchange.coding)
-        buckets = buckets_of(self.profile, self.cluster, self.cuts, backward, self.exchange.coding)
-        line = timeline(buckets, backward.end_s)
-        step = self.forward_s + self.rest_s + line.end_s + self.before_s + self.after_s
-        return Prediction(step, line.end_s - backward.end_s, line.sent_bytes)
+        found = predict_cuts(self.profile, self.cluster, self.cuts, self.exchange.coding)
+        return replace(found, step_s=found.step_s + self.before_s + self.after_s)
 
     def thin(self) -> Prediction:
         """P while backward computes, Q after it; the passes over the gradients are the rank's own."""

@@ -140,7 +140,29 @@ def exchange_of(text: str) -> Exchange:
         "after": after,
         "keeps": _keeps(name, coding),
     }
-    return _SHAPES.get(name, _in_backward)(given, common)
+    pattern = PAIR if given.get("peer_selection_mode", "all") == "shift_one" else ALL_REDUCE
+    match name:
+        case "async":
+            pause = float(given.get("sync_interval_ms", 500)) / 1e3
+            return Exchange(when=BACKGROUND, pattern=pattern, hosts_pair=False, pause_s=pause, **common)
+        case "decentralized":
+            hosts_pair = bool(given.get("hierarchical", True))
+            return Exchange(when=BESIDE, pattern=pattern, hosts_pair=hosts_pair, **common)
+        case "diloco" | "local_sgd":
+            return Exchange(when=AFTER, **common)
+        case "low_precision_decentralized":
+            return Exchange(when=AFTER, pattern=RING, **common)
+        case "no_loco":
+            return Exchange(when=AFTER, pattern=PAIR, hosts_pair=bool(given.get("hierarchical", False)), **common)
+        case "power_sgd":
+            least = float(given.get("min_compression_rate", 2.0))
+            return Exchange(when=THIN, rank=int(given.get("rank", 2)), min_compression_rate=least, **common)
+        case "streaming_diloco":
+            fragments, overlap = int(given.get("fragments", 4)), int(given.get("overlap", 1))
+            return Exchange(when=STREAMED, fragments=fragments, overlap=overlap, **common)
+        case "zero_one_adam":
+            return Exchange(when=AFTER, **{**common, "interval": LOCAL_STEPS})
+    return Exchange(when=IN_BACKWARD, **common)
 
 
 def _keeps(name: str, coding: Coding | None) -> str:
@@ -148,62 +170,6 @@ def _keeps(name: str, coding: Coding | None) -> str:
         return SAME
     rounds = coding is not None and coding.codec in ROUNDING
     return ROUNDED if name in ("gradient_allreduce", "bytegrad") and rounds else OTHER
-
-
-def _in_backward(_: dict[str, Any], common: dict[str, Any]) -> Exchange:
-    return Exchange(when=IN_BACKWARD, **common)
-
-
-def _after(_: dict[str, Any], common: dict[str, Any]) -> Exchange:
-    return Exchange(when=AFTER, **common)
-
-
-def _no_loco(given: dict[str, Any], common: dict[str, Any]) -> Exchange:
-    return Exchange(when=AFTER, pattern=PAIR, hosts_pair=bool(given.get("hierarchical", False)), **common)
-
-
-def _zero_one_adam(_: dict[str, Any], common: dict[str, Any]) -> Exchange:
-    return Exchange(when=AFTER, **{**common, "interval": LOCAL_STEPS})
-
-
-def _decentralized(given: dict[str, Any], common: dict[str, Any]) -> Exchange:
-    pairs = given.get("peer_selection_mode", "all") == "shift_one"
-    hosts_pair = bool(given.get("hierarchical", True))
-    return Exchange(when=BESIDE, pattern=PAIR if pairs else ALL_REDUCE, hosts_pair=hosts_pair, **common)
-
-
-def _ring(_: dict[str, Any], common: dict[str, Any]) -> Exchange:
-    return Exchange(when=AFTER, pattern=RING, **common)
-
-
-def _streamed(given: dict[str, Any], common: dict[str, Any]) -> Exchange:
-    return Exchange(
-        when=STREAMED, fragments=int(given.get("fragments", 4)), overlap=int(given.get("overlap", 1)), **common
-    )
-
-
-def _background(given: dict[str, Any], common: dict[str, Any]) -> Exchange:
-    pairs = given.get("peer_selection_mode", "all") == "shift_one"
-    pause = float(given.get("sync_interval_ms", 500)) / 1e3
-    return Exchange(when=BACKGROUND, pattern=PAIR if pairs else ALL_REDUCE, hosts_pair=False, pause_s=pause, **common)
-
-
-def _thin(given: dict[str, Any], common: dict[str, Any]) -> Exchange:
-    least = float(given.get("min_compression_rate", 2.0))
-    return Exchange(when=THIN, rank=int(given.get("rank", 2)), min_compression_rate=least, **common)
-
-
-_SHAPES = {
-    "async": _background,
-    "decentralized": _decentralized,
-    "diloco": _after,
-    "local_sgd": _after,
-    "low_precision_decentralized": _ring,
-    "no_loco": _no_loco,
-    "power_sgd": _thin,
-    "streaming_diloco": _streamed,
-    "zero_one_adam": _zero_one_adam,
-}
 
 
 def every_text(hosts: int) -> Iterator[str]:

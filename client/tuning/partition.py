@@ -15,13 +15,12 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bagua.tuning.grouping import DEFAULT_BYTES, bucket_bytes, group
+from bagua.tuning.grouping import bucket_bytes, group
 from bagua.tuning.network import Network
 from bagua.tuning.predict import (
     Backward,
     Cluster,
     Coding,
-    Prediction,
     backward_of,
     bucket_cost,
     predict_cuts,
@@ -33,10 +32,10 @@ Cuts = list[list[str]]
 MOST_PIECES = 256  # a model of more tensors is cut between some of them only: small neighbours count as one
 
 
-def default_cuts(profile: StepProfile, wanted: int = DEFAULT_BYTES, explicit: bool = False) -> Cuts:
+def default_cuts(profile: StepProfile) -> Cuts:
     """The cut that training begins with: by bytes alone."""
-    limit = bucket_bytes(profile.bytes, wanted, explicit)
-    numbers = group([(one.bytes, one.dtype) for one in profile.parameters], limit)
+    sizes = [(one.bytes, one.dtype) for one in profile.parameters]
+    numbers = group(sizes, bucket_bytes(profile.bytes))
     return [[profile.parameters[number].name for number in members] for members in numbers]
 
 
@@ -67,16 +66,13 @@ def best_cuts(
     cluster = Cluster.of(profile, network, hosts, ranks)
     backward = backward_of(profile, cluster, coding)
     found = [
-        *(_search(profile, cluster, backward, coding, pieces) for pieces in _ways_to_piece(profile)),
+        _search(profile, cluster, backward, coding, _pieces(profile)),
         default_cuts(profile),
         one_bucket(profile),
         one_per_tensor(profile),
     ]
 
-    def worth(cuts: Cuts) -> tuple[Prediction, int]:
-        return predict_cuts(profile, cluster, cuts, coding), len(cuts)
-
-    return min(found, key=lambda cuts: (worth(cuts)[0].step_s, worth(cuts)[1]))
+    return min(found, key=lambda cuts: (predict_cuts(profile, cluster, cuts, coding).step_s, len(cuts)))
 
 
 def _by_dtype(profile: StepProfile, numbers: Sequence[int]) -> Cuts:
@@ -88,18 +84,18 @@ def _by_dtype(profile: StepProfile, numbers: Sequence[int]) -> Cuts:
     return list(found.values())
 
 
-def _ways_to_piece(profile: StepProfile) -> list[list[int]]:
+def _pieces(profile: StepProfile) -> list[int]:
     """Ends of pieces that are not cut: parameter numbers, ascending, the last one len(parameters)."""
     count = len(profile.parameters)
     if count <= MOST_PIECES:
-        return [list(range(1, count + 1))]
+        return list(range(1, count + 1))
     ends, held, least = [], 0, profile.bytes / MOST_PIECES
     for number, parameter in enumerate(profile.parameters, 1):
         held += parameter.bytes
         if held >= least or number == count:
             ends.append(number)
             held = 0
-    return [ends]
+    return ends
 
 
 @dataclass(frozen=True)

@@ -152,15 +152,11 @@ def _ring_of_neighbours(nbytes: float, hosts: int, coding: Coding | None) -> tup
 def _coding_s(nbytes: float, hosts: int, coding: Coding, speeds: Speeds, pattern: str) -> float:
     """Seconds of the engine's thread: each host encodes the others' blocks and the result of its own, and decodes all
     partial sums of its own block and the results of the others'."""
-    speed = codec_speed(speeds, coding.codec)
+    # Where the codec was not measured it counts as fast as memory.
+    speed = speeds.codecs.get(coding.codec) or CodecSpeed(speeds.memory, speeds.memory)
     if pattern == RING:
         return nbytes * (1 / speed.encode + (3 if hosts > 2 else 2) / speed.decode)
     return nbytes * (1 / speed.encode + 2 * (hosts - 1) / hosts / speed.decode)
-
-
-def codec_speed(speeds: Speeds, codec: str) -> CodecSpeed:
-    """Returns the codec's speed as measured, or else that of the machine's memory."""
-    return speeds.codecs.get(codec) or CodecSpeed(speeds.memory, speeds.memory)
 
 
 def _hold(sent: float, steps: int, network: Network, trip_s: float) -> float:
@@ -217,14 +213,12 @@ class Backward:
     end_s: float
 
 
-def backward_of(
-    profile: StepProfile, cluster: Cluster, coding: Coding | None = None, pattern: str = ALL_REDUCE
-) -> Backward:
+def backward_of(profile: StepProfile, cluster: Cluster, coding: Coding | None = None) -> Backward:
     """Returns when gradients are ready while the engine exchanges earlier ones. Buckets play no part in it: the
     engine's work is that of all gradients in one, and its share that falls into backward slows backward down.
     """
     alone = profile.backward_ns / 1e9
-    whole = bucket_cost(profile.bytes, cluster, profile.speeds, coding, pattern)
+    whole = bucket_cost(profile.bytes, cluster, profile.speeds, coding)
     beside = whole.work_s * min(1.0, alone / whole.hold_s) if whole.hold_s else 0.0
     stretch = 1 + slowed_by(beside, profile, cluster) / alone if alone else 1.0
     ready = 0.0

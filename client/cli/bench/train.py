@@ -15,12 +15,12 @@ from bagua.bench.units import choose
 from bagua.cli.bench import common
 from bagua.cli.command import command
 from bagua.cli.options import Output
+from bagua.tuning.exchanges import OWN_OPTIMIZER
 
 ALONE = "no communication"
 MODELS = ("mlp", "resnet", "transformer", "tiny", "mlp-s", "resnet-s", "transformer-s")
 PEERS = ("ddp", "fp16", "bf16", "powersgd1", "powersgd2")
 ALGORITHM = "gradient_allreduce"
-OWN_OPTIMIZER = ("qadam", "one_bit_adam", "zero_one_adam")
 DEFAULT_ALGORITHMS = {False: ALGORITHM, True: f"{ALGORITHM},{ALGORITHM}:fp16,{ALGORITHM}:minmax8"}
 
 
