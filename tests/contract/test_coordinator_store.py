@@ -487,7 +487,7 @@ async def test_two_coordinators_do_not_both_decide(open_database: Callable[[], s
             for _ in range(3):
                 two.pass_time(1.5)
                 await two.until(lambda: two.board.job(job_id) == one.board.job(job_id))
-            assert two.counters.values["decisions", ""] == 0
+            assert two.counters["decisions", ""] == 0
             assert two.board.jobs[job_id].owner == "one"
             # One is killed: it gives nothing back.
             one.reconciler.stop = no_stop  # type: ignore[method-assign]
@@ -626,12 +626,10 @@ async def see(desks: Sequence[Desk], done: Callable[[], object]) -> None:
     busy machine none takes another one for dead."""
     async with asyncio.timeout(60):
         while not done():
-            before = [desk.counters.values["transactions", ""] for desk in desks]
+            before = [desk.counters["transactions", ""] for desk in desks]
             for desk in desks:
                 desk.pass_time(1.0)
-            while any(
-                desk.counters.values["transactions", ""] == count for desk, count in zip(desks, before, strict=True)
-            ):
+            while any(desk.counters["transactions", ""] == count for desk, count in zip(desks, before, strict=True)):
                 await asyncio.sleep(0.005)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol, TypeAlias
 
@@ -28,7 +29,6 @@ from bagua.daemon.coordinator.rules.access import (
     needs_owner,
     refusal,
 )
-from bagua.daemon.coordinator.rules.counters import Counters
 from bagua.daemon.coordinator.rules.identity import CURRENT, Authenticate, Identity
 from bagua.daemon.coordinator.use.audit import OK, Audit
 from bagua.daemon.coordinator.use.open_calls import Calls
@@ -63,17 +63,17 @@ class Door(Protocol):
 class Errors:
     """Turns exceptions into status codes with words, and counts them."""
 
-    def __init__(self, counters: Counters) -> None:
+    def __init__(self, counters: Counter[tuple[str, str]]) -> None:
         self._counters = counters
 
     async def answer(self, error: Exception, context: Any) -> None:
         """Ends the call with what ``error`` means to the caller. Raises AbortError."""
         if isinstance(error, ServiceError):
             if not isinstance(error, UnavailableError):  # which is not the caller's fault
-                self._counters.add("bad_calls", type(error).__name__)
+                self._counters["bad_calls", type(error).__name__] += 1
             await context.abort(code_of(error), str(error))
         log.error("call_failed", exc_info=error)
-        self._counters.add("bad_calls", "internal")
+        self._counters["bad_calls", "internal"] += 1
         await context.abort(
             grpc.StatusCode.INTERNAL, f"The coordinator failed: {type(error).__name__}. Its log tells more. [BG825]"
         )
@@ -90,7 +90,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         audit: Audit,
         calls: Calls,
         door: Door,
-        counters: Counters,
+        counters: Counter[tuple[str, str]],
         patience_s: float,
     ) -> None:
         self._authenticate = authenticate
@@ -112,9 +112,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
         if handler is None:
-            self._counters.add("bad_calls", "unknown_method")
+            self._counters["bad_calls", "unknown_method"] += 1
             return handler
-        self._counters.add("rpcs", method)
+        self._counters["rpcs", method] += 1
         caller = await self._authenticate(handler_call_details.invocation_metadata or ())
         if caller is not None:
             return self._for_bearers(handler, caller, method)
@@ -125,7 +125,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     async def _refuse(self, _: Any, context: Any) -> None:
         """Answers without reading: so it is a handler of streams, whatever the method is."""
         self._door.refused(context.peer())
-        self._counters.add("bad_calls", "unauthenticated")
+        self._counters["bad_calls", "unauthenticated"] += 1
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, _REFUSAL)
 
     def _for_bearers(self, handler: Handler, caller: Identity, method: str) -> Handler:
@@ -191,7 +191,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 words = (
                     f"{STRANGERS_CALLS} callers without a token ask for health at this moment. Try again later. [BG814]"
                 )
-                self._counters.add("bad_calls", TooMuchError.__name__)
+                self._counters["bad_calls", TooMuchError.__name__] += 1
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
             self._strangers += 1
             try:

@@ -200,7 +200,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         steps, seconds = traces.check(request)
         job = await self._service.job(request.job_id)
         traces.check_runs(job)
-        tracing = traces.Tracing(self._sessions.traces, self._sessions.get, job, steps, seconds)
+        tracing = traces.Tracing(self._sessions, job, steps, seconds)
         try:
             async for chunk in tracing.chunks():
                 yield chunk

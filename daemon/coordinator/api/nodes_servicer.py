@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from bagua.base.errors import ConflictError, InvalidRequestError, NotFoundError, ServiceError, UnavailableError
 from bagua.base.protocol import misfit
 from bagua.daemon.coordinator.rounds.intake import Intake
-from bagua.daemon.coordinator.rules import scopes
+from bagua.daemon.coordinator.rules.access import check_job, check_node
 from bagua.daemon.coordinator.rules.clock import ServiceClock
 from bagua.daemon.coordinator.rules.domain import LocalJob, NodeRecord
 from bagua.daemon.coordinator.rules.node_leases import NodeLeases
@@ -101,7 +101,7 @@ class NodeServicer:
         node = checked_hello(hello)
         jobs = [local_job(fact) for fact in hello.jobs]
         for job in jobs:
-            scopes.check_job(job.job_id)
+            check_job(job.job_id)
         await self._check_unique(node.node_id, node.boot_id)
         session = NodeSession(node.node_id, node.boot_id, node.hostname, hello.stream, hello.life, hello.unpacks)
         if not self._sessions.youngest(session):
@@ -171,7 +171,7 @@ class NodeServicer:
             raise InvalidRequestError("the first message of a session must be a hello [BG820]")
         if self.stopping:
             raise UnavailableError(f"{STOPPING} [BG802]")
-        scopes.check_node(fact.hello.node_id)
+        check_node(fact.hello.node_id)
         hello = fact.hello
         whose = f"The daemon on node {hello.node_id[:64]}"
         if words := misfit(hello.version[:64], hello.protocol, hello.oldest_protocol, whose):
@@ -234,29 +234,29 @@ class NodeServicer:
             if fact.heartbeat.seq:
                 self._acknowledge(session, fact.heartbeat.seq)
         elif kind == "job":
-            scopes.check_job(fact.job.job_id)
+            check_job(fact.job.job_id)
             self._intake.fact(session, local_job(fact.job))
         elif kind == "progress":
-            scopes.check_job(fact.progress.job_id)
+            check_job(fact.progress.job_id)
             self._watchers.report(checked_progress(fact.progress))
         elif kind == "log":
-            self._sessions.log_reply(session, fact.log)
+            self._sessions.route(session, fact.log.request_id, fact.log.chunk)
         elif kind == "trace":
-            self._sessions.traces.take(session, fact.trace)
+            self._sessions.route(session, fact.trace.request_id, fact.trace)
         elif kind == "clock":
-            self._sessions.traces.take(session, fact.clock)
+            self._sessions.route(session, fact.clock.request_id, fact.clock)
         elif kind == "status":
             self._intake.leaving(session, fact.status.draining)
         elif kind == "upgrade_refusal":
             self._sessions.upgrades.refused(session, fact.upgrade_refusal)
         elif kind == "tune":
-            scopes.check_job(fact.tune.request.job_id)
+            check_job(fact.tune.request.job_id)
             self._begin(self._answer(session, fact.tune))
         elif kind == "code":
-            scopes.check_job(fact.code.job_id)
+            check_job(fact.code.job_id)
             self._begin(self._give_code(session, fact.code))
         elif kind == "secrets":
-            scopes.check_job(fact.secrets.job_id)
+            check_job(fact.secrets.job_id)
             self._give_secrets(session, fact.secrets)
         elif kind == "hello":
             raise InvalidRequestError("a hello comes first and once [BG820]")

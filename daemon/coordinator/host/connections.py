@@ -18,18 +18,59 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import unquote
 
-from bagua.daemon.coordinator.host.refusals import Refusals
-from bagua.daemon.coordinator.rules.counters import Counters
+import structlog
 
 TICK_S = 1.0
 _MOST_STRANGERS = 2_048  # however many descriptors there are
 _MOST_KNOWN = 10_000  # addresses
+PERIOD_S = 60.0  # between two lines of the log about refusals
+_MAX_ADDRESSES = 1_000
+_SHOWN = 10  # addresses in one line
+_OTHERS = "others"
 _MOST_DESCRIPTORS = 1 << 20  # where the system sets no limit
 
+log = structlog.get_logger("coordinator.rpc")
+
 Peer: TypeAlias = tuple[str, int]  # Address in its shortest form, port
+
+
+class Refusals:
+    """Counts refusals by address and kind; of many there is one line in ``PERIOD_S``."""
+
+    def __init__(self, clock: Callable[[], float], warn: Callable[..., Any] | None = None) -> None:
+        self._clock = clock
+        self._warn = warn or log.warning
+        self._told_at = float("-inf")
+        self._addresses: Counter[str] = Counter()
+        self._kinds: Counter[str] = Counter()
+
+    def add(self, address: str, kind: str) -> None:
+        """Counts one more refusal from ``address``."""
+        if address not in self._addresses and len(self._addresses) >= _MAX_ADDRESSES:
+            address = _OTHERS
+        self._addresses[address] += 1
+        self._kinds[kind] += 1
+
+    def tell(self) -> None:
+        """Logs the sum since the last time, if there is one and the time has come."""
+        now = self._clock()
+        if now - self._told_at >= PERIOD_S:
+            if self._kinds:
+                self._told_at = now
+            self.tell_rest()
+
+    def tell_rest(self) -> None:
+        """Logs what was not told yet."""
+        if not self._kinds:
+            return
+        addresses = dict(self._addresses.most_common(_SHOWN))
+        more = len(self._addresses) - len(addresses)
+        self._warn("refused", **self._kinds, addresses=addresses, **({"more_addresses": more} if more else {}))
+        self._addresses.clear()
+        self._kinds.clear()
 
 
 @dataclass(frozen=True)
@@ -65,7 +106,7 @@ class Connections:
         limit: int,
         patience: int,
         refusals: Refusals,
-        counters: Counters,
+        counters: Counter[tuple[str, str]],
     ) -> None:
         self._look = look
         self._cut = cut
@@ -140,7 +181,7 @@ class Connections:
 
     def _end(self, connection: Socket, reason: str) -> None:
         if self._cut(connection):
-            self._counters.add("connections_cut", reason)
+            self._counters["connections_cut", reason] += 1
             self._refusals.add(connection.peer[0], "connections")
 
 

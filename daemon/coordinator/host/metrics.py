@@ -8,6 +8,7 @@ import itertools
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -18,7 +19,6 @@ from prometheus_client.registry import Collector
 
 from bagua.base.errors import ConfigError, ServiceError
 from bagua.base.security import TlsFiles, follow_files
-from bagua.daemon.coordinator.rules.counters import Counters
 from bagua.daemon.coordinator.rules.domain import JobRecord, JobState
 from bagua.daemon.coordinator.streams.sessions import Sessions
 from bagua.daemon.coordinator.streams.watchers import Watchers
@@ -111,7 +111,9 @@ class JobCounts:
 class CoordinatorCollector(Collector):
     """Reads the numbers when they are asked for; runs in a thread of the HTTP server."""
 
-    def __init__(self, counters: Counters, sessions: Sessions, service: Service, watchers: Watchers) -> None:
+    def __init__(
+        self, counters: Counter[tuple[str, str]], sessions: Sessions, service: Service, watchers: Watchers
+    ) -> None:
         self._counters = counters
         self._sessions = sessions
         self._service = service
@@ -143,7 +145,7 @@ class CoordinatorCollector(Collector):
 
     def _counts(self) -> Iterator[Metric]:
         by_name: dict[str, dict[tuple[str, ...], float]] = collections.defaultdict(dict)
-        values = dict.fromkeys(_FROM_ZERO, 0) | self._counters.values.copy()
+        values = dict.fromkeys(_FROM_ZERO, 0) | self._counters.copy()
         for (name, value), count in values.items():
             unit = 1e-9 if name.endswith("_ns") else 1
             by_name[name][(value,) if _COUNTED[name].labels else ()] = count * unit

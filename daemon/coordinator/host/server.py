@@ -7,6 +7,7 @@ import contextlib
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -33,19 +34,18 @@ from bagua.daemon.coordinator.host.connections import (
     TICK_S,
     Connections,
     OwnSockets,
+    Refusals,
     limit_of_strangers,
     raise_descriptor_limit,
 )
 from bagua.daemon.coordinator.host.database_port import database_refuses
 from bagua.daemon.coordinator.host.database_silence import DatabaseSilence
 from bagua.daemon.coordinator.host.own_address import this_machine, told_address
-from bagua.daemon.coordinator.host.refusals import Refusals
 from bagua.daemon.coordinator.rounds.intake import Intake
 from bagua.daemon.coordinator.rounds.live_state import Board
 from bagua.daemon.coordinator.rounds.publisher import Publisher
 from bagua.daemon.coordinator.rounds.reconciler import Reconciler
 from bagua.daemon.coordinator.rules.clock import ServiceClock
-from bagua.daemon.coordinator.rules.counters import Counters
 from bagua.daemon.coordinator.rules.domain import Change
 from bagua.daemon.coordinator.rules.identity import Identity
 from bagua.daemon.coordinator.rules.node_leases import NodeLeases
@@ -97,7 +97,7 @@ class Coordinator:
         self._stop = asyncio.Event()
         self._activity = asyncio.Event()
         self._closers = contextlib.AsyncExitStack()
-        self.counters = Counters()
+        self.counters: Counter[tuple[str, str]] = Counter()
         self.sessions = Sessions(self._activity.set)
         self.watchers = Watchers()
         self.address = ""

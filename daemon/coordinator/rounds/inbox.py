@@ -50,17 +50,8 @@ class Submission:
 
 
 @dataclass(eq=False)
-class Cancellation:
-    """Request of somebody to end a job."""
-
-    job_id: str
-    reason: str
-    done: asyncio.Future[JobRecord]
-
-
-@dataclass(eq=False)
 class Request:
-    """Request of somebody to change a job; see ``requests``."""
+    """Request of somebody to change a job, or to end it; see ``requests``."""
 
     job_id: str
     wish: Callable[[JobRecord], Wished]
@@ -84,7 +75,6 @@ class Inbox:
     facts: dict[tuple[str, str], Fact] = field(default_factory=dict)
     introductions: dict[str, Introduction] = field(default_factory=dict)  # by node
     submissions: list[Submission] = field(default_factory=list)
-    cancellations: list[Cancellation] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     gone: dict[str, None] = field(default_factory=dict)  # nodes the end of whose session is not written yet
@@ -93,7 +83,7 @@ class Inbox:
     room: bool = False  # slots became free: look at the jobs that wait
 
     def __bool__(self) -> bool:
-        calls = (self.introductions, self.submissions, self.cancellations, self.requests, self.marks)
+        calls = (self.introductions, self.submissions, self.requests, self.marks)
         return self.room or any((*calls, self.facts, self.gone, self.looks, self.faults))
 
     def take(self, most_facts: int) -> Inbox:
@@ -123,7 +113,6 @@ class Inbox:
         """Gives the error to everybody who waits."""
         waiting: list[asyncio.Future[Any]] = [came.done for came in self.introductions.values()]
         waiting += [call.done for call in self.submissions]
-        waiting += [call.done for call in self.cancellations]
         waiting += [call.done for call in self.requests]
         waiting += [mark.done for mark in self.marks if mark.done is not None]
         for done in waiting:

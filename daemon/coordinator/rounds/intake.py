@@ -9,7 +9,6 @@ from typing import Any
 
 from bagua.base.errors import UnavailableError
 from bagua.daemon.coordinator.rounds.inbox import (
-    Cancellation,
     Fact,
     Inbox,
     Introduction,
@@ -83,13 +82,6 @@ class Intake:
         """Submits a job. Returns it once it is written, or the one that was submitted with the same key."""
         call = Submission(job, idempotency_key, self._future())
         self.inbox.submissions.append(call)
-        self._wake.set()
-        return await call.done
-
-    async def cancel(self, job_id: str, reason: str) -> JobRecord:
-        """The job once the wish to end it is written. Raises NotFoundError if it is not (or no longer) alive."""
-        call = Cancellation(job_id, reason, self._future())
-        self.inbox.cancellations.append(call)
         self._wake.set()
         return await call.done
 

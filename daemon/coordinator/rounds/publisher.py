@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -12,7 +13,6 @@ from bagua.daemon.coordinator.rounds.inbox import Fact
 from bagua.daemon.coordinator.rounds.intake import Intake
 from bagua.daemon.coordinator.rounds.live_state import Board
 from bagua.daemon.coordinator.rounds.round_state import Fault, fault_reason
-from bagua.daemon.coordinator.rules.counters import Counters
 from bagua.daemon.coordinator.rules.domain import Change, JobRecord, JobState, Stored
 from bagua.daemon.coordinator.streams.sessions import Sessions
 from bagua.daemon.coordinator.streams.watchers import Watchers
@@ -34,7 +34,7 @@ class Publisher:
         sessions: Sessions,
         watchers: Watchers,
         intake: Intake,
-        counters: Counters,
+        counters: Counter[tuple[str, str]],
         on_end: Callable[[], None],
     ) -> None:
         self._board = board
@@ -56,11 +56,11 @@ class Publisher:
         if job.state is not before.state or job.reason != before.reason:
             log.info("decided", job=job.job_id, state=job.state.name, reason=job.reason, generation=job.generation)
         for event in change.events:
-            self._counters.add("events", event.kind)
+            self._counters["events", event.kind] += 1
         self.on_change(change)
         self._watchers.notify(job.job_id)
         if job.state.terminal and not before.state.terminal:
-            self._counters.add("ended", job.state.name.lower())
+            self._counters["ended", job.state.name.lower()] += 1
         if job.state.terminal:
             self._intake.drop_deadline(job.job_id)
             self._on_end()
@@ -126,7 +126,7 @@ class Publisher:
 
     def note_fault(self, fault: Fault) -> None:
         """Logs a fault, and counts it."""
-        self._counters.add("faults", fault.step)
+        self._counters["faults", fault.step] += 1
         content = {} if fault.content is None else {"content": repr(fault.content)[:_MOST_SHOWN]}
         known = self._board.job(fault.job_id)
         generation = None if known is None else known.generation

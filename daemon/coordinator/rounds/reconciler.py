@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
 import sqlalchemy as sa
 import structlog
 
 from bagua.base.errors import NotFoundError, ServiceError, UnavailableError
-from bagua.daemon.coordinator.rounds.inbox import Cancellation, Inbox, Introduction, Submission, settle
+from bagua.daemon.coordinator.rounds.inbox import Inbox, Introduction, Submission, settle
 from bagua.daemon.coordinator.rounds.intake import Intake
 from bagua.daemon.coordinator.rounds.live_state import Board, shape_of
 from bagua.daemon.coordinator.rounds.own_lease import OwnLease
@@ -26,7 +27,6 @@ from bagua.daemon.coordinator.rounds.resync import Resync
 from bagua.daemon.coordinator.rounds.round_state import FAULT_RETRY_S, Stage
 from bagua.daemon.coordinator.rules.clock import ServiceClock
 from bagua.daemon.coordinator.rules.coordinator_leases import CoordinatorLeases
-from bagua.daemon.coordinator.rules.counters import Counters
 from bagua.daemon.coordinator.rules.domain import CoordinatorRecord, JobRecord, JobState, NodeRecord, Phase, Stored
 from bagua.daemon.coordinator.rules.node_leases import NodeLeases
 from bagua.daemon.coordinator.rules.options import Options
@@ -57,7 +57,7 @@ class Reconciler:
         board: Board,
         sessions: Sessions,
         publisher: Publisher,
-        counters: Counters,
+        counters: Counter[tuple[str, str]],
         job_lease_s: float = 3.0,
         node_leases: NodeLeases | None = None,
         refuses: Callable[[], Awaitable[bool]] | None = None,
@@ -117,12 +117,12 @@ class Reconciler:
                 except (ServiceError, sa.exc.DBAPIError) as error:  # nothing is lost, it is tried again
                     await self.lease.failed()
                     log.warning("not_written", error=str(error), again_in_s=retry_s)
-                    self._counters.add("reconcile_errors")
+                    self._counters["reconcile_errors", ""] += 1
                     await asyncio.sleep(retry_s)
                     retry_s = min(2 * retry_s, MAX_RETRY_S)
                 except Exception:
                     log.exception("reconcile_failed")
-                    self._counters.add("reconcile_errors")
+                    self._counters["reconcile_errors", ""] += 1
                     await asyncio.sleep(retry_s)
                     retry_s = min(2 * retry_s, MAX_RETRY_S)
         finally:
@@ -163,9 +163,9 @@ class Reconciler:
                 outcome = await self.lease.await_database(self._worker.write_with(batch.write))
                 came = (node.node_id for node in batch.introductions if node.node_id not in outcome.failed)
                 self.lease.wrote(beat, batch.announced, came)
-                self._counters.add("transactions")
-                self._counters.add("transaction_ns", number=time.monotonic_ns() - began)
-                self._counters.add("events", "submitted", len(outcome.created))
+                self._counters["transactions", ""] += 1
+                self._counters["transaction_ns", ""] += time.monotonic_ns() - began
+                self._counters["events", "submitted"] += len(outcome.created)
                 self._next_beat = self._clock.now() + self._beat_s
         except BaseException as error:
             self._in_doubt = True
@@ -205,9 +205,6 @@ class Reconciler:
         for job_id, reason in taken.faults.items():
             stage.fail(job_id, reason)
             looks[job_id] = None
-        for call in taken.cancellations:
-            stage.cancel(call.job_id, call.reason)
-            looks[call.job_id] = None
         for request in taken.requests:
             try:
                 stage.wish(request.job_id, request.wish)
@@ -254,7 +251,7 @@ class Reconciler:
             left = stage.job(job.job_id)
             if left is not None and left.state is JobState.PENDING:
                 stage.decide(job.job_id)
-        self._counters.add("reconciles", number=len(waiting))
+        self._counters["reconciles", ""] += len(waiting)
 
     def _batch(self, taken: Inbox, stage: Stage) -> Batch:
         came = [one.node for one in taken.introductions.values() if self._lives(one.session)]
@@ -278,14 +275,14 @@ class Reconciler:
             if change.job.job_id not in refused:
                 self._publisher.install(change)
             elif change.job.job_id in outcome.failed:
-                self._counters.add("faults", "write")
+                self._counters["faults", "write"] += 1
                 self._intake.wake_at(change.job.job_id, self._clock.now() + FAULT_RETRY_S)
         for job_id, at in stage.wakes.items():
             self._intake.wake_at(job_id, at)
         for change in batch.changes:
             if change.job.job_id not in refused:
                 await self._publisher.tell(change.job)
-        self._counters.add("decisions", number=stage.decisions)
+        self._counters["decisions", ""] += stage.decisions
         for came in taken.introductions.values():
             self._welcome(came, outcome)
         if again:
@@ -295,12 +292,6 @@ class Reconciler:
                 **self._intake.inbox.facts,
             }
             self._intake.look(again)
-        ended = {change.job.job_id: change.job for change in batch.changes if change.job.state.terminal}
-        tried_again = [call for call in taken.cancellations if call.job_id in again]
-        self._intake.inbox.cancellations += tried_again
-        taken.cancellations = [call for call in taken.cancellations if call.job_id not in again]
-        for call in taken.cancellations:
-            self._answer_cancellation(call, ended, outcome)
         self._answer_submissions(taken.submissions, outcome)
         self._intake.inbox.requests += [request for request in taken.requests if request.job_id in again]
         taken.requests = [request for request in taken.requests if request.job_id not in again]
@@ -349,11 +340,6 @@ class Reconciler:
                 settle(call.done, error=outcome.failed[job.job_id])
             else:
                 settle(call.done, outcome.first.get(call.idempotency_key), error=UnavailableError("try again [BG802]"))
-
-    def _answer_cancellation(self, call: Cancellation, ended: Mapping[str, JobRecord], outcome: Outcome) -> None:
-        error: BaseException | None = outcome.failed.get(call.job_id)
-        job = ended.get(call.job_id) or self._board.job(call.job_id)
-        settle(call.done, None if error else job, error=error or NotFoundError(call.job_id))
 
     # ---- helpers
 

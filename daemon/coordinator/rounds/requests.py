@@ -39,6 +39,13 @@ def resume(job: JobRecord) -> Wished:
     return replace(job, paused=False), "resume"
 
 
+def cancel(job: JobRecord, reason: str) -> Wished:
+    """Asks for the end of a job. One that is being stopped stays as it is."""
+    if job.state is JobState.STOPPING or job.cancel_reason is not None:
+        return job, ""
+    return replace(job, cancel_reason=reason), reason
+
+
 def last_of(node_id: str, jobs: Iterable[JobRecord]) -> None:
     """Raises ConflictError if an elastic job has nothing but this node: its state would be lost."""
     for job in jobs:

@@ -102,8 +102,7 @@ class Resync:
         """A job that is not on the board may have been made by another coordinator a moment ago."""
         if self._leases is None:
             return
-        named = [*(call.job_id for call in taken.cancellations), *(call.job_id for call in taken.requests)]
-        unknown = {job_id for job_id in named if self._board.job(job_id) is None}
+        unknown = {call.job_id for call in taken.requests if self._board.job(call.job_id) is None}
         for fact in taken.facts.values():
             job = self._board.job(fact.job.job_id)
             if fact.job.phase is not Phase.STOPPED and (job is None or job.generation < fact.job.generation):

@@ -97,15 +97,6 @@ class Stage:
         """``owner`` decides about the job from now on."""
         self._owners[job_id] = owner
 
-    def cancel(self, job_id: str, reason: str) -> bool:
-        """Ends a job as somebody asks. False: it ends or has ended already."""
-        job = self.job(job_id)
-        if job is None or job.state.terminal or job.state is JobState.STOPPING or job.cancel_reason is not None:
-            return False
-        event = Event("cancel_requested", reason, job.generation, self._wall)
-        self._update(job_id, replace(job, cancel_reason=reason), [event])
-        return True
-
     def wish(self, job_id: str, wish: Callable[[JobRecord], Wished]) -> None:
         """Changes a job as somebody asks. Raises what ``wish`` raises, and NotFoundError for a job that has ended."""
         job = self.job(job_id)
@@ -113,7 +104,13 @@ class Stage:
             raise NotFoundError(f"There is no job {job_id[:64]!r} that has not ended. [BG810]")
         new, text = wish(job)
         if new != job:
-            self._update(job_id, new, [Event("asked", text, new.generation, self._wall)])
+            event = Event(
+                "cancel_requested" if new.cancel_reason != job.cancel_reason else "asked",
+                text,
+                new.generation,
+                self._wall,
+            )
+            self._update(job_id, new, [event])
 
     def mark(self, node_id: str, draining: bool | None, leaving: bool | None) -> None:
         """The node drains, or not: as a user has asked, as its daemon says (None: as it was)."""

@@ -10,7 +10,7 @@ import enum
 from dataclasses import dataclass
 
 from bagua.base.errors import ForbiddenError, NotFoundError, ServiceError
-from bagua.daemon.coordinator.rules.identity import EVERYWHERE, Identity, Role
+from bagua.daemon.coordinator.rules.identity import CURRENT, EVERYWHERE, Identity, Role
 
 
 class About(enum.Enum):
@@ -156,9 +156,7 @@ def refusal(verdict: Verdict, caller: Identity, method: str, job_id: str = "") -
             )
         case Verdict.SCOPE:
             assert caller.scope is not None
-            return ForbiddenError(
-                f"This token is good for job {caller.scope.job_id} alone, not for {job_id[:64]!r}. [BG805]"
-            )
+            return _out_of_scope("job", caller.scope.job_id, job_id)
     if caller.scope is not None:
         return ForbiddenError(
             f"This token is good for job {caller.scope.job_id} alone: it does not allow {name}. [BG805]"
@@ -172,3 +170,24 @@ def refusal(verdict: Verdict, caller: Identity, method: str, job_id: str = "") -
 def unknown_job(job_id: str) -> NotFoundError:
     """Returns the error for a job that does not exist, or that the caller may not know of."""
     return NotFoundError(f"There is no job {job_id[:64]!r}. `bagua job list` shows those there are. [BG810]")
+
+
+# ---- what a daemon with a token for one job (``base/job_token.py``) says in its session
+
+
+def check_job(job_id: str) -> None:
+    """Raises ForbiddenError if this call may say or ask nothing of that job."""
+    scope = CURRENT.get().scope
+    if scope is not None and not scope.covers(job_id):
+        raise _out_of_scope("job", scope.job_id, job_id)
+
+
+def check_node(node_id: str) -> None:
+    """Raises ForbiddenError if this call may not come from a daemon of that id."""
+    scope = CURRENT.get().scope
+    if scope is not None and scope.node_id != node_id:
+        raise _out_of_scope("node", scope.node_id, node_id)
+
+
+def _out_of_scope(kind: str, own: str, other: str) -> ForbiddenError:
+    return ForbiddenError(f"This token is good for {kind} {own} alone, not for {other[:64]!r}. [BG805]")

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from bagua.daemon.coordinator.rules.dismissals import stop_late
 from bagua.daemon.coordinator.rules.domain import Event, JobRecord, JobState, Phase
 from bagua.daemon.coordinator.rules.evidence import accusers, failed_by_itself, host_loss
 from bagua.daemon.coordinator.rules.failure_reasons import Nodes, all_of, find_cause, silent_since
@@ -17,6 +16,7 @@ from bagua.daemon.coordinator.rules.joins import Wave
 from bagua.daemon.coordinator.rules.membership import next_generation
 from bagua.daemon.coordinator.rules.options import Options
 from bagua.daemon.coordinator.rules.placement import Placement, hosts_with_ranks, names, place
+from bagua.daemon.coordinator.rules.planned import stop_late
 
 TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
     JobState.PENDING: frozenset({JobState.STARTING, JobState.FAILED, JobState.CANCELLED}),

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bagua.daemon.coordinator.rules.domain import HostRecord, JobRecord, Plan
+from bagua.daemon.coordinator.rules.domain import HostRecord, JobRecord, Phase, Plan
 from bagua.daemon.coordinator.rules.evidence import ending, settled
 from bagua.daemon.coordinator.rules.failure_reasons import Nodes
 from bagua.daemon.coordinator.rules.generations import Regroup, changed
-from bagua.daemon.coordinator.rules.joins import draining
+from bagua.daemon.coordinator.rules.joins import Wave, draining
 from bagua.daemon.coordinator.rules.options import Options
 from bagua.daemon.coordinator.rules.placement import names
 
@@ -37,6 +37,28 @@ def change(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tuple[
         return None, wake
     step = changed(job, admitted, left)
     return replace(step, reason=_reason(job, step, admitted, left)), None
+
+
+def stop_late(job: JobRecord, now: float, options: Options) -> tuple[Wave | None, float | None]:
+    """Returns (dismissed parts whose time begins, or is over; None), or (None, when to look again). Their time begins
+    when everybody else has gone on without them.
+    """
+    # Their daemon ends ranks that have left the engine and go on. One that hangs before that, while a loss lets the
+    # others go on at once, would hold its slots for ever: nobody waits for it any more.
+    leaving = [part for part in job.former if part.dismissed and part.phase is not Phase.STOPPED]
+    if not leaving:
+        return None, None
+    trains = [host.entered for host in job.hosts if host.phase is not Phase.STOPPED and not host.new]
+    alone = [part for part in leaving if trains and min(trains) > part.last_generation]
+    late = [part for part in alone if part.since_clock and now >= part.since_clock + options.leave_s]
+    begun = [replace(part, since_clock=now) for part in alone if not part.since_clock]
+    if not late and not begun:
+        return None, min((part.since_clock + options.leave_s for part in alone), default=None)
+    changed = {part.index: part for part in begun} | {part.index: replace(part, dismissed=False) for part in late}
+    after = replace(job, former=tuple(changed.get(part.index, part) for part in job.former))
+    verb, whose = ("is", "its") if len(late) == 1 else ("are", "their")
+    text = f"{names([part.node_id for part in late])} {verb} stopped: {whose} ranks were to leave, and have not ended"
+    return Wave(after, "stopped", f"{text} {options.leave_s:g} s after the others went on" if late else ""), None
 
 
 def below(job: JobRecord) -> str:

@@ -132,7 +132,9 @@ class LogReader:
 
     def _end_request(self, stream: _Stream) -> None:
         if stream.request_id is not None:
-            self._sessions.end_log(stream.request_id)
+            session = self._sessions.close_request(stream.request_id)
+            if session is not None:
+                session.tell(node_pb2.Directive(end_log=node_pb2.EndLog(request_id=stream.request_id)))
             stream.request_id = None
 
     def _open(self, stream: _Stream) -> None:
@@ -147,9 +149,11 @@ class LogReader:
         def sink(chunk: common_pb2.LogChunk | None) -> None:
             self._take(stream, chunk)
 
-        stream.request_id = self._sessions.open_log(stream.node_id, read, sink)
-        if stream.request_id is not None:
+        session = self._sessions.get(stream.node_id)
+        if session is not None:
             stream.looks = 0
+            stream.request_id = read.request_id = self._sessions.open_request(session, sink)
+            session.tell(node_pb2.Directive(read_log=read))
         elif self._follow:
             self._miss(stream)
         else:
@@ -168,7 +172,8 @@ class LogReader:
             self._fail(stream, f"node {stream.node_id} sends more than it was asked for: is its version another one?")
             return
         stream.done = chunk.eof or bool(chunk.error)
-        if stream.done or chunk.more:
+        if (stream.done or chunk.more) and stream.request_id is not None:
+            self._sessions.close_request(stream.request_id)
             stream.request_id = None
         if chunk.data or chunk.missing:
             stream.started, stream.position = True, chunk.offset + len(chunk.data)

@@ -1,4 +1,4 @@
-"""Sessions of connected nodes: queues directives for them and routes their log replies.
+"""Sessions of connected nodes: queues directives for them and routes their replies.
 
 Everything here lives in memory, on the event loop; nothing waits for a slow peer.
 """
@@ -6,15 +6,17 @@ Everything here lives in memory, on the event loop; nothing waits for a slow pee
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Iterable
+from typing import Any
 
+from bagua.base.errors import ConflictError, UnavailableError
 from bagua.daemon.coordinator.rules.domain import HostRecord, JobRecord, Phase
-from bagua.daemon.coordinator.rules.upgrades import Upgrades
 from bagua.daemon.coordinator.streams.directives import Order, concerns, wish
-from bagua.daemon.coordinator.streams.traces import Traces
-from bagua.proto import common_pb2, node_pb2
+from bagua.proto import node_pb2
 
 MAX_WAITING_DIRECTIVES = 10_000
+UPGRADE_S = 300.0  # how long a daemon may take to build its core and to start
 
 
 class NodeSession:
@@ -69,6 +71,49 @@ class NodeSession:
             self.tell(order.to(host, self.unpacks))
 
 
+class Upgrades:
+    """Upgrades of nodes that are under way: one object for all nodes."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, tuple[NodeSession, asyncio.Future[None]]] = {}
+        self._next = 1
+
+    async def upgrade(self, session: NodeSession) -> None:
+        """Asks the daemon of ``session`` to hand over; returns when its successor has said Hello. Raises ConflictError
+        if it refuses, or if the node was restarted meanwhile; UnavailableError if no answer comes within UPGRADE_S."""
+        number, self._next = self._next, self._next + 1
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = session, done
+        session.tell(node_pb2.Directive(upgrade=node_pb2.Upgrade(request_id=number)))
+        try:
+            async with asyncio.timeout(UPGRADE_S):
+                await done
+        except TimeoutError:
+            text = f"Node {session.node_id} neither started another daemon nor refused in {UPGRADE_S:g} s: see its log."
+            raise UnavailableError(f"{text} [BG802]") from None
+        finally:
+            del self._waiting[number]
+
+    def introduced(self, session: NodeSession) -> None:
+        """Notes that a daemon has said Hello."""
+        for former, done in self._of(session.node_id):
+            if session.boot_id != former.boot_id:
+                text = f"Node {session.node_id} was restarted meanwhile, with its keeper."
+                done.set_exception(ConflictError(f"{text} [BG813]"))
+            elif session.life > former.life:
+                done.set_result(None)
+
+    def refused(self, session: NodeSession, refusal: node_pb2.UpgradeRefusal) -> None:
+        """Notes that a daemon refuses, and stays. An answer to a request that nobody waits for changes nothing."""
+        former, done = self._waiting.get(refusal.request_id, (None, None))
+        if former is not None and done is not None and former.node_id == session.node_id and not done.done():
+            text = f"Node {session.node_id} keeps its daemon: {refusal.reason[:2_000]}."
+            done.set_exception(ConflictError(f"{text} [BG813]"))
+
+    def _of(self, node_id: str) -> list[tuple[NodeSession, asyncio.Future[None]]]:
+        return [one for one in self._waiting.values() if one[0].node_id == node_id and not one[1].done()]
+
+
 class Sessions:
     """Living sessions by node id."""
 
@@ -76,12 +121,12 @@ class Sessions:
         self._sessions: dict[str, NodeSession] = {}
         self._orders: dict[str, Order] = {}  # the last about each job
         self._numbers: dict[str, tuple[str, int]] = {}  # node -> the run of its daemon, its youngest stream
-        self._log_sinks: dict[int, tuple[NodeSession, Callable[[common_pb2.LogChunk | None], None]]] = {}
-        self._next_request = 1
+        self._request_numbers = itertools.count(1)
+        self._requests: dict[int, tuple[NodeSession, Callable[[Any], None]]] = {}  # that wait for replies
         self._on_change = on_change
         self.ever_connected = False
         self.upgrades = Upgrades()
-        self.traces = Traces()
+        self.traces_under_way = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -102,7 +147,7 @@ class Sessions:
         older = self._sessions.get(session.node_id)
         if older is not None:
             older.close("replaced by a newer session of this node")
-            self._drop_logs(older)
+            self._drop_requests(older)
         self._sessions[session.node_id] = session
         self._numbers[session.node_id] = (session.boot_id, session.number)
         self.ever_connected = True
@@ -110,7 +155,7 @@ class Sessions:
 
     def remove(self, session: NodeSession) -> bool:
         """Removes a session. False if a newer session has taken its place."""
-        self._drop_logs(session)
+        self._drop_requests(session)
         if self._sessions.get(session.node_id) is not session:
             return False
         del self._sessions[session.node_id]
@@ -162,38 +207,24 @@ class Sessions:
             self._orders[job.job_id] = before = Order(now, job)
         return before
 
-    # ---- logs
+    # ---- requests that a node answers, with one message or more
 
-    def open_log(
-        self, node_id: str, read: node_pb2.ReadLog, sink: Callable[[common_pb2.LogChunk | None], None]
-    ) -> int | None:
-        """Asks a node for a log; ``sink`` gets the chunks, and None when the session ends. None: not connected."""
-        session = self._sessions.get(node_id)
-        if session is None:
-            return None
-        request_id = self._next_request
-        self._next_request += 1
-        self._log_sinks[request_id] = (session, sink)
-        read.request_id = request_id
-        session.tell(node_pb2.Directive(read_log=read))
-        return request_id
+    def open_request(self, session: NodeSession, sink: Callable[[Any], None]) -> int:
+        """The number of a new request; ``sink`` gets the replies, and None when the session ends."""
+        number = next(self._request_numbers)
+        self._requests[number] = session, sink
+        return number
 
-    def end_log(self, request_id: int) -> None:
-        """The reader went away, or waits."""
-        found = self._log_sinks.pop(request_id, None)
-        if found is not None:
-            found[0].tell(node_pb2.Directive(end_log=node_pb2.EndLog(request_id=request_id)))
+    def close_request(self, number: int) -> NodeSession | None:
+        """Nobody waits for more replies. Returns the session that was asked, if it lives and has not ended it."""
+        return self._requests.pop(number, (None, None))[0]
 
-    def log_reply(self, session: NodeSession, reply: node_pb2.LogReply) -> None:
-        """Routes a chunk to its reader; what nobody waits for is dropped."""
-        found = self._log_sinks.get(reply.request_id)
-        if found is None or found[0] is not session:
-            return
-        if reply.chunk.eof or reply.chunk.error or reply.chunk.more:
-            del self._log_sinks[reply.request_id]
-        found[1](reply.chunk)
+    def route(self, session: NodeSession, number: int, reply: Any) -> None:
+        """Passes a reply on. What nobody waits for is dropped."""
+        found = self._requests.get(number)
+        if found is not None and found[0] is session:
+            found[1](reply)
 
-    def _drop_logs(self, session: NodeSession) -> None:
-        self.traces.drop(session)
-        for request_id in [key for key, (owner, _) in self._log_sinks.items() if owner is session]:
-            self._log_sinks.pop(request_id)[1](None)
+    def _drop_requests(self, session: NodeSession) -> None:
+        for number in [number for number, (owner, _) in self._requests.items() if owner is session]:
+            self._requests.pop(number)[1](None)

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from bagua.base.errors import ConflictError, InvalidRequestError, TooMuchError
 from bagua.base.machine_clock import clock_name
 from bagua.daemon.coordinator.rules.clock_offsets import SAME, Exchange, Offset, offset_during
 from bagua.daemon.coordinator.rules.domain import JobRecord, JobState
+from bagua.daemon.coordinator.streams.sessions import NodeSession, Sessions
 from bagua.proto import common_pb2, job_pb2, node_pb2
 
 DEFAULT_STEPS, MAX_STEPS = 5, 1_000
@@ -30,15 +30,6 @@ PROBE_S = 2.0
 GRACE_S = 10.0  # for a node's answer after its time has passed
 
 
-class Connected(Protocol):
-    """A daemon that is connected: ``NodeSession``."""
-
-    node_id: str
-
-    def tell(self, directive: node_pb2.Directive) -> None: ...
-
-
-Find: TypeAlias = "Callable[[str], Connected | None]"
 Reply: TypeAlias = "node_pb2.TraceReply | node_pb2.ClockReply | None"
 
 
@@ -73,7 +64,7 @@ def check_runs(job: JobRecord) -> None:
 class _Node:
     """Node of the job, with its answers."""
 
-    session: Connected
+    session: NodeSession
     request_id: int = 0
     over: bool = False
     room: int = 0  # for spans
@@ -82,45 +73,15 @@ class _Node:
     after: list[Exchange] = field(default_factory=list)
 
 
-class Traces:
-    """Traces that are under way, and the way of nodes' replies to them."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count(1)
-        self._sinks: dict[int, tuple[Connected, Callable[[Reply], None]]] = {}
-        self.under_way = 0
-
-    def open(self, session: Connected, sink: Callable[[Reply], None]) -> int:
-        """The number of a new request; ``sink`` gets the replies, and None when the session ends."""
-        number = next(self._numbers)
-        self._sinks[number] = session, sink
-        return number
-
-    def close(self, number: int) -> None:
-        """Ends a trace: nobody waits for more of it."""
-        self._sinks.pop(number, None)
-
-    def take(self, session: Connected, reply: node_pb2.TraceReply | node_pb2.ClockReply) -> None:
-        """Takes the answer of a node. What nobody waits for is dropped."""
-        found = self._sinks.get(reply.request_id)
-        if found is not None and found[0] is session:
-            found[1](reply)
-
-    def drop(self, session: Connected) -> None:
-        """Ends the part of a node whose session is over."""
-        for number in [number for number, (owner, _) in self._sinks.items() if owner is session]:
-            self._sinks.pop(number)[1](None)
-
-
 class Tracing:
     """Answer to one call of TraceJob. Read ``chunks`` to the end, then ``close``."""
 
-    def __init__(self, traces: Traces, find: Find, job: JobRecord, steps: int, timeout_s: float) -> None:
+    def __init__(self, sessions: Sessions, job: JobRecord, steps: int, timeout_s: float) -> None:
         """Begins the trace on all nodes. Raises TooMuchError."""
-        if traces.under_way >= MAX_TRACES:
+        if sessions.traces_under_way >= MAX_TRACES:
             raise TooMuchError(f"{MAX_TRACES} traces are being recorded: try again when one of them is over. [BG814]")
-        traces.under_way += 1
-        self._traces = traces
+        sessions.traces_under_way += 1
+        self._sessions = sessions
         self._job = job
         self._steps = steps
         self._timeout_s = timeout_s
@@ -128,7 +89,7 @@ class Tracing:
         self._nodes: list[_Node] = []
         self._closed = False
         for node_id in dict.fromkeys(host.node_id for host in job.hosts):
-            session = find(node_id)
+            session = sessions.get(node_id)
             if session is None:
                 self._miss(node_id, f"node {node_id} is not connected to this coordinator: nothing comes from it")
             else:
@@ -139,12 +100,11 @@ class Tracing:
         if self._closed:
             return
         self._closed = True
-        self._traces.under_way -= 1
+        self._sessions.traces_under_way -= 1
         for node in self._nodes:
-            if node.request_id:
-                self._traces.close(node.request_id)
-                if not node.over:
-                    node.session.tell(node_pb2.Directive(end_trace=node_pb2.EndTrace(request_id=node.request_id)))
+            if node.request_id and not node.over:
+                self._end(node)
+            self._sessions.close_request(node.request_id)
 
     async def chunks(self) -> AsyncIterator[job_pb2.TraceChunk]:
         """Parts, then the clocks of all nodes."""
@@ -186,7 +146,7 @@ class Tracing:
                 self._miss(node.session.node_id, f"node {node.session.node_id} has lost its connection meanwhile")
                 node.over = True
 
-        node.request_id = self._traces.open(node.session, sink)
+        node.request_id = self._sessions.open_request(node.session, sink)
         node.session.tell(
             node_pb2.Directive(
                 trace=node_pb2.StartTrace(
@@ -201,7 +161,7 @@ class Tracing:
 
     def _end(self, node: _Node) -> None:
         node.over = True
-        self._traces.close(node.request_id)
+        self._sessions.close_request(node.request_id)
         node.session.tell(node_pb2.Directive(end_trace=node_pb2.EndTrace(request_id=node.request_id)))
 
     # ---- clocks
@@ -230,13 +190,13 @@ class Tracing:
             else:
                 answer.set_exception(ConnectionError())
 
-        number = self._traces.open(node.session, sink)
+        number = self._sessions.open_request(node.session, sink)
         try:
             sent = time.monotonic_ns()
             node.session.tell(node_pb2.Directive(clock=node_pb2.ClockProbe(request_id=number)))
             came, reply = await answer
         finally:
-            self._traces.close(number)
+            self._sessions.close_request(number)
         node.clock = reply.clock
         return Exchange(sent, reply.monotonic_ns, came)
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from bagua.base.errors import ConflictError, InvalidRequestError, NotFoundError
+from bagua.daemon.coordinator.rounds import requests
 from bagua.daemon.coordinator.rounds.intake import Intake
 from bagua.daemon.coordinator.rounds.live_state import Board
-from bagua.daemon.coordinator.rounds.requests import Wished, last_of
 from bagua.daemon.coordinator.rules.access import Owned, unknown_job
 from bagua.daemon.coordinator.rules.clock import ServiceClock
 from bagua.daemon.coordinator.rules.domain import Event, JobRecord, JobSpec, JobState, JobSummary, NodeView
@@ -95,11 +95,12 @@ class Service:
         """Asks for the end of a job; one that ends or has ended stays as it is. Raises NotFoundError."""
         text = reason.replace("\0", "").strip()[:2_000]
         try:
-            return await self._intake.cancel(job_id, f"cancelled: {text}" if text else "cancelled")
+            why = f"cancelled: {text}" if text else "cancelled"
+            return await self._intake.request(job_id, lambda job: requests.cancel(job, why))
         except NotFoundError:
             return await self._ended(job_id)
 
-    async def request(self, job_id: str, wish: Callable[[JobRecord], Wished]) -> JobRecord:
+    async def request(self, job_id: str, wish: Callable[[JobRecord], requests.Wished]) -> JobRecord:
         """Changes a job as somebody wants. Returns it once that is written. Raises what ``wish`` raises, and
         NotFoundError.
         """
@@ -118,7 +119,7 @@ class Service:
         there = self._board.on_node(node_id)
         if draining:
             jobs = (self._board.job(job_id) for job_id in there)
-            last_of(node_id, [job for job in jobs if job is not None])
+            requests.last_of(node_id, [job for job in jobs if job is not None])
         await self._intake.drain(node_id, draining, this_run)
         return self._board.views[node_id], there
 

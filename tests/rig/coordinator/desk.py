@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,6 @@ from bagua.daemon.coordinator.rounds.live_state import Board
 from bagua.daemon.coordinator.rounds.publisher import Publisher
 from bagua.daemon.coordinator.rounds.reconciler import Reconciler
 from bagua.daemon.coordinator.rules.clock import ServiceClock
-from bagua.daemon.coordinator.rules.counters import Counters
 from bagua.daemon.coordinator.rules.domain import LocalJob, NodeRecord
 from bagua.daemon.coordinator.rules.node_leases import NodeLeases
 from bagua.daemon.coordinator.rules.options import Options
@@ -67,7 +67,7 @@ class Desk:
         self.board = Board()
         self.sessions = Sessions(lambda: None)
         self.watchers = Watchers()
-        self.counters = Counters()
+        self.counters: Counter[tuple[str, str]] = Counter()
         self.intake = Intake(self.board, self.clock)
         self.publisher = Publisher(self.board, self.sessions, self.watchers, self.intake, self.counters, lambda: None)
         self.reconciler = Reconciler(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,6 @@ from bagua.daemon.coordinator.rounds.live_state import Board
 from bagua.daemon.coordinator.rounds.publisher import Publisher
 from bagua.daemon.coordinator.rounds.reconciler import Reconciler
 from bagua.daemon.coordinator.rules.clock import ServiceClock
-from bagua.daemon.coordinator.rules.counters import Counters
 from bagua.daemon.coordinator.rules.options import Options
 from bagua.daemon.coordinator.streams.sessions import Sessions
 from bagua.daemon.coordinator.streams.watchers import STOPPING, Watchers
@@ -61,7 +61,7 @@ class Life:
             self.board,
             self.sessions,
         )
-        counters = Counters()
+        counters: Counter[tuple[str, str]] = Counter()
         publisher = Publisher(self.board, self.sessions, self.watchers, self.intake, counters, lambda: None)
         self.reconciler = Reconciler(*parts, publisher, counters)
         tuning = Tuning(self.worker, self.clock)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bagua.base.errors import ServiceError
+from bagua.daemon.coordinator.rounds import requests
 from bagua.daemon.coordinator.rounds.requests import Wished
 from bagua.daemon.coordinator.rules.domain import JobRecord, JobSpec, JobState, NodeRecord, Phase, Stored
 from bagua.daemon.coordinator.rules.evidence import ending
@@ -177,7 +178,7 @@ class World:
             return
 
         async def call() -> None:
-            await life.intake.cancel(job_id, "cancelled")
+            await life.intake.request(job_id, lambda job: requests.cancel(job, "cancelled"))
             self.cancelled.add(job_id)
 
         self._call(call())

@@ -83,21 +83,18 @@ async def test_silent_sessions_are_closed_after_a_lease():
     assert not heard.closed.is_set()
 
 
-async def test_a_log_chunk_of_another_nodes_session_is_dropped():
+async def test_a_reply_of_another_nodes_session_is_dropped():
     sessions = Sessions(lambda: None)
     mine, other = NodeSession("a", "boot", "h"), NodeSession("b", "boot", "h")
     sessions.add(mine)
     sessions.add(other)
     got: list[common_pb2.LogChunk | None] = []
-    request_id = sessions.open_log("a", node_pb2.ReadLog(rank=0), got.append)
-    assert request_id is not None
-    reply = node_pb2.LogReply(request_id=request_id, chunk=common_pb2.LogChunk(data=b"x"))
-    sessions.log_reply(other, reply)
+    number, chunk = sessions.open_request(mine, got.append), common_pb2.LogChunk(data=b"x")
+    sessions.route(other, number, chunk)
     assert got == []
-    sessions.log_reply(mine, reply)
+    sessions.route(mine, number, chunk)
     sessions.remove(mine)
-    assert got == [reply.chunk, None]
-    assert sessions.open_log("a", node_pb2.ReadLog(), got.append) is None
+    assert got == [chunk, None] and sessions.close_request(number) is None
 
 
 async def test_a_watcher_keeps_the_last_progress_of_each_rank():

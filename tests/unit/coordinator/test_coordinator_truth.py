@@ -87,7 +87,7 @@ def state_of(desk: Desk, job_id: str) -> JobState | None:
 
 
 def errors(desk: Desk) -> int:
-    return desk.counters.values["reconcile_errors", ""]
+    return desk.counters["reconcile_errors", ""]
 
 
 # ---- the database is away
@@ -227,7 +227,7 @@ async def test_a_fact_that_raises_ends_its_job_and_holds_up_no_other(path: Path)
         assert (await desk.service.job(other)).state is JobState.SUCCEEDED
         await desk.until(lambda: state_of(desk, job_id) is JobState.STOPPING)
         assert "the coordinator failed at this job: TypeError in 'observe'" in desk.board.jobs[job_id].job.reason
-        assert desk.counters.values["faults", "observe"] == 1 and not errors(desk)
+        assert desk.counters["faults", "observe"] == 1 and not errors(desk)
         desk.intake.fact(session, replace(bad, phase=Phase.STOPPED))  # its last word raises, too
         await desk.until(lambda: job_id not in desk.board.jobs)
         assert (await desk.service.job(job_id)).state is JobState.FAILED
@@ -282,7 +282,7 @@ async def test_a_change_that_can_not_be_written_holds_up_no_other(path: Path):
         desk.intake.fact(session, bad)
         desk.intake.fact(session, fact(other, RankState.EXITED, Phase.STOPPED))
         await desk.until(lambda: other not in desk.board.jobs)
-        assert state_of(desk, job_id) is JobState.RUNNING and desk.counters.values["faults", "write"] == 1
+        assert state_of(desk, job_id) is JobState.RUNNING and desk.counters["faults", "write"] == 1
         desk.intake.fact(session, fact(job_id, RankState.EXITED, Phase.STOPPED))
         await desk.until(lambda: job_id not in desk.board.jobs)
 

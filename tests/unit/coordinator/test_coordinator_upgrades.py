@@ -7,9 +7,8 @@ import asyncio
 import pytest
 
 from bagua.base.errors import ConflictError, UnavailableError
-from bagua.daemon.coordinator.rules import upgrades
-from bagua.daemon.coordinator.rules.upgrades import Upgrades
-from bagua.daemon.coordinator.streams.sessions import NodeSession
+from bagua.daemon.coordinator.streams import sessions
+from bagua.daemon.coordinator.streams.sessions import NodeSession, Upgrades
 from bagua.proto import node_pb2
 
 
@@ -50,6 +49,6 @@ async def test_a_refusal_and_another_keeper():
 
 
 async def test_silence(monkeypatch):
-    monkeypatch.setattr(upgrades, "UPGRADE_S", 0.0)
+    monkeypatch.setattr(sessions, "UPGRADE_S", 0.0)
     with pytest.raises(UnavailableError, match="Node n neither started another daemon"):
         await Upgrades().upgrade(session())
