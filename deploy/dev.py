@@ -52,7 +52,7 @@ NVCC = [
     *(f"nvidia-{name}<13.1" for name in ("cuda-runtime", "cuda-cccl", "cuda-crt", "nvvm")),
 ]
 NVCC_FOLDER = VENV / "nvcc"
-# Versions of NCCL whose insides tests/native/nccl_net/real_nccl knows, one for each version of a plugin's table; in
+# Versions of NCCL whose insides tests/native/nccl_net/real_nccl knows, one for each version of the interface; in
 # folders of their own for the same reason.
 NCCL = [*(f"nvidia-nccl-cu12=={version}" for version in ("2.21.5", "2.25.1", "2.27.5"))]
 NCCL += [*(f"nvidia-nccl-cu13=={version}" for version in ("2.28.9", "2.32.3"))]

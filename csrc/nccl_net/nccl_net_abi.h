@@ -1,6 +1,7 @@
-// Declares the binary interface between NCCL and a network plugin, versions 8 to 12, from its public description, so
+// Declares the binary interface between NCCL and a network plugin, versions 8 and 11, from its public description, so
 // that the build needs no headers of NCCL or CUDA. Layouts, enumerators and the order of functions are NCCL's; names
-// and comments are ours. The static_asserts compare sizes with those in NCCL's headers.
+// and comments are ours. The static_asserts compare sizes with those in NCCL's headers. NCCL adapts the versions
+// between and above by itself.
 #pragma once
 
 #include <cstddef>
@@ -35,13 +36,12 @@ constexpr size_t kMaxMessageBytes = size_t{1} << 40;
 
 struct DeviceHandle;  // for offload to the GPU, which this plugin does not support
 
-template <int kDevices>
 struct VirtualDevice {
   int count;
-  int devices[kDevices];
+  int devices[4];
 };
 
-struct CommConfig {  // v10 and later
+struct CommConfig {
   int traffic_class;
 };
 
@@ -61,7 +61,7 @@ struct PropertiesV8 {
 };
 static_assert(sizeof(PropertiesV8) == 64);
 
-struct PropertiesV9 {  // and v10
+struct PropertiesV11 {
   char* name;
   char* pci_path;
   uint64_t guid;
@@ -75,40 +75,12 @@ struct PropertiesV9 {  // and v10
   int max_recvs;
   int net_device_type;
   int net_device_version;
-  VirtualDevice<4> virtual_device;
-  size_t max_p2p_bytes;
-  size_t max_collective_bytes;
-};
-static_assert(sizeof(PropertiesV9) == 104 && offsetof(PropertiesV9, max_p2p_bytes) == 88);
-using PropertiesV10 = PropertiesV9;
-
-struct PropertiesV11 : PropertiesV9 {
-  int max_multi_request_size;
-};
-static_assert(sizeof(PropertiesV11) == 112);
-
-struct PropertiesV12 {
-  char* name;
-  char* pci_path;
-  uint64_t guid;
-  int ptr_support;
-  int reg_is_global;
-  int force_flush;
-  int speed;  // Mbit/s
-  int port;
-  float latency;
-  int max_comms;
-  int max_recvs;
-  int net_device_type;
-  int net_device_version;
-  VirtualDevice<8> virtual_device;
+  VirtualDevice virtual_device;
   size_t max_p2p_bytes;
   size_t max_collective_bytes;
   int max_multi_request_size;
-  int16_t rail_id;
-  int16_t plane_id;
 };
-static_assert(sizeof(PropertiesV12) == 128 && offsetof(PropertiesV12, max_p2p_bytes) == 104);
+static_assert(sizeof(PropertiesV11) == 112 && offsetof(PropertiesV11, max_p2p_bytes) == 88);
 
 struct CommAttributes {
   int32_t max_concurrent_peers;
@@ -116,7 +88,7 @@ struct CommAttributes {
   int32_t max_flows_per_peer;
   int32_t min_flows_per_peer;
 };
-struct NetAttributes {  // v11 and later
+struct NetAttributes {
   CommAttributes send;
   CommAttributes recv;
   uint32_t op;
@@ -125,7 +97,7 @@ struct NetAttributes {  // v11 and later
 };
 static_assert(sizeof(NetAttributes) == 44);
 
-// Functions that are the same in all versions.
+// Functions that are the same in both versions.
 using DevicesFn = Result (*)(int* count);
 using AcceptFn = Result (*)(void* listen_comm, void** recv_comm, DeviceHandle** offload);
 using RegMrFn = Result (*)(void* comm, void* data, size_t size, int type, void** mhandle);
@@ -137,8 +109,6 @@ using TestFn = Result (*)(void* request, int* done, int* sizes);
 using CloseFn = Result (*)(void* comm);
 using GetDeviceMrFn = Result (*)(void* comm, void* mhandle, void** device_mhandle);
 using IrecvConsumedFn = Result (*)(void* recv_comm, int n, void* request);
-template <int kDevices>
-using MakeVDeviceFn = Result (*)(int* device, VirtualDevice<kDevices>* members);
 
 struct NetV8 {
   const char* name;
@@ -163,73 +133,20 @@ struct NetV8 {
 };
 static_assert(sizeof(NetV8) == 152);
 
-struct NetV9 {
-  const char* name;
-  Result (*init)(Logger logger);
-  DevicesFn devices;
-  Result (*get_properties)(int device, PropertiesV9* properties);
-  Result (*listen)(int device, void* handle, void** listen_comm);
-  Result (*connect)(int device, void* handle, void** send_comm, DeviceHandle** offload);
-  AcceptFn accept;
-  RegMrFn reg_mr;
-  RegMrDmaBufFn reg_mr_dma_buf;
-  DeregMrFn dereg_mr;
-  Result (*isend)(void* send_comm, void* data, size_t size, int tag, void* mhandle, void** request);
-  Result (*irecv)(void* recv_comm, int n, void** data, size_t* sizes, int* tags, void** mhandles, void** request);
-  IflushFn iflush;
-  TestFn test;
-  CloseFn close_send;
-  CloseFn close_recv;
-  CloseFn close_listen;
-  GetDeviceMrFn get_device_mr;
-  IrecvConsumedFn irecv_consumed;
-  MakeVDeviceFn<4> make_v_device;
-};
-static_assert(sizeof(NetV9) == 160);
-
-using IsendFn = Result (*)(void* send_comm, void* data, size_t size, int tag, void* mhandle, void* profiler,
-                           void** request);
-using IrecvFn = Result (*)(void* recv_comm, int n, void** data, size_t* sizes, int* tags, void** mhandles,
-                           void** profilers, void** request);
-
-struct NetV10 {
-  const char* name;
-  Result (*init)(Logger logger, ProfilerCallback profiler);
-  DevicesFn devices;
-  Result (*get_properties)(int device, PropertiesV10* properties);
-  Result (*listen)(int device, void* handle, void** listen_comm);
-  Result (*connect)(int device, CommConfig* config, void* handle, void** send_comm, DeviceHandle** offload);
-  AcceptFn accept;
-  RegMrFn reg_mr;
-  RegMrDmaBufFn reg_mr_dma_buf;
-  DeregMrFn dereg_mr;
-  IsendFn isend;
-  IrecvFn irecv;
-  IflushFn iflush;
-  TestFn test;
-  CloseFn close_send;
-  CloseFn close_recv;
-  CloseFn close_listen;
-  GetDeviceMrFn get_device_mr;
-  IrecvConsumedFn irecv_consumed;
-  MakeVDeviceFn<4> make_v_device;
-};
-static_assert(sizeof(NetV10) == 160);
-
-template <class Properties, int kDevices>
-struct NetV11OrLater {
+struct NetV11 {
   const char* name;
   Result (*init)(void** context, uint64_t comm_id, CommConfig* config, Logger logger, ProfilerCallback profiler);
   DevicesFn devices;
-  Result (*get_properties)(int device, Properties* properties);
+  Result (*get_properties)(int device, PropertiesV11* properties);
   Result (*listen)(void* context, int device, void* handle, void** listen_comm);
   Result (*connect)(void* context, int device, void* handle, void** send_comm, DeviceHandle** offload);
   AcceptFn accept;
   RegMrFn reg_mr;
   RegMrDmaBufFn reg_mr_dma_buf;
   DeregMrFn dereg_mr;
-  IsendFn isend;
-  IrecvFn irecv;
+  Result (*isend)(void* send_comm, void* data, size_t size, int tag, void* mhandle, void* profiler, void** request);
+  Result (*irecv)(void* recv_comm, int n, void** data, size_t* sizes, int* tags, void** mhandles, void** profilers,
+                  void** request);
   IflushFn iflush;
   TestFn test;
   CloseFn close_send;
@@ -237,21 +154,16 @@ struct NetV11OrLater {
   CloseFn close_listen;
   GetDeviceMrFn get_device_mr;
   IrecvConsumedFn irecv_consumed;
-  MakeVDeviceFn<kDevices> make_v_device;
+  Result (*make_v_device)(int* device, VirtualDevice* members);
   Result (*finalize)(void* context);
   Result (*set_net_attributes)(void* context, NetAttributes* attributes);
 };
-using NetV11 = NetV11OrLater<PropertiesV11, 4>;
-using NetV12 = NetV11OrLater<PropertiesV12, 8>;
-static_assert(sizeof(NetV11) == 176 && sizeof(NetV12) == 176);
+static_assert(sizeof(NetV11) == 176);
 
 }  // namespace bagua::nccl_net
 
 // The tables that NCCL looks up by name.
 extern "C" {
 extern bagua::nccl_net::NetV8 ncclNetPlugin_v8;
-extern bagua::nccl_net::NetV9 ncclNetPlugin_v9;
-extern bagua::nccl_net::NetV10 ncclNetPlugin_v10;
 extern bagua::nccl_net::NetV11 ncclNetPlugin_v11;
-extern bagua::nccl_net::NetV12 ncclNetPlugin_v12;
 }

@@ -1,5 +1,6 @@
-#include "nccl_net/network.h"
-
+// The plugin's functions, and the tables of them that NCCL looks up by name: version 11 of the interface, for NCCL from
+// 2.28 on, and version 8, with thin adapters, for NCCL from 2.20 on. The functions throw no exceptions and never wait
+// for a peer.
 #include <atomic>
 #include <exception>
 #include <map>
@@ -10,15 +11,15 @@
 #include "nccl_net/devices.h"
 #include "nccl_net/listener.h"
 #include "nccl_net/log.h"
+#include "nccl_net/nccl_net_abi.h"
 #include "nccl_net/receive.h"
 #include "nccl_net/send.h"
 #include "nccl_net/settings.h"
 
 namespace bagua::nccl_net {
-
-const char kPluginName[] = "Bagua-Net";
-
 namespace {
+
+constexpr char kPluginName[] = "Bagua-Net";
 
 // The target of NCCL's memory handles.
 struct Registration {
@@ -124,8 +125,6 @@ Result guarded(const char* name, F body) {
     return kSystemError;
   }
 }
-
-}  // namespace
 
 Result init(void** context, uint64_t, CommConfig*, Logger logger, ProfilerCallback) {
   set_logger(logger);
@@ -303,4 +302,54 @@ Result set_net_attributes(void*, NetAttributes*) {
   return kSuccess;
 }
 
+// Version 8 has no context.
+Result init_v8(Logger logger) {
+  return init(nullptr, 0, nullptr, logger, nullptr);
+}
+
+Result get_properties_v8(int device, PropertiesV8* properties) {
+  PropertiesV11 all{};
+  if (properties == nullptr) return kInvalidArgument;
+  if (const Result result = get_properties(device, &all); result != kSuccess) return result;
+  *properties = {all.name, all.pci_path, all.guid,      all.ptr_support, all.reg_is_global,   all.speed,
+                 all.port, all.latency,  all.max_comms, all.max_recvs,   all.net_device_type, all.net_device_version};
+  return kSuccess;
+}
+
+Result listen_v8(int device, void* handle, void** listen_comm) {
+  return listen(nullptr, device, handle, listen_comm);
+}
+
+Result connect_v8(int device, void* handle, void** send_comm, DeviceHandle** offload) {
+  return connect(nullptr, device, handle, send_comm, offload);
+}
+
+Result isend_v8(void* send_comm, void* data, int size, int tag, void* mhandle, void** request) {
+  if (size < 0) return kInvalidArgument;
+  return isend(send_comm, data, static_cast<size_t>(size), tag, mhandle, nullptr, request);
+}
+
+Result irecv_v8(void* recv_comm, int n, void** data, int* sizes, int* tags, void** mhandles, void** request) {
+  if (n != 1 || sizes == nullptr || sizes[0] < 0) return kInvalidArgument;
+  size_t wide = static_cast<size_t>(sizes[0]);
+  return irecv(recv_comm, n, data, &wide, tags, mhandles, nullptr, request);
+}
+
+}  // namespace
 }  // namespace bagua::nccl_net
+
+#define BAGUA_NET_EXPORT __attribute__((visibility("default")))
+
+// getDeviceMr, irecvConsumed and makeVDevice are NULL: there is no offload to the GPU, and interfaces are not merged.
+using namespace bagua::nccl_net;
+extern "C" {
+BAGUA_NET_EXPORT NetV8 ncclNetPlugin_v8{
+    kPluginName, init_v8,        devices,      get_properties_v8, listen_v8, connect_v8, accept,
+    reg_mr,      reg_mr_dma_buf, dereg_mr,     isend_v8,          irecv_v8,  iflush,     test,
+    close_send,  close_recv,     close_listen, nullptr,           nullptr};
+BAGUA_NET_EXPORT NetV11 ncclNetPlugin_v11{
+    kPluginName, init,    devices,        get_properties,    listen,       connect,
+    accept,      reg_mr,  reg_mr_dma_buf, dereg_mr,          isend,        irecv,
+    iflush,      test,    close_send,     close_recv,        close_listen, nullptr,
+    nullptr,     nullptr, finalize,       set_net_attributes};
+}

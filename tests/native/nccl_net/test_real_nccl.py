@@ -1,7 +1,7 @@
 """Bagua-Net in NVIDIA's own NCCL, without a GPU: NCCL finds it, loads it, and its proxies send over it.
 
-The program real_nccl plays the GPUs. It knows where things lie in single binaries, for x86-64: at least one for each
-version of a plugin's table. They are looked for in $BAGUA_TEST_NCCL (``deploy/dev.py test`` sets it) and among NVIDIA's
+The program real_nccl plays the GPUs. It knows where things lie in single binaries, for x86-64: one for each version
+of the interface, 8 to 12. They are looked for in $BAGUA_TEST_NCCL (``deploy/dev.py test`` sets it) and among NVIDIA's
 wheels.
 By hand: ``BAGUA_TEST_NCCL=.../nvidia/nccl:... pytest tests/native/nccl_net/test_real_nccl.py``.
 """
@@ -41,10 +41,10 @@ class Build:
 
 BUILDS = {
     "2.21.5": Build(22105, 8, "78df2f31f6db8142ec546a1e5a31cb066f7892d12d2f665b448f8069a08ef807"),
-    "2.25.1": Build(22501, 9, "8b80b353c232bd743a9721eac483ffe81e32d4dd5059c080dbc2d21e7def44cf"),
-    "2.27.5": Build(22705, 10, "1d9c10322efacde695cf640db1f29fc1586c929f1087f0e1202d2d5e70fb7168"),
+    "2.25.1": Build(22501, 8, "8b80b353c232bd743a9721eac483ffe81e32d4dd5059c080dbc2d21e7def44cf"),
+    "2.27.5": Build(22705, 8, "1d9c10322efacde695cf640db1f29fc1586c929f1087f0e1202d2d5e70fb7168"),
     "2.28.9": Build(22809, 11, "1c8618b866734cbdd5401715d6178be763ece283b7f808ecf86dedab211162c1"),
-    "2.32.3": Build(23203, 12, "651cf05af28976ca8d996f4e2750e69db1fa427667ee3405b9e576e9d2960eaf"),
+    "2.32.3": Build(23203, 11, "651cf05af28976ca8d996f4e2750e69db1fa427667ee3405b9e576e9d2960eaf"),
 }
 REFERENCE = "2.28.9"
 """Where the program itself, and what it would not find, are tested more."""

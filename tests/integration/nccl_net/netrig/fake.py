@@ -59,7 +59,7 @@ class Logger:
 
 
 class FakeNccl:
-    """A plugin, loaded and initialised as by one communicator (v11 on: one context)."""
+    """A plugin, loaded and initialised as by one communicator (v11: one context)."""
 
     def __init__(self, library: Path, logger: Logger, version: int = 11, start: bool = True) -> None:
         self.version, self.logger, self.library = version, logger, ctypes.CDLL(str(library))
@@ -80,13 +80,11 @@ class FakeNccl:
             raise NetError(call, code, self.logger.lines)
 
     def start(self) -> None:
-        profiler = ctypes.cast(self._profiler, c_void_p)
-        if self.version >= 11:
+        if self.version == 11:
+            profiler = ctypes.cast(self._profiler, c_void_p)
             self.context = c_void_p(CANARY)
             self.check("init", byref(self.context), 0x1234, byref(self._config), self.logger.address, profiler)
             assert self.context.value != CANARY, "init left the context as it was"
-        elif self.version == 10:
-            self.check("init", self.logger.address, profiler)
         else:
             self.check("init", self.logger.address)
 
@@ -94,7 +92,7 @@ class FakeNccl:
         """Closes what is open, and finalizes where the version can."""
         for comm in reversed(list(self.open)):
             comm.close()
-        if self.version >= 11:
+        if self.version == 11:
             self.check("finalize", self.context)
 
     def devices(self) -> int:
@@ -134,7 +132,7 @@ class FakeNccl:
         return sender, receiver
 
     def _context(self) -> tuple[c_void_p, ...]:
-        return (self.context,) if self.version >= 11 else ()
+        return (self.context,) if self.version == 11 else ()
 
 
 class Listener:
@@ -169,8 +167,7 @@ class Connector:
     def connect(self) -> Comm | None:
         """One call: None where NCCL would call again."""
         nccl, comm, device_comm = self.nccl, c_void_p(CANARY), c_void_p()
-        config = (byref(nccl._config),) if nccl.version == 10 else ()
-        arguments = (*nccl._context(), self.device, *config, byref(self._handle), byref(comm), byref(device_comm))
+        arguments = (*nccl._context(), self.device, byref(self._handle), byref(comm), byref(device_comm))
         nccl.check("connect", *arguments)
         assert comm.value != CANARY, "connect left the comm as it was"
         assert not device_comm.value, "connect made a device comm that nobody asked for"
@@ -264,7 +261,7 @@ class Comm:
         """One call: None where NCCL would call again."""
         assert self.sends and len(self.live) < abi.MOST_REQUESTS, "NCCL has at most 32 requests per comm"
         found = c_void_p(CANARY)
-        profiled = (None,) if self.nccl.version >= 10 else ()
+        profiled = (None,) if self.nccl.version == 11 else ()
         length = memory.size if size is None else size
         self.nccl.check("isend", self.comm, memory.address, length, tag, memory.handle, *profiled, byref(found))
         return self._requested(found, memory)
@@ -276,7 +273,7 @@ class Comm:
         data, handles, profiled = c_void_p(memory.address), c_void_p(memory.handle.value), c_void_p()
         sizes, tags = self.nccl.length_type(memory.size), c_int(tag)
         lists = (byref(data), byref(sizes), byref(tags), byref(handles))
-        last = (byref(profiled),) if self.nccl.version >= 10 else ()
+        last = (byref(profiled),) if self.nccl.version == 11 else ()
         self.nccl.check("irecv", self.comm, 1, *lists, *last, byref(found))
         return self._requested(found, memory)
 
