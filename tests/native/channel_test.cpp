@@ -122,10 +122,10 @@ struct Rig {
     return client;
   }
   Fd stranger() {
-    UnixAddress address;
+    sockaddr_un address;
     CHECK_OK(unix_address(path, &address));
     Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-    CHECK_EQ(connect(fd.get(), reinterpret_cast<sockaddr*>(address.storage), address.length), 0);
+    CHECK_EQ(connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
     return fd;
   }
 
@@ -242,12 +242,12 @@ TEST(connections_wait_for_descriptors) {
   Rig rig;
   auto client = rig.join();
   const Fd late(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  UnixAddress address;
+  sockaddr_un address;
   CHECK_OK(unix_address(rig.path, &address));
   CHECK_OK(client->require(4096));  // so the server has closed its copies of what it sent before
   {
     const test::NoDescriptors none;
-    CHECK_EQ(connect(late.get(), reinterpret_cast<sockaddr*>(address.storage), address.length), 0);
+    CHECK_EQ(connect(late.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
     CHECK(eventually([&] { return rig.engine.scarce_count == 1; }));
     EXPECT(test::busy_share() < 0.2);
     CHECK_OK(client->require(4096));  // who is here is served

@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "base/clock.h"
-#include "channel/conversation.h"
 
 namespace bagua {
 
@@ -30,16 +29,11 @@ Status ChannelClient::connect(const std::string& socket, const uint8_t* token, i
 }
 
 Status ChannelClient::join() {
-  Reply reply;
   std::vector<Fd> descriptors;
   bool answered = false;
-  const Status status =
-      greet(socket_.get(), member_, token_.data(), now_ns() + timeout_ns_, &reply, &descriptors, &answered);
+  const Status status = greet(socket_.get(), member_, token_.data(), now_ns() + timeout_ns_, &descriptors, &answered);
   if (!answered && status.code() == Code::kUnavailable) return daemon_lost();
   if (!status) return status;
-  if (descriptors.size() != 3 || reply.bytes != sizeof(RankChannel)) {
-    return {Code::kCorrupt, "the node daemon's answer lacks the shared memory"};
-  }
   if (Status status = Mapping::open(descriptors[0].get(), sizeof(JobPage), &page_memory_); !status) return status;
   if (Status status = Mapping::open(descriptors[2].get(), sizeof(RankChannel), &channel_memory_); !status)
     return status;
@@ -51,16 +45,15 @@ Status ChannelClient::ask(const Request& request, const std::vector<int>& member
   if (getpid() != pid_) return check_usable();
   const Lock lock(request_mutex_);
   if (!socket_.valid()) return {Code::kUnavailable, "this rank has closed its channel to the node daemon"};
+  Reply unread;
   bool answered = false;
-  const Status status =
-      converse(socket_.get(), packet_of(request, members), -1, now_ns() + timeout_ns, reply, descriptors, &answered);
+  const Status status = converse(socket_.get(), packet_of(request, members), -1, now_ns() + timeout_ns,
+                                 reply != nullptr ? reply : &unread, descriptors, &answered);
   return answered || status.code() != Code::kUnavailable ? status : daemon_lost();
 }
 
 Status ChannelClient::alloc(uint64_t bytes, Allocation* out, bool for_peers) {
-  Request request;
-  request.type = for_peers ? Message::kAllocForPeers : Message::kAlloc;
-  request.value = bytes;
+  const Request request(for_peers ? Message::kAllocForPeers : Message::kAlloc, bytes);
   Reply reply;
   std::vector<Fd> descriptors;
   if (Status status = ask_anyone(request, &reply, &descriptors); !status) return status;
@@ -77,13 +70,11 @@ Status ChannelClient::alloc(uint64_t bytes, Allocation* out, bool for_peers) {
 }
 
 Status ChannelClient::borrow(uint32_t owner, uint64_t id, Allocation* out) {
-  Request request;
-  request.type = Message::kBorrow;
+  Request request(Message::kBorrow, id);
   request.member = owner;
-  request.value = id;
   Reply reply;
   std::vector<Fd> descriptors;
-  if (Status status = ask(request, {}, timeout_ns_, &reply, &descriptors); !status) return status;
+  if (Status status = ask(request, &reply, &descriptors); !status) return status;
   if (descriptors.size() != 1) return {Code::kCorrupt, "the node daemon's answer lacks the shared memory"};
   out->id = id;
   return Mapping::open(descriptors[0].get(), reply.bytes, &out->memory);
@@ -108,12 +99,8 @@ bool ChannelClient::locate(const void* data, size_t bytes, uint32_t* segment, ui
 }
 
 Status ChannelClient::require(uint64_t bytes) {
-  Request request;
-  request.type = Message::kRequire;
-  request.value = bytes;
-  Reply reply;
   required_.store(bytes);
-  return ask_anyone(request, &reply, nullptr);
+  return ask_anyone(Request(Message::kRequire, bytes));
 }
 
 Status ChannelClient::free_segment(uint64_t id) {
@@ -124,11 +111,7 @@ Status ChannelClient::free_segment(uint64_t id) {
     for (auto it = areas_.begin(); it != areas_.end();) it = it->second.id == id ? areas_.erase(it) : std::next(it);
     kept_.erase(id);
   }
-  Request request;
-  request.type = Message::kFree;
-  request.value = id;
-  Reply reply;
-  const Status status = ask(request, {}, timeout_ns_, &reply, nullptr);
+  const Status status = ask(Request(Message::kFree, id));
   return status.code() == Code::kRegrouped ? Status::ok() : status;  // the next daemon does not know of it
 }
 
@@ -136,43 +119,32 @@ Status ChannelClient::create_comm(uint32_t comm, const std::vector<int>& ranks, 
   if (ranks.empty() || ranks.size() > kMaxMembers) {
     return {Code::kInvalid, "a communicator has 1 to " + std::to_string(kMaxMembers) + " members"};
   }
-  Request request;
-  request.type = Message::kComm;
-  request.value = comm;
+  Request request(Message::kComm, comm);
   request.generation = static_cast<uint32_t>(generation());
   request.members = static_cast<uint32_t>(ranks.size());
-  Reply reply;
-  if (Status status = ask(request, ranks, timeout_ns, &reply, nullptr); !status) return status;
+  if (Status status = ask(request, ranks, timeout_ns); !status) return status;
   const Lock lock(submit_mutex_);
   note_members(comm, ranks);
   return Status::ok();
 }
 
 Status ChannelClient::destroy_comm(uint32_t comm) {
-  Request request;
-  request.type = Message::kDestroyComm;
-  request.value = comm;
+  Request request(Message::kDestroyComm, comm);
   request.generation = static_cast<uint32_t>(generation());
   {
     const Lock lock(submit_mutex_);
     forget_members(comm);
   }
-  Reply reply;
-  const Status status = ask(request, {}, timeout_ns_, &reply, nullptr);
+  const Status status = ask(request);
   return status.code() == Code::kRegrouped ? Status::ok() : status;  // the next daemon does not know of it
 }
 
 void ChannelClient::close(const std::string& words) {
-  Request request;
-  request.type = Message::kBye;
-  part(request, words);
+  part(Request(Message::kBye), words);
 }
 
 void ChannelClient::fail(const std::string& text, bool lost) {
-  Request request;
-  request.type = Message::kFailed;
-  request.value = lost ? 1 : 0;
-  part(request, text);
+  part(Request(Message::kFailed, lost ? 1 : 0), text);
 }
 
 void ChannelClient::part(Request request, const std::string& words) {

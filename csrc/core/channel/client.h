@@ -169,14 +169,17 @@ class ChannelClient {
   // Waits until come_back() has done it, and enters the generation that is there if it is a newer one.
   Status rejoin(int64_t deadline_ns, const Interrupt& interrupt);
   // `ask` for what has nothing to do with generations: asks the next daemon if this one has gone.
-  Status ask_anyone(const Request& request, Reply* reply, std::vector<Fd>* descriptors);
+  Status ask_anyone(const Request& request, Reply* reply = nullptr, std::vector<Fd>* descriptors = nullptr);
   // Takes the page of a generation, and forgets the one before.
   Status begin(int page);
   // Makes the places where the ranks of a generation meet.
   void open_meetings(const GenerationView& view, const std::vector<int>& local_ranks) REQUIRES(sheet_mutex_);
   Status await_change(uint32_t seen, int64_t deadline_ns, const Interrupt& interrupt);
-  Status ask(const Request& request, const std::vector<int>& members, int64_t timeout_ns, Reply* reply,
-             std::vector<Fd>* descriptors);
+  Status ask(const Request& request, Reply* reply = nullptr, std::vector<Fd>* descriptors = nullptr) {
+    return ask(request, {}, timeout_ns_, reply, descriptors);
+  }
+  Status ask(const Request& request, const std::vector<int>& members, int64_t timeout_ns, Reply* reply = nullptr,
+             std::vector<Fd>* descriptors = nullptr);
   // The last request.
   void part(Request request, const std::string& words);
   void note_members(uint32_t comm, const std::vector<int>& ranks) REQUIRES(submit_mutex_);

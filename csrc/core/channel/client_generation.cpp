@@ -85,12 +85,8 @@ Status ChannelClient::enter(int64_t deadline_ns, const Interrupt& interrupt) {
   for (;;) {
     if (getpid() != pid_) return check_usable();
     const uint32_t seen = page()->changes.load();
-    Request request;
-    request.type = Message::kEnter;
-    request.value = generation();
-    Reply reply;
     std::vector<Fd> descriptors;
-    const Status status = ask(request, {}, timeout_ns_, &reply, &descriptors);
+    const Status status = ask(Request(Message::kEnter, generation()), nullptr, &descriptors);
     if (status.code() == Code::kDismissed) return status;
     if (!status) {
       const bool failed = sheet()->status.load(std::memory_order_acquire) == kGenerationFailed;

@@ -22,16 +22,21 @@ const void* this_thread() {
   return &address;
 }
 
-// Notes that this thread is in a meeting, until the end of the block.
-class MeetingThread {
+// Holds a note for others in a place, until the end of the block. No place: nothing is noted.
+template <class T>
+class Note {
  public:
-  explicit MeetingThread(std::atomic<const void*>* place) : place_(place) { place_->store(this_thread()); }
-  ~MeetingThread() { place_->store(nullptr); }
-  MeetingThread(const MeetingThread&) = delete;
-  MeetingThread& operator=(const MeetingThread&) = delete;
+  Note(std::atomic<T>* place, T note) : place_(place) {
+    if (place_ != nullptr) place_->store(note, std::memory_order_relaxed);
+  }
+  ~Note() {
+    if (place_ != nullptr) place_->store(T(), std::memory_order_relaxed);
+  }
+  Note(const Note&) = delete;
+  Note& operator=(const Note&) = delete;
 
  private:
-  std::atomic<const void*>* const place_;
+  std::atomic<T>* const place_;
 };
 
 // Not of a forked child: this rank's channel is none of its business.
@@ -39,22 +44,6 @@ bool on_main_thread() {
   static thread_local const bool main = syscall(SYS_gettid) == getpid();
   return main;
 }
-
-// Notes for which slot the main thread waits, until the end of the block.
-class MainWaits {
- public:
-  MainWaits(std::atomic<uint32_t>* place, uint32_t slot) : place_(on_main_thread() ? place : nullptr) {
-    if (place_ != nullptr) place_->store(slot + 1, std::memory_order_relaxed);
-  }
-  ~MainWaits() {
-    if (place_ != nullptr) place_->store(0, std::memory_order_relaxed);
-  }
-  MainWaits(const MainWaits&) = delete;
-  MainWaits& operator=(const MainWaits&) = delete;
-
- private:
-  std::atomic<uint32_t>* const place_;
-};
 
 // By all members of its communicator, in order.
 bool matched(const Descriptor& descriptor) {
@@ -131,7 +120,7 @@ Status ChannelClient::meet(const Descriptor& descriptor, uint64_t generation, co
   }
   const ReaderLock same_page(sheet_mutex_);
   const Lock one(meeting_mutexes_[descriptor.comm]);
-  const MeetingThread noted(inside);
+  const Note noted(inside, this_thread());
   if (generation != this->generation() || meetings_.empty()) return left_behind();
   uint32_t number;
   {
@@ -268,7 +257,8 @@ Status ChannelClient::await(Slot* slot, int64_t deadline_ns, const Interrupt& in
     if (spin >= spins_) break;
     spin_pause();
   }
-  const MainWaits noted(&channel()->main_waits, static_cast<uint32_t>(slot - channel()->slots));
+  const Note noted(on_main_thread() ? &channel()->main_waits : nullptr,
+                   static_cast<uint32_t>(slot - channel()->slots) + 1);
   for (;;) {
     // The state says that somebody sleeps; the daemon then wakes. If it got ahead of us, the exchange fails.
     uint32_t expected = kSubmitted;

@@ -6,7 +6,6 @@
 
 #include "base/clock.h"
 #include "channel/client.h"
-#include "channel/conversation.h"
 
 namespace bagua {
 
@@ -32,16 +31,11 @@ Status ChannelClient::come_back(Fd* page) {
   if (!orphaned()) return Status::ok();  // another thread was first
   Fd socket;
   if (!dial(path_, now_ns(), &socket)) return not_there();
-  Reply reply;
   std::vector<Fd> descriptors;
   bool answered = false;
-  const int64_t deadline = now_ns() + timeout_ns_;
-  Status status = greet(socket.get(), member_, token_.data(), deadline, &reply, &descriptors, &answered);
+  Status status = greet(socket.get(), member_, token_.data(), now_ns() + timeout_ns_, &descriptors, &answered);
   if (!answered) return not_there();
   if (!status) return {Code::kUnavailable, "the node daemon was started again: " + status.message()};
-  if (descriptors.size() != 3 || reply.bytes != sizeof(RankChannel)) {
-    return {Code::kCorrupt, "the node daemon's answer lacks the shared memory"};
-  }
   if (status = offer_memory(socket.get()); !status) return status;
   if (status = take_channel(descriptors[0].get(), descriptors[2].get()); !status) return status;
   *page = std::move(descriptors[1]);
@@ -53,14 +47,9 @@ Status ChannelClient::come_back(Fd* page) {
 Status ChannelClient::offer_memory(int socket) {
   std::vector<std::pair<Request, int>> requests;
   const Lock lock(areas_mutex_);
-  Request request;
-  request.type = Message::kRequire;
-  request.value = required_.load();
-  if (request.value != 0) requests.emplace_back(request, -1);
-  request.type = Message::kOffer;
+  if (const uint64_t bytes = required_.load(); bytes != 0) requests.emplace_back(Request(Message::kRequire, bytes), -1);
   for (const auto& [address, area] : areas_) {
-    request.value = area.id;
-    requests.emplace_back(request, area.file.get());
+    requests.emplace_back(Request(Message::kOffer, area.id), area.file.get());
   }
   for (const auto& [offer, file] : requests) {
     Reply reply;
@@ -112,7 +101,7 @@ Status ChannelClient::rejoin(int64_t deadline_ns, const Interrupt& interrupt) {
 
 Status ChannelClient::ask_anyone(const Request& request, Reply* reply, std::vector<Fd>* descriptors) {
   for (;;) {
-    Status status = ask(request, {}, timeout_ns_, reply, descriptors);
+    Status status = ask(request, reply, descriptors);
     if (status.code() != Code::kRegrouped || !orphaned()) return status;
     if (status = rejoin(now_ns() + kComeBackNs, nullptr); !status) return status;
   }

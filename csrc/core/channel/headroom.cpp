@@ -41,12 +41,16 @@ bool number_in(const std::string& path, uint64_t* out) {
   return std::getline(file, line) && parse(line, out);
 }
 
-// The number behind the first word of a line, "name 12"; 0 if there is no such line.
-uint64_t stat_line(const std::string& path, const std::string& wanted) {
+// The number behind `name` at the beginning of a line, in bytes: "MemFree:  12 kB", "inactive_file 4096"; 0 if there is
+// no such line.
+uint64_t line_of(const std::string& path, const std::string& name) {
   std::ifstream file(path);
   uint64_t value = 0;
   for (std::string line; std::getline(file, line);) {
-    if (line.rfind(wanted + " ", 0) == 0 && parse(line.substr(wanted.size() + 1), &value)) return value;
+    if (line.rfind(name, 0) != 0) continue;
+    const size_t digits = line.find_first_of("0123456789", name.size());
+    if (digits == std::string::npos || !parse(line.substr(digits), &value)) return 0;
+    return line.find(" kB", digits) == std::string::npos ? value : value * 1024;
   }
   return 0;
 }
@@ -63,7 +67,8 @@ void look_at(const std::string& folder, const Files& files, const Bounds& bounds
   // The kernel lets no group exceed a limit that it enforces.
   if (limit < std::max(usage, bounds.process) || usage > bounds.host) return;
   const uint64_t used = usage;
-  for (const char* line : files.droppable) usage -= std::min(usage, stat_line(folder + "/memory.stat", line));
+  for (const char* line : files.droppable)
+    usage -= std::min(usage, line_of(folder + "/memory.stat", std::string(line) + " "));
   tighten(room, limit - usage,
           "the memory limit of its control group (" + folder + ": " + std::to_string(limit >> 20) + " MiB, of which " +
               std::to_string(used >> 20) + " MiB are in use)");
@@ -100,23 +105,7 @@ void address_space(Headroom* room) {
   tighten(room, limit.rlim_cur > used ? limit.rlim_cur - used : 0, "its limit of address space, ulimit -v");
 }
 
-// Bytes of a line of a file in /proc, such as "MemFree:  12 kB"; 0 if there is none.
-uint64_t line_of(const char* path, const std::string& name) {
-  std::ifstream file(path);
-  uint64_t kib = 0;
-  for (std::string line; std::getline(file, line);) {
-    if (line.rfind(name + ":", 0) != 0) continue;
-    const size_t digits = line.find_first_of("0123456789");
-    return digits != std::string::npos && parse(line.substr(digits), &kib) ? kib * 1024 : 0;
-  }
-  return 0;
-}
-
 }  // namespace
-
-uint64_t available_memory() {
-  return line_of("/proc/meminfo", "MemAvailable");
-}
 
 Headroom cgroup_headroom(const std::string& membership, const std::string& mount, uint64_t process, uint64_t host) {
   const Bounds bounds{process, host};
@@ -139,10 +128,10 @@ Headroom memory_headroom() {
   std::ifstream file("/proc/self/cgroup");
   std::stringstream membership;
   membership << file.rdbuf();
-  const uint64_t total = line_of("/proc/meminfo", "MemTotal"), unused = line_of("/proc/meminfo", "MemFree");
+  const uint64_t total = line_of("/proc/meminfo", "MemTotal:"), unused = line_of("/proc/meminfo", "MemFree:");
   const uint64_t host = total > unused ? total - unused : UINT64_MAX;
-  Headroom room = cgroup_headroom(membership.str(), "/sys/fs/cgroup", line_of("/proc/self/status", "RssAnon"), host);
-  if (const uint64_t available = available_memory(); available != 0) {
+  Headroom room = cgroup_headroom(membership.str(), "/sys/fs/cgroup", line_of("/proc/self/status", "RssAnon:"), host);
+  if (const uint64_t available = line_of("/proc/meminfo", "MemAvailable:"); available != 0) {
     tighten(&room, available, "the memory available on this host");
   }
   address_space(&room);

@@ -21,7 +21,4 @@ Headroom memory_headroom();
 Headroom cgroup_headroom(const std::string& membership, const std::string& mount, uint64_t process = 0,
                          uint64_t host = UINT64_MAX);
 
-// Bytes of memory that the machine can still give without swapping; 0 if unknown.
-uint64_t available_memory();
-
 }  // namespace bagua

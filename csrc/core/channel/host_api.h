@@ -10,7 +10,6 @@
 #include <cstdint>
 
 #include "channel/layout.h"
-#include "channel/transfer_request.h"
 
 namespace bagua {
 
@@ -25,6 +24,20 @@ enum HostCode : int { kHostOk = 0, kHostTimeout = 1, kHostInterrupted = 2, kHost
 
 struct HostError {
   char text[kErrorBytes + 1];
+};
+
+// An operation on memory at any address, for transfer.h. The memory must stay until the transfer is over or destroyed.
+struct TransferRequest {
+  Descriptor descriptor{};  // all but the places; count: elements of one row
+  const char* src = nullptr;
+  char* dst = nullptr;    // nullptr: this rank gives, or gets, nothing. src == dst: in place
+  uint64_t src_rows = 1;  // src holds so many times `count` elements
+  uint64_t dst_rows = 1;
+  bool together = false;    // src and dst may share a place, and do if there is no dst
+  uint64_t generation = 0;  // to which it belongs; 0: the present one
+  // How it is cut: the same on all ranks. whole: not at all. rows: operations of several rows are cut, too, each row
+  // alike; their tensors in shared memory are then copied as others are.
+  bool whole = false, rows = false;
 };
 
 // How far a transfer is, see transfer.h.

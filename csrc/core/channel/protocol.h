@@ -14,6 +14,8 @@
 // text, for people: how the rank ends). Anything else closes the connection.
 #pragma once
 
+#include <sys/un.h>
+
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -45,13 +47,15 @@ enum class Message : uint32_t {
 };
 
 struct Request {
+  explicit Request(Message type = Message::kHello, uint64_t value = 0) : type(type), value(value) {}
+
   uint32_t magic = kProtocolMagic;
-  Message type = Message::kHello;
+  Message type;
   uint32_t version = 0;  // kHello
   uint32_t member = 0;   // kHello; kBorrow: the owner
   // kAlloc, kAllocForPeers, kRequire: bytes. kFree, kOffer, kBorrow: segment. kComm, kDestroyComm: communicator.
   // kEnter: generation. kFailed: 1 if the rank is lost, and has not failed by itself
-  uint64_t value = 0;
+  uint64_t value;
   uint32_t members = 0;  // kComm: how many ranks follow, as uint32. kBye, kFailed: how many bytes
   // kComm, kDestroyComm: that which the process has entered last, the low half of the number. The engine may be ahead.
   uint32_t generation = 0;
@@ -70,11 +74,7 @@ struct Reply {
 };
 
 // Address of a Unix socket; kInvalid with the way out if the path is too long.
-struct UnixAddress {
-  char storage[128];
-  unsigned length;
-};
-Status unix_address(const std::string& path, UnixAddress* out);
+Status unix_address(const std::string& path, sockaddr_un* out);
 
 // Sends one packet with up to four descriptors; never blocks: a full buffer is an error.
 Status send_packet(int fd, const void* data, size_t bytes, const int* descriptors, int n);
@@ -82,5 +82,19 @@ Status send_packet(int fd, const void* data, size_t bytes, const int* descriptor
 // kernel had to cut, is kCorrupt. kTimeout: nothing there (the descriptor is non-blocking). kResource: it is lost,
 // because this process has no room for the descriptors in it.
 Status receive_packet(int fd, void* data, size_t capacity, size_t* bytes, std::vector<Fd>* descriptors);
+
+// The rank's side.
+
+// Connects with a deadline: the daemon's listen queue may be full for a moment. kUnavailable: nobody is there.
+Status dial(const std::string& path, int64_t deadline_ns, Fd* out);
+std::vector<char> packet_of(const Request& request, const std::vector<int>& members);
+// Sends one request, with a descriptor if it is not negative, and waits for its answer: *reply, and a status with its
+// code and words. kUnavailable: the other end has gone; *answered tells it from an answer with that code.
+Status converse(int socket, const std::vector<char>& packet, int descriptor, int64_t deadline_ns, Reply* reply,
+                std::vector<Fd>* descriptors, bool* answered);
+// Says Hello for this member, with the lifeline of this process. `descriptors`: the three of the answer. See
+// converse().
+Status greet(int socket, int member, const uint8_t* token, int64_t deadline_ns, std::vector<Fd>* descriptors,
+             bool* answered);
 
 }  // namespace bagua

@@ -28,13 +28,13 @@ Status system_error(const std::string& what) {
 }  // namespace
 
 Status ChannelServer::start() {
-  UnixAddress address;
+  sockaddr_un address;
   if (Status status = unix_address(path_, &address); !status) return status;
   listener_ = Fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!listener_.valid()) return system_error("no Unix socket could be made");
   unlink(path_.c_str());
   if (fchmod(listener_.get(), 0600) != 0) return system_error("the mode of " + path_ + " can't be set");
-  if (bind(listener_.get(), reinterpret_cast<sockaddr*>(address.storage), address.length) != 0) {
+  if (bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
     return system_error("the socket " + path_ + " can't be made");
   }
   if (chmod(path_.c_str(), 0600) != 0) return system_error("the mode of " + path_ + " can't be set");
@@ -137,7 +137,7 @@ void ChannelServer::read(Connection* connection) {
     const Status status = receive_packet(connection->socket.get(), buffer_.data(), buffer_.size(), &bytes, &passed);
     if (status.code() == Code::kTimeout) return;
     if (status.code() == Code::kResource) {  // its descriptors are lost, and with them what it asks for
-      if (!reply(connection, status, 0, 0, nullptr, 0)) close(connection, false);
+      if (!reply(connection, status)) close(connection, false);
       continue;
     }
     if (!status || bytes == 0) {
@@ -178,42 +178,39 @@ bool ChannelServer::handle(Connection* connection, const Request& request, const
       uint64_t id = 0, size = 0;
       const bool for_peers = request.type == Message::kAllocForPeers;
       const Status status = handler_->alloc(member, request.value, for_peers, &descriptor, &id, &size);
-      const int fd = descriptor.get();
-      return reply(connection, status, id, size, &fd, status ? 1 : 0);
+      return reply(connection, status, id, size, &descriptor, status ? 1 : 0);
     }
     case Message::kBorrow: {
       Fd descriptor;
       uint64_t size = 0;
       const Status status = handler_->borrow(member, request.member, request.value, &descriptor, &size);
-      const int fd = descriptor.get();
-      return reply(connection, status, request.value, size, &fd, status ? 1 : 0);
+      return reply(connection, status, request.value, size, &descriptor, status ? 1 : 0);
     }
     case Message::kRequire:
-      return reply(connection, handler_->require(member, request.value), 0, 0, nullptr, 0);
+      return reply(connection, handler_->require(member, request.value));
     case Message::kOffer:
       if (passed.size() != 1) return false;
-      return reply(connection, handler_->adopt(member, request.value, passed.front()), 0, 0, nullptr, 0);
+      return reply(connection, handler_->adopt(member, request.value, passed.front()));
     case Message::kFree:
-      return reply(connection, handler_->free_segment(member, request.value), 0, 0, nullptr, 0);
+      return reply(connection, handler_->free_segment(member, request.value));
     case Message::kComm:
-      return reply(connection, handler_->declare(member, request.value, request.generation, ranks), 0, 0, nullptr, 0);
+      return reply(connection, handler_->declare(member, request.value, request.generation, ranks));
     case Message::kDestroyComm:
-      return reply(connection, handler_->destroy(member, request.value, request.generation), 0, 0, nullptr, 0);
+      return reply(connection, handler_->destroy(member, request.value, request.generation));
     case Message::kEnter: {
       Fd page;
       const Status status = handler_->enter(member, request.value, &page);
-      const int fd = page.get();
       const bool none = status.code() == Code::kTimeout;
-      return reply(connection, none ? Status::ok() : status, 0, 0, &fd, status ? 1 : 0);
+      return reply(connection, none ? Status::ok() : status, 0, 0, &page, status ? 1 : 0);
     }
     case Message::kBye:
-      reply(connection, Status::ok(), 0, 0, nullptr, 0);
+      reply(connection, Status::ok());
       connection->member = -1;
       close(connection, false);
       handler_->left(member, words);
       return true;
     case Message::kFailed: {
-      reply(connection, Status::ok(), 0, 0, nullptr, 0);
+      reply(connection, Status::ok());
       const pid_t pid = connection->pid;
       connection->member = -1;
       close(connection, false);
@@ -238,7 +235,7 @@ bool ChannelServer::hello(Connection* connection, const Request& request, const 
   }
   if (!status) {
     handler_->bad_connection();
-    reply(connection, status, 0, 0, nullptr, 0);
+    reply(connection, status);
     close(connection, false);
     return true;
   }
@@ -247,14 +244,15 @@ bool ChannelServer::hello(Connection* connection, const Request& request, const 
     connection->process = Fd(static_cast<int>(syscall(SYS_pidfd_open, connection->pid, 0)));
     if (passed.size() == 1) connection->death = DeathWatch::create(passed.front(), connection->pid);
   }
-  const int fds[3] = {descriptors[0].get(), descriptors[1].get(), descriptors[2].get()};
-  return reply(connection, status, 0, sizeof(RankChannel), fds, 3);
+  return reply(connection, status, 0, sizeof(RankChannel), descriptors, 3);
 }
 
-bool ChannelServer::reply(Connection* connection, const Status& status, uint64_t value, uint64_t bytes, const int* fds,
-                          int n) {
+bool ChannelServer::reply(Connection* connection, const Status& status, uint64_t value, uint64_t bytes,
+                          const Fd* passed, int n) {
+  int fds[3] = {};
+  for (int i = 0; i < n; ++i) fds[i] = passed[i].get();
   if (std::any_of(fds, fds + n, [](int fd) { return fd < 0; })) {
-    return reply(connection, {Code::kResource, scarcity_text(EMFILE)}, 0, 0, nullptr, 0);
+    return reply(connection, {Code::kResource, scarcity_text(EMFILE)});
   }
   Reply answer;
   answer.code = static_cast<uint32_t>(status.code());

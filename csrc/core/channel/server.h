@@ -83,7 +83,9 @@ class ChannelServer {
   bool handle(Connection* connection, const Request& request, const std::vector<int>& ranks, const std::string& words,
               const std::vector<Fd>& passed);
   bool hello(Connection* connection, const Request& request, const std::vector<Fd>& passed);
-  bool reply(Connection* connection, const Status& status, uint64_t value, uint64_t bytes, const int* fds, int n);
+  // `passed`: n descriptors, three at most.
+  bool reply(Connection* connection, const Status& status, uint64_t value = 0, uint64_t bytes = 0,
+             const Fd* passed = nullptr, int n = 0);
   void close(Connection* connection, bool misbehaved);
 
   const std::string path_;

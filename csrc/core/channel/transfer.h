@@ -15,8 +15,8 @@
 #include "base/mutex.h"
 #include "base/status.h"
 #include "channel/client.h"
+#include "channel/host_api.h"
 #include "channel/layout.h"
-#include "channel/transfer_request.h"
 
 namespace bagua {
 
