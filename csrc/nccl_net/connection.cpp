@@ -1,10 +1,14 @@
 #include "nccl_net/connection.h"
 
+#include <fcntl.h>
 #include <sys/epoll.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <climits>
+#include <cstdio>
+#include <cstring>
 #include <iterator>
 
 #include "base/clock.h"
@@ -12,7 +16,6 @@
 #include "nccl_net/helpers.h"
 #include "nccl_net/log.h"
 #include "nccl_net/settings.h"
-#include "nccl_net/stats.h"
 
 namespace bagua::nccl_net {
 namespace {
@@ -36,18 +39,18 @@ Connection::Connection(const char* direction, std::string peer)
 
 Connection::~Connection() = default;
 
-void Connection::add_stream(Stream* stream, Socket socket) {
+void Connection::add_stream(Stream* stream, Fd socket) {
   stream->socket = std::move(socket);
   streams_.push_back(stream);
   stream->number = streams_.size();
 }
 
-Status Connection::watch(const Socket& control, uint32_t control_events, uint32_t events) {
+Status Connection::watch(const Fd& control, uint32_t control_events, uint32_t events) {
   Fd epoll(::epoll_create1(EPOLL_CLOEXEC));
   if (!epoll.valid()) return {Code::kResource, "epoll_create1: " + errno_text(errno)};
-  if (Status status = add(epoll, control.fd(), control_events, kControlEvent); !status) return status;
+  if (Status status = add(epoll, control.get(), control_events, kControlEvent); !status) return status;
   for (size_t i = 0; i < streams_.size(); ++i) {
-    if (Status status = add(epoll, streams_[i]->socket.fd(), events, i); !status) return status;
+    if (Status status = add(epoll, streams_[i]->socket.get(), events, i); !status) return status;
   }
   epoll_ = std::move(epoll);
   return Status::ok();
@@ -166,22 +169,35 @@ void Connection::close() {
   if (!settings().stats.empty()) write_stats();
 }
 
+// Appends one line of JSON by one write.
 void Connection::write_stats() {
-  ConnectionStats out;
-  out.direction = direction_;
-  out.peer = peer_;
-  out.seconds = static_cast<double>(now_ns() - opened_ns_) / 1e9;
+  uint64_t messages = 0, data = 0, stalls = 0;
   {
     const Lock lock(mutex_);
-    out.messages = next_message_;
+    messages = next_message_;
   }
-  out.inline_bytes = inline_bytes_;
-  out.failed = failure() != kSuccess;
+  std::string each;
   for (const Stream* stream : streams_) {
-    out.stream_bytes.push_back(stream->bytes.load());
-    out.stalls += stream->stalls.load();
+    const uint64_t bytes = stream->bytes.load();
+    each += (each.empty() ? "" : ", ") + std::to_string(bytes);
+    data += bytes;
+    stalls += stream->stalls.load();
   }
-  write_line(settings().stats, json_line(out));
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%.6f", static_cast<double>(now_ns() - opened_ns_) / 1e9);
+  const std::string line = "{\"pid\": " + std::to_string(::getpid()) + ", \"direction\": \"" +
+                           (std::strncmp(direction_, "send", 4) == 0 ? "send" : "receive") + "\", \"peer\": \"" +
+                           peer_ + "\", \"seconds\": " + seconds + ", \"messages\": " + std::to_string(messages) +
+                           ", \"bytes\": " + std::to_string(data + inline_bytes_) +
+                           ", \"inline_bytes\": " + std::to_string(inline_bytes_) + ", \"stream_bytes\": [" + each +
+                           "], \"stalls\": " + std::to_string(stalls) +
+                           ", \"failed\": " + (failure() != kSuccess ? "true" : "false") + "}\n";
+  const std::string& where = settings().stats;
+  const Fd file(where == "1" ? ::dup(STDERR_FILENO)
+                             : ::open(where.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  if (!file.valid() || ::write(file.get(), line.data(), line.size()) < 0) {
+    BAGUA_NET_WARN("can't write BAGUA_NET_STATS='" + where + "': " + errno_text(errno));
+  }
 }
 
 }  // namespace bagua::nccl_net

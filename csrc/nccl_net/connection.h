@@ -42,7 +42,7 @@ struct Request {
 
 // A data socket. Only the thread that holds `mutex` moves bytes.
 struct Stream {
-  Socket socket;
+  Fd socket;
   size_t number = 0;  // from 1, because 0 is the control socket
   Mutex mutex;
   std::atomic<bool> ready{true};     // false: the kernel had no room, or no bytes, and has not reported any since
@@ -70,9 +70,9 @@ class Connection {
 
  protected:
   Connection(const char* direction, std::string peer);
-  void add_stream(Stream* stream, Socket socket);
+  void add_stream(Stream* stream, Fd socket);
   // Adds the control and data sockets to epoll, for these events and for the end of the peer.
-  Status watch(const Socket& control, uint32_t control_events, uint32_t events);
+  Status watch(const Fd& control, uint32_t control_events, uint32_t events);
   bool watched() const { return epoll_.valid(); }
   // Called before a helper serves the connection: adds the sockets to epoll if they are not there yet.
   virtual Status watch_for_helper() = 0;

@@ -1,8 +1,6 @@
 #include "nccl_net/connector.h"
 
-#include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -18,35 +16,11 @@ namespace bagua::nccl_net {
 namespace {
 
 constexpr int64_t kFirstPauseNs = 5 * kNsPerMs;
-constexpr int kUnsentBytes = 256 << 10;
 constexpr int64_t kLongestPauseNs = 500 * kNsPerMs;
-
-// Sets the options of net/socket.cpp, whose own function to connect would wait. Data sockets keep few unsent bytes, so
-// that the next chunk goes to a socket with room. The control socket may keep many: its messages stay in order anyway,
-// and TCP joins them into few large packets.
-void tune(int fd, bool control) {
-  const struct {
-    int level;
-    int name;
-    int value;
-  } options[] = {{IPPROTO_TCP, TCP_NODELAY, 1},
-                 {SOL_SOCKET, SO_KEEPALIVE, 1},
-                 {IPPROTO_TCP, TCP_KEEPIDLE, 10},
-                 {IPPROTO_TCP, TCP_KEEPINTVL, 3},
-                 {IPPROTO_TCP, TCP_KEEPCNT, 4}};
-  for (const auto& option : options) ::setsockopt(fd, option.level, option.name, &option.value, sizeof option.value);
-  if (!control) ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof kUnsentBytes);
-}
 
 bool ready(int fd, short events) {
   pollfd item{fd, events, 0};
   return ::poll(&item, 1, 0) > 0;
-}
-
-bool passes(int error) {
-  return is_scarcity(error) || error == ECONNREFUSED || error == ECONNRESET || error == ETIMEDOUT ||
-         error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN || error == EPIPE || error == EAGAIN ||
-         error == EADDRNOTAVAIL;
 }
 
 }  // namespace
@@ -108,9 +82,9 @@ Status Connector::step(std::unique_ptr<SendConnection>* out) {
   if (const int error = read_answer(&accepted, &refused); error != 0) return retry(error);
   if (!refused) return refused;
   if (!accepted) return Status::ok();
-  std::vector<Socket> sockets;
+  std::vector<Fd> sockets;
   for (Pending& pending : sockets_) {
-    pace_if_far(pending.socket.fd());
+    pace_if_far(pending.socket.get());
     sockets.push_back(std::move(pending.socket));
   }
   Status status;
@@ -125,12 +99,14 @@ int Connector::begin() {
   sockets_.resize(static_cast<size_t>(settings().streams) + 1);
   for (Pending& pending : sockets_) {
     const int family = address_.any.sa_family;
-    pending.socket = Socket(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    pending.socket = Fd(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!pending.socket.valid()) return errno;
-    tune(pending.socket.fd(), &pending == &sockets_.front());
-    begin_without_pacing(pending.socket.fd());
+    // Data sockets keep few unsent bytes, so that the next chunk goes to a socket with room. The control socket may
+    // keep many: its messages stay in order anyway, and TCP joins them into few large packets.
+    set_tcp_options(pending.socket.get(), &pending != &sockets_.front());
+    begin_without_pacing(pending.socket.get());
     pending.stage = Stage::kConnecting;
-    if (::connect(pending.socket.fd(), &address_.any, address_bytes(address_)) == 0) {
+    if (::connect(pending.socket.get(), &address_.any, address_bytes(address_)) == 0) {
       pending.stage = Stage::kGreeting;
     } else if (errno != EINPROGRESS) {
       return errno;
@@ -142,10 +118,10 @@ int Connector::begin() {
 int Connector::advance(size_t index) {
   Pending& pending = sockets_[index];
   if (pending.stage == Stage::kConnecting) {
-    if (!ready(pending.socket.fd(), POLLOUT)) return 0;
+    if (!ready(pending.socket.get(), POLLOUT)) return 0;
     int error = 0;
     socklen_t length = sizeof error;
-    if (::getsockopt(pending.socket.fd(), SOL_SOCKET, SO_ERROR, &error, &length) != 0) return errno;
+    if (::getsockopt(pending.socket.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0) return errno;
     if (error != 0) return error;
     pending.stage = Stage::kGreeting;
   }
@@ -162,8 +138,8 @@ int Connector::greet(size_t index) {
   hello.connection = connection_;
   hello.index = static_cast<uint16_t>(index);
   const char* at = reinterpret_cast<const char*>(&hello) + pending.sent;
-  const ssize_t put = ::send(pending.socket.fd(), at, sizeof hello - pending.sent, MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (put < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? 0 : errno;
+  const ssize_t put = ::send(pending.socket.get(), at, sizeof hello - pending.sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (put < 0) return errno == EAGAIN || errno == EINTR ? 0 : errno;
   pending.sent += static_cast<size_t>(put);
   if (pending.sent == sizeof hello) pending.stage = Stage::kGreeted;
   return 0;
@@ -171,8 +147,8 @@ int Connector::greet(size_t index) {
 
 int Connector::read_answer(bool* accepted, Status* refused) {
   char* at = reinterpret_cast<char*>(&answer_) + answer_got_;
-  const ssize_t got = ::recv(sockets_[0].socket.fd(), at, sizeof answer_ - answer_got_, MSG_DONTWAIT);
-  if (got < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? 0 : errno;
+  const ssize_t got = ::recv(sockets_[0].socket.get(), at, sizeof answer_ - answer_got_, MSG_DONTWAIT);
+  if (got < 0) return errno == EAGAIN || errno == EINTR ? 0 : errno;
   if (got == 0) return ECONNRESET;
   answer_got_ += static_cast<size_t>(got);
   if (answer_got_ < sizeof answer_) return 0;
@@ -193,9 +169,9 @@ Status Connector::retry(int error) {
   const int64_t limit = settings().connect_timeout_s * kNsPerS;
   if (failing_since_ns_ < 0) failing_since_ns_ = attempt_ns_;
   const int64_t tried = stepped_ns_ - failing_since_ns_;
-  if (!passes(error) || tried >= limit) {
+  if (!worth_retrying(error) || tried >= limit) {
     const bool scarce = is_scarcity(error);
-    const Code code = passes(error) && !scarce ? Code::kUnavailable : Code::kResource;
+    const Code code = worth_retrying(error) && !scarce ? Code::kUnavailable : Code::kResource;
     return {code, "can't connect to " + address_text(address_) + " (tried for " + duration_text(tried) +
                       "): " + (scarce ? scarcity_text(error) : errno_text(error))};
   }

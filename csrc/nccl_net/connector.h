@@ -28,7 +28,7 @@ class Connector {
  private:
   enum class Stage { kClosed, kConnecting, kGreeting, kGreeted };
   struct Pending {
-    Socket socket;
+    Fd socket;
     Stage stage = Stage::kClosed;
     size_t sent = 0;  // bytes of the Hello
   };

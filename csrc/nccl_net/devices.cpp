@@ -2,7 +2,6 @@
 
 #include <ifaddrs.h>
 #include <net/if.h>
-#include <netdb.h>
 
 #include <algorithm>
 #include <cctype>
@@ -15,6 +14,7 @@
 
 #include "base/text.h"
 #include "nccl_net/log.h"
+#include "net/socket.h"
 
 namespace bagua::nccl_net {
 namespace {
@@ -139,14 +139,7 @@ socklen_t address_bytes(const Address& address) {
 }
 
 std::string address_text(const Address& address) {
-  char host[NI_MAXHOST];
-  char port[NI_MAXSERV];
-  if (::getnameinfo(&address.any, address_bytes(address), host, sizeof host, port, sizeof port,
-                    NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
-    return "an unknown address";
-  }
-  const bool v6 = address.any.sa_family == AF_INET6;
-  return (v6 ? "[" : "") + std::string(host) + (v6 ? "]:" : ":") + port;
+  return bagua::address_text(&address.any, address_bytes(address));
 }
 
 std::vector<Interface> choose_interfaces(const std::vector<Interface>& found, const std::string& names, int family) {

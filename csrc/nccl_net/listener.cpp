@@ -37,9 +37,9 @@ void fill_handle(const Address& address, const Nonce& nonce, Handle* handle) {
 
 // True if there is nothing to read. The connecting side sends nothing between Hello and Answer, so readable means
 // closed.
-bool silent(const Socket& socket) {
+bool silent(const Fd& socket) {
   char byte;
-  return ::recv(socket.fd(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+  return ::recv(socket.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
 }
 
 }  // namespace
@@ -51,7 +51,7 @@ Status Listener::open(const Device& device, Handle* handle, std::unique_ptr<List
   if (Status status = listen_tcp(address_text(device.address), &listener->socket_, &bound); !status) return status;
   Address here{};
   socklen_t length = sizeof here;
-  if (::getsockname(listener->socket_.fd(), &here.any, &length) != 0) {
+  if (::getsockname(listener->socket_.get(), &here.any, &length) != 0) {
     return {Code::kInternal, "getsockname: " + errno_text(errno)};
   }
   fill_handle(here, listener->nonce_, handle);
@@ -79,7 +79,7 @@ Status Listener::accept(std::unique_ptr<ReceiveConnection>* out) {
     BAGUA_NET_INFO("the connection from " + group.peer + " was given up before it was accepted");
     return Status::ok();
   }
-  const ssize_t put = ::send(group.sockets.front().fd(), &answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT);
+  const ssize_t put = ::send(group.sockets.front().get(), &answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT);
   if (put != sizeof answer) {
     BAGUA_NET_INFO("the connection from " + group.peer + " broke before it was complete");
     return Status::ok();  // the connecting side tries again
@@ -92,7 +92,7 @@ Status Listener::take_new() {
   if (pause_.lasts(now_ns())) return Status::ok();
   for (size_t taken = 0; taken < kMaxStrangers; ++taken) {
     Stranger stranger{};
-    const Status status = accept_tcp(socket_.fd(), &stranger.socket, &stranger.peer);
+    const Status status = accept_tcp(socket_.get(), &stranger.socket, &stranger.peer);
     if (status.code() == Code::kResource) return wait_for_descriptors(status);
     lacking_since_ns_ = -1;
     if (!status) break;
@@ -118,8 +118,8 @@ Status Listener::wait_for_descriptors(const Status& why) {
 
 bool Listener::read_hello(Stranger* stranger) {
   char* at = reinterpret_cast<char*>(&stranger->hello) + stranger->got;
-  const ssize_t got = ::recv(stranger->socket.fd(), at, sizeof(Hello) - stranger->got, MSG_DONTWAIT);
-  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return true;
+  const ssize_t got = ::recv(stranger->socket.get(), at, sizeof(Hello) - stranger->got, MSG_DONTWAIT);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return true;
   if (got <= 0) {
     drop(*stranger, "it closed before its greeting was complete");
     return false;
@@ -139,7 +139,7 @@ void Listener::admit(Stranger* stranger) {
   if (!hello.nonce.equals(nonce_)) return drop(*stranger, "it does not know the handle's secret");
   if (hello.version != kProtocolVersion) {
     const Answer answer{Answer::kMagic, kProtocolVersion, 0};
-    static_cast<void>(::send(stranger->socket.fd(), &answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT));
+    static_cast<void>(::send(stranger->socket.get(), &answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT));
     BAGUA_NET_WARN("refused a connection from " + stranger->peer + ": it speaks version " +
                    std::to_string(hello.version) + " of the protocol, this process version " +
                    std::to_string(kProtocolVersion) + "; use the same bagua on all hosts");

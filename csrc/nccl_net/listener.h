@@ -27,7 +27,7 @@ class Listener {
 
   // An accepted socket whose Hello is not complete yet.
   struct Stranger {
-    Socket socket;
+    Fd socket;
     std::string peer;
     int64_t deadline_ns;
     size_t got = 0;
@@ -39,7 +39,7 @@ class Listener {
     std::string peer;
     int64_t deadline_ns;
     size_t present = 0;
-    std::vector<Socket> sockets;
+    std::vector<Fd> sockets;
   };
 
   Status take_new();
@@ -50,7 +50,7 @@ class Listener {
   void drop(const Stranger& stranger, const std::string& reason);
   void drop_late();
 
-  Socket socket_;
+  Fd socket_;
   Nonce nonce_;
   std::vector<Stranger> strangers_;
   std::vector<Group> groups_;

@@ -19,10 +19,6 @@ namespace {
 // For this time only the socket that last had bytes is tried; then the kernel is asked about all sockets.
 constexpr int64_t kGuessNs = 2'000;
 
-bool would_block(int error) {
-  return error == EAGAIN || error == EWOULDBLOCK;
-}
-
 // recvmsg, or the cheaper recv for one part; restarts after a signal. Returns -1 with errno, 0 at the end.
 ssize_t receive_parts(int fd, iovec* parts, size_t count) {
   msghdr message{};
@@ -38,7 +34,7 @@ ssize_t receive_parts(int fd, iovec* parts, size_t count) {
 
 }  // namespace
 
-ReceiveConnection::ReceiveConnection(std::vector<Socket> sockets, const std::string& peer)
+ReceiveConnection::ReceiveConnection(std::vector<Fd> sockets, const std::string& peer)
     : Connection("receive from", peer), control_(std::move(sockets.front())) {
   for (size_t i = 1; i < sockets.size(); ++i) {
     streams_.push_back(std::make_unique<ReceiveStream>());
@@ -104,10 +100,10 @@ bool ReceiveConnection::ask_kernel() {
     items[count] = {fd, POLLIN, 0};
     flags[count++] = ready;
   };
-  if (!control_parked_ && !control_ended_) add(control_.fd(), &control_ready_);
+  if (!control_parked_ && !control_ended_) add(control_.get(), &control_ready_);
   for (const auto& stream : streams_) {
     if (!stream->parked.load(std::memory_order_relaxed) && !stream->ended.load(std::memory_order_relaxed)) {
-      add(stream->socket.fd(), &stream->ready);
+      add(stream->socket.get(), &stream->ready);
     }
   }
   const int found = ::poll(items, count, 0);
@@ -223,9 +219,9 @@ bool ReceiveConnection::fill_control(bool* drained) {
   const size_t most = last_total_ < kPaddedFrom ? kStagedBytes : kPaddedBytes;
   parts[count++] = {staged_ + staged_end_, most - staged_end_};
   const size_t room = most - staged_end_ + (small_ != nullptr ? small_left_ : 0);
-  const ssize_t got = receive_parts(control_.fd(), parts, count);
+  const ssize_t got = receive_parts(control_.get(), parts, count);
   if (got < 0) {
-    if (!would_block(errno)) {
+    if (errno != EAGAIN) {
       fail(kRemoteError, "message " + std::to_string(small_ != nullptr ? small_->message : next_control_) +
                              " can't be read from the control socket: the connection broke: " + errno_text(errno));
     }
@@ -276,9 +272,9 @@ bool ReceiveConnection::pump_stream(ReceiveStream* stream, size_t budget) {
     parts[count++] = {reinterpret_cast<char*>(&stream->header) + stream->header_got,
                       sizeof(Header) - stream->header_got};
     const size_t room = (stream->request != nullptr ? stream->left : 0) + sizeof(Header) - stream->header_got;
-    const ssize_t got = receive_parts(stream->socket.fd(), parts, count);
+    const ssize_t got = receive_parts(stream->socket.get(), parts, count);
     if (got <= 0) {
-      if (got < 0 && would_block(errno)) {
+      if (got < 0 && errno == EAGAIN) {
         stream->stalls.fetch_add(1, std::memory_order_relaxed);
       } else {
         stream_ended(stream, got < 0 ? errno : 0);

@@ -12,7 +12,7 @@ namespace bagua::nccl_net {
 class ReceiveConnection final : public Connection {
  public:
   // `sockets` are non-blocking and have exchanged Hello and Answer: the control socket, then the data sockets.
-  ReceiveConnection(std::vector<Socket> sockets, const std::string& peer);
+  ReceiveConnection(std::vector<Fd> sockets, const std::string& peer);
   ~ReceiveConnection() override;
 
   // Posts a buffer for the next message. *request is nullptr if kMaxRequests requests are in flight.
@@ -58,7 +58,7 @@ class ReceiveConnection final : public Connection {
   Found find(const Header& header, ReceiveStream* stream, Request** out);
   Result wrong(const Header& header, const char* what);
 
-  Socket control_;
+  Fd control_;
   std::vector<std::unique_ptr<ReceiveStream>> streams_;
   std::atomic<size_t> first_{0};  // the next pass over the streams begins here
   std::atomic<size_t> last_{0};   // the socket that last had bytes: 0 is the control socket

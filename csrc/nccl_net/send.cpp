@@ -1,14 +1,11 @@
 #include "nccl_net/send.h"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <map>
 
 #include "base/clock.h"
@@ -25,22 +22,6 @@ constexpr uint64_t kLargeChunk = 1 << 20;  // for a stream that takes everything
 constexpr int64_t kTogetherNs = 2'000;
 constexpr size_t kTogetherBytes = 512 << 10;
 constexpr int64_t kPatienceNs = 50'000;  // how long to wait for a stream without room before another one is used
-
-// Offset in the kernel's tcp_info, which is longer than that of the C library (microseconds, since Linux 4.6).
-constexpr size_t kShortestRoundTripAt = 148;
-
-int64_t shortest_round_trip_ns(int fd) {
-  char info[kShortestRoundTripAt + sizeof(uint32_t)];
-  socklen_t length = sizeof info;
-  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &length) != 0 || length < sizeof info) return 0;
-  uint32_t microseconds = 0;
-  std::memcpy(&microseconds, info + kShortestRoundTripAt, sizeof microseconds);
-  return int64_t{microseconds} * 1000;
-}
-
-bool would_block(int error) {
-  return error == EAGAIN || error == EWOULDBLOCK;
-}
 
 // sendmsg; restarts after a signal. Returns -1 with errno.
 ssize_t send_parts(int fd, iovec* parts, size_t count) {
@@ -71,7 +52,7 @@ void SendHost::tell(int64_t now, int change) {
   spreads_.store(count_.all(), std::memory_order_relaxed);
 }
 
-SendConnection::SendConnection(std::vector<Socket> sockets, const std::string& peer)
+SendConnection::SendConnection(std::vector<Fd> sockets, const std::string& peer)
     : Connection("send to", peer), control_(std::move(sockets.front())), host_(SendHost::of(peer)) {
   for (size_t i = 1; i < sockets.size(); ++i) {
     streams_.push_back(std::make_unique<SendStream>());
@@ -80,8 +61,7 @@ SendConnection::SendConnection(std::vector<Socket> sockets, const std::string& p
   }
 }
 
-std::unique_ptr<SendConnection> SendConnection::open(std::vector<Socket> sockets, const std::string& peer,
-                                                     Status* status) {
+std::unique_ptr<SendConnection> SendConnection::open(std::vector<Fd> sockets, const std::string& peer, Status* status) {
   std::unique_ptr<SendConnection> out(new SendConnection(std::move(sockets), peer));
   *status = out->watch(out->control_, 0, EPOLLOUT);
   if (!*status) out.reset();
@@ -203,14 +183,10 @@ void SendConnection::check_peer() {
   if (limit_s == 0 || now - checked_ns_ < kNsPerS) return;
   checked_ns_ = now;
   for (size_t i = 0; i <= streams_.size(); ++i) {
-    const int fd = i == 0 ? control_.fd() : streams_[i - 1]->socket.fd();
-    tcp_info info{};
-    socklen_t length = sizeof info;
-    if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) continue;
-    const int64_t silent_ms = info.tcpi_last_ack_recv;
-    if (info.tcpi_unacked == 0 || info.tcpi_retransmits == 0 || silent_ms < limit_s * 1000) continue;
+    const int64_t silent_ns = unacknowledged_ns((i == 0 ? control_ : streams_[i - 1]->socket).get());
+    if (silent_ns < limit_s * kNsPerS) continue;
     fail(kRemoteError,
-         "the host has acknowledged nothing for " + duration_text(silent_ms * kNsPerMs) + " (BAGUA_NET_PEER_TIMEOUT)");
+         "the host has acknowledged nothing for " + duration_text(silent_ns) + " (BAGUA_NET_PEER_TIMEOUT)");
     return;
   }
 }
@@ -231,10 +207,10 @@ void SendConnection::flush_control() {
       }
       if (skip < entry.size) parts[count++] = {entry.request->data + (skip - entry.header_bytes), entry.size - skip};
     }
-    const ssize_t put = send_parts(control_.fd(), parts, count);
+    const ssize_t put = send_parts(control_.get(), parts, count);
     control_refused_ = put < static_cast<ssize_t>(asked);
     if (put < 0) {
-      if (!would_block(errno)) broke("", control_queue_[control_head_].request->message, 0, errno);
+      if (errno != EAGAIN) broke("", control_queue_[control_head_].request->message, 0, errno);
       return;
     }
     control_sent(static_cast<size_t>(put));
@@ -307,7 +283,7 @@ bool SendConnection::pump_stream(SendStream* stream, bool begins) {
     size_t asked = 0;
     const ssize_t put = send_chunks(stream, &asked);
     if (put < 0) {
-      if (would_block(errno)) {
+      if (errno == EAGAIN) {
         refused(stream);
       } else {
         broke(" (a chunk)", stream->chunks[stream->first].header.message, stream->number, errno);
@@ -343,7 +319,7 @@ ssize_t SendConnection::send_chunks(SendStream* stream, size_t* asked) {
     parts[count++] = {const_cast<char*>(chunk.data), chunk.left};
     *asked += chunk.header_left + chunk.left;
   }
-  return send_parts(stream->socket.fd(), parts, count);
+  return send_parts(stream->socket.get(), parts, count);
 }
 
 void SendConnection::refused(SendStream* stream) {
@@ -354,7 +330,7 @@ void SendConnection::refused(SendStream* stream) {
   refused_ns_.store(now, std::memory_order_relaxed);
   if (behind_since_ns_.load(std::memory_order_relaxed) != 0) return;
   behind_since_ns_.store(now, std::memory_order_relaxed);
-  round_trip_ns_.store(shortest_round_trip_ns(stream->socket.fd()), std::memory_order_relaxed);
+  round_trip_ns_.store(std::max<int64_t>(shortest_round_trip_ns(stream->socket.get()), 0), std::memory_order_relaxed);
 }
 
 void SendConnection::chunks_sent(SendStream* stream, size_t bytes) {

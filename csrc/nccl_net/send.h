@@ -38,7 +38,7 @@ class SendConnection final : public Connection {
  public:
   // `sockets` are non-blocking and have exchanged Hello and Answer: the control socket, then the data sockets. Returns
   // nullptr, with the reason, if the kernel refuses.
-  static std::unique_ptr<SendConnection> open(std::vector<Socket> sockets, const std::string& peer, Status* status);
+  static std::unique_ptr<SendConnection> open(std::vector<Fd> sockets, const std::string& peer, Status* status);
   ~SendConnection() override;
 
   // Begins to send. *request is nullptr if kMaxRequests requests are in flight.
@@ -74,7 +74,7 @@ class SendConnection final : public Connection {
     size_t size;
   };
 
-  SendConnection(std::vector<Socket> sockets, const std::string& peer);
+  SendConnection(std::vector<Fd> sockets, const std::string& peer);
   Status watch_for_helper() override {
     return Status::ok();
   }  // watched from the beginning, which costs little: only sockets without room cause events
@@ -99,7 +99,7 @@ class SendConnection final : public Connection {
   void check_peer();
   void broke(const char* what, uint64_t message, size_t stream, int error);
 
-  Socket control_;
+  Fd control_;
   std::vector<std::unique_ptr<SendStream>> streams_;
   // NCCL's thread only: a ring of messages that wait for the control socket.
   Control control_queue_[kMaxRequests] = {};

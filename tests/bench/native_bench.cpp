@@ -125,14 +125,14 @@ void bench_crc() {
 
 void join(Mesh* a, Mesh* b, int streams) {
   for (int s = 0; s <= streams; ++s) {
-    Socket listener;
-    Socket near;
-    Socket far;
+    Fd listener;
+    Fd near;
+    Fd far;
     std::string address;
     std::string peer;
     const bool ok = listen_tcp("127.0.0.1:0", &listener, &address).is_ok() &&
                     connect_tcp(address, now_ns() + kNsPerS, &near).is_ok() &&
-                    accept_tcp(listener.fd(), &far, &peer).is_ok();
+                    accept_tcp(listener.get(), &far, &peer).is_ok();
     if (!ok) std::abort();
     a->attach(1, s, std::move(near));
     b->attach(0, s, std::move(far));

@@ -1,10 +1,9 @@
 #include "net/pacing.h"
 
-#include <linux/tcp.h>  // tcp_info with the shortest round trip, which glibc's lacks
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 
-#include <cstddef>
 #include <cstdlib>
 #include <string>
 
@@ -35,14 +34,6 @@ bool paces(const std::string& name) {
   return name.rfind("bbr", 0) == 0;
 }
 
-bool is_near(int fd, uint32_t near_us) {
-  tcp_info info{};
-  socklen_t length = sizeof info;
-  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return false;
-  if (length < offsetof(tcp_info, tcpi_min_rtt) + sizeof info.tcpi_min_rtt) return false;
-  return info.tcpi_min_rtt <= near_us;  // before a measurement all bits are set
-}
-
 }  // namespace
 
 Status check_congestion_setting() {
@@ -58,10 +49,12 @@ void begin_without_pacing(int fd) {
 
 void pace_if_far(int fd, uint32_t near_us) {
   if (setting() != "auto") return;
-  const Socket fresh(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const Fd fresh(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!fresh.valid()) return;
-  const std::string chosen = congestion(fresh.fd());
-  if (!paces(chosen) || congestion(fd) == chosen || is_near(fd, near_us)) return;
+  const std::string chosen = congestion(fresh.get());
+  if (!paces(chosen) || congestion(fd) == chosen) return;
+  const int64_t round_trip_ns = shortest_round_trip_ns(fd);
+  if (round_trip_ns >= 0 && round_trip_ns <= int64_t{near_us} * 1000) return;
   static_cast<void>(set_congestion(fd, chosen));
 }
 

@@ -1,13 +1,10 @@
 #include "net/socket.h"
 
 #include <arpa/inet.h>
-#include <fcntl.h>
+#include <linux/tcp.h>  // tcp_info with the shortest round trip, which glibc's lacks
 #include <netdb.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -46,47 +43,6 @@ Status resolve(const std::string& address, int flags, Addresses* out) {
   return Status::ok();
 }
 
-std::string numeric(const sockaddr* address, socklen_t length) {
-  char host[NI_MAXHOST];
-  char port[NI_MAXSERV];
-  if (::getnameinfo(address, length, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
-    return "an unknown address";
-  }
-  const bool v6 = address->sa_family == AF_INET6;
-  return (v6 ? "[" : "") + std::string(host) + (v6 ? "]:" : ":") + port;
-}
-
-// Small frames leave at once (TCP_NODELAY). Keep-alive probes find a vanished host on an idle connection after about
-// 20 s. At most 256 KiB wait in the kernel unsent, apart from bytes in flight: the caller keeps the rest and can still
-// give it to the stream that drains first. The kernel chooses buffer sizes.
-void tune(int fd) {
-  const int on = 1;
-  const int idle_s = 10;
-  const int interval_s = 3;
-  const int probes = 4;
-  const int unsent_bytes = 256 << 10;
-  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
-  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof interval_s);
-  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
-  ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent_bytes, sizeof unsent_bytes);
-}
-
-// Waits until `fd` is ready for `events`. kTimeout (no text) at the deadline.
-Status wait_ready(int fd, short events, int64_t deadline_ns) {
-  for (;;) {
-    pollfd item{fd, events, 0};
-    const int ready = ::poll(&item, 1, timeout_ms(deadline_ns));
-    if (ready > 0) return Status::ok();
-    if (ready == 0) {
-      if (deadline_ns >= 0 && now_ns() >= deadline_ns) return {Code::kTimeout, ""};
-    } else if (errno != EINTR) {
-      return {Code::kInternal, "poll: " + errno_text(errno)};
-    }
-  }
-}
-
 // On loopback the kernel can choose the dialled port as the local port: then the socket is connected to itself.
 bool connected_to_itself(int fd) {
   sockaddr_storage here{};
@@ -120,29 +76,23 @@ int wait_connected(int fd, int64_t deadline_ns, int stop_fd) {
 }
 
 // One attempt; returns an errno value (0: connected).
-int connect_once(const addrinfo& target, int64_t deadline_ns, int stop_fd, Socket* out) {
-  Socket socket(::socket(target.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+int connect_once(const addrinfo& target, int64_t deadline_ns, int stop_fd, Fd* out) {
+  Fd socket(::socket(target.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket.valid()) return errno;
-  begin_without_pacing(socket.fd());
-  if (::connect(socket.fd(), target.ai_addr, target.ai_addrlen) != 0) {
+  begin_without_pacing(socket.get());
+  if (::connect(socket.get(), target.ai_addr, target.ai_addrlen) != 0) {
     if (errno != EINPROGRESS) return errno;
-    int error = wait_connected(socket.fd(), deadline_ns, stop_fd);
+    int error = wait_connected(socket.get(), deadline_ns, stop_fd);
     if (error != 0) return error;
     socklen_t length = sizeof error;
-    if (::getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &length) != 0) return errno;
+    if (::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0) return errno;
     if (error != 0) return error;
   }
-  if (connected_to_itself(socket.fd())) return ECONNREFUSED;
-  tune(socket.fd());
-  pace_if_far(socket.fd());
+  if (connected_to_itself(socket.get())) return ECONNREFUSED;
+  set_tcp_options(socket.get());
+  pace_if_far(socket.get());
   *out = std::move(socket);
   return 0;
-}
-
-// Errors that go away when the other side starts to listen, or when descriptors are free.
-bool worth_retrying(int error) {
-  return is_scarcity(error) || error == ECONNREFUSED || error == ECONNRESET || error == ETIMEDOUT ||
-         error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN || error == EAGAIN || error == EINTR;
 }
 
 Status connect_failed(const std::string& address, int error, int64_t tried_ns) {
@@ -156,23 +106,14 @@ Status connect_failed(const std::string& address, int error, int64_t tried_ns) {
 
 }  // namespace
 
-Socket& Socket::operator=(Socket&& other) noexcept {
-  if (this != &other) {
-    reset();
-    fd_ = other.release();
+std::string address_text(const sockaddr* address, socklen_t length) {
+  char host[NI_MAXHOST];
+  char port[NI_MAXSERV];
+  if (::getnameinfo(address, length, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+    return "an unknown address";
   }
-  return *this;
-}
-
-int Socket::release() {
-  const int fd = fd_;
-  fd_ = -1;
-  return fd;
-}
-
-void Socket::reset() {
-  if (fd_ >= 0) ::close(fd_);
-  fd_ = -1;
+  const bool v6 = address->sa_family == AF_INET6;
+  return (v6 ? "[" : "") + std::string(host) + (v6 ? "]:" : ":") + port;
 }
 
 Status parse_address(const std::string& address, std::string* host, uint16_t* port) {
@@ -196,17 +137,17 @@ Status parse_address(const std::string& address, std::string* host, uint16_t* po
   return Status::ok();
 }
 
-Status listen_tcp(const std::string& address, Socket* out, std::string* bound) {
+Status listen_tcp(const std::string& address, Fd* out, std::string* bound) {
   if (Status status = check_congestion_setting(); !status) return status;
   Addresses addresses;
   if (Status status = resolve(address, AI_PASSIVE, &addresses); !status) return status;
   const addrinfo& target = *addresses;
-  Socket socket(::socket(target.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  Fd socket(::socket(target.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket.valid()) return {Code::kResource, "can't create a socket: " + errno_text(errno)};
   const int on = 1;
-  ::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  begin_without_pacing(socket.fd());
-  if (::bind(socket.fd(), target.ai_addr, target.ai_addrlen) != 0 || ::listen(socket.fd(), 512) != 0) {
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  begin_without_pacing(socket.get());
+  if (::bind(socket.get(), target.ai_addr, target.ai_addrlen) != 0 || ::listen(socket.get(), 512) != 0) {
     const int error = errno;
     std::string host;
     uint16_t port = 0;
@@ -225,15 +166,15 @@ Status listen_tcp(const std::string& address, Socket* out, std::string* bound) {
   }
   sockaddr_storage here{};
   socklen_t length = sizeof here;
-  if (::getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&here), &length) != 0) {
+  if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&here), &length) != 0) {
     return {Code::kInternal, "getsockname: " + errno_text(errno)};
   }
-  *bound = numeric(reinterpret_cast<sockaddr*>(&here), length);
+  *bound = address_text(reinterpret_cast<sockaddr*>(&here), length);
   *out = std::move(socket);
   return Status::ok();
 }
 
-Status connect_tcp(const std::string& address, int64_t deadline_ns, Socket* out, int stop_fd) {
+Status connect_tcp(const std::string& address, int64_t deadline_ns, Fd* out, int stop_fd) {
   const int64_t start = now_ns();
   int64_t pause = 5 * kNsPerMs;
   Addresses addresses;
@@ -257,7 +198,7 @@ Status connect_tcp(const std::string& address, int64_t deadline_ns, Socket* out,
   }
 }
 
-Status accept_tcp(int listener, Socket* out, std::string* peer) {
+Status accept_tcp(int listener, Fd* out, std::string* peer) {
   sockaddr_storage from{};
   socklen_t length = sizeof from;
   const int fd = ::accept4(listener, reinterpret_cast<sockaddr*>(&from), &length, SOCK_NONBLOCK | SOCK_CLOEXEC);
@@ -265,10 +206,10 @@ Status accept_tcp(int listener, Socket* out, std::string* peer) {
     if (is_scarcity(errno)) return {Code::kResource, scarcity_text(errno)};
     return {Code::kUnavailable, "no connection to accept: " + errno_text(errno)};
   }
-  *out = Socket(fd);
-  tune(fd);
+  *out = Fd(fd);
+  set_tcp_options(fd);
   pace_if_far(fd);
-  *peer = numeric(reinterpret_cast<sockaddr*>(&from), length);
+  *peer = address_text(reinterpret_cast<sockaddr*>(&from), length);
   return Status::ok();
 }
 
@@ -285,6 +226,19 @@ bool stays_on_host(int fd) {
          is_loopback(there);
 }
 
+Status wait_ready(int fd, short events, int64_t deadline_ns) {
+  for (;;) {
+    pollfd item{fd, events, 0};
+    const int ready = ::poll(&item, 1, timeout_ms(deadline_ns));
+    if (ready > 0) return Status::ok();
+    if (ready == 0) {
+      if (deadline_ns >= 0 && now_ns() >= deadline_ns) return {Code::kTimeout, ""};
+    } else if (errno != EINTR) {
+      return {Code::kInternal, "poll: " + errno_text(errno)};
+    }
+  }
+}
+
 Status read_exact(int fd, void* data, size_t n, int64_t deadline_ns) {
   char* at = static_cast<char*>(data);
   const size_t wanted = n;
@@ -298,7 +252,7 @@ Status read_exact(int fd, void* data, size_t n, int64_t deadline_ns) {
     const std::string progress = std::to_string(wanted - n) + " of " + std::to_string(wanted) + " bytes";
     if (got == 0) return {Code::kUnavailable, "the other side closed the connection after " + progress};
     if (errno == EINTR) continue;
-    if (errno != EAGAIN && errno != EWOULDBLOCK) {
+    if (errno != EAGAIN) {
       return {Code::kUnavailable, "the connection broke after " + progress + ": " + errno_text(errno)};
     }
     const Status ready = wait_ready(fd, POLLIN, deadline_ns);
@@ -320,7 +274,7 @@ Status write_exact(int fd, const void* data, size_t n, int64_t deadline_ns) {
     }
     const std::string progress = std::to_string(wanted - n) + " of " + std::to_string(wanted) + " bytes";
     if (errno == EINTR) continue;
-    if (errno != EAGAIN && errno != EWOULDBLOCK) {
+    if (errno != EAGAIN) {
       return {Code::kUnavailable, "the connection broke after " + progress + ": " + errno_text(errno)};
     }
     const Status ready = wait_ready(fd, POLLOUT, deadline_ns);
@@ -328,6 +282,39 @@ Status write_exact(int fd, const void* data, size_t n, int64_t deadline_ns) {
     if (!ready) return ready;
   }
   return Status::ok();
+}
+
+void set_tcp_options(int fd, bool few_unsent) {
+  const struct {
+    int level, name, value;
+  } options[] = {{IPPROTO_TCP, TCP_NODELAY, 1},   {SOL_SOCKET, SO_KEEPALIVE, 1},
+                 {IPPROTO_TCP, TCP_KEEPIDLE, 10}, {IPPROTO_TCP, TCP_KEEPINTVL, 3},
+                 {IPPROTO_TCP, TCP_KEEPCNT, 4},   {IPPROTO_TCP, TCP_NOTSENT_LOWAT, 256 << 10}};
+  for (const auto& option : options) {
+    if (option.name == TCP_NOTSENT_LOWAT && !few_unsent) continue;
+    ::setsockopt(fd, option.level, option.name, &option.value, sizeof option.value);
+  }
+}
+
+bool worth_retrying(int error) {
+  return is_scarcity(error) || error == ECONNREFUSED || error == ECONNRESET || error == ETIMEDOUT ||
+         error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN || error == EPIPE || error == EAGAIN ||
+         error == EADDRNOTAVAIL || error == EINTR;
+}
+
+int64_t unacknowledged_ns(int fd) {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return 0;
+  return info.tcpi_unacked == 0 || info.tcpi_retransmits == 0 ? 0 : int64_t{info.tcpi_last_ack_recv} * kNsPerMs;
+}
+
+int64_t shortest_round_trip_ns(int fd) {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  // Before a measurement all bits are set.
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0 || info.tcpi_min_rtt == UINT32_MAX) return -1;
+  return int64_t{info.tcpi_min_rtt} * 1000;
 }
 
 }  // namespace bagua

@@ -10,12 +10,12 @@ namespace bagua {
 
 struct Connection {
   Connection() = default;
-  Connection(Socket plain) : socket(std::move(plain)) {}  // not explicit: a plain socket converts to a plain connection
-  Connection(Socket connected, Seals agreed) : socket(std::move(connected)), seals(std::move(agreed)) {}
+  Connection(Fd plain) : socket(std::move(plain)) {}  // not explicit: a plain socket converts to a plain connection
+  Connection(Fd connected, Seals agreed) : socket(std::move(connected)), seals(std::move(agreed)) {}
 
   bool encrypted() const { return seals.out != nullptr; }
 
-  Socket socket;
+  Fd socket;
   Seals seals;
 };
 

@@ -52,7 +52,7 @@ void Connections::add(int peer_index, int index, Connection connection) {
   Peer& peer = shared_->peer(peer_index);
   auto& slot = peer.streams[static_cast<size_t>(index)];
   if (slot != nullptr) return;
-  if (Status set = set_nonblocking(connection.socket.fd()); !set) return shared_->fail(std::move(set));
+  if (Status set = set_nonblocking(connection.socket.get()); !set) return shared_->fail(std::move(set));
   slot = std::make_unique<Stream>();
   slot->encrypted = connection.encrypted();
   slot->socket = std::move(connection.socket);

@@ -50,7 +50,7 @@ void Ending::end_lanes() {
   for (const Peer& peer : shared_->peers) {
     Stream* lane = peer.lane();
     if (lane == nullptr || lane->write_broken || lane->writer.busy() || !peer.control.empty()) continue;
-    ::shutdown(lane->socket.fd(), SHUT_WR);  // may be called again
+    ::shutdown(lane->socket.get(), SHUT_WR);  // may be called again
   }
 }
 
@@ -68,10 +68,10 @@ void Ending::shut_down() {
       poller_->unwatch(stream.get());
       stream->ended = true;
       if (stream->lane) {
-        ::shutdown(stream->socket.fd(), SHUT_WR);
+        ::shutdown(stream->socket.get(), SHUT_WR);
         continue;
       }
-      ::setsockopt(stream->socket.fd(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+      ::setsockopt(stream->socket.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
       stream->socket.reset();
     }
   }

@@ -45,7 +45,7 @@ void Intake::read(Stream* stream) {
   bool more = !stream->ended && !stream->damaged;
   Peer& peer = shared_->peer_of(stream);
   while (more && shared_->status) {
-    const Step step = stream->reader.advance(stream->socket.fd(), stream->eager(), &budget, &received);
+    const Step step = stream->reader.advance(stream->socket.get(), stream->eager(), &budget, &received);
     more = false;
     switch (step) {
       case Step::kHeader:

@@ -19,7 +19,7 @@ constexpr size_t kPumpBudget = 2 << 20;  // bytes handed to sockets before it is
 void measure(Stream* stream, int64_t now) {
   if (!stream->rate.due(now)) return;
   int queued = 0;
-  if (::ioctl(stream->socket.fd(), SIOCOUTQ, &queued) == 0) {
+  if (::ioctl(stream->socket.get(), SIOCOUTQ, &queued) == 0) {
     stream->rate.sample(now, stream->written, static_cast<uint64_t>(queued));
   }
 }
@@ -139,7 +139,7 @@ void Outbox::flush(Peer* peer, Stream* stream) {
   Totals& totals = shared_->totals;
   uint64_t sent = 0;
   int problem = 0;
-  const StreamWriter::Progress progress = stream->writer.flush(stream->socket.fd(), &sent, &problem);
+  const StreamWriter::Progress progress = stream->writer.flush(stream->socket.get(), &sent, &problem);
   stream->written += sent;
   add(&totals.bytes_sent, sent);
   if (stream->encrypted) add(&totals.bytes_encrypted, sent);

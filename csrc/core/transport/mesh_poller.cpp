@@ -35,7 +35,7 @@ void Poller::watch(Stream* stream, uint32_t events) {
   watched.events = events;
   watched.data.ptr = stream;
   const int operation = stream->registered ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
-  if (::epoll_ctl(epoll_.get(), operation, stream->socket.fd(), &watched) != 0) {
+  if (::epoll_ctl(epoll_.get(), operation, stream->socket.get(), &watched) != 0) {
     return shared_->fail({Code::kResource, "can't watch a connection: " + errno_text(errno)});
   }
   stream->registered = true;
@@ -44,7 +44,7 @@ void Poller::watch(Stream* stream, uint32_t events) {
 
 void Poller::unwatch(Stream* stream) {
   if (!stream->registered) return;
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, stream->socket.fd(), nullptr);
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, stream->socket.get(), nullptr);
   stream->registered = false;
 }
 
@@ -53,7 +53,8 @@ void Poller::set_low_water(Stream* stream) {
   const size_t wanted = std::min(stream->reader.missing(), kMostLowWater);
   if (wanted >= stream->low_water && wanted < 2 * stream->low_water) return;
   const int bytes = static_cast<int>(wanted);
-  if (::setsockopt(stream->socket.fd(), SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes) == 0) stream->low_water = wanted;
+  if (::setsockopt(stream->socket.get(), SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes) == 0)
+    stream->low_water = wanted;
 }
 
 int Poller::wait(int timeout_ms, epoll_event* events) {

@@ -1,9 +1,5 @@
 #include "transport/mesh_watch.h"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <sys/socket.h>
-
 #include <algorithm>
 
 #include "base/clock.h"
@@ -78,16 +74,11 @@ void Watch::ask(Peer* peer, int64_t now) {
       index);
 }
 
-// Finds a dead connection: its bytes are retransmitted and never acknowledged. A receiver without room still
-// acknowledges.
 void Watch::inspect(Peer* peer) {
   for (const auto& stream : peer->streams) {
     if (stream == nullptr || stream->ended || stream->write_broken) continue;
-    tcp_info info{};
-    socklen_t length = sizeof info;
-    if (::getsockopt(stream->socket.fd(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0) continue;
-    const int64_t quiet_ns = int64_t{info.tcpi_last_ack_recv} * kNsPerMs;
-    if (info.tcpi_unacked == 0 || info.tcpi_retransmits == 0 || quiet_ns < Mesh::kDeadConnectionNs) continue;
+    const int64_t quiet_ns = unacknowledged_ns(stream->socket.get());
+    if (quiet_ns < Mesh::kDeadConnectionNs) continue;
     stream->ended = true;
     return losses_->lose(stream.get(), "nothing has been acknowledged for " + duration_text(quiet_ns) +
                                            ": the machine or the network between is down");

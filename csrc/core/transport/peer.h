@@ -41,7 +41,7 @@ struct Posted {
 };
 
 struct Stream {
-  Socket socket;
+  Fd socket;
   int peer = 0;
   int index = 0;
   bool lane = false;  // carries control messages only

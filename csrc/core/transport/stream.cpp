@@ -109,7 +109,7 @@ StreamWriter::Progress StreamWriter::flush(int fd, uint64_t* sent, int* error) {
     const ssize_t put = sealer_ != nullptr ? write_sealed(fd) : write_some(fd);
     if (put < 0) {
       if (errno == EINTR) continue;
-      if (errno == EAGAIN || errno == EWOULDBLOCK) return Progress::kBlocked;
+      if (errno == EAGAIN) return Progress::kBlocked;
       *error = errno;
       return Progress::kBroken;
     }
@@ -259,7 +259,7 @@ bool StreamReader::account(ssize_t got, size_t wanted, bool eager, int64_t* budg
   }
   if (got == 0) {
     *step = Step::kClosed;
-  } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+  } else if (errno == EAGAIN) {
     *step = Step::kBlocked;
   } else {
     error_ = errno;

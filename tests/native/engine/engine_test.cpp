@@ -274,10 +274,10 @@ TEST(hosts_that_connect_wait_for_descriptors) {
   address.sin_family = AF_INET;
   address.sin_port = htons(port);
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  const Socket stranger(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const Fd stranger(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   {
     const test::NoDescriptors none;
-    CHECK_EQ(::connect(stranger.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    CHECK_EQ(::connect(stranger.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
     const int64_t deadline = now_ns() + 60 * kNsPerS;
     while (told() == 0) {
       CHECK(now_ns() < deadline);
@@ -287,7 +287,7 @@ TEST(hosts_that_connect_wait_for_descriptors) {
     EXPECT_EQ(told(), 0);  // it was said
   }
   const std::string garbage(4096, 'x');
-  CHECK_OK(write_exact(stranger.fd(), garbage.data(), garbage.size(), now_ns() + 60 * kNsPerS));
+  CHECK_OK(write_exact(stranger.get(), garbage.data(), garbage.size(), now_ns() + 60 * kNsPerS));
   const int64_t deadline = now_ns() + 60 * kNsPerS;
   while (job.engine(0).counters().bad_connections == 0) {  // it is accepted, and read
     CHECK(now_ns() < deadline);

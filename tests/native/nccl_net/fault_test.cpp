@@ -141,7 +141,7 @@ TEST(strangers_do_not_disturb) {
   Pair pair;
   CHECK_EQ(net().listen(nullptr, 0, &handle, &pair.listener), kSuccess);
   std::mt19937_64 random(1);
-  std::vector<Socket> strangers;
+  std::vector<Fd> strangers;
   for (int i = 0; i < 100; ++i) {
     strangers.push_back(dial(handle));
     Hello hello = greeting(handle, 4, 0);
@@ -181,13 +181,13 @@ TEST(another_version_is_told) {
     void* listener = nullptr;
     CHECK_EQ(net().listen(nullptr, 0, &handle, &listener), kSuccess);
     warnings();
-    const Socket socket = dial(handle);
+    const Fd socket = dial(handle);
     Hello hello = greeting(handle, 1, 0);
     hello.version = static_cast<uint16_t>(other);
     put(socket, &hello, sizeof hello);
     Answer answer{};
     const int64_t deadline = now_ns() + 30 * kNsPerS;
-    while (::recv(socket.fd(), &answer, sizeof answer, MSG_DONTWAIT) != sizeof answer) {
+    while (::recv(socket.get(), &answer, sizeof answer, MSG_DONTWAIT) != sizeof answer) {
       void* receiver = nullptr;
       CHECK_EQ(net().accept(listener, &receiver, nullptr), kSuccess);
       CHECK(receiver == nullptr);

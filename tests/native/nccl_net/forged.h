@@ -16,18 +16,18 @@
 namespace bagua::nccl_net::rig {
 
 // A plain connection to a listener of the plugin.
-inline Socket dial(const Handle& handle) {
+inline Fd dial(const Handle& handle) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(handle.port);
   std::memcpy(&address.sin_addr, handle.address, sizeof address.sin_addr);
-  Socket out(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  CHECK(::connect(out.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+  Fd out(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  CHECK(::connect(out.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
   return out;
 }
 
-inline void put(const Socket& socket, const void* data, size_t size) {
-  CHECK_EQ(::send(socket.fd(), data, size, MSG_NOSIGNAL), static_cast<ssize_t>(size));
+inline void put(const Fd& socket, const void* data, size_t size) {
+  CHECK_EQ(::send(socket.get(), data, size, MSG_NOSIGNAL), static_cast<ssize_t>(size));
 }
 
 inline Hello greeting(const Handle& handle, uint16_t streams, uint16_t index) {
@@ -44,8 +44,8 @@ inline Hello greeting(const Handle& handle, uint16_t streams, uint16_t index) {
 struct Forged {
   void* listener = nullptr;
   void* receiver = nullptr;
-  Socket control;
-  Socket data;
+  Fd control;
+  Fd data;
 
   Forged() {
     Handle handle;
@@ -78,7 +78,7 @@ inline std::string small_header(uint64_t message, uint64_t total) {
   return out;
 }
 
-inline void put(const Socket& socket, const std::string& bytes) {
+inline void put(const Fd& socket, const std::string& bytes) {
   put(socket, bytes.data(), bytes.size());
 }
 

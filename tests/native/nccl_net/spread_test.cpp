@@ -79,7 +79,7 @@ class Relay {
     CHECK_OK(listen_tcp(host + ":0", &listener_, &bound));
     // A small window of TCP, so that a socket of the plugin soon has no room. Accepted sockets inherit it.
     const int little = 64 << 10;
-    CHECK(::setsockopt(listener_.fd(), SOL_SOCKET, SO_RCVBUF, &little, sizeof little) == 0);
+    CHECK(::setsockopt(listener_.get(), SOL_SOCKET, SO_RCVBUF, &little, sizeof little) == 0);
     target_ = "127.0.0.1:" + std::to_string(target.port);
     std::string name;
     CHECK_OK(parse_address(bound, &name, &handle_.port));
@@ -103,14 +103,14 @@ class Relay {
   void accept() {
     test::Threads threads;
     while (!over_.load()) {
-      pollfd item{listener_.fd(), POLLIN, 0};
+      pollfd item{listener_.get(), POLLIN, 0};
       if (::poll(&item, 1, 20) <= 0) continue;
-      auto near = std::make_shared<Socket>();
-      auto far = std::make_shared<Socket>();
+      auto near = std::make_shared<Fd>();
+      auto far = std::make_shared<Fd>();
       std::string peer;
-      CHECK_OK(accept_tcp(listener_.fd(), near.get(), &peer));
+      CHECK_OK(accept_tcp(listener_.get(), near.get(), &peer));
       CHECK_OK(connect_tcp(target_, soon(), far.get()));
-      threads.start([this, near, far] { pass(near->fd(), far->fd()); });
+      threads.start([this, near, far] { pass(near->get(), far->get()); });
     }
   }
 
@@ -139,7 +139,7 @@ class Relay {
 
   Handle handle_;
   std::string target_;
-  Socket listener_;
+  Fd listener_;
   std::array<std::shared_ptr<Bucket>, kMaxStreams + 1> buckets_;  // by the number of the socket
   std::array<std::atomic<uint64_t>, kMaxStreams + 1> bytes_ = {};
   std::atomic<bool> over_{false};

@@ -27,13 +27,13 @@ JobKey key_of(uint8_t fill) {
 }
 
 struct Pair {
-  Socket dialer;
-  Socket acceptor;
+  Fd dialer;
+  Fd acceptor;
   Pair() {
     int ends[2];
     CHECK(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
-    dialer = Socket(ends[0]);
-    acceptor = Socket(ends[1]);
+    dialer = Fd(ends[0]);
+    acceptor = Fd(ends[1]);
   }
 };
 
@@ -67,7 +67,7 @@ struct Outcome {
 
 End dial(const Pair& pair, const Side& side, int64_t deadline_ns) {
   End end;
-  end.status = dial_handshake(pair.dialer.fd(), side.credentials, {side.generation, 3, 1, 2, 5, 6},
+  end.status = dial_handshake(pair.dialer.get(), side.credentials, {side.generation, 3, 1, 2, 5, 6},
                               {deadline_ns, deadline_ns}, &end.seals);
   return end;
 }
@@ -75,7 +75,7 @@ End dial(const Pair& pair, const Side& side, int64_t deadline_ns) {
 End accept(const Pair& pair, const Side& side, int64_t deadline_ns) {
   End end;
   end.status =
-      accept_handshake(pair.acceptor.fd(), side.credentials, side.generation, deadline_ns, &end.peer, &end.seals);
+      accept_handshake(pair.acceptor.get(), side.credentials, side.generation, deadline_ns, &end.peer, &end.seals);
   return end;
 }
 
@@ -131,12 +131,12 @@ TEST(dialer_that_ignores_the_answer) {
   Pair recorder;
   threads.start([&] { EXPECT(!dial(recorder, thief, in_ms(500)).status); });
   char bytes[kHello];
-  CHECK_OK(read_exact(recorder.acceptor.fd(), bytes, sizeof bytes, in_ms(5000)));
-  CHECK_OK(write_exact(pair.dialer.fd(), bytes, sizeof bytes, in_ms(5000)));
+  CHECK_OK(read_exact(recorder.acceptor.get(), bytes, sizeof bytes, in_ms(5000)));
+  CHECK_OK(write_exact(pair.dialer.get(), bytes, sizeof bytes, in_ms(5000)));
   char answer[kAnswer];
-  CHECK_OK(read_exact(pair.dialer.fd(), answer, sizeof answer, in_ms(5000)));
-  CHECK_OK(write_exact(pair.dialer.fd(), bytes, kProof, in_ms(5000)));
-  EXPECT(!read_exact(pair.dialer.fd(), bytes, 4, in_ms(5000)));
+  CHECK_OK(read_exact(pair.dialer.get(), answer, sizeof answer, in_ms(5000)));
+  CHECK_OK(write_exact(pair.dialer.get(), bytes, kProof, in_ms(5000)));
+  EXPECT(!read_exact(pair.dialer.get(), bytes, 4, in_ms(5000)));
   recorder.acceptor.reset();
   threads.join();
   EXPECT(accepted.status.code() == Code::kCorrupt);
@@ -169,8 +169,8 @@ TEST(an_acceptor_without_room) {
   test::Threads threads;
   threads.start([&] { dialled = dial(pair, {}, in_ms(5000)); });
   const Side side;
-  accepted.status = accept_handshake(pair.acceptor.fd(), side.credentials, side.generation, in_ms(5000), &accepted.peer,
-                                     &accepted.seals, [&](const PeerInfo& peer) {
+  accepted.status = accept_handshake(pair.acceptor.get(), side.credentials, side.generation, in_ms(5000),
+                                     &accepted.peer, &accepted.seals, [&](const PeerInfo& peer) {
                                        asked = peer;
                                        return false;
                                      });
@@ -188,7 +188,7 @@ TEST(garbage_at_the_acceptor) {
       std::vector<char> bytes(size);
       for (char& byte : bytes) byte = static_cast<char>(random());
       const size_t fits = std::min<size_t>(size, 50'000);
-      CHECK_OK(write_exact(pair.dialer.fd(), bytes.data(), fits, in_ms(1000)));
+      CHECK_OK(write_exact(pair.dialer.get(), bytes.data(), fits, in_ms(1000)));
       if (close) pair.dialer.reset();
       const int64_t start = now_ns();
       const Status status = accept(pair, {}, in_ms(30)).status;
@@ -203,7 +203,7 @@ TEST(garbage_at_the_dialer) {
   for (const size_t size : {0, 3, 64, 104, 1000}) {
     Pair pair;
     const std::vector<char> bytes(size, 'x');
-    CHECK_OK(write_exact(pair.acceptor.fd(), bytes.data(), size, in_ms(1000)));
+    CHECK_OK(write_exact(pair.acceptor.get(), bytes.data(), size, in_ms(1000)));
     const Status status = dial(pair, {}, in_ms(30)).status;
     EXPECT(status.code() == (size >= kAnswer ? Code::kCorrupt : Code::kTimeout));
   }
@@ -234,12 +234,12 @@ Outcome relayed(const Side& dialer, const Side& acceptor, size_t where, uint8_t 
   size_t begin = 0;
   bool up = true;  // from the dialer
   for (const size_t length : {kHello, kAnswer, kProof, kVerdict}) {
-    const Socket& from = up ? near.acceptor : far.dialer;
-    const Socket& to = up ? far.dialer : near.acceptor;
+    const Fd& from = up ? near.acceptor : far.dialer;
+    const Fd& to = up ? far.dialer : near.acceptor;
     uint8_t bytes[kHello];
-    if (!read_exact(from.fd(), bytes, length, in_ms(5000))) break;
+    if (!read_exact(from.get(), bytes, length, in_ms(5000))) break;
     if (where >= begin && where < begin + length) bytes[where - begin] ^= change;
-    if (!write_exact(to.fd(), bytes, length, in_ms(5000))) break;
+    if (!write_exact(to.get(), bytes, length, in_ms(5000))) break;
     begin += length;
     up = !up;
   }

@@ -138,16 +138,16 @@ TEST(a_slow_stream_does_not_hold_up_the_others) {
   constexpr size_t kBytes = 64 << 10, kCount = 768;  // enough that all streams are tried
   constexpr int kStreams = 4, kSlow = 1;
   Mesh a(test::mesh_options(0, 2, kStreams)), b(test::mesh_options(1, 2, kStreams));
-  std::vector<Socket> middle(2 * kStreams);
+  std::vector<Fd> middle(2 * kStreams);
   Passed passed;
   test::Threads threads;
   for (size_t s = 0; s < kStreams; ++s) {
-    Socket a_end, b_end;
+    Fd a_end, b_end;
     test::tcp_pair(&a_end, &middle[2 * s]);
     test::tcp_pair(&middle[2 * s + 1], &b_end);
     a.attach(1, static_cast<int>(s), std::move(a_end));
     b.attach(0, static_cast<int>(s), std::move(b_end));
-    threads.start([near = middle[2 * s].fd(), far = middle[2 * s + 1].fd(), s, &passed] {
+    threads.start([near = middle[2 * s].get(), far = middle[2 * s + 1].get(), s, &passed] {
       relay(near, far, s == kSlow, &passed);
     });
   }
@@ -162,7 +162,7 @@ TEST(a_slow_stream_does_not_hold_up_the_others) {
   });
   std::vector<Mesh::Completion> received;
   CHECK_OK(collect(&b, kCount, &received, kLongestMs));
-  for (const Socket& socket : middle) ::shutdown(socket.fd(), SHUT_RDWR);
+  for (const Fd& socket : middle) ::shutdown(socket.get(), SHUT_RDWR);
   threads.join();
   for (const std::string& bytes : in) EXPECT(bytes == out);
   const std::vector<uint64_t> bytes = a.stream_bytes(1);

@@ -20,10 +20,10 @@ using Event = Mesh::Event;
 // Reads one control message at the test's end of a lane.
 std::string read_control(RawPeer* peer) {
   FrameHeader header;
-  CHECK_OK(read_exact(peer->ends.back().fd(), &header, sizeof header, in_ms(5000)));
+  CHECK_OK(read_exact(peer->ends.back().get(), &header, sizeof header, in_ms(5000)));
   CHECK(header.type == FrameType::kControl);
   std::string text(header.payload_bytes, '\0');
-  CHECK_OK(read_exact(peer->ends.back().fd(), text.data(), text.size(), in_ms(5000)));
+  CHECK_OK(read_exact(peer->ends.back().get(), text.data(), text.size(), in_ms(5000)));
   return text;
 }
 
@@ -65,13 +65,13 @@ TEST(last_words_after_a_damaged_stream) {
   EXPECT_EQ(in, std::string(5, '\0'));
   EXPECT_EQ(read_control(&peer), std::string("the cause"));
   peer.mesh.shut_down();
-  for (const Socket& end : peer.ends) EXPECT(ends(end.fd()));
+  for (const Fd& end : peer.ends) EXPECT(ends(end.get()));
   has(peer.mesh.poll(in_ms(1000), &done), "stream 0: a frame header is damaged");
 }
 
 TEST(last_words_after_a_cut_stream) {
   RawPeer peer(2, true);
-  ::shutdown(peer.ends[1].fd(), SHUT_RDWR);
+  ::shutdown(peer.ends[1].get(), SHUT_RDWR);
   std::vector<Mesh::Completion> done;
   has(collect_error(&peer.mesh, &done), "lost host 1");
   peer.mesh.retire();
@@ -89,7 +89,7 @@ TEST(last_words_to_a_peer_whose_lane_is_damaged) {
   EXPECT_EQ(read_control(&peer), std::string("the cause"));
   CHECK_OK(peer.mesh.poll(in_ms(20), &done));
   peer.mesh.shut_down();
-  EXPECT(ends(peer.ends[0].fd()) && ends(peer.ends[1].fd()));
+  EXPECT(ends(peer.ends[0].get()) && ends(peer.ends[1].get()));
 }
 
 TEST(words_arrive_though_the_connections_end_at_once) {
@@ -120,11 +120,11 @@ TEST(retired_without_a_lane_left) {
 TEST(no_connection_after_the_end) {
   Mesh mesh(test::mesh_options(0, 2, 1));
   mesh.shut_down();
-  Socket a;
-  Socket b;
+  Fd a;
+  Fd b;
   test::tcp_pair(&a, &b);
   mesh.attach(1, 0, std::move(a));
-  EXPECT(ends(b.fd()));
+  EXPECT(ends(b.get()));
 }
 
 // Its lane is lost and its next chunk has come: without the description nobody will ever post the receive.

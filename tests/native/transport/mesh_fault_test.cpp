@@ -86,7 +86,7 @@ TEST(reset_of_one_stream) {
   std::string in(5, '\0');
   peer.mesh.recv(1, 1, 1, in.data(), 5, 0);
   const linger now{1, 0};
-  ::setsockopt(peer.ends[0].fd(), SOL_SOCKET, SO_LINGER, &now, sizeof now);
+  ::setsockopt(peer.ends[0].get(), SOL_SOCKET, SO_LINGER, &now, sizeof now);
   peer.ends[0].reset();
   std::vector<Mesh::Completion> done;
   const Status status = collect_error(&peer.mesh, &done);  // although the other stream lives
@@ -215,16 +215,16 @@ TEST(a_flipped_bit_on_the_wire) {
   for (const size_t flip : {10, 64 + 6400 * 3 + 64 * 3 + 17, 6464 * 9 + 6000}) {
     Mesh a(test::mesh_options(0, 2, 1));
     Mesh b(test::mesh_options(1, 2, 1));
-    Socket a_end;
-    Socket relay_in;
-    Socket relay_out;
-    Socket b_end;
+    Fd a_end;
+    Fd relay_in;
+    Fd relay_out;
+    Fd b_end;
     test::tcp_pair(&a_end, &relay_in);
     test::tcp_pair(&relay_out, &b_end);
     a.attach(1, 0, std::move(a_end));
     b.attach(0, 0, std::move(b_end));
     test::Threads threads;
-    threads.start([&] { relay(relay_in.fd(), relay_out.fd(), flip); });
+    threads.start([&] { relay(relay_in.get(), relay_out.get(), flip); });
     const std::string out = pattern(6400, 1);
     std::vector<std::string> in(10, std::string(out.size(), '\0'));
     for (uint64_t i = 0; i < 10; ++i) {
@@ -239,8 +239,8 @@ TEST(a_flipped_bit_on_the_wire) {
     has(status, "host 0, stream 0: ");
     EXPECT_EQ(received.size(), flip / 6464);
     for (size_t i = 0; i < received.size(); ++i) EXPECT(in[i] == out);
-    ::shutdown(relay_in.fd(), SHUT_RDWR);
-    ::shutdown(relay_out.fd(), SHUT_RDWR);
+    ::shutdown(relay_in.get(), SHUT_RDWR);
+    ::shutdown(relay_out.get(), SHUT_RDWR);
   }
 }
 

@@ -21,13 +21,13 @@ inline int64_t in_ms(int64_t ms) {
   return now_ns() + ms * kNsPerMs;
 }
 
-inline void tcp_pair(Socket* a, Socket* b) {
-  Socket listener;
+inline void tcp_pair(Fd* a, Fd* b) {
+  Fd listener;
   std::string address;
   std::string peer;
   CHECK_OK(listen_tcp("127.0.0.1:0", &listener, &address));
   CHECK_OK(connect_tcp(address, in_ms(5000), a));
-  CHECK_OK(accept_tcp(listener.fd(), b, &peer));
+  CHECK_OK(accept_tcp(listener.get(), b, &peer));
 }
 
 inline MeshOptions mesh_options(int host, int hosts, int streams) {
@@ -65,8 +65,8 @@ inline std::vector<std::unique_ptr<Mesh>> make_meshes(int hosts, int streams, bo
   for (int i = 0; i < hosts; ++i) {
     for (int j = i + 1; j < hosts; ++j) {
       for (int s = 0; s < streams + (lanes ? 1 : 0); ++s) {
-        Socket a;
-        Socket b;
+        Fd a;
+        Fd b;
         tcp_pair(&a, &b);
         meshes[static_cast<size_t>(i)]->attach(j, s, std::move(a));
         meshes[static_cast<size_t>(j)]->attach(i, s, std::move(b));
@@ -79,15 +79,15 @@ inline std::vector<std::unique_ptr<Mesh>> make_meshes(int hosts, int streams, bo
 // A mesh (host 0 of 2) whose peer is the test itself, on raw streams.
 struct RawPeer {
   Mesh mesh;
-  std::vector<Socket> ends;  // the test's ends; the last is the control lane's, with `lane`
+  std::vector<Fd> ends;  // the test's ends; the last is the control lane's, with `lane`
   std::vector<uint64_t> sequences;
 
   explicit RawPeer(int streams = 1, bool lane = false) : RawPeer(streams, lane, mesh_options(0, 2, streams)) {}
 
   RawPeer(int streams, bool lane, MeshOptions options) : mesh(std::move(options)) {
     for (int s = 0; s < streams + (lane ? 1 : 0); ++s) {
-      Socket a;
-      Socket b;
+      Fd a;
+      Fd b;
       tcp_pair(&a, &b);
       mesh.attach(1, s, std::move(a));
       ends.push_back(std::move(b));
@@ -109,7 +109,7 @@ struct RawPeer {
     return header;
   }
   void write(size_t stream, const void* data, size_t n) {
-    CHECK_OK(write_exact(ends[stream].fd(), data, n, in_ms(5000)));
+    CHECK_OK(write_exact(ends[stream].get(), data, n, in_ms(5000)));
   }
   void write_frame(size_t stream, FrameHeader header, const std::string& payload) {
     write(stream, &header, sizeof header);

@@ -97,7 +97,7 @@ constexpr size_t kFrames = 3;
 // Three messages of host 1 on each of two streams pass through the test to host 0.
 struct Tapped {
   Mesh victim{mesh_options(0, 2, 2)};
-  std::vector<Socket> to_victim;
+  std::vector<Fd> to_victim;
   std::vector<std::string> frames[2];  // by stream
   std::vector<std::string> in;
   std::vector<std::string> sent;
@@ -105,7 +105,7 @@ struct Tapped {
   explicit Tapped(uint8_t keys = 0) {
     for (int stream = 0; stream < 2; ++stream) {
       Connection near, far;
-      Socket tap, out;
+      Fd tap, out;
       tcp_pair(&near.socket, &out);
       tcp_pair(&far.socket, &tap);
       sealed_pair(static_cast<uint8_t>(keys + stream), &near.seals, &far.seals);
@@ -118,7 +118,7 @@ struct Tapped {
   }
 
   // The frames of messages 3 * stream to 3 * stream + 2, written by a mesh that has this stream alone.
-  void record(Connection far, Socket* tap, int stream) {
+  void record(Connection far, Fd* tap, int stream) {
     Mesh sender(mesh_options(1, 2, 1));
     sender.attach(0, 0, std::move(far));
     std::vector<Mesh::Completion> done;
@@ -130,13 +130,13 @@ struct Tapped {
     CHECK_OK(collect(&sender, kFrames, &done));
     for (size_t i = 0; i < kFrames; ++i) {
       std::string frame(kFrame, '\0');
-      CHECK_OK(read_exact(tap->fd(), frame.data(), kFrame, in_ms(5000)));
+      CHECK_OK(read_exact(tap->get(), frame.data(), kFrame, in_ms(5000)));
       frames[stream].push_back(frame);
     }
   }
 
   void write(size_t stream, const std::string& bytes) {
-    CHECK_OK(write_exact(to_victim[stream].fd(), bytes.data(), bytes.size(), in_ms(5000)));
+    CHECK_OK(write_exact(to_victim[stream].get(), bytes.data(), bytes.size(), in_ms(5000)));
   }
 
   // The victim's error; whatever it took before is right.
@@ -242,9 +242,9 @@ TEST(frames_of_ones_own_are_noticed) {
   CHECK_OK(collect(&tapped.victim, 1, &done));
   std::string frame(kFrame, '\0');
   size_t stream = 0;
-  if (!read_exact(tapped.to_victim[0].fd(), frame.data(), kFrame, in_ms(20))) {
+  if (!read_exact(tapped.to_victim[0].get(), frame.data(), kFrame, in_ms(20))) {
     stream = 1;
-    CHECK_OK(read_exact(tapped.to_victim[1].fd(), frame.data(), kFrame, in_ms(5000)));
+    CHECK_OK(read_exact(tapped.to_victim[1].get(), frame.data(), kFrame, in_ms(5000)));
   }
   EXPECT(frame.find(text.substr(100, 64)) == std::string::npos);  // nothing of it can be read
   tapped.write(stream, frame);

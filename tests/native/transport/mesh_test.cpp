@@ -218,7 +218,7 @@ TEST(control_messages_wait_for_their_lane) {
   std::vector<Mesh::Completion> none, received;
   for (const int stream : {0, 1}) {
     a.send_control(1, "sent when stream " + std::to_string(stream) + " was not there");
-    Socket here, there;
+    Fd here, there;
     test::tcp_pair(&here, &there);
     a.attach(1, stream, std::move(here));
     b.attach(0, stream, std::move(there));
@@ -246,8 +246,8 @@ TEST(sends_before_the_connection) {
   test::Threads threads;
   threads.start([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    Socket x;
-    Socket y;
+    Fd x;
+    Fd y;
     test::tcp_pair(&x, &y);
     a.attach(1, 0, std::move(x));
     b.attach(0, 0, std::move(y));
@@ -346,13 +346,13 @@ TEST(deadline) {
 TEST(attach_refuses_what_it_can_not_use) {
   Mesh mesh(test::mesh_options(0, 2, 1));
   for (const auto& [peer, stream] : {std::pair{-1, 0}, {0, 0}, {2, 0}, {1, -1}, {1, 2}}) {
-    Socket a;
-    Socket b;
+    Fd a;
+    Fd b;
     test::tcp_pair(&a, &b);
     mesh.attach(peer, stream, std::move(a));
     EXPECT(!mesh.connected());
     char byte;
-    EXPECT(read_exact(b.fd(), &byte, 1, in_ms(2000)).code() == Code::kUnavailable);  // closed
+    EXPECT(read_exact(b.get(), &byte, 1, in_ms(2000)).code() == Code::kUnavailable);  // closed
   }
 }
 

@@ -34,12 +34,12 @@ void speak(RawPeer* peer) {
 
 FrameHeader read_header(RawPeer* peer, size_t stream) {
   FrameHeader header;
-  CHECK_OK(read_exact(peer->ends[stream].fd(), &header, sizeof header, in_ms(10'000)));
+  CHECK_OK(read_exact(peer->ends[stream].get(), &header, sizeof header, in_ms(10'000)));
   return header;
 }
 
-bool readable(const Socket& socket) {
-  pollfd item{socket.fd(), POLLIN, 0};
+bool readable(const Fd& socket) {
+  pollfd item{socket.get(), POLLIN, 0};
   return ::poll(&item, 1, 0) > 0;
 }
 

@@ -25,7 +25,7 @@ int64_t in_ms(int64_t ms) {
 
 // A listener on loopback, and a port on which nobody listens.
 struct Listener {
-  Socket socket;
+  Fd socket;
   std::string address;
   explicit Listener(const std::string& at = "127.0.0.1:0") { CHECK_OK(listen_tcp(at, &socket, &address)); }
 };
@@ -35,13 +35,13 @@ std::string unused_address() {
 }
 
 struct Pair {
-  Socket a;
-  Socket b;
+  Fd a;
+  Fd b;
   Pair() {
     int ends[2];
     CHECK(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
-    a = Socket(ends[0]);
-    b = Socket(ends[1]);
+    a = Fd(ends[0]);
+    b = Fd(ends[1]);
   }
 };
 
@@ -68,36 +68,36 @@ TEST(listen_and_connect) {
   Listener listener;
   EXPECT(listener.address.rfind("127.0.0.1:", 0) == 0);
   EXPECT(listener.address != "127.0.0.1:0");
-  Socket out;
+  Fd out;
   CHECK_OK(connect_tcp(listener.address, in_ms(5000), &out));
-  Socket in;
+  Fd in;
   std::string peer;
-  CHECK_OK(accept_tcp(listener.socket.fd(), &in, &peer));
+  CHECK_OK(accept_tcp(listener.socket.get(), &in, &peer));
   EXPECT(peer.rfind("127.0.0.1:", 0) == 0);
-  for (const int fd : {out.fd(), in.fd(), listener.socket.fd()}) {
+  for (const int fd : {out.get(), in.get(), listener.socket.get()}) {
     EXPECT((::fcntl(fd, F_GETFL) & O_NONBLOCK) != 0);
     EXPECT((::fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0);
   }
-  CHECK_OK(write_exact(out.fd(), "hello", 5, in_ms(1000)));
+  CHECK_OK(write_exact(out.get(), "hello", 5, in_ms(1000)));
   char text[5];
-  CHECK_OK(read_exact(in.fd(), text, 5, in_ms(1000)));
+  CHECK_OK(read_exact(in.get(), text, 5, in_ms(1000)));
   EXPECT_EQ(std::string(text, 5), "hello");
-  const Status none = accept_tcp(listener.socket.fd(), &in, &peer);
+  const Status none = accept_tcp(listener.socket.get(), &in, &peer);
   EXPECT(none.code() == Code::kUnavailable);
 }
 
 TEST(ipv6) {
-  Socket probe;
+  Fd probe;
   std::string address;
   if (!listen_tcp("[::1]:0", &probe, &address)) test::skip("this machine has no IPv6 loopback");
   EXPECT(address.rfind("[::1]:", 0) == 0);
-  Socket out;
+  Fd out;
   CHECK_OK(connect_tcp(address, in_ms(5000), &out));
 }
 
 TEST(port_in_use) {
   Listener listener;
-  Socket second;
+  Fd second;
   std::string bound;
   const Status status = listen_tcp(listener.address, &second, &bound);
   EXPECT(status.code() == Code::kInvalid);
@@ -106,7 +106,7 @@ TEST(port_in_use) {
 }
 
 TEST(foreign_address) {
-  Socket socket;
+  Fd socket;
   std::string bound;
   has(listen_tcp("192.0.2.1:0", &socket, &bound), "this machine has no address 192.0.2.1");
   has(listen_tcp("no.such.host.invalid:1", &socket, &bound), "no.such.host.invalid");
@@ -114,7 +114,7 @@ TEST(foreign_address) {
 
 TEST(refused_until_the_deadline) {
   const std::string address = unused_address();
-  Socket out;
+  Fd out;
   const int64_t start = now_ns();
   const Status status = connect_tcp(address, in_ms(300), &out);
   const int64_t took = now_ns() - start;
@@ -126,14 +126,14 @@ TEST(refused_until_the_deadline) {
 
 TEST(connects_when_the_listener_comes) {
   std::string address = unused_address();
-  Socket listener;
+  Fd listener;
   test::Threads threads;
   threads.start([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     std::string bound;
     CHECK_OK(listen_tcp(address, &listener, &bound));
   });
-  Socket out;
+  Fd out;
   EXPECT_OK(connect_tcp(address, in_ms(10'000), &out));
   threads.join();
 }
@@ -141,23 +141,23 @@ TEST(connects_when_the_listener_comes) {
 TEST(reads_have_deadlines) {
   Pair pair;
   char text[10];
-  CHECK_OK(write_exact(pair.a.fd(), "abc", 3, in_ms(1000)));
-  const Status late = read_exact(pair.b.fd(), text, 10, in_ms(50));
+  CHECK_OK(write_exact(pair.a.get(), "abc", 3, in_ms(1000)));
+  const Status late = read_exact(pair.b.get(), text, 10, in_ms(50));
   EXPECT(late.code() == Code::kTimeout);
   has(late, "3 of 10 bytes");
-  CHECK_OK(write_exact(pair.a.fd(), "abc", 3, in_ms(1000)));
+  CHECK_OK(write_exact(pair.a.get(), "abc", 3, in_ms(1000)));
   pair.a.reset();
-  const Status closed = read_exact(pair.b.fd(), text, 10, in_ms(1000));
+  const Status closed = read_exact(pair.b.get(), text, 10, in_ms(1000));
   EXPECT(closed.code() == Code::kUnavailable);
   has(closed, "closed the connection after 3 of 10 bytes");
-  const Status gone = write_exact(pair.b.fd(), text, 10, in_ms(1000));  // and no SIGPIPE
+  const Status gone = write_exact(pair.b.get(), text, 10, in_ms(1000));  // and no SIGPIPE
   EXPECT(gone.code() == Code::kUnavailable);
 }
 
 TEST(writes_have_deadlines) {
   Pair pair;
   const std::string much(16 << 20, 'x');
-  const Status status = write_exact(pair.a.fd(), much.data(), much.size(), in_ms(50));
+  const Status status = write_exact(pair.a.get(), much.data(), much.size(), in_ms(50));
   EXPECT(status.code() == Code::kTimeout);
   has(status, "of 16777216 bytes in time");
 }
@@ -166,23 +166,23 @@ TEST(writes_have_deadlines) {
 // host, as far as anybody can tell.
 TEST(connections_that_stay_on_the_host) {
   for (const char* address : {"127.0.0.1:0", "127.8.9.10:0", "[::1]:0"}) {
-    Socket listener, near, far;
+    Fd listener, near, far;
     std::string bound, peer;
     if (!listen_tcp(address, &listener, &bound) && address[0] == '[') continue;  // no IPv6 here
-    EXPECT(listens_on_host(listener.fd()));
+    EXPECT(listens_on_host(listener.get()));
     CHECK_OK(connect_tcp(bound, in_ms(5000), &near));
-    CHECK_OK(accept_tcp(listener.fd(), &far, &peer));
-    EXPECT(stays_on_host(near.fd()) && stays_on_host(far.fd()));
+    CHECK_OK(accept_tcp(listener.get(), &far, &peer));
+    EXPECT(stays_on_host(near.get()) && stays_on_host(far.get()));
   }
   int ends[2];
   CHECK(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
-  const Socket one(ends[0]), other(ends[1]);
-  EXPECT(stays_on_host(one.fd()) && stays_on_host(other.fd()));
-  Socket open_to_all;
+  const Fd one(ends[0]), other(ends[1]);
+  EXPECT(stays_on_host(one.get()) && stays_on_host(other.get()));
+  Fd open_to_all;
   std::string bound;
   CHECK_OK(listen_tcp("0.0.0.0:0", &open_to_all, &bound));
-  EXPECT(!listens_on_host(open_to_all.fd()));
-  EXPECT(!stays_on_host(open_to_all.fd()));  // it is connected to nobody
+  EXPECT(!listens_on_host(open_to_all.get()));
+  EXPECT(!stays_on_host(open_to_all.get()));  // it is connected to nobody
 }
 
 TEST(large_transfer) {
@@ -190,24 +190,11 @@ TEST(large_transfer) {
   std::string out(8 << 20, 'x');
   for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<char>(i * 31);
   test::Threads threads;
-  threads.start([&] { CHECK_OK(write_exact(pair.a.fd(), out.data(), out.size(), in_ms(20'000))); });
+  threads.start([&] { CHECK_OK(write_exact(pair.a.get(), out.data(), out.size(), in_ms(20'000))); });
   std::string in(out.size(), '\0');
-  EXPECT_OK(read_exact(pair.b.fd(), in.data(), in.size(), in_ms(20'000)));
+  EXPECT_OK(read_exact(pair.b.get(), in.data(), in.size(), in_ms(20'000)));
   threads.join();
   EXPECT(in == out);
-}
-
-TEST(sockets_move) {
-  Pair pair;
-  const int fd = pair.a.fd();
-  Socket other(std::move(pair.a));
-  EXPECT_EQ(other.fd(), fd);
-  Socket third;
-  third = std::move(other);
-  EXPECT(!other.valid());
-  EXPECT_EQ(third.release(), fd);
-  EXPECT(!third.valid());
-  ::close(fd);
 }
 
 // ---- pacing
@@ -222,15 +209,15 @@ std::string congestion(int fd) {
 // Congestion control of a new socket of the system, and of both ends of a new connection of ours.
 struct Congestion {
   std::string system;
-  Socket near_end;
-  Socket far_end;
+  Fd near_end;
+  Fd far_end;
   Congestion() {
-    const Socket plain(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    system = congestion(plain.fd());
+    const Fd plain(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    system = congestion(plain.get());
     Listener listener;
     CHECK_OK(connect_tcp(listener.address, in_ms(5000), &near_end));
     std::string peer;
-    CHECK_OK(accept_tcp(listener.socket.fd(), &far_end, &peer));
+    CHECK_OK(accept_tcp(listener.socket.get(), &far_end, &peer));
   }
 };
 
@@ -243,8 +230,8 @@ struct Setting {
 TEST(no_pacing_nearby) {
   const Congestion found;
   const bool paces = found.system.rfind("bbr", 0) == 0;
-  for (const Socket* end : {&found.near_end, &found.far_end}) {
-    const std::string name = congestion(end->fd());
+  for (const Fd* end : {&found.near_end, &found.far_end}) {
+    const std::string name = congestion(end->get());
     if (paces) {
       EXPECT(name == "cubic" || name == "reno");
     } else {
@@ -255,22 +242,22 @@ TEST(no_pacing_nearby) {
 
 TEST(far_connections_have_what_the_system_chose) {
   const Congestion found;
-  for (const Socket* end : {&found.near_end, &found.far_end}) {
-    pace_if_far(end->fd(), 0);
-    EXPECT_EQ(congestion(end->fd()), found.system);
+  for (const Fd* end : {&found.near_end, &found.far_end}) {
+    pace_if_far(end->get(), 0);
+    EXPECT_EQ(congestion(end->get()), found.system);
   }
 }
 
 TEST(congestion_is_left_to_the_system) {
   const Setting setting("system");
   const Congestion found;
-  EXPECT_EQ(congestion(found.near_end.fd()), found.system);
-  EXPECT_EQ(congestion(found.far_end.fd()), found.system);
+  EXPECT_EQ(congestion(found.near_end.get()), found.system);
+  EXPECT_EQ(congestion(found.far_end.get()), found.system);
 }
 
 TEST(congestion_setting_that_is_none) {
   const Setting setting("fast");
-  Socket socket;
+  Fd socket;
   std::string bound;
   const Status status = listen_tcp("127.0.0.1:0", &socket, &bound);
   EXPECT(status.code() == Code::kInvalid);

@@ -130,7 +130,7 @@ Status Dialler::dial(int peer, int stream, int64_t deadline_ns) {
 }
 
 Status Dialler::shake_hands(Connection* connection, const PeerInfo& me, const DialDeadlines& deadlines) {
-  const int fd = connection->socket.fd();
+  const int fd = connection->socket.get();
   {
     const Lock lock(mutex_);
     if (failed_) return {Code::kUnavailable, "nobody needs the connection any more"};

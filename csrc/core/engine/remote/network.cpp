@@ -111,7 +111,7 @@ void Network::run() {
     join_finished(false);
     const bool room = handshakes_.size() < kMaxHandshakes;
     for (const Waiting& waiting : waiting_) {
-      watched.push_back({waiting.socket.fd(), static_cast<short>(room ? POLLIN : 0), 0});
+      watched.push_back({waiting.socket.get(), static_cast<short>(room ? POLLIN : 0), 0});
     }
     const bool somebody = !waiting_.empty() || anybody_parked();
     const int limit = somebody ? 1000 : -1;  // for a deadline
@@ -132,7 +132,7 @@ void Network::run() {
 
 void Network::accept_all() {
   for (;;) {
-    Socket socket;
+    Fd socket;
     std::string peer;
     if (Status status = accept_tcp(listener().fd(), &socket, &peer); !status) {
       if (status.code() != Code::kResource) return;
@@ -183,7 +183,7 @@ int Network::Handshake::take() {
   return std::exchange(fd, -1);
 }
 
-void Network::shake(Socket socket) {
+void Network::shake(Fd socket) {
   auto handshake = std::make_unique<Handshake>();
   Handshake* raw = handshake.get();
   const int fd = socket.release();
@@ -198,7 +198,7 @@ void Network::shake(Socket socket) {
     const Status status =
         accept_handshake(fd, options.credentials, state_->membership().generation, now_ns() + kHandshakeNs, &peer,
                          &seals, [this](const PeerInfo& one) { return has_room(one); });
-    Connection connection(Socket(raw->take()), std::move(seals));
+    Connection connection(Fd(raw->take()), std::move(seals));
     if (status) {
       deliver(peer, std::move(connection));
     } else if (status.code() == Code::kLater) {

@@ -71,7 +71,7 @@ class Network {
 
  private:
   struct Waiting {
-    Socket socket;
+    Fd socket;
     int64_t since_ns;
   };
   using Key = std::pair<uint32_t, uint64_t>;  // communicator, instance
@@ -94,7 +94,7 @@ class Network {
   void run();
   void accept_all();
   void expire(int64_t now);
-  void shake(Socket socket);
+  void shake(Fd socket);
   bool has_room(const PeerInfo& peer);
   void deliver(const PeerInfo& peer, Connection connection);
   void join_finished(bool all);

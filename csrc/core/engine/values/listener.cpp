@@ -13,7 +13,7 @@ Status Listener::open(const EngineOptions& options) {
 
 Status Listener::check_encryption(Encryption encryption) const {
   if (encryption == Encryption::kNever) return Status::ok();
-  if (encryption == Encryption::kBeyondLoopback && listens_on_host(socket_.fd())) return Status::ok();
+  if (encryption == Encryption::kBeyondLoopback && listens_on_host(socket_.get())) return Status::ok();
   return KeyExchange().open();
 }
 

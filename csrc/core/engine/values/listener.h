@@ -18,13 +18,13 @@ class Listener {
   Status open(const EngineOptions& options);
   void close() { socket_.reset(); }
 
-  int fd() const { return socket_.fd(); }
+  int fd() const { return socket_.get(); }
   const std::string& address() const { return address_; }  // empty until open()
 
  private:
   Status check_encryption(Encryption encryption) const;
 
-  Socket socket_;
+  Fd socket_;
   std::string address_;
 };
 
