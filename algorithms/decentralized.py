@@ -24,6 +24,7 @@ from bagua.algorithms.plan import (
     Broadcast,
     Local,
     Neighbours,
+    Over,
     Plan,
     Step,
 )
@@ -32,6 +33,7 @@ from bagua.algorithms.weights import (
     codec_of_differences,
     copy_weights,
     expose,
+    fits,
     one_bucket_per_dtype,
     set_weights,
     where_needed,
@@ -255,37 +257,12 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
             copy_weights(bucket, name)
         for name in (DIFFERENCE, FROM_LEFT, FROM_RIGHT):
             bucket.add_slot(name, on_change=SCRATCH)
-        codec = self.codec if bucket.dtype is torch.float32 else None
-        fed_back = codec is not None and bool(codec.error_feedback)
-        kept = (LOST,) if fed_back else ()
-        if codec is not None and fed_back:
+        codec, lost = fits(bucket, self.codec), None
+        if codec is not None and codec.error_feedback:
             bucket.add_slot(LOST, communicated=False)
-            codec = replace(codec, error_feedback=False)  # done here
-
-        def differ(bucket: Bucket) -> None:
-            difference = bucket.slot(DIFFERENCE)
-            difference.copy_(bucket.slot(NOW))
-            difference.add_(bucket.slot(LEFT), alpha=1 / 3).add_(bucket.slot(RIGHT), alpha=1 / 3)
-            difference.add_(bucket.slot(OWN), alpha=-5 / 3)
-            if fed_back:
-                bucket.slot(LOST).add_(difference)
-                difference.copy_(bucket.slot(LOST))
-
-        def follow(bucket: Bucket) -> None:
-            bucket.slot(OWN).add_(bucket.slot(DIFFERENCE))
-            bucket.slot(LEFT).add_(bucket.slot(FROM_LEFT))
-            bucket.slot(RIGHT).add_(bucket.slot(FROM_RIGHT))
-            bucket.slot(NOW).copy_(bucket.slot(OWN))
-            if fed_back:
-                bucket.slot(LOST).sub_(bucket.slot(DIFFERENCE))
-
-        arrived = (DIFFERENCE, FROM_LEFT, FROM_RIGHT)
-        over = LEADERS if self.hierarchical else EVERYONE
-        return (
-            Local(differ, "difference to the replica", (NOW, *REPLICAS, *kept), (DIFFERENCE, *kept)),
-            Neighbours(DIFFERENCE, *arrived, codec=codec, over=over),
-            Local(follow, "replicas follow", (*REPLICAS, *arrived, *kept), (*REPLICAS, NOW, *kept)),
-        )
+            codec, lost = replace(codec, error_feedback=False), LOST  # done here
+        messages = (DIFFERENCE, DIFFERENCE, FROM_LEFT, FROM_RIGHT)
+        return ring_steps(NOW, REPLICAS, messages, codec, LEADERS if self.hierarchical else EVERYONE, lost)
 
     def follow_members(self, bagua_ddp: DataParallel) -> bool:
         """Neighbours are others, and nobody has replicas of their weights: all begin anew with rank 0's."""
@@ -312,6 +289,44 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
             self.steps += 1
 
         return after
+
+
+def ring_steps(
+    now: str,
+    replicas: Sequence[str],
+    messages: Sequence[str],
+    codec: Codec | None,
+    over: Over,
+    lost: str | None = None,
+    alone: bool = False,
+) -> tuple[Step, ...]:
+    """Steps of one exchange in a ring; ``LowPrecisionDecentralizedAlgorithm`` has the formula. Slots: ``now`` (x),
+    ``replicas`` (W, L, R), ``messages`` (d, then what the own, the left and the right message decode to), ``lost``
+    (what encoding has lost so far). ``alone``: this rank is its own neighbour."""
+    own, left, right = replicas
+    difference, *arrived = messages
+    kept = () if lost is None else (lost,)
+
+    def differ(bucket: Bucket) -> None:
+        found = bucket.slot(difference)
+        found.copy_(bucket.slot(now))
+        found.add_(bucket.slot(left), alpha=1 / 3).add_(bucket.slot(right), alpha=1 / 3)
+        found.add_(bucket.slot(own), alpha=-5 / 3)
+        for slot in kept:
+            found.copy_(bucket.slot(slot).add_(found))
+
+    def follow(bucket: Bucket) -> None:
+        for replica, message in zip(replicas, arrived[:1] * 3 if alone else arrived, strict=True):
+            bucket.slot(replica).add_(bucket.slot(message))
+        bucket.slot(now).copy_(bucket.slot(own))
+        for slot in kept:
+            bucket.slot(slot).sub_(bucket.slot(arrived[0]))
+
+    return (
+        Local(differ, "difference to the replica", (now, *replicas, *kept), (difference, *kept)),
+        Neighbours(difference, *arrived, codec=codec, over=over),
+        Local(follow, "replicas follow", (*replicas, *arrived, *kept), (*replicas, now, *kept)),
+    )
 
 
 def _take(bucket: Bucket) -> None:

@@ -8,12 +8,8 @@ from bagua import csrc
 from bagua.torch_api.bucket import BaguaBucket as BaguaBucketPy
 from bagua.torch_api.comm.communicator import Communicator as BaguaSingleCommunicatorPy
 from bagua.torch_api.compat.backend import Backend as BaguaCommBackendPy
-from bagua.torch_api.compat.operation_handles import (
-    AsynchronousOperation as DecentralizedFullPrecisionAsynchronousPy,
-)
-from bagua.torch_api.compat.operation_handles import (
-    DecentralizedOperation as DecentralizedFullPrecisionSynchronousPy,
-)
+from bagua.torch_api.compat.operations import AsynchronousOperation as DecentralizedFullPrecisionAsynchronousPy
+from bagua.torch_api.compat.operations import DecentralizedOperation as DecentralizedFullPrecisionSynchronousPy
 from bagua.torch_api.tensor import BackendTensor as BaguaTensorPy
 
 __version__ = _bagua.__version__

@@ -44,8 +44,8 @@ from bagua.torch_api.comm.primitives import (
     statistics,
 )
 from bagua.torch_api.comm.transfer import ReduceOp
-from bagua.torch_api.compat.autotune import get_hyperparameters_service_client, start_autotune_server
 from bagua.torch_api.compat.backend import get_backend
+from bagua.torch_api.compat.settings import get_hyperparameters_service_client, start_autotune_server
 from bagua.torch_api.job.reports import Report, on_report
 from bagua.torch_api.job.session import empty, is_initialized, report
 from bagua.torch_api.job.start import destroy_process_group

@@ -101,10 +101,6 @@ class BaguaBucket(BucketOperations):
         """A round begins in which no tensor is ready."""
         self._missing = set(self._registrations)
 
-    def holds_gradients(self) -> bool:
-        """Returns True if all that travels is parameters' ``.grad``."""
-        return all(one.is_gradient(one.effective_or_none()) for one in self._registrations)
-
     def attach(self, runner: Runner, process_group: BaguaProcessGroup | None = None) -> None:
         """Sets the runner that compiles its plan, and the ranks that operations mean by default."""
         self.runner = runner

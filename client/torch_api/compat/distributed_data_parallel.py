@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -11,8 +11,7 @@ import torch
 from bagua.algorithms import Algorithm, AlgorithmImpl
 from bagua.torch_api.comm.groups import BaguaProcessGroup, _get_default_group, from_torch_group
 from bagua.torch_api.compat.model import BaguaDistributedDataParallel
-from bagua.torch_api.compat.torch_join import JoinableModel
-from bagua.torch_api.compat.uneven import join
+from bagua.torch_api.compat.uneven import JoinableModel, join
 from bagua.torch_api.step.bucket import PlanBucket
 
 # torch's default. With it, the sizes are those of with_bagua.
@@ -111,13 +110,10 @@ class DistributedDataParallel(torch.nn.Module, JoinableModel):
         """Calls ``module``."""
         return self.module(*inputs, **kwargs)
 
-    def _model(self) -> BaguaDistributedDataParallel:
-        return self._inner()
-
     def _bagua_wrapper(self) -> BaguaDistributedDataParallel | None:
         return self.inner
 
-    def _inner(self) -> BaguaDistributedDataParallel:
+    def _model(self) -> BaguaDistributedDataParallel:
         if self.inner is None:
             raise AttributeError(
                 "A copy of a distributed module is an ordinary one: wrap copy.module with DistributedDataParallel(). "
@@ -125,14 +121,9 @@ class DistributedDataParallel(torch.nn.Module, JoinableModel):
             )
         return self.inner
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes in this block only accumulate on this rank; the next one outside exchanges the whole."""
-        if self.inner is None:
-            yield
-            return
-        with self.inner.no_sync():
-            yield
+        return nullcontext() if self.inner is None else self.inner.no_sync()
 
     def join(
         self,
@@ -142,7 +133,7 @@ class DistributedDataParallel(torch.nn.Module, JoinableModel):
     ) -> AbstractContextManager[object]:
         """A block in which ranks may have different numbers of batches, as torch's: see ``bagua.join``."""
         return join(
-            self._inner(),
+            self._model(),
             divide_by_initial_world_size=divide_by_initial_world_size,
             enable=enable,
             throw_on_early_termination=throw_on_early_termination,
@@ -151,29 +142,29 @@ class DistributedDataParallel(torch.nn.Module, JoinableModel):
     @property
     def require_backward_grad_sync(self) -> bool:
         """True if a backward pass now would exchange anything. May be set, as that of torch's class."""
-        return self._inner().require_backward_grad_sync
+        return self._model().require_backward_grad_sync
 
     @require_backward_grad_sync.setter
     def require_backward_grad_sync(self, wanted: bool) -> None:
-        self._inner().require_backward_grad_sync = wanted
+        self._model().require_backward_grad_sync = wanted
 
     @property
     def parameters_to_ignore(self) -> frozenset[str]:
         """Names of parameters and buffers that stay this rank's own."""
-        return self._inner().parameters_to_ignore
+        return self._model().parameters_to_ignore
 
     @property
     def bagua_algorithm(self) -> AlgorithmImpl:
-        return self._inner().bagua_algorithm
+        return self._model().bagua_algorithm
 
     @property
     def bagua_optimizers(self) -> list[torch.optim.Optimizer]:
-        return self._inner().bagua_optimizers
+        return self._model().bagua_optimizers
 
     @property
     def bagua_buckets(self) -> list[PlanBucket]:
         """The buckets in which gradients, or weights, travel."""
-        return self._inner().bagua_buckets
+        return self._model().bagua_buckets
 
     # Methods of torch's class that this one refuses
 

@@ -92,45 +92,25 @@ class BaguaModule(torch.nn.Module):
         ConfigError for LBFGS and algorithms that exchange other things than gradients; ``optimizer.step()`` raises
         BaguaError if gradients were changed after backward (clipping, GradScaler), or if it gets a closure.
         """
-        return with_bagua(
+        options = wanted(autotune, tune)
+        previous = self.__dict__.get("bagua_ddp")
+        if previous is not None and previous.module is self:
+            previous.close()
+        name = self.__dict__.setdefault("_bagua_module_name", f"{type(self).__name__}_{id(self)}")
+        self.bagua_ddp = BaguaDistributedDataParallel(
             self,
             optimizers,
             algorithm,
             process_group,
-            do_flatten,
+            bagua_module_name=name,
+            gradient_as_bucket_view=do_flatten,
             step_in_backward=step_in_backward,
-            autotune=autotune,
-            tune=tune,
+            tuner=None if options is None else functools.partial(Tuning, options),
         )
+        return self
 
 
-def with_bagua(
-    self: BaguaModule,
-    optimizers: Sequence[torch.optim.Optimizer] | torch.optim.Optimizer,
-    algorithm: Algorithm | None = None,
-    process_group: BaguaProcessGroup | None = None,
-    do_flatten: bool = True,
-    *,
-    step_in_backward: bool = False,
-    autotune: bool | None = None,
-    tune: Mapping[str, Sequence[object]] | None = None,
-) -> BaguaModule:
-    options = wanted(autotune, tune)
-    previous = self.__dict__.get("bagua_ddp")
-    if previous is not None and previous.module is self:
-        previous.close()
-    name = self.__dict__.setdefault("_bagua_module_name", f"{type(self).__name__}_{id(self)}")
-    self.bagua_ddp = BaguaDistributedDataParallel(
-        self,
-        optimizers,
-        algorithm,
-        process_group,
-        bagua_module_name=name,
-        gradient_as_bucket_view=do_flatten,
-        step_in_backward=step_in_backward,
-        tuner=None if options is None else functools.partial(Tuning, options),
-    )
-    return self
+with_bagua = BaguaModule.with_bagua
 
 
 class _Member:

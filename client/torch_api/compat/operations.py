@@ -6,19 +6,23 @@ otherwise the tensors that getters of registered ones return.
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Self
 
 import torch
 
-from bagua.algorithms import AllReduce, Broadcast, Codec, Local, Neighbours, Plan
+from bagua.algorithms import AllReduce, Broadcast, Codec, Local, Plan
+from bagua.algorithms.checks import check_mode
+from bagua.algorithms.decentralized import ring_steps
+from bagua.algorithms.pairs import Pairs
 from bagua.algorithms.plan import EVERYONE, GRADIENT, HOST, LEADERS, RESULT, WEIGHT, Over, Step
 from bagua.base.errors import BaguaError, MembershipChanged
+from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.groups import BaguaProcessGroup, _get_default_group
-from bagua.torch_api.compat.operation_handles import AsynchronousOperation, DecentralizedOperation
 from bagua.torch_api.compat.registration import registered
-from bagua.torch_api.compat.ring_replicas import RingReplicas
 from bagua.torch_api.compat.utils import check_contiguous
 from bagua.torch_api.step.bucket import PlanBucket, views_like
 from bagua.torch_api.step.execution import NotReady
@@ -219,20 +223,15 @@ class BucketOperations(PlanBucket):
         replicas = [self._adopt(tensor, name) for name, tensor in given.items()]
         messages = [self._new_slot(name) for name in ("difference", "own", "left", "right")]
         current = self._in_place()
-        among = self._group(group)
-        ring = RingReplicas(current, replicas, messages, among, hierarchical)
-        difference, own, left, right = messages
-        exchange = Neighbours(
-            difference, own, left, right, codec, self._over(group, LEADERS if hierarchical else EVERYONE)
-        )
-        steps: list[Step] = [
-            Local(ring.take_difference, "difference", reads=(current, *replicas), writes=(difference,)),
-            exchange,
-            Local(ring.apply, "apply", reads=tuple(messages[1:]), writes=(current, *replicas)),
-        ]
+        hosts, everyone = self._group(group).hosts, self._group(group).get_global_communicator()
+        over = self._over(group, LEADERS if hierarchical else EVERYONE)
+        alone = len(hosts if hierarchical else everyone.ranks) == 1
+        steps = ring_steps(current, replicas, messages, codec, over, alone=alone)
         if hierarchical:
+            if everyone.ranks[everyone.rank()] not in [host[0] for host in hosts]:
+                steps = ()  # replicas are those of each host's first rank
             host = self._over(group, HOST)
-            steps = [AllReduce("AVG", current, current, over=host), *steps, Broadcast(current, 0, host)]
+            steps = (AllReduce("AVG", current, current, over=host), *steps, Broadcast(current, 0, host))
         return self._append(*steps)
 
     def append_asynchronous_model_average_op(
@@ -348,6 +347,96 @@ class BucketOperations(PlanBucket):
         finally:
             for tensor, gradient in zip(self.tensors, before, strict=True):
                 tensor.grad = gradient
+
+
+class DecentralizedOperation:
+    """Averages with peers into a tensor of its own, which ``copy_back_peer_weight`` makes the weights."""
+
+    def __init__(
+        self, bucket: BucketOperations, peer_slot: str, group: BaguaProcessGroup, hierarchical: bool, mode: str
+    ):
+        """Raises ValueError for an unknown mode, and for "shift_one" among an odd number."""
+        check_mode(mode)
+        self._bucket = weakref.ref(bucket)
+        self._peer_slot = peer_slot
+        pairs = Pairs(group, hierarchical, private=True) if mode == "shift_one" else None
+        # A host that is alone has no peer, and averages over its own ranks: over everyone.
+        self.next_pair = pairs.everybody if pairs is not None and pairs.n > 1 else None
+        """Called once per exchange: the ranks that average now. None: all of the group, each time."""
+
+    def copy_back_peer_weight(self, backend_bucket: object = None) -> None:
+        """The effective tensors become the mean. Call it when the exchange is over (``wait_pending_comm_ops``).
+
+        ``backend_bucket`` is accepted for programs that pass ``bucket.backend_bucket``: the operation knows its own.
+        """
+        bucket = self._bucket()
+        if bucket is None:
+            raise BaguaError("The bucket of this operation is gone: the model was wrapped anew. [BG411]")
+        bucket.write_effective(bucket.slot(self._peer_slot))
+
+
+class AsynchronousOperation:
+    """Averages weights while they are trained.
+
+    ``lock_weight`` and ``unlock_weight`` keep it from writing weights in between; both may be called again and again.
+    ``abort`` says that this rank wants no more; when all ranks have said so, an exchange changes nothing and
+    ``get_status`` is False. A rank that has aborted goes on taking part until then: otherwise the others would wait.
+    ``reset`` takes it back. None of them waits for another rank.
+    """
+
+    def __init__(self, shared_slot: str, group: BaguaProcessGroup) -> None:
+        self._shared_slot = shared_slot
+        self._own = group.new_communicator()
+        self._lock = threading.RLock()
+        self._aborted = False
+        self._running = True
+        self._snapshot = torch.empty(0)
+
+    def communicator(self) -> Communicator:
+        """Its own: exchanges come at other moments than those of gradients."""
+        return self._own
+
+    def lock_weight(self) -> None:
+        """Keeps the operation from changing the weights until ``unlock_weight``."""
+        self._lock.acquire()
+
+    def unlock_weight(self) -> None:
+        """Lets the operation change the weights again. Does nothing if this thread has not locked them."""
+        with suppress(RuntimeError):
+            self._lock.release()
+
+    def abort(self) -> None:
+        """Says that this rank wants no more averaging."""
+        self._aborted = True
+
+    def reset(self) -> None:
+        """Says that this rank wants averaging again."""
+        self._aborted = False
+        self._running = True
+
+    def get_status(self) -> bool:
+        """Returns False when the last exchange found that all ranks had aborted."""
+        return self._running
+
+    # Both steps read and write the weights themselves, and not a copy of them in a slot: the copy would be taken and
+    # written back without the lock, over what the optimizer has done meanwhile.
+
+    def take_snapshot(self, bucket: BucketOperations) -> None:
+        """First step: takes the weights to be averaged, and this rank's wish to go on."""
+        shared = bucket.slot(self._shared_slot)
+        with self._lock:
+            self._snapshot = bucket.flattened_tensor()
+        shared[: bucket.elements] = self._snapshot
+        shared[bucket.elements] = 1 if self._aborted else 0
+
+    def apply(self, bucket: BucketOperations) -> None:
+        """Last step: adds the mean's difference to the snapshot."""
+        shared = bucket.slot(self._shared_slot)
+        self._running = bool(shared[bucket.elements] != 1)
+        if self._running:
+            difference = shared[: bucket.elements] - self._snapshot
+            with self._lock:
+                bucket.write_effective(bucket.flattened_tensor().add_(difference))
 
 
 def _copier(source: str, target: str) -> Callable[[Any], None]:

@@ -68,14 +68,6 @@ class Registration:
         self.bucket: Callable[[], PlanBucket | None] = _no_bucket
         self.backend_tensor = BackendTensor(self)
 
-    def is_of(self, tensor: torch.Tensor) -> bool:
-        """Returns True if ``tensor`` is the registered one."""
-        return self._tensor() is tensor
-
-    def is_named_by(self, reference: weakref.ref[torch.Tensor]) -> bool:
-        """Returns True if ``reference`` is this one's, to a tensor that may be gone."""
-        return self._tensor is reference
-
     @property
     def owner(self) -> torch.Tensor:
         """The registered tensor itself."""
@@ -126,7 +118,7 @@ def _no_bucket() -> None:
 def registration(tensor: torch.Tensor) -> Registration | None:
     """The registration of a Bagua tensor; None if the tensor is none."""
     found: Registration | None = tensor.__dict__.get(_ATTRIBUTE) or _KNOWN.get(id(tensor))
-    return found if found is not None and found.is_of(tensor) else None  # copy.copy takes attributes along
+    return found if found is not None and found._tensor() is tensor else None  # copy.copy takes attributes along
 
 
 def registered(tensor: torch.Tensor) -> Registration:
@@ -169,5 +161,5 @@ def _holds_nothing(function: Callable[..., Any] | None) -> bool:
 
 def _forget(known: dict[int, Registration], number: int, gone: weakref.ref[torch.Tensor]) -> None:
     """Called at the end of a tensor, which may be the end of the interpreter, too."""
-    if number in known and known[number].is_named_by(gone):
+    if number in known and known[number]._tensor is gone:
         del known[number]

@@ -1,9 +1,11 @@
-"""The original's readers of environment variables that are not needed here, or that the library reads by itself."""
+"""Settings of the original that are not needed here, or that the library reads by itself: variables of the environment,
+and its service for tuning."""
 
 from __future__ import annotations
 
 import math
 import os
+from typing import Any, NoReturn
 
 import torch
 
@@ -63,3 +65,13 @@ def _seconds(name: str, default: float) -> float:
     if not 0 <= found < math.inf:
         raise ConfigError(f"Environment variable {name} is {text!r}: it must be a number of seconds. [BG106]")
     return found
+
+
+def start_autotune_server(*_: Any, **__: Any) -> NoReturn:
+    """The original's service for tuning, and its client. Raises NotImplementedError: the coordinator tunes jobs."""
+    raise NotImplementedError(
+        "No job has a tuning service of its own: remove the call. Use bagua run --autotune, where you want it. [BG412]"
+    )
+
+
+get_hyperparameters_service_client = start_autotune_server
