@@ -304,7 +304,8 @@ def ring_steps(
     ``replicas`` (W, L, R), ``messages`` (d, then what the own, the left and the right message decode to), ``lost``
     (what encoding has lost so far). ``alone``: this rank is its own neighbour."""
     own, left, right = replicas
-    difference, *arrived = messages
+    difference, decoded, from_left, from_right = messages
+    arrived = (decoded, decoded, decoded) if alone else (decoded, from_left, from_right)
     kept = () if lost is None else (lost,)
 
     def differ(bucket: Bucket) -> None:
@@ -316,15 +317,15 @@ def ring_steps(
             found.copy_(bucket.slot(slot).add_(found))
 
     def follow(bucket: Bucket) -> None:
-        for replica, message in zip(replicas, arrived[:1] * 3 if alone else arrived, strict=True):
+        for replica, message in zip(replicas, arrived, strict=True):
             bucket.slot(replica).add_(bucket.slot(message))
         bucket.slot(now).copy_(bucket.slot(own))
         for slot in kept:
-            bucket.slot(slot).sub_(bucket.slot(arrived[0]))
+            bucket.slot(slot).sub_(bucket.slot(decoded))
 
     return (
         Local(differ, "difference to the replica", (now, *replicas, *kept), (difference, *kept)),
-        Neighbours(difference, *arrived, codec=codec, over=over),
+        Neighbours(difference, decoded, from_left, from_right, codec=codec, over=over),
         Local(follow, "replicas follow", (*replicas, *arrived, *kept), (*replicas, now, *kept)),
     )
 

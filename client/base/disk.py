@@ -43,18 +43,23 @@ def ending_words(error: OSError) -> str:
     return ""
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Writes a small file of this user alone (0600) so that a reader, and the next start after a power cut, finds the
-    old text or the new one, never half of it. Blocks on the disk. Raises OSError."""
+def replace_file(path: Path, text: str, mode: int = 0o600) -> None:
+    """Writes a small file, of this user alone by default, so that a reader, and the next start after a power cut, finds
+    the old text or the new one, never half of it. Blocks on the disk. Raises OSError."""
     temporary = path.with_name(f".{path.name}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until the names in the folder are on the disk. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)

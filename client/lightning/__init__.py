@@ -55,6 +55,8 @@ def _classes(package: str) -> dict[str, Any]:
         "BaguaReport": report_callback(callbacks.Callback),
         "BaguaStrategy": bagua_strategy(strategies.DDPStrategy, environment),
     }
+    for name, made_class in made.items():
+        made_class.__module__, made_class.__qualname__ = __name__, name
     if "bagua" not in strategies.StrategyRegistry:
         made["BaguaStrategy"].register_strategies(strategies.StrategyRegistry)
     return made

@@ -6,7 +6,7 @@ In an elastic job they change with the members, so they are read each time.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import bagua.torch_api as bagua
 from bagua.torch_api.job.environment import get_master_addr, read_int
@@ -62,6 +62,4 @@ def bagua_environment(base: type[ClusterEnvironment]) -> type[ClusterEnvironment
         def node_rank(self) -> int:
             return bagua.get_node_rank()
 
-    made: Any = BaguaEnvironment
-    made.__module__, made.__qualname__ = "bagua.lightning", "BaguaEnvironment"
     return BaguaEnvironment

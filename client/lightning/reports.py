@@ -37,6 +37,4 @@ def report_callback(base: type[Callback]) -> type[Callback]:
             if trainer.global_step % self._every == 0:
                 bagua.report(trainer.global_step, self._total, dict(trainer.callback_metrics))
 
-    made: Any = BaguaReport
-    made.__module__, made.__qualname__ = "bagua.lightning", "BaguaReport"
     return BaguaReport

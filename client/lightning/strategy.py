@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -180,14 +179,9 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
             if isinstance(self.model, StepModule) and self._broadcast_buffers:
                 self.model.broadcast_buffers()
 
-        @contextmanager
-        def block_backward_sync(self) -> Iterator[None]:
+        def block_backward_sync(self) -> AbstractContextManager[None]:
             """Backward passes in this block only accumulate on this rank (``accumulate_grad_batches``)."""
-            if isinstance(self.model, StepModule):
-                with self.model.no_sync():
-                    yield
-            else:
-                yield
+            return self.model.no_sync() if isinstance(self.model, StepModule) else nullcontext()
 
         def barrier(self, *_: Any, **__: Any) -> None:
             """Returns when every rank has called it."""
@@ -238,8 +232,6 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
                 words = f"Bagua, processes by {method}"
                 strategy_registry.register(f"bagua{ending}", cls, description=words, start_method=method)
 
-    made: Any = BaguaStrategy
-    made.__module__, made.__qualname__ = "bagua.lightning", "BaguaStrategy"
     return BaguaStrategy
 
 

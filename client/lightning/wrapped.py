@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -55,12 +55,10 @@ class StepModule(torch.nn.Module):
         if self.exchange is not None:
             self.exchange.follow_parameters()
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes in this block only accumulate on this rank."""
         assert self.exchange is not None
-        with self.exchange.no_sync():
-            yield
+        return self.exchange.no_sync()
 
     def broadcast_buffers(self) -> None:
         """Copies rank 0's buffers to all ranks."""

@@ -97,8 +97,7 @@ class SyncBatchNorm(_BatchNorm):
         return made[module]
 
 
-def convert_sync_batchnorm(module: nn.Module, process_group: Any = None) -> nn.Module:
-    return SyncBatchNorm.convert_sync_batchnorm(module, process_group)
+convert_sync_batchnorm = SyncBatchNorm.convert_sync_batchnorm
 
 
 def _replaced(kind: type[SyncBatchNorm], module: nn.Module, process_group: Any) -> nn.Module:

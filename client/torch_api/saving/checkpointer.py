@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import os
 import secrets
@@ -24,7 +25,7 @@ from bagua.torch_api.job.session import current
 from bagua.torch_api.saving import folder as on_disk
 from bagua.torch_api.saving.background import Background, Task, sentence
 from bagua.torch_api.saving.job_state import JOB, Return, collect, document_of, key
-from bagua.torch_api.saving.schedule import Decision, schedule_of
+from bagua.torch_api.saving.schedule import Decision, Schedule
 from bagua.torch_api.saving.staging import Staging
 from bagua.torch_api.saving.torch_format import Checkpoint
 from bagua.torch_api.train.agreement import broadcast_json, gather_texts, raise_together
@@ -96,8 +97,9 @@ class Checkpointer:
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise ValueError(f"keep is {keep!r}: it must be a number of checkpoints from 1 on. [BG707]")
         self.folder = _folder(folder)
-        self._asked = _asked_for(self.folder) if os.environ.get(checkpoint_folder.ON_REQUEST) == "1" else None
-        self._schedule = schedule_of(every, time.monotonic, self._asked)
+        on_request = os.environ.get(checkpoint_folder.ON_REQUEST) == "1"
+        self._asked = functools.partial(checkpoint_folder.requested, self.folder) if on_request else None
+        self._schedule = Schedule(every, time.monotonic, self._asked)
         self._keep = keep
         self._session = current()
         self._course = _Course()
@@ -333,10 +335,6 @@ def _folder(given: str | os.PathLike[str] | None) -> Path:
     return Path(text).expanduser().absolute()
 
 
-def _asked_for(folder: Path) -> Callable[[], bool]:
-    return lambda: checkpoint_folder.requested(folder)
-
-
 def _unusable(folder: Path, error: OSError) -> ConfigError:
     return ConfigError(f"Checkpoints can't be written into {folder}: {sentence(error)} Choose another folder. [BG710]")
 
@@ -346,7 +344,7 @@ def _verified(at: Path, world: Communicator) -> tuple[on_disk.Manifest | None, s
     manifest, words = None, ""
     try:
         manifest = on_disk.read_manifest(at)
-        on_disk.verify(at, manifest, on_disk.share_of_files(manifest.files, world.rank(), world.nranks()))
+        on_disk.verify(at, manifest, sorted(manifest.files)[world.rank() :: world.nranks()])
     except on_disk.Damaged as error:
         words = str(error)
     texts = [text.decode() for text in gather_texts(words.encode(), world)]

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from bagua.base.disk import replace_file
 from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.plain_data import with_plain_numbers
 from bagua.torch_api.job import environment
@@ -57,7 +58,6 @@ def save_checkpoint(
     folder = Path(checkpoints_path)
     new = folder / f"{_name(iteration)}.new"
     first = experts.rank == 0
-    together = _together(experts)
     states, of_experts = experts.split(model.state_dict())
     document: dict[str, Any] = {"iteration": iteration, "model": states, "ranks": experts.ranks}
     if lr_scheduler is not None:
@@ -80,11 +80,11 @@ def save_checkpoint(
     def publish() -> None:
         target = folder / _name(iteration)
         replace_folder(new, target, old=target.with_name(f"{target.name}.old"))
-        _write_text(f"{iteration}", folder / LATEST)
+        replace_file(folder / LATEST, f"{iteration}", mode=0o666)
 
-    together(begin if first else _nothing, folder)
-    together(write, folder)
-    together(publish if first else _nothing, folder)
+    _together(experts, folder, begin if first else None)
+    _together(experts, folder, write)
+    _together(experts, folder, publish if first else None)
 
 
 def load_checkpoint(
@@ -161,25 +161,18 @@ def _folder(folder: Path, iteration: int) -> Path:
     return before if before.is_dir() and not at.is_dir() else at
 
 
-def _together(experts: ExpertStates) -> Callable[[Callable[[], None], Path], None]:
-    """Runs a part, and waits until all ranks have done theirs. If one fails, all raise."""
-
-    def run(part: Callable[[], None], folder: Path) -> None:
-        mistake: BaguaError | None = None
-        try:
+def _together(experts: ExpertStates, folder: Path, part: Callable[[], None] | None) -> None:
+    """Runs a part, and waits until all ranks have done theirs. If one fails, all raise. None: another rank does it."""
+    mistake: BaguaError | None = None
+    try:
+        if part is not None:
             part()
-        except (OSError, RuntimeError) as error:
-            mistake = BaguaError(f"No checkpoint was written into {folder}: {error} [BG710]")
-        if experts.comm is not None:
-            raise_together(mistake, experts.comm)
-        elif mistake is not None:
-            raise mistake
-
-    return run
-
-
-def _nothing() -> None:
-    """Stands for work that another rank does."""
+    except (OSError, RuntimeError) as error:
+        mistake = BaguaError(f"No checkpoint was written into {folder}: {error} [BG710]")
+    if experts.comm is not None:
+        raise_together(mistake, experts.comm)
+    elif mistake is not None:
+        raise mistake
 
 
 class _ForeignStateError(RuntimeError):
@@ -202,15 +195,6 @@ def _write(document: dict[str, Any], path: Path) -> None:
         names = find_foreign(path) if find_foreign is not None else ()
     if names:
         raise _ForeignStateError(names)
-
-
-def _write_text(text: str, path: Path) -> None:
-    new = path.with_name(f"{path.name}.new")
-    with new.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
 
 
 def _read(path: Path) -> dict[str, Any]:

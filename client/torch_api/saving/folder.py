@@ -18,13 +18,14 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bagua.base.checkpoint_folder import name_of
+from bagua.base.disk import replace_file, sync_folder
 from bagua.base.errors import BaguaError
 
 MANIFEST = "bagua.json"
@@ -101,11 +102,6 @@ def read_manifest(at: Path) -> Manifest:
         raise Damaged(f"it has no {MANIFEST}: it was not written to its end") from None
     except (OSError, UnicodeDecodeError) as error:
         raise Damaged(f"{MANIFEST} can't be read: {error}") from None
-
-
-def share_of_files(files: Collection[str], rank: int, ranks: int) -> list[str]:
-    """Returns the files that this rank verifies. Each file is verified by one rank."""
-    return sorted(files)[rank::ranks]
 
 
 def verify(at: Path, manifest: Manifest, names: Iterable[str]) -> None:
@@ -185,11 +181,7 @@ def put_aside(at: Path) -> Path:
 def publish(writing: Path, folder: Path, manifest: Manifest) -> Path:
     """Makes a checkpoint of ``writing``, whose files are whole and synced. It replaces that of the same step. Raises
     OSError."""
-    with (writing / MANIFEST).open("w") as file:
-        file.write(manifest.text())
-        file.flush()
-        os.fsync(file.fileno())
-    sync_folder(writing)
+    replace_file(writing / MANIFEST, manifest.text(), mode=0o666)
     target = folder / name_of(manifest.step)
     replace_folder(writing, target, old=folder / f"{OLD}{target.name}")
     return target
@@ -214,12 +206,3 @@ def rotate(folder: Path, keep: int, newest: int) -> None:
         with suppress(OSError):  # first it loses its name: nobody finds half of one
             gone = at.rename(folder / f"{WRITING}gone-{step}")
             shutil.rmtree(gone, ignore_errors=True)
-
-
-def sync_folder(folder: Path) -> None:
-    """Waits until the names in the folder are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from datetime import timedelta
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 Clock = Callable[[], float]
 Asked = Callable[[], bool]
@@ -27,93 +27,60 @@ class Decision(NamedTuple):
     look: int
 
 
-class Schedule(Protocol):
-    """``look``: the next step after which a checkpoint may be due."""
+class Schedule:
+    """Writes a checkpoint after each step whose number is a multiple of ``every``, or after the step that ends nearest
+    to that time after the last one. With ``asked`` also when that says so. Raises TypeError and ValueError for a value
+    of ``every`` that can't be.
 
-    look: int
+    ``look``: the next step after which a checkpoint may be due, but for those that follow from the step's number.
+    """
 
-    def restart(self, steps: int) -> None:
-        """Counts from this number of steps on. Nothing is due then."""
-        ...
-
-    def due(self, steps: int, agree: Callable[[Callable[[], Decision]], Decision]) -> bool:
-        """True if a checkpoint is to be written after step ``steps``. ``agree(decide)`` returns what ``decide()``
-        returns on rank 0; all ranks call it after the same steps."""
-        ...
-
-
-class EverySteps:
-    """Writes a checkpoint after each step whose number is a multiple of ``every``."""
-
-    look = 0
-
-    def __init__(self, every: int) -> None:
-        self._every = every
-
-    def restart(self, steps: int) -> None: ...
-
-    def due(self, steps: int, agree: Callable[[Callable[[], Decision]], Decision]) -> bool:
-        return steps % self._every == 0
-
-
-class EverySeconds:
-    """Writes a checkpoint after the step that ends nearest to ``every`` seconds after the last one."""
-
-    def __init__(self, every: float, clock: Clock, asked: Asked | None = None) -> None:
-        """Makes a schedule. ``asked``, if given, says whether a checkpoint is wanted before."""
-        self._every = every
+    def __init__(self, every: int | timedelta, clock: Clock, asked: Asked | None = None) -> None:
+        self._steps: int | None = None
+        self._seconds = math.inf
+        if isinstance(every, timedelta):
+            if every <= timedelta(0):
+                raise ValueError(f"every is {every}: it must be a time above zero. [BG707]")
+            self._seconds = every.total_seconds()
+        elif isinstance(every, bool) or not isinstance(every, int):
+            raise TypeError(f"every is {every!r}: pass a number of steps, or a datetime.timedelta. [BG707]")
+        elif every < 1:
+            raise ValueError(
+                f"every is {every}: it must be a number of steps from 1 on, or a datetime.timedelta. [BG707]"
+            )
+        else:
+            self._steps = every
         self._clock = clock
         self._asked = asked
         self.restart(0)
 
     def restart(self, steps: int) -> None:
+        """Counts from this number of steps on. Nothing is due then."""
         self._since = self._looked = self._clock()
         self._looked_at = steps
         self.look = steps + 1
 
     def due(self, steps: int, agree: Callable[[Callable[[], Decision]], Decision]) -> bool:
-        if steps < self.look:
-            return False
+        """True if a checkpoint is to be written after step ``steps``. ``agree(decide)`` returns what ``decide()``
+        returns on rank 0; all ranks call it after the same steps."""
+        due = self._steps is not None and steps % self._steps == 0
+        if steps < self.look or (self._seconds == math.inf and self._asked is None):
+            return due
         now = self._clock()
         save, self.look = agree(lambda: self._decide(steps, now))
         if save:
             self._since = now
         self._looked, self._looked_at = now, steps
-        return save
+        return save or due
 
     def _decide(self, steps: int, now: float) -> Decision:
         done = max(1, steps - self._looked_at)
         step = max((now - self._looked) / done, 1e-9)
-        left = self._every - (now - self._since)
+        left = self._seconds - (now - self._since)
         save = left < step / 2 or (self._asked is not None and self._asked())
         if save:
-            left = self._every
+            left = self._seconds
         if self._asked is not None:
             left = min(left, 2 * LOOK_S)
         # Half of the way, and not more than twice as far as was seen: steps may become slower.
         return Decision(save, steps + max(1, min(math.ceil(left / step / 2), 2 * done)))
-
-
-class EveryStepsOrAsked(EverySeconds):
-    """Writes a checkpoint after each step whose number is a multiple of ``steps``, and when one is asked for."""
-
-    def __init__(self, steps: int, clock: Clock, asked: Asked) -> None:
-        super().__init__(math.inf, clock, asked)
-        self._steps = steps
-
-    def due(self, steps: int, agree: Callable[[Callable[[], Decision]], Decision]) -> bool:
-        return super().due(steps, agree) or steps % self._steps == 0
-
-
-def schedule_of(every: int | timedelta, clock: Clock, asked: Asked | None = None) -> Schedule:
-    """Makes the schedule for ``every``: steps, or time. With ``asked``, checkpoints are due when that says so, too.
-    Raises TypeError and ValueError for a value that can't be."""
-    if isinstance(every, timedelta):
-        if every <= timedelta(0):
-            raise ValueError(f"every is {every}: it must be a time above zero. [BG707]")
-        return EverySeconds(every.total_seconds(), clock, asked)
-    if isinstance(every, bool) or not isinstance(every, int):
-        raise TypeError(f"every is {every!r}: pass a number of steps, or a datetime.timedelta. [BG707]")
-    if every < 1:
-        raise ValueError(f"every is {every}: it must be a number of steps from 1 on, or a datetime.timedelta. [BG707]")
-    return EverySteps(every) if asked is None else EveryStepsOrAsked(every, clock, asked)

@@ -4,7 +4,7 @@ used again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -94,13 +94,8 @@ def portions(sizes: Sequence[Size], ranks: int) -> list[list[Portion]]:
 def _shares(state: JobState, rank: int, ranks: int) -> Iterator[tuple[Path, torch.Tensor, int, int]]:
     alike = list(state.alike.items())
     for number, begin, end in portions([size_of(tensor) for _, tensor in alike], ranks)[rank]:
-        path, tensor = alike[number]
-        yield path, tensor, begin, end
-    yield from _whole(state.mine.items())
-
-
-def _whole(tensors: Iterable[tuple[Path, torch.Tensor]]) -> Iterator[tuple[Path, torch.Tensor, int, int]]:
-    for path, tensor in tensors:
+        yield (*alike[number], begin, end)
+    for path, tensor in state.mine.items():
         yield path, tensor, 0, size_of(tensor).rows
 
 

@@ -321,7 +321,7 @@ class Observer:
     def __init__(self, model: Wrapped, session: Session) -> None:
         self._recorder = StepRecorder(model, session, len(session.membership.hosts), OBSERVED_STEPS, warm_up=1)
         self._handles: list[Any] = list(self._recorder.watch(model.module))
-        note = self._recorder.noting(_nothing)
+        note = self._recorder.noting(lambda _name, _parameter: None)  # the model's own hook does the rest
         for name, parameter in model.bagua_build_params():
             hook = functools.partial(note, name)
             self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
@@ -344,10 +344,6 @@ class Observer:
             handle.remove()
         self._handles.clear()
         self.finished = _no_record
-
-
-def _nothing(_: str, __: torch.nn.Parameter) -> None:
-    """The model's own hook does the rest."""
 
 
 def _no_record(_: Sequence[Times], __: Any, ___: Any) -> None:

@@ -104,12 +104,6 @@ def test_damage_is_seen(tmp_path: Path, damage: object, words: str) -> None:
         on_disk.verify(at, manifest, manifest.files)
 
 
-@given(st.sets(st.text("abc_.", min_size=1, max_size=6)), st.integers(1, 6))
-def test_each_file_is_verified_by_one_rank(files: set[str], ranks: int) -> None:
-    shares = [on_disk.share_of_files(files, rank, ranks) for rank in range(ranks)]
-    assert sorted(name for share in shares for name in share) == sorted(files)
-
-
 def test_what_a_killed_run_has_left(tmp_path: Path) -> None:
     """Unfinished ones go; one that was about to be replaced comes back."""
     assert not on_disk.prepare(tmp_path / "new" / "folder")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua.torch_api.saving.schedule import Decision, EverySeconds, schedule_of
+from bagua.torch_api.saving.schedule import Decision, Schedule
 
 
 class Rank:
@@ -19,7 +19,7 @@ class Rank:
 
     def __init__(self, every: float, offset: float) -> None:
         self.now = 0.0
-        self.schedule = EverySeconds(every, lambda: self.now + offset)
+        self.schedule = Schedule(timedelta(seconds=every), lambda: self.now + offset)
 
 
 class Job:
@@ -51,7 +51,7 @@ def test_steps_need_no_message() -> None:
     def never(_: Callable[[], Decision]) -> Decision:
         raise AssertionError("a message")
 
-    schedule = schedule_of(3, lambda: 0.0)
+    schedule = Schedule(3, lambda: 0.0)
     assert [step for step in range(1, 11) if schedule.due(step, never)] == [3, 6, 9]
 
 
@@ -108,13 +108,13 @@ def test_a_rank_that_joined_decides_as_the_others() -> None:
 )
 def test_bad_arguments(every: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
-        schedule_of(every, lambda: 0.0)
+        Schedule(every, lambda: 0.0)
 
 
 @pytest.mark.parametrize("every", [10**9, timedelta(hours=9)])
 def test_a_checkpoint_that_is_asked_for_comes_within_seconds(every: int | timedelta) -> None:
     clock, asked = [0.0], [False]
-    schedule = schedule_of(every, lambda: clock[0], lambda: asked[0])
+    schedule = Schedule(every, lambda: clock[0], lambda: asked[0])
     schedule.restart(0)
 
     def due(step: int) -> bool:
