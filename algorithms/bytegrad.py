@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from bagua.algorithms.base import Algorithm, AlgorithmImpl, Bucket, DataParallel, ProcessGroup
-from bagua.algorithms.plan import AllReduce, Plan
+from bagua.algorithms.base import Algorithm, ProcessGroup
+from bagua.algorithms.gradient_allreduce import GradientAllReduceAlgorithmImpl
 
 
-class ByteGradAlgorithmImpl(AlgorithmImpl):
+class ByteGradAlgorithmImpl(GradientAllReduceAlgorithmImpl):
     """``ByteGradAlgorithm`` at work on one model."""
 
     def __init__(self, process_group: ProcessGroup, hierarchical: bool = True, average: bool = True) -> None:
-        super().__init__(process_group)
-        self.hierarchical = hierarchical
-        self.average = average
-
-    def init_operations(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
-        """Gives the bucket a plan of one encoded all-reduce."""
-        op = "AVG" if self.average else "SUM"
-        bucket.set_plan(Plan((AllReduce(op, codec="minmax8", everywhere=not self.hierarchical),)))  # type: ignore[arg-type]
+        super().__init__(process_group, hierarchical, average, "minmax8", everywhere=not hierarchical)
 
 
 class ByteGradAlgorithm(Algorithm):

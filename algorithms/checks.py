@@ -14,12 +14,10 @@ def check_count(name: str, value: int, at_least: int) -> int:
     return value
 
 
-def check_share(name: str, value: float, *, below_one: bool = True) -> float:
-    """``value`` as a float. Raises ValueError unless 0 <= value < 1, or <= 1 where 1 is allowed."""
-    if not 0 <= value <= 1 or (below_one and value == 1):
-        raise ValueError(
-            f"{name} is {value}: it must be at least 0 and {'below' if below_one else 'at most'} 1. [BG302]"
-        )
+def check_share(name: str, value: float) -> float:
+    """``value`` as a float. Raises ValueError unless 0 <= value < 1."""
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} is {value}: it must be at least 0 and below 1. [BG302]")
     return float(value)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -12,7 +12,7 @@ from bagua.algorithms.checks import check_count
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.frozen_adam import FrozenAdam
 from bagua.algorithms.plan import GRADIENT, RESULT, SCRATCH, AllReduce, Local, Plan
-from bagua.algorithms.weights import GIVE_IT, check_optimizers
+from bagua.algorithms.weights import check_optimizers, find_optimizer
 
 MOMENTUM = "momentum"  # Slot: this rank's scaled momentum
 
@@ -54,9 +54,6 @@ class OneBitAdamOptimizer(FrozenAdam):
         torch._foreach_add_(parameters, results, alpha=-group["lr"] / (1 - group["betas"][0] ** group["steps"]))
 
 
-OptimizerType = TypeVar("OptimizerType", bound=FrozenAdam)
-
-
 class OneBitAdamAlgorithmImpl(AlgorithmImpl):
     """``OneBitAdamAlgorithm`` at work on one model."""
 
@@ -74,7 +71,7 @@ class OneBitAdamAlgorithmImpl(AlgorithmImpl):
 
     def init_tensors(self, bagua_ddp: DataParallel) -> list[torch.nn.Parameter]:
         """Finds the optimizer, too. Raises ValueError without it, or if it lacks parameters."""
-        self.optimizer = find_optimizer(bagua_ddp, OneBitAdamOptimizer, self._given)
+        self.optimizer = find_optimizer(bagua_ddp, OneBitAdamOptimizer, self._given, alone=True)
         check_optimizers(bagua_ddp, "OneBitAdamAlgorithm")
         self._frozen = self.optimizer.frozen
         return super().init_tensors(bagua_ddp)
@@ -108,18 +105,6 @@ class OneBitAdamAlgorithmImpl(AlgorithmImpl):
                 beta = groups[parameter]["betas"][0]
                 torch.mul(momentum, beta, out=folded)
                 folded.addcmul_(gradient, scale, value=1 - beta)
-
-
-def find_optimizer(bagua_ddp: DataParallel, kind: type[OptimizerType], given: OptimizerType | None) -> OptimizerType:
-    """The optimizer of this kind that was given to with_bagua. Raises ValueError if it is not the only one."""
-    found = [optimizer for optimizer in bagua_ddp.bagua_optimizers if isinstance(optimizer, kind)]
-    if len(found) != 1 or len(bagua_ddp.bagua_optimizers) != 1 or (given is not None and found[0] is not given):
-        names = ", ".join(type(optimizer).__name__ for optimizer in bagua_ddp.bagua_optimizers) or "none"
-        raise ValueError(
-            f"This algorithm works with one {kind.__name__}, and the model has {names}. Make it for all parameters, "
-            f"and no other one; {GIVE_IT}. [BG305]"
-        )
-    return found[0]
 
 
 class OneBitAdamAlgorithm(Algorithm):

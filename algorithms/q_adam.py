@@ -12,7 +12,7 @@ from bagua.algorithms.base import REFUSES_MOMENTS, Algorithm, AlgorithmImpl, Buc
 from bagua.algorithms.checks import check_adam
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.plan import GRADIENT, SCRATCH, AllReduce, Local, Plan
-from bagua.algorithms.weights import GIVE_IT
+from bagua.algorithms.weights import find_optimizer
 
 MOMENTUM = "momentum"
 
@@ -231,7 +231,7 @@ class QAdamAlgorithmImpl(AlgorithmImpl):
 
     def init_tensors(self, bagua_ddp: DataParallel) -> list[torch.nn.Parameter]:
         """Raises ValueError for optimizers that don't fit."""
-        self.optimizer = find_optimizer(bagua_ddp, self.optimizer)
+        self.optimizer = find_optimizer(bagua_ddp, QAdamOptimizer, self.optimizer)
         self._groups = {parameter: group for group in self.optimizer.param_groups for parameter in group["params"]}
         strange = [name for name, parameter in bagua_ddp.bagua_build_params() if parameter not in self._groups]
         if strange:
@@ -296,23 +296,6 @@ class QAdamAlgorithmImpl(AlgorithmImpl):
         """Forgets what has not been applied."""
         if self.optimizer is not None:
             self.optimizer.averaged.clear()
-
-
-def find_optimizer(bagua_ddp: DataParallel, wanted: QAdamOptimizer | None) -> QAdamOptimizer:
-    """``wanted``, or the only QAdamOptimizer of the model. Raises ValueError where there is none."""
-    held = list(bagua_ddp.bagua_optimizers)
-    if wanted is not None:
-        if not any(optimizer is wanted for optimizer in held):
-            raise ValueError("QAdamAlgorithm got an optimizer that the model did not: pass both the same. [BG305]")
-        return wanted
-    found = [optimizer for optimizer in held if isinstance(optimizer, QAdamOptimizer)]
-    if len(found) != 1:
-        names = ", ".join(type(optimizer).__name__ for optimizer in held) or "none"
-        raise ValueError(
-            f"QAdam needs one QAdamOptimizer among the model's optimizers, and found {len(found)} (there: {names}). "
-            f"Make one (bagua.torch_api.algorithms.q_adam), and {GIVE_IT}. [BG305]"
-        )
-    return found[0]
 
 
 class QAdamAlgorithm(Algorithm):

@@ -1,15 +1,18 @@
-"""Helpers of algorithms that exchange weights: their buckets, and checks of their optimizers."""
+"""Helpers of algorithms that exchange weights, or have an optimizer of their own: buckets, and checks of optimizers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
 from bagua.algorithms.base import Bucket, BucketLayout, DataParallel, ProcessGroup
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.plan import WEIGHT
+
+OptimizerType = TypeVar("OptimizerType", bound=torch.optim.Optimizer)
 
 # Words for users of the library, and of a Trainer.
 GIVE_IT = "give it to with_bagua or DistributedDataParallel(optimizers=...), or return it in configure_optimizers"
@@ -82,3 +85,24 @@ def check_optimizers(bagua_ddp: DataParallel, algorithm: str) -> None:
             f"{algorithm} exchanges weights after optimizer steps, but no optimizer of the model holds "
             f"{', '.join(missing[:3])}{more}. Set requires_grad=False, or make one for all, and {GIVE_IT}. [BG305]"
         )
+
+
+def find_optimizer(
+    bagua_ddp: DataParallel, kind: type[OptimizerType], given: OptimizerType | None, alone: bool = False
+) -> OptimizerType:
+    """The model's optimizer of this kind: ``given``, or the only one. Raises ValueError if there is none, or, with
+    ``alone``, if the model has others beside it."""
+    held = bagua_ddp.bagua_optimizers
+    found = [one for one in held if isinstance(one, kind) and (given is None or one is given)]
+    if len(found) != 1 or (alone and len(held) != 1):
+        names = ", ".join(type(optimizer).__name__ for optimizer in held) or "none"
+        same = (
+            f" The algorithm got another {kind.__name__} than the model: pass both the same."
+            if given is not None
+            else ""
+        )
+        raise ValueError(
+            f"This algorithm works with one {kind.__name__}, and the model has {names}.{same} Make it for all "
+            f"parameters{', and no other one' if alone else ''}; {GIVE_IT}. [BG305]"
+        )
+    return found[0]

@@ -11,10 +11,9 @@ from bagua.algorithms.base import Algorithm, Bucket, Communicator, DataParallel,
 from bagua.algorithms.checks import check_count
 from bagua.algorithms.codec import Codec
 from bagua.algorithms.frozen_adam import FrozenAdam
-from bagua.algorithms.one_bit_adam import find_optimizer
 from bagua.algorithms.periodic import ANCHOR, DELTA, PeriodicImpl, plan_differences
 from bagua.algorithms.plan import GRADIENT, RESULT, SCRATCH, WEIGHT, AllReduce, Local, Plan
-from bagua.algorithms.weights import codec_of_differences, set_weights
+from bagua.algorithms.weights import codec_of_differences, find_optimizer, set_weights
 
 MEETING, MET = "meeting", "met"  # Slots of one element, for a step that all ranks have a part in
 
@@ -124,7 +123,7 @@ class ZeroOneAdamAlgorithmImpl(PeriodicImpl):
 
     def init_tensors(self, bagua_ddp: DataParallel) -> list[torch.nn.Parameter]:
         """Finds the optimizer, too. Raises ValueError without it, or if it lacks parameters."""
-        self.optimizer = find_optimizer(bagua_ddp, ZeroOneAdamOptimizer, self._given)
+        self.optimizer = find_optimizer(bagua_ddp, ZeroOneAdamOptimizer, self._given, alone=True)
         self.exchanged = self._phase()
         return super().init_tensors(bagua_ddp)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -39,7 +39,7 @@ class Backend:
         self._left = 0  # buckets that this backward pass has not started, if it marked any tensor
         self._in_pass = False
         self._runners: dict[torch.device, Runner] = {}
-        self._ddp: weakref.ref[DistributedModel] | None = None
+        self._ddp: Callable[[], DistributedModel | None] = lambda: None
 
     def serve(self, ddp: DistributedModel) -> None:
         """The model whose gradients are marked here, too."""
@@ -99,7 +99,7 @@ class Backend:
     def mark(self, known: Registration) -> None:
         """Marks the tensor of this registration as ready. Raises BaguaError if it is in no bucket of this model."""
         bucket = known.bucket()
-        ddp = self._ddp() if self._ddp is not None else None
+        ddp = self._ddp()
         with self._lock:
             if isinstance(bucket, BaguaBucket) and bucket in self._buckets:
                 if ddp is not None and ddp.in_backward and not self._in_pass:
@@ -131,7 +131,7 @@ class Backend:
 
         In the hook at the end of a backward pass of a model it acts like ``finish_backward``.
         """
-        ddp = self._ddp() if self._ddp is not None else None
+        ddp = self._ddp()
         if ddp is not None:
             ddp.finish_gradients()
         return self.finish()

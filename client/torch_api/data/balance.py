@@ -29,24 +29,18 @@ def balanced_order(costs: torch.Tensor, chunk: int, random: torch.Generator) -> 
     return torch.cat([chunks[torch.randperm(len(chunks), generator=random)].flatten(), order[whole:]]).tolist()
 
 
-class BalancedSplit:
+def balanced_split(costs: Sequence[float], pool: Batch, sizes: Sequence[int]) -> list[Batch]:
     """Divides the positions of a round among ranks: all get one of the dearest, then of the next ones, and so on; the
     dearest of them goes to the rank that has least so far. ``costs``: by position in the order of the epoch."""
-
-    def __init__(self, costs: Sequence[float]) -> None:
-        self._costs = costs
-
-    def __call__(self, pool: Batch, sizes: Sequence[int]) -> list[Batch]:
-        costs = self._costs
-        falling = sorted(pool, key=lambda position: (-costs[position], position))
-        parts: list[list[int]] = [[] for _ in sizes]
-        loads = [0.0] * len(sizes)
-        begin = 0
-        while begin < len(falling):
-            open_ranks = [rank for rank, size in enumerate(sizes) if len(parts[rank]) < size]
-            open_ranks.sort(key=lambda rank: loads[rank])
-            for rank, position in zip(open_ranks, falling[begin:], strict=False):
-                parts[rank].append(position)
-                loads[rank] += costs[position]
-            begin += len(open_ranks)
-        return [tuple(part) for part in parts]
+    falling = sorted(pool, key=lambda position: (-costs[position], position))
+    parts: list[list[int]] = [[] for _ in sizes]
+    loads = [0.0] * len(sizes)
+    begin = 0
+    while begin < len(falling):
+        open_ranks = [rank for rank, size in enumerate(sizes) if len(parts[rank]) < size]
+        open_ranks.sort(key=lambda rank: loads[rank])
+        for rank, position in zip(open_ranks, falling[begin:], strict=False):
+            parts[rank].append(position)
+            loads[rank] += costs[position]
+        begin += len(open_ranks)
+    return [tuple(part) for part in parts]

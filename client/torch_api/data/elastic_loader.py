@@ -86,7 +86,8 @@ class ElasticLoader:
         """The next batch of this rank. There is one."""
         while True:
             if self._loading is None:
-                self._loading = self._begin()
+                self._ahead.clear()
+                self._loading = iter(self._loader)
             try:
                 loaded = next(self._loading)
             except StopIteration:  # all that there was when it began; others have given samples back since
@@ -95,20 +96,14 @@ class ElasticLoader:
             if self._ahead.arrived():
                 return loaded
 
-    def _begin(self) -> Iterator[Any]:
-        self._ahead.clear()
-        return iter(self._loader)
-
 
 class _Ahead:
     """The batches that a ``DataLoader`` asks for: the next ones of this rank, as they are at that moment."""
 
     def __init__(self, course: Course) -> None:
         self._course = course
-        self._asked: deque[list[int]] = deque()  # and not arrived
-        self._outdated = 0  # of them, from the front
-        self._version = course.version
-        self._epoch = course.epoch
+        self._asked: deque[list[int]] = deque()  # and not arrived; the first ``_outdated`` of them for another share
+        self.clear()
 
     def clear(self) -> None:
         """Forgets all that was asked for."""

@@ -6,15 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from bagua.torch_api.comm.checkpoint_state import Kept
 from bagua.torch_api.comm.step_state import Heard
-from bagua.torch_api.data.balance import BalancedSplit, balanced_order
+from bagua.torch_api.data.balance import balanced_order, balanced_split
 from bagua.torch_api.data.resumable import differences
-from bagua.torch_api.data.shares import Batch, Progress
+from bagua.torch_api.data.shares import Batch, Progress, Split
 
 SIZES = ("batch_size", "global_batch")  # settings that a resumed job may change
 
@@ -99,10 +100,10 @@ class Course:
         self.given = self._committed = 0
         self.version += 1
 
-    def _order_epoch(self) -> BalancedSplit | None:
+    def _order_epoch(self) -> Split | None:
         """Makes the order of this epoch. Returns how rounds of it are divided, if costs are known."""
         self._order = self.setting.order(self.epoch, self._opening, self._costs, self._chunk)
-        return BalancedSplit(self._costs[self._order].tolist()) if self._costs is not None else None
+        return None if self._costs is None else partial(balanced_split, self._costs[self._order].tolist())
 
     @property
     def _rank(self) -> int:
