@@ -9,7 +9,7 @@ header files, g++ and git.
     python3 deploy/dev.py lint      set up, then run the static checks alone
     python3 deploy/dev.py develop   set up an editable installation to work on
     python3 deploy/dev.py proto     generate the protobuf code again
-    python3 deploy/dev.py docs      build the site of docs/ (--serve HOST:PORT shows it; --links opens other addresses)
+    python3 deploy/dev.py docs      build the site of docs/ (--serve HOST:PORT shows it)
 
 For a release (docs/releasing.md; each has --help):
     python3 deploy/dev.py dist      source distribution and wheel, the same from every build

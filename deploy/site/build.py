@@ -1,9 +1,9 @@
 """Builds the site of docs/ with its reference, or serves it while somebody writes.
 
-    python3 deploy/dev.py docs [--out build/site] [--links] [--serve 127.0.0.1:8000]
+    python3 deploy/dev.py docs [--out build/site] [--serve 127.0.0.1:8000]
 
 Warnings are errors: a broken link, an anchor that is not there, a page that is missing. Links to addresses elsewhere
-are opened with --links alone, which needs a network. Reading the site needs no network, nor a server: open
+are not opened (CONTRIBUTING.md says by what). Reading the site needs no network, nor a server: open
 build/site/index.html.
 """
 
@@ -25,7 +25,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="folder of the site; build/site")
     parser.add_argument("--serve", metavar="HOST:PORT", help="serve it there, and build it again after each change")
-    parser.add_argument("--links", action="store_true", help="then open each address elsewhere that a page links")
     options = parser.parse_args()
     from mkdocs.commands import build, serve
     from mkdocs.config import load_config
@@ -47,19 +46,6 @@ def main() -> None:
         config.plugins.on_shutdown()
     pages = len([*Path(config.site_dir).rglob("*.html")])
     print(f"{pages} pages below {config.site_dir}, {time.monotonic() - started:.0f} s")
-    if options.links:
-        open_links(Path(config.site_dir))
-
-
-def open_links(site: Path) -> None:
-    """Ends with exit code 1 and words for each address that can't be read."""
-    import links
-
-    pages = links.external(site)
-    found = links.broken(pages)
-    print(f"{len(pages)} addresses elsewhere, {len(found)} that can't be read")
-    if found:
-        sys.exit("\n".join(f"{address}: {why} (in {', '.join(pages[address])})" for address, why in found.items()))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from bagua.base.errors import ConfigError, ServiceError
 from bagua.base.job_token import Scope, read_scope
 from bagua.enroll import exchange
 from bagua.enroll.certificates import Authority, make_request, new_key
-from bagua.enroll.exchange import Applicant, Registrar, granter
+from bagua.enroll.exchange import Applicant, Registrar
 
 KEY = bytes(range(32))
 TOKEN = "the-coordinators-own-token"
@@ -23,7 +23,7 @@ JOB = "run 1 x"
 
 
 def registrar(address: str = "10.0.0.1:7000", hosts: int = 3, key: bytes = KEY, context: str = JOB) -> Registrar:
-    return Registrar(key, context, hosts, granter(Authority(), address, TOKEN, "job-1"))
+    return Registrar(key, context, hosts, Authority(), address, TOKEN, "job-1")
 
 
 def test_a_host_gets_a_certificate_for_its_own_key_and_a_token_for_the_job() -> None:
