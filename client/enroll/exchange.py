@@ -12,7 +12,6 @@ import binascii
 import json
 import os
 import socket
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -79,10 +78,16 @@ class Applicant:
 class Registrar:
     """The first host's side: answers each of the other hosts once."""
 
-    def __init__(self, key: bytes, context: str, hosts: int, grant: Callable[[int, str], Grant]) -> None:
+    def __init__(
+        self, key: bytes, context: str, hosts: int, authority: Authority, coordinator: str, token: str, job_id: str
+    ) -> None:
+        """``token``: the coordinator's own, from which those of the hosts are made."""
         self._key = key
         self._context = context
-        self._grant = grant
+        self._authority = authority
+        self._coordinator = coordinator
+        self._token = token
+        self._job_id = job_id
         self._waiting = set(range(1, hosts))
 
     def answer(self, host: int, message: str) -> str:
@@ -99,7 +104,10 @@ class Registrar:
             raise ServiceError(
                 f"Host {host} does not prove that it belongs to the job: {_text(error)}. {_DOUBT} [BG912]"
             ) from None
-        grant = self._grant(host, request)
+        name = node_id(host)
+        cert = self._authority.certify_client(request.encode(), name).decode()
+        scoped = make_token(self._token, Scope(self._job_id, name))
+        grant = Grant(self._coordinator, self._job_id, name, scoped, self._authority.pem().decode(), cert)
         address, _ = split_address(grant.coordinator)
         if is_loopback(address) and loopback != loopback_identity():
             raise ConfigError(
@@ -107,18 +115,6 @@ class Registrar:
                 "the first one. Set MASTER_ADDR to an address of the first host by which the others reach it. [BG913]"
             )
         return _encode(handshake.write(json.dumps(asdict(grant)).encode()))
-
-
-def granter(authority: Authority, coordinator: str, token: str, job_id: str) -> Callable[[int, str], Grant]:
-    """Returns a function that makes the grant of a host from its index and its certificate request."""
-
-    def grant(host: int, request: str) -> Grant:
-        name = node_id(host)
-        cert = authority.certify_client(request.encode(), name).decode()
-        scoped = make_token(token, Scope(job_id, name))
-        return Grant(coordinator, job_id, name, scoped, authority.pem().decode(), cert)
-
-    return grant
 
 
 def loopback_identity() -> str:

@@ -11,7 +11,7 @@ from bagua.base.paths import make_private_dir, write_private
 from bagua.base.security import TlsFiles
 from bagua.enroll import secret
 from bagua.enroll.certificates import Authority, key_pem, new_key
-from bagua.enroll.exchange import Registrar, granter
+from bagua.enroll.exchange import Registrar
 
 
 class Admission:
@@ -45,8 +45,7 @@ class Admission:
 
     def open(self, coordinator: str, token: str, job_id: str) -> None:
         """Admits hosts from now on."""
-        grant = granter(self._authority, coordinator, token, job_id)
-        self._registrar = Registrar(self._key, self._context, self._hosts, grant)
+        self._registrar = Registrar(self._key, self._context, self._hosts, self._authority, coordinator, token, job_id)
 
     def answer(self, host: int, hello: str) -> str:
         """The message to ``host``. Raises ServiceError, ConfigError: see ``Registrar``."""

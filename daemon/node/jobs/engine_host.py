@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import bagua.csrc
 from bagua.base import net_plugin
-from bagua.base.address import join_address
 from bagua.daemon.node.rules.job_specification import JobSpecification
 
 if TYPE_CHECKING:
@@ -104,47 +103,6 @@ async def wanted_plugin(spec: JobSpecification, base: Mapping[str, str]) -> Path
     library = await in_thread(bagua.csrc.net_plugin)
     net_plugin.variables(library, base)  # what can't be set is told before a rank is started
     return library
-
-
-async def make_engine(
-    core: Any,
-    spec: JobSpecification,
-    *,
-    data_socket: Path,
-    data_host: str,
-    tokens: dict[int, bytes],
-    wire: WireSettings,
-    memory: int,
-    rank_uid: int = -1,
-) -> core.Engine:
-    """The engine of a job, listening, in the generation of ``spec``; where this host has newcomers alone, with these in
-    a lobby. ``memory``: see KeeperLink; ``rank_uid``: see JobEngine.make. Raises core.CoreError or OSError."""
-    data_socket.unlink(missing_ok=True)  # of a daemon that was killed
-    alone = spec.host_index < 0
-    hosts = spec.world_alone() if alone else tuple(host.ranks for host in spec.hosts)
-    elastic: dict[str, Any] = {}
-    if spec.elastic:
-        members = spec.joining if alone else spec.all_members
-        elastic = {"elastic": True, "members": members}
-    if alone:
-        elastic["newcomers"] = True
-    return await in_thread(
-        lambda: core.Engine(
-            job_id=spec.job_id,
-            generation=spec.generation,
-            host_index=max(0, spec.host_index),
-            hosts=[list(ranks) for ranks in hosts],
-            data_socket=str(data_socket),
-            tokens=tokens,
-            job_key=spec.job_key,
-            listen=join_address(data_host, 0),
-            measure_ring=wire.measure_ring,
-            encryption=wire.encryption,
-            memory=memory,
-            rank_uid=rank_uid,
-            **elastic,
-        )
-    )
 
 
 def in_thread(function: Callable[[], T]) -> asyncio.Future[T]:

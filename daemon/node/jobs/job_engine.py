@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from bagua.base.address import join_address
 from bagua.daemon.node.jobs.context import NodeContext
-from bagua.daemon.node.jobs.engine_host import in_thread, make_engine
+from bagua.daemon.node.jobs.engine_host import in_thread
 from bagua.daemon.node.ranks.runtime_dir import data_socket, remove_sockets
 from bagua.daemon.node.rules import events
 from bagua.daemon.node.rules.job_specification import JobSpecification
@@ -48,22 +49,36 @@ class JobEngine:
         self._changing = asyncio.Lock()
 
     async def make(self, core: Any, spec: JobSpecification, tokens: dict[int, bytes], rank_uid: int = -1) -> str:
-        """The address at which other hosts reach it. ``rank_uid``: user of the ranks, -1: the daemon's. Raises
+        """Makes the engine in the generation of ``spec``; where this host has newcomers alone, with these in a lobby.
+        Returns the address at which other hosts reach it. ``rank_uid``: user of the ranks, -1: the daemon's. Raises
         core.CoreError or OSError."""
+        self.data_socket.unlink(missing_ok=True)  # of a daemon that was killed
+        alone = spec.host_index < 0
+        hosts = spec.world_alone() if alone else tuple(host.ranks for host in spec.hosts)
+        elastic = {"elastic": True, "members": spec.joining if alone else spec.all_members} if spec.elastic else {}
         memory = self._node.keeper.memory(spec.job_id)
         try:
-            self._engine = await make_engine(
-                core,
-                spec,
-                data_socket=self.data_socket,
-                data_host=self._node.data_host,
-                wire=self._node.wire,
-                tokens=tokens,
-                memory=memory,
-                rank_uid=rank_uid,
+            self._engine = await in_thread(
+                lambda: core.Engine(
+                    job_id=spec.job_id,
+                    generation=spec.generation,
+                    host_index=max(0, spec.host_index),
+                    hosts=[list(ranks) for ranks in hosts],
+                    data_socket=str(self.data_socket),
+                    tokens=tokens,
+                    job_key=spec.job_key,
+                    listen=join_address(self._node.data_host, 0),
+                    measure_ring=self._node.wire.measure_ring,
+                    encryption=self._node.wire.encryption,
+                    memory=memory,
+                    rank_uid=rank_uid,
+                    newcomers=alone,
+                    **elastic,
+                )
             )
         finally:
             os.close(memory)
+        assert self._engine is not None
         self._node.refused_frames.begin(self._engine)
         asyncio.get_running_loop().add_reader(self._engine.event_fd(), self.take_events)
         return self._engine.address()

@@ -10,12 +10,13 @@ import asyncio
 import contextlib
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from bagua.daemon.node.jobs.job import Job
 from bagua.daemon.node.jobs.jobs import EndedJob, Jobs
+from bagua.daemon.node.logs.service import Requests, Send
 from bagua.daemon.node.rules.state import Rank, RankPhase
 from bagua.proto import common_pb2, node_pb2, rank_pb2
 
@@ -26,8 +27,6 @@ AT_ONCE = 2_000  # Spans of one message: 150 KiB at most
 STEPS_BITS = 16  # of the word that ranks see
 _LOOK_S = 0.25
 _GRACE_S = 1.0  # for ranks that see in their next step that the time has passed
-
-Send = Callable[[node_pb2.NodeFact], Awaitable[None]]
 
 
 @dataclass
@@ -63,32 +62,19 @@ class _Collection:
         return member in self.sources and self.sources[member].done
 
 
-class TraceService:
+class TraceService(Requests):
     """``send`` may wait, and so slows this down."""
 
     def __init__(self, node_id: str, jobs: Jobs, send: Send) -> None:
+        super().__init__()
         self._node_id = node_id
         self._jobs = jobs
         self._send = send
-        self._tasks: dict[int, asyncio.Task[None]] = {}
         self._collections: dict[str, _Collection] = {}
 
     def start(self, request: node_pb2.StartTrace) -> None:
         """Begins to record a trace of a job."""
-        self.end(request.request_id)
-        task = asyncio.get_running_loop().create_task(self._answer(request))
-        self._tasks[request.request_id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(request.request_id, None))
-
-    def end(self, request_id: int) -> None:
-        """Ends a trace that nobody wants any more."""
-        if task := self._tasks.get(request_id):
-            task.cancel()
-
-    def end_all(self) -> None:
-        """The stream that asked is gone."""
-        for request_id in list(self._tasks):
-            self.end(request_id)
+        self.begin(request.request_id, self._answer(request))
 
     def take(self, report: rank_pb2.TraceReport) -> None:
         """Takes what a rank has recorded. What nobody asks for is dropped."""

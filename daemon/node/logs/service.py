@@ -1,10 +1,10 @@
-"""Answers the coordinator's requests for logs, with one task for each request."""
+"""Answers the coordinator's requests, those for logs among them, with one task for each request."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from bagua.daemon.node.logs.file import READ_BYTES, LogFile
@@ -15,38 +15,50 @@ Find = Callable[[node_pb2.ReadLog], Awaitable[LogFile]]
 Send = Callable[[node_pb2.NodeFact], Awaitable[None]]
 
 
-class LogService:
+class Requests:
+    """Tasks that answer the coordinator's requests, by the number of the request."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    def begin(self, request_id: int, work: Coroutine[Any, Any, None]) -> None:
+        """Begins to answer; a request with an id in use replaces the older one."""
+        self.end(request_id)
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[request_id] = task
+        task.add_done_callback(lambda done: self._forget(request_id, done))
+
+    def end(self, request_id: int) -> None:
+        """Ends an answer that nobody wants any more."""
+        if task := self._tasks.pop(request_id, None):
+            task.cancel()
+
+    def end_all(self) -> None:
+        """Ends all answers: the stream that asked is gone."""
+        for request_id in list(self._tasks):
+            self.end(request_id)
+
+    def _forget(self, request_id: int, done: asyncio.Task[None]) -> None:
+        if self._tasks.get(request_id) is done:
+            del self._tasks[request_id]
+
+
+class LogService(Requests):
     """``find`` gives the log of a rank, or raises LookupError with words; ``send`` may wait, and so slows the reader
     down."""
 
     def __init__(self, find: Find, send: Send) -> None:
+        super().__init__()
         self._find = find
         self._send = send
-        self._readers: dict[int, asyncio.Task[None]] = {}
 
     def start(self, request: node_pb2.ReadLog) -> None:
-        """Begins to answer; a request with an id in use replaces the older one."""
-        self.end(request.request_id)
-        if len(self._readers) >= MAX_READERS:
+        """Begins to send the log of a rank."""
+        if len(self._tasks) >= MAX_READERS:
             work = self._refuse(request, f"more than {MAX_READERS} readers of logs on one node")
         else:
             work = self._answer(request)
-        task = asyncio.get_running_loop().create_task(work)
-        self._readers[request.request_id] = task
-        task.add_done_callback(lambda done: self._forget(request.request_id, done))
-
-    def end(self, request_id: int) -> None:
-        if task := self._readers.pop(request_id, None):
-            task.cancel()
-
-    def end_all(self) -> None:
-        """The stream that asked is gone."""
-        for request_id in list(self._readers):
-            self.end(request_id)
-
-    def _forget(self, request_id: int, done: asyncio.Task[None]) -> None:
-        if self._readers.get(request_id) is done:
-            del self._readers[request_id]
+        self.begin(request.request_id, work)
 
     async def _answer(self, request: node_pb2.ReadLog) -> None:
         try:
