@@ -16,7 +16,7 @@ from bagua.client import Client
 from bagua.enroll.certificates import Authority
 from bagua.operator import credentials, facts, service, status
 from bagua.operator.cluster import CONFLICT, Cluster, ends
-from bagua.operator.facts import Action, Manifest, Seen, Task
+from bagua.operator.facts import Action, Manifest, Seen
 from bagua.operator.job import parse
 from bagua.operator.memory import Memory, Objects
 from bagua.operator.queue import Key
@@ -40,7 +40,7 @@ class Controller:
         self._address = address
         self._memories: dict[Key, Memory] = {}
         self.wake: Callable[[Key], object] = lambda job: None
-        self.connections = service.Connections(self._heard)
+        self.connections = service.Connections(lambda job: self.wake(job))
 
     def serve(self, namespace: str, name: str) -> float | None:
         """Returns after how many seconds to serve the job again; None: when something has changed."""
@@ -92,7 +92,7 @@ class Controller:
             api_groups=self._cluster.api_groups(),
         )
         if seen.status.get("phase") in status.ENDED:
-            memory.running = None
+            memory.running = ""
             self.connections.drop(job)
             return self._act(seen, None)
         if kept.access is None:  # not made yet, or somebody has deleted them: what is known of the attempt stays
@@ -100,9 +100,9 @@ class Controller:
         client = self.connections.client(job, self._address(seen), *kept.access)
         seen = service.look(client, seen, attempt_name(seen, seen.status.get("attempt", 0)))
         if seen.task is not None and not seen.task.ended:
-            self._follow(seen, seen.task)
+            self._follow(seen, seen.task.job_id)
         elif seen.reachable:
-            memory.running = None
+            memory.running = ""
         try:
             return self._act(seen, client)
         finally:
@@ -115,16 +115,15 @@ class Controller:
         possible, as the coordinator's pod was gone first, they get no time for it.
         """
         memory, client = self._memories.pop(job, None), self.connections.kept(job)
-        running = memory.running if memory is not None else None
-        if running is not None and running.task is not None:
+        if memory is not None and memory.running:
             try:
                 if client is None:
                     raise UnavailableError("The coordinator is gone. [BG801]")
-                client.cancel(running.task.job_id, DELETED)
-                log.info("%s/%s was deleted: %s is cancelled", *job, running.task.job_id)
+                client.cancel(memory.running, DELETED)
+                log.info("%s/%s was deleted: %s is cancelled", *job, memory.running)
             except BaguaError as error:
                 log.warning("%s/%s was deleted, and its pods end without a drain: %s", *job, error)
-                self._cluster.end_pods(*job, running.uid, END_S)
+                self._cluster.end_pods(*job, memory.uid, END_S)
         self.connections.drop(job)
 
     def _read_objects(self, job: Key) -> Objects:
@@ -132,39 +131,9 @@ class Controller:
         token, tls = (self._cluster.secret(job[0], f"{job[1]}-{kind}") for kind in ("token", "tls"))
         return Objects(hashes, started_with, token, tls)
 
-    def _follow(self, seen: Seen, task: Task) -> None:
-        self._memory(seen.key).running = replace(seen, task=task)
-        self.connections.follow(seen.key, task.job_id)
-
-    def _heard(self, job: Key, task: Task) -> None:
-        """News of the coordinator, in a thread of its own: a look, which takes a while, may be under way."""
-        look = True
-        try:
-            look = self._write_news(job, task)
-        except (ApiError, httpx2.HTTPError) as error:
-            log.debug("%s/%s: the next look writes the status: %s", *job, error)
-        finally:
-            if look:
-                self.wake(job)
-
-    def _write_news(self, job: Key, task: Task) -> bool:
-        """Writes the status that the news alone change, by the last look, though that may be old: an attempt that has
-        ended stays so, words about one that runs are put right by the next look, and the API server refuses a status if
-        the BaguaJob has changed since. Actions are left to a look, as if this process had died after the status; so are
-        all phases but Running and those at the end, for a look that knows more may have been quicker than the news.
-        Returns whether a look is needed."""
-        memory, now = self._memory(job), time.time()
-        with memory.writing:
-            seen = memory.running
-            if seen is None or seen.task is None or seen.task.job_id != task.job_id:
-                return True
-            plan = reconcile(replace(seen, task=task), self._settings, now)
-            expected = status.ENDED if task.ended else (status.RUNNING, seen.status.get("phase"))
-            if plan.status.get("phase") not in expected:
-                return True
-            memory.running = None if task.ended else replace(seen, task=task)
-            self._write(seen, plan.status, now)
-        return task.ended or bool(plan.actions) or status.holds(plan.status, "Changing")
+    def _follow(self, seen: Seen, job_id: str) -> None:
+        self._memory(seen.key).running = job_id
+        self.connections.follow(seen.key, job_id)
 
     def _act(self, seen: Seen, client: Client | None) -> float | None:
         """Writes the status, then acts. When this process dies in between, the actions follow from the next look, while
@@ -186,10 +155,8 @@ class Controller:
         """Returns the same facts, with the new status. Raises ApiError if the BaguaJob has changed meanwhile."""
         if new == seen.status:
             return seen
-        memory = self._memory(seen.key)
-        with memory.writing:
-            body = self._cluster.write_status(seen.body, new)
-            memory.written(body)
+        body = self._cluster.write_status(seen.body, new)
+        self._memory(seen.key).written(body)
         self._publish_phase(seen, new, now)
         return replace(seen, body=body)
 
@@ -219,7 +186,7 @@ class Controller:
         match action:
             case facts.Submit(key, name):
                 spec = service.specification(parse(seen.body["spec"]), name)
-                self._follow(seen, service.task_of(client.submit(spec, idempotency_key=key)))
+                self._follow(seen, client.submit(spec, idempotency_key=key).job_id)
             case facts.Cancel(job_id, reason):
                 client.cancel(job_id, reason)
             case facts.Scale(job_id, nodes):

@@ -3,13 +3,12 @@ by what was just read."""
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from bagua.operator.facts import Manifest, Seen
+from bagua.operator.facts import Manifest
 
 VERSIONS = 8  # the API server tells of as many writes, at most, after later ones
 
@@ -35,10 +34,7 @@ class Memory:
 
     def __init__(self, uid: str = "") -> None:
         self.uid = uid
-        self.writing = threading.RLock()
-        """Is held while a status is written."""
-        self.running: Seen | None = None
-        """The last look at an attempt that had not ended, with the BaguaJob as this process wrote it last."""
+        self.running = ""  # id of an attempt that had not ended at the last look
         self._versions: deque[str] = deque(maxlen=VERSIONS)
         self._objects: Objects | None = None
         self._read_at = 0.0
@@ -60,11 +56,8 @@ class Memory:
         self._changes += 1
 
     def written(self, body: Manifest) -> None:
-        """The BaguaJob as it was written. Another attempt follows: nothing is known of that."""
+        """Notes the version of the BaguaJob that this process wrote."""
         self._versions.append(_version(body))
-        attempt = body["status"].get("attempt", 0)
-        same = self.running is not None and self.running.status.get("attempt", 0) == attempt
-        self.running = replace(self.running, body=body) if self.running is not None and same else None
 
     def has_written(self, body: Mapping[str, Any]) -> bool:
         """True if ``written`` was called with this version."""

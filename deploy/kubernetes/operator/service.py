@@ -35,9 +35,9 @@ def address(seen: Seen) -> str:
 
 class Connections:
     """Clients of jobs' coordinators, which last from look to look. Jobs are told apart by namespace and name; one
-    thread at a time may ask for the same one. ``on_change(job, task)`` is called from other threads."""
+    thread at a time may ask for the same one. ``on_change(job)`` is called from other threads."""
 
-    def __init__(self, on_change: Callable[[Key, Task], object]) -> None:
+    def __init__(self, on_change: Callable[[Key], object]) -> None:
         self._on_change = on_change
         self._kept: dict[Key, tuple[tuple[object, ...], Client]] = {}
         self._followed: dict[Key, tuple[str, Client]] = {}
@@ -75,7 +75,7 @@ class Connections:
                     task = task_of(update.job)
                     change = last is None or replace(task, step=last.step) != last
                     if change and task.state != "stopping":  # of which the end follows at once
-                        self._on_change(job, task)
+                        self._on_change(job)
                     last = task
         except (BaguaError, ValueError):  # it is away, or the channel is closed
             pass
@@ -91,7 +91,7 @@ class Connections:
 
     def close(self) -> None:
         """Drops all clients."""
-        self._on_change = lambda job, task: None
+        self._on_change = lambda job: None
         for job in list(self._kept):
             self.drop(job)
 

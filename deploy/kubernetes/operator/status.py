@@ -40,11 +40,6 @@ def with_condition(status: Manifest, kind: str, holds: bool, reason: str, messag
     return {**status, "conditions": [one for one in conditions if one["type"] != kind] + [made]}
 
 
-def holds(status: Manifest, kind: str) -> bool:
-    """True if the condition holds."""
-    return any(one["type"] == kind and one["status"] == "True" for one in status.get("conditions", []))
-
-
 def with_phase(status: Manifest, phase: str, reason: str, message: str, now: float) -> Manifest:
     """The status in this phase: the conditions of the phases follow. ``reason`` is one word, ``message`` a sentence."""
     found = {

@@ -27,7 +27,7 @@ def tls() -> dict[str, dict[str, str]]:
 
 
 def test_a_client_lasts_while_its_secrets_do(tls: dict[str, dict[str, str]]) -> None:
-    connections = Connections(lambda job, task: None)
+    connections = Connections(lambda job: None)
     first = connections.client(JOB, NOBODY, secret(token=b"t" * 32), tls)
     assert connections.client(JOB, NOBODY, secret(token=b"t" * 32), tls) is first
     with pytest.raises(ServiceError, match="No coordinator answers"):

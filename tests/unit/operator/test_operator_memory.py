@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bagua.operator.facts import Seen, Task
 from bagua.operator.memory import Memory, Objects
 
 WHOLE = Objects({("Service", "j"): "hash"}, "mark", {"data": {}}, {"data": {}})
@@ -45,16 +44,6 @@ def test_a_change_during_the_reading_is_not_missed() -> None:
 def body(version: str, **status: Any) -> dict[str, Any]:
     metadata = {"name": "j", "namespace": "n", "uid": "u", "resourceVersion": version}
     return {"metadata": metadata, "spec": {}, "status": status}
-
-
-def test_nothing_is_known_of_the_next_attempt() -> None:
-    """News of an attempt that come late must not count its failure again."""
-    memory = Memory()
-    memory.running = Seen(body("1", attempt=0), task=Task("id", "running"))
-    memory.written(body("2", attempt=0, phase="Running"))
-    assert memory.running is not None and memory.running.body["metadata"]["resourceVersion"] == "2"
-    memory.written(body("3", attempt=1, phase="Restarting"))
-    assert memory.running is None
 
 
 def test_own_versions_of_a_job_are_known() -> None:
