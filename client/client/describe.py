@@ -13,6 +13,7 @@ SUCCEEDED = common_pb2.JOB_STATE_SUCCEEDED
 FAILED = common_pb2.JOB_STATE_FAILED
 CANCELLED = common_pb2.JOB_STATE_CANCELLED
 ENDED = frozenset((SUCCEEDED, FAILED, CANCELLED))
+_TIMES = ("exited_at", "last_seen")
 
 
 def job_state(state: common_pb2.JobState.ValueType) -> str:
@@ -25,37 +26,28 @@ def rank_state(state: common_pb2.RankState.ValueType) -> str:
     return common_pb2.RankState.Name(state).removeprefix("RANK_STATE_").lower()
 
 
+def _fields(message: Any, *names: str) -> dict[str, Any]:
+    """Makes a document of these fields of a message. Times that are not known are null."""
+    return {name: getattr(message, name) or (None if name in _TIMES else getattr(message, name)) for name in names}
+
+
 def rank_document(rank: common_pb2.RankStatus) -> dict[str, Any]:
     """Makes the document of one rank. exit_code is null until the rank has exited. Ranks that are gone have a
     last_generation.
     """
-    exited = rank.state == common_pb2.RANK_STATE_EXITED
+    names = ("rank", "local_rank", "node_id", "state", "pid", "exit_code", "signal", "error_tail", "reason", "log_path")
+    code = rank.exit_code if rank.state == common_pb2.RANK_STATE_EXITED else None
     return {
-        "rank": rank.rank,
-        "local_rank": rank.local_rank,
-        "node_id": rank.node_id,
+        **_fields(rank, *names, "exited_at", "member"),
         "state": rank_state(rank.state),
-        "pid": rank.pid,
-        "exit_code": rank.exit_code if exited else None,
-        "signal": rank.signal,
-        "error_tail": rank.error_tail,
-        "reason": rank.reason,
-        "log_path": rank.log_path,
-        "exited_at": rank.exited_at or None,
-        "member": rank.member,
+        "exit_code": code,
         "last_generation": rank.last_generation or None,
     }
 
 
 def progress_document(progress: common_pb2.Progress) -> dict[str, Any]:
     """The last progress report of a job."""
-    return {
-        "rank": progress.rank,
-        "step": progress.step,
-        "total": progress.total,
-        "metrics": dict(progress.metrics),
-        "message": progress.message,
-    }
+    return {**_fields(progress, "rank", "step", "total", "metrics", "message"), "metrics": dict(progress.metrics)}
 
 
 def job_document(job: job_pb2.Job) -> dict[str, Any]:
@@ -127,27 +119,12 @@ def summary_document(job: job_pb2.Job) -> dict[str, Any]:
 
 
 def event_document(event: job_pb2.JobEvent) -> dict[str, Any]:
-    return {
-        "seq": event.seq,
-        "time": event.time,
-        "kind": event.kind,
-        "reason": event.reason,
-        "generation": event.generation,
-    }
+    return _fields(event, "seq", "time", "kind", "reason", "generation")
 
 
 def node_document(node: job_pb2.Node) -> dict[str, Any]:
-    return {
-        "node_id": node.node_id,
-        "hostname": node.hostname,
-        "address": node.address,
-        "slots": node.slots,
-        "used_slots": node.used_slots,
-        "connected": node.connected,
-        "last_seen": node.last_seen or None,
-        "version": node.version,
-        "draining": node.draining,
-    }
+    names = ("node_id", "hostname", "address", "slots", "used_slots", "connected", "last_seen", "version", "draining")
+    return _fields(node, *names)
 
 
 def first_failed_rank(job: job_pb2.Job) -> common_pb2.RankStatus | None:

@@ -164,11 +164,7 @@ def _policy(old: Manifest, restart: str, notes: list[str]) -> Manifest:
         if restart == "Always":
             notes.append("restartPolicy Always became OnFailure: a job that has succeeded is over.")
     scheduling = old.get("schedulingPolicy") or {}
-    new = {
-        key: scheduling[old_key]
-        for key, old_key in (("queue", "queue"), ("priorityClass", "priorityClass"))
-        if scheduling.get(old_key)
-    }
+    new = {key: scheduling[key] for key in ("queue", "priorityClass") if scheduling.get(key)}
     if scheduling.get("minAvailable") is not None:
         notes.append("schedulingPolicy.minAvailable is left out: the minimum of an elastic job is elastic.minReplicas.")
     if new:

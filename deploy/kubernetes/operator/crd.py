@@ -133,42 +133,44 @@ def _structural(schema: dict[str, Any], definitions: dict[str, Any], optional: b
     return found
 
 
+def _fields(**described: str) -> dict[str, Any]:
+    """Schemas of fields: each has its type or format, and after a colon its description."""
+    found: dict[str, Any] = {}
+    for name, text in described.items():
+        kind, _, words = text.partition(": ")
+        schema = {"type": "string", "format": kind} if kind == "date-time" else {"type": kind}
+        found[name] = {**schema, "description": words} if words else schema
+    return found
+
+
 _CONDITION = {
     "type": "object",
     "required": ["type", "status"],
     "properties": {
-        "type": {"type": "string"},
+        **_fields(type="string", status="string", reason="string", message="string", lastTransitionTime="date-time"),
         "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
-        "reason": {"type": "string"},
-        "message": {"type": "string"},
-        "lastTransitionTime": {"type": "string", "format": "date-time"},
     },
 }
 _STATUS = {
     "type": "object",
     "description": "Written by the operator.",
     "properties": {
-        "phase": {
-            "type": "string",
-            "description": "Pending, Starting, Running, Suspended, Restarting, Succeeded, Failed",
-        },
-        "message": {"type": "string", "description": "Why, in words."},
-        "pods": {"type": "string", "description": "Pods in the job / pods wanted."},
-        "replicas": {"type": "integer", "description": "Pods of node daemons."},
-        "selector": {"type": "string", "description": "Selects the pods of node daemons."},
-        "jobId": {"type": "string", "description": "Id of the present attempt at the coordinator."},
-        "attempt": {"type": "integer", "description": "Counts submissions, from 0."},
-        "failures": {"type": "integer", "description": "Attempts that failed."},
-        "step": {"type": "integer", "description": "The last training step that was reported."},
-        "startTime": {"type": "string", "format": "date-time"},
-        "completionTime": {"type": "string", "format": "date-time"},
-        "gangSince": {
-            "type": "string",
-            "format": "date-time",
-            "description": "Pods wait for being complete since then.",
-        },
-        "retryTime": {"type": "string", "format": "date-time", "description": "Nothing is tried before."},
-        "observedGeneration": {"type": "integer"},
+        **_fields(
+            phase="string: Pending, Starting, Running, Suspended, Restarting, Succeeded, Failed",
+            message="string: Why, in words.",
+            pods="string: Pods in the job / pods wanted.",
+            replicas="integer: Pods of node daemons.",
+            selector="string: Selects the pods of node daemons.",
+            jobId="string: Id of the present attempt at the coordinator.",
+            attempt="integer: Counts submissions, from 0.",
+            failures="integer: Attempts that failed.",
+            step="integer: The last training step that was reported.",
+            startTime="date-time",
+            completionTime="date-time",
+            gangSince="date-time: Pods wait for being complete since then.",
+            retryTime="date-time: Nothing is tried before.",
+            observedGeneration="integer",
+        ),
         "conditions": {
             "type": "array",
             "items": _CONDITION,
