@@ -28,7 +28,7 @@ from bagua.cli.options import Output
 if TYPE_CHECKING:
     from bagua.cli.cluster.hosts import Way
     from bagua.cli.cluster.local_cluster import EmbeddedCluster, StateFolder
-    from bagua.cli.cluster.slurm_end import Announcements
+    from bagua.cli.cluster.slurm import Announcements
     from bagua.cli.display.terminal import Terminal
     from bagua.client import Client, Packed
     from bagua.proto import common_pb2, job_pb2
@@ -169,7 +169,7 @@ def _announcements(options: RunOptions, interrupts: Interrupts, terminal: Termin
     """Under Slurm: answers to its signals."""
     if options.way is None or not options.way.ends_by_signal:
         return None
-    from bagua.cli.cluster.slurm_end import Announcements
+    from bagua.cli.cluster.slurm import Announcements
 
     return Announcements(options.way, interrupts, terminal, options.spec.env.get(checkpoint_folder.VARIABLE, ""))
 

@@ -28,18 +28,22 @@ from bagua.base.errors import (
 )
 from bagua.base.text import json_text
 from bagua.client import Client
-from bagua.dashboard import step_trace
 from bagua.dashboard.access import Access
 from bagua.dashboard.documents import job_row, no_again
 from bagua.dashboard.feed import ENDED, Connect, Feeds
 from bagua.dashboard.log_tail import LogTail
 from bagua.dashboard.stream import ClusterView, JobView, events
 from bagua.proto import common_pb2, job_pb2
+from bagua.timeline import chrome
 
 STATIC = Path(__file__).resolve().parent / "static"  # an editable installation has links
 MAX_BODY = 64 << 10
 MAX_TABS = 100
 TOO_MANY = "Too many wrong tokens. Wait a minute."
+TRACED_STEPS = 3  # recorded; the one in the middle is shown
+TRACE_S = 30.0
+MAX_SPANS = 6_000
+MAX_LANES = 120
 LOG_TAIL = 300  # lines of each rank that a tab begins with
 _HEADERS = (
     (
@@ -250,8 +254,8 @@ class Dashboard:
     async def _trace(self, request: Request) -> Response:
         """Records a step of a job that runs."""
         job_id = request.path_params["job_id"]
-        async with asyncio.timeout(step_trace.LIMIT_S + 10):
-            return Document(await self._call(lambda client: step_trace.record(client, job_id)))
+        async with asyncio.timeout(TRACE_S + 10):
+            return Document(await self._call(lambda client: record_step(client, job_id)))
 
 
 def submit_again(client: Client, former: job_pb2.Job, key: str) -> job_pb2.Job:
@@ -283,3 +287,23 @@ async def _body(request: Request) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def record_step(client: Client, job_id: str) -> dict[str, Any]:
+    """``{"lanes": [[process, thread, [[begin ms, length ms, phase, name], ...]], ...], "missing": [...]}`` of a step
+    that is recorded now. Raises ConflictError if none was."""
+    document = chrome.to_chrome(client.trace(job_id, TRACED_STEPS, TRACE_S))
+    step, missing = chrome.step_in_the_middle(document), document["otherData"]["missing"]
+    if step is None:
+        raise ConflictError(f"{' '.join(['No step was recorded.', *missing])} [BG824]")
+    found = chrome.lanes(chrome.step_of(document, step))
+    zero = min(event["ts"] for _, _, spans in found for event in spans)
+    left, lanes = MAX_SPANS, []
+    for process, thread, spans in found[:MAX_LANES]:
+        rows = [
+            [round((one["ts"] - zero) / 1e3, 4), round(one["dur"] / 1e3, 4), one["cat"], one["name"]]
+            for one in spans[:left]
+        ]
+        left -= len(rows)
+        lanes.append([process, thread, rows])
+    return {"missing": missing[:20], "lanes": lanes}

@@ -11,7 +11,7 @@ import pytest
 from rig.engines import DEADLINE_S
 from rig.timelines import assert_perfetto_takes, events_of
 
-from bagua.dashboard import step_trace
+from bagua.dashboard.app import record_step
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Service
@@ -173,7 +173,7 @@ def test_hosts_with_other_clocks_come_on_one(idle_service: Service) -> None:
 
 def test_one_step_as_the_dashboard_shows_it(service: Service, job: str) -> None:
     with service.client() as client:
-        document = step_trace.record(client, job)
+        document = record_step(client, job)
     lanes = {f"{process}: {thread}": spans for process, thread, spans in document["lanes"]}
     assert document["missing"] == [] and len(lanes) == len(document["lanes"])
     for rank, node in enumerate(("node-a", "node-b")):

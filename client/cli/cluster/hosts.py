@@ -39,7 +39,7 @@ NOT_THERE = (*FOREIGN_SETTINGS, "BAGUA_JOB_SECRET", "BAGUA_JOB_SECRET_FILE", "BA
 
 class Way(ABC):
     """Way in which daemons come to ``hosts`` hosts. ``address``: this machine's for them. ``job``: of the scheduler.
-    ``ends_by_signal``: see ``slurm_end``."""
+    ``ends_by_signal``: the scheduler announces the end of the hosts."""
 
     hosts: int
     address: str

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,15 +22,12 @@ class Interrupts:
         self._state = state
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup means it
-                signal.signal(number, self._handle)
+                signal.signal(number, lambda number, _: self.end(number))
 
     @property
     def exit_code(self) -> int:
         """Exit code by the shell's convention; 130 for Ctrl-C."""
         return 128 + self.signal
-
-    def _handle(self, number: int, _: FrameType | None) -> None:
-        self.end(number)
 
     def end(self, number: int) -> None:
         """Answers this signal. From another thread only while the job is followed."""

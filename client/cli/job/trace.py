@@ -41,7 +41,7 @@ def trace(
     document = to_chrome(found)
     file.write_text(json.dumps(document))
     if plot is not None and not found.empty:
-        from bagua.bench.trace_plot import plot_step
+        from bagua.bench.plots import plot_step
 
         plot_step(document, plot)
     events = len(document["traceEvents"])

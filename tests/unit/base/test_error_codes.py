@@ -115,7 +115,7 @@ def caught_from(tree: ast.AST) -> dict[ast.AST, set[str]]:
     for handler in ast.walk(tree):
         if isinstance(handler, ast.ExceptHandler) and handler.name and handler.type:
             kinds = {name_of(kind) for kind in getattr(handler.type, "elts", [handler.type])}
-            if kinds & (OURS | OF_ARGUMENTS | {"NotBuilt"}):
+            if kinds & (OURS | OF_ARGUMENTS):
                 for node in ast.walk(handler):
                     found.setdefault(node, set()).add(handler.name)
     return found

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bagua.cli.checks import crypto_checks, crypto_probe
-from bagua.cli.checks.crypto_probe import Probe
+from bagua.cli.checks import crypto_checks
+from bagua.cli.checks.crypto_checks import Probe
 from bagua.cli.checks.machine import FAIL, OK, WARN
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -67,6 +67,6 @@ def test_library_that_ends_its_process(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_probe_opens_what_the_core_opens() -> None:
     source = next((ROOT / "csrc").rglob("transport/libcrypto.cpp")).read_text()
-    assert tuple(re.findall(r'"(libcrypto\.so[^"]*)"', source)) == crypto_probe.NAMES
-    assert set(re.findall(r'need\(&t->\w+, \{"(\w+)"\}\)', source)) == set(crypto_probe.FUNCTIONS)
-    assert f'kVariable = "{crypto_probe.VARIABLE}"' in source
+    assert tuple(re.findall(r'"(libcrypto\.so[^"]*)"', source)) == crypto_checks.NAMES
+    assert set(re.findall(r'need\(&t->\w+, \{"(\w+)"\}\)', source)) == set(crypto_checks.FUNCTIONS)
+    assert f'kVariable = "{crypto_checks.VARIABLE}"' in source

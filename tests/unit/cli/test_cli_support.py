@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from bagua.base.errors import ConfigError
 from bagua.cli import support_bundle as support
-from bagua.cli.bundle import ENTRY_BYTES, Bundle
-from bagua.cli.scrub import scrub
+from bagua.cli.bundle import ENTRY_BYTES, Bundle, scrub
 
 KEY = "-----BEGIN EC PRIVATE KEY-----\nMHcCAQEEplanted0\n-----END EC PRIVATE KEY-----"
 PLANTED = [

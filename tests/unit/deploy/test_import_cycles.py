@@ -12,7 +12,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 
 LOADED_LATE = {
-    "bagua.accelerate": "transformers takes seconds to import, and a script may use Accelerate alone",
     "bagua.bench": "a benchmark loads plots, builders and its peers when it comes to them",
     "bagua.cli": "a command starts in a tenth of a second: it loads what it needs, when it needs it",
     "bagua.client.packing": "a client packs seldom, and the library for patterns takes as long as a call",

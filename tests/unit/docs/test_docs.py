@@ -118,13 +118,6 @@ def test_pictures_come_from_the_tables(name: str, tmp_path: Path) -> None:
     assert (ROOT / "docs" / f"{name}.png").exists()
 
 
-def test_diagrams_are_those_of_their_script() -> None:
-    diagrams = drawing("diagrams")
-    for picture in diagrams.PICTURES:
-        shown = (ROOT / "docs" / "concepts" / f"{picture.__name__}.svg").read_text()
-        assert shown == picture().svg(), "run docs/diagrams.py"
-
-
 GUIDES = ("concepts", "tutorials", "howto", "moving", "design")
 
 
