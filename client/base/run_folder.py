@@ -35,7 +35,6 @@ class StateFolder:
         self._lock = _lock(self.path)
 
     def remove(self) -> None:
-        """Removes the folder if it is still there."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._release()
 

@@ -42,7 +42,6 @@ def machine() -> dict[str, Any]:
 
 
 def document(benchmark: str, command: str, settings: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
-    """Makes the whole report."""
     return {
         "benchmark": benchmark,
         "command": command,
@@ -73,7 +72,6 @@ def percent(value: float | None) -> str:
 
 
 def text(value: object) -> str:
-    """Writes a value as it is."""
     return str(value)
 
 

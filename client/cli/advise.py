@@ -276,7 +276,6 @@ def _shown(row: dict[str, Any], rows: list[dict[str, Any]]) -> bool:
 
 
 def words(document: dict[str, Any]) -> str:
-    """Writes the recommendation as sentences."""
     lines = []
     for row in document["recommended"]:
         kept = {

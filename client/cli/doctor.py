@@ -48,7 +48,6 @@ def built(build: bool) -> list[Finding]:
 
 
 def findings(build: bool) -> list[Finding]:
-    """Makes all checks of this machine."""
     from bagua.cli.checks import crypto_checks, gpu_checks
     from bagua.cli.checks.machine import CHECKS
 
@@ -77,7 +76,6 @@ def doctor(
 
 
 def show(findings: list[Finding], fit: bool) -> None:
-    """Prints the findings as a table."""
     from rich.table import Table
     from rich.text import Text
 

@@ -153,11 +153,9 @@ class Shown:
     prefix: bool | None = None
 
     def shows(self, rank: int) -> bool:
-        """True if this rank's output is shown."""
         return not self.ranks or rank in self.ranks
 
     def line_prefix(self, rank: int, several: bool) -> str:
-        """The beginning of each line of a rank's output."""
         return f"[rank {rank}] " if (several if self.prefix is None else self.prefix) else ""
 
 

@@ -55,7 +55,6 @@ class Source:
         return max(begin for begin in self._lines if begin <= offset)
 
     def text(self, begin: int, end: int) -> str:
-        """The text between two offsets."""
         return self._text[begin:end].decode()
 
     def indentation(self, node: ast.stmt) -> str | None:
@@ -79,7 +78,6 @@ class Source:
 
     @property
     def changes(self) -> int:
-        """The number of changes that were noted."""
         return len(self._edits)
 
     def result(self) -> bytes:

@@ -37,7 +37,6 @@ class Scope:
         self.elsewhere.get(name, self).bound.setdefault(name, []).append((meaning, self))
 
     def module(self) -> Scope:
-        """Returns the outermost scope."""
         return self if self.outer is None else self.outer.module()
 
 
@@ -59,7 +58,6 @@ class Names:
         return ""
 
     def binds(self, name: str) -> bool:
-        """True if any scope has the name."""
         return any(name in scope.bound for scope in {id(one): one for one in self._scopes.values()}.values())
 
     def _meaning(self, name: str, scope: Scope, depth: int) -> str:

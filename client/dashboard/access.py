@@ -70,7 +70,6 @@ class Access:
         return len(self._wrong) >= MAX_WRONG
 
     def log_out(self, request: Request) -> None:
-        """Ends the session of a request."""
         self._sessions.pop(request.cookies.get(COOKIE, ""), None)
 
     def shows_token(self, request: Request) -> bool:

@@ -35,7 +35,6 @@ def node_row(node: job_pb2.Node) -> list[Any]:
 
 
 def job_row(job: job_pb2.Job) -> dict[str, Any]:
-    """A job in a list."""
     progress = job.progress if job.HasField("progress") else None
     return {
         "id": job.job_id,

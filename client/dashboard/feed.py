@@ -56,7 +56,6 @@ class JobFeed:
         return self.job.state in ENDED
 
     def put_job(self, job: job_pb2.Job) -> None:
-        """The job as it is now."""
         with self.lock:
             if job.generation != self._generation:
                 if self._generation:
@@ -69,7 +68,6 @@ class JobFeed:
                 self._add_report(report)
 
     def put_progress(self, progress: common_pb2.Progress) -> None:
-        """A report of a rank."""
         with self.lock:
             self._add_report(progress)
 

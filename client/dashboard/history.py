@@ -86,7 +86,6 @@ class Thinned:
         return not self.points or time - self.points[-1].time >= self.gap_s
 
     def add(self, point: Point) -> None:
-        """Adds a point that is due."""
         self.points.append(point)
         if len(self.points) > self._most:
             self.points = self.points[::2]

@@ -93,7 +93,6 @@ class JobScreen(Screen[None]):
         self._leave.close()
 
     def refresh_job(self) -> None:
-        """Shows what there is now."""
         feed, tail = self._feed, self._tail
         if feed is None or tail is None:
             return

@@ -24,7 +24,6 @@ from bagua.examples import _common, _vision
 
 
 def log(text: str) -> None:
-    """Prints a text on rank 0."""
     if bagua.get_rank() == 0:
         print(text, flush=True)
 

@@ -25,12 +25,10 @@ class StepShare:
 
     @property
     def step(self) -> float:
-        """Time of the whole step."""
         return self.compute + self.ranks + self.exposed
 
     @property
     def waits(self) -> float:
-        """Time of all waits together."""
         return self.ranks + self.exposed
 
 

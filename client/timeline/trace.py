@@ -75,7 +75,6 @@ class Trace:
 
     @property
     def empty(self) -> bool:
-        """True if nothing has come."""
         return not any(source.spans for source in self.sources)
 
     def missing(self) -> list[str]:
@@ -101,5 +100,4 @@ def in_order(sources: Iterable[Source]) -> list[Source]:
 
 
 def source_name(source: Source) -> str:
-    """Names a source for people."""
     return f"host {source.node}" if source.rank == ENGINE else f"rank {source.rank}"

@@ -60,7 +60,6 @@ class Advice:
 
     @property
     def recommended(self) -> list[Row]:
-        """Rows that may be recommended."""
         return [row for row in (self.keeps, self.rounded, self.other) if row is not None]
 
 
@@ -108,8 +107,6 @@ def predict(profile: StepProfile, cluster: Cluster, exchange: Exchange, cuts: Cu
 
 
 class _Model:
-    """Model of one algorithm on one cluster."""
-
     def __init__(self, profile: StepProfile, cluster: Cluster, exchange: Exchange, cuts: Cuts) -> None:
         self.profile = profile
         self.cluster = cluster

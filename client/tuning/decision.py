@@ -33,8 +33,6 @@ WINDOWS, REFERENCE_WINDOWS = 3, 4
 
 
 class Phase(Enum):
-    """Phase of a search for settings."""
-
     WARM_UP = "warm-up"
     SEARCH = "search"
     CHECK = "check"
@@ -67,7 +65,6 @@ class Trial:
 
     @property
     def taken(self) -> bool:
-        """True if the trial became the present setting."""
         return self.state == Verdict.BETTER.value
 
 
@@ -299,7 +296,6 @@ def _unmeasured(setting: Setting, against: Setting, step: int) -> Trial:
 
 
 def text(setting: Setting) -> str:
-    """Writes a setting for people."""
     if not setting:
         return "the defaults"
     return ", ".join(f"{name}={_short(value)}" for name, value in sorted(setting.items()))

@@ -101,7 +101,6 @@ class Exchange:
 
     @property
     def name(self) -> str:
-        """Name of the algorithm."""
         return self.text.partition(":")[0]
 
     @property

@@ -41,7 +41,6 @@ class Gradient:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the gradient."""
         return self.numel * ITEM_BYTES[self.dtype]
 
 
@@ -143,7 +142,6 @@ class StepProfile:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all gradients."""
         return sum(parameter.bytes for parameter in self.parameters)
 
     @property

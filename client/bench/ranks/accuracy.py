@@ -144,7 +144,6 @@ class Curve:
 
 
 def train(task: dict[str, Any], data: Digits | CharacterModel, setting: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Trains once."""
     steps = task["steps"]
     torch.manual_seed(seed)
     model = data.model()
@@ -186,7 +185,6 @@ def value_of_mean(model: nn.Module, data: Digits | CharacterModel) -> float:
 
 
 def measure(config: dict[str, Any]) -> dict[str, Any] | None:
-    """Makes all runs of all tasks."""
     runs = []
     plan = [
         (task, setting, seed)

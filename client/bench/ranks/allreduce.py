@@ -37,7 +37,6 @@ class System:
         self.start = torch.randn(count).to(dtype) if dtype.is_floating_point else torch.ones(count, dtype=dtype)
 
     def operate(self) -> None:
-        """Makes one all-reduce."""
         if self.gloo:
             torch.distributed.all_reduce(self.tensor)
         else:

@@ -41,11 +41,9 @@ class Subject:
         self.core.transcode(self.number, self.count, density=self.density, **buffers)
 
     def encode(self) -> None:
-        """Encodes x into the message."""
         self._call(raw=[memory_of(self.x)], message=memory_of(self.message))
 
     def decode_add(self) -> None:
-        """Decodes the message and adds it to the sum."""
         total = memory_of(self.sum)
         self._call(raw=[total], encoded=[memory_of(self.message)], decoded=[total])
 
@@ -117,7 +115,6 @@ def measure_size(config: dict[str, Any], nbytes: int) -> list[dict[str, Any]]:
 
 
 def measure(config: dict[str, Any]) -> dict[str, Any] | None:
-    """Measures rows of all sizes."""
     rows = []
     for step, nbytes in enumerate(config["sizes"]):
         harness.progress(step, len(config["sizes"]), size_text(nbytes))

@@ -113,7 +113,6 @@ def interleave(
 
 
 def medians(found: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Returns the median of every list."""
     return {name: statistics.median(values) for name, values in found.items()}
 
 

@@ -107,7 +107,6 @@ class Trainer:
         self.reset_sums()
 
     def reset_sums(self) -> None:
-        """Sets the sums to zero."""
         self.counted = self.wire_bytes = 0
         self.comm_s = self.exposed_s = 0.0
 
@@ -198,7 +197,6 @@ def measure_model(config: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def measure(config: dict[str, Any]) -> dict[str, Any] | None:
-    """Measures rows of one model."""
     harness.start_gloo()
     rows = measure_model(config, config["model"])
     harness.progress(1, 1, "done")

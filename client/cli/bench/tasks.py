@@ -54,7 +54,6 @@ class Task:
     result: str = ""
 
     def spec(self) -> common_pb2.JobSpec:
-        """Makes the specification of the job to submit."""
         from bagua.cli.run import local_spec
 
         threads = str(self.config.get("threads", 1))

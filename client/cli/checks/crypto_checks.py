@@ -133,7 +133,6 @@ def open_library() -> ctypes.CDLL:
 
 
 def path_of(library: ctypes.CDLL) -> str:
-    """The file of an opened library."""
     link_map = ctypes.POINTER(_LinkMap)()
     link_map_request = 2  # RTLD_DI_LINKMAP
     handle = ctypes.c_void_p(library._handle)
@@ -178,7 +177,6 @@ def speed(library: ctypes.CDLL, function: str) -> float:
 
 
 def probe() -> Probe:
-    """Opens the library, checks it and measures its speed."""
     try:
         library = open_library()
         check(library)

@@ -83,7 +83,6 @@ def _amount(count: float) -> str:
 
 
 def python() -> Finding:
-    """Checks the version of the Python interpreter."""
     version = sys.version.split()[0]
     if sys.version_info < OLDEST_PYTHON:
         return Finding("Python", FAIL, version, "Install Python 3.11 or newer.")
@@ -183,7 +182,6 @@ def locked_memory() -> Finding:
 
 
 def cores() -> Finding:
-    """Cores that this process may use."""
     count = len(os.sched_getaffinity(0))
     if count < 2:
         return Finding("cores", WARN, "1: communication can't run beside computation", "Give it two cores or more.")
@@ -191,7 +189,6 @@ def cores() -> Finding:
 
 
 def memory() -> Finding:
-    """Checks how much memory is available."""
     numbers = {
         key: int(value.split()[0]) * 1024
         for key, _, value in (line.partition(":") for line in Path("/proc/meminfo").read_text().splitlines())
@@ -204,7 +201,6 @@ def memory() -> Finding:
 
 
 def file_descriptors() -> Finding:
-    """The limit of open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 512:
         return Finding("open files", WARN, f"at most {soft}", f"ulimit -n {min(4096, hard)}")

@@ -59,7 +59,6 @@ def shape(job: job_pb2.Job) -> str:
 
 
 def print_jobs(jobs: Sequence[job_pb2.Job]) -> None:
-    """Prints jobs, one row for each."""
     rows = [
         (
             job.job_id,
@@ -84,7 +83,6 @@ def _folder(spec: common_pb2.JobSpec) -> str:
 
 
 def print_job(job: job_pb2.Job, events: Sequence[job_pb2.JobEvent]) -> None:
-    """Prints one job in full."""
     _say(f"job        {job.job_id} ({job.spec.name})")
     _say(f"state      {job_state(job.state)}{f': {job.reason}' if job.reason else ''}")
     _say(f"runs       {command(job.spec)}  (in {_folder(job.spec)}, {shape(job)} ranks)")
@@ -172,7 +170,6 @@ def _node_state(node: job_pb2.Node) -> Text:
 
 
 def print_nodes(nodes: Sequence[job_pb2.Node]) -> None:
-    """Prints nodes, one row for each."""
     rows = [
         (
             node.node_id,

@@ -96,7 +96,6 @@ class Postgres:
         return True
 
     def kill(self) -> None:
-        """Kills the server, with all its processes."""
         assert self._process is not None
         self.signal(signal.SIGKILL)
         self._process.wait()

@@ -45,12 +45,10 @@ def _print(found: job_pb2.Tuning) -> None:
 
 
 def state(found: job_pb2.Tuning) -> str:
-    """Names a state for people."""
     return "settled" if found.settled else "being tuned"
 
 
 def words(setting: Mapping[str, str]) -> str:
-    """Writes a setting for people."""
     return ", ".join(f"{name}={value}" for name, value in sorted(setting.items())) or "the defaults"
 
 
