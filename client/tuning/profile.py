@@ -8,11 +8,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from bagua.base.errors import ConfigError
 
@@ -23,8 +22,6 @@ ITEM_BYTES = {
     **{"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2},
     **{"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16},
 }
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -136,6 +133,9 @@ class StepProfile:
         speeds = {name: getattr(self.speeds, name) for name in ("reduce", "memory", "socket")}
         for name, codec in self.speeds.codecs.items():
             speeds |= {f"{name}.encode": codec.encode, f"{name}.decode": codec.decode}
+        for bucket in self.buckets:
+            if not all(map(math.isfinite, dataclasses.astuple(bucket))):
+                raise ConfigError(f"A bucket of a step profile has a number that can't be: {bucket}. [BG005]")
         for name, speed in speeds.items():
             if not 0 < speed < math.inf:
                 raise ConfigError(f"Speed {name} of a step profile is {speed}: it must be a positive number. [BG005]")
@@ -170,10 +170,21 @@ class StepProfile:
                 "bagua advise --save. [BG005]"
             )
         try:
-            found: StepProfile = _read(cls, document, "")
+            speeds = document.get("speeds", {})
+            if "codecs" in speeds:
+                speeds["codecs"] = {name: CodecSpeed(**one) for name, one in speeds["codecs"].items()}
+            parts: dict[str, Any] = {
+                "parameters": tuple(Gradient(**one) for one in document["parameters"]),
+                "buckets": tuple(BucketCost(**one) for one in document.get("buckets", ())),
+                "speeds": Speeds(**speeds) if speeds else REFERENCE,
+            }
+            return cls(**{**document, **parts})
         except ConfigError as error:
             raise ConfigError(f"{where}: {error} [BG005]") from None
-        return found
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{where} is damaged ({error}): record it again with bagua advise --save. [BG005]"
+            ) from None
 
     def save(self, path: Path) -> None:
         """Writes the file whole or not at all. Raises ConfigError with the reason."""
@@ -205,45 +216,3 @@ def _check_parameters(parameters: tuple[Gradient, ...]) -> None:
         if one.name in seen:
             raise ConfigError(f"Parameter {one.name} is in the step profile twice. [BG005]")
         seen.add(one.name)
-
-
-def _read(kind: Any, value: Any, place: str) -> Any:
-    """``value`` as a ``kind``: a dataclass, tuple, mapping, int, float or str. Raises ConfigError that names the
-    place."""
-    origin = typing.get_origin(kind)
-    if dataclasses.is_dataclass(kind):
-        return _read_dataclass(kind, value, place)
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise ConfigError(f"{place} must be a list, not {value!r}. [BG005]")
-        item = typing.get_args(kind)[0]
-        return tuple(_read(item, one, f"{place}[{index}]") for index, one in enumerate(value))
-    if origin is not None and issubclass(origin, Mapping):
-        if not isinstance(value, dict):
-            raise ConfigError(f"{place} must be an object, not {value!r}. [BG005]")
-        item = typing.get_args(kind)[1]
-        return {key: _read(item, one, f"{place}.{key}") for key, one in value.items()}
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind or (kind is float and not math.isfinite(value)):
-        raise ConfigError(f"{place} must be a {kind.__name__}, not {value!r}. [BG005]")
-    return value
-
-
-def _read_dataclass(kind: Any, value: Any, place: str) -> Any:
-    if not isinstance(value, dict):
-        raise ConfigError(f"{place or 'It'} must be an object, not {value!r}. [BG005]")
-    kinds = typing.get_type_hints(kind)
-    known = {one.name: one for one in dataclasses.fields(kind)}
-    prefix = f"{place}." if place else ""
-    for name in value:
-        if name not in known:
-            raise ConfigError(f"{prefix}{name} is not known. Known: {', '.join(known)}. [BG005]")
-    missing = [
-        name
-        for name, one in known.items()
-        if name not in value and one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        raise ConfigError(f"{prefix}{missing[0]} is missing. [BG005]")
-    return kind(**{name: _read(kinds[name], one, f"{prefix}{name}") for name, one in value.items()})
