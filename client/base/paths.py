@@ -76,9 +76,13 @@ def make_private_dir(path: Path, remedy: str = "Give another with --state-dir or
 
 
 def write_private(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Writes ``path`` with that mode, all or nothing."""
+    """Writes ``path`` with that mode, all or nothing. Raises OSError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(data)
-    temporary.replace(path)
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(data)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from bagua.base.errors import BaguaError
+from bagua.base.paths import write_private
 from bagua.base.secrets import HIDDEN, looks_secret
 from bagua.base.text import json_text
 
@@ -51,19 +52,14 @@ class Bundle:
         """Writes ``path`` (.tar.gz, mode 0600), all or nothing; returns its size. Raises OSError."""
         manifest = {"made_at": time.time(), "entries": sorted(self._entries), "notes": self.notes}
         entries = {"manifest.json": json_text(manifest, 1).encode(), **self._entries}
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                with tarfile.open(fileobj=file, mode="w:gz") as tar:
-                    for name, data in entries.items():
-                        info = tarfile.TarInfo(f"{NAME}/{name}")
-                        info.size, info.mode, info.mtime = len(data), 0o600, int(time.time())
-                        tar.addfile(info, io.BytesIO(data))
-            temporary.replace(path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-        return path.stat().st_size
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+            for name, data in entries.items():
+                info = tarfile.TarInfo(f"{NAME}/{name}")
+                info.size, info.mode, info.mtime = len(data), 0o600, int(time.time())
+                tar.addfile(info, io.BytesIO(data))
+        write_private(path, packed.getvalue())
+        return packed.tell()
 
 
 def _words(error: Exception) -> str:

@@ -13,6 +13,7 @@ import typer
 from bagua.base.errors import ConfigError, UsageError
 from bagua.base.job_options import OPTIONS, JobOptions, Nodes, Option
 from bagua.base.option_names import hyphens
+from bagua.cli.options import named_files
 
 if TYPE_CHECKING:
     from bagua.proto import common_pb2
@@ -105,26 +106,16 @@ def check_entry(script: str, module: bool, no_python: bool) -> None:
 
 def parse_env(pairs: Collection[str] | None) -> dict[str, str]:
     """``["A=1"]`` -> ``{"A": "1"}``. Raises UsageError for what has no name."""
-    found = {}
-    for pair in pairs or []:
-        name, separator, value = pair.partition("=")
-        if not separator or not name:
+    for pair in pairs or ():
+        if pair.find("=") < 1:
             raise UsageError(f"--env {pair!r}: write NAME=VALUE. [BG107]")
-        found[name] = value
-    return found
+    return dict(pair.split("=", 1) for pair in pairs or ())
 
 
 def parse_secret_env(pairs: Collection[str] | None) -> dict[str, str]:
     """``["A=file"]`` -> ``{"A": "/here/file"}``: paths are absolute, and those of files on the nodes, which may have
     others than this machine. Raises UsageError for what names no file."""
-    found = {}
-    for pair in pairs or []:
-        name, separator, path = pair.partition("=")
-        if not separator or not name or not path:
-            # Without the rest, which may be the secret itself.
-            raise UsageError(f"--secret-env {name}: write NAME=FILE. [BG107]")
-        found[name] = str(Path(path).expanduser().absolute())
-    return found
+    return {name: str(Path(path).expanduser().absolute()) for name, path in named_files("--secret-env", pairs)}
 
 
 def spec_nodes(given: Given) -> Given:

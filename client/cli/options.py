@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -170,17 +170,24 @@ def shown(only: list[int] | None, prefix: bool | None, ranks: int, elastic: bool
     return Shown(tuple(only or ()), prefix)
 
 
+def named_files(option: str, pairs: Collection[str] | None) -> Iterator[tuple[str, str]]:
+    """``["A=file"]`` of an option -> (A, file). Raises UsageError for what names no file, without the rest: it may be
+    the secret itself."""
+    for pair in pairs or ():
+        name, _, path = pair.partition("=")
+        if not name or not path:
+            raise UsageError(f"{option} {name}: write NAME=FILE. [BG107]")
+        yield name, path
+
+
 def read_secrets(pairs: list[str] | None, taken: Collection[str]) -> dict[str, str]:
     """``["A=file"]`` -> ``{"A": what the file has}``; a line's end behind it is no part of it. Raises UsageError for
     what names no file, or one of the ``taken`` variables; ConfigError for a file that others may read, or that can't
     be."""
     from bagua.base.secrets import read_private
 
-    found = {}
-    for pair in pairs or []:
-        name, separator, path = pair.partition("=")
-        if not separator or not name or not path:
-            raise UsageError(f"--secret {name}: write NAME=FILE. [BG107]")  # not the rest: it may be the secret itself
+    found: dict[str, str] = {}
+    for name, path in named_files("--secret", pairs):
         if name in taken or name in found:
             raise UsageError(f"{name} is given twice. [BG107]")
         try:
