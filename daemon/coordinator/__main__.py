@@ -35,6 +35,7 @@ _EPILOG = "`bagua coordinator backup | restore | check --help`: the database of 
 
 
 def run(
+    ctx: typer.Context,  # its parameters that have the name of a setting are settings
     listen: Annotated[
         str | None, typer.Option(help="host:port; port 0: any free one. [default: 127.0.0.1:7670]")
     ] = None,
@@ -99,25 +100,8 @@ def run(
     try:
         if death_signal:
             end_with_parent(os.getppid())
-        settings = make_settings(
-            listen=listen,
-            state_dir=state_dir,
-            database_url=database_url,
-            tls=tls,
-            auto_tls=auto_tls,
-            metrics_port=metrics_port,
-            dashboard=dashboard,
-            token_file=token_file,
-            exit_when_idle=exit_when_idle,
-            keep=keep,
-            keep_audit=keep_audit,
-            oidc_issuer=oidc_issuer,
-            oidc_audience=oidc_audience,
-            oidc_grants=tuple(oidc_grant) if oidc_grant else None,
-            oidc_unix_user=oidc_unix_user,
-            fence_after=fence_after,
-            log_json=log_json,
-        )
+        given = {name: value for name, value in ctx.params.items() if name in Settings.model_fields}
+        settings = make_settings(**given, oidc_grants=tuple(oidc_grant) if oidc_grant else None)
         configure_logging(settings.log_json or log_format is LogFormat.json)
         with asyncio.Runner(loop_factory=EventLoop) as runner:
             runner.run(serve(settings, ready_fd, death_signal))

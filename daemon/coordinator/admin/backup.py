@@ -19,7 +19,7 @@ import sqlalchemy as sa
 import bagua
 from bagua.base.disk import disk_words
 from bagua.base.errors import ConfigError
-from bagua.daemon.coordinator.admin.check import Report, check_database
+from bagua.daemon.coordinator.admin.check import Report, check_database, count_rows
 from bagua.daemon.coordinator.store.database import (
     MIGRATION_LOCK,
     config_words,
@@ -28,6 +28,7 @@ from bagua.daemon.coordinator.store.database import (
     revision_of,
     sqlite_url,
 )
+from bagua.daemon.coordinator.store.database_errors import shown_url
 from bagua.daemon.coordinator.store.migrations import KNOWN, maker
 from bagua.daemon.coordinator.store.migrations.upgrade import upgrade
 
@@ -97,9 +98,11 @@ def _refuse_if_used(parsed: sa.URL, url: str, replace: bool) -> None:
                 time.sleep(_LOOK_S)
                 if _beats(engine) != before:
                     raise ConfigError(
-                        f"A coordinator runs on the database {_shown(engine)}. Stop all of them, then restore. [BG818]"
+                        f"A coordinator runs on the database {shown_url(engine.url)}. Stop all of them, then restore. "
+                        "[BG818]"
                     )
-            jobs = _count_jobs(engine)
+            with engine.connect() as connection:
+                jobs = count_rows(connection, "jobs")
     except sa.exc.DatabaseError:
         if parsed.get_backend_name() != "sqlite":
             with config_words(parsed):
@@ -119,13 +122,6 @@ def _beats(engine: sa.Engine) -> set[tuple[str, float]]:
         return {(row.owner, row.clock) for row in rows}
 
 
-def _count_jobs(engine: sa.Engine) -> int:
-    with engine.connect() as connection:
-        if not sa.inspect(connection).has_table("jobs"):
-            return 0
-        return int(connection.execute(sa.text("SELECT count(*) FROM jobs")).scalar_one())
-
-
 # ---- out
 
 
@@ -137,8 +133,8 @@ def _copy_out(source: sa.Engine, file: Path) -> None:
         revision = revision_of(reader)
         if revision not in KNOWN:
             raise ConfigError(
-                f"The database {_shown(source)} has schema {revision or 'none'}, which bagua {bagua.__version__} does "
-                "not know: make the backup with the version of the coordinator. [BG817]"
+                f"The database {shown_url(source.url)} has schema {revision or 'none'}, which bagua "
+                f"{bagua.__version__} does not know: make the backup with the version of the coordinator. [BG817]"
             )
         with _engine(sqlite_url(file)) as copy, copy.begin() as writer:
             upgrade(writer, revision)
@@ -237,10 +233,6 @@ def _engine(url: str) -> Iterator[sa.Engine]:
         yield engine
     finally:
         engine.dispose()
-
-
-def _shown(engine: sa.Engine) -> str:
-    return engine.url.render_as_string(hide_password=True)
 
 
 @contextmanager

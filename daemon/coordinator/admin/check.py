@@ -55,10 +55,10 @@ def check_database(url: str) -> Report:
             elif revision == HEAD:
                 found.add(_columns(connection))
             if found.problems or revision != HEAD:  # the rows of older versions have other rules
-                return Report(revision, _states(connection), _count(connection, "events"), tuple(found.problems))
+                return Report(revision, _states(connection), count_rows(connection, "events"), tuple(found.problems))
             for part in (_jobs, _events, _hosts, _code, _slots):
                 found.add(part(connection))
-            return Report(revision, _states(connection), _count(connection, "events"), tuple(found.problems))
+            return Report(revision, _states(connection), count_rows(connection, "events"), tuple(found.problems))
     finally:
         engine.dispose()
 
@@ -110,7 +110,7 @@ def _columns(db: sa.Connection) -> Iterator[str]:
                 yield f"the column {column.name} of table {table.name} is missing"
 
 
-def _count(db: sa.Connection, table: str) -> int:
+def count_rows(db: sa.Connection, table: str) -> int:
     if not sa.inspect(db).has_table(table):
         return 0
     return int(db.execute(sa.text(f"SELECT count(*) FROM {table}")).scalar_one())

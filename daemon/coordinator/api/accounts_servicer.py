@@ -18,7 +18,7 @@ _MAX_PAGE = 1_000
 
 
 class AccountServicer(account_pb2_grpc.AccountServiceServicer):
-    """Errors of the service are turned into status codes by ``interceptors.Errors``."""
+    """Errors of the service are turned into status codes by ``CallInterceptor``."""
 
     def __init__(self, accounts: Accounts, audit: Audit) -> None:
         self._accounts = accounts

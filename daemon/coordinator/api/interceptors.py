@@ -60,25 +60,6 @@ class Door(Protocol):
         """Notes that a call was refused because it has shown no valid token."""
 
 
-class Errors:
-    """Turns exceptions into status codes with words, and counts them."""
-
-    def __init__(self, counters: Counter[tuple[str, str]]) -> None:
-        self._counters = counters
-
-    async def answer(self, error: Exception, context: Any) -> None:
-        """Ends the call with what ``error`` means to the caller. Raises AbortError."""
-        if isinstance(error, ServiceError):
-            if not isinstance(error, UnavailableError):  # which is not the caller's fault
-                self._counters["bad_calls", type(error).__name__] += 1
-            await context.abort(code_of(error), str(error))
-        log.error("call_failed", exc_info=error)
-        self._counters["bad_calls", "internal"] += 1
-        await context.abort(
-            grpc.StatusCode.INTERNAL, f"The coordinator failed: {type(error).__name__}. Its log tells more. [BG825]"
-        )
-
-
 class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Lets in whoever shows a credential, as far as that reaches. Calls of strangers end after ``patience_s``.
     ``owned`` tells where a job belongs."""
@@ -99,7 +80,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._calls = calls
         self._door = door
         self._counters = counters
-        self._errors = Errors(counters)
         self._patience_s = patience_s
         self._strangers = 0  # their calls that are being answered
 
@@ -121,6 +101,18 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if method.startswith(OPEN):
             return self._for_strangers(handler)
         return grpc.stream_stream_rpc_method_handler(self._refuse)
+
+    async def _abort(self, error: Exception, context: Any) -> None:
+        """Ends the call with what ``error`` means to the caller. Raises AbortError."""
+        if isinstance(error, ServiceError):
+            if not isinstance(error, UnavailableError):  # which is not the caller's fault
+                self._counters["bad_calls", type(error).__name__] += 1
+            await context.abort(code_of(error), str(error))
+        log.error("call_failed", exc_info=error)
+        self._counters["bad_calls", "internal"] += 1
+        await context.abort(
+            grpc.StatusCode.INTERNAL, f"The coordinator failed: {type(error).__name__}. Its log tells more. [BG825]"
+        )
 
     async def _refuse(self, _: Any, context: Any) -> None:
         """Answers without reading: so it is a handler of streams, whatever the method is."""
@@ -158,7 +150,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 raise
             except Exception as error:
                 record.failed(error)
-                await self._errors.answer(error, context)
+                await self._abort(error, context)
 
         async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
             record = _Record(self._audit, caller, method, rule, context.peer())
@@ -172,7 +164,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 raise
             except Exception as error:
                 record.failed(error)
-                await self._errors.answer(error, context)
+                await self._abort(error, context)
 
         made: Handler = _MAKERS[handler.request_streaming, handler.response_streaming](
             stream if inspect.isasyncgenfunction(behaviour) else call,
@@ -205,7 +197,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             except grpc.aio.AbortError:
                 raise
             except Exception as error:
-                await self._errors.answer(error, context)
+                await self._abort(error, context)
             finally:
                 self._strangers -= 1
 

@@ -47,7 +47,7 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class JobServicer(job_pb2_grpc.JobServiceServicer):
-    """Errors of the service are turned into status codes by ``interceptors.Errors``."""
+    """Errors of the service are turned into status codes by ``CallInterceptor``."""
 
     def __init__(
         self,

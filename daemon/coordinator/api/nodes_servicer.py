@@ -45,7 +45,7 @@ log = structlog.get_logger("coordinator.nodes")
 
 
 class NodeServicer:
-    """Errors of the service are turned into status codes by ``interceptors.Errors``. ``welcome`` is the answer to a
+    """Errors of the service are turned into status codes by ``CallInterceptor``. ``welcome`` is the answer to a
     daemon's introduction, ``silent`` that to other coordinators."""
 
     def __init__(
@@ -251,52 +251,49 @@ class NodeServicer:
             self._sessions.upgrades.refused(session, fact.upgrade_refusal)
         elif kind == "tune":
             check_job(fact.tune.request.job_id)
-            self._begin(self._answer(session, fact.tune))
+            tune = node_pb2.TuneAnswer(request_id=fact.tune.request_id)
+            self._begin(session, kind, tune, self._answer_tune(fact.tune.request, tune))
         elif kind == "code":
             check_job(fact.code.job_id)
-            self._begin(self._give_code(session, fact.code))
+            code = node_pb2.CodeAnswer(request_id=fact.code.request_id)
+            self._begin(session, kind, code, self._answer_code(fact.code, code))
         elif kind == "secrets":
             check_job(fact.secrets.job_id)
-            self._give_secrets(session, fact.secrets)
+            secrets = node_pb2.SecretsAnswer(request_id=fact.secrets.request_id)
+            self._begin(session, kind, secrets, self._answer_secrets(session.node_id, fact.secrets, secrets))
         elif kind == "hello":
             raise InvalidRequestError("a hello comes first and once [BG820]")
 
-    async def _answer(self, session: NodeSession, question: node_pb2.TuneQuestion) -> None:
-        """A job that can't be told what to try goes on as it is: errors go back in words."""
-        try:
-            reply = await self._tuning.answer(question.request)
-        except ServiceError as error:
-            reply = common_pb2.TuneReply(error=str(error))
-        except Exception as error:
-            log.exception("tuning_failed", job=question.request.job_id)
-            reply = common_pb2.TuneReply(error=f"The coordinator failed: {error}")
-        session.tell(node_pb2.Directive(tune=node_pb2.TuneAnswer(request_id=question.request_id, reply=reply)))
+    async def _answer_tune(self, request: common_pb2.TuneRequest, answer: node_pb2.TuneAnswer) -> None:
+        answer.reply.CopyFrom(await self._tuning.answer(request))
 
-    async def _give_code(self, session: NodeSession, question: node_pb2.CodeQuestion) -> None:
-        """Sends one piece of an archive. A daemon asks for the next when it has this one."""
-        answer = node_pb2.CodeAnswer(request_id=question.request_id)
-        try:
-            answer.data = await self._code.piece(question.job_id, question.piece)
-        except ServiceError as error:
-            answer.error = str(error)
-        except Exception as error:
-            log.exception("code_failed", job=question.job_id)
-            answer.error = f"The coordinator failed: {error}"
-        session.tell(node_pb2.Directive(code=answer))
+    async def _answer_code(self, question: node_pb2.CodeQuestion, answer: node_pb2.CodeAnswer) -> None:
+        """Gives one piece of an archive. A daemon asks for the next when it has this one."""
+        answer.data = await self._code.piece(question.job_id, question.piece)
 
-    def _give_secrets(self, session: NodeSession, question: node_pb2.SecretsQuestion) -> None:
-        """Sends a job's secrets, to nodes of the job alone."""
-        answer = node_pb2.SecretsAnswer(request_id=question.request_id)
-        try:
-            if not self._intake.places(question.job_id, session.node_id):
-                raise NotFoundError(f"job {question.job_id[:64]} has no part on node {session.node_id} [BG820]")
-            answer.values.update(self._secrets.of(question.job_id))
-        except ServiceError as error:
-            answer.error = str(error)
-        session.tell(node_pb2.Directive(secrets=answer))
+    async def _answer_secrets(
+        self, node_id: str, question: node_pb2.SecretsQuestion, answer: node_pb2.SecretsAnswer
+    ) -> None:
+        """Gives a job's secrets to nodes of the job alone."""
+        if not self._intake.places(question.job_id, node_id):
+            raise NotFoundError(f"job {question.job_id[:64]} has no part on node {node_id} [BG820]")
+        answer.values.update(self._secrets.of(question.job_id))
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
+    def _begin(self, session: NodeSession, kind: str, answer: Any, fill: Coroutine[Any, Any, None]) -> None:
+        """Sends the answer to a question, filled by a task. Errors go back in words, for the job to go on or to end."""
+
+        async def work() -> None:
+            told = answer.reply if kind == "tune" else answer
+            try:
+                await fill
+            except ServiceError as error:
+                told.error = str(error)
+            except Exception as error:
+                log.exception("not_answered", question=kind)
+                told.error = f"The coordinator failed: {error}"
+            session.tell(node_pb2.Directive(**{kind: answer}))
+
+        task = asyncio.create_task(work())
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from bagua.daemon.coordinator.rules.domain import HostRecord, JobRecord, JobState, NodeRecord, NodeView, Phase, Stored
-from bagua.daemon.coordinator.rules.placement import Placement, place
+from bagua.daemon.coordinator.rules.placement import place
 
 _PORTS = range(20_000, 32_000)  # below the ports that kernels give to clients
 
@@ -104,7 +104,7 @@ class Board:
         shape = shape_of(job)
         if shape not in self._reasons:
             found = place(job.spec, self.views.values())
-            self._reasons[shape] = "" if isinstance(found, Placement) else found
+            self._reasons[shape] = found if isinstance(found, str) else ""
         reason = self._reasons[shape]
         return replace(job, reason=reason) if reason and reason != job.reason else job
 

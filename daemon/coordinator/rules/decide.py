@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from bagua.daemon.coordinator.rules.domain import Event, JobRecord, JobState, Phase
+from bagua.daemon.coordinator.rules.domain import Event, JobRecord, JobState, NodeView, Phase
 from bagua.daemon.coordinator.rules.evidence import accusers, failed_by_itself, host_loss
 from bagua.daemon.coordinator.rules.failure_reasons import Nodes, all_of, find_cause, silent_since
 from bagua.daemon.coordinator.rules.generations import Regroup, regrouped
 from bagua.daemon.coordinator.rules.joins import Wave
 from bagua.daemon.coordinator.rules.membership import next_generation
 from bagua.daemon.coordinator.rules.options import Options
-from bagua.daemon.coordinator.rules.placement import Placement, hosts_with_ranks, names, place
+from bagua.daemon.coordinator.rules.placement import hosts_with_ranks, names, place
 from bagua.daemon.coordinator.rules.planned import stop_late
 
 TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
@@ -37,7 +37,7 @@ class Decision:
     state: JobState | None = None
     reason: str | None = None
     outcome: JobState | None = None  # with STOPPING: where the stop leads
-    placement: Placement | None = None  # with STARTING
+    placement: tuple[NodeView, ...] | None = None  # with STARTING
     regroup: Regroup | None = None  # the next generation of a job that goes on
     wave: Wave | None = None  # newcomers that are started, or given up; or those that leave are stopped
     wake_at: float | None = None  # decide again then, if no fact comes before
@@ -87,7 +87,7 @@ def apply(job: JobRecord, decision: Decision, now: float, wall: float) -> tuple[
     return job, (Event(kind, text, job.generation, wall),)
 
 
-def _placed(job: JobRecord, placement: Placement) -> JobRecord:
+def _placed(job: JobRecord, placement: tuple[NodeView, ...]) -> JobRecord:
     hosts = hosts_with_ranks(job.spec, placement)
     return replace(
         job,
@@ -105,8 +105,9 @@ def _pending(job: JobRecord, nodes: Nodes, now: float, options: Options) -> Deci
     if job.cancel_reason is not None:
         return Decision(state=JobState.CANCELLED, reason=job.cancel_reason)
     found = place(job.spec, nodes.values())
-    if isinstance(found, Placement):
-        return Decision(state=JobState.STARTING, reason=f"placed on {names(found.node_ids)}", placement=found)
+    if not isinstance(found, str):
+        where = names([node.node_id for node in found])
+        return Decision(state=JobState.STARTING, reason=f"placed on {where}", placement=found)
     timeout = job.spec.placement_timeout_s
     deadline = job.submitted_clock + timeout
     if job.submitted_clock < options.started_clock:  # the coordinator was away: nodes get time to come back

@@ -8,6 +8,7 @@ of the protocol.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -453,6 +454,13 @@ class NodeView:
     def open(self) -> bool:
         """True if jobs may begin there now."""
         return self.connected and not self.draining and not self.closed
+
+    def host(self, index: int, ranks: Sequence[RankRecord]) -> HostRecord:
+        """A new part of a job on this node, for this run of its daemon."""
+        first, count = ranks[0].rank, len(ranks)
+        return HostRecord(
+            index, self.node_id, self.hostname, self.address, self.boot_id, first, count, ranks=tuple(ranks)
+        )
 
     def marked(self, draining: bool | None, leaving: bool | None) -> NodeView:
         """The same, draining or not: as a user has asked, as its daemon says (None: as it was)."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from bagua.daemon.coordinator.rules.domain import HostRecord, JobRecord, Phase, Plan, RankRecord, RankState
 
+# What an engine that begins anew has not said yet.
+_BEGINNING: dict[str, Any] = {"waiting": "", "suspended": "", "suspended_clock": 0.0, "lost_hosts": ()}
 _KEPT = 200  # parts that are out and of which nothing is left, for people to see
 
 
@@ -120,7 +123,7 @@ def counted(hosts: Iterable[HostRecord], fresh: bool) -> tuple[HostRecord, ...]:
         ranks = tuple(rank.moved(first + local, local) for local, rank in enumerate(host.ranks))
         host = replace(host, index=len(found), first_rank=first, nranks=len(ranks), ranks=ranks)
         if fresh:
-            host = replace(host, waiting="", suspended="", suspended_clock=0.0, lost_hosts=())
+            host = replace(host, **_BEGINNING)
         found.append(host)
         first += len(ranks)
     return tuple(found)
@@ -144,10 +147,7 @@ def _lobby(host: HostRecord, ranks: Sequence[RankRecord], numbers: Numbers, now:
         joining=True,
         since_clock=now,
         entered=0,
-        waiting="",
-        suspended="",
-        suspended_clock=0.0,
-        lost_hosts=(),
+        **_BEGINNING,
         ranks=tuple(
             replace(rank, rank=local, local_rank=local, member=rank.number) for local, rank in enumerate(ranks)
         ),

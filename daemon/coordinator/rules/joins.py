@@ -191,18 +191,5 @@ def _running(host: HostRecord) -> int:
 
 
 def _part(node: NodeView, count: int, member: int, index: int, now: float) -> HostRecord:
-    ranks = tuple(
-        RankRecord(local, local, node.node_id, member=member + local, newcomer=True) for local in range(count)
-    )
-    return HostRecord(
-        index,
-        node.node_id,
-        node.hostname,
-        node.address,
-        node.boot_id,
-        0,
-        count,
-        joining=True,
-        since_clock=now,
-        ranks=ranks,
-    )
+    ranks = [RankRecord(local, local, node.node_id, member=member + local, newcomer=True) for local in range(count)]
+    return replace(node.host(index, ranks), joining=True, since_clock=now)

@@ -14,13 +14,12 @@ import sqlalchemy as sa
 
 from bagua.daemon.coordinator.rules.domain import CoordinatorRecord, NodeRecord, Phase
 from bagua.daemon.coordinator.store import models as m
-from bagua.daemon.coordinator.store.account_store import AccountQueries
-from bagua.daemon.coordinator.store.tuning_store import Among, insert_into
+from bagua.daemon.coordinator.store.queries import Among, UseQueries, insert_into
 
 _KEPT = ("node_id", "draining")  # when a node introduces itself again: the wish that it drains stays
 
 
-class NodeQueries(AccountQueries):
+class NodeQueries(UseQueries):
     """The part of a transaction that is about nodes, and about coordinators."""
 
     # ---- coordinators

@@ -30,6 +30,7 @@ from bagua.daemon.coordinator.store import models as m
 from bagua.daemon.coordinator.store.database_errors import broken_off, told_in_words
 from bagua.daemon.coordinator.store.execution import READ_ONLY
 from bagua.daemon.coordinator.store.node_store import NodeQueries
+from bagua.daemon.coordinator.store.queries import UNFINISHED, Among, insert_into
 from bagua.daemon.coordinator.store.rows import (
     DELETE_HOSTS,
     INSERT_EVENT,
@@ -45,7 +46,6 @@ from bagua.daemon.coordinator.store.rows import (
     job_record,
     new_job_row,
 )
-from bagua.daemon.coordinator.store.tuning_store import Among, insert_into
 
 _JOBS = Among(
     sa.select(m.jobs, m.job_specs.c.spec).join(m.job_specs, m.job_specs.c.job_id == m.jobs.c.job_id), m.jobs.c.job_id
@@ -55,7 +55,6 @@ _LOCKED_JOBS = Among(
 )
 _OF_KEYS = Among(sa.select(m.jobs.c.job_id, m.jobs.c.idempotency_key), m.jobs.c.idempotency_key)
 _HOSTS = Among(sa.select(m.job_hosts).order_by(m.job_hosts.c.job_id, m.job_hosts.c.host_index), m.job_hosts.c.job_id)
-_UNFINISHED = [state.value for state in JobState if not state.terminal]
 _ROW_BYTES = 200  # what a row takes beside its text, about
 _TRIES = 5  # of a transaction that a server breaks off
 _PAUSE_S = (0.01, 0.1)
@@ -184,7 +183,7 @@ class Transaction(NodeQueries):
         """Job id -> revision of every job that has not ended, or of which something may be left on a node; the oldest
         first."""
         c, h = m.jobs.c, m.job_hosts.c
-        unfinished = sa.select(c.created_at, c.job_id, c.revision).where(c.state.in_(_UNFINISHED))
+        unfinished = sa.select(c.created_at, c.job_id, c.revision).where(c.state.in_(UNFINISHED))
         left = sa.select(c.created_at, c.job_id, c.revision).where(
             c.job_id.in_(sa.select(h.job_id).where(h.phase < Phase.STOPPED.value))
         )
@@ -265,7 +264,7 @@ class Transaction(NodeQueries):
     def release_jobs(self, owner: str) -> int:
         """Gives back the right to decide, so that others need not wait; returns how many jobs it was."""
         c = m.jobs.c
-        held = sa.and_(c.lease_owner == owner, c.state.in_(_UNFINISHED))
+        held = sa.and_(c.lease_owner == owner, c.state.in_(UNFINISHED))
         self._lock_jobs(held)
         return self._db.execute(
             sa.update(m.jobs).where(held).values(lease_owner=None, revision=c.revision + 1)

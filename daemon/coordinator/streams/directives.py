@@ -30,18 +30,7 @@ class Run:
     patience_s: float = 0.0  # see RunJob
 
 
-@dataclass(frozen=True)
-class Stop:
-    """Stop whatever of the job is there."""
-
-    job_id: str
-    generation: int
-    reason: str
-    grace_s: float
-    others_go_on: bool = False  # of an elastic job
-
-
-def wish(job: JobRecord) -> Run | Stop | None:
+def wish(job: JobRecord) -> Run | node_pb2.StopJob | None:
     """The directive for every host of the job, but for those that have stopped."""
     if job.state is JobState.STARTING or job.state.under_way:
         known = tuple(host.engine_address for host in job.hosts)
@@ -58,7 +47,9 @@ def wish(job: JobRecord) -> Run | Stop | None:
         )
     if job.state is JobState.PENDING:
         return None
-    return Stop(job.job_id, job.generation, job.reason, job.spec.stop_grace_s)
+    return node_pb2.StopJob(
+        job_id=job.job_id, generation=job.generation, reason=job.reason, grace_s=job.spec.stop_grace_s
+    )
 
 
 def _ending(job: JobRecord) -> tuple[str, ...]:
@@ -66,7 +57,7 @@ def _ending(job: JobRecord) -> tuple[str, ...]:
     return tuple(part.node_id for part in job.joining if part.node_id in left)
 
 
-def concerns(wanted: Run | Stop, host: HostRecord) -> bool:
+def concerns(wanted: Run | node_pb2.StopJob, host: HostRecord) -> bool:
     """True if the host has something to do."""
     return (isinstance(wanted, Run) and host.index >= 0) or host.phase is not Phase.STOPPED
 
@@ -74,7 +65,7 @@ def concerns(wanted: Run | Stop, host: HostRecord) -> bool:
 class Order:
     """A wish about a job, ready to be sent to its hosts."""
 
-    def __init__(self, wish: Run | Stop, job: JobRecord) -> None:
+    def __init__(self, wish: Run | node_pb2.StopJob, job: JobRecord) -> None:
         self.wish = wish
         self._job = job
 
@@ -95,7 +86,7 @@ class Order:
 
     def to(self, host: HostRecord, packs: bool = False) -> bytes:
         """A serialized Directive for the node of this part. ``packs``: its daemon takes large ones compressed."""
-        if isinstance(self.wish, Stop):
+        if isinstance(self.wish, node_pb2.StopJob):
             return self._shared
         if host.index < 0 and not host.joining and not host.dismissed:
             return self._leave
@@ -109,9 +100,9 @@ class Order:
 
     @cached_property
     def _shared(self) -> bytes:
-        if isinstance(self.wish, Stop):
-            return _stop_message(self.wish)
-        return self._run(self.wish).SerializeToString()
+        if isinstance(self.wish, node_pb2.StopJob):
+            return node_pb2.Directive(stop=self.wish).SerializeToString()
+        return _run_message(self.wish, self._job).SerializeToString()
 
     @cached_property
     def _packed(self) -> bytes:
@@ -125,15 +116,18 @@ class Order:
         since.
         """
         assert isinstance(self.wish, Run)
-        return self._run(replace(self.wish, plan=Plan.PLANNED)).SerializeToString()
-
-    def _run(self, run: Run) -> node_pb2.RunJob:
-        return _run_message(run, self._job)
+        return _run_message(replace(self.wish, plan=Plan.PLANNED), self._job).SerializeToString()
 
     @cached_property
     def _leave(self) -> bytes:
-        text = f"the job goes on without this node since generation {self._job.generation}"
-        return _stop_message(Stop(self._job.job_id, self._job.generation, text, self._job.spec.stop_grace_s, True))
+        stop = node_pb2.StopJob(
+            job_id=self._job.job_id,
+            generation=self._job.generation,
+            reason=f"the job goes on without this node since generation {self._job.generation}",
+            grace_s=self._job.spec.stop_grace_s,
+            others_go_on=True,
+        )
+        return node_pb2.Directive(stop=stop).SerializeToString()
 
 
 _LARGE = 4_096
@@ -149,17 +143,6 @@ def _varint(number: int) -> bytes:
         number >>= 7
     found.append(number)
     return bytes(found)
-
-
-def _stop_message(stop: Stop) -> bytes:
-    message = node_pb2.StopJob(
-        job_id=stop.job_id,
-        generation=stop.generation,
-        reason=stop.reason,
-        grace_s=stop.grace_s,
-        others_go_on=stop.others_go_on,
-    )
-    return node_pb2.Directive(stop=message).SerializeToString()
 
 
 def _run_message(run: Run, job: JobRecord) -> node_pb2.RunJob:

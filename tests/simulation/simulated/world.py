@@ -15,7 +15,7 @@ from bagua.daemon.coordinator.rounds.requests import Wished
 from bagua.daemon.coordinator.rules.domain import JobRecord, JobSpec, JobState, NodeRecord, Phase, Stored
 from bagua.daemon.coordinator.rules.evidence import ending
 from bagua.daemon.coordinator.rules.membership import next_generation
-from bagua.daemon.coordinator.rules.placement import Placement, place
+from bagua.daemon.coordinator.rules.placement import place
 from bagua.daemon.coordinator.rules.translate import checked_spec
 from bagua.proto import common_pb2
 from simulated.coordinator import OPTIONS, OWNER, Life
@@ -383,7 +383,7 @@ class World:
     def _job(self, life: Life, job: JobRecord) -> list[str]:
         name = f"{job.job_id} is {job.state.name}"
         if job.state is JobState.PENDING:
-            fits = isinstance(place(job.spec, life.board.views.values()), Placement)
+            fits = not isinstance(place(job.spec, life.board.views.values()), str)
             return [f"{name} though there is room"] if fits else []
         if job.state in (JobState.STARTING, JobState.STOPPING):
             return [f"{name} ({job.reason})"]

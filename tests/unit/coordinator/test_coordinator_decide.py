@@ -19,7 +19,8 @@ from bagua.daemon.coordinator.rules.domain import (
 )
 from bagua.daemon.coordinator.rules.observe import forget, observe, rank_list
 from bagua.daemon.coordinator.rules.options import Options
-from bagua.daemon.coordinator.streams.directives import Run, Stop, concerns, wish
+from bagua.daemon.coordinator.streams.directives import Run, concerns, wish
+from bagua.proto import node_pb2
 
 OPTIONS = Options(lease_s=10, settle_s=1, start_s=600, fence_s=60)  # gone after 63 s
 
@@ -70,7 +71,7 @@ def running() -> JobRecord:
     return step(record, 102.0)
 
 
-def told(record: JobRecord) -> dict[str, Run | Stop]:
+def told(record: JobRecord) -> dict[str, Run | node_pb2.StopJob]:
     """Node -> its wish, for every node that has something to do."""
     now = wish(record)
     return {} if now is None else {host.node_id: now for host in record.hosts if concerns(now, host)}
@@ -153,7 +154,7 @@ def test_success_goes_through_a_stop_that_closes_the_engines():
     record = says(says(running(), "a", ranks=[over(0), over(1)]), "b", ranks=[over(2), over(3)])
     record = step(record, 103)
     assert (record.state, record.outcome) == (JobState.STOPPING, JobState.SUCCEEDED)
-    assert all(isinstance(wish, Stop) for wish in told(record).values())
+    assert all(isinstance(wish, node_pb2.StopJob) for wish in told(record).values())
     record = says(record, "a", Phase.STOPPED)
     assert step(record, 104).state is JobState.STOPPING
     assert set(told(record)) == {"b"}

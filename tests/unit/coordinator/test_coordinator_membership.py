@@ -19,7 +19,7 @@ from bagua.daemon.coordinator.rules.domain import (
 )
 from bagua.daemon.coordinator.rules.observe import forget, observe
 from bagua.daemon.coordinator.rules.options import Options
-from bagua.daemon.coordinator.streams.directives import Order, Run, Stop, concerns, wish
+from bagua.daemon.coordinator.streams.directives import Order, Run, concerns, wish
 from bagua.proto import common_pb2, node_pb2
 
 OPTIONS = Options(lease_s=10, settle_s=1, regroup_s=0.2, stall_s=60, max_stalls=3)
@@ -248,7 +248,7 @@ def test_the_end_waits_for_former_parts():
     job = step(running(), 112.0, views(b=102.0))
     job = replace(job, cancel_reason="cancelled")
     job = step(job, 113.0)
-    assert isinstance(wish(job), Stop)
+    assert isinstance(wish(job), node_pb2.StopJob)
     for name in ("a", "c"):
         job = says(job, name, phase=Phase.STOPPED, now=114.0)
     assert step(job, 115.0, views(b=102.0)).state is JobState.STOPPING
