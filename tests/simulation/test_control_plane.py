@@ -160,7 +160,7 @@ class GhostlyServicer(NodeServicer):
     """B5(b): a stream that is cancelled while its introduction is written leaves its session behind."""
 
     async def Session(self, request_iterator: Any, context: Any) -> None:
-        introduce, gone = self._intake.introduce, self._intake.node_gone
+        introduce, gone = self.intake.introduce, self.intake.node_gone
         taken: set[int] = set()
 
         class Careless:
@@ -176,8 +176,8 @@ class GhostlyServicer(NodeServicer):
             def fact(self, session: Any, job: Any) -> None:
                 real.fact(session, job)
 
-        real, sessions = self._intake, self._sessions
-        others = (sessions, self._watchers, self._clock, self._welcome, self._tuning, self._code)
+        real = self.intake
+        others = (self.sessions, self.watchers, self.clock, self.welcome, self.tuning, self.code, self.secrets)
         servicer = NodeServicer(Careless(), *others)  # type: ignore[arg-type]
         await servicer.Session(request_iterator, context)
 

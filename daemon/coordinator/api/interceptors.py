@@ -11,6 +11,7 @@ import asyncio
 import inspect
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import grpc
@@ -60,27 +61,20 @@ class Door(Protocol):
         """Notes that a call was refused because it has shown no valid token."""
 
 
+@dataclass(eq=False)
 class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Lets in whoever shows a credential, as far as that reaches. Calls of strangers end after ``patience_s``.
     ``owned`` tells where a job belongs."""
 
-    def __init__(
-        self,
-        authenticate: Authenticate,
-        owned: Callable[[str], Awaitable[Owned | None]],
-        audit: Audit,
-        calls: Calls,
-        door: Door,
-        counters: Counter[tuple[str, str]],
-        patience_s: float,
-    ) -> None:
-        self._authenticate = authenticate
-        self._owned = owned
-        self._audit = audit
-        self._calls = calls
-        self._door = door
-        self._counters = counters
-        self._patience_s = patience_s
+    authenticate: Authenticate
+    owned: Callable[[str], Awaitable[Owned | None]]
+    audit: Audit
+    calls: Calls
+    door: Door
+    counters: Counter[tuple[str, str]]
+    patience_s: float
+
+    def __post_init__(self) -> None:
         self._strangers = 0  # their calls that are being answered
 
     async def intercept_service(
@@ -92,10 +86,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
         if handler is None:
-            self._counters["bad_calls", "unknown_method"] += 1
+            self.counters["bad_calls", "unknown_method"] += 1
             return handler
-        self._counters["rpcs", method] += 1
-        caller = await self._authenticate(handler_call_details.invocation_metadata or ())
+        self.counters["rpcs", method] += 1
+        caller = await self.authenticate(handler_call_details.invocation_metadata or ())
         if caller is not None:
             return self._for_bearers(handler, caller, method)
         if method.startswith(OPEN):
@@ -106,18 +100,18 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         """Ends the call with what ``error`` means to the caller. Raises AbortError."""
         if isinstance(error, ServiceError):
             if not isinstance(error, UnavailableError):  # which is not the caller's fault
-                self._counters["bad_calls", type(error).__name__] += 1
+                self.counters["bad_calls", type(error).__name__] += 1
             await context.abort(code_of(error), str(error))
         log.error("call_failed", exc_info=error)
-        self._counters["bad_calls", "internal"] += 1
+        self.counters["bad_calls", "internal"] += 1
         await context.abort(
             grpc.StatusCode.INTERNAL, f"The coordinator failed: {type(error).__name__}. Its log tells more. [BG825]"
         )
 
     async def _refuse(self, _: Any, context: Any) -> None:
         """Answers without reading: so it is a handler of streams, whatever the method is."""
-        self._door.refused(context.peer())
-        self._counters["bad_calls", "unauthenticated"] += 1
+        self.door.refused(context.peer())
+        self.counters["bad_calls", "unauthenticated"] += 1
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, _REFUSAL)
 
     def _for_bearers(self, handler: Handler, caller: Identity, method: str) -> Handler:
@@ -127,7 +121,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         rule = TABLE.get(method, _NOT_IN_TABLE)
 
         async def admit(request: Any, record: _Record) -> Any:
-            self._door.admitted(record.peer)
+            self.door.admitted(record.peer)
             record.check(decide(caller, rule))
             CURRENT.set(caller)
             if handler.request_streaming:
@@ -135,14 +129,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             parsed = parse(request)
             record.target = _target(parsed)
             job_id = getattr(parsed, "job_id", "")
-            job = await self._owned(job_id) if job_id and needs_owner(caller, rule) else None
+            job = await self.owned(job_id) if job_id and needs_owner(caller, rule) else None
             record.check(decide(caller, rule, job_id, job), job_id)
             return parsed
 
         async def call(request: Any, context: Any) -> Any:
-            record = _Record(self._audit, caller, method, rule, context.peer())
+            record = _Record(self.audit, caller, method, rule, context.peer())
             try:
-                with self._calls.running(caller):
+                with self.calls.running(caller):
                     answer = await behaviour(await admit(request, record), context)
                 record.done(answer)
                 return answer
@@ -153,9 +147,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 await self._abort(error, context)
 
         async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-            record = _Record(self._audit, caller, method, rule, context.peer())
+            record = _Record(self.audit, caller, method, rule, context.peer())
             try:
-                with self._calls.running(caller):
+                with self.calls.running(caller):
                     admitted = await admit(request, record)
                     record.done(None)  # it may last for days
                     async for message in behaviour(admitted, context):
@@ -183,16 +177,16 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 words = (
                     f"{STRANGERS_CALLS} callers without a token ask for health at this moment. Try again later. [BG814]"
                 )
-                self._counters["bad_calls", TooMuchError.__name__] += 1
+                self.counters["bad_calls", TooMuchError.__name__] += 1
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
             self._strangers += 1
             try:
-                async with asyncio.timeout(self._patience_s):
+                async with asyncio.timeout(self.patience_s):
                     answer = await behaviour(parse(await context.read()), context)
                     if answer is not None:
                         await context.write(answer)
             except TimeoutError:
-                words = f"A call without a token ends after {self._patience_s:g} s. [BG804]"
+                words = f"A call without a token ends after {self.patience_s:g} s. [BG804]"
                 await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, words)
             except grpc.aio.AbortError:
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import grpc
@@ -46,24 +47,18 @@ _SLOWEST_S = 1.0
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
+@dataclass(eq=False)
 class JobServicer(job_pb2_grpc.JobServiceServicer):
     """Errors of the service are turned into status codes by ``CallInterceptor``."""
 
-    def __init__(
-        self,
-        service: Service,
-        sessions: Sessions,
-        watchers: Watchers,
-        tuning: Tuning,
-        code: CodeArchives,
-        secrets: HeldSecrets,
-    ) -> None:
-        self._service = service
-        self._code = code
-        self._secrets = secrets
-        self._tuning = tuning
-        self._sessions = sessions
-        self._watchers = watchers
+    service: Service
+    sessions: Sessions
+    watchers: Watchers
+    tuning: Tuning
+    code: CodeArchives
+    secrets: HeldSecrets
+
+    def __post_init__(self) -> None:
         self._answers = Answers()
 
     async def SubmitJob(self, request: job_pb2.SubmitJobRequest, context: Context) -> job_pb2.Job:
@@ -78,25 +73,25 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         spec = checked_spec(request.spec)
         namespace, unix_user = _chosen_namespace(request.namespace), _chosen_user(request.unix_user)
         if request.spec.HasField("code"):
-            await self._code.need(request.spec.code, CURRENT.get().namespace)
+            await self.code.need(request.spec.code, CURRENT.get().namespace)
         job_id = new_job_id()
-        self._secrets.hold(job_id, request.secrets)
+        self.secrets.hold(job_id, request.secrets)
         try:
-            job = await self._service.submit(spec, request.idempotency_key, job_id, namespace, unix_user)
+            job = await self.service.submit(spec, request.idempotency_key, job_id, namespace, unix_user)
         except BaseException:
-            self._secrets.forget(job_id)
+            self.secrets.forget(job_id)
             raise
         if job.job_id == job_id:
-            self._secrets.made(job_id)
+            self.secrets.made(job_id)
         else:  # it was submitted before
-            self._secrets.forget(job_id)
+            self.secrets.forget(job_id)
         return await self._answer(job)
 
     async def GetJob(self, request: job_pb2.GetJobRequest, context: Context) -> job_pb2.Job:
         """Returns one job with its ranks."""
-        message = await self._answer(await self._service.job(request.job_id))
-        line = await self._tuning.line(message.job_id)
-        reports = self._watchers.reports(message.job_id)
+        message = await self._answer(await self.service.job(request.job_id))
+        line = await self.tuning.line(message.job_id)
+        reports = self.watchers.reports(message.job_id)
         if line or reports:
             # The message is shared by all who ask: it must not be changed.
             shown = job_pb2.Job()
@@ -116,22 +111,22 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         if request.namespace and own not in (EVERYWHERE, request.namespace):
             return job_pb2.ListJobsReply()  # as of a namespace without jobs
         shown = request.namespace or own
-        jobs, token = await self._service.jobs(states, request.limit, request.page_token, shown)
+        jobs, token = await self.service.jobs(states, request.limit, request.page_token, shown)
         return job_pb2.ListJobsReply(
-            jobs=[summary_message(job, self._watchers.progress(job.job_id)) for job in jobs], next_page_token=token
+            jobs=[summary_message(job, self.watchers.progress(job.job_id)) for job in jobs], next_page_token=token
         )
 
     async def FindJob(self, request: job_pb2.FindJobRequest, context: Context) -> job_pb2.FindJobReply:
         """An id by its beginning."""
-        return job_pb2.FindJobReply(job_id=await self._service.find(request.prefix, CURRENT.get().namespace))
+        return job_pb2.FindJobReply(job_id=await self.service.find(request.prefix, CURRENT.get().namespace))
 
     async def ListEvents(self, request: job_pb2.ListEventsRequest, context: Context) -> job_pb2.ListEventsReply:
         """The next 1,000 at most."""
-        events = await self._service.events(request.job_id, checked_number("after_seq", request.after_seq))
+        events = await self.service.events(request.job_id, checked_number("after_seq", request.after_seq))
         return job_pb2.ListEventsReply(events=[event_message(event) for event in events])
 
     async def CancelJob(self, request: job_pb2.CancelJobRequest, context: Context) -> job_pb2.Job:
-        return await self._answer(await self._service.cancel(request.job_id, request.reason))
+        return await self._answer(await self.service.cancel(request.job_id, request.reason))
 
     async def ScaleJob(self, request: job_pb2.ScaleJobRequest, context: Context) -> job_pb2.Job:
         """Accepts the request, and answers before it is carried out."""
@@ -149,14 +144,14 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         """Events, the job, progress; until the job has ended."""
         seen = checked_number("after_seq", request.after_seq)
         sent: job_pb2.Job | None = None
-        with self._watchers.watch(request.job_id) as watcher:
+        with self.watchers.watch(request.job_id) as watcher:
             changed = True
             progress: list[common_pb2.Progress] = []
             while True:
                 for report in progress:
                     yield job_pb2.JobUpdate(progress=report)
                 while changed:
-                    job, events = await self._service.job_and_events(request.job_id, seen)
+                    job, events = await self.service.job_and_events(request.job_id, seen)
                     for event in events:
                         yield job_pb2.JobUpdate(event=event_message(event))
                         seen = event.seq
@@ -176,15 +171,15 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
     async def ReadLogs(self, request: job_pb2.ReadLogsRequest, context: Context) -> AsyncIterator[common_pb2.LogChunk]:
         """Chunks of all ranks asked for, mixed. With ``follow`` a job that is not placed yet is waited for."""
         check_tail(request)
-        with self._watchers.watch(request.job_id) as watcher:
-            job = await self._service.job(request.job_id)
+        with self.watchers.watch(request.job_id) as watcher:
+            job = await self.service.job(request.job_id)
             while request.follow and not job.ranks and not job.state.terminal:
                 await watcher.wait()
-                job = await self._service.job(request.job_id)
+                job = await self.service.job(request.job_id)
             if not job.ranks:
                 return
             ranks = asked_ranks(request, job.homes)
-            reader = LogReader(self._sessions, job, ranks, request, lambda: self._is_over(job.job_id))
+            reader = LogReader(self.sessions, job, ranks, request, lambda: self._is_over(job.job_id))
             grows = job.spec.elastic and request.follow and not request.ranks
             newcomers = asyncio.create_task(self._add_newcomers(reader, watcher, job.job_id)) if grows else None
             try:
@@ -198,9 +193,9 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
     async def TraceJob(self, request: job_pb2.TraceJobRequest, context: Context) -> AsyncIterator[job_pb2.TraceChunk]:
         """Parts as nodes send them, then the clocks of all nodes."""
         steps, seconds = traces.check(request)
-        job = await self._service.job(request.job_id)
+        job = await self.service.job(request.job_id)
         traces.check_runs(job)
-        tracing = traces.Tracing(self._sessions, job, steps, seconds)
+        tracing = traces.Tracing(self.sessions, job, steps, seconds)
         try:
             async for chunk in tracing.chunks():
                 yield chunk
@@ -209,72 +204,72 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
 
     async def _is_over(self, job_id: str) -> bool:
         try:
-            return (await self._service.job(job_id)).state.terminal
+            return (await self.service.job(job_id)).state.terminal
         except NotFoundError:  # it was too old to keep
             return True
 
     async def _add_newcomers(self, reader: LogReader, watcher: Watcher, job_id: str) -> None:
         with contextlib.suppress(ServiceError):  # of the end: the reader reads what it has
-            while not (job := await self._service.job(job_id)).state.terminal:
+            while not (job := await self.service.job(job_id)).state.terminal:
                 started = (rank for part in job.parts for rank in part.ranks if rank.state is not RankState.WAITING)
                 reader.add({rank.number: rank.node_id for rank in started})
                 await watcher.wait()
 
     async def ListNodes(self, request: job_pb2.ListNodesRequest, context: Context) -> job_pb2.ListNodesReply:
         """A page of all nodes that were ever seen."""
-        shown, token = page(self._service.nodes(), lambda view: view.node_id, request.limit, request.page_token)
-        return self._answers.nodes(shown, self._service.wall(), token)
+        shown, token = page(self.service.nodes(), lambda view: view.node_id, request.limit, request.page_token)
+        return self._answers.nodes(shown, self.service.wall(), token)
 
     async def DrainNode(self, request: job_pb2.DrainNodeRequest, context: Context) -> job_pb2.DrainNodeReply:
         """Returns before it is empty."""
-        view, jobs = await self._service.drain(request.node_id, True, request.this_run)
+        view, jobs = await self.service.drain(request.node_id, True, request.this_run)
         return job_pb2.DrainNodeReply(node=node_message(view), jobs=jobs)
 
     async def UndrainNode(self, request: job_pb2.UndrainNodeRequest, context: Context) -> job_pb2.Node:
-        view, _ = await self._service.drain(request.node_id, False)
+        view, _ = await self.service.drain(request.node_id, False)
         return node_message(view)
 
     async def UpgradeNode(self, request: job_pb2.UpgradeNodeRequest, context: Context) -> job_pb2.UpgradeNodeReply:
         """Returns when the next daemon has come."""
-        former = self._service.node(request.node_id)
-        session = self._sessions.get(request.node_id)
+        former = self.service.node(request.node_id)
+        session = self.sessions.get(request.node_id)
         if session is None:
             elsewhere = "connected to another coordinator: ask that one (--coordinator)"
             away = "not connected: start its daemon, which is of the installed version then"
             raise UnavailableError(f"Node {request.node_id} is {elsewhere if former.connected else away}. [BG802]")
-        await self._sessions.upgrades.upgrade(session)
-        node = node_message(self._service.node(request.node_id))
+        await self.sessions.upgrades.upgrade(session)
+        node = node_message(self.service.node(request.node_id))
         return job_pb2.UpgradeNodeReply(node=node, former_version=former.version)
 
     async def ListTuning(self, request: job_pb2.ListTuningRequest, context: Context) -> job_pb2.ListTuningReply:
         """Lists all studies that the caller may see."""
-        return job_pb2.ListTuningReply(tunings=await self._tuning.studies(CURRENT.get().namespace))
+        return job_pb2.ListTuningReply(tunings=await self.tuning.studies(CURRENT.get().namespace))
 
     async def GetTuning(self, request: job_pb2.GetTuningRequest, context: Context) -> job_pb2.Tuning:
         """Finds a study by the beginning of its id."""
-        return await self._tuning.study(request.prefix, CURRENT.get().namespace)
+        return await self.tuning.study(request.prefix, CURRENT.get().namespace)
 
     async def ForgetTuning(self, request: job_pb2.ForgetTuningRequest, context: Context) -> job_pb2.ForgetTuningReply:
         """Deletes one study, or all."""
         namespace = CURRENT.get().namespace
-        return job_pb2.ForgetTuningReply(ids=await self._tuning.forget(request.prefix, request.all, namespace))
+        return job_pb2.ForgetTuningReply(ids=await self.tuning.forget(request.prefix, request.all, namespace))
 
     async def FindCode(self, request: common_pb2.CodeArchive, context: Context) -> job_pb2.FindCodeReply:
         """Keeps it for a job that is to come."""
-        return job_pb2.FindCodeReply(held=await self._code.find(request, CURRENT.get().namespace))
+        return job_pb2.FindCodeReply(held=await self.code.find(request, CURRENT.get().namespace))
 
     async def PutCode(
         self, request_iterator: AsyncIterator[job_pb2.PutCodeRequest], context: Context
     ) -> job_pb2.FindCodeReply:
         """Returns when it is stored."""
-        await self._code.put(aiter(request_iterator), CURRENT.get().namespace)
+        await self.code.put(aiter(request_iterator), CURRENT.get().namespace)
         return job_pb2.FindCodeReply(held=True)
 
     async def _wish(self, job_id: str, wish: Callable[[JobRecord], requests.Wished]) -> job_pb2.Job:
-        return await self._answer(await self._service.request(job_id, wish))
+        return await self._answer(await self.service.request(job_id, wish))
 
     async def _answer(self, job: JobRecord) -> job_pb2.Job:
-        return await self._answers.job(job, self._watchers.progress(job.job_id), self._service.growth(job))
+        return await self._answers.job(job, self.watchers.progress(job.job_id), self.service.growth(job))
 
 
 def _chosen_namespace(asked: str) -> str:

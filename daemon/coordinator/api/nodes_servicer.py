@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import grpc
@@ -44,33 +45,23 @@ _BEAT_BYTES = 16  # a heartbeat is not larger
 log = structlog.get_logger("coordinator.nodes")
 
 
+@dataclass(eq=False)
 class NodeServicer:
     """Errors of the service are turned into status codes by ``CallInterceptor``. ``welcome`` is the answer to a
     daemon's introduction, ``silent`` that to other coordinators."""
 
-    def __init__(
-        self,
-        intake: Intake,
-        sessions: Sessions,
-        watchers: Watchers,
-        clock: ServiceClock,
-        welcome: node_pb2.Welcome,
-        tuning: Tuning,
-        code: CodeArchives,
-        secrets: HeldSecrets,
-        leases: NodeLeases | None = None,
-        silent: Callable[[], node_pb2.DatabaseSilenceReply] = node_pb2.DatabaseSilenceReply,
-    ) -> None:
-        self._intake = intake
-        self._sessions = sessions
-        self._watchers = watchers
-        self._clock = clock
-        self._welcome = welcome
-        self._tuning = tuning
-        self._code = code
-        self._secrets = secrets
-        self._leases = leases or NodeLeases()
-        self._silent = silent
+    intake: Intake
+    sessions: Sessions
+    watchers: Watchers
+    clock: ServiceClock
+    welcome: node_pb2.Welcome
+    tuning: Tuning
+    code: CodeArchives
+    secrets: HeldSecrets
+    leases: NodeLeases = field(default_factory=NodeLeases)
+    silent: Callable[[], node_pb2.DatabaseSilenceReply] = node_pb2.DatabaseSilenceReply
+
+    def __post_init__(self) -> None:
         self._answering: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Semaphore(_AT_ONCE)
         self.stopping = False
@@ -93,7 +84,7 @@ class NodeServicer:
         self, request: node_pb2.DatabaseSilenceRequest, context: Context
     ) -> node_pb2.DatabaseSilenceReply:
         """Says for how long this coordinator has not reached its database."""
-        return self._silent()
+        return self.silent()
 
     async def Session(self, request_iterator: Any, context: Context) -> None:
         """Lasts until either side ends it, or the daemon is silent for a lease."""
@@ -104,13 +95,13 @@ class NodeServicer:
             check_job(job.job_id)
         await self._check_unique(node.node_id, node.boot_id)
         session = NodeSession(node.node_id, node.boot_id, node.hostname, hello.stream, hello.life, hello.unpacks)
-        if not self._sessions.youngest(session):
+        if not self.sessions.youngest(session):
             raise UnavailableError("This daemon has opened another stream since. [BG802]")
-        session.note_heard(self._clock.now())
+        session.note_heard(self.clock.now())
         reason = "the stream ended"
         # From here on something of the session may be known to others or be written: whatever happens, it is taken
         # back, without a wait that could be cancelled.
-        self._sessions.add(session)
+        self.sessions.add(session)
         introduction = asyncio.create_task(self._introduce(session, node, jobs, hello.waits))
         introduction.add_done_callback(lambda task: task.cancelled() or task.exception())  # read also if nobody waits
         try:
@@ -123,10 +114,10 @@ class NodeServicer:
             reason = await self._serve(session, node, introduction, context)
         finally:
             introduction.cancel()
-            if self._sessions.remove(session):
+            if self.sessions.remove(session):
                 log.info("node_disconnected", node=session.node_id, reason=session.close_reason or reason)
                 if not self.stopping:  # a daemon whose session ends for that reason is no lost one
-                    self._intake.node_gone(session)
+                    self.intake.node_gone(session)
         if session.closed.is_set():
             raise UnavailableError(f"{session.close_reason} [BG802]")
 
@@ -135,7 +126,7 @@ class NodeServicer:
         told = False
         while True:
             try:
-                return await self._intake.introduce(session, node, jobs)
+                return await self.intake.introduce(session, node, jobs)
             except (UnavailableError, sa.exc.DBAPIError) as error:
                 if not waits or self.stopping or session.closed.is_set():
                     raise
@@ -149,14 +140,14 @@ class NodeServicer:
     ) -> None:
         restarted = introduction.result()
         log.info("node_connected", node=node.node_id, hostname=node.hostname, slots=node.slots, restarted=restarted)
-        self._sessions.upgrades.introduced(session)
+        self.sessions.upgrades.introduced(session)
         session.early = None
         await context.write(node_pb2.Directive(welcome=self._terms(session)))
 
     def _terms(self, session: NodeSession) -> node_pb2.Welcome:
         terms = node_pb2.Welcome()
-        terms.CopyFrom(self._welcome)
-        if (grant := self._leases.grant(session.node_id)) is not None:
+        terms.CopyFrom(self.welcome)
+        if (grant := self.leases.grant(session.node_id)) is not None:
             terms.grant.CopyFrom(grant)
         return terms
 
@@ -182,11 +173,11 @@ class NodeServicer:
         """Decides between two daemons with one id. The newer one wins only if the older one says nothing for longer
         than a heartbeat.
         """
-        older = self._sessions.get(node_id)
+        older = self.sessions.get(node_id)
         if older is None or older.boot_id == boot_id or older.closed.is_set():
             return
         older.heard.clear()
-        interval = older.heartbeat_s or self._welcome.heartbeat_s
+        interval = older.heartbeat_s or self.welcome.heartbeat_s
         waits = [asyncio.ensure_future(older.heard.wait()), asyncio.ensure_future(older.closed.wait())]
         await asyncio.wait(waits, timeout=1.5 * interval, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -218,9 +209,9 @@ class NodeServicer:
             data = await context.read()
             if not isinstance(data, bytes):  # end of stream
                 return
-            session.note_heard(self._clock.now())
+            session.note_heard(self.clock.now())
             if session.early is not None:
-                self._intake.heard(session)
+                self.intake.heard(session)
             if len(data) <= _BEAT_BYTES:
                 self._take(session, _parsed(data))
                 continue
@@ -235,20 +226,20 @@ class NodeServicer:
                 self._acknowledge(session, fact.heartbeat.seq)
         elif kind == "job":
             check_job(fact.job.job_id)
-            self._intake.fact(session, local_job(fact.job))
+            self.intake.fact(session, local_job(fact.job))
         elif kind == "progress":
             check_job(fact.progress.job_id)
-            self._watchers.report(checked_progress(fact.progress))
+            self.watchers.report(checked_progress(fact.progress))
         elif kind == "log":
-            self._sessions.route(session, fact.log.request_id, fact.log.chunk)
+            self.sessions.route(session, fact.log.request_id, fact.log.chunk)
         elif kind == "trace":
-            self._sessions.route(session, fact.trace.request_id, fact.trace)
+            self.sessions.route(session, fact.trace.request_id, fact.trace)
         elif kind == "clock":
-            self._sessions.route(session, fact.clock.request_id, fact.clock)
+            self.sessions.route(session, fact.clock.request_id, fact.clock)
         elif kind == "status":
-            self._intake.leaving(session, fact.status.draining)
+            self.intake.leaving(session, fact.status.draining)
         elif kind == "upgrade_refusal":
-            self._sessions.upgrades.refused(session, fact.upgrade_refusal)
+            self.sessions.upgrades.refused(session, fact.upgrade_refusal)
         elif kind == "tune":
             check_job(fact.tune.request.job_id)
             tune = node_pb2.TuneAnswer(request_id=fact.tune.request_id)
@@ -265,19 +256,19 @@ class NodeServicer:
             raise InvalidRequestError("a hello comes first and once [BG820]")
 
     async def _answer_tune(self, request: common_pb2.TuneRequest, answer: node_pb2.TuneAnswer) -> None:
-        answer.reply.CopyFrom(await self._tuning.answer(request))
+        answer.reply.CopyFrom(await self.tuning.answer(request))
 
     async def _answer_code(self, question: node_pb2.CodeQuestion, answer: node_pb2.CodeAnswer) -> None:
         """Gives one piece of an archive. A daemon asks for the next when it has this one."""
-        answer.data = await self._code.piece(question.job_id, question.piece)
+        answer.data = await self.code.piece(question.job_id, question.piece)
 
     async def _answer_secrets(
         self, node_id: str, question: node_pb2.SecretsQuestion, answer: node_pb2.SecretsAnswer
     ) -> None:
         """Gives a job's secrets to nodes of the job alone."""
-        if not self._intake.places(question.job_id, node_id):
+        if not self.intake.places(question.job_id, node_id):
             raise NotFoundError(f"job {question.job_id[:64]} has no part on node {node_id} [BG820]")
-        answer.values.update(self._secrets.of(question.job_id))
+        answer.values.update(self.secrets.of(question.job_id))
 
     def _begin(self, session: NodeSession, kind: str, answer: Any, fill: Coroutine[Any, Any, None]) -> None:
         """Sends the answer to a question, filled by a task. Errors go back in words, for the job to go on or to end."""
@@ -300,16 +291,16 @@ class NodeServicer:
     def _acknowledge(self, session: NodeSession, seq: int) -> None:
         """Four times within the time after which the daemon ends its ranks: it goes on asking until it has an answer,
         and an answer costs as much as a heartbeat."""
-        now = self._clock.now()
+        now = self.clock.now()
         if session.early is not None:  # its introduction waits for the database
             with contextlib.suppress(asyncio.QueueEmpty):
                 session.early.get_nowait()  # this one says it, too
-            session.early.put_nowait(node_pb2.HeartbeatAck(seq=seq, grant=self._leases.grant(session.node_id)))
+            session.early.put_nowait(node_pb2.HeartbeatAck(seq=seq, grant=self.leases.grant(session.node_id)))
             return
-        if not session.acked_clock or now >= session.acked_clock + self._welcome.fence_s / 4:
+        if not session.acked_clock or now >= session.acked_clock + self.welcome.fence_s / 4:
             session.acked_clock = now
-            session.heartbeat_s = heartbeat_interval(self._welcome, len(self._sessions))
-            grant = self._leases.grant(session.node_id)
+            session.heartbeat_s = heartbeat_interval(self.welcome, len(self.sessions))
+            grant = self.leases.grant(session.node_id)
             ack = node_pb2.HeartbeatAck(seq=seq, heartbeat_s=session.heartbeat_s, grant=grant)
             session.tell(node_pb2.Directive(ack=ack))
 

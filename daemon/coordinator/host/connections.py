@@ -89,6 +89,7 @@ class _Seen:
     admitted: bool = False
 
 
+@dataclass(eq=False)
 class Connections:
     """Connections that there are, with the mark of those that have shown a token. Used from the event loop only.
 
@@ -99,21 +100,14 @@ class Connections:
     showed a token go first, then the oldest: daemons that come back find room.
     """
 
-    def __init__(
-        self,
-        look: Callable[[Iterable[Socket]], Awaitable[list[Socket]]],
-        cut: Callable[[Socket], bool],
-        limit: int,
-        patience: int,
-        refusals: Refusals,
-        counters: Counter[tuple[str, str]],
-    ) -> None:
-        self._look = look
-        self._cut = cut
-        self._limit = limit
-        self._patience = patience
-        self._refusals = refusals
-        self._counters = counters
+    look: Callable[[Iterable[Socket]], Awaitable[list[Socket]]]
+    cut: Callable[[Socket], bool]
+    limit: int
+    patience: int
+    refusals: Refusals
+    counters: Counter[tuple[str, str]]
+
+    def __post_init__(self) -> None:
         self._seen: dict[int, _Seen] = {}  # by inode, the oldest first
         self._fresh: set[Peer] = set()  # have shown a token since the last look
         self._known: dict[str, None] = {}  # addresses that have, the newest last
@@ -127,7 +121,7 @@ class Connections:
     def refused(self, peer: str) -> None:
         """Notes that a call was refused because it has shown no valid token."""
         found = parse_peer(peer)
-        self._refusals.add(found[0] if found else peer, "calls")
+        self.refusals.add(found[0] if found else peer, "calls")
 
     def know(self, addresses: Iterable[str]) -> None:
         """Notes that a token was shown from these addresses."""
@@ -143,17 +137,17 @@ class Connections:
         # Connections that came since the last look are not judged yet.
         strangers = [seen for seen in self._seen.values() if not seen.admitted and seen.looks > 1]
         for seen in strangers:
-            if seen.looks > self._patience:
+            if seen.looks > self.patience:
                 self._end(seen.socket, "no_token_in_time")
-        for seen in self._too_many([seen for seen in strangers if seen.looks <= self._patience]):
+        for seen in self._too_many([seen for seen in strangers if seen.looks <= self.patience]):
             self._end(seen.socket, "too_many")
-        self._refusals.tell()
+        self.refusals.tell()
 
     async def _update(self) -> None:
         # A connection that has shown a token by now was accepted before now: it is in this look, or gone.
         fresh, self._fresh = self._fresh, set()
         try:
-            sockets = await self._look([seen.socket for seen in self._seen.values()])
+            sockets = await self.look([seen.socket for seen in self._seen.values()])
         except BaseException:
             self._fresh |= fresh
             raise
@@ -171,18 +165,18 @@ class Connections:
         of_address = Counter(seen.socket.peer[0] for seen in strangers)
         rest = []
         for seen in strangers:
-            if of_address[seen.socket.peer[0]] > max(1, self._limit // 2):
+            if of_address[seen.socket.peer[0]] > max(1, self.limit // 2):
                 of_address[seen.socket.peer[0]] -= 1
                 yield seen
             else:
                 rest.append(seen)
         rest.sort(key=lambda seen: seen.socket.peer[0] in self._known)  # stable
-        yield from rest[: max(0, len(rest) - self._limit)]
+        yield from rest[: max(0, len(rest) - self.limit)]
 
     def _end(self, connection: Socket, reason: str) -> None:
-        if self._cut(connection):
-            self._counters["connections_cut", reason] += 1
-            self._refusals.add(connection.peer[0], "connections")
+        if self.cut(connection):
+            self.counters["connections_cut", reason] += 1
+            self.refusals.add(connection.peer[0], "connections")
 
 
 def parse_peer(text: str) -> Peer | None:

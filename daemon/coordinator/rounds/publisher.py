@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import structlog
 
@@ -25,24 +26,18 @@ _PENDING_SHOWN_S = 0.5  # how often watchers hear why a job waits
 log = structlog.get_logger("coordinator.publisher")
 
 
+@dataclass(eq=False)
 class Publisher:
     """``on_end`` is called when a job has ended."""
 
-    def __init__(
-        self,
-        board: Board,
-        sessions: Sessions,
-        watchers: Watchers,
-        intake: Intake,
-        counters: Counter[tuple[str, str]],
-        on_end: Callable[[], None],
-    ) -> None:
-        self._board = board
-        self._sessions = sessions
-        self._watchers = watchers
-        self._intake = intake
-        self._counters = counters
-        self._on_end = on_end
+    board: Board
+    sessions: Sessions
+    watchers: Watchers
+    intake: Intake
+    counters: Counter[tuple[str, str]]
+    on_end: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self._next_shown = 0.0
         self.on_change: Callable[[Change], None] = lambda change: None  # after it was written
 
@@ -52,59 +47,59 @@ class Publisher:
         """Installs a decision of this coordinator that was written. Nodes hear of it by ``tell``."""
         job = change.job
         before = change.old.job
-        self._board.put(change.stored)
+        self.board.put(change.stored)
         if job.state is not before.state or job.reason != before.reason:
             log.info("decided", job=job.job_id, state=job.state.name, reason=job.reason, generation=job.generation)
         for event in change.events:
-            self._counters["events", event.kind] += 1
+            self.counters["events", event.kind] += 1
         self.on_change(change)
-        self._watchers.notify(job.job_id)
+        self.watchers.notify(job.job_id)
         if job.state.terminal and not before.state.terminal:
-            self._counters["ended", job.state.name.lower()] += 1
+            self.counters["ended", job.state.name.lower()] += 1
         if job.state.terminal:
-            self._intake.drop_deadline(job.job_id)
-            self._on_end()
+            self.intake.drop_deadline(job.job_id)
+            self.on_end()
 
     async def replace(self, job_id: str, stored: Stored | None) -> None:
         """Replaces a job by what the database has; None: it was deleted."""
         if stored is not None:
-            self._board.put(stored)
+            self.board.put(stored)
             await self.tell(stored.job)
             if stored.job.state.terminal:
-                self._on_end()
+                self.on_end()
         else:
             self.forget([job_id])
-        self._watchers.notify(job_id)
+        self.watchers.notify(job_id)
 
     def forget(self, job_ids: Iterable[str]) -> None:
         """Forgets jobs that were deleted."""
         for job_id in job_ids:
-            self._board.drop(job_id)
-            self._sessions.forget(job_id)
+            self.board.drop(job_id)
+            self.sessions.forget(job_id)
 
     # ---- nodes and watchers
 
     async def tell(self, job: JobRecord) -> None:
         """Tells the job's nodes what to do. In parts: each directive wakes a stream."""
         with self._alone(job):
-            order = self._sessions.order(job)
+            order = self.sessions.order(job)
             for start in range(0, len(job.parts), YIELD_EVERY):
                 if start:
                     await asyncio.sleep(0)
-                self._sessions.tell(job.job_id, job.parts[start : start + YIELD_EVERY], order)
+                self.sessions.tell(job.job_id, job.parts[start : start + YIELD_EVERY], order)
 
     def tell_node(self, node_id: str) -> None:
         """Tells a node what to do about all of its jobs: it has introduced itself."""
-        for job_id in self._board.on_node(node_id):
-            job = self._board.job(job_id)
+        for job_id in self.board.on_node(node_id):
+            job = self.board.job(job_id)
             if job is not None:
                 with self._alone(job):
                     of_node = [host for host in job.parts if host.node_id == node_id]
-                    self._sessions.tell(job_id, of_node, self._sessions.order(job))
+                    self.sessions.tell(job_id, of_node, self.sessions.order(job))
 
     def refuse(self, fact: Fact) -> None:
         """Tells a node to stop what it should not have."""
-        session = self._sessions.get(fact.node_id)
+        session = self.sessions.get(fact.node_id)
         if session is not None:
             stop = node_pb2.StopJob(
                 job_id=fact.job.job_id,
@@ -115,20 +110,20 @@ class Publisher:
 
     def show_waiting(self, now: float) -> None:
         """Tells those who watch a job that waits why it waits now; not too often. ``now`` by the service clock."""
-        if now >= self._next_shown and self._board.waiting:
+        if now >= self._next_shown and self.board.waiting:
             self._next_shown = now + _PENDING_SHOWN_S
-            for job_id in self._watchers.watched():
-                job = self._board.job(job_id)
+            for job_id in self.watchers.watched():
+                job = self.board.job(job_id)
                 if job is not None and job.state is JobState.PENDING:
-                    self._watchers.notify(job_id)
+                    self.watchers.notify(job_id)
 
     # ---- faults of the coordinator
 
     def note_fault(self, fault: Fault) -> None:
         """Logs a fault, and counts it."""
-        self._counters["faults", fault.step] += 1
+        self.counters["faults", fault.step] += 1
         content = {} if fault.content is None else {"content": repr(fault.content)[:_MOST_SHOWN]}
-        known = self._board.job(fault.job_id)
+        known = self.board.job(fault.job_id)
         generation = None if known is None else known.generation
         about = {"job": fault.job_id, "generation": generation, "step": fault.step}
         log.error("step_failed", **about, **content, exc_info=fault.error)
@@ -139,4 +134,4 @@ class Publisher:
             yield
         except Exception as error:  # a fault of the coordinator: it ends this job and holds up no other
             self.note_fault(Fault(job.job_id, "tell", error))
-            self._intake.inbox.faults[job.job_id] = fault_reason("tell", error)
+            self.intake.inbox.faults[job.job_id] = fault_reason("tell", error)

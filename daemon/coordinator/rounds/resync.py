@@ -4,6 +4,7 @@ here was done all the same."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from bagua.daemon.coordinator.rounds.inbox import Inbox
 from bagua.daemon.coordinator.rounds.intake import Intake
@@ -17,100 +18,92 @@ from bagua.daemon.coordinator.store.worker import Worker
 from bagua.daemon.coordinator.streams.sessions import Sessions
 
 
+@dataclass(eq=False)
 class Resync:
     """Compares board and database. ``leases``: None where no other coordinator uses the database."""
 
-    def __init__(
-        self,
-        worker: Worker,
-        clock: ServiceClock,
-        board: Board,
-        sessions: Sessions,
-        intake: Intake,
-        publisher: Publisher,
-        leases: CoordinatorLeases | None,
-        own: OwnLease,
-    ) -> None:
-        self._worker = worker
-        self._clock = clock
-        self._board = board
-        self._sessions = sessions
-        self._intake = intake
-        self._publisher = publisher
-        self._leases = leases
-        self._own = own
+    worker: Worker
+    clock: ServiceClock
+    board: Board
+    sessions: Sessions
+    intake: Intake
+    publisher: Publisher
+    leases: CoordinatorLeases | None
+    own: OwnLease
+
+    def __post_init__(self) -> None:
         self._orphans: set[str] = set()
         self.due = 0.0
         """Time of the next look at the other coordinators, by the service clock."""
 
     async def look(self, now: float) -> None:
         """Takes in what other coordinators have written, when that is due."""
-        if self._leases is not None and now >= self.due:
+        if self.leases is not None and now >= self.due:
             self.due = now + RESYNC_S
-            await self._look(self._leases)
+            await self._look(self.leases)
 
     async def _look(self, leases: CoordinatorLeases) -> None:
-        began = self._own.now()
-        coordinators = await self._own.await_database(self._worker.read(lambda tx: tx.coordinators()))
+        began = self.own.now()
+        coordinators = await self.own.await_database(self.worker.read(lambda tx: tx.coordinators()))
         beats = {one.owner: one.clock for one in coordinators}
         alone = leases.alone(beats)
-        jump = self._clock.catch_up(max(beats.values(), default=0.0))
+        jump = self.clock.catch_up(max(beats.values(), default=0.0))
         if jump:  # others were awake while this one was not: it blames nobody for that time
-            self._sessions.put_forward(jump)
-            self._board.put_forward(jump)
+            self.sessions.put_forward(jump)
+            self.board.put_forward(jump)
             leases.put_forward(jump)
         leases.observe(beats)
-        self._own.refreshed(began, coordinators, alone)
+        self.own.refreshed(began, coordinators, alone)
         if not alone:
-            read = self._worker.read(lambda tx: (tx.nodes(), tx.live()))
-            nodes, live = await self._own.await_database(read)
+            read = self.worker.read(lambda tx: (tx.nodes(), tx.live()))
+            nodes, live = await self.own.await_database(read)
             for node in nodes:
-                if self._sessions.get(node.node_id) is None:
+                if self.sessions.get(node.node_id) is None:
                     self._take_in_node(leases, node)
                 else:  # the session itself tells, but for what users ask of another coordinator
                     self._take_in_wish(node)
             await self._compare(live)
-        self._orphans = set(leases.orphans(self._board.jobs.values()))
+        self._orphans = set(leases.orphans(self.board.jobs.values()))
 
     def take_orphans(self) -> set[str]:
         """Returns the living jobs about which nobody decides, as the last look found them, each once."""
-        found = self._orphans & self._board.jobs.keys()
+        found = self._orphans & self.board.jobs.keys()
         self._orphans = set()
         return found
 
     async def compare(self) -> None:
         """Takes in the jobs that the database has otherwise."""
-        await self._compare(await self._worker.read(lambda tx: tx.live()))
+        await self._compare(await self.worker.read(lambda tx: tx.live()))
 
     async def _compare(self, live: Mapping[str, int]) -> None:
         """``live``: the revisions that the database has."""
-        here = {job_id: stored.revision for job_id, stored in self._board.jobs.items()}
+        here = {job_id: stored.revision for job_id, stored in self.board.jobs.items()}
         differ = {job_id for job_id in here.keys() | live.keys() if here.get(job_id) != live.get(job_id)}
         await self.reload(differ)
-        self._intake.look(differ)
+        self.intake.look(differ)
 
     async def reload(self, job_ids: set[str]) -> None:
         """Takes in jobs as the database has them."""
         if not job_ids:
             return
-        read = await self._worker.read(lambda tx: tx.stored(sorted(job_ids)))
+        read = await self.worker.read(lambda tx: tx.stored(sorted(job_ids)))
         found = {stored.job.job_id: stored for stored in read}
         for job_id in job_ids:
-            await self._publisher.replace(job_id, found.get(job_id))
+            await self.publisher.replace(job_id, found.get(job_id))
 
     async def load_unknown(self, taken: Inbox) -> None:
         """A job that is not on the board may have been made by another coordinator a moment ago."""
-        if self._leases is None:
+        if self.leases is None:
             return
-        unknown = {call.job_id for call in taken.requests if self._board.job(call.job_id) is None}
+        unknown = {call.job_id for call in taken.requests if self.board.job(call.job_id) is None}
         for fact in taken.facts.values():
-            job = self._board.job(fact.job.job_id)
+            job = self.board.job(fact.job.job_id)
             if fact.job.phase is not Phase.STOPPED and (job is None or job.generation < fact.job.generation):
                 unknown.add(fact.job.job_id)
         await self.reload(unknown)
 
     def _take_in_node(self, leases: CoordinatorLeases, node: NodeRecord) -> None:
-        view = self._board.views.get(node.node_id)
+        view = self.board.views.get(node.node_id)
         connected = leases.connected(node)
         same = view is not None and (
             (view.boot_id, view.slots, view.address, view.asked_to_drain, view.leaving)
@@ -118,17 +111,17 @@ class Resync:
         )
         if same and view is not None and view.connected is connected:
             return
-        heard = leases.heard_of(node, view, self._clock.now())
-        if self._board.put_node(node, connected, heard, hung_up=_hung_up(node, view)):
-            self._intake.inbox.room = True
-        self._intake.look(self._board.on_node(node.node_id))
+        heard = leases.heard_of(node, view, self.clock.now())
+        if self.board.put_node(node, connected, heard, hung_up=_hung_up(node, view)):
+            self.intake.inbox.room = True
+        self.intake.look(self.board.on_node(node.node_id))
 
     def _take_in_wish(self, node: NodeRecord) -> None:
-        view = self._board.views.get(node.node_id)
+        view = self.board.views.get(node.node_id)
         if view is not None and view.asked_to_drain is not node.draining:
-            if self._board.mark_node(node.node_id, node.draining, None):
-                self._intake.inbox.room = True
-            self._intake.look(self._board.on_node(node.node_id))
+            if self.board.mark_node(node.node_id, node.draining, None):
+                self.intake.inbox.room = True
+            self.intake.look(self.board.on_node(node.node_id))
 
 
 def _hung_up(node: NodeRecord, view: NodeView | None) -> bool:

@@ -45,29 +45,23 @@ class Fault:
     content: object = None
 
 
+@dataclass(eq=False)
 class Stage:
     """``now`` by the service clock, ``wall`` for people; ``mine`` tells whether this coordinator decides about a job;
     ``closed`` are nodes that get no new jobs in this round; ``heard`` tells when a node that is connected was heard of
     last."""
 
-    def __init__(
-        self,
-        board: Board,
-        options: Options,
-        now: float,
-        wall: float,
-        mine: Callable[[Stored], bool],
-        closed: frozenset[str] = frozenset(),
-        heard: Callable[[str], float | None] = lambda node_id: None,
-    ) -> None:
-        self._board = board
-        self._options = options
-        self._now = now
-        self._wall = wall
-        self._mine = mine
-        self._heard = heard
-        self._views = dict(board.views)
-        for node_id in closed & self._views.keys():
+    board: Board
+    options: Options
+    now: float
+    wall: float
+    mine: Callable[[Stored], bool]
+    closed: frozenset[str] = frozenset()
+    heard: Callable[[str], float | None] = lambda node_id: None
+
+    def __post_init__(self) -> None:
+        self._views = dict(self.board.views)
+        for node_id in self.closed & self._views.keys():
             self._views[node_id] = replace(self._views[node_id], closed=True)
         self._jobs: dict[str, JobRecord] = {}
         self._events: dict[str, list[Event]] = {}
@@ -80,13 +74,13 @@ class Stage:
 
     def job(self, job_id: str) -> JobRecord | None:
         """Returns a job as this round sees it."""
-        return self._jobs.get(job_id) or self._board.job(job_id)
+        return self._jobs.get(job_id) or self.board.job(job_id)
 
     def changes(self) -> list[Change]:
         """Returns the changes to be written."""
         found = []
         for job_id in dict.fromkeys((*self._jobs, *self._owners)):
-            old = self._board.jobs[job_id]
+            old = self.board.jobs[job_id]
             owner = self._owners.get(job_id, old.owner)
             found.append(Change(old, self._jobs.get(job_id, old.job), tuple(self._events.get(job_id, ())), owner))
         return found
@@ -108,7 +102,7 @@ class Stage:
                 "cancel_requested" if new.cancel_reason != job.cancel_reason else "asked",
                 text,
                 new.generation,
-                self._wall,
+                self.wall,
             )
             self._update(job_id, new, [event])
 
@@ -126,14 +120,14 @@ class Stage:
             raise
         except Exception as error:
             self.faults.append(Fault(job_id, "fail", error))
-            self.wakes[job_id] = self._now + FAULT_RETRY_S
+            self.wakes[job_id] = self.now + FAULT_RETRY_S
 
     def _fail(self, job_id: str, reason: str) -> None:
         job = self.job(job_id)
         if job is None or job.state.terminal:
             return
         if job.state is JobState.STOPPING:
-            self.wakes[job_id] = self._now + FAULT_RETRY_S
+            self.wakes[job_id] = self.now + FAULT_RETRY_S
         elif job.state is JobState.PENDING:
             self._step(job, Decision(JobState.FAILED, reason))
         else:
@@ -146,7 +140,7 @@ class Stage:
         if job is None or not _belongs(job, node_id, fact):
             return False
         with self._alone(job.job_id, "observe", (node_id, fact)):
-            self._take(job, observe(job, node_id, boot_id, fact, self._now, self._wall))
+            self._take(job, observe(job, node_id, boot_id, fact, self.now, self.wall))
             return True
         if fact.phase is Phase.STOPPED:  # this part of it is certain
             self.forget(node_id, boot_id, fact.job_id)
@@ -157,7 +151,7 @@ class Stage:
         job = self.job(job_id)
         if job is not None:
             with self._alone(job_id, "forget", node_id):
-                self._take(job, forget(job, node_id, boot_id, self._now, self._wall))
+                self._take(job, forget(job, node_id, boot_id, self.now, self.wall))
 
     # ---- what follows
 
@@ -170,10 +164,10 @@ class Stage:
         while (job := self.job(job_id)) is not None:
             if job.state.terminal:
                 return
-            if not (job_id in self._owners or self._mine(self._board.jobs[job_id])):
+            if not (job_id in self._owners or self.mine(self.board.jobs[job_id])):
                 self._listen(job)
                 return
-            decision = decide(job, self._seen(job), self._now, self._options)
+            decision = decide(job, self._seen(job), self.now, self.options)
             if decision.wake_at is not None:
                 self.wakes[job_id] = decision.wake_at
             if decision.state is None and job.state is JobState.PENDING and job.reason != "submitted":
@@ -187,19 +181,19 @@ class Stage:
         nodes.
         """
         nodes = self._seen(job)
-        accused = accusers(job, nodes, self._options)
+        accused = accusers(job, nodes, self.options)
         for host in job.hosts:
             accuser = accused.get(host.node_id)
-            if accuser is None or host.withdrawn or host.phase is Phase.STOPPED or self._heard(host.node_id) is None:
+            if accuser is None or host.withdrawn or host.phase is Phase.STOPPED or self.heard(host.node_id) is None:
                 continue
-            words, at = host_loss(job, host, accuser, nodes, self._now, self._options)
+            words, at = host_loss(job, host, accuser, nodes, self.now, self.options)
             if words:
                 self.silent[host.node_id] = words
             elif at is not None:
                 self.wakes[job.job_id] = min(at, self.wakes.get(job.job_id, at))
 
     def _step(self, job: JobRecord, decision: Decision) -> JobRecord:
-        new, events = apply(job, decision, self._now, self._wall)
+        new, events = apply(job, decision, self.now, self.wall)
         if new is not job:
             self.decisions += 1
             self._update(job.job_id, new, events)
@@ -220,7 +214,7 @@ class Stage:
 
     def place(self, shapes: Iterable[Shape] | None = None) -> None:
         """Places jobs that wait, the oldest first, as long as any fits. ``shapes``: only these (None: all)."""
-        waiting = self._board.waiting.by_shape()
+        waiting = self.board.waiting.by_shape()
         queues = {
             shape: iter(waiting[shape].items()) for shape in (waiting if shapes is None else shapes) if shape in waiting
         }
@@ -247,7 +241,7 @@ class Stage:
     def _seen(self, job: JobRecord) -> Mapping[str, NodeView]:
         """The nodes; with the time when those were heard of last that others of this job have lost."""
         accused = {name for host in job.hosts for name in host.lost_hosts}
-        heard = {name: self._heard(name) for name in accused & self._views.keys()}
+        heard = {name: self.heard(name) for name in accused & self._views.keys()}
         fresh = {name: replace(self._views[name], heard_clock=at) for name, at in heard.items() if at is not None}
         return ChainMap(fresh, self._views) if fresh else self._views
 

@@ -72,10 +72,10 @@ class JobSpec:
     """The part of a submitted spec that decisions need, and the whole as it came over the wire."""
 
     name: str
-    nnodes: int
-    nproc_per_node: int
-    placement_timeout_s: float
-    stop_grace_s: float
+    nnodes: int  # nodes that the job begins on, at most
+    nproc_per_node: int  # ranks, and slots, on each of them
+    placement_timeout_s: float  # after so long a wait for nodes the job fails; 0: at once
+    stop_grace_s: float  # from SIGTERM to SIGKILL for its ranks
     master_port: int  # 0: the coordinator picks one
     wire: bytes  # serialized bagua.v1.JobSpec
     elastic: bool = False  # it goes on without ranks and nodes that are lost
@@ -99,17 +99,17 @@ class JobSpec:
 class RankRecord:
     """Rank of the current generation, or the last state of one that is gone."""
 
-    rank: int
-    local_rank: int
+    rank: int  # in its generation, over all hosts
+    local_rank: int  # among the ranks of its host
     node_id: str
     state: RankState = RankState.WAITING
-    pid: int = 0
+    pid: int = 0  # on its node; 0: it was not started yet
     exit_code: int = 0
-    signal: int = 0
-    error_tail: str = ""
-    log_path: str = ""
-    exited_at: float = 0.0  # by the node's clock
-    seen_exited_clock: float = 0.0
+    signal: int = 0  # that killed it; 0: none
+    error_tail: str = ""  # last lines of its output, if it failed
+    log_path: str = ""  # on its node
+    exited_at: float = 0.0  # by the node's wall clock
+    seen_exited_clock: float = 0.0  # when the coordinator heard of its end
     follows: bool = False  # it ended after the job had failed on its node
     member: int = -1  # -1: the same number as rank, as in every job that has lost nobody
     left: bool = False  # it has taken leave of its engine, and ends by itself
@@ -144,20 +144,20 @@ class HostRecord:
     yet in it.
     """
 
-    index: int
+    index: int  # place in the ring of hosts, from 0
     node_id: str
     hostname: str
     address: str  # host part of the data plane
     boot_id: str  # the run of the daemon that got the job
-    first_rank: int
-    nranks: int
+    first_rank: int  # its ranks are first_rank to first_rank + nranks - 1
+    nranks: int  # also the slots that it takes
     phase: Phase = Phase.UNKNOWN
-    engine_address: str = ""
+    engine_address: str = ""  # host:port of the data plane; empty: the engine does not listen yet
     error: str = ""  # the first error that the node reported
-    error_clock: float = 0.0
-    waiting: str = ""
+    error_clock: float = 0.0  # when it was reported
+    waiting: str = ""  # which ranks wait here and for whom, for people
     suspended: str = ""  # why its engine has suspended this generation of an elastic job
-    suspended_clock: float = 0.0
+    suspended_clock: float = 0.0  # when it said so
     lost_hosts: tuple[str, ...] = ()  # nodes of the hosts that its engine has lost
     withdrawn: bool = False  # the node ended its part though nothing had failed: see ``error``
     last_generation: int = 0  # that this part was in; 0: it is in the current one, or was in none
@@ -233,19 +233,19 @@ class JobRecord:
     spec: JobSpec
     created_at: float
     state: JobState = JobState.PENDING
-    reason: str = ""
+    reason: str = ""  # of the state, for people
     outcome: JobState | None = None  # the terminal state that a STOPPING job goes to
     cancel_reason: str | None = None  # not None: somebody asked to cancel
-    generation: int = 0
-    started_at: float = 0.0
+    generation: int = 0  # goes up with every change of members; 0: not placed yet
+    started_at: float = 0.0  # when all ranks were started
     finished_at: float = 0.0
     submitted_clock: float = 0.0
     placed_clock: float = 0.0  # when the current generation was decided
-    stopping_clock: float = 0.0
+    stopping_clock: float = 0.0  # when its stop was decided
     stalls: int = 0  # how often, in a row, a generation was suspended soon though nobody was lost
-    master_addr: str = ""
-    master_port: int = 0
-    job_key: bytes = field(default=b"", repr=False)
+    master_addr: str = ""  # MASTER_ADDR of its ranks: the first host
+    master_port: int = 0  # MASTER_PORT of its ranks
+    job_key: bytes = field(default=b"", repr=False)  # by which its daemons authenticate data connections
     hosts: tuple[HostRecord, ...] = ()
     former: tuple[HostRecord, ...] = ()
     joining: tuple[HostRecord, ...] = ()
@@ -326,7 +326,7 @@ class Stored:
 
     job: JobRecord
     revision: int
-    last_event: int
+    last_event: int  # seq of the newest event
     owner: str | None
 
 
@@ -401,10 +401,10 @@ class NodeRecord:
     node_id: str
     hostname: str
     address: str
-    slots: int
-    version: str
-    boot_id: str
-    last_seen: float
+    slots: int  # ranks that may run there at once
+    version: str  # of its daemon
+    boot_id: str  # of the run of its daemon
+    last_seen: float  # for people: when its session began, or ended
     owner: str | None = None
     draining: bool = False  # somebody has asked that nothing begins there and elastic jobs leave it
     leaving: bool = False  # the same, as its daemon says, which will end
@@ -470,7 +470,7 @@ class NodeView:
 
 @dataclass(frozen=True)
 class LocalRank:
-    """A node's report on one rank."""
+    """A node's report on one rank. Fields are those of RankRecord, as the node has them."""
 
     rank: int
     state: RankState
@@ -490,7 +490,7 @@ class LocalRank:
 
 @dataclass(frozen=True)
 class LocalJob:
-    """Report of a node about one job."""
+    """Report of a node about one job. Fields are those of HostRecord, as the node has them."""
 
     job_id: str
     generation: int
@@ -500,12 +500,12 @@ class LocalJob:
     waiting: str = ""
     ranks: tuple[LocalRank, ...] = ()
     suspended: str = ""
-    suspended_hosts: tuple[int, ...] = ()
-    suspended_nodes: tuple[str, ...] = ()
+    suspended_hosts: tuple[int, ...] = ()  # hosts that its engine has lost, by index in the generation reported
+    suspended_nodes: tuple[str, ...] = ()  # the same by node
     withdrawn: bool = False
     takes_newcomers: bool = False
     entered: int = 0
-    patience_s: float = 0.0
+    patience_s: float = 0.0  # see JobRecord
 
 
 @dataclass(frozen=True)

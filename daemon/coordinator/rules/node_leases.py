@@ -34,13 +34,13 @@ class NodeLeases:
 
     def __init__(self, shared: bool = False, outage_s: float = 0.0, clock: Callable[[], float] = boottime) -> None:
         self._shared = shared
-        self._outage_s = outage_s
-        self._clock = clock
-        self._refused_s = 0.0  # how long the database has refused, all in all
-        self._refused_at: float | None = None  # at the last try, if it did
-        self._written = -math.inf
-        self._looked = -math.inf
-        self._alone = False
+        self._outage_s = outage_s  # a newcomer gives nobody up for so long
+        self._clock = clock  # seconds, also while the machine is suspended
+        self._refused_s = 0.0  # for how many seconds the database has refused, all in all
+        self._refused_at: float | None = None  # when the last try was refused, by the clock; None: it was not
+        self._written = -math.inf  # by ``now``: when the transaction of the last beat began
+        self._looked = -math.inf  # by ``now``: when the other coordinators were looked for last
+        self._alone = False  # no other one lived then
         # Addresses of all coordinators: daemons may dial that of another one, or of a balancer. Empty: a coordinator
         # that is alone does not know its own. None: the address of one of several is not known.
         self._addresses: list[str] | None = []
