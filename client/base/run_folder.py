@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import tempfile
 import time
 from pathlib import Path
 
 from bagua.base.errors import ConfigError
 from bagua.base.paths import make_private_dir, runtime_dir
+from bagua.base.trees import remove_tree
 
 KEPT_MARK = "kept"
 
@@ -35,7 +35,7 @@ class StateFolder:
         self._lock = _lock(self.path)
 
     def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove_tree(self.path)
         self._release()
 
     def keep(self) -> None:
@@ -73,5 +73,5 @@ def _sweep(root: Path) -> None:
                 continue
             descriptor = _lock(folder)
             if descriptor is not None:
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_tree(folder)
                 os.close(descriptor)

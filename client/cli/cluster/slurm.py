@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -30,6 +29,7 @@ from bagua.base import checkpoint_folder, launchers
 from bagua.base.address import is_loopback
 from bagua.base.errors import ConfigError, UsageError
 from bagua.base.paths import make_private_dir, state_dir, write_private
+from bagua.base.trees import remove_tree
 from bagua.cli.cluster.hosts import RemoteService, Way
 from bagua.hosts.end import ENDING, FAILED, Order
 
@@ -77,7 +77,7 @@ class SrunWay(Way):
 
     def close(self) -> None:
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove_tree(self._folder)
 
     def failure(self) -> str:
         # One step has all nodes, and goes on without one.
@@ -105,7 +105,7 @@ def sweep(shared: Path, squeue: str) -> None:
         there = set(done.stdout.split())
         for path in folders:
             if path.name.partition("-")[0] not in there:
-                shutil.rmtree(path, ignore_errors=True)
+                remove_tree(path)
 
 
 def srun_way(nodes: int | None, address: str, environment: Mapping[str, str] = os.environ) -> SrunWay:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import socket
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from bagua.base.parent_socket import CLUSTER_SOCKET
 from bagua.base.paths import cache_dir
 from bagua.base.protocol import OLDEST, PROTOCOL
 from bagua.base.trace_context import EVERY_STEPS, STEPS_VARIABLE
+from bagua.base.trees import remove_tree
 from bagua.daemon.ephemeral.users import Users
 from bagua.daemon.node.host.settings import NodeFolder, Settings, open_node_folder
 from bagua.daemon.node.jobs import rank_service
@@ -428,4 +428,4 @@ async def run(settings: Settings, log: FilteringBoundLogger, ready: Ready) -> No
         keeper.close()
         os.close(folder.lock)
         if settings.leash is not None:  # the folder was made for this daemon alone, and holds its key
-            shutil.rmtree(settings.state_dir, ignore_errors=True)
+            remove_tree(settings.state_dir)

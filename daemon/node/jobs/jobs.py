@@ -6,7 +6,7 @@ import asyncio
 import base64
 import contextlib
 import math
-import shutil
+import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 from bagua.base.disk import disk_words
 from bagua.base.retention import Keep
+from bagua.base.trees import remove_tree, walk_files
 from bagua.daemon.node.jobs.context import NodeContext
 from bagua.daemon.node.jobs.job import Job
 from bagua.daemon.node.jobs.journal import JobEntry, end_leftovers
@@ -31,6 +32,7 @@ from bagua.daemon.node.rules.job_specification import (
 from bagua.proto import node_pb2
 
 _EXPIRE_S = 600.0  # between two looks at what is old
+_MEASURED = 100_000  # files of a job, at most, whose sizes count
 MAX_SNAPSHOTS_BYTES = 2 << 20  # half of what the coordinator takes in one message
 
 
@@ -331,7 +333,7 @@ class Jobs:
             del self._held[job_id]
             self._node.journal.remove(job_id)
             for folder in (self._node.jobs_folder, self._node.logs_folder):
-                shutil.rmtree(folder / job_id, ignore_errors=True)
+                remove_tree(folder / job_id)
 
 
 def _tell_peers(job: Job, directive: node_pb2.RunJob) -> None:
@@ -361,9 +363,9 @@ def past_keeping(folder: Path, ended: Sequence[str], keep: Keep, now: float) -> 
 def _measure(folder: Path) -> tuple[int, float]:
     """Returns (bytes, when something was written last); of a folder that is not there: (0, infinity)."""
     size, newest = 0, -math.inf
-    for path in (folder, *folder.rglob("*")):
+    for path in (folder, *walk_files(folder, _MEASURED)):
         try:
-            found = path.lstat()
+            found = os.stat(path, follow_symlinks=False)
         except OSError:
             continue
         size += found.st_size

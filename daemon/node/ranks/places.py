@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagua.base.errors import ConfigError
+from bagua.base.trees import remove_tree
 from bagua.daemon.node.ranks.runtime_dir import remove_sockets
 from bagua.daemon.node.ranks.user import RankUser
 
@@ -88,7 +89,7 @@ class OwnPlaces:
 
     def forget(self, job_id: str) -> None:
         """Removes the place of a job that has ended."""
-        shutil.rmtree(self.of(job_id).code, ignore_errors=True)
+        remove_tree(self.of(job_id).code)
 
 
 class UserPlaces:
@@ -109,11 +110,11 @@ class UserPlaces:
             if folder.name in resumed:
                 remove_sockets(folder)
             elif folder != self._cache:
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_tree(folder)
 
     def forget(self, job_id: str) -> None:
         """Removes the place of a job that has ended."""
-        shutil.rmtree(self._root / job_id, ignore_errors=True)
+        remove_tree(self._root / job_id)
 
 
 Places = OwnPlaces | UserPlaces

@@ -1,0 +1,47 @@
+"""Trees that programs of users made: deeper than Python recurses, than paths can name, and closed to everybody."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from bagua.base.trees import remove_tree, walk_files
+
+DEPTH = 3_000
+
+
+@pytest.fixture
+def deep(tmp_path: Path) -> Path:
+    """Folders in each other, made by descriptors: no path names the last of them."""
+    root = tmp_path / "deep"
+    root.mkdir()
+    folder = os.open(root, os.O_RDONLY)
+    for _ in range(DEPTH):
+        os.mkdir("a", dir_fd=folder)
+        below = os.open("a", os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = below
+    os.close(folder)
+    return root
+
+
+def test_any_depth_is_removed_and_walked(deep: Path) -> None:
+    assert 1_000 < sum(1 for _ in walk_files(deep, 100_000)) <= DEPTH
+    assert sum(1 for _ in walk_files(deep, 10)) == 10
+    remove_tree(deep)
+    assert not deep.exists()
+    remove_tree(deep)
+
+
+def test_closed_folders_and_links(tmp_path: Path) -> None:
+    kept, tree = tmp_path / "kept", tmp_path / "tree"
+    (kept / "inside").mkdir(parents=True)
+    (tree / "closed" / "below").mkdir(parents=True)
+    (tree / "link").symlink_to(kept)
+    (tree / "closed").chmod(0)
+    assert {entry.name for entry in walk_files(tree, 100)} >= {"closed", "link"}
+    assert "inside" not in {entry.name for entry in walk_files(tree, 100)}
+    remove_tree(tree)
+    assert not tree.exists() and (kept / "inside").is_dir()
