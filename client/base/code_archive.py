@@ -10,7 +10,8 @@ from pathlib import PurePosixPath
 
 MAX_BYTES = 64 << 20  # of an archive
 MAX_UNPACKED_BYTES = 256 << 20
-MAX_FILES = 10_000
+MAX_FILES = 10_000  # with folders
+MAX_DEPTH = 64  # of folders in each other
 MAX_NAME = 1_000  # bytes of a path in an archive
 PIECE_BYTES = 256 << 10
 
@@ -42,6 +43,8 @@ def unsafe(name: str) -> str:
         name.encode()
     except UnicodeEncodeError:
         return "a name that is not UTF-8"
+    if len(path.parts) > MAX_DEPTH:
+        return f"more than {MAX_DEPTH} folders in each other"
     if path.is_absolute() or ".." in path.parts or "\0" in name:
         return "a name that leads out of the folder"
     return ""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from bagua.base.code_archive import MAX_BYTES, MAX_FILES, MAX_UNPACKED_BYTES, link_leads_out, unsafe
+from bagua.base.code_archive import MAX_BYTES, MAX_DEPTH, MAX_FILES, MAX_UNPACKED_BYTES, link_leads_out, unsafe
 from bagua.base.errors import ConfigError
 from bagua.base.text import printable
 from bagua.proto import common_pb2
@@ -126,6 +126,11 @@ def _without_ignored(folder: Path, of_git: list[str] | None) -> Iterable[str]:
     found = []
     for path, folders, files in os.walk(folder):
         below = os.path.relpath(path, folder)
+        if below.count(os.sep) >= MAX_DEPTH:
+            raise ConfigError(
+                f"The working directory {folder} has more than {MAX_DEPTH} folders in each other, in "
+                f"{printable(below[:100])}: put that into {IGNORE_FILE}. [BG815]"
+            )
         if ENVIRONMENT in files and below != ".":
             folders.clear()
             continue
@@ -216,11 +221,13 @@ def _is_inside(folder: Path, path: Path) -> bool:
 
 
 def _check_size(folder: Path, sizes: dict[str, int]) -> None:
-    if len(sizes) > MAX_FILES:
-        folders = Counter(name.partition("/")[0] + "/" if "/" in name else "." for name in sizes)
-        named = ", ".join(f"{printable(name)} ({count} files)" for name, count in folders.most_common(_NAMED))
+    folders = {parent for name in sizes for parent in PurePath(name).parents[:-1]}
+    if len(sizes) + len(folders) > MAX_FILES:
+        most = Counter(name.partition("/")[0] + "/" if "/" in name else "." for name in sizes)
+        named = ", ".join(f"{printable(name)} ({count} files)" for name, count in most.most_common(_NAMED))
         raise ConfigError(
-            f"The working directory {folder} has {len(sizes)} files that are not ignored; {MAX_FILES} is the most. "
+            f"The working directory {folder} has {len(sizes)} files that are not ignored, in {len(folders)} folders; "
+            f"{MAX_FILES} is the most of both. "
             f"Most are in {named}. Put what the job does not need into {IGNORE_FILE}. [BG815]"
         )
     total = sum(sizes.values())

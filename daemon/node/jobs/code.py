@@ -15,10 +15,11 @@ import tempfile
 import time
 import zlib
 from collections.abc import Awaitable, Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO
 
 from bagua.base.code_archive import MAX_FILES, MAX_UNPACKED_BYTES, link_leads_out, pieces_of, unsafe
+from bagua.base.trees import remove_tree
 from bagua.daemon.node.jobs.engine_host import in_thread
 from bagua.daemon.node.ranks.launch import LaunchError
 from bagua.daemon.node.rules.job_specification import Code
@@ -131,7 +132,7 @@ def unpack_beside(archive: Path, destination: Path, owner: tuple[int, int] | Non
     except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, UnicodeError, ValueError) as error:
         raise LaunchError(f"the code of the job can't be unpacked: {error} [BG904]") from error
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        remove_tree(made)
 
 
 def _give(root: Path, owner: tuple[int, int]) -> None:
@@ -159,14 +160,18 @@ def _unpack(tar: IO[bytes], root: Path) -> None:
     """Links are made when all files are written: so none is written through a link."""
     links: list[tuple[str, str]] = []
     left, count = MAX_UNPACKED_BYTES, 0
+    folders: set[PurePosixPath] = set()
     with tarfile.open(fileobj=tar, mode="r:") as members:
         for member in members:
             count += 1
             left -= member.size
-            if count > MAX_FILES or left < 0:
-                raise LaunchError(f"the code of the job has more than {MAX_FILES} files, or too many bytes [BG904]")
             if why := unsafe(member.name):
                 raise LaunchError(f"the code of the job has {why}: {member.name[:200]!r} [BG904]")
+            folders.update(PurePosixPath(member.name).parents[:-1])
+            if count + len(folders) > MAX_FILES or left < 0:
+                raise LaunchError(
+                    f"the code of the job has more than {MAX_FILES} files and folders, or too many bytes [BG904]"
+                )
             if member.issym():
                 if link_leads_out(member.name, member.linkname):
                     raise LaunchError(

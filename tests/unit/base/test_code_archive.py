@@ -160,7 +160,10 @@ def test_what_can_not_be_shipped_is_told(folder: Path, tmp_path: Path, monkeypat
         pack(folder)
     (folder / "pipe").unlink()
     monkeypatch.setattr(packing, "MAX_FILES", 3)
-    with pytest.raises(ConfigError, match=r"4 files that are not ignored; 3 is the most. Most are in .*baguaignore"):
+    with pytest.raises(
+        ConfigError,
+        match=r"4 files that are not ignored, in 2 folders; 3 is the most of both. Most are in .*baguaignore",
+    ):
         pack(folder)
     monkeypatch.setattr(packing, "MAX_FILES", 100)
     file(folder, "data/large.bin", "x" * 5000)
@@ -228,6 +231,8 @@ BAD: dict[str, tuple[list[tuple[tarfile.TarInfo, bytes]], str]] = {
     "folder": ([member("a", type=tarfile.DIRTYPE)], "neither file nor link"),
     "twice": ([member("a", b"x"), member("a", b"y")], ""),
     "long name": ([member("a" * 1001, b"x")], "more than 1000 bytes"),
+    "deep name": ([member("a/" * 64 + "a", b"x")], "more than 64 folders"),
+    "folders": ([member(f"{one}/" + "a/" * 60 + "a", b"x") for one in range(200)], "10000 files and folders"),
 }
 
 
@@ -258,6 +263,12 @@ def test_what_is_no_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(code, "MAX_UNPACKED_BYTES", 10_000)
     refused(good, "more than 0 MiB when unpacked")
     refused(archive_of(tmp_path / "many", member("a", b"x"), member("b", b"x")).read_bytes(), "more than 1 files")
+
+
+def test_a_working_directory_that_is_too_deep(folder: Path) -> None:
+    file(folder, "a/" * 80 + "words.txt")
+    with pytest.raises(ConfigError, match=r"more than 64 folders in each other, in a/a"):
+        pack(folder)
 
 
 def test_modes_are_no_more_than_a_file_needs(tmp_path: Path) -> None:
