@@ -448,7 +448,9 @@ async def test_a_job_through_the_service(open_database: Callable[[], sa.Engine])
     async with at_work(Desk(open_database())) as desk:
         sessions = {name: await desk.connect(name) for name in ("a", "b")}
         submitted = await desk.service.submit(job().spec, "key")
-        assert (await desk.service.submit(job(nnodes=1).spec, "key")).job_id == submitted.job_id
+        assert (await desk.service.submit(job().spec, "key")).job_id == submitted.job_id
+        with pytest.raises(ConflictError, match=submitted.job_id):
+            await desk.service.submit(job(nnodes=1).spec, "key")
         job_id = submitted.job_id
         await desk.until(lambda: not sessions["a"].outgoing.empty())
         assert node_pb2.Directive.FromString(sessions["a"].outgoing.get_nowait()).run.generation == 1

@@ -4,6 +4,7 @@ are acknowledged when they are stored."""
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -36,8 +37,8 @@ class Service:
     async def submit(
         self, spec: JobSpec, idempotency_key: str, job_id: str = "", namespace: str = "", unix_user: str = ""
     ) -> JobRecord:
-        """A new job, or the one that was submitted with the same key. Raises ConflictError if that is of another
-        namespace."""
+        """A new job, or the one that this account has submitted in this namespace with the same key. Raises
+        ConflictError if that had another specification."""
         caller = CURRENT.get()
         if len(idempotency_key) > 200 or "\0" in idempotency_key:
             raise InvalidRequestError("idempotency_key: 200 characters at most, no NUL. [BG811]")
@@ -53,9 +54,12 @@ class Service:
             submitted_by=caller.name,
             unix_user=unix_user,
         )
-        found = await self._intake.submit(job, stored_key(idempotency_key, job.namespace))
-        if found.namespace != job.namespace:
-            raise ConflictError("idempotency_key: it is in use. Choose another one. [BG811]")
+        found = await self._intake.submit(job, stored_key(idempotency_key, job.namespace, job.submitted_by))
+        if found.spec != job.spec:
+            raise ConflictError(
+                f"idempotency_key {idempotency_key!r}: {found.job_id} was submitted with it, and is another job. "
+                "Choose another key. [BG811]"
+            )
         return found
 
     async def owned(self, job_id: str) -> Owned | None:
@@ -195,11 +199,11 @@ def new_job_id() -> str:
     return f"job-{secrets.token_hex(5)}"
 
 
-def stored_key(idempotency_key: str, namespace: str) -> str:
-    """Namespaces choose their keys without knowing of each other."""
-    if not idempotency_key or namespace == DEFAULT_NAMESPACE:
-        return idempotency_key
-    return f"sha256:{hashlib.sha256(f'{namespace}/{idempotency_key}'.encode()).hexdigest()}"
+def stored_key(idempotency_key: str, namespace: str, account: str) -> str:
+    """Accounts choose their keys in each namespace without knowing of each other."""
+    if not idempotency_key:
+        return ""
+    return f"sha256:{hashlib.sha256(json.dumps([namespace, account, idempotency_key]).encode()).hexdigest()}"
 
 
 def _plausible(job_id: str) -> bool:

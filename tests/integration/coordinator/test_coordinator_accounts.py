@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import subprocess
@@ -152,10 +153,14 @@ def test_the_namespace_of_a_job_is_the_callers(people, admin):
 
 
 def test_keys_of_namespaces_do_not_meet(job, people):
-    assert people["ann"].submit(spec(), idempotency_key="one").job_id == job.job_id
-    other = people["eve"].submit(spec(), idempotency_key="one")
-    assert other.job_id != job.job_id and other.namespace == "blue"
-    people["eve"].cancel(other.job_id)
+    stored = "sha256:" + hashlib.sha256(b"red/one").hexdigest()  # as another namespace's key was stored once
+    for name in ("eve", "ben"):
+        for key in ("one", stored):
+            other = people[name].submit(spec(), idempotency_key=key)
+            assert other.job_id != job.job_id and other.submitted_by == name
+            people[name].cancel(other.job_id)
+    again = people["ann"].submit(spec("secretive", env={"PLAN": "hidden-plan"}), idempotency_key="one")
+    assert again.job_id == job.job_id
 
 
 def test_code_is_a_namespaces_own(tmp_path, people):

@@ -7,7 +7,7 @@ import time
 import pytest
 from rig.limits import SOON_S
 
-from bagua.base.errors import InvalidRequestError, NotFoundError
+from bagua.base.errors import ConflictError, InvalidRequestError, NotFoundError
 from bagua.proto import common_pb2 as c
 from bagua.proto import node_pb2 as n
 
@@ -134,7 +134,9 @@ def test_cancel_waiting_and_running_jobs(coordinator, client, connect, until):
 
 def test_lists_and_idempotent_submits(coordinator, client):
     first = client.submit(spec(), idempotency_key="k")
-    assert client.submit(spec(1, 1), idempotency_key="k").job_id == first.job_id
+    assert client.submit(spec(), idempotency_key="k").job_id == first.job_id
+    with pytest.raises(ConflictError, match=f"{first.job_id} was submitted with it"):
+        client.submit(spec(1, 1), idempotency_key="k")
     others = [client.submit(spec(9, 9)).job_id for _ in range(3)]
     assert [job.job_id for job in client.list()] == [*reversed(others), first.job_id]
     assert [job.job_id for job in client.list(limit=2)] == [others[2], others[1]]
