@@ -421,8 +421,14 @@ def _cannot_listen(address: str) -> str:
     )
 
 
+class _Health(health.aio.HealthServicer):  # type: ignore[misc,name-defined]
+    async def List(self, _: Any, context: Any) -> None:
+        """Refuses with words: the base class lacks it, and each call would be a traceback in the log."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Ask Check for one service. [BG811]")
+
+
 async def _add_health_and_reflection(server: grpc.aio.Server) -> None:
-    servicer: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
+    servicer: Any = _Health()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     for name in ("", *_SERVICES):
         await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)

@@ -209,6 +209,10 @@ def test_health_is_open_and_reflection_is_not(shared):
         for service in ("", "bagua.v1.JobService", "bagua.v1.NodeService"):
             answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        every = channel.unary_unary("/grpc.health.v1.Health/List", bytes, bytes)
+        with pytest.raises(grpc.RpcError) as refused:
+            every(b"", timeout=10)
+        assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
         reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
         request = reflection_pb2.ServerReflectionRequest(list_services="")
         with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
