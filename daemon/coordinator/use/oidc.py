@@ -148,10 +148,13 @@ class Provider:
         name = f"oidc:{claims['sub']}"[:200]
         for grant in self._grants:
             has = claims.get(grant.claim)
+            if grant.claim == "email" and claims.get("email_verified") not in (True, "true"):  # text at some providers
+                continue
             if has == grant.value or (isinstance(has, list) and grant.value in has):
                 ends = float(claims["exp"]) + _LEEWAY_S
                 return Identity(name, grant.role, grant.namespace, expires_at=ends, unix_user=self._unix_user(claims))
-        log.info("oidc_nothing_granted", who=name)
+        unverified = "email" in claims and claims.get("email_verified") not in (True, "true")
+        log.info("oidc_nothing_granted", who=name, email_is_verified=not unverified)
         return None
 
     def _unix_user(self, claims: dict[str, Any]) -> str:

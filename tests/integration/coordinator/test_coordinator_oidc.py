@@ -91,9 +91,13 @@ def test_signed_tokens_of_the_provider_are_accounts(issuer, start):
             assert ann.accounts.whoami().unix_user == user
     with client(issuer.token(sub="bob", groups=["ops"])) as bob:
         assert bob.accounts.list() == [] and bob.get(job.job_id).namespace == "vision"
-    with client(issuer.token(sub="eve", groups=[], email="eve@example.org")) as eve:
+    with client(issuer.token(sub="eve", groups=[], email="eve@example.org", email_verified=True)) as eve:
         with pytest.raises(ForbiddenError):
             eve.cancel(job.job_id)
+    for unverified in ({}, {"email_verified": False}, {"email_verified": "false"}):
+        with client(issuer.token(sub="mallory", groups=[], email="eve@example.org", **unverified)) as mallory:
+            with pytest.raises(UnauthenticatedError):
+                mallory.list()
     other = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     unsigned = jwt.encode({"iss": issuer.url, "aud": "bagua", "sub": "x", "exp": time.time() + 60}, None, "none")
     public = json.dumps(json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(issuer.key.public_key())))
