@@ -24,6 +24,7 @@ from bagua.daemon.coordinator.store.execution import READ_ONLY
 from bagua.daemon.coordinator.store.migrations import HEAD, KNOWN, before_first
 
 _BUSY_TIMEOUT_MS = 10_000
+_MADE_S = 2.0
 MIGRATION_LOCK = 0x6261677561  # any number of our own, for pg_advisory_lock
 
 
@@ -115,9 +116,23 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
     return engine
 
 
+def _refuse_empty(file: Path) -> None:
+    """Raises ConfigError for a file that has lost its content: taken for a new one, it would end all jobs. Waits for a
+    coordinator beside this one that has just made it."""
+    deadline = time.monotonic() + _MADE_S
+    while file.is_file() and file.stat().st_size == 0:
+        if time.monotonic() > deadline:
+            raise ConfigError(
+                f"The database {file} is empty (0 bytes): it was cut off, or a disk was full. Restore a backup; "
+                "remove the file only if the service never had a job, or all its jobs may be forgotten. [BG816]"
+            )
+        time.sleep(0.05)
+
+
 def _make_private(file: Path) -> None:
     """The database belongs to this user alone, also where it was open to others before: it holds the environments of
     jobs. SQLite gives the files that it adds the mode of the first. Raises ConfigError."""
+    _refuse_empty(file)
     try:
         os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         for found in (file, *(file.with_name(file.name + end) for end in ("-wal", "-shm", "-journal"))):

@@ -8,6 +8,8 @@ import pytest
 
 from bagua.base.errors import ConfigError
 from bagua.daemon.coordinator.admin.state_folder import StateFolder
+from bagua.daemon.coordinator.store import database
+from bagua.daemon.coordinator.store.database import open_engine, sqlite_url
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"coordinator-", b"x" * 1000, b"coordinator-0123\n\nx"])
@@ -27,3 +29,17 @@ def test_a_folder_in_place_of_a_file_is_named(tmp_path: Path, name: str):
         folder = StateFolder(tmp_path)
         folder.identity()
         folder.publish(address="h:1")
+
+
+def test_a_database_that_has_lost_its_content_is_no_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken for a new one, it would end all jobs. One that a coordinator beside this one has just made gets content."""
+    file = tmp_path / "bagua.db"
+    open_engine(sqlite_url(file)).dispose()
+    content = file.read_bytes()
+    file.write_bytes(b"")
+    monkeypatch.setattr(database, "_MADE_S", 0.2)
+    with pytest.raises(ConfigError, match=r"bagua\.db is empty \(0 bytes\).*\[BG816\]"):
+        open_engine(sqlite_url(file))
+    assert file.read_bytes() == b""
+    monkeypatch.setattr(database.time, "sleep", lambda _: file.write_bytes(content))
+    open_engine(sqlite_url(file)).dispose()
