@@ -51,32 +51,15 @@ static_assert(sizeof(Answer) == 72 && std::is_trivially_copyable_v<Answer>);
 struct Talk {
   Hello hello;
   Answer answer;
-
-  std::string bytes() const {
-    return std::string(reinterpret_cast<const char*>(&hello), sizeof hello) +
-           std::string(reinterpret_cast<const char*>(&answer), sizeof answer);
-  }
 };
+static_assert(sizeof(Talk) == sizeof(Hello) + sizeof(Answer));
 
-Digest sign(const JobKey& key, const char* label, const Talk& talk, uint32_t verdict = 0) {
+Digest sign(const JobKey& key, const char* label, const Talk& talk, Verdict verdict = {}) {
   HmacSha256 mac(key.data(), key.size());
   mac.update(label, std::strlen(label));
-  mac.update(&talk.hello, sizeof talk.hello);
-  mac.update(&talk.answer, sizeof talk.answer);
-  if (verdict != 0) mac.update(&verdict, sizeof verdict);
+  mac.update(&talk, sizeof talk);
+  if (verdict != Verdict()) mac.update(&verdict, sizeof verdict);
   return mac.finish();
-}
-
-Digest sign_accept(const JobKey& key, const Talk& talk) {
-  return sign(key, "bagua-accept", talk);
-}
-
-Digest sign_dial(const JobKey& key, const Talk& talk) {
-  return sign(key, "bagua-dial", talk);
-}
-
-Digest sign_verdict(const JobKey& key, const Talk& talk, Verdict verdict) {
-  return sign(key, "bagua-verdict", talk, static_cast<uint32_t>(verdict));
 }
 
 Status at_step(const char* step, const Status& cause) {
@@ -135,8 +118,7 @@ Status make_seals(const Side& side, const JobKey& job_key, const Talk& talk, boo
     return at_step("exchange of keys", status);
   }
   const Digest root = hkdf_extract(job_key.data(), job_key.size(), secret.data(), secret.size());
-  const std::string said = talk.bytes();
-  const Digest digest = sha256(said.data(), said.size());
+  const Digest digest = sha256(&talk, sizeof talk);
   const std::string context(reinterpret_cast<const char*>(digest.data()), digest.size());
   Digest by_dialer, by_acceptor;
   hkdf_expand(root, "bagua-seal-dial" + context, by_dialer.data(), by_dialer.size());
@@ -191,10 +173,10 @@ Status dial_handshake(int fd, const Credentials& credentials, const PeerInfo& me
   Status status = read_exact(fd, &talk.answer, sizeof talk.answer, deadlines.answer_ns);
   if (status) status = read_exact(fd, mac.data(), mac.size(), deadlines.answer_ns);
   if (!status) return at_step("waiting for the answer", status);
-  if (!same(mac, sign_accept(key, talk))) {
+  if (!same(mac, sign(key, "bagua-accept", talk))) {
     return {Code::kCorrupt, "handshake: the host that answered does not have this job's key"};
   }
-  const Digest proof = sign_dial(key, talk);
+  const Digest proof = sign(key, "bagua-dial", talk);
   if (status = write_exact(fd, proof.data(), proof.size(), deadlines.answer_ns); !status) {
     return at_step("sending the proof", status);
   }
@@ -202,7 +184,7 @@ Status dial_handshake(int fd, const Credentials& credentials, const PeerInfo& me
   status = read_exact(fd, &verdict, sizeof verdict, deadlines.verdict_ns);
   if (status) status = read_exact(fd, mac.data(), mac.size(), deadlines.verdict_ns);
   if (!status) return at_step("waiting to be accepted", status);
-  if (!same(mac, sign_verdict(key, talk, verdict))) {
+  if (!same(mac, sign(key, "bagua-verdict", talk, verdict))) {
     return {Code::kCorrupt, "handshake: the verdict is not the other host's"};
   }
   if (verdict == Verdict::kOtherGeneration) {
@@ -233,14 +215,14 @@ Status answer_hello(int fd, const JobKey& key, const Side& side, int64_t deadlin
   Answer& answer = talk->answer;
   answer = {{}, side.exchange.public_key(), side.protection, side.fast_aes};
   if (Status status = fill_random(answer.nonce.data(), answer.nonce.size()); !status) return status;
-  Digest mac = sign_accept(key, *talk);
+  Digest mac = sign(key, "bagua-accept", *talk);
   Status status = write_exact(fd, &answer, sizeof answer, deadline_ns);
   if (status) status = write_exact(fd, mac.data(), mac.size(), deadline_ns);
   if (!status) return at_step("answering", status);
   if (status = read_exact(fd, mac.data(), mac.size(), deadline_ns); !status) {
     return at_step("waiting for the proof", status);
   }
-  if (same(mac, sign_dial(key, *talk))) return Status::ok();
+  if (same(mac, sign(key, "bagua-dial", *talk))) return Status::ok();
   return {Code::kCorrupt, "handshake: the host that dialled does not have this job's key"};
 }
 
@@ -264,7 +246,7 @@ Status accept_handshake(int fd, const Credentials& credentials, uint64_t generat
                           : !agreed                      ? Verdict::kNotProtected
                           : !has_room || has_room(*peer) ? Verdict::kAccepted
                                                          : Verdict::kNoRoomYet;
-  const Digest mac = sign_verdict(credentials.key, talk, verdict);
+  const Digest mac = sign(credentials.key, "bagua-verdict", talk, verdict);
   Status status = write_exact(fd, &verdict, sizeof verdict, deadline_ns);
   if (status) status = write_exact(fd, mac.data(), mac.size(), deadline_ns);
   if (!status) return at_step("accepting", status);

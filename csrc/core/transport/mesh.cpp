@@ -7,14 +7,7 @@
 
 #include "base/clock.h"
 #include "base/text.h"
-#include "transport/mesh_connections.h"
-#include "transport/mesh_ending.h"
-#include "transport/mesh_intake.h"
-#include "transport/mesh_losses.h"
-#include "transport/mesh_outbox.h"
-#include "transport/mesh_poller.h"
-#include "transport/mesh_shared.h"
-#include "transport/mesh_watch.h"
+#include "transport/mesh_parts.h"
 
 namespace bagua {
 
@@ -148,11 +141,11 @@ void Mesh::let_go(int peer) {
 }
 
 void Mesh::set_silence_timeout(int64_t ns) {
-  impl_->watch.set_silence_timeout(ns);
+  impl_->shared.options.silence_timeout_ns = ns;
 }
 
 void Mesh::set_first_word_timeout(int64_t ns) {
-  impl_->watch.set_first_word_timeout(ns);
+  impl_->shared.options.first_word_timeout_ns = ns;
 }
 
 void Mesh::set_waiting(bool waiting) {
@@ -210,25 +203,8 @@ void Mesh::shut_down() {
   impl_->ending.shut_down();
 }
 
-Mesh::Counters Mesh::counters() const {
-  const mesh::Totals& totals = impl_->shared.totals;
-  const auto now = [](const std::atomic<uint64_t>& total) { return total.load(std::memory_order_relaxed); };
-  Counters result;
-  result.bytes_sent = now(totals.bytes_sent);
-  result.bytes_received = now(totals.bytes_received);
-  result.bytes_encrypted = now(totals.bytes_encrypted);
-  result.frames_refused = now(totals.frames_refused);
-  result.frames_dropped = now(totals.frames_dropped);
-  return result;
-}
-
-std::vector<uint64_t> Mesh::stream_bytes(int peer) const {
-  std::vector<uint64_t> bytes;
-  for (const auto& stream : impl_->shared.peer(peer).streams) {
-    bytes.push_back(stream == nullptr ? 0 : stream->written);
-  }
-  bytes.pop_back();  // the control lane
-  return bytes;
+const Mesh::Counters& Mesh::counters() const {
+  return impl_->shared.totals;
 }
 
 namespace {

@@ -8,9 +8,9 @@
 // socket and blocks this stream alone. TCP then holds the sender back, which bounds memory without credits. Senders
 // send in an order in which receivers post (see collective/program.h), so parking can't cause a deadlock.
 //
-// Control lane: a pair of hosts may have one TCP stream more than `streams`, attached as stream number `streams`. It
-// carries control messages only, so that no parked or slow chunk delays them. Its keep-alive finds a vanished host even
-// while chunks are in flight. Without a lane, control messages use the data streams, and may overtake each other.
+// Control lane: a pair of hosts has one TCP stream more than `streams`, attached as stream number `streams`. It carries
+// control messages only, so that no parked or slow chunk delays them and they arrive in the order in which they were
+// sent. Its keep-alive finds a vanished host even while chunks are in flight.
 //
 // Silence: the kernel of a stopped or starved process still acknowledges every byte. So while the caller waits
 // (set_waiting()), a peer with a control lane is pinged after each second of silence, and its driving thread answers in
@@ -29,7 +29,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "transport/connection.h"
+#include "transport/seal.h"
 #include "transport/stream_count.h"
 
 namespace bagua {
@@ -41,8 +41,6 @@ struct MeshOptions {
   int host = 0;  // index of this host among the hosts of the communicator
   int hosts = 1;
   int streams = 4;  // TCP streams for each pair of hosts
-  // Each pair gets a control lane. Control messages wait for it: they arrive in the order in which they were sent.
-  bool lanes = false;
   // Counted from the first send to, or receive from, a peer that is not connected.
   int64_t connect_timeout_ns = 30'000'000'000;
   int64_t silence_timeout_ns = 30'000'000'000;  // for the answer to a ping
@@ -139,9 +137,7 @@ class Mesh {
   // arrive; everything else is dropped. poll() fails from now on. Idempotent.
   void shut_down();
 
-  Counters counters() const;
-  // Bytes sent to `peer` on each data stream; 0 if not attached. The driving thread only.
-  std::vector<uint64_t> stream_bytes(int peer) const;
+  const Counters& counters() const;
   // For error messages: names peers with outstanding sends or receives and since when, and peers that do not answer.
   std::string describe_waits(int64_t now_ns) const;
 

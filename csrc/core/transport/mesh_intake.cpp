@@ -1,5 +1,3 @@
-#include "transport/mesh_intake.h"
-
 #include <sys/epoll.h>
 
 #include <string>
@@ -7,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/text.h"
+#include "transport/mesh_parts.h"
 
 namespace bagua::mesh {
 
@@ -79,13 +78,13 @@ void Intake::read(Stream* stream) {
     peer.heard_ns = now_ns();
     peer.ping_ns = -1;
   }
-  add(&shared_->totals.bytes_received, received);
+  shared_->totals.bytes_received += received;
 }
 
 void Intake::on_corrupt(Stream* stream) {
   stream->damaged = true;
   poller_->unwatch(stream);
-  add(&shared_->totals.frames_refused, 1);
+  ++shared_->totals.frames_refused;
   if (shared_->retired) return;  // messages of other hosts matter more
   shared_->fail({Code::kCorrupt, place_of(*shared_, stream) + ": " + stream->reader.problem()});
 }
@@ -117,11 +116,11 @@ bool Intake::on_header(Stream* stream) {
 // Drops a frame of another generation or communicator.
 bool Intake::drop_foreign(Stream* stream) {
   if (stream->encrypted) {  // the keys belong to this communicator, so no host of ours has sent it
-    add(&shared_->totals.frames_refused, 1);
+    ++shared_->totals.frames_refused;
     shared_->fail({Code::kCorrupt, place_of(*shared_, stream) + ": a frame of another generation or communicator"});
     return false;
   }
-  add(&shared_->totals.frames_dropped, 1);
+  ++shared_->totals.frames_dropped;
   stream->reader.skip();
   return true;
 }

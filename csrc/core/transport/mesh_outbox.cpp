@@ -1,5 +1,3 @@
-#include "transport/mesh_outbox.h"
-
 #include <linux/sockios.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
@@ -9,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/text.h"
+#include "transport/mesh_parts.h"
 
 namespace bagua::mesh {
 
@@ -34,16 +33,6 @@ void Outbox::post(Peer* peer, Outgoing message) {
     peer->control.push_back(std::move(message));
   }
   pump(peer);
-}
-
-// The stream for the next control message; nullptr: wait for an event.
-Stream* Outbox::control_stream(const Peer& peer) const {
-  if (Stream* lane = peer.lane(); lane != nullptr) return lane->is_free() ? lane : nullptr;
-  if (shared_->options.lanes) return nullptr;  // what a data stream took would be overtaken on the lane
-  for (const auto& stream : peer.streams) {
-    if (stream != nullptr && stream->is_free()) return stream.get();
-  }
-  return nullptr;
 }
 
 // The stream for the next chunk; nullptr: wait for an event.
@@ -88,8 +77,8 @@ void Outbox::pump(Peer* peer) {
   for (auto* queue : {&peer->control, &peer->data}) {
     while (!queue->empty()) {
       const size_t bytes = queue->front().bytes;
-      Stream* stream = queue == &peer->control ? control_stream(*peer) : data_stream(peer, bytes);
-      if (stream == nullptr) break;
+      Stream* stream = queue == &peer->control ? peer->lane() : data_stream(peer, bytes);
+      if (stream == nullptr || !stream->is_free()) break;
       if (handed >= kPumpBudget) {
         peer->pump_again = pump_again_ = true;
         break;
@@ -136,13 +125,12 @@ void Outbox::on_writable(Stream* stream) {
 }
 
 void Outbox::flush(Peer* peer, Stream* stream) {
-  Totals& totals = shared_->totals;
   uint64_t sent = 0;
   int problem = 0;
   const StreamWriter::Progress progress = stream->writer.flush(stream->socket.get(), &sent, &problem);
   stream->written += sent;
-  add(&totals.bytes_sent, sent);
-  if (stream->encrypted) add(&totals.bytes_encrypted, sent);
+  shared_->totals.bytes_sent += sent;
+  if (stream->encrypted) shared_->totals.bytes_encrypted += sent;
   switch (progress) {
     case StreamWriter::Progress::kDone: {
       const Outgoing& message = stream->writer.current();

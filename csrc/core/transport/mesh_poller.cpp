@@ -1,11 +1,10 @@
-#include "transport/mesh_poller.h"
-
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 
 #include "base/text.h"
+#include "transport/mesh_parts.h"
 
 namespace bagua::mesh {
 

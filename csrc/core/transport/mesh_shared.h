@@ -1,39 +1,98 @@
-// State shared by all parts of a mesh: options, peers, first error, completions for poll(), counters.
+// State shared by all parts of a mesh (mesh_parts.h): options, peers, first error, completions for poll(), counters.
 //
-// The parts, each of which may call those above it:
-//   Poller       finds streams that can be read or written
-//   Losses       decides when the end of a peer's connection is an error
-//   Outbox       queues messages, and chooses the stream for the next one
-//   Connections  takes over attached streams, and finds peers that have not connected in time
-//   Intake       matches frames with posted receives
-//   Watch        pings peers while the caller waits for them
-//   Ending       sends the last messages and closes all connections
-// Mesh::Impl holds them and runs the loop of poll().
-//
-// Thread safety: the thread that drives the mesh only; any thread may read the counters.
+// Thread safety: the thread that drives the mesh only.
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
+#include <deque>
+#include <memory>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "base/status.h"
+#include "net/socket.h"
 #include "transport/mesh.h"
-#include "transport/peer.h"
+#include "transport/stream.h"
+#include "transport/stream_count.h"
+#include "transport/stream_rate.h"
 
 namespace bagua::mesh {
 
-struct Totals {
-  std::atomic<uint64_t> bytes_sent{0}, bytes_received{0}, bytes_encrypted{0};
-  std::atomic<uint64_t> frames_dropped{0}, frames_refused{0};
+// Identifies a message between two hosts.
+struct MessageKey {
+  uint64_t op;
+  uint64_t tag;
+  bool operator==(const MessageKey& other) const { return op == other.op && tag == other.tag; }
 };
 
-inline void add(std::atomic<uint64_t>* total, uint64_t more) {
-  total->fetch_add(more, std::memory_order_relaxed);
-}
+struct HashKey {
+  size_t operator()(const MessageKey& key) const {
+    uint64_t x = key.op * 0x9e3779b97f4a7c15u + key.tag;
+    x ^= x >> 32;
+    return static_cast<size_t>(x * 0xd6e8feb86659fd93u);
+  }
+};
+
+struct Posted {
+  void* data;
+  size_t bytes;
+  uint64_t cookie;
+  int64_t since_ns;
+  bool claimed = false;  // a frame is being received into it
+};
+
+struct Stream {
+  Fd socket;
+  int peer = 0;
+  int index = 0;
+  bool lane = false;  // carries control messages only
+  bool encrypted = false;
+  bool ended = false;    // nothing more will be read from it
+  bool writable = true;  // until the socket refuses
+  bool write_broken = false;
+  bool damaged = false;     // it has sent an invalid frame and is not read any more
+  bool parked = false;      // its frame waits for a recv()
+  bool queued = false;      // in the poller's list of streams to be read
+  bool registered = false;  // with epoll
+  uint32_t events = 0;      // what epoll watches
+  size_t low_water = 1;     // epoll reports the socket when it has this many bytes
+  uint64_t written = 0;     // bytes that the socket took
+  StreamRate rate;
+  StreamReader reader;
+  StreamWriter writer;
+
+  // epoll does not watch it, so reads go on until the socket is empty.
+  bool eager() const { return !registered; }
+  // True if it can take a message now.
+  bool is_free() const { return !writer.busy() && writable && !write_broken && !ended; }
+};
+
+// One peer of a mesh: its streams, its outgoing queues, and the receives that are posted for it.
+struct Peer {
+  std::vector<std::unique_ptr<Stream>> streams;  // by index; the last is the control lane; null: not attached
+  std::deque<Outgoing> data;
+  size_t queued_bytes = 0;  // of `data`
+  std::deque<Outgoing> control;
+  std::unordered_map<MessageKey, Posted, HashKey> posted;
+  StreamCount stream_count;
+  int single = -1;          // the one stream that carries all chunks now; -1: several do
+  size_t next_stream = 0;   // where the search for a free stream begins
+  int attached = 0;         // data streams
+  int64_t needed_ns = -1;   // first send or recv while not connected
+  int64_t heard_ns = -1;    // the latest bytes from it
+  int64_t ping_ns = -1;     // when the unanswered ping was sent
+  int64_t lost_ns = -1;     // when the first stream failed
+  bool awaited = false;     // the caller waits for a control message from it
+  bool settled = false;     // lost, but everything that arrived waits for a recv(): poll() may go on
+  bool let_go = false;      // it has said goodbye
+  bool pump_again = false;  // Outbox::pump() stopped at its budget
+  Status lost;
+
+  Stream* lane() const { return streams.back().get(); }  // nullptr: none is attached
+};
 
 struct Shared {
   explicit Shared(MeshOptions given) : options(std::move(given)), peers(static_cast<size_t>(options.hosts)) {
@@ -43,13 +102,13 @@ struct Shared {
     }
   }
 
-  const MeshOptions options;
+  MeshOptions options;
   std::vector<Peer> peers;
   std::vector<Mesh::Completion> done;
   Status status;         // the first error
   int failed_peer = -1;  // the peer that was lost with it
   bool retired = false;  // only control messages move
-  Totals totals;
+  Mesh::Counters totals;
 
   void fail(Status first, int peer = -1) {
     if (!status) return;

@@ -16,7 +16,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 
+#include "base/fd.h"
 #include "base/sha256.h"
 #include "base/status.h"
 #include "transport/libcrypto.h"
@@ -89,6 +91,18 @@ class Opener : RecordKeys {
 struct Seals {
   std::unique_ptr<Sealer> out;
   std::unique_ptr<Opener> in;
+};
+
+// A connection between two hosts after its handshake: the socket and, if it is encrypted, the ciphers.
+struct Connection {
+  Connection() = default;
+  Connection(Fd plain) : socket(std::move(plain)) {}  // not explicit: a plain socket converts to a plain connection
+  Connection(Fd connected, Seals agreed) : socket(std::move(connected)), seals(std::move(agreed)) {}
+
+  bool encrypted() const { return seals.out != nullptr; }
+
+  Fd socket;
+  Seals seals;
 };
 
 }  // namespace bagua

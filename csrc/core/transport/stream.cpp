@@ -1,13 +1,11 @@
 #include "transport/stream.h"
 
-#include <sys/socket.h>
-#include <sys/uio.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
+#include "net/socket.h"
 #include "transport/mesh.h"
 
 namespace bagua {
@@ -62,10 +60,7 @@ ssize_t StreamWriter::write_some(int fd) {
     char* payload = const_cast<char*>(static_cast<const char*>(message_.data));  // iovec has no const
     parts[count++] = {payload + offset, message_.bytes - offset};
   }
-  msghdr message{};
-  message.msg_iov = parts;
-  message.msg_iovlen = count;
-  return ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  return send_parts(fd, parts, count);
 }
 
 // Seals the next piece of the message. Returns false if libcrypto failed.
@@ -98,8 +93,8 @@ ssize_t StreamWriter::write_sealed(int fd) {
     errno = EIO;
     return -1;
   }
-  const ssize_t put =
-      ::send(fd, staged_.get() + staged_begin_, staged_end_ - staged_begin_, MSG_NOSIGNAL | MSG_DONTWAIT);
+  const iovec part{staged_.get() + staged_begin_, staged_end_ - staged_begin_};
+  const ssize_t put = send_parts(fd, &part, 1);
   if (put > 0) staged_begin_ += static_cast<size_t>(put);
   return put;
 }
@@ -108,7 +103,6 @@ StreamWriter::Progress StreamWriter::flush(int fd, uint64_t* sent, int* error) {
   while (done_ < wire_bytes_) {
     const ssize_t put = sealer_ != nullptr ? write_sealed(fd) : write_some(fd);
     if (put < 0) {
-      if (errno == EINTR) continue;
       if (errno == EAGAIN) return Progress::kBlocked;
       *error = errno;
       return Progress::kBroken;
@@ -130,16 +124,12 @@ StreamReader::Step StreamReader::advance(int fd, bool eager, int64_t* budget, ui
         return Step::kHeader;
       case State::kHeader:
         if (end_ - begin_ >= header_bytes()) return parse_header() ? Step::kHeader : Step::kCorrupt;
-        if (!read_ahead(fd, eager, budget, received, &step)) return step;
+        if (!read(fd, false, eager, budget, received, &step)) return step;
         break;
       case State::kPayload:
         if (left_ > 0 && begin_ < end_) take_from_ahead();
         if (left_ == 0 && end_ - begin_ >= tag_bytes()) return finish_payload();
-        if (skipping_ || left_ == 0) {
-          if (!read_ahead(fd, eager, budget, received, &step)) return step;
-        } else if (!read_direct(fd, eager, budget, received, &step)) {
-          return step;
-        }
+        if (!read(fd, !skipping_ && left_ > 0, eager, budget, received, &step)) return step;
         break;
     }
   }
@@ -249,26 +239,7 @@ void StreamReader::take_from_ahead() {
   left_ -= take;
 }
 
-// Evaluates the result of a read of `wanted` bytes. False: nothing was read.
-bool StreamReader::account(ssize_t got, size_t wanted, bool eager, int64_t* budget, uint64_t* received, Step* step) {
-  if (got > 0) {
-    drained_ = !eager && static_cast<size_t>(got) < wanted;
-    *budget -= got;
-    *received += static_cast<uint64_t>(got);
-    return true;
-  }
-  if (got == 0) {
-    *step = Step::kClosed;
-  } else if (errno == EAGAIN) {
-    *step = Step::kBlocked;
-  } else {
-    error_ = errno;
-    *step = Step::kBroken;
-  }
-  return false;
-}
-
-bool StreamReader::read_ahead(int fd, bool eager, int64_t* budget, uint64_t* received, Step* step) {
+bool StreamReader::read(int fd, bool direct, bool eager, int64_t* budget, uint64_t* received, Step* step) {
   if (eager) drained_ = false;
   *step = drained_ ? Step::kBlocked : Step::kYield;
   if (drained_ || *budget <= 0) return false;
@@ -277,36 +248,25 @@ bool StreamReader::read_ahead(int fd, bool eager, int64_t* budget, uint64_t* rec
     end_ -= begin_;
     begin_ = 0;
   }
-  const size_t room = kAhead - end_;
-  ssize_t got;
-  do {
-    got = ::recv(fd, ahead_.get() + end_, room, MSG_DONTWAIT);
-  } while (got < 0 && errno == EINTR);
-  if (!account(got, room, eager, budget, received, step)) return false;
-  end_ += static_cast<size_t>(got);
-  return true;
-}
-
-// Reads straight into the payload's memory. The last read also takes following bytes, into ahead_, which is empty here.
-bool StreamReader::read_direct(int fd, bool eager, int64_t* budget, uint64_t* received, Step* step) {
-  if (eager) drained_ = false;
-  *step = drained_ ? Step::kBlocked : Step::kYield;
-  if (drained_ || *budget <= 0) return false;
-  begin_ = end_ = 0;
-  const size_t direct = std::min(left_, kDirectRead);
-  iovec parts[2] = {{target_, direct}, {ahead_.get(), kAhead}};
-  msghdr message{};
-  message.msg_iov = parts;
-  message.msg_iovlen = direct == left_ ? 2 : 1;
-  ssize_t got;
-  do {
-    got = ::recvmsg(fd, &message, MSG_DONTWAIT);
-  } while (got < 0 && errno == EINTR);
-  if (!account(got, direct + (direct == left_ ? kAhead : 0), eager, budget, received, step)) return false;
-  const size_t placed = std::min(static_cast<size_t>(got), direct);
-  place(target_, placed);
+  const size_t straight = direct ? std::min(left_, kDirectRead) : 0;
+  const size_t room = !direct || straight == left_ ? kAhead - end_ : 0;
+  iovec parts[2];
+  size_t count = 0;
+  if (straight > 0) parts[count++] = {target_, straight};
+  if (room > 0) parts[count++] = {ahead_.get() + end_, room};
+  const ssize_t got = receive_parts(fd, parts, count);
+  if (got <= 0) {
+    error_ = errno;
+    *step = got == 0 ? Step::kClosed : error_ == EAGAIN ? Step::kBlocked : Step::kBroken;
+    return false;
+  }
+  drained_ = !eager && static_cast<size_t>(got) < straight + room;
+  *budget -= got;
+  *received += static_cast<uint64_t>(got);
+  const size_t placed = std::min(static_cast<size_t>(got), straight);
+  if (placed > 0) place(target_, placed);
   left_ -= placed;
-  end_ = static_cast<size_t>(got) - placed;
+  end_ += static_cast<size_t>(got) - placed;
   return true;
 }
 

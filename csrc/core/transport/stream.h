@@ -88,7 +88,6 @@ class StreamReader {
   void receive(void* data, uint64_t cookie);
   void receive_control();
   void skip();
-  bool waits_for_decision() const { return state_ == State::kDecision; }
   bool skipping() const { return skipping_; }
   bool mid_frame() const { return state_ != State::kHeader || begin_ != end_; }
   uint64_t cookie() const { return cookie_; }
@@ -112,10 +111,9 @@ class StreamReader {
   void place(const char* from, size_t bytes);
   Step finish_payload();
   void take_from_ahead();
-  // Makes one read call. False: nothing was read, and `step` tells why.
-  bool read_ahead(int fd, bool eager, int64_t* budget, uint64_t* received, Step* step);
-  bool read_direct(int fd, bool eager, int64_t* budget, uint64_t* received, Step* step);
-  bool account(ssize_t got, size_t wanted, bool eager, int64_t* budget, uint64_t* received, Step* step);
+  // Makes one read call: ahead or, with `direct`, straight into the payload's memory. The last read of a payload also
+  // takes following bytes ahead. False: nothing was read, and `step` tells why.
+  bool read(int fd, bool direct, bool eager, int64_t* budget, uint64_t* received, Step* step);
 
   State state_ = State::kHeader;
   bool drained_ = false;  // the last read was short: the socket is empty until epoll says otherwise

@@ -41,7 +41,7 @@ bool StreamCount::enough() const {
 
 // Applies a known verdict. Returns true if there is one.
 bool StreamCount::go_by_verdict(int64_t now) {
-  const StreamVerdict::Value verdict = (verdict_ != nullptr ? verdict_ : &own_)->get();
+  const StreamVerdict::Value verdict = verdict_->get();
   if (now >= verdict.until_ns) return false;
   begin(verdict.all ? Phase::kAll : Phase::kOne);
   return true;
@@ -63,12 +63,11 @@ void StreamCount::decide(int64_t now) {
 }
 
 void StreamCount::hold(bool all, int64_t now) {
-  StreamVerdict* const shared = verdict_ != nullptr ? verdict_ : &own_;
-  const StreamVerdict::Value before = shared->get();
+  const StreamVerdict::Value before = verdict_->get();
   const bool confirmed = before.until_ns > 0 && before.all == all;
   const int64_t first = all ? kHoldAllNs : kHoldNs;
   const int64_t hold = confirmed ? std::min(2 * before.hold_ns, kLongestHoldNs) : first;
-  shared->set({all, all ? rate() : one_, now + hold, hold});
+  verdict_->set({all, all ? rate() : one_, now + hold, hold});
   for_all_ = 0;
   begin(all ? Phase::kAll : Phase::kOne);
 }
@@ -76,7 +75,7 @@ void StreamCount::hold(bool all, int64_t now) {
 // If a link has become much slower, a single stream may be limited now, so a new trial may be needed. But other traffic
 // or a busy processor may be the reason, too.
 void StreamCount::look(int64_t now) {
-  const StreamVerdict::Value verdict = (verdict_ != nullptr ? verdict_ : &own_)->get();
+  const StreamVerdict::Value verdict = verdict_->get();
   slow_looks_ = rate() < verdict.rate / 2 ? slow_looks_ + 1 : 0;
   const bool doubted = slow_looks_ >= kSlowLooks && now >= verdict.until_ns - verdict.hold_ns + kDoubtNs;
   if (!doubted && go_by_verdict(now)) return;

@@ -86,7 +86,7 @@ class StreamCount {
   void look(int64_t now);
 
   StreamVerdict own_;
-  StreamVerdict* verdict_ = nullptr;  // nullptr: own_
+  StreamVerdict* verdict_ = &own_;
   Phase phase_ = Phase::kTryOne;
   bool started_ = false;
   bool waiting_ = false;  // at the last update()

@@ -278,9 +278,9 @@ TEST(frames_of_another_generation_end_it) {
   sealed_pair(0, &near.seals, &far.seals);
   mesh.attach(1, 0, std::move(near));
   other.attach(0, 0, std::move(far));
-  other.send_control(0, "stale");
-  std::vector<Mesh::Completion> done;
-  CHECK_OK(other.poll(now_ns(), &done));
+  other.send(0, 1, 1, "stale", 5, 0);
+  std::vector<Mesh::Completion> sent, done;
+  CHECK_OK(other.poll(now_ns(), &sent));
   has(collect_error(&mesh, &done), "host 1, stream 0: a frame of another generation or communicator");
   EXPECT(done.empty());
 }

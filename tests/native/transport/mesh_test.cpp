@@ -187,7 +187,7 @@ TEST(a_stalled_receiver_holds_the_sender_back) {
 }
 
 TEST(control_overtakes_queued_chunks) {
-  auto meshes = make_meshes(2, 1, /*lanes=*/false);
+  auto meshes = make_meshes(2, 1);
   constexpr size_t kBytes = 4 << 20;
   constexpr size_t kCount = 16;
   const std::string out = pattern(kBytes, 1);
@@ -212,9 +212,7 @@ TEST(control_overtakes_queued_chunks) {
 
 // Streams come in any order. A message that had taken one would arrive after those that take the lane.
 TEST(control_messages_wait_for_their_lane) {
-  MeshOptions sends = test::mesh_options(0, 2, 1), receives = test::mesh_options(1, 2, 1);
-  sends.lanes = receives.lanes = true;
-  Mesh a(sends), b(receives);
+  Mesh a(test::mesh_options(0, 2, 1)), b(test::mesh_options(1, 2, 1));
   std::vector<Mesh::Completion> none, received;
   for (const int stream : {0, 1}) {
     a.send_control(1, "sent when stream " + std::to_string(stream) + " was not there");

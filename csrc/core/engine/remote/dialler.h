@@ -21,9 +21,9 @@
 #include "engine/local/generation_state.h"
 #include "engine/remote/executor_inbox.h"
 #include "engine/remote/network.h"
-#include "transport/connection.h"
 #include "transport/handshake.h"
 #include "transport/mesh.h"
+#include "transport/seal.h"
 
 namespace bagua {
 

@@ -20,7 +20,6 @@ MeshOptions mesh_options(GenerationState* state, const Communicator* comm) {
   mesh.host = comm->topology().host;
   mesh.hosts = comm->hosts();
   mesh.streams = options.streams;
-  mesh.lanes = true;
   mesh.name = [state, comm](int peer) { return host_text(state->membership(), *comm, peer); };
   for (const int host : comm->job_hosts()) mesh.verdicts.push_back(state->stream_verdict(host));
   // Ranks of another host may make a communicator much later than ours do. If that host dies, the world's mesh tells.

@@ -25,8 +25,8 @@
 #include "base/status.h"
 #include "engine/local/generation_state.h"
 #include "net/socket.h"
-#include "transport/connection.h"
 #include "transport/handshake.h"
+#include "transport/seal.h"
 
 namespace bagua {
 
