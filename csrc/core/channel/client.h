@@ -9,6 +9,7 @@
 // client_operations.cpp: operations.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <functional>
@@ -156,6 +157,11 @@ class ChannelClient {
     Fd file;  // in elastic jobs
   };
   static constexpr int64_t kSliceNs = 100'000'000;  // how often a waiter looks for signals and for the daemon's death
+
+  // Sleeps while *word == expected, until the deadline (< 0: none) but for one slice at most. True: woken.
+  static bool sleep_slice(std::atomic<uint32_t>* word, uint32_t expected, int64_t now, int64_t deadline_ns) {
+    return futex_wait(word, expected, deadline_ns >= 0 ? std::min(now + kSliceNs, deadline_ns) : now + kSliceNs);
+  }
 
   ChannelClient(std::string path, const uint8_t* token, int member, int64_t timeout_ns);
 

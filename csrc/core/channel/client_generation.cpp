@@ -105,10 +105,9 @@ Status ChannelClient::enter(int64_t deadline_ns, const Interrupt& interrupt) {
 Status ChannelClient::await_change(uint32_t seen, int64_t deadline_ns, const Interrupt& interrupt) {
   std::atomic<uint32_t>* const changes = &page()->changes;
   while (changes->load() == seen) {
-    const int64_t now = now_ns(), slice = now + kSliceNs;
+    const int64_t now = now_ns();
     if (deadline_ns >= 0 && now >= deadline_ns) return {Code::kTimeout, "there is no next generation yet"};
-    const Wake wake = futex_wait(changes, seen, deadline_ns >= 0 ? std::min(slice, deadline_ns) : slice);
-    if (wake == Wake::kWoken) continue;
+    if (sleep_slice(changes, seen, now, deadline_ns)) continue;
     if (interrupt && interrupt()) return {Code::kAborted, "interrupted"};
     if (daemon_gone()) return Status::ok();  // the next question says so
   }
@@ -129,7 +128,7 @@ std::string ChannelClient::error() const {
   const uint32_t status = sheet()->status.load(std::memory_order_acquire);
   if (status == kGenerationFailed) return text_of(sheet()->error);
   if (status == kGenerationSuspended) return text_of(sheet()->suspension);
-  if (socket_fd_.load() >= 0 && daemon_gone()) return "the node daemon is gone: its end of the socket was closed";
+  if (socket_fd_.load() >= 0 && daemon_gone()) return daemon_lost().message();
   return "";
 }
 
@@ -140,9 +139,8 @@ Status ChannelClient::wait_failure(int64_t deadline_ns) {
     if (daemon_gone()) return daemon_lost();
     const int64_t now = now_ns();
     if (deadline_ns >= 0 && now >= deadline_ns) return {Code::kTimeout, "the engine is well"};
-    const int64_t slice = now + kSliceNs;
-    const Wake wake = futex_wait(state, kRunning, deadline_ns >= 0 ? std::min(slice, deadline_ns) : slice);
-    if (wake == Wake::kWoken && state->load(std::memory_order_acquire) == kRunning) return Status::ok();
+    const bool woken = sleep_slice(state, kRunning, now, deadline_ns);
+    if (woken && state->load(std::memory_order_acquire) == kRunning) return Status::ok();
   }
 }
 

@@ -265,15 +265,11 @@ Status ChannelClient::await(Slot* slot, int64_t deadline_ns, const Interrupt& in
     slot->state.compare_exchange_strong(expected, kSubmittedWaiting, std::memory_order_acq_rel);
     const int64_t now = now_ns();
     const bool late = deadline_ns >= 0 && now >= deadline_ns;
-    Wake wake = Wake::kTimeout;
-    if (!late) {
-      const int64_t slice = now + kSliceNs;
-      wake = futex_wait(&slot->state, kSubmittedWaiting, deadline_ns >= 0 ? std::min(slice, deadline_ns) : slice);
-    }
+    const bool woken = !late && sleep_slice(&slot->state, kSubmittedWaiting, now, deadline_ns);
     *state = slot->state.load(std::memory_order_acquire);
     if (is_over(*state)) return Status::ok();
     if (late) return {Code::kTimeout, "not done yet"};
-    if (wake == Wake::kWoken) continue;
+    if (woken) continue;
     if (interrupt && interrupt()) return {Code::kAborted, "interrupted"};
     if (daemon_gone()) {
       *state = slot->state.load(std::memory_order_acquire);  // the last thing it did

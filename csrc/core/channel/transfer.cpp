@@ -22,6 +22,18 @@ constexpr uint64_t line(uint64_t bytes) {
   return (bytes + 63) / 64 * 64;
 }
 
+// `streaming`: the result is too large for the caches.
+void copy_rows(char* to, uint64_t to_row, const char* from, uint64_t from_row, uint64_t rows, uint64_t bytes,
+               bool streaming) {
+  for (uint64_t row = 0; row < rows; ++row, to += to_row, from += from_row) {
+    if (streaming) {
+      copy_streaming(to, from, bytes);
+    } else {
+      memcpy(to, from, bytes);
+    }
+  }
+}
+
 }  // namespace
 
 Status StagePool::take(uint64_t bytes, ChannelClient::Allocation* out) {
@@ -116,17 +128,6 @@ Status Transfer::start() {
   return crowded_ && !flying_.empty() ? Status::ok() : status;
 }
 
-void Transfer::copy_rows(char* to, uint64_t to_row, const char* from, uint64_t from_row, uint64_t rows,
-                         uint64_t bytes) const {
-  for (uint64_t row = 0; row < rows; ++row, to += to_row, from += from_row) {
-    if (streaming_) {
-      copy_streaming(to, from, bytes);
-    } else {
-      memcpy(to, from, bytes);
-    }
-  }
-}
-
 Status Transfer::submit(uint64_t number, bool* ring) {
   const uint64_t elements = elements_of(number), begin = begin_of(number) * element_;
   const uint64_t slot = number % depth_ * slot_bytes_;
@@ -134,10 +135,7 @@ Status Transfer::submit(uint64_t number, bool* ring) {
   descriptor.count = elements;
   if (src_.staged) {
     const uint64_t bytes = elements * element_, row = request_.descriptor.count * element_;
-    const uint64_t rows = request_.src_rows;
-    char* to = stage_of(number);
-    const char* from = request_.src + begin;
-    for (uint64_t i = 0; i < rows; ++i, to += bytes, from += row) memcpy(to, from, bytes);
+    copy_rows(stage_of(number), bytes, request_.src + begin, row, request_.src_rows, bytes, false);
   }
   const auto place = [&](const Side& side, uint64_t within, uint32_t* segment, uint64_t* offset) {
     *segment = side.staged ? static_cast<uint32_t>(stage_.id) : side.segment;
@@ -160,7 +158,7 @@ void Transfer::take_out(uint64_t number) {
   char* const to = request_.dst + begin_of(number) * element_;
   const char* const from = stage_of(number) + dst_begin_;
   const uint64_t bytes = elements_of(number) * element_;
-  copy_rows(to, request_.descriptor.count * element_, from, bytes, request_.dst_rows, bytes);
+  copy_rows(to, request_.descriptor.count * element_, from, bytes, request_.dst_rows, bytes, streaming_);
 }
 
 Status Transfer::meet(const ChannelClient::Interrupt& interrupt) {

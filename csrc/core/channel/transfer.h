@@ -84,7 +84,6 @@ class Transfer {
   void take_out(uint64_t number);
   void submit_rest();
   uint64_t begin_of(uint64_t number) const { return number * piece_; }
-  void copy_rows(char* to, uint64_t to_row, const char* from, uint64_t from_row, uint64_t rows, uint64_t bytes) const;
   uint64_t elements_of(uint64_t number) const;
   char* stage_of(uint64_t number) const { return stage_.memory->data() + number % depth_ * slot_bytes_; }
 
