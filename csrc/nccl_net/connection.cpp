@@ -119,7 +119,7 @@ void Connection::withdraw(const char* data, size_t size) {
     if (failure() == kSuccess) failure_.store(kInternalError, std::memory_order_release);
   }
   if (helper_ != nullptr)
-    Helpers::instance().leave(this);  // it stops at its next step, because the connection has failed
+    Helpers::instance().leave(helper_, this);  // it stops at its next step, because the connection has failed
   helper_ = nullptr;
 }
 
@@ -157,7 +157,7 @@ void Connection::call_helper() {
       BAGUA_NET_WARN(std::string(direction_) + " " + peer_ + " goes on without a helper: " + status.message());
       return;
     }
-    helper_ = Helpers::instance().join(this);
+    helper_ = Helpers::instance().join();
   }
   if (helper_ != nullptr) helper_->wake(this);
 }
@@ -165,7 +165,7 @@ void Connection::call_helper() {
 void Connection::close() {
   if (closed_) return;
   closed_ = true;
-  if (helper_ != nullptr) Helpers::instance().leave(this);
+  if (helper_ != nullptr) Helpers::instance().leave(helper_, this);
   if (!settings().stats.empty()) write_stats();
 }
 

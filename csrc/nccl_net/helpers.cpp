@@ -145,7 +145,7 @@ Helpers& Helpers::instance() {
   return *instance;
 }
 
-Helper* Helpers::join(Connection* connection) {
+Helper* Helpers::join() {
   const Lock lock(mutex_);
   const auto wanted = static_cast<size_t>(settings().threads);
   while (threads_.size() < wanted) {
@@ -157,19 +157,14 @@ Helper* Helpers::join(Connection* connection) {
     threads_.push_back(std::move(helper));
   }
   if (threads_.empty()) return nullptr;
-  Helper* helper = threads_[next_++ % threads_.size()].get();
-  members_.push_back({connection, helper});
-  return helper;
+  ++members_;
+  return threads_[next_++ % threads_.size()].get();
 }
 
-void Helpers::leave(Connection* connection) {
+void Helpers::leave(Helper* helper, Connection* connection) {
   const Lock lock(mutex_);
-  const auto found = std::find_if(members_.begin(), members_.end(),
-                                  [&](const Member& member) { return member.connection == connection; });
-  if (found == members_.end()) return;
-  found->helper->remove(connection);
-  members_.erase(found);
-  if (members_.empty()) threads_.clear();
+  helper->remove(connection);
+  if (--members_ == 0) threads_.clear();
 }
 
 }  // namespace bagua::nccl_net

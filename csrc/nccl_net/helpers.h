@@ -48,18 +48,14 @@ class Helper {
 class Helpers {
  public:
   static Helpers& instance();
-  // Returns the helper that serves `connection` until it leaves; nullptr if no thread can be started.
-  Helper* join(Connection* connection);
-  // When it returns, no helper uses `connection`.
-  void leave(Connection* connection);
+  // Returns the helper for one more connection, until it leaves; nullptr if no thread can be started.
+  Helper* join();
+  // Takes `connection` from its helper, which does not use it any more when this returns.
+  void leave(Helper* helper, Connection* connection);
 
  private:
-  struct Member {
-    Connection* connection;
-    Helper* helper;
-  };
   Mutex mutex_;
-  std::vector<Member> members_ GUARDED_BY(mutex_);
+  size_t members_ GUARDED_BY(mutex_) = 0;  // connections
   std::vector<std::unique_ptr<Helper>> threads_ GUARDED_BY(mutex_);
   size_t next_ GUARDED_BY(mutex_) = 0;
 };

@@ -2,8 +2,6 @@
 
 #include <poll.h>
 #include <sys/epoll.h>
-#include <sys/socket.h>
-#include <sys/uio.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -18,19 +16,6 @@ namespace {
 
 // For this time only the socket that last had bytes is tried; then the kernel is asked about all sockets.
 constexpr int64_t kGuessNs = 2'000;
-
-// recvmsg, or the cheaper recv for one part; restarts after a signal. Returns -1 with errno, 0 at the end.
-ssize_t receive_parts(int fd, iovec* parts, size_t count) {
-  msghdr message{};
-  message.msg_iov = parts;
-  message.msg_iovlen = count;
-  ssize_t got;
-  do {
-    got =
-        count == 1 ? ::recv(fd, parts->iov_base, parts->iov_len, MSG_DONTWAIT) : ::recvmsg(fd, &message, MSG_DONTWAIT);
-  } while (got < 0 && errno == EINTR);
-  return got;
-}
 
 }  // namespace
 

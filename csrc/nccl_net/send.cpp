@@ -1,8 +1,6 @@
 #include "nccl_net/send.h"
 
 #include <sys/epoll.h>
-#include <sys/socket.h>
-#include <sys/uio.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -22,18 +20,6 @@ constexpr uint64_t kLargeChunk = 1 << 20;  // for a stream that takes everything
 constexpr int64_t kTogetherNs = 2'000;
 constexpr size_t kTogetherBytes = 512 << 10;
 constexpr int64_t kPatienceNs = 50'000;  // how long to wait for a stream without room before another one is used
-
-// sendmsg; restarts after a signal. Returns -1 with errno.
-ssize_t send_parts(int fd, iovec* parts, size_t count) {
-  msghdr message{};
-  message.msg_iov = parts;
-  message.msg_iovlen = count;
-  ssize_t put;
-  do {
-    put = ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-  } while (put < 0 && errno == EINTR);
-  return put;
-}
 
 }  // namespace
 

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "base/sha256.h"
 #include "nccl_net/nccl_net_abi.h"
 
 namespace bagua::nccl_net {
@@ -23,13 +24,7 @@ constexpr uint16_t kProtocolVersion = 3;
 // A secret in the handle that NCCL distributes: the listener accepts a connection only with this nonce.
 struct Nonce {
   uint8_t bytes[16];
-  // Compares in constant time.
-  bool equals(const Nonce& other) const {
-    uint8_t difference = 0;
-    for (size_t i = 0; i < sizeof bytes; ++i)
-      difference = static_cast<uint8_t>(difference | (bytes[i] ^ other.bytes[i]));
-    return difference == 0;
-  }
+  bool equals(const Nonce& other) const { return equal_constant_time(bytes, other.bytes, sizeof bytes); }
 };
 
 // The handle that listen() gives to NCCL, which carries it to the process that calls connect().

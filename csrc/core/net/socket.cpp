@@ -64,17 +64,6 @@ bool is_loopback(const sockaddr_storage& address) {
   return IN6_IS_ADDR_LOOPBACK(&v6) || (IN6_IS_ADDR_V4MAPPED(&v6) && v6.s6_addr[12] == 127);
 }
 
-// Waits until the socket is connected or has failed: 0. ECANCELED: `stop_fd` is readable; -1: there is none.
-int wait_connected(int fd, int64_t deadline_ns, int stop_fd) {
-  for (;;) {
-    pollfd items[] = {{fd, POLLOUT, 0}, {stop_fd, POLLIN, 0}};
-    const int ready = ::poll(items, 2, timeout_ms(deadline_ns));
-    if (ready < 0 && errno != EINTR) return errno;
-    if (ready > 0) return items[1].revents != 0 ? ECANCELED : 0;
-    if (ready == 0 && deadline_ns >= 0 && now_ns() >= deadline_ns) return ETIMEDOUT;
-  }
-}
-
 // One attempt; returns an errno value (0: connected).
 int connect_once(const addrinfo& target, int64_t deadline_ns, int stop_fd, Fd* out) {
   Fd socket(::socket(target.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
@@ -82,8 +71,9 @@ int connect_once(const addrinfo& target, int64_t deadline_ns, int stop_fd, Fd* o
   begin_without_pacing(socket.get());
   if (::connect(socket.get(), target.ai_addr, target.ai_addrlen) != 0) {
     if (errno != EINPROGRESS) return errno;
-    int error = wait_connected(socket.get(), deadline_ns, stop_fd);
-    if (error != 0) return error;
+    const Code waited = wait_ready(socket.get(), POLLOUT, deadline_ns, stop_fd).code();
+    if (waited != Code::kOk) return waited == Code::kTimeout ? ETIMEDOUT : waited == Code::kAborted ? ECANCELED : EIO;
+    int error = 0;
     socklen_t length = sizeof error;
     if (::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0) return errno;
     if (error != 0) return error;
@@ -226,11 +216,11 @@ bool stays_on_host(int fd) {
          is_loopback(there);
 }
 
-Status wait_ready(int fd, short events, int64_t deadline_ns) {
+Status wait_ready(int fd, short events, int64_t deadline_ns, int stop_fd) {
   for (;;) {
-    pollfd item{fd, events, 0};
-    const int ready = ::poll(&item, 1, timeout_ms(deadline_ns));
-    if (ready > 0) return Status::ok();
+    pollfd items[] = {{fd, events, 0}, {stop_fd, POLLIN, 0}};
+    const int ready = ::poll(items, 2, timeout_ms(deadline_ns));
+    if (ready > 0) return items[1].revents == 0 ? Status::ok() : Status(Code::kAborted, "");
     if (ready == 0) {
       if (deadline_ns >= 0 && now_ns() >= deadline_ns) return {Code::kTimeout, ""};
     } else if (errno != EINTR) {
@@ -239,49 +229,64 @@ Status wait_ready(int fd, short events, int64_t deadline_ns) {
   }
 }
 
-Status read_exact(int fd, void* data, size_t n, int64_t deadline_ns) {
-  char* at = static_cast<char*>(data);
+namespace {
+
+Status move_exact(int fd, char* at, size_t n, bool reads, int64_t deadline_ns) {
   const size_t wanted = n;
   while (n > 0) {
-    const ssize_t got = ::recv(fd, at, n, 0);
-    if (got > 0) {
-      at += got;
-      n -= static_cast<size_t>(got);
+    const ssize_t moved = reads ? ::recv(fd, at, n, 0) : ::send(fd, at, n, MSG_NOSIGNAL);
+    if (moved > 0) {
+      at += moved;
+      n -= static_cast<size_t>(moved);
       continue;
     }
     const std::string progress = std::to_string(wanted - n) + " of " + std::to_string(wanted) + " bytes";
-    if (got == 0) return {Code::kUnavailable, "the other side closed the connection after " + progress};
+    if (moved == 0) return {Code::kUnavailable, "the other side closed the connection after " + progress};
     if (errno == EINTR) continue;
     if (errno != EAGAIN) {
       return {Code::kUnavailable, "the connection broke after " + progress + ": " + errno_text(errno)};
     }
-    const Status ready = wait_ready(fd, POLLIN, deadline_ns);
-    if (ready.code() == Code::kTimeout) return {Code::kTimeout, "only " + progress + " came in time"};
+    const Status ready = wait_ready(fd, reads ? POLLIN : POLLOUT, deadline_ns);
+    if (ready.code() == Code::kTimeout) {
+      return {Code::kTimeout,
+              (reads ? "only " : "the other side took only ") + progress + (reads ? " came in time" : " in time")};
+    }
     if (!ready) return ready;
   }
   return Status::ok();
 }
 
+}  // namespace
+
+Status read_exact(int fd, void* data, size_t n, int64_t deadline_ns) {
+  return move_exact(fd, static_cast<char*>(data), n, true, deadline_ns);
+}
+
 Status write_exact(int fd, const void* data, size_t n, int64_t deadline_ns) {
-  const char* at = static_cast<const char*>(data);
-  const size_t wanted = n;
-  while (n > 0) {
-    const ssize_t put = ::send(fd, at, n, MSG_NOSIGNAL);
-    if (put >= 0) {
-      at += put;
-      n -= static_cast<size_t>(put);
-      continue;
-    }
-    const std::string progress = std::to_string(wanted - n) + " of " + std::to_string(wanted) + " bytes";
-    if (errno == EINTR) continue;
-    if (errno != EAGAIN) {
-      return {Code::kUnavailable, "the connection broke after " + progress + ": " + errno_text(errno)};
-    }
-    const Status ready = wait_ready(fd, POLLOUT, deadline_ns);
-    if (ready.code() == Code::kTimeout) return {Code::kTimeout, "the other side took only " + progress + " in time"};
-    if (!ready) return ready;
-  }
-  return Status::ok();
+  return move_exact(fd, const_cast<char*>(static_cast<const char*>(data)), n, false, deadline_ns);
+}
+
+ssize_t send_parts(int fd, const iovec* parts, size_t count) {
+  msghdr message{};
+  message.msg_iov = const_cast<iovec*>(parts);  // msghdr has no const
+  message.msg_iovlen = count;
+  ssize_t put;
+  do {
+    put = ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (put < 0 && errno == EINTR);
+  return put;
+}
+
+ssize_t receive_parts(int fd, iovec* parts, size_t count) {
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = count;
+  ssize_t got;
+  do {  // recv() is cheaper, where it suffices
+    got =
+        count == 1 ? ::recv(fd, parts->iov_base, parts->iov_len, MSG_DONTWAIT) : ::recvmsg(fd, &message, MSG_DONTWAIT);
+  } while (got < 0 && errno == EINTR);
+  return got;
 }
 
 void set_tcp_options(int fd, bool few_unsent) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <sys/socket.h>
+#include <sys/uio.h>
 
 #include <cstdint>
 #include <string>
@@ -28,11 +29,16 @@ Status accept_tcp(int listener, Fd* out, std::string* peer);
 bool stays_on_host(int fd);
 // The same for all connections that this listener accepts.
 bool listens_on_host(int listener);
-// Waits until `fd` is ready for `events` of poll(2). kTimeout (no text) at the deadline.
-Status wait_ready(int fd, short events, int64_t deadline_ns);
+// Waits until `fd` is ready for `events` of poll(2). Without text: kTimeout at the deadline, kAborted if `stop_fd` is
+// readable (-1: there is none).
+Status wait_ready(int fd, short events, int64_t deadline_ns, int stop_fd = -1);
 // Read or write exactly n bytes on a non-blocking socket before the deadline.
 Status read_exact(int fd, void* data, size_t n, int64_t deadline_ns);
 Status write_exact(int fd, const void* data, size_t n, int64_t deadline_ns);
+// sendmsg() and recvmsg() that do not wait, and begin again after a signal. They return -1 with errno; receive_parts()
+// 0 at the end.
+ssize_t send_parts(int fd, const iovec* parts, size_t count);
+ssize_t receive_parts(int fd, iovec* parts, size_t count);
 
 // Sets the options of a connection, as connect_tcp() and accept_tcp() do. Small frames leave at once (TCP_NODELAY).
 // Keep-alive probes find a vanished host on an idle connection after about 20 s. `few_unsent`: at most 256 KiB wait in

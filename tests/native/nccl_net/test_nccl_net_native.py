@@ -24,7 +24,7 @@ SUITES = sorted(path.stem for path in HERE.glob("*_test.cpp"))
 def sources(folder: Path) -> list[Path]:
     """The plugin, what it is linked with, the harness, the suites; in as few units as names without linkage allow."""
     core: Path = native.CORE
-    base = [core / "base" / f"{name}.cpp" for name in ("fd", "random", "scarcity", "text")]
+    base = [core / "base" / f"{name}.cpp" for name in ("fd", "random", "scarcity", "sha256", "text")]
     return [
         *(unit for files in native.groups_of("nccl_net") for unit in native.join(files, folder)),
         *native.join(sorted(HERE.glob("*.cpp")), folder),
