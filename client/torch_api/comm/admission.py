@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from bagua.base.errors import BaguaError
-from bagua.torch_api.comm.gather_bytes import broadcast_bytes, gather_rows, gather_texts
+from bagua.torch_api.comm.gather_bytes import gather_rows, gather_texts
 from bagua.torch_api.comm.state_copy import StateCopy
 from bagua.torch_api.comm.step_state import Followers
 from bagua.torch_api.job.session import Session
@@ -84,12 +84,11 @@ class Admission:
         trouble = ""
         if not newcomer:
             document, trouble = self._give(carriers, tensors, extra)
-        troubles = [told[0] for told in gather_texts(self._session, [trouble.encode()])]
-        if words := next(filter(None, troubles), b"").decode():
+        state = json.dumps(document).encode() if rank == min(whole) else b""
+        texts = gather_texts(self._session, [trouble.encode(), state])
+        if words := next((told for told, _ in texts if told), b"").decode():
             self._refuse(words, newcomer)
-        told: dict[str, Any] = json.loads(
-            broadcast_bytes(self._session, json.dumps(document).encode(), min(whole)),
-        )
+        told: dict[str, Any] = json.loads(texts[min(whole)][1])
         if newcomer:
             for name, one in carriers.items():
                 one.take(told["carriers"][name], tensors)

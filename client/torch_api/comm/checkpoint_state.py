@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -56,32 +57,25 @@ class Keepers:
     """Holders of state of one session, each as long as somebody else holds it."""
 
     def __init__(self, _: Session) -> None:
-        self._all: dict[str, weakref.WeakSet[Any]] = {}
-        self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        self._order: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._made = 0
+        # By keeper, in the order in which they were made: kind, name.
+        self._all: weakref.WeakKeyDictionary[Any, tuple[str, str]] = weakref.WeakKeyDictionary()
 
     def add(self, kind: str, keeper: Keeper, name: str = "") -> None:
         """Adds a holder. Holders of one ``kind`` have a ``name``, or are made in the same order on all ranks."""
-        self._made += 1
-        self._order[keeper] = self._made
-        self._names[keeper] = name
-        self._all.setdefault(kind, weakref.WeakSet()).add(keeper)
+        self._all[keeper] = kind, name
 
     def forget(self, keeper: Keeper) -> None:
         """Checkpoints hold it no more."""
-        for keepers in self._all.values():
-            keepers.discard(keeper)
+        self._all.pop(keeper, None)
 
     def all(self) -> dict[str, Keeper]:
         """By name, in the order in which they were made."""
-        found: list[tuple[int, str, Keeper]] = []
-        for kind, keepers in self._all.items():
-            living = sorted(keepers, key=lambda one: self._order[one])
-            found += [
-                (self._order[one], f"{kind} {self._names[one] or number}", one) for number, one in enumerate(living, 1)
-            ]
-        return {name: keeper for _, name, keeper in sorted(found, key=lambda one: one[0])}
+        found: dict[str, Keeper] = {}
+        counts: Counter[str] = Counter()
+        for keeper, (kind, name) in list(self._all.items()):
+            counts[kind] += 1
+            found[f"{kind} {name or counts[kind]}"] = keeper
+        return found
 
 
 def keepers(session: Session) -> Keepers:

@@ -73,22 +73,10 @@ def _broadcast_known(session: Session, text: bytes, root: int, length: int) -> b
     gives = world.rank() == root
     held = bytearray(text) if gives else bytearray(length)
     if length:
-        _broadcast(session, torch.frombuffer(held, dtype=torch.uint8), world, root, gives)
+        tensor = torch.frombuffer(held, dtype=torch.uint8)
+        give, take = (tensor, None) if gives else (None, tensor)
+        transfer(session, "broadcast", give, take, length, world, root=root, together=gives)
     return bytes(held)
-
-
-def broadcast_bytes(session: Session, data: bytes, root: int) -> bytes:
-    """The bytes of rank ``root``, at least one; others pass anything."""
-    world = whole_generation(session)
-    gives = world.rank() == root
-    length = torch.tensor([len(data)], device="cpu")
-    _broadcast(session, length, world, root, gives)
-    return _broadcast_known(session, data, root, int(length.item()))
-
-
-def _broadcast(session: Session, tensor: torch.Tensor, world: Members, root: int, gives: bool) -> None:
-    give, take = (tensor, None) if gives else (None, tensor)
-    transfer(session, "broadcast", give, take, tensor.numel(), world, root=root, together=gives)
 
 
 def largest(session: Session, numbers: Sequence[int]) -> list[int]:
@@ -96,14 +84,6 @@ def largest(session: Session, numbers: Sequence[int]) -> list[int]:
     if not numbers:
         return []
     held = torch.tensor(list(numbers), dtype=torch.int64, device="cpu")
-    transfer(
-        session,
-        "allreduce",
-        held,
-        held,
-        held.numel(),
-        whole_generation(session),
-        op=ReduceOp.MAX,
-        together=True,
-    )
+    world = whole_generation(session)
+    transfer(session, "allreduce", held, held, held.numel(), world, op=ReduceOp.MAX, together=True)
     return held.tolist()

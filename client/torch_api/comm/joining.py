@@ -23,8 +23,7 @@ class Stateful(Protocol):
 class _State:
     """A state that newcomers take over."""
 
-    def __init__(self, name: str, held: Stateful) -> None:
-        self._name = name
+    def __init__(self, held: Stateful) -> None:
         self._held = held
         self._taken: Any = None
 
@@ -65,11 +64,9 @@ class _State:
         self.taken()
 
 
-class _States:
-    """Named state of one session."""
-
-    def __init__(self, _: Session) -> None:
-        self.all: dict[str, _State] = {}
+def _states(_: Session) -> dict[str, _State]:
+    """The states of one session, by name: ``Session.keep`` holds them."""
+    return {}
 
 
 def is_newcomer() -> bool:
@@ -114,17 +111,17 @@ def register_state(name: str, held: Stateful) -> None:
             f"register_state({name!r}) got a {type(held).__name__}: it needs state_dict and load_state_dict. [BG616]"
         )
     session = current()
-    states = session.keep(_States)
-    if name in states.all:
+    states = session.keep(_states)
+    if name in states:
         raise ValueError(f"There is a state {name!r} already: choose another name. [BG616]")
     try:
         encode(held.state_dict(), [])
     except TypeError as error:
         raise TypeError(f"The state of {name!r} could not be taken over by newcomers: {error}. [BG616]") from None
-    states.all[name] = _State(name, held)
-    keepers(session).add("state", states.all[name], name)
+    states[name] = _State(held)
+    keepers(session).add("state", states[name], name)
     if session.elastic:
-        units(session).admission.carry("state", states.all[name], name)
+        units(session).admission.carry("state", states[name], name)
 
 
 def on_membership_change(function: OnChange) -> OnChange:

@@ -3,19 +3,8 @@
 from __future__ import annotations
 
 import threading
-from types import TracebackType
-from typing import Protocol
 
-
-class Waits(Protocol):
-    """The connection, as far as long waits go."""
-
-    @property
-    def first_warning_s(self) -> float:
-        """Seconds after which ``go_on`` is to be asked for the first time."""
-        ...
-
-    def go_on(self, waited: float, *, more: str, ends: bool) -> float: ...
+from bagua.torch_api.job.connection import HostConnection
 
 
 class PatientLock:
@@ -25,8 +14,8 @@ class PatientLock:
     which may be paused, or for other ranks, and the daemon says for which.
     """
 
-    def __init__(self, waits: Waits) -> None:
-        self._waits = waits
+    def __init__(self, connection: HostConnection) -> None:
+        self._connection = connection
         self._lock = threading.RLock()
         self._holder = 0  # its number: names are asked for where somebody waits, not once in a step
         self.give_back = self._lock.release
@@ -37,9 +26,7 @@ class PatientLock:
             self._wait()
         self._holder = threading.get_ident()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._lock.release()
 
     def take_if_free(self) -> bool:
@@ -50,13 +37,11 @@ class PatientLock:
         return free
 
     def _wait(self) -> None:
-        waited = more = self._waits.first_warning_s
+        waited = more = self._connection.first_warning_s
         while not self._lock.acquire(timeout=more):
             mine = threading.current_thread().name
-            words = f"Thread {mine} waits for thread {self._name_of_holder()}, which enters the next generation."
-            more = self._waits.go_on(waited, more=words, ends=False)
+            names = {thread.ident: thread.name for thread in threading.enumerate()}
+            holder = names.get(self._holder, str(self._holder))
+            words = f"Thread {mine} waits for thread {holder}, which enters the next generation."
+            more = self._connection.go_on(waited, more=words, ends=False)
             waited += more
-
-    def _name_of_holder(self) -> str:
-        names = {thread.ident: thread.name for thread in threading.enumerate()}
-        return names.get(self._holder, str(self._holder))

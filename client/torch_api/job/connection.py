@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, Protocol, TypedDict, TypeVar, Unpack
 
 from bagua import csrc
 from bagua.base.errors import BuildError, CommunicationError, ConfigError, MembershipChanged, ServiceError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bagua.csrc import core
 
 LOG = logging.getLogger("bagua")
+T = TypeVar("T")
 
 FIRST_WARNING_S = 30.0
 WARNING_EVERY_S = 60.0
@@ -57,21 +58,27 @@ class Encoding(NamedTuple):
 
 
 AS_IT_IS = Encoding()
+_AS_IT_IS = AS_IT_IS._asdict()  # made once: some algorithms make requests in each step
 
 
-class Request(TypedDict):
-    """One operation, in the words of the core's ``Rank.submit``. It may be submitted again and again."""
+class Operation(TypedDict):
+    """The words of the core's ``Rank.submit`` that a caller of ``request`` chooses."""
 
-    kind: int
     comm: int
     dtype: int
     count: int
-    op: int
-    root: int
-    src: Place
-    dst: Place
-    shape: Sequence[int]
-    label: str
+    op: NotRequired[int]
+    root: NotRequired[int]
+    src: NotRequired[Place]
+    dst: NotRequired[Place]
+    shape: NotRequired[Sequence[int]]
+    label: NotRequired[str]
+
+
+class Request(Operation):
+    """One operation. It may be submitted again and again."""
+
+    kind: int
     codec: int
     density: int
     residual: int
@@ -82,38 +89,10 @@ class Request(TypedDict):
     behind: NotRequired[core.Flags]
 
 
-def request(
-    kind: int,
-    *,
-    comm: int,
-    dtype: int,
-    count: int,
-    op: int = 0,
-    root: int = -1,
-    src: Place = NOWHERE,
-    dst: Place = NOWHERE,
-    shape: Sequence[int] = (),
-    label: str = "",
-    encoding: Encoding = AS_IT_IS,
-) -> Request:
+def request(kind: int, *, encoding: Encoding = AS_IT_IS, **words: Unpack[Operation]) -> Request:
     """An operation for ``Connection.submit``. ``src`` and ``dst``: places that the connection's memory has."""
-    return {
-        "kind": kind,
-        "comm": comm,
-        "dtype": dtype,
-        "count": count,
-        "op": op,
-        "root": root,
-        "src": src,
-        "dst": dst,
-        "shape": shape,
-        "label": label,
-        "codec": encoding.codec,
-        "density": encoding.density,
-        "residual": encoding.residual,
-        "residual_sides": encoding.residual_sides,
-        "exact": encoding.exact,
-    }
+    crosses = _AS_IT_IS if encoding is AS_IT_IS else encoding._asdict()
+    return {"kind": kind, "src": NOWHERE, "dst": NOWHERE, **words, **crosses}  # type: ignore[typeddict-item]
 
 
 class Connection(Protocol):
@@ -191,7 +170,7 @@ class HostConnection:
     to the log.
     """
 
-    def __init__(self, admission: Admission, describe_waits: Callable[[], str] | None = None) -> None:
+    def __init__(self, admission: Admission, describe_waits: Callable[[], str] = str) -> None:
         try:
             module = csrc.load()  # builds the core where that has not been done
         except csrc.BuildError as error:
@@ -238,13 +217,10 @@ class HostConnection:
         with self._translated():
             waited = self.first_warning_s
             found, self._entered = self._entered or self._rank.enter(waited), None
-            while found is None:
-                why = (
-                    "It waits to be let in." if self.membership.lobby else "It waits until all members go on together."
-                )
-                more = self.go_on(waited, more=why, ends=False)
-                found = self._rank.enter(more)
-                waited += more
+            if found is None:
+                lobby = self.membership.lobby
+                why = "It waits to be let in." if lobby else "It waits until all members go on together."
+                found = self._wait_on(self._rank.enter, waited, more=why, ends=False)
         self.membership = self._membership(found)
         return self.membership
 
@@ -366,11 +342,8 @@ class HostConnection:
             waited = self.first_warning_s
             generation = getattr(self._thread, "generation", self.settled)
             pending = self._rank.transfer(*request, timeout_s=waited, generation=generation)
-            while pending is not None:
-                more = self.go_on(waited)
-                if pending.wait(more):
-                    return
-                waited += more
+            if pending is not None:
+                self._wait_on(pending.wait, waited)
         except self._error as error:
             raise self._translate(error) from None
 
@@ -394,7 +367,11 @@ class HostConnection:
         ``ends``."""
         limit = min(limit, self._wait_limit_s) if ends else limit
         limit = min(limit, getattr(self._thread, "patience", math.inf))
-        waiting = " ".join(filter(None, (self._who_waits(), more)))
+        try:
+            who = self._describe_waits()
+        except ServiceError as error:
+            who = f"The node daemon can't say for whom: {error}"
+        waiting = " ".join(filter(None, (who, more)))
         if waited >= limit:
             hint = " BAGUA_WAIT_TIMEOUT_S sets the limit." if limit == self._wait_limit_s else ""
             raise CommunicationError(
@@ -403,8 +380,17 @@ class HostConnection:
         LOG.warning("Rank %d has waited for %.0f s. %s", self.membership.rank, waited, waiting)
         return min(WARNING_EVERY_S, limit - waited)
 
+    def _wait_on(self, look: Callable[[float], T | None], waited: float, limit: float = math.inf, **words: Any) -> T:
+        """Waits for the result of ``look``, which waits so many seconds for it, after ``waited`` that brought none. The
+        rest is for ``go_on``."""
+        while True:
+            more = self.go_on(waited, limit, **words)
+            if found := look(more):
+                return found
+            waited += more
+
     def wait(self, ticket: int, deadline_s: float = math.inf) -> Times:
-        """Waits for an operation; returns (submitted, started, done) in ns of CLOCK_MONOTONIC.
+        """See ``Connection``.
 
         Ends when the operation is done, or fails: the daemon fails it when a rank or host is lost. A wait longer than
         30 s is logged, with who waits for whom. After ``get_wait_timeout()`` seconds it is an error: ranks may live and
@@ -414,11 +400,7 @@ class HostConnection:
         try:
             waited = min(self.first_warning_s, deadline_s)
             times = self._rank.wait(ticket, waited)
-            while times is None:
-                more = self.go_on(waited, deadline_s)
-                times = self._rank.wait(ticket, more)
-                waited += more
-            return times
+            return times or self._wait_on(lambda more: self._rank.wait(ticket, more), waited, deadline_s)
         except self._error as error:
             raise self._translate(error) from None
 
@@ -427,16 +409,11 @@ class HostConnection:
         try:
             waited = self.first_warning_s
             found = self._rank.wait_all(tickets, flags, waited)
-            while found is None:
-                more = self.go_on(waited)
-                found = self._rank.wait_all(tickets, flags, more)
-                waited += more
-            return found
+            return found or self._wait_on(lambda more: self._rank.wait_all(tickets, flags, more), waited)
         except self._error as error:
             raise self._translate(error) from None
 
     def done(self, ticket: int) -> bool:
-        """Returns True if ``wait`` for this operation would return, or raise, at once."""
         with self._translated():
             return self._rank.done(ticket)
 
@@ -456,14 +433,6 @@ class HostConnection:
             if (waited := time.monotonic() - began) >= told:
                 told = waited + self.go_on(waited, deadline_s)
         self.wait(ticket, deadline_s)
-
-    def _who_waits(self) -> str:
-        if self._describe_waits is None:
-            return ""
-        try:
-            return self._describe_waits()
-        except ServiceError as error:
-            return f"The node daemon can't say for whom: {error}"
 
     def counters(self) -> dict[str, int]:
         """Counters of this host's engine."""

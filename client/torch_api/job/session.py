@@ -78,8 +78,7 @@ class Session:
     def __init__(self, admission: Admission, daemon: DaemonClient | None) -> None:
         self.pid = os.getpid()
         self.data_socket = admission.data_socket
-        describe = daemon.describe_waits if daemon is not None else None
-        self.connection = HostConnection(admission, describe)
+        self.connection = HostConnection(admission, daemon.describe_waits if daemon is not None else str)
         self.membership = self.connection.membership
         self.elastic = self.connection.elastic
         self.newcomer = self.membership.lobby

@@ -141,7 +141,6 @@ HOST_ONLY: tuple[tuple[Any, str], ...] = (
     (DistributedModel, "_reduce_loss"),
     (retry, "call_the_roll"),
     (vote.Flags, "exchange"),
-    (admission, "broadcast_bytes"),
     (admission, "gather_rows"),
     (admission, "gather_texts"),
     (state_copy, "gather_rows"),
