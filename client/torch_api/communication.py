@@ -17,8 +17,13 @@ from bagua.torch_api.comm.groups import (
     get_communicator,
     new_group,
 )
-from bagua.torch_api.comm.init import init_process_group
-from bagua.torch_api.comm.joining import is_newcomer, on_membership_change, register_state, wait_to_join
+from bagua.torch_api.comm.joining import (
+    init_process_group,
+    is_newcomer,
+    on_membership_change,
+    register_state,
+    wait_to_join,
+)
 from bagua.torch_api.comm.membership_change import MembershipChange
 from bagua.torch_api.comm.primitives import (
     allgather,

@@ -18,7 +18,7 @@ from torch.autograd.graph import increment_version
 
 from bagua.base.errors import CommunicationError
 from bagua.torch_api.comm.members import Members
-from bagua.torch_api.comm.transfer import DTYPES, check_tensor
+from bagua.torch_api.comm.transfer import DTYPES, Carried, check_alike, check_tensor
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.job.connection import NOWHERE, Connection, Place, request
@@ -36,10 +36,10 @@ class RankBlocks:
     name: str
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, counts: Sequence[int], displs: Sequence[int], n: int, name: str) -> RankBlocks:
+    def of(cls, carried: Carried, counts: Sequence[int], displs: Sequence[int], n: int, name: str) -> RankBlocks:
         """``n`` blocks. Raises ValueError for lists that are too short or reach beyond the tensor, TypeError for other
         things than lists of whole numbers, and for tensors that can't be communicated."""
-        check_tensor(tensor, f"{name}_tensor")
+        tensor = check_tensor(carried, f"{name}_tensor")
         for what, values in (("counts", counts), ("displs", displs)):
             if len(values) < n:
                 raise ValueError(f"{name}_{what} has {len(values)} entries: there are {n} ranks. [BG403]")
@@ -74,15 +74,7 @@ def exchange_blocks(session: Session, group: Members, gives: RankBlocks, takes: 
     Raises TypeError and ValueError where the two don't fit together, CommunicationError where ranks disagree.
     """
     send_tensor, recv_tensor, me = gives.tensor, takes.tensor, group.rank()
-    if send_tensor.dtype != recv_tensor.dtype:
-        raise TypeError(
-            f"send_tensor is {send_tensor.dtype} and recv_tensor is {recv_tensor.dtype}: they must agree. [BG402]"
-        )
-    if send_tensor.device != recv_tensor.device:
-        raise TypeError(
-            f"send_tensor is on {send_tensor.device} and recv_tensor on {recv_tensor.device}: move one to the other. "
-            "[BG402]"
-        )
+    check_alike(send_tensor, recv_tensor)
     takes.check_apart()
     if gives.counts[me] != takes.counts[me]:
         raise ValueError(

@@ -6,7 +6,7 @@ import torch
 
 from bagua.algorithms.codec import Codec
 from bagua.torch_api.comm.members import Members
-from bagua.torch_api.comm.transfer import ReduceOp, check_tensor
+from bagua.torch_api.comm.transfer import Carried, ReduceOp, check_alike, check_tensor
 
 
 def check_root(root: int, group: Members, name: str) -> int:
@@ -15,33 +15,23 @@ def check_root(root: int, group: Members, name: str) -> int:
     return root
 
 
-def pair(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, send_rows: int = 1, recv_rows: int = 1) -> int:
-    """Elements per rank of tensors of ``send_rows`` and ``recv_rows`` times that many. Raises TypeError, ValueError."""
-    check_tensor(send_tensor, "send_tensor")
+def pair(
+    send_tensor: Carried, recv_tensor: Carried, send_rows: int = 1, recv_rows: int = 1
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """The tensors that travel, and their elements per rank: they have ``send_rows`` and ``recv_rows`` times as many.
+    Raises TypeError, ValueError."""
+    send = check_tensor(send_tensor, "send_tensor")
     if recv_tensor is send_tensor and send_rows == recv_rows == 1:
-        return send_tensor.numel()
-    check_tensor(recv_tensor, "recv_tensor")
-    if send_tensor.dtype != recv_tensor.dtype:
-        raise TypeError(
-            f"send_tensor is {send_tensor.dtype} and recv_tensor is {recv_tensor.dtype}: they must agree. [BG402]"
-        )
-    if send_tensor.device != recv_tensor.device:
-        raise TypeError(
-            f"send_tensor is on {send_tensor.device} and recv_tensor on {recv_tensor.device}: move one to the other. "
-            "[BG402]"
-        )
-    if send_tensor.numel() * recv_rows != recv_tensor.numel() * send_rows:
+        return send, send, send.numel()
+    recv = check_tensor(recv_tensor, "recv_tensor")
+    check_alike(send, recv)
+    if send.numel() * recv_rows != recv.numel() * send_rows:
         ratio = "have equal sizes" if send_rows == recv_rows else f"be as {send_rows} to {recv_rows}"
         raise ValueError(
-            f"send_tensor has {send_tensor.numel()} elements {list(send_tensor.shape)} and recv_tensor "
-            f"{recv_tensor.numel()} {list(recv_tensor.shape)}: they must {ratio}. [BG403]"
+            f"send_tensor has {send.numel()} elements {list(send.shape)} and recv_tensor {recv.numel()} "
+            f"{list(recv.shape)}: they must {ratio}. [BG403]"
         )
-    if send_tensor.numel() % send_rows:
-        raise ValueError(
-            f"send_tensor has {send_tensor.numel()} elements {list(send_tensor.shape)}, which {send_rows} ranks can't "
-            "share equally. [BG403]"
-        )
-    return send_tensor.numel() // send_rows
+    return send, recv, _share(send, send_rows, "send_tensor")
 
 
 def check_codec(codec: Codec | str, dtype: torch.dtype, op: ReduceOp) -> Codec | None:
@@ -56,29 +46,37 @@ def check_codec(codec: Codec | str, dtype: torch.dtype, op: ReduceOp) -> Codec |
     return found
 
 
-def share(tensor: torch.Tensor, group: Members) -> int:
-    """Elements per rank of a tensor that is cut in equal blocks, one for each rank."""
-    count, left = divmod(check_tensor(tensor, "tensor").numel(), group.nranks())
+def _share(tensor: torch.Tensor, ranks: int, name: str) -> int:
+    count, left = divmod(tensor.numel(), ranks)
     if left:
         raise ValueError(
-            f"tensor has {tensor.numel()} elements {list(tensor.shape)}, which {group.nranks()} ranks "
-            "can't share equally. [BG403]"
+            f"{name} has {tensor.numel()} elements {list(tensor.shape)}, which {ranks} ranks can't share equally. "
+            "[BG403]"
         )
     return count
 
 
-def check_count(tensor: torch.Tensor, count: int, blocks: int) -> None:
-    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-        raise ValueError(f"count is {count!r}: it must be a whole number of elements, at least 0. [BG403]")
-    if check_tensor(tensor, "tensor").numel() != count * blocks:
-        raise ValueError(
-            f"tensor has {tensor.numel()} elements {list(tensor.shape)}; with count={count} this rank must pass "
-            f"{count * blocks}. [BG403]"
-        )
-
-
 class Blocks:
     """A tensor seen as equal blocks, one for each rank, also if it is not contiguous: then ``close`` copies back."""
+
+    @classmethod
+    def of(cls, carried: Carried, group: Members) -> Blocks:
+        """As many blocks as ``group`` has ranks. Raises ValueError if they would not be equal, TypeError."""
+        tensor = check_tensor(carried)
+        return cls(tensor, _share(tensor, group.nranks(), "tensor"))
+
+    @classmethod
+    def counted(cls, carried: Carried, count: int, blocks: int) -> Blocks:
+        """So many blocks of ``count`` elements. Raises ValueError if it has not as many, TypeError."""
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise ValueError(f"count is {count!r}: it must be a whole number of elements, at least 0. [BG403]")
+        tensor = check_tensor(carried)
+        if tensor.numel() != count * blocks:
+            raise ValueError(
+                f"tensor has {tensor.numel()} elements {list(tensor.shape)}; with count={count} this rank must pass "
+                f"{count * blocks}. [BG403]"
+            )
+        return cls(tensor, count)
 
     def __init__(self, tensor: torch.Tensor, count: int) -> None:
         self.tensor = tensor

@@ -49,8 +49,8 @@ def _flat_by_dtype(tensors: Sequence[torch.Tensor], *, read: bool, write: bool) 
     ``read``, and copied back when the caller has gone on if ``write``. Checks all before it gives out the first."""
     alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for number, tensor in enumerate(tensors):
-        check_tensor(tensor, f"tensors[{number}]")
-        alike.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        plain = check_tensor(tensor, f"tensors[{number}]")
+        alike.setdefault((plain.dtype, plain.device), []).append(plain)
     for (dtype, device), some in alike.items():
         parts = [tensor.detach() for tensor in some]
         flat = torch.empty(sum(part.numel() for part in parts), dtype=dtype, device=device)

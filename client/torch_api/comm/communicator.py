@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
-
-import torch
+from typing import Any
 
 from bagua.algorithms.codec import Codec
 from bagua.torch_api.comm.block_exchange import RankBlocks, exchange_blocks
-from bagua.torch_api.comm.checks import Blocks, check_codec, check_count, check_peer, check_root, pair, share
+from bagua.torch_api.comm.checks import Blocks, check_codec, check_peer, check_root, pair
 from bagua.torch_api.comm.members import Members
-from bagua.torch_api.comm.transfer import ReduceOp, check_reduction, check_tensor, transfer
+from bagua.torch_api.comm.transfer import Carried, ReduceOp, check_reduction, check_tensor, transfer
 from bagua.torch_api.job.session import Session, current
-
-
-class TensorHolder(Protocol):
-    """An object that stands for a tensor, as ``tensor.bagua_backend_tensor()`` does."""
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        """The tensor that travels."""
-        ...
-
-
-Carried = torch.Tensor | TensorHolder
 
 
 class World:
@@ -55,29 +41,24 @@ class Communicator(Members):
     # Primitives. Each does what the function of its name in ``bagua.torch_api.communication`` says.
 
     def barrier(self) -> None:
-        session = self._session()
-        session.connection.barrier(self.id)
+        self._session().connection.barrier(self.id)
 
     def send(self, tensor: Carried, dst: int) -> None:
-        tensor = plain_tensor(tensor)
         session = self._session()
         check_peer(dst, self, "dst")
-        check_tensor(tensor, "tensor")
+        tensor = check_tensor(tensor)
         transfer(session, "send", tensor, None, tensor.numel(), self, root=dst)
 
     def recv(self, tensor: Carried, src: int) -> None:
-        tensor = plain_tensor(tensor)
         session = self._session()
         check_peer(src, self, "src")
-        check_tensor(tensor, "tensor")
+        tensor = check_tensor(tensor)
         transfer(session, "recv", None, tensor, tensor.numel(), self, root=src)
 
     def broadcast(self, tensor: Carried, src: int = 0) -> None:
-        tensor = plain_tensor(tensor)
         session = self._session()
-        check_root(src, self, "src")
-        check_tensor(tensor, "tensor")
-        at_root = self.rank() == src
+        at_root = self.rank() == check_root(src, self, "src")
+        tensor = check_tensor(tensor)
         give, take = (tensor, None) if at_root else (None, tensor)
         transfer(session, "broadcast", give, take, tensor.numel(), self, root=src, together=at_root)
 
@@ -89,131 +70,104 @@ class Communicator(Members):
         *,
         codec: Codec | str | None = None,
     ) -> None:
-        send_tensor = plain_tensor(send_tensor)
-        recv_tensor = plain_tensor(recv_tensor)
         session = self._session()
-        count = pair(send_tensor, recv_tensor)
-        op = check_reduction(send_tensor.dtype, op)
-        encoding = None if codec is None else check_codec(codec, send_tensor.dtype, op)
-        transfer(session, "allreduce", send_tensor, recv_tensor, count, self, op=op, together=True, codec=encoding)
+        send, recv, count = pair(send_tensor, recv_tensor)
+        op = check_reduction(send.dtype, op)
+        encoding = None if codec is None else check_codec(codec, send.dtype, op)
+        transfer(session, "allreduce", send, recv, count, self, op=op, together=True, codec=encoding)
 
     def allreduce_inplace(
         self, tensor: Carried, op: ReduceOp = ReduceOp.SUM, *, codec: Codec | str | None = None
     ) -> None:
-        tensor = plain_tensor(tensor)
         session = self._session()
-        check_tensor(tensor, "tensor")
+        tensor = check_tensor(tensor)
         op = check_reduction(tensor.dtype, op)
         encoding = None if codec is None else check_codec(codec, tensor.dtype, op)
         count = tensor.numel()
         transfer(session, "allreduce", tensor, tensor, count, self, op=op, together=True, codec=encoding)
 
     def reduce(self, send_tensor: Carried, recv_tensor: Carried, dst: int, op: ReduceOp = ReduceOp.SUM) -> None:
-        send_tensor = plain_tensor(send_tensor)
-        recv_tensor = plain_tensor(recv_tensor)
         session = self._session()
-        check_root(dst, self, "dst")
-        count = pair(send_tensor, recv_tensor)
-        op = check_reduction(send_tensor.dtype, op)
-        at_root = self.rank() == dst
-        result = recv_tensor if at_root else None
-        transfer(session, "reduce", send_tensor, result, count, self, op=op, root=dst, together=at_root)
+        at_root = self.rank() == check_root(dst, self, "dst")
+        send, recv, count = pair(send_tensor, recv_tensor)
+        op = check_reduction(send.dtype, op)
+        result = recv if at_root else None
+        transfer(session, "reduce", send, result, count, self, op=op, root=dst, together=at_root)
 
     def reduce_inplace(self, tensor: Carried, dst: int, op: ReduceOp = ReduceOp.SUM) -> None:
         self.reduce(tensor, tensor, dst, op)
 
     def allgather(self, send_tensor: Carried, recv_tensor: Carried) -> None:
-        send_tensor = plain_tensor(send_tensor)
-        recv_tensor = plain_tensor(recv_tensor)
         session = self._session()
         n = self.nranks()
-        count = pair(send_tensor, recv_tensor, 1, n)
-        transfer(session, "allgather", send_tensor, recv_tensor, count, self, recv_rows=n)
+        send, recv, count = pair(send_tensor, recv_tensor, 1, n)
+        transfer(session, "allgather", send, recv, count, self, recv_rows=n)
 
     def allgather_inplace(self, tensor: Carried) -> None:
-        tensor = plain_tensor(tensor)
         self._session()
-        count = share(tensor, self)
-        whole = Blocks(tensor, count)
+        whole = Blocks.of(tensor, self)
         self.allgather(whole.block(self.rank()), whole.flat)
         whole.close()
 
     def gather(self, send_tensor: Carried, recv_tensor: Carried, dst: int) -> None:
-        send_tensor = plain_tensor(send_tensor)
-        recv_tensor = plain_tensor(recv_tensor)
         session = self._session()
         check_root(dst, self, "dst")
         n = self.nranks()
-        count = pair(send_tensor, recv_tensor, 1, n)
-        result = recv_tensor if self.rank() == dst else None
-        transfer(session, "gather", send_tensor, result, count, self, recv_rows=n, root=dst)
+        send, recv, count = pair(send_tensor, recv_tensor, 1, n)
+        result = recv if self.rank() == dst else None
+        transfer(session, "gather", send, result, count, self, recv_rows=n, root=dst)
 
     def gather_inplace(self, tensor: Carried, count: int, dst: int) -> None:
-        tensor = plain_tensor(tensor)
         session = self._session()
-        check_root(dst, self, "dst")
-        at_root = self.rank() == dst
+        at_root = self.rank() == check_root(dst, self, "dst")
         n = self.nranks()
-        check_count(tensor, count, n if at_root else 1)
-        whole = Blocks(tensor, count)
+        whole = Blocks.counted(tensor, count, n if at_root else 1)
         own, result = (whole.block(self.rank()), whole.flat) if at_root else (whole.flat, None)
         transfer(session, "gather", own, result, count, self, recv_rows=n, root=dst)
         if at_root:
             whole.close()
 
     def scatter(self, send_tensor: Carried, recv_tensor: Carried, src: int) -> None:
-        send_tensor = plain_tensor(send_tensor)
-        recv_tensor = plain_tensor(recv_tensor)
         session = self._session()
         check_root(src, self, "src")
         n = self.nranks()
-        count = pair(send_tensor, recv_tensor, n, 1)
-        blocks = send_tensor if self.rank() == src else None
-        transfer(session, "scatter", blocks, recv_tensor, count, self, send_rows=n, root=src)
+        send, recv, count = pair(send_tensor, recv_tensor, n, 1)
+        blocks = send if self.rank() == src else None
+        transfer(session, "scatter", blocks, recv, count, self, send_rows=n, root=src)
 
     def scatter_inplace(self, tensor: Carried, count: int, src: int) -> None:
-        tensor = plain_tensor(tensor)
         session = self._session()
-        check_root(src, self, "src")
-        at_root = self.rank() == src
+        at_root = self.rank() == check_root(src, self, "src")
         n = self.nranks()
-        check_count(tensor, count, n if at_root else 1)
-        whole = Blocks(tensor, count)
+        whole = Blocks.counted(tensor, count, n if at_root else 1)
         blocks, own = (whole.flat, whole.block(self.rank())) if at_root else (None, whole.flat)
         transfer(session, "scatter", blocks, own, count, self, send_rows=n, root=src)
         if not at_root:
             whole.close()
 
     def reduce_scatter(self, send_tensor: Carried, recv_tensor: Carried, op: ReduceOp = ReduceOp.SUM) -> None:
-        send_tensor = plain_tensor(send_tensor)
-        recv_tensor = plain_tensor(recv_tensor)
         session = self._session()
         n = self.nranks()
-        count = pair(send_tensor, recv_tensor, n, 1)
-        op = check_reduction(send_tensor.dtype, op)
-        transfer(session, "reduce_scatter", send_tensor, recv_tensor, count, self, send_rows=n, op=op)
+        send, recv, count = pair(send_tensor, recv_tensor, n, 1)
+        op = check_reduction(send.dtype, op)
+        transfer(session, "reduce_scatter", send, recv, count, self, send_rows=n, op=op)
 
     def reduce_scatter_inplace(self, tensor: Carried, op: ReduceOp = ReduceOp.SUM) -> None:
-        tensor = plain_tensor(tensor)
         self._session()
-        count = share(tensor, self)
-        whole = Blocks(tensor, count)
+        whole = Blocks.of(tensor, self)
         self.reduce_scatter(whole.flat, whole.block(self.rank()), op)
         whole.close()
 
     def alltoall(self, send_tensor: Carried, recv_tensor: Carried) -> None:
-        send_tensor = plain_tensor(send_tensor)
-        recv_tensor = plain_tensor(recv_tensor)
         session = self._session()
         n = self.nranks()
-        count = pair(send_tensor, recv_tensor, n, n)
-        transfer(session, "alltoall", send_tensor, recv_tensor, count, self, send_rows=n, recv_rows=n)
+        send, recv, count = pair(send_tensor, recv_tensor, n, n)
+        transfer(session, "alltoall", send, recv, count, self, send_rows=n, recv_rows=n)
 
     def alltoall_inplace(self, tensor: Carried) -> None:
-        tensor = plain_tensor(tensor)
         self._session()
-        share(tensor, self)
-        self.alltoall(tensor.detach().clone(), tensor)
+        whole = Blocks.of(tensor, self)
+        self.alltoall(whole.tensor.detach().clone(), whole.tensor)
 
     def alltoall_v(
         self,
@@ -224,8 +178,6 @@ class Communicator(Members):
         recv_counts: Sequence[int],
         recv_displs: Sequence[int],
     ) -> None:
-        send_tensor = plain_tensor(send_tensor)
-        recv_tensor = plain_tensor(recv_tensor)
         session = self._session()
         gives = RankBlocks.of(send_tensor, send_counts, send_displs, self.nranks(), "send")
         takes = RankBlocks.of(recv_tensor, recv_counts, recv_displs, self.nranks(), "recv")
@@ -263,9 +215,3 @@ class NonMember(Communicator):
 NON_COMM_MEMBER = NonMember()
 Comm = Communicator | World | None
 """The type of ``comm`` of primitives: a communicator, or None or ``CommMember.WORLD`` for all ranks."""
-
-
-def plain_tensor(carried: Any) -> torch.Tensor:
-    """The tensor that travels. Checks of the primitives refuse anything else."""
-    found: torch.Tensor = carried if isinstance(carried, torch.Tensor) else getattr(carried, "tensor", carried)
-    return found

@@ -12,9 +12,9 @@ from bagua.algorithms.codec import Codec
 from bagua.base.errors import MembershipChanged
 from bagua.torch_api.comm.checks import check_root
 from bagua.torch_api.comm.commit.retry import Units, nothing
-from bagua.torch_api.comm.communicator import Carried, Communicator, plain_tensor
+from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.members import world_number
-from bagua.torch_api.comm.transfer import ReduceOp, check_tensor
+from bagua.torch_api.comm.transfer import Carried, ReduceOp, check_tensor
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.job.connection import Connection, Regrouped
 from bagua.torch_api.job.session import Session
@@ -66,13 +66,12 @@ class ElasticCommunicator(Communicator):
             self._repeat(nothing)
 
     def broadcast(self, tensor: Carried, src: int = 0) -> None:
-        tensor = plain_tensor(tensor)
-        if not self._repeats(tensor):
+        if self._units.inside:
             super().broadcast(tensor, src)
             return
+        tensor = check_tensor(tensor)
         self._session()
-        check_root(src, self, "src")
-        if self.rank() == src:
+        if self.rank() == check_root(src, self, "src"):
             self._repeat(lambda: super(ElasticCommunicator, self).broadcast(tensor, src))
             return
         result = torch.empty_like(tensor)
@@ -86,32 +85,24 @@ class ElasticCommunicator(Communicator):
         *,
         codec: Codec | str | None = None,
     ) -> None:
-        send_tensor, recv_tensor = plain_tensor(send_tensor), plain_tensor(recv_tensor)
-        if not self._repeats(recv_tensor):
+        if self._units.inside:
             super().allreduce(send_tensor, recv_tensor, op, codec=codec)
             return
+        target = check_tensor(recv_tensor)
         self._session()
-        result = torch.empty_like(recv_tensor)
+        result = torch.empty_like(target)
         self._repeat(
             lambda: super(ElasticCommunicator, self).allreduce(send_tensor, result, op, codec=codec),
-            _put(result, recv_tensor),
+            _put(result, target),
         )
 
     def allreduce_inplace(
         self, tensor: Carried, op: ReduceOp = ReduceOp.SUM, *, codec: Codec | str | None = None
     ) -> None:
-        tensor = plain_tensor(tensor)
-        if self._repeats(tensor):
-            self.allreduce(tensor, tensor, op, codec=codec)
-        else:
-            super().allreduce_inplace(tensor, op, codec=codec)
-
-    def _repeats(self, tensor: object) -> bool:
-        """Returns True if an operation on this tensor is a unit of its own."""
         if self._units.inside:
-            return False
-        check_tensor(tensor, "tensor")
-        return True
+            super().allreduce_inplace(tensor, op, codec=codec)
+        else:
+            self.allreduce(tensor, tensor, op, codec=codec)
 
     def _repeat(self, attempt: Callable[[], None], commit: Callable[[], None] = nothing) -> None:
         self._units.all_wrapped = True

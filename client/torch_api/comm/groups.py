@@ -16,10 +16,11 @@ from torch import distributed
 from bagua.base.errors import BaguaError, MembershipChanged
 from bagua.torch_api.comm.communicator import NON_COMM_MEMBER, WORLD, Comm, Communicator, World
 from bagua.torch_api.comm.communicators import communicator_of, communicators
+from bagua.torch_api.comm.members import Roster
 from bagua.torch_api.job.session import Session, current
 
 
-class BaguaProcessGroup:
+class BaguaProcessGroup(Roster):
     """Some of the job's ranks, made by ``new_group``, ``from_torch_group`` or, for all ranks, ``init_process_group``.
 
     ``ranks``: global numbers, ascending. ``contains_this_rank``: whether this process is one of them. ``stream``: the
@@ -42,11 +43,8 @@ class BaguaProcessGroup:
         self.group_name = group_name
         self.contains_this_rank = self._session.membership.rank in self.ranks
         self._everyone = tuple(self.ranks) == self._made.world.ranks
-        self._numbers = self._made.numbers(self.ranks)
-        self._shrinks = self._grows = False
-        self._lobby = self._session.membership.lobby  # made by newcomers alone
-        self._lost: list[int] = []
-        self._key = f"{key} {self._numbers}"
+        self._enroll(self._session.membership, self.ranks)
+        self._key = f"{key} {self.numbers}"
         self._key += f" {self._made.count(self._key)}"
         # Taken here, where all ranks are in the same order, and not when a communicator is first asked for.
         self._world_id = self._made.next_world_id() if self._everyone and not key else None
@@ -60,26 +58,13 @@ class BaguaProcessGroup:
         world = communicators(current()).world
         made = cls(world.ranks, None, "0", key="default")
         made._communicators[world.ranks] = world
-        made._shrinks = made._grows = True
+        made.shrinks = made.grows = True
         made._key = "default"  # whoever its members are
         return made
 
-    @property
-    def grows(self) -> bool:
-        """True if newcomers become members."""
-        return self._grows
-
     def renew(self) -> None:
         """In a new generation of the job. Its communicators have been renewed before, or will be."""
-        membership = self._session.membership
-        present = membership.members
-        if self._grows:
-            self._numbers = [present[rank] for rank in membership.active]
-        self.ranks = [rank for rank, member in enumerate(present) if member in self._numbers]
-        if self._lobby and not self._grows:
-            self._lost = self._numbers
-        elif not self._shrinks:
-            self._lost = sorted(set(self._numbers) - set(present))
+        self.ranks = self._follow(self._session.membership)
         made, self._communicators = list(self._communicators.values()), {}
         for one in made:
             one.renew_ranks()
@@ -133,9 +118,7 @@ class BaguaProcessGroup:
         self._check_members(members)
         # Some that are all at the moment may not be so when members have come: they count for themselves then.
         if tuple(members) == self._made.world.ranks and (ranks is None or not self._session.elastic):
-            made = self._made.attach(
-                self._made.next_world_id(), members, shrinks=shrinks, grows=shrinks and self._grows
-            )
+            made = self._made.attach(self._made.next_world_id(), members, shrinks=shrinks, grows=shrinks and self.grows)
         else:
             key = f"{self._key} own {self._made.numbers(members)}"
             if of_generation:
@@ -153,8 +136,8 @@ class BaguaProcessGroup:
 
     def _part(self, ranks: Sequence[int]) -> Communicator:
         members = tuple(ranks)
-        if self._lost:
-            lost = ", ".join(map(str, self._lost))
+        if self.lost:
+            lost = ", ".join(map(str, self.lost))
             raise MembershipChanged(
                 f"The group of ranks {self.ranks} has lost members: {lost}. Make a new group of the ranks that are "
                 "left: all of them call new_group(). [BG508]"
@@ -166,10 +149,10 @@ class BaguaProcessGroup:
             if self._session is not current():
                 raise BaguaError("This group was made before destroy_process_group(): make a new one. [BG407]")
             if self._world_id is not None and members == self._made.world.ranks:
-                found = self._made.attach(self._world_id, members, shrinks=self._shrinks)
+                found = self._made.attach(self._world_id, members, shrinks=self.shrinks)
             else:
                 key = f"{self._key} part {self._made.numbers(members)}"
-                found = self._made.make(key, members, shrinks=self._shrinks)
+                found = self._made.make(key, members, shrinks=self.shrinks)
             found.stream = self.stream
             self._communicators[members] = found
         return found

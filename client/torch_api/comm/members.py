@@ -40,17 +40,42 @@ def twin_number(number: int, device: int) -> int:
     return hashed_number(f"device twin {device} of {number}")
 
 
-class Members:
+class Roster:
+    """Members by the ``numbers`` that they keep for life, over the generations of an elastic job.
+
+    ``shrinks``: they go on without members that were lost; otherwise ``lost`` are their numbers, and what they are
+    members of can't be used any more. ``grows``: newcomers become members, too.
+    """
+
+    shrinks = grows = False
+    numbers: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()
+    _lobby = False  # they are newcomers that were not let in
+
+    def _enroll(self, membership: Membership, ranks: Sequence[int]) -> None:
+        """Takes the members that have these ranks now."""
+        self.numbers = tuple(membership.members[rank] for rank in ranks)
+        self._lobby = membership.lobby
+
+    def _follow(self, present: Membership) -> list[int]:
+        """Returns the ranks of those that are left in a new generation."""
+        if self.grows:
+            self.numbers = tuple(present.members[rank] for rank in present.active)
+        if self._lobby and not self.grows:
+            self.lost = self.numbers
+        elif not self.shrinks:
+            self.lost = tuple(sorted(set(self.numbers) - set(present.members)))
+        return [rank for rank, member in enumerate(present.members) if member in self.numbers]
+
+
+class Members(Roster):
     """Positions (``rank()``, roots, peers) count from 0 in the order of ``ranks``, which are global numbers.
 
     One that a session made lives in the daemon until the last reference to it is gone, or ``destroy`` is called.
     Members may drop it at different moments. ``connection`` is None where somebody else looks after it.
 
-    In an elastic job ``ranks`` are those of the present generation. ``shrinks``: it goes on without members that were
-    lost; otherwise ``lost`` are their numbers, and it can't be used any more. ``grows``: newcomers become members, too.
+    In an elastic job ``ranks`` are those of the present generation.
     """
-
-    shrinks = grows = False
 
     def __init__(self, id: int, ranks: Sequence[int], global_rank: int, connection: Connection | None = None) -> None:
         self.id = id
@@ -60,14 +85,16 @@ class Members:
         self._twins: dict[int, Members] = {}  # by device
         self._rank = self.ranks.index(global_rank) if global_rank in self.ranks else -1
         self._aborted = False
-        self._numbers = () if connection is None else tuple(connection.membership.members[rank] for rank in self.ranks)
-        self._lobby = connection is not None and connection.membership.lobby  # of newcomers that were not let in
-        self.lost: tuple[int, ...] = ()
-        self._destroy = None
-        if connection is not None and id != 0:
-            connection.create_comm(id, self.ranks)
-            self._destroy = weakref.finalize(self, _destroy_quietly, connection, id)
-            self._destroy.atexit = False  # the session's end is the communicators' end
+        self._destroy: weakref.finalize[..., Members] | None = None
+        if connection is not None:
+            self._enroll(connection.membership, self.ranks)
+            if id != 0:
+                connection.create_comm(id, self.ranks)
+                self._destroy_with_last_reference()
+
+    def _destroy_with_last_reference(self) -> None:
+        self._destroy = weakref.finalize(self, _destroy_quietly, self.connection, self.id)
+        self._destroy.atexit = False  # the session's end is the communicators' end
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(ranks={list(self.ranks)}, rank={self._rank})"
@@ -78,11 +105,6 @@ class Members:
 
     def nranks(self) -> int:
         return len(self.ranks)
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """Their member numbers, in the order of ``ranks``. They tell processes apart in all generations."""
-        return self._numbers
 
     def device_id(self) -> int:
         """Number of this rank's device on its host: LOCAL_RANK."""
@@ -129,14 +151,8 @@ class Members:
         """``renew`` without telling the daemon."""
         if self.connection is not None:
             present = self.connection.membership
-            if self.grows:
-                self._numbers = tuple(present.members[rank] for rank in present.active)
-            self.ranks = tuple(rank for rank, member in enumerate(present.members) if member in self._numbers)
+            self.ranks = tuple(self._follow(present))
             self._rank = self.ranks.index(present.rank)
-            if self._lobby and not self.grows:
-                self.lost = self._numbers
-            elif not self.shrinks:
-                self.lost = tuple(sorted(set(self._numbers) - set(present.members)))
 
     def part(self) -> None:
         """Newcomers are about to be let into the present generation: it will be made again, with them."""
@@ -146,12 +162,10 @@ class Members:
 
     def renumber(self, id: int) -> None:
         """Takes the number that it has on the other members. Called on a newcomer, before ``renew``."""
-        if self._destroy is not None:
-            assert self.connection is not None
-            self._destroy.detach()
-            self._destroy = weakref.finalize(self, _destroy_quietly, self.connection, id)
-            self._destroy.atexit = False
         self.id = id
+        if self._destroy is not None:
+            self._destroy.detach()
+            self._destroy_with_last_reference()
 
     def destroy(self) -> None:
         """Gives it back to the daemon: this rank will not use it any more. Idempotent."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from enum import IntEnum
+from typing import Protocol
 
 import torch
 from torch.autograd.graph import increment_version
@@ -49,10 +50,23 @@ class ReduceOp(IntEnum):
 BITWISE = (ReduceOp.BOR, ReduceOp.BAND, ReduceOp.BXOR)
 
 
-def check_tensor(tensor: object, name: str) -> torch.Tensor:
-    """``tensor``, if it can be communicated. Raises TypeError that names the reason and a remedy."""
+class TensorHolder(Protocol):
+    """An object that stands for a tensor, as ``tensor.bagua_backend_tensor()`` does."""
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The tensor that travels."""
+        ...
+
+
+Carried = torch.Tensor | TensorHolder
+
+
+def check_tensor(carried: Carried, name: str = "tensor") -> torch.Tensor:
+    """The tensor that travels, if it can. Raises TypeError that names the reason and a remedy."""
+    tensor = carried if isinstance(carried, torch.Tensor) else getattr(carried, "tensor", None)
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name} is a {type(tensor).__name__}: pass a torch.Tensor. [BG401]")
+        raise TypeError(f"{name} is a {type(carried).__name__}: pass a torch.Tensor. [BG401]")
     if tensor.dtype in DTYPES and tensor.is_cpu and tensor.layout is torch.strided:
         return tensor
     if tensor.layout is not torch.strided:
@@ -64,6 +78,16 @@ def check_tensor(tensor: object, name: str) -> torch.Tensor:
     if tensor.device.type not in ("cpu", "cuda"):
         raise TypeError(f"{name} is on device {tensor.device}: pass a tensor on the CPU or a CUDA device. [BG401]")
     return tensor
+
+
+def check_alike(send: torch.Tensor, recv: torch.Tensor) -> None:
+    """Raises TypeError for tensors of different dtypes or devices."""
+    if send.dtype != recv.dtype:
+        raise TypeError(f"send_tensor is {send.dtype} and recv_tensor is {recv.dtype}: they must agree. [BG402]")
+    if send.device != recv.device:
+        raise TypeError(
+            f"send_tensor is on {send.device} and recv_tensor on {recv.device}: move one to the other. [BG402]"
+        )
 
 
 @functools.lru_cache(maxsize=256)

@@ -26,31 +26,20 @@ class Report:
 OnReport = Callable[[Report], object]
 
 
-class Listeners:
-    """Listeners of this process: function -> whether it hears reports of all ranks."""
-
-    def __init__(self) -> None:
-        self._functions: dict[OnReport, bool] = {}
-
-    def add(self, function: OnReport, all_ranks: bool) -> None:
-        self._functions[function] = all_ranks
-
-    def __bool__(self) -> bool:
-        return bool(self._functions)
-
-    def notify(self, report: Report, rank: int) -> None:
-        """Calls them. One that raises is logged, and not called again: a report never fails the training."""
-        for function, all_ranks in list(self._functions.items()):
-            if rank != 0 and not all_ranks:
-                continue
-            try:
-                function(report)
-            except Exception:
-                self._functions.pop(function, None)
-                LOG.warning("A function of bagua.on_report failed, and is not called again.", exc_info=True)
+LISTENERS: dict[OnReport, bool] = {}
+"""Functions of this process, and whether each hears reports of all ranks."""
 
 
-LISTENERS = Listeners()
+def notify(report: Report, rank: int) -> None:
+    """Calls the listeners. One that raises is logged, and not called again: a report never fails the training."""
+    for function, all_ranks in list(LISTENERS.items()):
+        if rank != 0 and not all_ranks:
+            continue
+        try:
+            function(report)
+        except Exception:
+            LISTENERS.pop(function, None)
+            LOG.warning("A function of bagua.on_report failed, and is not called again.", exc_info=True)
 
 
 def on_report(function: OnReport, *, all_ranks: bool = False) -> OnReport:
@@ -59,7 +48,7 @@ def on_report(function: OnReport, *, all_ranks: bool = False) -> OnReport:
 
     Returns ``function``, so that it may be used as a decorator. ``bagua.loggers`` has some for well-known loggers.
     """
-    LISTENERS.add(function, all_ranks)
+    LISTENERS[function] = all_ranks
     return function
 
 

@@ -19,7 +19,7 @@ from bagua.torch_api.job.connection import Dismissed, HostConnection
 from bagua.torch_api.job.daemon import Admission, DaemonClient
 from bagua.torch_api.job.ending import End
 from bagua.torch_api.job.progress import ProgressReporter, figures
-from bagua.torch_api.job.reports import LISTENERS, Report, as_number
+from bagua.torch_api.job.reports import LISTENERS, Report, as_number, notify
 from bagua.torch_api.job.shared_memory import SharedMemory
 from bagua.torch_api.job.statistics import StatisticsRecorder
 
@@ -277,4 +277,4 @@ def _tell_listeners(session: Session | None, step: int, total: int, metrics: Map
         return
     times = {} if session is None else figures(session.statistics.last_step())
     rank = environment.get_rank() if session is None else session.membership.rank
-    LISTENERS.notify(Report(step, total, numbers, message, times), rank)
+    notify(Report(step, total, numbers, message, times), rank)

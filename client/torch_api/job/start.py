@@ -36,7 +36,7 @@ def has_begun() -> bool:
 
 
 def begin(store: Store | None = None, rank: int = -1, world_size: int = -1, local_world_size: int = -1) -> None:
-    """See ``bagua.torch_api.comm.init``, which goes on where this ends."""
+    """See ``init_process_group``, which goes on where this ends."""
     session = CURRENT.session
     if session is not None and session.pid == os.getpid() and session.implicit:
         session.implicit = False  # the program's own from now on

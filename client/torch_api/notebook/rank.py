@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from bagua.torch_api.job import start
-from bagua.torch_api.job.reports import LISTENERS, Report
+from bagua.torch_api.job.reports import Report, on_report
 
 REPORT_EVERY_S = 0.1
 _PR_SET_PDEATHSIG = 1
@@ -42,7 +42,7 @@ def run(
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", "1")))  # the parent's do not exist after a fork
     reports = _Reports(channel)
     if environment["RANK"] == "0":
-        LISTENERS.add(reports, all_ranks=False)
+        on_report(reports)
     try:
         result = (pickle.loads(call) if isinstance(call, bytes) else call)()
         start.destroy_process_group()  # a forked process runs no functions of atexit

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -22,9 +23,9 @@ REPORT = Report(7, 10, {"loss": 0.5}, "", {"compute ms": 3.0})
 
 
 @pytest.fixture(autouse=True)
-def no_listeners(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(LISTENERS, "_functions", {})
-    yield
+def no_listeners() -> Iterator[None]:
+    with mock.patch.dict(LISTENERS, clear=True):
+        yield
 
 
 def test_functions_hear_numbers() -> None:

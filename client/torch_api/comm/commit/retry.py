@@ -65,22 +65,6 @@ class Unit:
     this one is a part of that.
     """
 
-    __slots__ = (
-        "_begun",
-        "_comm",
-        "_ends_early",
-        "_generation",
-        "_members",
-        "_part",
-        "_scope",
-        "_steady",
-        "_steps",
-        "_units",
-        "mark",
-        "repeated",
-        "settled",
-    )
-
     def __init__(self, units: Units, scope: int, members: Callable[[], Members], ends_early: bool, steps: bool) -> None:
         """See ``Units.unit``."""
         self._units = units
