@@ -29,11 +29,11 @@ class Carrier(Protocol):
 
     def describe(self) -> Any:
         """Properties that must be the same on all members, as plain data."""
-        ...
+        return None
 
     def difference(self, mine: Any, other: Any) -> str:
         """Says for people where this newcomer's description differs from that of another member."""
-        ...
+        return ""
 
     def give(self, tensors: list[torch.Tensor]) -> Any:
         """The state, as plain data; its tensors go to ``tensors``. Raises TypeError if that can't be."""
@@ -46,7 +46,7 @@ class Carrier(Protocol):
 
     def taken(self) -> None:
         """On a newcomer: the tensors are filled."""
-        ...
+        return
 
 
 class Admission:

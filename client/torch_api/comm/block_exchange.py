@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -82,43 +82,36 @@ def exchange_blocks(session: Session, group: Members, gives: RankBlocks, takes: 
             "agree. [BG403]"
         )
     with torch.no_grad():
-        if PORT.cuda.holds(send_tensor):
-            with PORT.cuda.by_way_of(group.stream):
-                _exchange(_Device(session, group, send_tensor), gives, takes)
-        else:
-            _exchange(_Host(session, group), gives, takes)
+        with PORT.cuda.by_way_of(group.stream if PORT.cuda.holds(send_tensor) else None):
+            _exchange(_Way(session, group, send_tensor), gives, takes)
         if not recv_tensor.is_inference():
             increment_version(recv_tensor)
 
 
-class _Host:
-    """Memory and connection for messages of CPU tensors."""
+class _Way:
+    """Connection, communicator and memory for messages of tensors that lie where ``like`` does."""
 
-    def __init__(self, session: Session, group: Members) -> None:
+    def __init__(self, session: Session, group: Members, like: torch.Tensor) -> None:
         self.session = session
         self.connection: Connection = session.connection
         self.group = group
-        self.stage = stages(session).place
-
-    def behind(self, start: Place, nbytes: int) -> Place:
-        """The place so many bytes behind the beginning of a stage."""
-        segment, offset = start
-        return segment, offset + nbytes
-
-
-class _Device:
-    """The same for those of one device."""
-
-    def __init__(self, session: Session, group: Members, tensor: torch.Tensor) -> None:
-        lane = devices(session).of(tensor)
-        self.session = session
-        self.connection: Connection = lane
-        self.group = group.twin(lane)
-        self.stage = functools.partial(lane.place_empty, device=tensor.device)
-        self.behind = lane.behind
+        self.stage: Callable[[int, torch.dtype], tuple[torch.Tensor, Place]]
+        self.behind: Callable[[Place, int], Place]
+        if PORT.cuda.holds(like):
+            self.connection = device = devices(session).of(like)
+            self.group = group.twin(device)
+            self.stage, self.behind = functools.partial(device.place_empty, device=like.device), device.behind
+        else:
+            self.stage, self.behind = stages(session).place, _behind
 
 
-def _exchange(where: _Host | _Device, gives: RankBlocks, takes: RankBlocks) -> None:
+def _behind(start: Place, nbytes: int) -> Place:
+    """The place so many bytes behind the beginning of a stage."""
+    segment, offset = start
+    return segment, offset + nbytes
+
+
+def _exchange(where: _Way, gives: RankBlocks, takes: RankBlocks) -> None:
     """Exchanges all blocks at once, through memory of our own. The block of this rank itself goes nowhere."""
     dtype, group = gives.tensor.dtype, where.group
     me = group.rank()
@@ -163,7 +156,7 @@ class RowExchange:
     """Rows of ``width`` elements of one dtype and device between the ranks of a communicator."""
 
     def __init__(self, session: Session, group: Members, like: torch.Tensor, width: int) -> None:
-        self._where = _Device(session, group, like) if PORT.cuda.holds(like) else _Host(session, group)
+        self._where = _Way(session, group, like)
         self._group = group
         self._dtype, self._width = like.dtype, width
 
@@ -226,7 +219,7 @@ class _Messages:
 
     LIMIT = 256
 
-    def __init__(self, where: _Host | _Device, dtype: torch.dtype, *memory: torch.Tensor) -> None:
+    def __init__(self, where: _Way, dtype: torch.dtype, *memory: torch.Tensor) -> None:
         """``memory``: where all blocks lie."""
         self._where = where
         self._connection = where.connection

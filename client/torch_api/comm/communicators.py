@@ -5,11 +5,11 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from bagua.base.errors import MembershipChanged
+from bagua.torch_api.comm.admission import Carrier
 from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.comm.communicator import WORLD, Comm, Communicator
 from bagua.torch_api.comm.elastic import ElasticCommunicator, World
@@ -18,7 +18,7 @@ from bagua.torch_api.job.connection import Regrouped
 from bagua.torch_api.job.session import CURRENT, Session, current
 
 
-class Communicators:
+class Communicators(Carrier):
     """Makes the communicators of one session. ``world``: all ranks of the job.
 
     ``shrinks``: in an elastic job the communicator goes on without members that are lost. ``grows``: newcomers become
@@ -97,13 +97,6 @@ class Communicators:
 
     # See ``Carrier``: newcomers give the same numbers as the others from now on.
 
-    def describe(self) -> None:
-        """Returns None: numbers follow from what the program has made."""
-
-    def difference(self, mine: Any, other: Any) -> str:
-        """There is none."""
-        return ""
-
     def give(self, tensors: list[torch.Tensor]) -> int:
         """Returns the count of numbers given to communicators of all ranks."""
         return self._world_ids
@@ -113,9 +106,6 @@ class Communicators:
         self._world_ids = document
         for one in self._growing:
             one.renew_ranks()
-
-    def taken(self) -> None:
-        """Does nothing."""
 
     def mark(self) -> tuple[int, dict[str, int]]:
         """State of the numbering, for ``rewind``."""

@@ -40,23 +40,10 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     if not plain.is_cpu:
         plain = plain.contiguous().cpu()
     if not plain.is_contiguous():
-        plain = torch.as_strided(plain, (plain.numel(),), (1,)) if _has_no_gaps(plain) else plain.contiguous()
+        # torch keeps the strides of a tensor without gaps, and chooses others for all that have some.
+        has_no_gaps = torch.empty_like(plain, device="meta").stride() == plain.stride()
+        plain = torch.as_strided(plain, (plain.numel(),), (1,)) if has_no_gaps else plain.contiguous()
     return plain.view(-1).view(torch.uint8)
-
-
-def _has_no_gaps(tensor: torch.Tensor) -> bool:
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def nothing() -> None:
-    """There is nothing to be done."""
 
 
 class StateCopy:
@@ -152,19 +139,16 @@ class StateCopy:
     def _receive(self, shares: Sequence[Sequence[Piece]]) -> None:
         with ExitStack() as lines:
             senders = [
-                (peer, lines.enter_context(_Line(self._session, share)), packs(share, PACK_BYTES))
+                self._receive_from(peer, lines.enter_context(_Line(self._session, share)), share)
                 for peer, share in zip(self._senders, shares, strict=True)
             ]
-            while senders:
-                senders = [one for one in senders if self._receive_next(*one)]
+            deque(zip_longest(*senders), maxlen=0)  # a pack of each in turn
 
-    def _receive_next(self, peer: int, line: _Line, rest: Iterator[list[tuple[int, Piece]]]) -> bool:
-        pack = next(rest, None)
-        if pack is None:
-            return False
-        stage, place = line.next_stage()
-        line.began([self._submit("recv", peer, place, length(pack))], functools.partial(self._take, stage, pack))
-        return True
+    def _receive_from(self, peer: int, line: _Line, stripe: Sequence[Piece]) -> Iterator[None]:
+        for pack in packs(stripe, PACK_BYTES):
+            stage, place = line.next_stage()
+            line.began([self._submit("recv", peer, place, length(pack))], functools.partial(self._take, stage, pack))
+            yield
 
     def _take(self, stage: torch.Tensor, pack: Sequence[tuple[int, Piece]]) -> None:
         for begin, piece in pack:
@@ -199,7 +183,7 @@ class _Line:
         self._stages.append(self._stages.pop(0))
         return self._stages[-1]
 
-    def began(self, tickets: list[int], then: Callable[[], None] = nothing) -> None:
+    def began(self, tickets: list[int], then: Callable[[], None] = lambda: None) -> None:
         """Notes that these operations use the stage. ``then`` is called when they are over."""
         self._under_way.append((tickets, then))
 

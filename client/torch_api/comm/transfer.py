@@ -15,7 +15,7 @@ from bagua.torch_api.comm.members import Members
 from bagua.torch_api.cuda.connection import CudaPlace
 from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.cuda.port import PORT
-from bagua.torch_api.job.connection import AS_IT_IS, NOWHERE, Encoding, Place, request
+from bagua.torch_api.job.connection import AS_IT_IS, Encoding, Operation, request
 from bagua.torch_api.job.session import Session
 
 CONTIGUOUS = torch.contiguous_format
@@ -140,7 +140,8 @@ def transfer(
     if recv is not None and not _plain(recv):
         target = torch.empty(recv.shape, dtype=recv.dtype, device=recv.device) if recv is not send else source
     if tensor is not None and PORT.cuda.holds(tensor):
-        _on_device(session, kind, dtype, source, target, count, comm, op=op, root=root, together=together, codec=codec)
+        words = Operation(comm=0, dtype=dtype, count=count, op=op, root=root)
+        _on_device(session, kind, words, source, target, comm, together, codec)
     else:
         connection.transfer(
             comm.id,
@@ -175,14 +176,10 @@ def _plain(tensor: torch.Tensor) -> bool:
 def _on_device(
     session: Session,
     kind: str,
-    dtype: int,
+    words: Operation,
     source: torch.Tensor | None,
     target: torch.Tensor | None,
-    count: int,
     comm: Members,
-    *,
-    op: int,
-    root: int,
     together: bool,
     codec: Codec | None,
 ) -> None:
@@ -191,26 +188,16 @@ def _on_device(
     device = devices(session).of(source if source is not None else target)  # type: ignore[arg-type]
     if source is not None and target is not None and not together and _overlap(source, target):
         source = source.clone()
-    given, taken = _place(source), _place(target)
-    operation = request(
-        device.kinds[kind],
-        comm=0,
-        dtype=dtype,
-        count=count,
-        op=op,
-        root=root,
-        src=given,
-        dst=given if target is None and together else taken,
-        shape=[] if source is None else source.shape,
-        encoding=AS_IT_IS if codec is None else Encoding(device.codecs[codec.name], codec.density_units),
-    )
+    if source is not None:
+        words["src"], words["shape"] = CudaPlace(source), source.shape
+    if target is not None:
+        words["dst"] = CudaPlace(target)
+    elif together and source is not None:
+        words["dst"] = words["src"]
+    encoding = AS_IT_IS if codec is None else Encoding(device.codecs[codec.name], codec.density_units)
     with PORT.cuda.by_way_of(comm.stream):
-        operation["comm"] = comm.twin(device).id
-        device.wait(device.submit(operation))
-
-
-def _place(tensor: torch.Tensor | None) -> Place:
-    return NOWHERE if tensor is None else CudaPlace(tensor)
+        words["comm"] = comm.twin(device).id
+        device.wait(device.submit(request(device.kinds[kind], encoding=encoding, **words)))
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 from torch import distributed
-from torch.distributed import FileStore, HashStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from bagua.base.address import is_loopback
 from bagua.torch_api.job import environment
@@ -67,24 +67,47 @@ class TorchGroup:
         self._session = session
         self._pid = os.getpid()
         self._mine: Any = None
-        self._down = False  # between two generations
+        self._down = wanted  # it is to come up: now, or with the next generation
         self._offered: Store | None = None
         self._interface: str | None = None
         self._freeing: list[threading.Thread] = []
         type(self)._uses += 1
         if session.membership.later:  # ``renew`` follows
-            self._down = wanted
             return
         try:
             if not connects_lazily():
-                wanted = _all_want(session, wanted)
-            store = self._meet(wanted)
-            if store is not None:
-                self._bring_up(store, environment.get_master_addr())
+                self._down = _all_want(session, wanted)
+            where = self._first_place()
+            self._down = self._down and bool(where)
+            if self._down:
+                self._meet(where, CONNECT)
         except Regrouped:  # so it comes with the next generation
-            self._down = wanted
+            pass
         except (RuntimeError, OSError, ValueError) as error:
+            self._down = False
             self._warn(error)
+
+    def _first_place(self) -> str:
+        """Returns the place at which Gloo's ranks find each other first. All ranks of several hosts call it together;
+        it is "" where rank 0 does not want the group."""
+        membership = self._session.membership
+        if len(membership.hosts) > 1:
+            return _broadcast_text(self._session, self.offer())
+        # Each group of newcomers, and each later group, meets at a file of its own.
+        return _FILE + self._file(f"{membership.members[0]}-{self._uses}")
+
+    def _meet(self, where: str, patience: timedelta) -> None:
+        """Makes the group with the others that come to this place: a file beside the daemon's socket, or a TCP port of
+        the first rank."""
+        offered, self._offered = self._offered, None
+        if where.startswith(_FAILED):
+            raise RuntimeError(f"the first rank offers no place to meet: {where.removeprefix(_FAILED)} [BG910]")
+        ranks = len(self._session.membership.active)
+        if where.startswith(_FILE):
+            self._bring_up(FileStore(where.removeprefix(_FILE), ranks), "127.0.0.1")
+        else:
+            self._bring_up(offered or _store_at(where, ranks, patience), where.rpartition(":")[0])
+        self._down = False
 
     def _warn(self, error: Exception) -> None:
         LOG.warning(
@@ -111,45 +134,11 @@ class TorchGroup:
             TorchGroup._guarded = True
             os.register_at_fork(after_in_child=_never_free)
 
-    def _meet(self, wanted: bool) -> Store | None:
-        """Returns the store at which Gloo's ranks find each other: a file beside the daemon's socket, or a TCP port of
-        rank 0 that listens on MASTER_ADDR alone. None if this rank or, with several hosts, rank 0 does not want the
-        group."""
-        membership = self._session.membership
-        if len(membership.hosts) > 1:
-            return self._meet_across_hosts(wanted)
-        if not wanted:
-            return None
-        if membership.world_size == 1:
-            return HashStore()
-        # Each group of newcomers, and each later group, meets at a file of its own.
-        return FileStore(self._file(f"{membership.members[0]}-{self._uses}"), membership.world_size)
-
     def _file(self, name: str) -> str:
         """Path of a file beside the daemon's socket, or where the daemon says, for ranks of this host."""
         socket_path = Path(self._session.data_socket)
         folder = Path(os.environ.get("BAGUA_MEETING_DIR") or socket_path.parent)
         return str(folder / f"{socket_path.stem}.torch-{name}")
-
-    def _meet_across_hosts(self, wanted: bool) -> Store | None:
-        """Broadcasts the address of rank 0's store to all ranks, also to those that don't want the group, and returns
-        the store. None where this rank, or rank 0, does not want it."""
-        world_size = self._session.membership.world_size
-        store, text = None, b""
-        if wanted and self._session.membership.rank == 0:
-            try:
-                store, text = _listen(environment.get_master_addr(), world_size)
-            except (RuntimeError, OSError) as error:
-                text = f"{_FAILED}{error}".encode()[:ADDRESS_BYTES]
-        answer = _broadcast_text(self._session, text).decode(errors="replace")
-        if not wanted or not answer:
-            return None
-        if answer.startswith(_FAILED):
-            where = environment.get_master_addr()
-            raise RuntimeError(
-                f"rank 0 could not listen at MASTER_ADDR {where}: {answer.removeprefix(_FAILED)} [BG910]"
-            )
-        return store or _store_at(answer, world_size, CONNECT)
 
     # The next generation
 
@@ -183,14 +172,13 @@ class TorchGroup:
             self._offered, where = _listen(address, len(membership.active))
         except (RuntimeError, OSError) as error:
             return f"{_FAILED}{error}"
-        return where.decode()
+        return where
 
     def renew(self, offers: Sequence[str]) -> None:
         """Makes the group again, of the ranks that take part in this generation. ``offers``: their results of
         ``offer``, by rank."""
         if self._down and distributed.is_initialized():  # the program has one of its own now
             self._down = False
-        offered, self._offered = self._offered, None
         if not self._down:
             return
         self._take_down()
@@ -198,15 +186,7 @@ class TorchGroup:
             if not connects_lazily():
                 raise RuntimeError(f"torch {torch.__version__} can't make its group again: 2.8 or newer can. [BG910]")
             where = next(filter(None, offers), f"{_FAILED}it has no torch.distributed group of Bagua")
-            if where.startswith(_FAILED):
-                raise RuntimeError(f"the first rank offers no place to meet: {where.removeprefix(_FAILED)} [BG910]")
-            ranks = len(self._session.membership.active)
-            if where.startswith(_FILE):
-                self._bring_up(FileStore(where.removeprefix(_FILE), ranks), "127.0.0.1")
-            else:
-                store = offered or _store_at(where, ranks, CONNECT_AGAIN)
-                self._bring_up(store, where.rpartition(":")[0])
-            self._down = False
+            self._meet(where, CONNECT_AGAIN)
         except (RuntimeError, OSError, ValueError) as error:
             self._warn(error)
 
@@ -304,7 +284,7 @@ def _patience() -> timedelta:
     return timedelta(seconds=min(environment.get_wait_timeout(), LONGEST.total_seconds()))
 
 
-def _listen(address: str, world_size: int) -> tuple[Store, bytes]:
+def _listen(address: str, world_size: int) -> tuple[Store, str]:
     """A store that listens on a free port of ``address``, and where it is."""
     family, kind, protocol, _, where = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as listener:
@@ -321,7 +301,7 @@ def _listen(address: str, world_size: int) -> tuple[Store, bytes]:
             master_listen_fd=listener.detach(),
             use_libuv=False,  # which takes no listening socket in torch 2.4
         )
-    return store, f"{host}:{port}".encode()
+    return store, f"{host}:{port}"
 
 
 def _store_at(where: str, world_size: int, patience: timedelta) -> Store:
@@ -332,14 +312,15 @@ def _store_at(where: str, world_size: int, patience: timedelta) -> Store:
     return store
 
 
-def _broadcast_text(session: Session, text: bytes) -> bytes:
+def _broadcast_text(session: Session, text: str) -> str:
     """Broadcasts rank 0's ``text``, and returns it on every rank."""
     held = torch.zeros(ADDRESS_BYTES, dtype=torch.uint8, device="cpu")
-    held[: len(text)] = torch.tensor(list(text), dtype=torch.uint8, device="cpu")
+    data = text.encode()[:ADDRESS_BYTES]
+    held[: len(data)] = torch.tensor(list(data), dtype=torch.uint8, device="cpu")
     gives = session.membership.rank == 0
     place = held.data_ptr()
     session.connection.exchange_bytes("broadcast", place if gives else 0, 0 if gives else place, ADDRESS_BYTES, root=0)
-    return bytes(held.tolist()).rstrip(b"\0")
+    return bytes(held.tolist()).rstrip(b"\0").decode(errors="replace")
 
 
 def _address_towards(host: str) -> str:
