@@ -23,7 +23,7 @@ from bagua.torch_api.cuda.devices import devices
 from bagua.torch_api.cuda.port import PORT
 from bagua.torch_api.job.connection import NOWHERE, Connection, Place, request
 from bagua.torch_api.job.session import Session
-from bagua.torch_api.job.stages import stages
+from bagua.torch_api.job.stages import Stages
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class _Way:
             self.group = group.twin(device)
             self.stage, self.behind = functools.partial(device.place_empty, device=like.device), device.behind
         else:
-            self.stage, self.behind = stages(session).place, _behind
+            self.stage, self.behind = session.keep(Stages).place, _behind
 
 
 def _behind(start: Place, nbytes: int) -> Place:

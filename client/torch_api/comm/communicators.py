@@ -12,7 +12,7 @@ from bagua.base.errors import MembershipChanged
 from bagua.torch_api.comm.admission import Carrier
 from bagua.torch_api.comm.commit.retry import units
 from bagua.torch_api.comm.communicator import WORLD, Comm, Communicator
-from bagua.torch_api.comm.elastic import ElasticCommunicator, World
+from bagua.torch_api.comm.elastic import ElasticCommunicator, ElasticWorld
 from bagua.torch_api.comm.members import hashed_number
 from bagua.torch_api.job.connection import Regrouped
 from bagua.torch_api.job.session import CURRENT, Session, current
@@ -88,7 +88,7 @@ class Communicators(Carrier):
                     f"Members {lost} were lost: make a new group of the ranks that are left. [BG508]"
                 )
             try:
-                made = ElasticCommunicator if id else World
+                made = ElasticCommunicator if id else ElasticWorld
                 return made(id, ranks, present.rank, self._connection, running, shrinks, grows)
             except Regrouped:
                 if running.inside or self._connection.is_steady:

@@ -117,7 +117,7 @@ class ElasticCommunicator(Communicator):
         self._units.end(self.id)
 
 
-class World(ElasticCommunicator):
+class ElasticWorld(ElasticCommunicator):
     """The communicator of all members that take part. Number 0 means all members, so it has another number while some
     rest."""
 

@@ -7,6 +7,7 @@ other group the number is a hash of its ranks and of how many groups of exactly 
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -51,16 +52,6 @@ class BaguaProcessGroup(Roster):
         self._communicators: dict[tuple[int, ...], Communicator] = {}
         if self._session.elastic:
             self._session.renew_with(self)
-
-    @classmethod
-    def _of_world(cls) -> BaguaProcessGroup:
-        """The default group: its communicator of all ranks is the one that ``comm=None`` means."""
-        world = communicators(current()).world
-        made = cls(world.ranks, None, "0", key="default")
-        made._communicators[world.ranks] = world
-        made.shrinks = made.grows = True
-        made._key = "default"  # whoever its members are
-        return made
 
     def renew(self) -> None:
         """In a new generation of the job. Its communicators have been renewed before, or will be."""
@@ -158,12 +149,7 @@ class BaguaProcessGroup(Roster):
         return found
 
 
-class _Groups:
-    """Bookkeeping of this process."""
-
-    made = 0
-
-
+_numbers = itertools.count(1)  # of the groups of this process
 _pg_map: weakref.WeakValueDictionary[str, BaguaProcessGroup] = weakref.WeakValueDictionary()
 _pg_group_ranks: weakref.WeakKeyDictionary[BaguaProcessGroup, dict[int, int]] = weakref.WeakKeyDictionary()
 _torch_to_bagua_pg_map: weakref.WeakKeyDictionary[Any, BaguaProcessGroup] = weakref.WeakKeyDictionary()
@@ -185,8 +171,14 @@ def _get_default_group() -> BaguaProcessGroup:
     return current().keep(_default_group)
 
 
-def _default_group(_: Session) -> BaguaProcessGroup:
-    return _remember(BaguaProcessGroup._of_world())
+def _default_group(session: Session) -> BaguaProcessGroup:
+    """Makes the default group: its communicator of all ranks is the one that ``comm=None`` means."""
+    world = communicators(session).world
+    made = BaguaProcessGroup(world.ranks, None, "0", key="default")
+    made._communicators[world.ranks] = world
+    made.shrinks = made.grows = True
+    made._key = "default"  # whoever its members are
+    return _remember(made)
 
 
 def new_group(ranks: Sequence[int] | None = None, stream: Any = None) -> BaguaProcessGroup:
@@ -205,8 +197,7 @@ def new_group(ranks: Sequence[int] | None = None, stream: Any = None) -> BaguaPr
         raise ValueError("A group needs at least one rank. [BG406]")
     if len(set(members)) != len(members):
         raise ValueError(f"ranks is {members}: each rank can be named once. [BG406]")
-    _Groups.made += 1
-    return _remember(BaguaProcessGroup(members, stream, str(_Groups.made)))
+    return _remember(BaguaProcessGroup(members, stream, str(next(_numbers))))
 
 
 def from_torch_group(group: Any, stream: Any = None) -> BaguaProcessGroup:
@@ -222,8 +213,7 @@ def from_torch_group(group: Any, stream: Any = None) -> BaguaProcessGroup:
     if known is not None and known._session is current():
         return known
     ranks = distributed.get_process_group_ranks(group)
-    _Groups.made += 1
-    made = BaguaProcessGroup(ranks, stream, f"torch {_Groups.made}", key=f"torch {group.group_name}")
+    made = BaguaProcessGroup(ranks, stream, f"torch {next(_numbers)}", key=f"torch {group.group_name}")
     _torch_to_bagua_pg_map[group] = _remember(made)
     return made
 

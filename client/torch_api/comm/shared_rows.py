@@ -19,7 +19,7 @@ from bagua.torch_api.comm.members import Members
 from bagua.torch_api.comm.transfer import DTYPES, ReduceOp
 from bagua.torch_api.job.session import Session
 from bagua.torch_api.job.shared_memory import tensor_on
-from bagua.torch_api.job.stages import PeerStages
+from bagua.torch_api.job.stages import Stages
 
 if TYPE_CHECKING:
     from bagua.csrc import core
@@ -57,7 +57,7 @@ class PeerMemory:
 
     def __init__(self, session: Session) -> None:
         self._connection = session.connection
-        self._stages = PeerStages(session)
+        self._stages = Stages(session, for_peers=True)
         self._nothing = Block(torch.empty(0, dtype=torch.uint8, device="cpu"), 0, 0)
         self._freed: dict[int, int] = {}  # by owner
         self._mapped: dict[int, dict[tuple[Any, ...], torch.Tensor]] = {}  # by owner, then by segment and form

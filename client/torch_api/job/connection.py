@@ -161,6 +161,14 @@ class _Steady:
             self._thread.generation = self._before
 
 
+def load_core() -> Any:
+    """Returns the core, which it builds where that has not been done. Raises BuildError."""
+    try:
+        return csrc.load()
+    except csrc.BuildError as error:
+        raise BuildError(str(error)) from error
+
+
 class HostConnection:
     """Operations of this rank. Thread-safe. The core's errors come as CommunicationError with its words;
     Regrouped where the generation has ended.
@@ -170,11 +178,8 @@ class HostConnection:
     to the log.
     """
 
-    def __init__(self, admission: Admission, describe_waits: Callable[[], str] = str) -> None:
-        try:
-            module = csrc.load()  # builds the core where that has not been done
-        except csrc.BuildError as error:
-            raise BuildError(str(error)) from error
+    def __init__(self, admission: Admission, describe_waits: Callable[[], str]) -> None:
+        module = load_core()
         self.kinds: Mapping[str, int] = module.KINDS
         self.dtypes: Mapping[str, int] = module.DTYPES
         self.codecs: Mapping[str, int] = module.CODECS

@@ -20,6 +20,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from textwrap import indent
 from types import FrameType, TracebackType
 from typing import NoReturn
 
@@ -50,15 +51,11 @@ def words_of(error: BaseException, depth: int = 0) -> str:
     lines = ["".join(traceback.TracebackException(type(error), error, None).format_exception_only()).rstrip()]
     if depth < _DEEPEST:
         if isinstance(error, BaseExceptionGroup):
-            lines += [_indented(words_of(one, depth + 1)) for one in error.exceptions[:_WIDEST]]
+            lines += [indent(words_of(one, depth + 1), "  ") for one in error.exceptions[:_WIDEST]]
             lines += [f"  and {more} more"] if (more := len(error.exceptions) - _WIDEST) > 0 else []
         if error.__cause__ is not None:
-            lines.append(_indented(f"caused by {words_of(error.__cause__, depth + 1)}"))
+            lines.append(indent(f"caused by {words_of(error.__cause__, depth + 1)}", "  "))
     return _cut("\n".join(lines)) if depth == 0 else "\n".join(lines)
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())
 
 
 def _cut(text: str) -> str:

@@ -24,11 +24,11 @@ from torch import distributed
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from bagua import csrc
 from bagua.base import launchers
 from bagua.base.address import require_loopback
-from bagua.base.errors import BaguaError, BuildError, ConfigError, ServiceError
+from bagua.base.errors import BaguaError, ConfigError, ServiceError
 from bagua.torch_api.job import environment
+from bagua.torch_api.job.connection import load_core
 from bagua.torch_api.job.daemon import DaemonClient
 from bagua.torch_api.job.lifeline import Lifeline
 from bagua.torch_api.job.meeting import DEADLINE_S, Meeting, Superseded, text_of
@@ -107,17 +107,8 @@ def _join_others(rank: int, world_size: int, store: Store | None) -> Session:
         return session
 
 
-def _build_core() -> None:
-    """Builds the core before ranks and services wait for each other, because a build on a busy machine outlasts their
-    patience. Raises BuildError."""
-    try:
-        csrc.load()
-    except csrc.BuildError as error:
-        raise BuildError(str(error)) from error
-
-
 def _join_alone() -> Session:
-    _build_core()
+    load_core()
     place = Place(0, 1, 1)
     held = Lifeline.at(0, 1)
     if held is not None and (job_id := held.ask_job(1, START_DEADLINE_S)) is not None:
@@ -137,7 +128,8 @@ def _attempt(rank: int, world_size: int, store: Store) -> Session:
     meeting = Meeting(store, rank, world_size)
     with ExitStack() as started:
         try:
-            _build_core()
+            # Before ranks and services wait for each other: a build on a busy machine outlasts their patience.
+            load_core()
             place = _locate(rank, world_size, meeting)
             service = _serve(place, meeting, started)
             job_id = meeting.result()

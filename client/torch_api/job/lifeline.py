@@ -23,7 +23,6 @@ class Lifeline:
     and their number."""
 
     held: ClassVar[Lifeline | None] = None
-    _guarded: ClassVar[bool] = False
 
     def __init__(self, end: socket.socket, daemon: str, first_job: str, host: int, hosts: int) -> None:
         self.daemon = daemon
@@ -40,10 +39,6 @@ class Lifeline:
         cls.let_go()
         made = end if end is not None else _connect(daemon)
         cls.held = cls(made, daemon, first_of(job_id), host, hosts)
-        if not cls._guarded:
-            cls._guarded = True
-            # A child that outlives this process must not keep the cluster.
-            os.register_at_fork(after_in_child=cls.let_go)
 
     @classmethod
     def let_go(cls) -> None:
@@ -87,6 +82,10 @@ class Lifeline:
         if reply is not None and "error" in reply:
             raise ServiceError(str(reply["error"]))
         return None if reply is None else str(reply["job_id"])
+
+
+# A child that outlives this process must not keep the cluster.
+os.register_at_fork(after_in_child=Lifeline.let_go)
 
 
 def _connect(daemon: str) -> socket.socket:

@@ -37,10 +37,6 @@ def figures(step: StepTimes | None) -> dict[str, float]:
     }
 
 
-def _number(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
-
-
 class ProgressReporter:
     """Sends the newest report at most every quarter of a second. The thread starts with the first report.
 
@@ -64,7 +60,8 @@ class ProgressReporter:
         self._pid = os.getpid()
         self._condition = threading.Condition()  # guards the fields below
         self._newest: Progress | None = None
-        self._trace_every = _number(os.environ.get(STEPS_VARIABLE, ""))
+        every = os.environ.get(STEPS_VARIABLE, "")
+        self._trace_every = int(every) if every.isdecimal() else 0
         self._sampled: SampledStep | None = None  # waits for the next report
         self._told: Progress | None = None  # the last report of the program
         self._reported_at = time.monotonic()

@@ -69,23 +69,23 @@ class Companion(Protocol):
 
 
 class Session:
-    """Connection, memory and bookkeeping of this rank. ``daemon`` is None where a test hosts the engine itself.
+    """Connection, memory and bookkeeping of this rank.
 
     ``membership``: of the present generation. ``elastic``: the job goes on without members that it loses, in another
     generation. ``newcomer``: this rank has not been let in; the others of its generation are newcomers of its host.
     """
 
-    def __init__(self, admission: Admission, daemon: DaemonClient | None) -> None:
+    def __init__(self, admission: Admission, daemon: DaemonClient) -> None:
         self.pid = os.getpid()
         self.data_socket = admission.data_socket
-        self.connection = HostConnection(admission, daemon.describe_waits if daemon is not None else str)
+        self.connection = HostConnection(admission, daemon.describe_waits)
         self.membership = self.connection.membership
         self.elastic = self.connection.elastic
         self.newcomer = self.membership.lobby
         self.dismissed = False
         self.failed = False
         self.implicit = False  # torch.distributed began it, and the program has not asked for it
-        self.companion: Companion | None = None
+        self.companion: Companion  # since the session has begun (start.py)
         self.daemon = daemon
         self.weights = Weights()  # replaced as one: another thread may enter a generation
         self.weighed_models: weakref.WeakSet[Weighed] = weakref.WeakSet()
@@ -93,10 +93,8 @@ class Session:
         self.statistics = StatisticsRecorder()
         last_step = self.statistics.last_step
         shares = self.statistics.recent.shares
-        self.progress: ProgressReporter | None = None
-        if daemon is not None:
-            self.progress = ProgressReporter(daemon, self.membership.rank, last_step, shares, self.connection.counters)
-            self.statistics.on_step = self.progress.step_done
+        self.progress = ProgressReporter(daemon, self.membership.rank, last_step, shares, self.connection.counters)
+        self.statistics.on_step = self.progress.step_done
         self._kept: dict[Callable[[Session], Any], Any] = {}
         self._endings: dict[object, Callable[[], None]] = {}
         self._closings: list[Callable[[], None]] = []
@@ -120,8 +118,7 @@ class Session:
         """Waits for the job's next generation, and enters it; see ``HostConnection.enter``. Ranks, world size and
         environment are those of the new one then, and ``renew`` is to be called. Members that were in none with this
         one rest. Ends the process where the job goes on without it."""
-        if self.companion is not None:
-            self.companion.leave()
+        self.companion.leave()
         before = self.membership
         known = {before.members[rank] for rank in before.active}
         try:
@@ -135,8 +132,7 @@ class Session:
         self.take_part(frozenset(entered.members) - known)
         environment.set_place(entered.variables)
         environment.show()
-        if self.progress is not None:
-            self.progress.rank = entered.rank
+        self.progress.rank = entered.rank
 
     def take_part(self, resting: frozenset[int]) -> None:
         """Lets these members rest from now on; all others of the generation take part."""
@@ -161,8 +157,6 @@ class Session:
 
     def take_newcomers(self) -> None:
         """Tells the daemon that this program can take newcomers. Without its answer nobody joins."""
-        if self.daemon is None:
-            return
         try:
             self.daemon.take_newcomers(self.membership.member)
         except ServiceError as error:
@@ -199,8 +193,7 @@ class Session:
         if os.getpid() != self.pid:
             return
         self._kept.clear()
-        if self.progress is not None:
-            self.progress.close()
+        self.progress.close()
         for close in self._closings:
             close()
         self.connection.close(words)
@@ -265,7 +258,7 @@ def report(step: int = 0, total: int = 0, metrics: Mapping[str, float] | None = 
         return
     if LISTENERS:
         _tell_listeners(session, step, total, metrics or {}, message)
-    if session is not None and session.progress is not None:
+    if session is not None:
         session.progress.report(step, total, metrics or {}, message)
 
 

@@ -21,10 +21,12 @@ class Stages:
     """Stages of one session. Memory of a tensor comes back when the last view of it is gone. Thread-safe.
 
     As much as was in use at once stays here; the rest goes back to the daemon. ``freed``: how many segments went back.
+    ``for_peers``: other ranks of this host may borrow it.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, for_peers: bool = False) -> None:
         self._connection: HostConnection = session.connection
+        self._for_peers = for_peers
         self._lock = threading.Lock()  # guards what follows but _returned
         self._free: list[core.Segment] = []  # the one that came back last is the last one
         self._returned: deque[core.Segment] = deque()
@@ -43,10 +45,8 @@ class Stages:
         return tensor_on(segment, count, dtype, self._returned.append), (segment.id, 0)
 
     def _find(self, nbytes: int) -> core.Segment:
-        return take_fitting(self._free, nbytes, 2 * rounded(nbytes)) or self._make(rounded(nbytes))
-
-    def _make(self, nbytes: int) -> core.Segment:
-        return self._connection.alloc(nbytes)
+        size = rounded(nbytes)
+        return take_fitting(self._free, nbytes, 2 * size) or self._connection.alloc(size, self._for_peers)
 
     def _take_back(self) -> None:
         while self._returned:
@@ -58,19 +58,7 @@ class Stages:
             self.freed += 1
 
 
-class PeerStages(Stages):
-    """Memory that other ranks of this host may borrow."""
-
-    def _make(self, nbytes: int) -> core.Segment:
-        return self._connection.alloc(nbytes, for_peers=True)
-
-
 def rounded(nbytes: int) -> int:
     """Returns at most a quarter more, so that sizes that differ a little from step to step take the same memory."""
     unit = 1 << max(12, nbytes.bit_length() - 3)
     return -(-nbytes // unit) * unit
-
-
-def stages(session: Session) -> Stages:
-    """Returns the stages of this session, the same object each time."""
-    return session.keep(Stages)

@@ -119,16 +119,12 @@ class RecentSteps:
         )
 
 
-def _nobody(steps: int) -> None:
-    """Stands for a listener where there is none."""
-
-
 class StatisticsRecorder:
     """Adds up steps. One per process; steps come from one thread at a time. Times in ns of CLOCK_MONOTONIC."""
 
     def __init__(self) -> None:
         self.recent = RecentSteps()
-        self.on_step: Callable[[int], None] = _nobody  # gets the number of steps after each
+        self.on_step: Callable[[int], None] = lambda _: None  # gets the number of steps after each
         self.waited_ns = 0  # for results, those of slower ranks included
         self._steps = self._comm_ns = self._exposed_ns = self._compute_ns = 0
         self._began: int | None = None

@@ -26,7 +26,7 @@ class Daemon:
         self.made = 0
         self.freed: list[int] = []
 
-    def alloc(self, nbytes: int) -> Segment:
+    def alloc(self, nbytes: int, for_peers: bool) -> Segment:
         self.made += 1
         return Segment(nbytes, self.made)
 

@@ -214,9 +214,8 @@ class Units:
         self._devices = devices(session)
         self._ledger = Ledger()
         self.calm = PatientLock(session.connection)
-        self._flags_under_way = PatientLock(
-            session.connection
-        )  # taken before ``calm`` by a thread that enters a generation
+        # Taken before ``calm`` by a thread that enters a generation.
+        self._flags_under_way = PatientLock(session.connection)
         self.followers = Followers()
         self.flags = Flags(session, self.followers, self._flags_under_way)
         self.admission = Admission(session)
@@ -444,8 +443,7 @@ class Units:
     def _hear(self) -> None:
         session, generation = self._session, self._session.membership.generation
         first = self._heard_in != generation
-        if session.companion is not None:
-            session.companion.leave()
+        session.companion.leave()
         rows = call_the_roll(session, self._row())
         outcome = settle({member: row.standing for member, row in rows.items()})
         whole = {member: row for member, row in rows.items() if member not in outcome.newcomers}
@@ -461,8 +459,7 @@ class Units:
             members = [session.membership.members[rank] for rank in session.membership.active]
             told = {member: (row.given, row.followers) for member, row in whole.items()}
             session.follow_weight(self.followers.hear(told, members, generation))
-            if session.companion is not None:
-                session.companion.renew([rows[member].offer for member in members])
+            session.companion.renew([rows[member].offer for member in members])
             session.renew()
         self._heard_in = generation
         LOG.info("Generation %d: rank %d of %d.", generation, session.membership.rank, session.membership.world_size)
@@ -470,8 +467,7 @@ class Units:
     def _row(self) -> Row:
         if self._session.newcomer:
             return Row(self._standing, b"", {}, {}, "")
-        companion = self._session.companion
-        offer = "" if companion is None else companion.offer()
+        offer = self._session.companion.offer()
         standing = self._standing._replace(between=self._standing.between or self.at_any_moment)
         return Row(standing, self._ledger.tell(), self.followers.tell(), self.followers.tell_given(), offer)
 
