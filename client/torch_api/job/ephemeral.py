@@ -78,21 +78,17 @@ def join(store: Store | None) -> Session:
             f"RANK={rank} and WORLD_SIZE={world_size} don't fit: ranks count from 0 to WORLD_SIZE - 1. [BG908]"
         )
     if world_size == 1:
-        _warn_if_alone()
+        if larger := launchers.larger_allocation(os.environ):
+            LOG.warning(
+                "This process trains alone, as a world of one, but %s. Start every rank of the job: with `srun python "
+                "SCRIPT`, mpirun, or `bagua slurm run SCRIPT`.",
+                larger,
+            )
         return _join_alone()
     session = _join_others(rank, world_size, store)
     # Rank 0 listened at MASTER_PORT, and does so no more: who goes on to torch.distributed there must not meet it.
     session.connection.barrier(deadline_s=DEADLINE_S)
     return session
-
-
-def _warn_if_alone() -> None:
-    if larger := launchers.larger_allocation(os.environ):
-        LOG.warning(
-            "This process trains alone, as a world of one, but %s. Start every rank of the job: with `srun python "
-            "SCRIPT`, mpirun, or `bagua slurm run SCRIPT`.",
-            larger,
-        )
 
 
 def _join_others(rank: int, world_size: int, store: Store | None) -> Session:
@@ -154,6 +150,12 @@ def _serve(place: Place, meeting: Meeting, started: ExitStack) -> LeashedService
     held = Lifeline.at(place.node_rank, place.nnodes)
     if (_lead_again if place.rank == 0 else _follow_again)(place, meeting, held):
         return None
+    if place.nnodes > 1 and os.environ.get(INSECURE) == "1":
+        LOG.warning(
+            "%s=1: whoever reaches MASTER_ADDR:MASTER_PORT while the job starts can take part in it as a host, and see "
+            "and change what it computes.",
+            INSECURE,
+        )
     service = (_start_node if place.rank else _start_cluster)(place, _context(place, meeting))
     started.callback(service.close)
     (_follow if place.rank else _lead)(place, meeting, service)
@@ -239,7 +241,6 @@ def _start_cluster(place: Place, context: str) -> LeashedService:
     command += ["--nproc-per-node", str(place.local_world_size), f"--context={context}"]
     if place.nnodes > 1:
         command += ["--master-addr", environment.get_master_addr()]
-        _warn_if_insecure()
     return LeashedService("The daemon", command)
 
 
@@ -247,17 +248,7 @@ def _start_node(place: Place, context: str) -> LeashedService:
     """Starts this host's node daemon: its first message goes to the first host, its second says where to join."""
     command = ["bagua.enroll.host", "--host", str(place.node_rank)]
     command += [f"--context={context}", "--master-addr", environment.get_master_addr()]
-    _warn_if_insecure()
     return LeashedService("The node daemon", command)
-
-
-def _warn_if_insecure() -> None:
-    if os.environ.get(INSECURE) == "1":
-        LOG.warning(
-            "%s=1: whoever reaches MASTER_ADDR:MASTER_PORT while the job starts can take part in it as a host, and see "
-            "and change what it computes.",
-            INSECURE,
-        )
 
 
 def _lead_again(place: Place, meeting: Meeting, held: Lifeline | None) -> bool:

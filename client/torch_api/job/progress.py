@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 
 from bagua.base.errors import ServiceError
 from bagua.base.trace_context import STEPS_VARIABLE
-from bagua.proto.common_pb2 import HostBytes, Progress, SampledStep, StepShares
+from bagua.proto.common_pb2 import HostBytes, Progress, SampledStep
 from bagua.torch_api.job.daemon import DaemonClient
 from bagua.torch_api.job.reports import as_number
-from bagua.torch_api.job.statistics import StepTimes
+from bagua.torch_api.job.statistics import StatisticsRecorder, StepTimes
 
 LOG = logging.getLogger("bagua")
 INTERVAL_S = 0.25
@@ -40,21 +40,19 @@ def figures(step: StepTimes | None) -> dict[str, float]:
 class ProgressReporter:
     """Sends the newest report at most every quarter of a second. The thread starts with the first report.
 
-    ``last_step`` is asked for the figures of the newest step, ``shares`` for those of recent ones, and ``counters`` for
-    those of the host's engine: all go with every report.
+    ``statistics`` is asked for the figures of the newest step and of recent ones, and ``counters`` for those of the
+    host's engine: all go with every report.
     """
 
     def __init__(
         self,
         daemon: DaemonClient,
         rank: int,
-        last_step: Callable[[], StepTimes | None],
-        shares: Callable[[], StepShares | None],
+        statistics: StatisticsRecorder,
         counters: Callable[[], Mapping[str, int]],
     ) -> None:
         self._daemon = daemon
-        self._last_step = last_step
-        self._shares = shares
+        self._statistics = statistics
         self._counters = counters
         self.rank = rank
         self._pid = os.getpid()
@@ -100,7 +98,7 @@ class ProgressReporter:
         self._post(Progress(job_id=self._daemon.job_id, step=steps, by_itself=True) if told is None else told)
 
     def _sample(self, steps: int) -> None:
-        if (times := self._last_step()) is not None:
+        if (times := self._statistics.last_step()) is not None:
             seconds = times.compute_seconds + times.exposed_seconds
             self._sampled = SampledStep(
                 step=steps,
@@ -126,10 +124,12 @@ class ProgressReporter:
             self._condition.notify_all()
 
     def _add_figures(self, progress: Progress) -> None:
-        more = {name: value for name, value in figures(self._last_step()).items() if name not in progress.metrics}
+        more = {
+            name: value for name, value in figures(self._statistics.last_step()).items() if name not in progress.metrics
+        }
         if len(progress.metrics) + len(more) <= MAX_METRICS:
             progress.metrics.update(more)
-        if (shares := self._shares()) is not None:
+        if (shares := self._statistics.recent.shares()) is not None:
             progress.shares.CopyFrom(shares)
         counters = self._counters()
         progress.bytes.CopyFrom(HostBytes(inside=counters["bytes_local"], between=counters["bytes_sent"]))

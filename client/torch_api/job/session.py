@@ -91,9 +91,8 @@ class Session:
         self.weighed_models: weakref.WeakSet[Weighed] = weakref.WeakSet()
         self.memory = SharedMemory(self.connection)
         self.statistics = StatisticsRecorder()
-        last_step = self.statistics.last_step
-        shares = self.statistics.recent.shares
-        self.progress = ProgressReporter(daemon, self.membership.rank, last_step, shares, self.connection.counters)
+        rank, counters = self.membership.rank, self.connection.counters
+        self.progress = ProgressReporter(daemon, rank, self.statistics, counters)
         self.statistics.on_step = self.progress.step_done
         self._kept: dict[Callable[[Session], Any], Any] = {}
         self._endings: dict[object, Callable[[], None]] = {}
