@@ -26,7 +26,6 @@ class Communicator(Protocol):
     @property
     def ranks(self) -> tuple[int, ...]:
         """Ranks of the job that are members, ascending."""
-        ...
 
     def rank(self) -> int: ...
     def nranks(self) -> int: ...
@@ -38,30 +37,24 @@ class ProcessGroup(Protocol):
     @property
     def hosts(self) -> tuple[tuple[int, ...], ...]:
         """Global numbers of the group's ranks on every host that has one."""
-        ...
 
     def get_global_communicator(self) -> Communicator:
         """Returns the communicator of all ranks of the group."""
-        ...
 
     def get_intra_node_communicator(self) -> Communicator:
         """The group's ranks on this host."""
-        ...
 
     def get_inter_node_communicator(self) -> Communicator | None:
         """The first rank of each host; on other ranks something that is false."""
-        ...
 
     def communicator(self, ranks: Sequence[int]) -> Communicator:
         """A communicator for some of the group's ranks (global numbers), this one among them; the same object each
         time. Members alone call it, the first time all of them, in the same order."""
-        ...
 
     def new_communicator(self, ranks: Sequence[int] | None = None, *, of_generation: bool = False) -> Communicator:
         """A communicator of its own, another one each time, for ``ranks`` (None: all of the group). All its members
         make theirs in the same order. It ends with the last reference to it. ``of_generation``: they do so at moments
         of their own, and nobody uses it when the members of an elastic job have changed."""
-        ...
 
 
 class Bucket(Protocol):
@@ -72,19 +65,16 @@ class Bucket(Protocol):
     @property
     def tensors(self) -> Sequence[torch.Tensor]:
         """Parameters in the order in which they lie in the bucket."""
-        ...
 
     @property
     def names(self) -> Sequence[str]:
         """Names of ``tensors``, in the same order."""
-        ...
 
     @property
     def dtype(self) -> torch.dtype: ...
     @property
     def elements(self) -> int:
         """Number of elements of all parameters together."""
-        ...
 
     def add_slot(
         self, name: str, elements: int | None = None, *, communicated: bool = True, on_change: str = KEEP
@@ -92,39 +82,31 @@ class Bucket(Protocol):
         """A new slot of zeros, as a flat tensor: ``elements`` long, or as long as the parameters together.
         ``communicated``: steps other than ``Local`` use it. ``on_change``: see ``bagua.algorithms.plan.ON_CHANGE``.
         Raises ValueError if there is one of that name."""
-        ...
 
     def slot(self, name: str) -> torch.Tensor:
         """The flat tensor of a slot. Those of gradients and results change from step to step: ask each time."""
-        ...
 
     def views(self, name: str) -> Sequence[torch.Tensor]:
         """The parameters' parts of a slot that is as long as they are together, in their shapes. Where a parameter is
         dense, so is its part, with the same strides."""
-        ...
 
     @property
     def low_rank(self) -> LowRank:
         """The fastest arithmetic with thin matrices for what is like this bucket's tensors."""
-        ...
 
     def set_plan(self, plan: Plan) -> None:
         """Sets the plan of the bucket. Buckets of gradients start by themselves when they are full, and are joined at
         the end of backward; those of weights when the algorithm says so. Raises ValueError for slots that don't
         exist."""
-        ...
 
     def start(self) -> None:
         """Runs the plan's steps up to and including the first that communicates, and returns without waiting for it."""
-        ...
 
     def done(self) -> bool:
         """True if ``join`` would not wait: the step that ``start`` began is over, or none was started."""
-        ...
 
     def join(self) -> None:
         """Waits, and runs what is left of the plan. Nothing if it has not been started. Raises CommunicationError."""
-        ...
 
 
 class DataParallel(Protocol):
@@ -137,33 +119,26 @@ class DataParallel(Protocol):
     @property
     def bagua_train_step_counter(self) -> int:
         """Steps so far: forward passes in training, and exchanged passes that none began (a method was called)."""
-        ...
 
     @property
     def require_backward_grad_sync(self) -> bool:
         """False inside ``no_sync``, else True."""
-        ...
 
     def bagua_build_params(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Trainable parameters in the order of their registration, each once."""
-        ...
 
     def mark_ready(self, name: str, parameter: torch.nn.Parameter) -> None:
         """Marks the gradient of this parameter as complete on this rank."""
-        ...
 
     def finish_backward(self) -> None:
         """Submits what is left of buckets of gradients, waits for all of them and shows the results in ``.grad``."""
-        ...
 
     def join(self, buckets: Sequence[Bucket] | None = None) -> None:
         """Waits for buckets that have been started (None: all of the model), and runs what is left of their plans, in
         an order that is the same on all ranks. Faster than joining them one by one where plans have several steps."""
-        ...
 
     def exchange(self) -> None:
         """Runs the plans of all buckets side by side, and waits for them. In an elastic job they count together."""
-        ...
 
     def settle(self, meanwhile: Callable[[], None], finish: Callable[[], None]) -> None:
         """Ends exchanges of weights that ranks begin at moments of their own. It waits until all ranks of the model
@@ -171,12 +146,10 @@ class DataParallel(Protocol):
         rank that is under way, and ranks that have begun fewer catch up. Last, all get the mean of their weights, with
         the same bits. Raises CommunicationError if a rank leaves instead.
         """
-        ...
 
     def own_communicator(self) -> Communicator:
         """A new communicator of all ranks of the model, for what may come at different moments on different ranks.
         All ranks call it together. It lives as long as the wrapped model or the algorithm's next reset."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -28,15 +28,12 @@ class LowRank(Protocol):
         projected: torch.Tensor,
     ) -> None:
         """``memory += gradient - P Qᵀ``, and of what it is then ``projected = (memory Q)ᵀ``, [rank, rows]."""
-        ...
 
     def back_project(self, memory: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
         """Computes ``right = (memoryᵀ P)ᵀ``."""
-        ...
 
     def product(self, left: torch.Tensor, right: torch.Tensor, result: torch.Tensor) -> None:
         """Computes ``result = P Qᵀ``."""
-        ...
 
 
 class TorchLowRank:

@@ -24,7 +24,9 @@ class Witness:
         self._optimizer = optimizer
         self._parts = list(parts)
         self._groups = [dict(group) for group in optimizer.param_groups]
-        self._before = [(part.leaf.detach().clone(), _copied(part.state)) for part in parts]
+        self._before = [
+            (part.leaf.detach().clone(), {name: _copy(value) for name, value in part.state.items()}) for part in parts
+        ]
         for part in parts:
             row = part.end - part.begin - 1
             own = part.parameters[row]
@@ -80,10 +82,6 @@ def _like(parameter: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
 
 def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
-
-
-def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    return {name: _copy(value) for name, value in state.items()}
 
 
 def _same(one: torch.Tensor, row: torch.Tensor) -> bool:

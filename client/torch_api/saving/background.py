@@ -73,8 +73,8 @@ class Background:
         self._written = threading.Event()  # memory of the last task may be used again
         self._written.set()
         self._ends = threading.Event()
-        self._lock = threading.Lock()  # guards the two counts
-        self.completed = self.failed = 0
+        self._lock = threading.Lock()  # guards the count
+        self.failed = 0
 
     def wait_until_written(self) -> None:
         """Waits until this rank's part of the last checkpoint is on the disk, or has failed."""
@@ -116,8 +116,6 @@ class Background:
                     before.join()  # older checkpoints come first, and are given up when a rank has gone past them
                 parts = self._await_parts(task)
                 finish(task, parts)
-                with self._lock:
-                    self.completed += 1
                 LOG.info("Checkpoint of step %d is in %s.", task.step, task.folder)
         except Exception as error:  # a full disk, say: the training goes on
             with self._lock:

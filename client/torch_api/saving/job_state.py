@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from bagua.base.errors import BaguaError
-from bagua.torch_api.comm.checkpoint_state import Keeper, Path, Tensors, keepers
+from bagua.torch_api.comm.checkpoint_state import Path, Tensors, keepers
 from bagua.torch_api.comm.plain_data import decode, encode, tensor_paths
 from bagua.torch_api.job.session import Session
 
@@ -100,15 +100,10 @@ class Return:
         self._ranks = ranks
         self._keepers = keepers(session).all()
         self._random: RandomState | None = None
-        self._filled: Sequence[Keeper] = ()
 
     def misfits(self, job: Mapping[str, Any]) -> str:
         """Words where the program is another one; empty if it is not. ``job``: of the checkpoint."""
-        missing, more = (
-            [name for name in job if name not in self._keepers],
-            [name for name in self._keepers if name not in job],
-        )
-        if missing or more:
+        if job.keys() != self._keepers.keys():
             return (
                 f"The checkpoint has {', '.join(job) or 'nothing'}, and this program has "
                 f"{', '.join(self._keepers) or 'nothing'}. Wrap the same models, make the same samplers and register "

@@ -52,7 +52,13 @@ TRIALS_OF_A_GENERATION = 1_000
 
 
 class Tuning:
-    """Tuning of one model on this rank. ``options`` are those of rank 0: others follow it."""
+    """Tuning of one model on this rank. ``options`` are those of rank 0: others follow it. Names of settings:
+
+    - ``bucket_kib``: bytes of a bucket, as BAGUA_DEFAULT_BUCKET_SIZE; or
+    - ``cuts``: how many parameters each bucket has, in the order of gradients;
+    - ``chunk_kib``: KiB of a chunk between hosts;
+    - ``codec``: of algorithms that have one, if the user lists codecs.
+    """
 
     def __init__(
         self, options: TuneOptions, model: Wrapped, layout: ModelBuckets, runner: Runner, session: Session
@@ -61,7 +67,7 @@ class Tuning:
         self._model = model
         self._runner = runner
         self._session = session
-        self._settings = Settings(model, layout, runner)
+        self._codec: Any = getattr(model.bagua_algorithm, "codec", None)  # that of the program
         if "codec" in options.given and not hasattr(model.bagua_algorithm, "codec"):
             name = type(model.bagua_algorithm).__name__.removesuffix("Impl")
             raise ConfigError(
@@ -123,7 +129,7 @@ class Tuning:
 
         decision = self._runner.vote.together(attempt)
         self._present = decision["present"]
-        if decision["setting"] != self._applied and not self._settings.apply(decision["setting"]):
+        if decision["setting"] != self._applied and not self._apply(decision["setting"]):
             self._give_up("Buckets can't be cut anew now.")
             return
         self._applied = decision["setting"]
@@ -176,7 +182,7 @@ class Tuning:
     def _fits(self, setting: Setting) -> bool:
         """True if the setting can be applied to this model, and is not the defaults in other words."""
         try:
-            return set(setting) != {"cuts"} or self._settings.cuts(setting) != self._settings.cuts({})
+            return set(setting) != {"cuts"} or self._cuts(setting) != self._cuts({})
         except ValueError:
             return False
 
@@ -213,7 +219,7 @@ class Tuning:
             network=hashlib.sha256(self._network.encode()).hexdigest()[:16],
             model_text=f"{type(self._model.bagua_algorithm).__name__.removesuffix('Impl')}, {total / 2**20:.1f} MiB",
             network_text=self._network,
-            space=self._settings.space(self._options.given, len(self._session.membership.hosts)),
+            space=self._space(self._options.given, len(self._session.membership.hosts)),
         )
 
     def _probe(self) -> tuple[str, Network]:
@@ -228,6 +234,40 @@ class Tuning:
         rate = 2 * (hosts - 1) / hosts * large.nbytes * 8 / max(long - trip, 1e-6)
         rate, trip = broadcast_json([rate, trip], everyone)
         return measured_network(hosts, sizes, rate, trip)
+
+    # Settings
+
+    def _space(self, given: Mapping[str, Sequence[str]], hosts: int) -> list[TuneDimension]:
+        """The values that a search tries. ``given``: values of the user's."""
+        total = sum(tensor.nbytes for tensor in self._layout.in_order())
+        found = space_of(total, hosts, given, with_codec=hasattr(self._model.bagua_algorithm, "codec"))
+        return [TuneDimension(name=one.name, choices=one.choices, ordered=one.ordered) for one in found]
+
+    def _cuts(self, setting: Setting) -> list[list[str]]:
+        """Names of parameters, bucket by bucket."""
+        if "cuts" in setting:
+            return from_text(setting["cuts"], self._layout.arrival)
+        if "bucket_kib" in setting:
+            return self._layout.names_of(group_tensors(self._layout.in_order(), int(setting["bucket_kib"]) << 10))
+        return self._layout.names_of(self._layout.default_groups())
+
+    def _apply(self, setting: Setting) -> bool:
+        """Applies a setting. All ranks call it between the same two steps. False: buckets can't be cut anew now. Raises
+        ValueError for a setting that does not fit this model.
+        """
+        cuts = self._cuts(setting)
+        if not self._layout.may_be_cut or self._runner.on_device:
+            return False
+        self._prepare(setting)
+        return self._model.recut(cuts)
+
+    def _prepare(self, setting: Setting) -> None:
+        """Sets what buckets take over that are made next."""
+        self._runner.chunk_kib = int(setting.get("chunk_kib", "0"))
+        codec = setting.get("codec")
+        if hasattr(self._model.bagua_algorithm, "codec"):
+            wanted = self._codec if codec is None else Codec.of(None if codec == NO_CODEC else codec)
+            self._model.bagua_algorithm.codec = wanted
 
     # Members that come
 
@@ -245,7 +285,7 @@ class Tuning:
         """Takes over the tuning of the others, before buckets are made as theirs are."""
         self._passes, self._due, self._network = told["passes"], told["due"], told["network"]
         self._applied, self._present = told["applied"], told["present"]
-        self._settings.prepare(self._applied)
+        self._prepare(self._applied)
 
     def close(self) -> None:
         """Ends the tuning when the model is unwrapped."""
@@ -264,54 +304,6 @@ def _fastest(operation: Callable[[], object]) -> float:
         operation()
         found.append(time.perf_counter() - begin)
     return min(found)
-
-
-class Settings:
-    """Settings of one model. Their names:
-
-    - ``bucket_kib``: bytes of a bucket, as BAGUA_DEFAULT_BUCKET_SIZE; or
-    - ``cuts``: how many parameters each bucket has, in the order of gradients;
-    - ``chunk_kib``: KiB of a chunk between hosts;
-    - ``codec``: of algorithms that have one, if the user lists codecs.
-    """
-
-    def __init__(self, model: Wrapped, layout: ModelBuckets, runner: Runner) -> None:
-        self._model = model
-        self._layout = layout
-        self._runner = runner
-        self._codec: Any = getattr(model.bagua_algorithm, "codec", None)  # that of the program
-
-    def space(self, given: Mapping[str, Sequence[str]], hosts: int) -> list[TuneDimension]:
-        """The values that a search tries. ``given``: values of the user's."""
-        total = sum(tensor.nbytes for tensor in self._layout.in_order())
-        found = space_of(total, hosts, given, with_codec=hasattr(self._model.bagua_algorithm, "codec"))
-        return [TuneDimension(name=one.name, choices=one.choices, ordered=one.ordered) for one in found]
-
-    def cuts(self, setting: Setting) -> list[list[str]]:
-        """Names of parameters, bucket by bucket."""
-        if "cuts" in setting:
-            return from_text(setting["cuts"], self._layout.arrival)
-        if "bucket_kib" in setting:
-            return self._layout.names_of(group_tensors(self._layout.in_order(), int(setting["bucket_kib"]) << 10))
-        return self._layout.names_of(self._layout.default_groups())
-
-    def apply(self, setting: Setting) -> bool:
-        """Applies a setting. All ranks call it between the same two steps. False: buckets can't be cut anew now. Raises
-        ValueError for a setting that does not fit this model.
-        """
-        cuts = self.cuts(setting)
-        if not self._layout.may_be_cut or self._runner.on_device:
-            return False
-        self.prepare(setting)
-        return self._model.recut(cuts)
-
-    def prepare(self, setting: Setting) -> None:
-        """Sets what buckets take over that are made next."""
-        self._runner.chunk_kib = int(setting.get("chunk_kib", "0"))
-        codec = setting.get("codec")
-        if hasattr(self._model.bagua_algorithm, "codec"):
-            wanted = self._codec if codec is None else Codec.of(None if codec == NO_CODEC else codec)
-            self._model.bagua_algorithm.codec = wanted
 
 
 class Observer:
