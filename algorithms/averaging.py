@@ -74,10 +74,7 @@ def mean_of_pair(
 
 
 def _snapshot(slot: str) -> Local:
-    def run(bucket: Bucket) -> None:
-        copy_weights(bucket, slot)
-
-    return Local(run, f"weights to {slot}", reads=(WEIGHT,), writes=(slot,))
+    return Local(lambda bucket: copy_weights(bucket, slot), f"weights to {slot}", reads=(WEIGHT,), writes=(slot,))
 
 
 def _mean_by_differences(

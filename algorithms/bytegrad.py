@@ -7,8 +7,6 @@ from bagua.algorithms.gradient_allreduce import GradientAllReduceAlgorithmImpl
 
 
 class ByteGradAlgorithmImpl(GradientAllReduceAlgorithmImpl):
-    """``ByteGradAlgorithm`` at work on one model."""
-
     def __init__(self, process_group: ProcessGroup, hierarchical: bool = True, average: bool = True) -> None:
         super().__init__(process_group, hierarchical, average, "minmax8", everywhere=not hierarchical)
 

@@ -88,11 +88,8 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
             steps = mean_of_all(bucket, self.codec, self.everywhere)
         else:
             steps = mean_of_pair(bucket, self._pairs, self.codec, self.everywhere)
-
-        def adopt(bucket: Bucket) -> None:
-            set_weights(bucket, PEER)
-
-        bucket.set_plan(Plan((*steps, Local(adopt, "weights become the mean", reads=(PEER,), writes=(WEIGHT,)))))
+        adopt = Local(lambda one: set_weights(one, PEER), "weights become the mean", reads=(PEER,), writes=(WEIGHT,))
+        bucket.set_plan(Plan((*steps, adopt)))
         expose(bucket, _peer_weight=bucket.slot(PEER))
 
     def follow_members(self, bagua_ddp: DataParallel) -> bool:
@@ -238,8 +235,8 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
     def init_operations(self, bagua_ddp: DataParallel, bucket: Bucket) -> None:
         """Inside the host the mean, between hosts (or all ranks) the exchange with both neighbours."""
         bucket.add_slot(NOW, on_change=SCRATCH)
-        take = Local(_take, "weights as they are", reads=(WEIGHT,), writes=(NOW,))
-        give = Local(_give, "weights as all know them", reads=(NOW,), writes=(WEIGHT,))
+        take = Local(lambda one: copy_weights(one, NOW), "weights as they are", reads=(WEIGHT,), writes=(NOW,))
+        give = Local(lambda one: set_weights(one, NOW), "weights as all know them", reads=(NOW,), writes=(WEIGHT,))
         inside: tuple[Step, ...] = (AllReduce("AVG", NOW, NOW, over=HOST),) if self.hierarchical else ()
         ring = self._ring(bucket) if self._units > 1 and self._in_ring else ()
         back: tuple[Step, ...] = (Broadcast(NOW, over=HOST),) if self.hierarchical and self._units > 1 else ()
@@ -328,14 +325,6 @@ def ring_steps(
         Neighbours(difference, decoded, from_left, from_right, codec=codec, over=over),
         Local(follow, "replicas follow", (*replicas, *arrived, *kept), (*replicas, now, *kept)),
     )
-
-
-def _take(bucket: Bucket) -> None:
-    copy_weights(bucket, NOW)
-
-
-def _give(bucket: Bucket) -> None:
-    set_weights(bucket, NOW)
 
 
 class LowPrecisionDecentralizedAlgorithm(Algorithm):

@@ -20,8 +20,6 @@ VELOCITY = "velocity"
 
 
 class DiLoCoAlgorithmImpl(PeriodicImpl):
-    """``DiLoCoAlgorithm`` at work on one model."""
-
     def __init__(self, process_group: ProcessGroup, settings: DiLoCoAlgorithm) -> None:
         super().__init__(process_group, settings.interval, settings.warm_up)
         self.settings = settings

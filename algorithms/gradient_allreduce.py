@@ -9,8 +9,6 @@ from bagua.algorithms.plan import AllReduce, Plan
 
 
 class GradientAllReduceAlgorithmImpl(AlgorithmImpl):
-    """``GradientAllReduceAlgorithm`` at work on one model."""
-
     def __init__(
         self,
         process_group: ProcessGroup,

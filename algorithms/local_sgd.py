@@ -12,8 +12,6 @@ from bagua.algorithms.weights import codec_of_differences, set_weights
 
 
 class LocalSGDAlgorithmImpl(PeriodicImpl):
-    """``LocalSGDAlgorithm`` at work on one model."""
-
     def __init__(self, process_group: ProcessGroup, interval: int, warm_up: WarmUp, codec: Codec | None) -> None:
         super().__init__(process_group, interval, warm_up)
         self.codec = codec

@@ -32,15 +32,10 @@ class NoLoCoAlgorithmImpl(PeriodicImpl):
         copy_weights(bucket, ANCHOR)
         bucket.add_slot(VELOCITY, communicated=False, on_change=COPY)
         bucket.add_slot(MIXED, on_change=SCRATCH)
-        bucket.set_plan(
-            Plan(
-                (
-                    Local(self.mix, "mix", reads=(ANCHOR, WEIGHT), writes=(MIXED,)),
-                    AllReduce("AVG", src=MIXED, dst=MIXED, codec=self.settings.codec, over=self.draw),
-                    Local(self.outer_step, "outer step", reads=(MIXED,), writes=(ANCHOR, VELOCITY, WEIGHT)),
-                )
-            )
-        )
+        mix = Local(self.mix, "mix", reads=(ANCHOR, WEIGHT), writes=(MIXED,))
+        average = AllReduce("AVG", src=MIXED, dst=MIXED, codec=self.settings.codec, over=self.draw)
+        step = Local(self.outer_step, "outer step", reads=(MIXED,), writes=(ANCHOR, VELOCITY, WEIGHT))
+        bucket.set_plan(Plan((mix, average, step)))
 
     def after_step(self, bagua_ddp: DataParallel, step: int) -> None:
         """Draws the pairs of this round and exchanges."""

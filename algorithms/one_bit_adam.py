@@ -55,8 +55,6 @@ class OneBitAdamOptimizer(FrozenAdam):
 
 
 class OneBitAdamAlgorithmImpl(AlgorithmImpl):
-    """``OneBitAdamAlgorithm`` at work on one model."""
-
     takes_sparse = False
     refuses_join = REFUSES_MOMENTS
 
@@ -86,14 +84,9 @@ class OneBitAdamAlgorithmImpl(AlgorithmImpl):
             bucket.set_plan(Plan((AllReduce("AVG"),)))
             return
         bucket.add_slot(MOMENTUM, on_change=SCRATCH)
-        bucket.set_plan(
-            Plan(
-                (
-                    Local(self._fold, "momentum", reads=(GRADIENT,), writes=(MOMENTUM,)),
-                    AllReduce("AVG", src=MOMENTUM, dst=RESULT, codec=self.codec, everywhere=self.everywhere),
-                )
-            )
-        )
+        fold = Local(self._fold, "momentum", reads=(GRADIENT,), writes=(MOMENTUM,))
+        average = AllReduce("AVG", src=MOMENTUM, dst=RESULT, codec=self.codec, everywhere=self.everywhere)
+        bucket.set_plan(Plan((fold, average)))
 
     def _fold(self, bucket: Bucket) -> None:
         """MOMENTUM = β1 u + (1-β1) s g, with the gradient of this rank."""

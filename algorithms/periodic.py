@@ -94,16 +94,6 @@ def plan_differences(bucket: Bucket, codec: Codec | None, merge: Callable[[Bucke
     bucket.add_slot(ANCHOR, communicated=False, on_change=COPY)
     copy_weights(bucket, ANCHOR)
     bucket.add_slot(DELTA, on_change=SCRATCH)
-
-    def differ(which: Bucket) -> None:
-        subtract(which, ANCHOR, WEIGHT, DELTA)
-
-    bucket.set_plan(
-        Plan(
-            (
-                Local(differ, "difference to the anchor", reads=(ANCHOR, WEIGHT), writes=(DELTA,)),
-                AllReduce("AVG", src=DELTA, dst=DELTA, codec=codec),
-                Local(merge, "merge", reads=(DELTA, ANCHOR), writes=(ANCHOR, WEIGHT)),
-            )
-        )
-    )
+    differ = Local(lambda one: subtract(one, ANCHOR, WEIGHT, DELTA), "difference", (ANCHOR, WEIGHT), (DELTA,))
+    average = AllReduce("AVG", src=DELTA, dst=DELTA, codec=codec)
+    bucket.set_plan(Plan((differ, average, Local(merge, "merge", (DELTA, ANCHOR), (ANCHOR, WEIGHT)))))

@@ -164,10 +164,6 @@ class Local:
 Step = AllReduce | Broadcast | Neighbours | Local
 
 
-def _all_local(steps: tuple[Step, ...]) -> bool:
-    return all(isinstance(step, Local) for step in steps)
-
-
 @dataclass(frozen=True)
 class Plan:
     """Steps in the order in which they run. Raises ValueError when they don't fit together."""
@@ -185,7 +181,8 @@ class Plan:
                 raise ValueError(
                     f"Step {number} of a plan writes {GRADIENT!r}: contributions stay as they are. [BG307]"
                 )
-            if FRESH in step.writes or (FRESH in step.reads and not _all_local(self.steps[: number + 1])):
+            early = all(isinstance(one, Local) for one in self.steps[: number + 1])
+            if FRESH in step.writes or (FRESH in step.reads and not early):
                 raise ValueError(
                     f"Step {number} of a plan can't use {FRESH!r}: Local steps read it, before the first other step. "
                     "[BG307]"

@@ -244,15 +244,10 @@ class QAdamAlgorithmImpl(AlgorithmImpl):
             return
         bucket.add_slot(MOMENTUM, on_change=SCRATCH)
         everywhere = not self.hierarchical and self.codec is not None
-        bucket.set_plan(
-            Plan(
-                (
-                    Local(self._contribute, "momentum of this rank", reads=(GRADIENT,), writes=(MOMENTUM,)),
-                    AllReduce("AVG", MOMENTUM, MOMENTUM, codec=self.codec, everywhere=everywhere),
-                    Local(self._hand_over, "momentum for the optimizer", reads=(MOMENTUM,)),
-                )
-            )
-        )
+        contribute = Local(self._contribute, "momentum of this rank", reads=(GRADIENT,), writes=(MOMENTUM,))
+        average = AllReduce("AVG", MOMENTUM, MOMENTUM, codec=self.codec, everywhere=everywhere)
+        hand_over = Local(self._hand_over, "momentum for the optimizer", reads=(MOMENTUM,))
+        bucket.set_plan(Plan((contribute, average, hand_over)))
 
     def _contribute(self, bucket: Bucket) -> None:
         """MOMENTUM = β1 m + (1-β1) g, with m as it was after the optimizer's last step: several backward passes

@@ -9,8 +9,6 @@ from bagua.algorithms.warm_up import WarmedUpImpl, WarmUp
 
 
 class TopKAlgorithmImpl(WarmedUpImpl):
-    """``TopKAlgorithm`` at work on one model."""
-
     def __init__(self, process_group: ProcessGroup, codec: Codec, warm_up: WarmUp, everywhere: bool) -> None:
         super().__init__(process_group, warm_up)
         self.codec = codec

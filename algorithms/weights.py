@@ -27,10 +27,9 @@ def one_bucket_per_dtype(groups: Sequence[Sequence[torch.Tensor]]) -> list[Bucke
     return [BucketLayout(str(index), tuple(tensors)) for index, tensors in enumerate(found.values())]
 
 
-def copy_weights(bucket: Bucket, slot: str) -> torch.Tensor:
-    """Fills ``slot``, as long as the parameters together, with their present values, and returns it."""
+def copy_weights(bucket: Bucket, slot: str) -> None:
+    """Fills ``slot``, as long as the parameters together, with their present values."""
     torch._foreach_copy_(list(bucket.views(slot)), list(bucket.views(WEIGHT)))
-    return bucket.slot(slot)
 
 
 def set_weights(bucket: Bucket, slot: str) -> None:

@@ -109,8 +109,6 @@ class ZeroOneAdamOptimizer(FrozenAdam):
 
 
 class ZeroOneAdamAlgorithmImpl(PeriodicImpl):
-    """``ZeroOneAdamAlgorithm`` at work on one model."""
-
     optimizer: ZeroOneAdamOptimizer
     takes_sparse = False
 
@@ -150,17 +148,14 @@ class ZeroOneAdamAlgorithmImpl(PeriodicImpl):
         bucket.add_slot(MET, 1, on_change=SCRATCH)
         bucket.add_slot(SCALED, on_change=SCRATCH)
         bucket.add_slot(SCALE, communicated=False, on_change=SCRATCH)
-        bucket.set_plan(
-            Plan(
-                (
-                    AllReduce("AVG", src=MEETING, dst=MET),
-                    AllReduce("AVG", over=full),
-                    Local(self._scale, "g / D", reads=(GRADIENT, SCALE), writes=(SCALED, SCALE)),
-                    AllReduce("AVG", src=SCALED, dst=RESULT, codec=self.codec, over=encoded),
-                    Local(self._unscale, "D times the mean", reads=(RESULT, SCALE), writes=(RESULT,)),
-                )
-            )
+        steps = (
+            AllReduce("AVG", src=MEETING, dst=MET),
+            AllReduce("AVG", over=full),
+            Local(self._scale, "g / D", reads=(GRADIENT, SCALE), writes=(SCALED, SCALE)),
+            AllReduce("AVG", src=SCALED, dst=RESULT, codec=self.codec, over=encoded),
+            Local(self._unscale, "D times the mean", reads=(RESULT, SCALE), writes=(RESULT,)),
         )
+        bucket.set_plan(Plan(steps))
 
     def _is_full(self) -> bool:
         return self.codec is None or self.optimizer.updates_variance(self.optimizer.steps + 1)

@@ -139,9 +139,9 @@ def bagua_strategy(base: type[DDPStrategy], environment: type[ClusterEnvironment
         def setup_optimizers(self, trainer: Any) -> None:
             """Makes the optimizers and begins the exchange."""
             super().setup_optimizers(trainer)
-            wrapped = StepModule(self.lightning_module)
-            wrapped.start_exchange(self.optimizers, self._algorithm, self._flatten, self._broadcast_buffers)
-            self.model = wrapped
+            self.model = StepModule(
+                self.lightning_module, self.optimizers, self._algorithm, self._flatten, self._broadcast_buffers
+            )
 
         def training_step(self, *inputs: Any, **named: Any) -> Any:
             """Runs the LightningModule's step, with the parameters that are trained now."""

@@ -20,17 +20,9 @@ class StepModule(torch.nn.Module):
     """``module`` in a module of its own. A LightningModule calls itself within ``training_step``, and hooks on it would
     take each of these calls for a step. Names of its parameters have the prefix ``module.``, as with DDP."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        super().__init__()
-        self.module = module
-        for name in IGNORE_LISTS:
-            ignored = getattr(module, name, None)
-            if ignored:
-                setattr(self, name, [PREFIX + one.removeprefix(".") for one in ignored])
-        self.exchange: BaguaDistributedDataParallel | None = None
-
-    def start_exchange(
+    def __init__(
         self,
+        module: torch.nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         algorithm: Algorithm | None,
         flatten: bool,
@@ -39,7 +31,13 @@ class StepModule(torch.nn.Module):
         """Takes over rank 0's parameters, buffers and optimizers on all ranks, which exchange from now on. Raises
         BaguaError, on every rank, if models or optimizers differ.
         """
-        self.exchange = BaguaDistributedDataParallel(
+        super().__init__()
+        self.module = module
+        for name in IGNORE_LISTS:
+            ignored = getattr(module, name, None)
+            if ignored:
+                setattr(self, name, [PREFIX + one.removeprefix(".") for one in ignored])
+        self.exchange: BaguaDistributedDataParallel | None = BaguaDistributedDataParallel(
             self, optimizers, algorithm, gradient_as_bucket_view=flatten, broadcast_buffers=broadcast_buffers
         )
 

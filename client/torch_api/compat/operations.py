@@ -95,14 +95,12 @@ class BucketOperations(PlanBucket):
     def check_flatten(self) -> bool:
         """Returns True if the effective tensors (and the padding) lie in memory one after the other."""
         now = [tensor for tensor in self.effective_tensors() if tensor is not None]
-        return len(now) == len(self.tensors) and check_contiguous(now + self._padding())
+        padding = [] if self.padding_tensor is None else [self.padding_tensor]
+        return len(now) == len(self.tensors) and check_contiguous(now + padding)
 
     def bytes(self) -> int:
         """Bytes of the bucket's tensors, without padding."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
-
-    def _padding(self) -> list[torch.Tensor]:
-        return [] if self.padding_tensor is None else [self.padding_tensor]
 
     def follow_members(self, before: int, now: int) -> None:
         """See ``PlanBucket``. Raises MembershipChanged for operations that have peers."""
@@ -393,7 +391,7 @@ class AsynchronousOperation:
         self._snapshot = torch.empty(0)
 
     def communicator(self) -> Communicator:
-        """Its own: exchanges come at other moments than those of gradients."""
+        """Returns a communicator of its own: exchanges come at other moments than those of gradients."""
         return self._own
 
     def lock_weight(self) -> None:

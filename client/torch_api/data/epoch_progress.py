@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -106,10 +107,6 @@ class Course:
         return None if self._costs is None else partial(balanced_split, self._costs[self._order].tolist())
 
     @property
-    def _rank(self) -> int:
-        return self._progress.members.index(self.member)
-
-    @property
     def left(self) -> int:
         """Rounds of this epoch that this member has not been given; those at the end are smaller."""
         more, size = self._progress.left, sum(self._progress.shares)
@@ -132,7 +129,7 @@ class Course:
         """Gives out the next batch. Returns its weight: its samples, divided by the mean of all ranks."""
         batches = self._progress.rounds(self.given + 1)[self.given]
         self.given += 1
-        return _weight(batches, self._rank)
+        return _weight(batches, self._progress.members.index(self.member))
 
     def commit(self) -> None:
         """Commits a step of all members: the batches that they were given are used."""
@@ -191,7 +188,7 @@ class Course:
                     f"ElasticSampler differs between members: {setting} on this one, {other['setting']} on member "
                     f"{member}. All ranks make it with the same arguments. [BG603]"
                 )
-        first = max((state for _, state in told.values()), key=_advance)
+        first = max((state for _, state in told.values()), key=itemgetter("generation", "epoch", "committed"))
         given = {member: _given(*told[member], first) if member in told else 0 for member in members}
         own = given[self.member]
         self._counted += self.given - own
@@ -254,11 +251,6 @@ class Course:
 def _weight(batches: Sequence[Batch], rank: int) -> float:
     """Returns the samples of this rank's batch in a round, divided by the mean of all ranks."""
     return len(batches[rank]) * len(batches) / sum(map(len, batches))
-
-
-def _advance(state: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Returns a key that grows with the progress of a state."""
-    return state["generation"], state["epoch"], state["committed"]
 
 
 def _given(given: int, state: Mapping[str, Any], first: Mapping[str, Any]) -> int:

@@ -101,10 +101,7 @@ class Progress:
         return {name: getattr(self, name) for name in names}
 
     def rest(self) -> tuple[int, ...]:
-        """Positions that are left when there is no other round: they open the next epoch. Raises ValueError if there is
-        one."""
-        if self.rounds(1):
-            raise ValueError("The epoch is not over: there is another round. [BG704]")
+        """Positions that are left when there is no other round: they open the next epoch."""
         return (*self.returned, *range(self.cursor, self.length))
 
 
@@ -135,7 +132,8 @@ def _sizes(progress: Progress, number: int, taken: int) -> tuple[int, ...] | Non
     """Samples that each member is given in round ``number``, 0 where it holds its batch; ``taken``: by those before.
     None: there is no such round."""
     needing = _needing(progress, number)
-    later = sum(_needing(progress, further) for further in range(number + 1, _last_held(progress)))
+    held_rounds = max(map(len, progress.held.values()), default=0)
+    later = sum(_needing(progress, further) for further in range(number + 1, held_rounds))
     # A later round in which somebody holds a batch must take place: a sample is kept for each who has none there.
     room = max(0, progress.left - taken - later) // needing if needing else 0
     if needing and not room:
@@ -151,10 +149,6 @@ def _needing(progress: Progress, number: int) -> int:
     if not progress.held:
         return len(progress.members)
     return sum(len(progress.held.get(member, ())) <= number for member in progress.members)
-
-
-def _last_held(progress: Progress) -> int:
-    return max((len(batches) for batches in progress.held.values()), default=0)
 
 
 def _pool(progress: Progress, begin: int, end: int) -> Batch:

@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from bagua.torch_api.comm.block_exchange import RowExchange, Rows
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.shared_rows import SharedRows, Span, Write
-from bagua.torch_api.job.session import Session, current
+from bagua.torch_api.job.session import current
 from bagua.torch_api.layers.gating import Choice
 
 CACHED_BYTES = 1 << 18  # of rows on which several things are done one after the other
@@ -69,7 +69,7 @@ class Routes:
         shared = None
         if comm is None:
             counts = [mine]
-        elif like.is_cpu and _on_one_host(comm):
+        elif like.is_cpu and any(set(comm.ranks) <= set(host) for host in current().membership.hosts):
             shared = SharedRows(current(), comm)
             size = like.shape[1] * like.element_size()
             counts = shared.meet(like.dtype, int(MOST_GUESSED * sum(mine)) * size, mine)
@@ -90,11 +90,6 @@ class Routes:
     def scale(self) -> int:
         """Number by which gradients of experts are divided."""
         return 1 if self.comm is None or not self.mean else self.comm.nranks()
-
-
-def _on_one_host(comm: Communicator) -> bool:
-    session: Session = current()
-    return any(set(comm.ranks) <= set(host) for host in session.membership.hosts)
 
 
 def _ways(counts: list[list[int]], local: int, me: int) -> tuple[Way, Way, list[int]]:

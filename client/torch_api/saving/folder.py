@@ -133,8 +133,11 @@ def prepare(folder: Path) -> bool:
     for path in list(folder.iterdir()):
         if path.name.startswith(WRITING):
             shutil.rmtree(path, ignore_errors=True)
-        elif path.name.startswith(OLD):
-            _undo(path, folder / path.name.removeprefix(OLD))
+        elif path.name.startswith(OLD):  # a process was killed while it replaced this one by one of the same step
+            if (target := folder / path.name.removeprefix(OLD)).exists():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.rename(target)
     return bool(checkpoints(folder))
 
 
@@ -161,14 +164,6 @@ class Lock:
     def close(self) -> None:
         """Releases the lock."""
         os.close(self._descriptor)
-
-
-def _undo(old: Path, target: Path) -> None:
-    """Brings the old checkpoint back, after a process was killed while it replaced it by one of the same step."""
-    if target.exists():
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        old.rename(target)
 
 
 def put_aside(at: Path) -> Path:

@@ -13,7 +13,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -214,12 +214,14 @@ class Tuning:
         given = {name: list(values) for name, values in self._options.given.items()}
         model = hashlib.sha256(canonical({**self._model.description, "space": given})).hexdigest()[:16]
         total = sum(tensor.nbytes for tensor in self._layout.in_order())
+        with_codec = hasattr(self._model.bagua_algorithm, "codec")
+        space = space_of(total, len(self._session.membership.hosts), self._options.given, with_codec=with_codec)
         return TuneStudy(
             model=model,
             network=hashlib.sha256(self._network.encode()).hexdigest()[:16],
             model_text=f"{type(self._model.bagua_algorithm).__name__.removesuffix('Impl')}, {total / 2**20:.1f} MiB",
             network_text=self._network,
-            space=self._space(self._options.given, len(self._session.membership.hosts)),
+            space=[TuneDimension(name=one.name, choices=one.choices, ordered=one.ordered) for one in space],
         )
 
     def _probe(self) -> tuple[str, Network]:
@@ -236,12 +238,6 @@ class Tuning:
         return measured_network(hosts, sizes, rate, trip)
 
     # Settings
-
-    def _space(self, given: Mapping[str, Sequence[str]], hosts: int) -> list[TuneDimension]:
-        """The values that a search tries. ``given``: values of the user's."""
-        total = sum(tensor.nbytes for tensor in self._layout.in_order())
-        found = space_of(total, hosts, given, with_codec=hasattr(self._model.bagua_algorithm, "codec"))
-        return [TuneDimension(name=one.name, choices=one.choices, ordered=one.ordered) for one in found]
 
     def _cuts(self, setting: Setting) -> list[list[str]]:
         """Names of parameters, bucket by bucket."""

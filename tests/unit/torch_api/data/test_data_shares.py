@@ -122,5 +122,3 @@ def test_mistakes() -> None:
         Progress(3, (0, 1), (1, 0))
     with pytest.raises(ValueError, match="3 rounds can't be committed: the epoch has 1 left"):
         Progress(3, (0, 1), (1, 1)).commit(3)
-    with pytest.raises(ValueError, match="not over"):
-        Progress(3, (0, 1), (1, 1)).rest()
