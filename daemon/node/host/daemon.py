@@ -231,7 +231,7 @@ class NodeDaemon:
             self._log.info("connections to other hosts are encrypted")
 
     def _rank_service(self, jobs: Jobs | rank_service.OneJob) -> rank_service.RankService:
-        return rank_service.RankService(jobs, self._session.progress, self._session.questions.ask, self._traces.take)
+        return rank_service.RankService(jobs, self._session.progress, self._session.questions.ask, self._traces.add)
 
     async def _serve_job(self, socket: Path, job_id: str, uid: int) -> grpc.aio.Server:
         return await rank_service.serve(socket, self._rank_service(rank_service.OneJob(self._jobs, job_id)), uid)
@@ -347,12 +347,8 @@ class NodeDaemon:
                 self._traces.end(directive.end_trace.request_id)
             case "clock":
                 self._session.tell_time(directive.clock.request_id)
-            case "tune":
-                self._session.questions.answer(directive.tune)
-            case "code":
-                self._session.questions.answer(directive.code)
-            case "secrets":
-                self._session.questions.answer(directive.secrets)
+            case "tune" | "code" | "secrets" as kind:
+                self._session.questions.answer(getattr(directive, kind))
             case "welcome" | None:
                 pass
 
@@ -422,7 +418,7 @@ async def run(settings: Settings, log: FilteringBoundLogger, ready: Ready) -> No
     folder = open_node_folder(settings, log)
     keeper = KeeperLink(settings.keeper_fd)
     try:
-        await keeper.begin()
+        await keeper.receive_state()
         await NodeDaemon(settings, folder, keeper, log).run(ready)
     finally:
         keeper.close()

@@ -78,12 +78,12 @@ class RefusedFrames:
         self._engines: list[core.Engine] = []
         self._of_ended = 0
 
-    def begin(self, engine: core.Engine) -> None:
+    def add(self, engine: core.Engine) -> None:
         """Counts those of this engine, too."""
         with self._lock:
             self._engines.append(engine)
 
-    def end(self, engine: core.Engine) -> None:
+    def remove(self, engine: core.Engine) -> None:
         """Takes over the counts of an engine that is about to be closed."""
         with self._lock:
             self._engines.remove(engine)

@@ -78,7 +78,7 @@ class Job:
         self._joined: dict[int, int] = {}  # member -> pid that got the way to the engine
         self._late: dict[int, str] = {}  # members that were ended for it, and why
         self._patience_s = 0.0  # see LocalJob
-        self.engine = JobEngine(spec, node, self._log, self._take_engine_event)
+        self.engine = JobEngine(spec, node, self._log, self._on_engine_event)
         self._processes = RankProcesses(spec.job_id, node, self._log, self._rank_exited)
         self._record = JobRecord(spec.job_id, node.journal, self._journal_entry, self._log)
 
@@ -172,7 +172,7 @@ class Job:
             self._loop.time() + LEAVE_S,
             replaced=self._node.keeper.replaced,
         )
-        self.engine = JobEngine(self.spec, self._node, self._log, self._take_engine_event, born=note["born"])
+        self.engine = JobEngine(self.spec, self._node, self._log, self._on_engine_event, born=note["born"])
         address = ""
         await self._processes.choose_user(self.spec)
         if self.spec.members:  # else all that is left here was dismissed, and has left the engine
@@ -200,7 +200,7 @@ class Job:
         """True if its ranks go on with the next life of the daemon; newcomers are started again instead."""
         return self.spec.elastic and not self.spec.adopt
 
-    def _take_note(self) -> None:
+    def _save_note(self) -> None:
         """Tells the keeper what ranks may rely on."""
         if self.outlives_daemon and self.state.entered and not self.ending:
             self._node.keeper.note(self.job_id, self.note())
@@ -270,7 +270,7 @@ class Job:
         if self.state.deadline != before.deadline:
             self._arm_timer()
         if isinstance(event, events.EngineReady | events.Entered | events.Regrouped | events.TakesNewcomers):
-            self._take_note()
+            self._save_note()
         for instruction in instructions:
             self._carry_out(instruction)
 
@@ -398,7 +398,7 @@ class Job:
                     self._can_not_start((member,), f"rank {member} can't be started ({command[0]}): {words}")
                     break
                 self.post(events.RankStarted(member, pid))
-            self._processes.forget_secrets()
+            self._processes.delete_secrets()
         await self._record.save()
 
     async def _start_newcomers(self, members: tuple[int, ...]) -> None:
@@ -425,7 +425,7 @@ class Job:
     # ── outcomes ──
 
     def _rank_exited(self, member: int, code: int) -> None:
-        self.engine.take_events()  # whether the job had failed before
+        self.engine.drain_events()  # whether the job had failed before
         if (rank := self.state.find(member)) is not None and rank.phase is RankPhase.EXITED:
             return  # it was told already
         self._node.lease_over()  # the keeper may have ended the rank: then that is told, not its SIGKILL
@@ -442,10 +442,10 @@ class Job:
 
     def _adopted_process_ended(self, rank: int) -> None:
         """The process of an adopted rank is gone; a farewell may still wait in the core's events and comes first."""
-        self.engine.take_events()
-        self._take_engine_event(events.RankLost(rank, "its process has ended", time.time()))
+        self.engine.drain_events()
+        self._on_engine_event(events.RankLost(rank, "its process has ended", time.time()))
 
-    def _take_engine_event(self, event: events.Event) -> None:
+    def _on_engine_event(self, event: events.Event) -> None:
         if isinstance(event, events.RankConnected) and self.spec.adopt:
             self._processes.unwatch(event.rank)  # from now on the core's connection tells
         if isinstance(event, events.RankLost) and (why := self._processes.memory_kill(event.rank)):
@@ -453,7 +453,7 @@ class Job:
             event = replace(event, text=f"{event.text}. {why}")
         self.post(event)
         if isinstance(event, events.RankLost) and (rank := self.state.find(event.rank)) is not None and rank.pid:
-            self._processes.look_at(event.rank, rank.pid)
+            self._processes.report_death(event.rank, rank.pid)
 
     async def _watch_waits(self) -> None:
         while self.state.phase is Phase.RUNNING:

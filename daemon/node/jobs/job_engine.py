@@ -79,8 +79,8 @@ class JobEngine:
         finally:
             os.close(memory)
         assert self._engine is not None
-        self._node.refused_frames.begin(self._engine)
-        asyncio.get_running_loop().add_reader(self._engine.event_fd(), self.take_events)
+        self._node.refused_frames.add(self._engine)
+        asyncio.get_running_loop().add_reader(self._engine.event_fd(), self.drain_events)
         return self._engine.address()
 
     @property
@@ -171,11 +171,11 @@ class JobEngine:
             engine, self._engine = self._engine, None
         if engine is not None:
             asyncio.get_running_loop().remove_reader(engine.event_fd())
-            self._node.refused_frames.end(engine)
+            self._node.refused_frames.remove(engine)
             await in_thread(engine.close)
             remove_sockets(self.data_socket.parent, self.data_socket.stem)
 
-    def take_events(self) -> None:
+    def drain_events(self) -> None:
         """Hands on what has happened by now."""
         if self._engine is None:
             return

@@ -111,9 +111,9 @@ class Jobs:
                     self._node.journal.write(entry)
                 except OSError as error:  # the next life ends it again, which changes nothing
                     self._node.log.warning("the journal can't be written", error=disk_words(error))
-            self._node.places.forget(job_id)
+            self._node.places.remove(job_id)
             self._held[job_id] = EndedJob(entry.job, self._node.logs_folder / job_id)
-        self._node.keeper.forget_found()
+        self._node.keeper.release_found()
         self._trim()
 
     async def _resume(self, entry: JobEntry) -> bool:

@@ -127,10 +127,10 @@ class RankProcesses:
         finally:
             for number in outputs:
                 os.close(number)
-        self._begin(member, pid)
+        self._watch_started(member, pid)
         return pid
 
-    def _begin(self, member: int, pid: int) -> None:
+    def _watch_started(self, member: int, pid: int) -> None:
         self._node.keeper.watch(pid, lambda code: self._exited(member, code))
         self._leaders[pid] = start_time(pid)
         self._memory[member] = MemoryWatch(pid)
@@ -150,7 +150,7 @@ class RankProcesses:
             server, self._server = self._server, None
             await server.stop(0.1)
         if self.user is not None or self.place.code.exists():
-            await in_thread(lambda: self._node.places.forget(self._job_id))
+            await in_thread(lambda: self._node.places.remove(self._job_id))
 
     def find(self) -> dict[int, int]:
         """Takes over the processes of the job that were started in an earlier life of the daemon, with the pipes of
@@ -161,16 +161,16 @@ class RankProcesses:
             member = int(one.name.rpartition("/")[2])
             log = LogFile.again(log_path(self.logs, member), self._node.log_limits)
             self._outputs[member] = output = RankOutput(log, self._log.warning)
-            output.take(one.readers)
+            output.attach(one.readers)
             found[member] = one.pid
         return found
 
     def watch_found(self, pids: Mapping[int, int]) -> None:
         """Tells of the ends of processes that ``find`` has found, those that lie in the past as well."""
         for member, pid in pids.items():
-            self._begin(member, pid)
+            self._watch_started(member, pid)
 
-    def forget_secrets(self) -> None:
+    def delete_secrets(self) -> None:
         """Deletes the secrets, once all ranks that were to have them were started."""
         self._secrets.clear()
 
@@ -223,11 +223,11 @@ class RankProcesses:
 
     def close(self) -> None:
         """Watches nothing any more; the keeper forgets the job."""
-        self._node.keeper.forget(self._job_id, list(self._leaders))
+        self._node.keeper.release(self._job_id, list(self._leaders))
         for watch in self._watches.values():
             watch.close()
 
-    def look_at(self, member: int, pid: int) -> None:
+    def report_death(self, member: int, pid: int) -> None:
         """Tells of the end of a process that is dying of a signal. Its parent hears of it when the kernel has freed its
         memory, and tells again. Nothing is told if that dies itself: a host is lost, and not its ranks one by one."""
         status = read_status(pid)

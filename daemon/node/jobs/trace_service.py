@@ -49,7 +49,7 @@ class _Collection:
         self.sources: dict[int, _Source] = {}  # by member
         self.changed = asyncio.Event()
 
-    def take(self, report: rank_pb2.TraceReport) -> None:
+    def add(self, report: rank_pb2.TraceReport) -> None:
         source = self.sources.setdefault(report.rank, _Source())
         room = max(0, self.most - len(source.spans))
         source.spans.extend(report.spans[:room])
@@ -76,11 +76,11 @@ class TraceService(Requests):
         """Begins to record a trace of a job."""
         self.begin(request.request_id, self._answer(request))
 
-    def take(self, report: rank_pb2.TraceReport) -> None:
-        """Takes what a rank has recorded. What nobody asks for is dropped."""
+    def add(self, report: rank_pb2.TraceReport) -> None:
+        """Adds what a rank has recorded to the trace that is being made. What nobody asks for is dropped."""
         collection = self._collections.get(report.job_id)
         if collection is not None and collection.number == report.request:
-            collection.take(report)
+            collection.add(report)
 
     async def _answer(self, request: node_pb2.StartTrace) -> None:
         job = self._jobs.find(request.job_id)

@@ -28,7 +28,7 @@ class Found:
 
 
 class KeeperLink:
-    """Made with the event loop running. ``begin`` first."""
+    """Made with the event loop running. ``receive_state`` first."""
 
     def __init__(self, descriptor: int) -> None:
         self._wire = Wire(socket.socket(fileno=descriptor))
@@ -58,7 +58,7 @@ class KeeperLink:
         status = read_status(self.pid)
         return status is None or status.doomed or os.getppid() != self.pid
 
-    async def begin(self) -> None:
+    async def receive_state(self) -> None:
         """Returns when the keeper has said what it keeps."""
         await self._begun.wait()
 
@@ -114,23 +114,23 @@ class KeeperLink:
             raise
         return memory
 
-    def forget(self, job_id: str, pids: Sequence[int]) -> None:
+    def release(self, job_id: str, pids: Sequence[int]) -> None:
         """Tells the keeper that the job is over here."""
         for pid in pids:
             self._watches.pop(pid, None)
             self._codes.pop(pid, None)
         self._send({"do": "forget", "job": job_id, "pids": list(pids)})
 
-    def forget_found(self) -> None:
+    def release_found(self) -> None:
         """Tells the keeper that nobody wants what is left of the processes and the memory of the last life."""
         for one in self.found:
             for number in one.readers:
                 os.close(number)
-            self.forget(one.name.rpartition("/")[0], [one.pid])
+            self.release(one.name.rpartition("/")[0], [one.pid])
         self.found.clear()
         for job_id, memory in self._memory.items():
             os.close(memory)
-            self.forget(job_id, [])
+            self.release(job_id, [])
         self._memory.clear()
 
     def ready(self, status: str) -> None:
@@ -163,7 +163,7 @@ class KeeperLink:
         """Takes what has come by now."""
         try:
             for message, descriptors in self._wire.receive():
-                self._take(message, descriptors)
+                self._handle(message, descriptors)
         except EOFError:  # then this process ends, too
             self._loop.remove_reader(self._wire.fileno())
 
@@ -191,7 +191,7 @@ class KeeperLink:
         else:
             self._loop.add_writer(self._wire.fileno(), self._flush)
 
-    def _take(self, message: Message, descriptors: list[int] | None) -> None:
+    def _handle(self, message: Message, descriptors: list[int] | None) -> None:
         match message["say"]:
             case "process":
                 self.found.append(Found(message["pid"], message["name"], tuple(descriptors or ())))

@@ -57,7 +57,7 @@ class RankOutput:
         """The daemon's ends: of stdout, then of stderr."""
         return list(self._readers)
 
-    def take(self, readers: Sequence[int]) -> None:
+    def attach(self, readers: Sequence[int]) -> None:
         """Goes on with pipes whose reading ends are these, of stdout and of stderr."""
         for is_stderr, reader in enumerate(readers):
             self._readers[reader] = bool(is_stderr)

@@ -87,7 +87,7 @@ class OwnPlaces:
         """Removes what an earlier life of the daemon left."""
         remove_sockets(self._sockets)
 
-    def forget(self, job_id: str) -> None:
+    def remove(self, job_id: str) -> None:
         """Removes the place of a job that has ended."""
         remove_tree(self.of(job_id).code)
 
@@ -112,7 +112,7 @@ class UserPlaces:
             elif folder != self._cache:
                 remove_tree(folder)
 
-    def forget(self, job_id: str) -> None:
+    def remove(self, job_id: str) -> None:
         """Removes the place of a job that has ended."""
         remove_tree(self._root / job_id)
 

@@ -77,8 +77,8 @@ class Questions:
         finally:
             self._waiting.pop(number, None)
 
-    def take(self) -> node_pb2.NodeFact | None:
-        """The next one to send, if somebody still waits for it."""
+    def next_fact(self) -> node_pb2.NodeFact | None:
+        """Returns the next question to send for which somebody still waits."""
         while self._to_send:
             number, fact = self._to_send.popleft()
             if number in self._waiting:
@@ -86,13 +86,13 @@ class Questions:
         return None
 
     def answer(self, told: node_pb2.TuneAnswer | node_pb2.CodeAnswer | node_pb2.SecretsAnswer) -> None:
-        """Takes an answer that came."""
+        """Hands an answer to whoever waits for it."""
         waiting = self._waiting.get(told.request_id)
         if waiting is not None and not waiting.done():
             waiting.set_result(told)
 
-    def drop(self) -> None:
-        """The stream ended: no answer comes any more."""
+    def fail_all(self) -> None:
+        """Fails all questions: the stream has ended, and no answer comes any more."""
         self._to_send.clear()
         for waiting in self._waiting.values():
             if not waiting.done():

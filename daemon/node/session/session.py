@@ -287,7 +287,7 @@ class Session:
         next_beat = loop.time() + self._heartbeat_s
         while True:
             self._wake.clear()
-            while loop.time() < next_beat and (fact := self._take()) is not None:
+            while loop.time() < next_beat and (fact := self._next_fact()) is not None:
                 await call.write(fact)
             if self._ending and not (self._jobs or self._progress or self._status_changed):
                 await call.done_writing()
@@ -301,7 +301,7 @@ class Session:
                 next_beat = loop.time() + self._heartbeat_s
                 self._wake.set()  # something may have been left for the beat
 
-    def _take(self) -> node_pb2.NodeFact | None:
+    def _next_fact(self) -> node_pb2.NodeFact | None:
         """The next fact: that of the node first, then states of jobs, then progress, then logs. Before Welcome none."""
         if not self.connected:
             return None
@@ -319,7 +319,7 @@ class Session:
                 return node_pb2.NodeFact(job=job)
         if self._progress:
             return node_pb2.NodeFact(progress=self._progress.pop(next(iter(self._progress))))
-        if (question := self.questions.take()) is not None:
+        if (question := self.questions.next_fact()) is not None:
             return question
         with contextlib.suppress(asyncio.QueueEmpty):
             return self._replies.get_nowait()
@@ -341,7 +341,7 @@ class Session:
             self._log.info("connected to the coordinator", address=self._endpoint.address)
         else:
             self._drop_replies()
-            self.questions.drop()
+            self.questions.fail_all()
         self._on_connection(connected)
 
     def _drop_replies(self) -> None:

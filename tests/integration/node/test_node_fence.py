@@ -133,7 +133,7 @@ from bagua.proto import node_pb2
 async def main():
     said = []
     keeper = KeeperLink(int(sys.argv[1]))
-    await keeper.begin()
+    await keeper.receive_state()
     fence = Fence(keeper, lambda: {"job": 0.0}, lambda job, text: said.append(text), structlog.get_logger())
     reader, writer = os.pipe()
     argv = [sys.executable, "-c", "import time; time.sleep(600)"]

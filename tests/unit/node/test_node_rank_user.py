@@ -107,7 +107,7 @@ def test_a_job_has_a_folder_through_which_others_pass(folder: Path):
     places.recover({"job-1"})
     assert place.meeting.is_dir() and not (place.folder / "job-x.sock").exists()
     assert not places.of("job-2").folder.exists()
-    places.forget("job-1")
+    places.remove("job-1")
     assert not place.folder.exists()
 
 
