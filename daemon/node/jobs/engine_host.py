@@ -7,6 +7,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -111,23 +112,13 @@ def in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def deliver(result: T | None, error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
     def run() -> None:
         try:
-            result, error = function(), None
-        except BaseException as raised:
-            result, error = None, raised
-        try:
-            loop.call_soon_threadsafe(deliver, result, error)
-        except RuntimeError:  # the loop has ended
-            return
+            deliver = partial(future.set_result, function())
+        except BaseException as error:
+            deliver = partial(future.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(lambda: None if future.cancelled() else deliver())
 
     threading.Thread(target=run, daemon=True, name="bagua-blocking").start()
     return future

@@ -140,13 +140,11 @@ class Jobs:
         if any(known is not None and directive.generation < known.generation for known in (held, waiting)):
             return
         if directive.spec.elastic and self._newcomers_alone(held, directive):
-            self._begin_as_newcomer(held, directive)
+            self._begin_anew(held, directive, "other newcomers take over")
         elif directive.spec.elastic and (directive.generation > 1 if held is None else newer):
             self._go_on(held, directive)
-        elif held is None or (held.cleared and newer):
-            self._begin(directive)
         elif newer:
-            self._replace(held, directive)
+            self._begin_anew(held, directive, f"generation {directive.generation} takes over")
         elif isinstance(held, Job) and not held.stopped:
             self._again(held, directive)
         else:
@@ -243,12 +241,14 @@ class Jobs:
         members = joining_members(directive, self._node.node_id)
         return bool(members) and not (held and set(members) <= held.numbers)
 
-    def _begin_as_newcomer(self, held: Job | EndedJob | None, directive: node_pb2.RunJob) -> None:
+    def _begin_anew(self, held: Job | EndedJob | None, directive: node_pb2.RunJob, reason: str) -> None:
+        """Begins the job, once what is held of it is over."""
         if held is None or held.cleared:
             self._begin(directive)
-        else:
-            self._stop_for(held, "other newcomers take over")
-            self._begin_later(held, directive)
+            return
+        if isinstance(held, Job):
+            held.post(events.StopRequested(reason, held.spec.stop_grace_s, others_go_on=True))
+        self._begin_later(directive)
 
     def _again(self, held: Job, directive: node_pb2.RunJob) -> None:
         """The same generation once more, with what has become known meanwhile."""
@@ -274,15 +274,7 @@ class Jobs:
                 held.post(events.EngineFailed(f"node {self._node.node_id} can't run the job: {error}"))
         self._on_report(directive.job_id)
 
-    def _replace(self, held: Job | EndedJob, directive: node_pb2.RunJob) -> None:
-        self._stop_for(held, f"generation {directive.generation} takes over")
-        self._begin_later(held, directive)
-
-    def _stop_for(self, held: Job | EndedJob, reason: str) -> None:
-        if isinstance(held, Job):
-            held.post(events.StopRequested(reason, held.spec.stop_grace_s, others_go_on=True))
-
-    def _begin_later(self, held: Job | EndedJob, directive: node_pb2.RunJob) -> None:
+    def _begin_later(self, directive: node_pb2.RunJob) -> None:
         waiting = self._next.get(directive.job_id)
         if isinstance(waiting, node_pb2.StopJob) and directive.generation <= waiting.generation:
             return

@@ -65,26 +65,21 @@ class Cluster:
         self._client = Client(config=config, field_manager=MANAGER, timeout=httpx2.Timeout(15.0))
         self._taints = frozenset(taints)
         self._kinds = dict(KINDS)
-        self._groups: frozenset[str] = frozenset()
+        self.api_groups: frozenset[str] = frozenset()  # of OTHERS that were installed at the last ``find_others``
 
     def close(self) -> None:
         self._client.close()
 
     # ---- looks
 
-    def job(self, namespace: str, name: str) -> Manifest | None:
-        """The BaguaJob; None: there is none."""
-        return self._get(KIND, namespace, name)
-
-    def secret(self, namespace: str, name: str) -> Manifest | None:
-        """A Secret; None: there is none."""
-        return self._get("Secret", namespace, name)
+    def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        """An object; None: there is none."""
+        return self._find(KINDS[kind], name, namespace=namespace)
 
     def pods(self, namespace: str, name: str) -> tuple[Pod, ...]:
-        labels: dict[str, Any] = {JOB_LABEL: name, ROLE_LABEL: "daemon"}
-        found = [dict(one) for one in self._client.list(KINDS["Pod"], namespace=namespace, labels=labels)]
         notices: dict[str, str] = {}
-        return tuple(self._pod(one, notices) for one in sorted(found, key=lambda one: one["metadata"]["name"]))
+        found = sorted(self._daemons(namespace, name), key=lambda one: one["metadata"]["name"])
+        return tuple(self._pod(one, notices) for one in found)
 
     def hashes(self, namespace: str, name: str) -> tuple[dict[tuple[str, str], str], str]:
         """Returns (hashes of the job's objects by kind and name, the credentials that its coordinator was started
@@ -98,14 +93,10 @@ class Cluster:
                     template = one["spec"]["template"]["metadata"]
                     credentials = str((template.get("annotations") or {}).get(CREDENTIALS, ""))
         for kind, suffix in (("PodGroup", ""), ("Certificate", "-tls")):
-            other = self._get(kind, namespace, f"{name}{suffix}") if kind in self._optional() else None
+            other = self.get(kind, namespace, f"{name}{suffix}") if kind in self._optional() else None
             if other is not None:
                 found[kind, f"{name}{suffix}"] = hash_of(other)
         return found, credentials
-
-    def api_groups(self) -> frozenset[str]:
-        """Groups of OTHERS that were installed at the last ``find_others``."""
-        return self._groups
 
     def find_others(self) -> frozenset[str]:
         """Looks which of OTHERS are installed, and returns their groups. Where the operator may not look, none is.
@@ -127,8 +118,10 @@ class Cluster:
                 self._kinds["PodDisruptionBudget"] = OLD_BUDGET
             elif error.status.code != FORBIDDEN:
                 raise
-        self._groups = frozenset(name.partition(".")[2] for name in OTHERS if self._installed(name))
-        return self._groups
+        self.api_groups = frozenset(
+            name.partition(".")[2] for name in OTHERS if self._find(DEFINITION, name, FORBIDDEN)
+        )
+        return self.api_groups
 
     # ---- changes
 
@@ -145,20 +138,18 @@ class Cluster:
             force=True,
         )
 
-    def create(self, manifest: Manifest) -> bool:
-        """Creates an object. False: there is one of that name."""
+    def create(self, manifest: Manifest) -> None:
+        """Creates an object, unless there is one of that name."""
         try:
             self._client.create(KINDS[manifest["kind"]](manifest))
         except ApiError as error:
-            if error.status.code == CONFLICT and error.status.reason == "AlreadyExists":
-                return False
-            raise
-        return True
+            if error.status.code != CONFLICT or error.status.reason != "AlreadyExists":
+                raise
 
-    def delete(self, kind: str, namespace: str, name: str) -> None:
-        """Deletes an object. It is no error if there is none."""
+    def delete(self, kind: str, namespace: str, name: str, seconds: int | None = None) -> None:
+        """Deletes an object, within so many seconds. It is no error if there is none."""
         try:
-            self._client.delete(KINDS[kind], name, namespace=namespace)
+            self._client.delete(KINDS[kind], name, namespace=namespace, grace_period=seconds)
         except ApiError as error:
             if error.status.code != NOT_FOUND:
                 raise
@@ -167,15 +158,9 @@ class Cluster:
         """Ends the daemons' pods of the BaguaJob with the uid ``owner`` within so many seconds; those that are on their
         way out, too, whatever time they were given.
         """
-        labels: dict[str, Any] = {JOB_LABEL: name, ROLE_LABEL: "daemon"}
-        for one in [dict(one) for one in self._client.list(KINDS["Pod"], namespace=namespace, labels=labels)]:
+        for one in self._daemons(namespace, name):
             if any(reference["uid"] == owner for reference in one["metadata"].get("ownerReferences") or ()):
-                try:
-                    pod = one["metadata"]["name"]
-                    self._client.delete(KINDS["Pod"], pod, namespace=namespace, grace_period=seconds)
-                except ApiError as error:
-                    if error.status.code != NOT_FOUND:
-                        raise
+                self.delete("Pod", namespace, one["metadata"]["name"], seconds)
 
     def write_status(self, body: Manifest, status: Manifest) -> Manifest:
         """The BaguaJob with the new status, unless it has changed meanwhile (then this decision is void)."""
@@ -205,24 +190,20 @@ class Cluster:
 
     def _optional(self) -> set[str]:
         groups = {"scheduling.volcano.sh": "PodGroup", "cert-manager.io": "Certificate"}
-        return {kind for group, kind in groups.items() if group in self._groups}
+        return {kind for group, kind in groups.items() if group in self.api_groups}
 
-    def _get(self, kind: str, namespace: str, name: str) -> Manifest | None:
+    def _find(self, resource: Any, name: str, *absent: int, namespace: str | None = None) -> Manifest | None:
+        """An object; None: there is none, or the API answers with one of the codes ``absent``."""
         try:
-            return dict(self._client.get(KINDS[kind], name, namespace=namespace))
+            return dict(self._client.get(resource, name, namespace=namespace))
         except ApiError as error:
-            if error.status.code == NOT_FOUND:
+            if error.status.code in (NOT_FOUND, *absent):
                 return None
             raise
 
-    def _installed(self, definition: str) -> bool:
-        try:
-            self._client.get(DEFINITION, definition)
-        except ApiError as error:
-            if error.status.code in (NOT_FOUND, FORBIDDEN):
-                return False
-            raise
-        return True
+    def _daemons(self, namespace: str, name: str) -> list[Manifest]:
+        labels: dict[str, Any] = {JOB_LABEL: name, ROLE_LABEL: "daemon"}
+        return [dict(one) for one in self._client.list(KINDS["Pod"], namespace=namespace, labels=labels)]
 
     def _pod(self, body: Manifest, notices: dict[str, str]) -> Pod:
         metadata, machine = body["metadata"], body["spec"].get("nodeName", "")
@@ -244,11 +225,7 @@ class Cluster:
 
     def _notice(self, machine: str) -> str:
         """Says why a machine will go away; empty: it stays."""
-        try:
-            found = self._client.get(NODE, machine)
-        except ApiError as error:
-            if error.status.code in (NOT_FOUND, FORBIDDEN):  # gone, or the operator serves some namespaces only
-                return ""
-            raise
+        # None: it is gone, or the operator serves some namespaces only.
+        found = self._find(NODE, machine, FORBIDDEN) or {"spec": {}}
         taints = [one["key"] for one in found["spec"].get("taints") or []]
         return next((f"{machine} has the taint {one}" for one in taints if one in self._taints), "")

@@ -17,7 +17,7 @@ from bagua.enroll.certificates import Authority
 from bagua.operator import credentials, facts, service, status
 from bagua.operator.cluster import CONFLICT, Cluster, ends
 from bagua.operator.facts import Action, Manifest, Seen
-from bagua.operator.job import parse
+from bagua.operator.job import KIND, parse
 from bagua.operator.memory import Memory, Objects
 from bagua.operator.queue import Key
 from bagua.operator.reconcile import attempt_name, reconcile
@@ -74,7 +74,7 @@ class Controller:
 
     def _serve(self, namespace: str, name: str) -> float | None:
         job = namespace, name
-        body = self._cluster.job(namespace, name)
+        body = self._cluster.get(KIND, namespace, name)
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._leave(job)
             return None  # what the BaguaJob owns goes with it
@@ -89,7 +89,7 @@ class Controller:
             hashes=kept.hashes,
             secrets=credentials.secrets_seen(kept.token, kept.tls),
             coordinator_credentials=kept.started_with,
-            api_groups=self._cluster.api_groups(),
+            api_groups=self._cluster.api_groups,
         )
         if seen.status.get("phase") in status.ENDED:
             memory.running = ""
@@ -128,7 +128,7 @@ class Controller:
 
     def _read_objects(self, job: Key) -> Objects:
         hashes, started_with = self._cluster.hashes(*job)
-        token, tls = (self._cluster.secret(job[0], f"{job[1]}-{kind}") for kind in ("token", "tls"))
+        token, tls = (self._cluster.get("Secret", job[0], f"{job[1]}-{kind}") for kind in ("token", "tls"))
         return Objects(hashes, started_with, token, tls)
 
     def _follow(self, seen: Seen, job_id: str) -> None:
@@ -204,7 +204,7 @@ class Controller:
             made = credentials.token_secret(seen, credentials.make_token())
             self._cluster.apply(credentials.noted(made, seen, now))
         if wanted.certificate:
-            kept = self._cluster.secret(seen.namespace, f"{seen.name}-authority")
+            kept = self._cluster.get("Secret", seen.namespace, f"{seen.name}-authority")
             if kept is None:
                 authority = Authority()
                 self._cluster.apply(credentials.authority_secret(seen, authority))
