@@ -253,15 +253,8 @@ def generate_proto(out: Path) -> None:
         run(sys.executable, "-m", "venv", home)
         run(home / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check", *GENERATOR)
     names = [f"bagua/proto/{path.name}" for path in sorted((ROOT / "proto").glob("*.proto"))]
-    outputs = [
-        f"--{kind}={prefix}{out}"
-        for kind, prefix in (
-            ("python_out", ""),
-            ("grpc_python_out", ""),
-            ("mypy_out", "quiet:"),
-            ("mypy_grpc_out", "quiet:"),
-        )
-    ]
+    outputs = [f"--{kind}_out={out}" for kind in ("python", "grpc_python")]
+    outputs += [f"--{kind}_out=quiet:{out}" for kind in ("mypy", "mypy_grpc")]
     path = f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}"
     run(home / "bin" / "python", "-m", "grpc_tools.protoc", "-Ibagua/proto=proto", *outputs, *names, env={"PATH": path})
     for empty in (out / "bagua" / "proto").glob("common_pb2_grpc.*"):

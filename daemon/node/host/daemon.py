@@ -190,13 +190,10 @@ class NodeDaemon:
             await self._jobs.recover()
             self._serve_metrics(closing)
             await self._serve_ranks(closing)
-            fence = asyncio.ensure_future(self._fence.run())
-            closing.push_async_callback(_end_task, fence)
-            expiry = asyncio.ensure_future(self._jobs.expire())
-            closing.push_async_callback(_end_task, expiry)
-            session = asyncio.ensure_future(self._session.run())
-            closing.push_async_callback(_end_task, session)
-            await self._until_stopped(session, ready)
+            works = (self._fence.run(), self._jobs.expire(), self._session.run())
+            for task in (tasks := [asyncio.ensure_future(work) for work in works]):
+                closing.push_async_callback(_end_task, task)
+            await self._until_stopped(tasks[-1], ready)
             await self._wind_down()
 
     async def _serve_users(self, closing: contextlib.AsyncExitStack, first: int) -> None:
@@ -247,9 +244,9 @@ class NodeDaemon:
     def _serve_metrics(self, closing: contextlib.AsyncExitStack) -> None:
         if self._settings.metrics_port is None:
             return
-        from bagua.daemon.node.host.metrics import NodeFacts, serve_metrics  # costs 60 ms, and few ask for it
+        from bagua.daemon.node.host.metrics import NodeCollector, serve_metrics  # costs 60 ms, and few ask for it
 
-        facts = NodeFacts(
+        collector = NodeCollector(
             jobs=self._jobs.running,
             connected=lambda: self._session.connected,
             slots=self._settings.slots,
@@ -258,7 +255,7 @@ class NodeDaemon:
             refused_frames=self._refused_frames.total,
             folders=(self._folder.path, self._folder.logs),
         )
-        server = serve_metrics(self._settings.metrics_port, facts)
+        server = serve_metrics(self._settings.metrics_port, collector)
         closing.callback(server.server_close)
         closing.callback(server.shutdown)
 

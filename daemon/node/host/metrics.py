@@ -72,8 +72,8 @@ FAMILIES = (
 
 
 @dataclass(frozen=True)
-class NodeFacts:
-    """Facts from which the metrics come."""
+class NodeCollector(Collector):
+    """Reads jobs and their engines at the time of a scrape (in the server's thread: engines are thread-safe)."""
 
     jobs: Callable[[], list[Job]]
     connected: Callable[[], bool]
@@ -83,25 +83,17 @@ class NodeFacts:
     refused_frames: Callable[[], int]
     folders: tuple[Path, ...]
 
-
-class NodeCollector(Collector):
-    """Reads jobs and their engines at the time of a scrape (in the server's thread: engines are thread-safe)."""
-
-    def __init__(self, facts: NodeFacts) -> None:
-        self._facts = facts
-
     def collect(self) -> Iterable[Metric]:
-        facts = self._facts
-        jobs = facts.jobs()
+        jobs = self.jobs()
         yield build_info()
-        yield _CONNECTED.single(float(facts.connected()))
+        yield _CONNECTED.single(float(self.connected()))
         yield _JOBS.single(len(jobs))
         yield _RANKS.single(sum(len(job.state.alive) for job in jobs))
-        yield _SLOTS.single(facts.slots)
-        yield _LIVES.single(facts.life)
-        yield _KILLS.single(facts.kills)
-        yield _REFUSED.single(facts.refused_frames())
-        yield _FREE.of(room(facts.folders))
+        yield _SLOTS.single(self.slots)
+        yield _LIVES.single(self.life)
+        yield _KILLS.single(self.kills)
+        yield _REFUSED.single(self.refused_frames())
+        yield _FREE.of(room(self.folders))
         yield _SUSPENDED.of({(job.job_id,): float(bool(job.state.suspended)) for job in jobs})
         yield from _of_engines(jobs)
 
@@ -121,10 +113,10 @@ def _of_engines(jobs: list[Job]) -> Iterator[Metric]:
         yield family.of({(job_id,): values.get(name, 0) * unit for job_id, values in stats})
 
 
-def serve_metrics(port: int, facts: NodeFacts) -> WSGIServer:
+def serve_metrics(port: int, collector: NodeCollector) -> WSGIServer:
     """Serves on 127.0.0.1. Raises ConfigError if the port is taken."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(NodeCollector(facts))
+    registry.register(collector)
     ProcessCollector(registry=registry)
     try:
         server, _ = start_http_server(port, addr="127.0.0.1", registry=registry)

@@ -138,7 +138,7 @@ class JobEngine:
                 if spec.planned:
                     await in_thread(lambda: _plan(engine, spec, peers))
                 else:
-                    await in_thread(lambda: _regroup(engine, spec))
+                    await in_thread(lambda: engine.regroup(**_generation(spec)))
             except (RuntimeError, ValueError) as error:
                 self._on_event(events.EngineFailed(f"node {self._node.node_id} can't regroup: {error}"))
                 return
@@ -216,23 +216,17 @@ class JobEngine:
                 self._log.warning("file descriptors are used up", what=text)
 
 
-def _regroup(engine: core.Engine, spec: JobSpecification) -> None:
-    engine.regroup(
-        generation=spec.generation,
-        host_index=spec.host_index,
-        hosts=[list(host.ranks) for host in spec.hosts],
-        members=spec.all_members,
-    )
-
-
 def _plan(engine: core.Engine, spec: JobSpecification, peers: tuple[str, ...]) -> None:
     if spec.hold:
         engine.plan(generation=spec.generation, hold=True)
         return
-    engine.plan(
-        generation=spec.generation,
-        host_index=spec.host_index,
-        hosts=[list(host.ranks) for host in spec.hosts],
-        members=spec.all_members,
-        peers=peers or [engine.address()],  # one host
-    )
+    engine.plan(**_generation(spec), peers=peers or [engine.address()])  # one host
+
+
+def _generation(spec: JobSpecification) -> dict[str, Any]:
+    return {
+        "generation": spec.generation,
+        "host_index": spec.host_index,
+        "hosts": [list(host.ranks) for host in spec.hosts],
+        "members": spec.all_members,
+    }
