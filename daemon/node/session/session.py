@@ -12,6 +12,7 @@ import contextlib
 import math
 import random
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,11 +112,10 @@ class Session:
         self._heartbeat_s = 1.0
         self._jobs: dict[str, None] = {}  # to be reported, in the order of their changes
         self._status_changed = False
-        self._refusals: list[node_pb2.UpgradeRefusal] = []
         self._progress: dict[tuple[str, int], common_pb2.Progress] = {}
         self.questions = Questions(self._something_to_send)
         self._replies: asyncio.Queue[node_pb2.NodeFact] = asyncio.Queue(_REPLIES)
-        self._clocks: list[node_pb2.ClockReply] = []
+        self._answers: deque[node_pb2.NodeFact] = deque(maxlen=_REPLIES)  # short ones; nobody waits to put them there
         self._wake = asyncio.Event()
         self._ending = False  # finish() was called
         self._over = asyncio.Event()  # no stream follows
@@ -134,7 +134,8 @@ class Session:
 
     def refuse_upgrade(self, request_id: int, reason: str) -> None:
         """Refuses an upgrade: the present daemon stays."""
-        self._refusals.append(node_pb2.UpgradeRefusal(request_id=request_id, reason=reason))
+        refusal = node_pb2.UpgradeRefusal(request_id=request_id, reason=reason)
+        self._answers.append(node_pb2.NodeFact(upgrade_refusal=refusal))
         self._something_to_send()
 
     def progress(self, progress: common_pb2.Progress) -> None:
@@ -149,10 +150,9 @@ class Session:
 
     def tell_time(self, request_id: int) -> None:
         """Answers the coordinator, which asks what time it is here."""
-        if len(self._clocks) < _REPLIES:
-            reply = node_pb2.ClockReply(request_id=request_id, monotonic_ns=time.monotonic_ns(), clock=clock_name())
-            self._clocks.append(reply)
-            self._something_to_send()
+        reply = node_pb2.ClockReply(request_id=request_id, monotonic_ns=time.monotonic_ns(), clock=clock_name())
+        self._answers.append(node_pb2.NodeFact(clock=reply))
+        self._something_to_send()
 
     async def finish(self) -> None:
         """Sends what was reported, says that nothing more comes, and returns when the coordinator has ended the stream:
@@ -229,7 +229,6 @@ class Session:
         """Hello, Welcome, then both directions at once until one of them ends."""
         self._drop_replies()
         self._jobs.clear()  # Hello says everything
-        self._refusals.clear()
         self._status_changed = False
         self._lease.hello(boottime())
         await call.write(node_pb2.NodeFact(hello=self._hello()))
@@ -305,13 +304,11 @@ class Session:
         """The next fact: that of the node first, then states of jobs, then progress, then logs. Before Welcome none."""
         if not self.connected:
             return None
-        if self._clocks:
-            return node_pb2.NodeFact(clock=self._clocks.pop())
+        if self._answers:
+            return self._answers.popleft()
         if self._status_changed:
             self._status_changed = False
             return node_pb2.NodeFact(status=self._status())
-        if self._refusals:
-            return node_pb2.NodeFact(upgrade_refusal=self._refusals.pop())
         while self._jobs:
             job_id = next(iter(self._jobs))
             del self._jobs[job_id]
@@ -348,7 +345,7 @@ class Session:
         """Replies to requests of a stream that is no more."""
         while not self._replies.empty():
             self._replies.get_nowait()
-        self._clocks.clear()
+        self._answers.clear()
 
 
 async def _raise_status(call: Any) -> None:
