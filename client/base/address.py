@@ -1,16 +1,13 @@
-"""Addresses: how they are written, which ones need TLS, and whether somebody listens there."""
+"""Addresses: how they are written, and which ones need TLS."""
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import socket
-from pathlib import Path
 
 from bagua.base.errors import ConfigError
 
 LOOPBACK_S = 5.0
-REFUSAL_S = 1.0  # how long a connection may take to be refused
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -67,36 +64,3 @@ def own_address(peer: str) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         raise ConfigError(f"This host has no way to {peer}: {error.strerror}. [BG919]") from None
-
-
-async def refuses(address: str) -> bool:
-    """True if nobody listens: every address of the host refuses. Silence, or no way to the host, is no refusal."""
-    loop = asyncio.get_running_loop()
-    try:
-        host, port = split_address(address)
-        async with asyncio.timeout(REFUSAL_S):
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            for family, kind, protocol, _, target in found:
-                with socket.socket(family, kind, protocol) as probe:
-                    probe.setblocking(False)
-                    try:
-                        await loop.sock_connect(probe, target)
-                    except ConnectionRefusedError:
-                        continue
-                    return False
-    except (OSError, ConfigError):  # TimeoutError too
-        return False
-    return bool(found)
-
-
-def socket_refuses(path: Path) -> bool:
-    """The same of a Unix socket."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except (FileNotFoundError, ConnectionRefusedError):
-            return True
-        except OSError:
-            pass
-    return False

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
@@ -27,7 +27,7 @@ from bagua.cli.options import Output
 
 if TYPE_CHECKING:
     from bagua.cli.cluster.hosts import Way
-    from bagua.cli.cluster.local_cluster import EmbeddedCluster, StateFolder
+    from bagua.cli.cluster.local_cluster import EmbeddedCluster
     from bagua.cli.cluster.slurm import Announcements
     from bagua.cli.display.terminal import Terminal
     from bagua.client import Client, Packed
@@ -45,10 +45,12 @@ RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a job. ``interrupted``: by Ctrl-C or another signal to this process. ``announcements``: of Slurm."""
+    """The end of a job. ``interrupted``: by Ctrl-C or another signal to this process. ``job``: None if it never began.
+    ``announcements``: of Slurm."""
 
     code: int
     interrupted: bool
+    job: job_pb2.Job | None = None
     announcements: Announcements | None = None
 
 
@@ -65,6 +67,8 @@ class RunOptions:
     shown: options.Shown = options.ALL_SHOWN
     packed: Packed | None = None
     way: Way | None = None  # to the hosts; None: all runs on this machine
+    cluster: Callable[[Path], EmbeddedCluster] | None = None  # makes it, by its state folder; None: as ``way`` says
+    reported: bool = True  # the end is told, on the terminal or as a document
     requeue: bool = False
     secrets: dict[str, str] = field(default_factory=dict, repr=False)  # values, for memory alone
 
@@ -108,7 +112,7 @@ def run_embedded(options: RunOptions, restarts_left: int) -> Ended:
     terminal = open_terminal(options.quiet, aside=options.aside or options.output is Output.json)
     state = StateFolder()
     try:
-        with _cluster(options, state) as cluster, NativeBuild() as build:
+        with _cluster(options, state.path) as cluster, NativeBuild() as build:
             interrupts = Interrupts(cluster, state)
             announcements = _announcements(options, interrupts, terminal)
             try:
@@ -135,8 +139,9 @@ def run_embedded(options: RunOptions, restarts_left: int) -> Ended:
         logs = str(options.log_dir or (state.path if failed and options.keep_state else ""))
         code = interrupts.exit_code if interrupts.signal else exit_code(job)
         again = restarts_left if failed else 0
-        _report(options, terminal, job, code, time.monotonic() - started, logs, again)
-        return Ended(code, interrupted=bool(interrupts.signal), announcements=announcements)
+        if options.reported:
+            _report(options, terminal, job, code, time.monotonic() - started, logs, again)
+        return Ended(code, interrupted=bool(interrupts.signal), job=job, announcements=announcements)
     finally:
         terminal.close()
         if failed and options.keep_state:
@@ -146,15 +151,15 @@ def run_embedded(options: RunOptions, restarts_left: int) -> Ended:
             state.remove()
 
 
-def _cluster(options: RunOptions, state: StateFolder) -> EmbeddedCluster:
+def _cluster(options: RunOptions, state: Path) -> EmbeddedCluster:
     """Makes the cluster; nothing of it is started."""
     from bagua.cli.cluster.local_cluster import EmbeddedCluster
 
     if options.way is None:
-        return EmbeddedCluster(state.path)
+        return (options.cluster or EmbeddedCluster)(state)
     from bagua.cli.cluster.hosts import HostCluster
 
-    return HostCluster(state.path, options.way)
+    return HostCluster(state, options.way)
 
 
 def _reach(state: Path) -> str:

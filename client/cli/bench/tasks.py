@@ -26,10 +26,10 @@ import typer
 from bagua.base.errors import BaguaError, ServiceError
 from bagua.bench.emulation import DEVICE, Emulation, addresses
 from bagua.bench.units import RESULT_MARK
+from bagua.cli.cluster.local_cluster import EmbeddedCluster, EmbeddedHost
 from bagua.tuning.network import Network
 
 if TYPE_CHECKING:
-    from bagua.cli.cluster.local_cluster import EmbeddedCluster
     from bagua.cli.display.terminal import Terminal
     from bagua.proto import common_pb2
 
@@ -73,57 +73,42 @@ class Task:
         )
 
 
+class NamespaceCluster(EmbeddedCluster):
+    """A cluster whose hosts are namespaces of an emulated network. This process is in the first of them."""
+
+    def __init__(self, state: Path, namespaces: Sequence[str]) -> None:
+        super().__init__(state)
+        self._places = addresses(len(namespaces))
+        self._hosts = [
+            EmbeddedHost(("ip", "netns", "exec", name), address)
+            for name, address in zip(namespaces, self._places, strict=True)
+        ]
+
+    def start_coordinator(self, *arguments: str, listen: str = "") -> None:
+        # Beyond loopback the service demands TLS.
+        first = self._places[0]
+        super().start_coordinator("--auto-tls", first, *arguments, listen=listen or f"{first}:0")
+
+    def start_nodes(
+        self, node_ids: Sequence[str], slots: int, *arguments: str, hosts: Sequence[EmbeddedHost] = ()
+    ) -> None:
+        super().start_nodes(node_ids, slots, *arguments, hosts=hosts or self._hosts)
+
+
 def run_task(task: Task) -> int:
     """Starts a cluster, runs the job, stops everything; returns the exit code (130 after Ctrl-C). Rank 0's results are
     in ``task.result`` then. Raises BaguaError."""
-    from bagua.cli.cluster.interrupts import Interrupts
-    from bagua.cli.cluster.local_cluster import EmbeddedCluster, StateFolder, forget_other_service
-    from bagua.cli.cluster.native import NativeBuild
-    from bagua.cli.display.terminal import open_terminal
-    from bagua.cli.run import follow_job
+    from bagua.cli.run import RunOptions, run_embedded
     from bagua.client.describe import SUCCEEDED, summary
 
     started = time.monotonic()
-    forget_other_service()
-    terminal = open_terminal(task.quiet, aside=True)
-    state = StateFolder()
-    try:
-        with EmbeddedCluster(state.path) as cluster, NativeBuild() as build:
-            interrupts = Interrupts(cluster, state)
-            try:
-                terminal.status("starting the daemons")
-                _start(task, cluster)
-                build.wait(terminal.advance)
-                job = follow_job(task.spec(), cluster, interrupts, terminal)
-            except KeyboardInterrupt:
-                return interrupts.exit_code
-        terminal.close()
-        if interrupts.signal:
-            return interrupts.exit_code
-        if job.state != SUCCEEDED:
-            raise ServiceError(f"{summary(job, time.monotonic() - started)} [BG001]")
-        return 0
-    finally:
-        terminal.close()
-        state.remove()
-
-
-def _start(task: Task, cluster: EmbeddedCluster) -> None:
-    from bagua.cli.cluster.local_cluster import EmbeddedHost
-
-    names = [f"node-{index}" for index in range(task.nnodes)]
-    if not task.namespaces:
-        cluster.start_coordinator()
-        cluster.start_nodes(names, task.nproc_per_node)
-        return
-    # Beyond loopback the service demands TLS. We are in the first namespace.
-    places = addresses(len(task.namespaces))
-    cluster.start_coordinator("--auto-tls", places[0], listen=f"{places[0]}:0")
-    hosts = [
-        EmbeddedHost(("ip", "netns", "exec", name), address)
-        for name, address in zip(task.namespaces, places, strict=True)
-    ]
-    cluster.start_nodes(names, task.nproc_per_node, hosts=hosts)
+    spaces = task.namespaces
+    cluster = (lambda state: NamespaceCluster(state, spaces)) if spaces else None
+    options = RunOptions(task.spec(), quiet=task.quiet, aside=True, cluster=cluster, reported=False)
+    ended = run_embedded(options, restarts_left=0)
+    if ended.job is not None and not ended.interrupted and ended.job.state != SUCCEEDED:
+        raise ServiceError(f"{summary(ended.job, time.monotonic() - started)} [BG001]")
+    return ended.code
 
 
 def measure(

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from bagua.base.address import join_address, refuses, socket_refuses
+from bagua.base.address import join_address
+from bagua.base.port_probe import refuses, socket_refuses
 
 _PORT = 5432
 _SOCKET_FOLDERS = ("/var/run/postgresql", "/tmp")  # where drivers look unless told otherwise

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from bagua.base.address import refuses
 from bagua.base.errors import ConfigError
 from bagua.base.machine_clock import clock_name
+from bagua.base.port_probe import refuses
 from bagua.base.protocol import misfit
 from bagua.base.rpc import STEADY_WINDOW
 from bagua.base.security import TlsFiles, call_metadata, channel_credentials, read_token
