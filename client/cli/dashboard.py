@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
-import os
 import signal
 from typing import Annotated
 
 import typer
 
 from bagua.base.errors import ConfigError
+from bagua.base.parent_process import die_with_parent, send_ready_line
 from bagua.cli.command import command
 from bagua.cli.options import CoordinatorOption, TlsOption, TokenFileOption
 
 DEFAULT_LISTEN = "127.0.0.1:7680"
-_PR_SET_PDEATHSIG = 1
 
 
 def require(command: str, *modules: str) -> None:
@@ -47,23 +45,18 @@ def dashboard(
     once."""
     require("bagua dashboard", "starlette", "uvicorn")
     from bagua.base.security import read_token
-    from bagua.dashboard.serve import send_ready, serve
-
-    if death_signal:
-        _end_with_parent()
+    from bagua.dashboard.serve import serve
 
     def ready(url: str, code: str) -> None:
         if ready_fd is None:
             print(f"{url}/#code={code}", flush=True)
-        send_ready(ready_fd, url, code)
+        if not send_ready_line(ready_fd, {"url": url, "code": code}) and death_signal:
+            raise gone
+
+    gone = ConfigError("The process that started this one is gone already. [BG910]")
+    if death_signal and not die_with_parent(signal.SIGTERM):
+        raise gone
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     token = read_token(token_file) if token_file else None
     serve(listen, coordinator, token, tls, host or (), client_certificates, ready)
-
-
-def _end_with_parent() -> None:
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent or parent == 1:
-        raise ConfigError("The process that started this one is gone already. [BG910]")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import socket
 import ssl
 from collections.abc import Callable, Iterable
@@ -87,10 +85,3 @@ def _listener(host: str, port: int) -> socket.socket:
             "--listen (port 0: any free one). [BG111]"
         ) from error
     return listener
-
-
-def send_ready(ready_fd: int | None, url: str, code: str) -> None:
-    """Sends one line of JSON to whoever started this process."""
-    if ready_fd is not None:
-        os.write(ready_fd, json.dumps({"url": url, "code": code}).encode() + b"\n")
-        os.close(ready_fd)

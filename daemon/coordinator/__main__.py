@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import json
 import os
 import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import structlog
 import typer
 
 # Before gRPC is imported: its own log has a line for each handshake of TLS that fails, as many as a stranger likes.
@@ -21,12 +18,12 @@ from bagua.base.disk import disk_words, ending_words
 from bagua.base.errors import ConfigError, ServiceError, UnavailableError
 from bagua.base.notify import Notifier
 from bagua.base.option_names import COMMAND_SETTINGS
+from bagua.base.parent_process import die_with_parent, send_ready_line
 from bagua.daemon.coordinator.admin.settings import Settings, make_settings
 from bagua.daemon.coordinator.host.event_loop import EventLoop, collect_seldom
 from bagua.daemon.coordinator.host.server import Coordinator
 from bagua.daemon.log_lines import LogFormat, configure_logging
 
-_PR_SET_PDEATHSIG = 1
 _LONG_S = 3600.0
 # The root of usage errors in whatever click this typer brings along.
 USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
@@ -98,8 +95,8 @@ def run(
 ) -> None:
     """Decides which nodes run which job. One per cluster; nodes and users dial it."""
     try:
-        if death_signal:
-            end_with_parent(os.getppid())
+        if death_signal and not die_with_parent(signal.SIGTERM):
+            raise ConfigError("The process that started this one is gone already. [BG910]")
         given = {name: value for name, value in ctx.params.items() if name in Settings.model_fields}
         settings = make_settings(**given, oidc_grants=tuple(oidc_grant) if oidc_grant else None)
         configure_logging(settings.log_json or log_format is LogFormat.json)
@@ -109,7 +106,7 @@ def run(
         if isinstance(error, OSError) and error.filename is None:
             raise  # nothing of a user's making
         words = disk_words(error) if isinstance(error, OSError) else str(error)
-        _tell(ready_fd, {"error": words})
+        send_ready_line(ready_fd, {"error": words})
         fail(words, error)
 
 
@@ -123,7 +120,7 @@ async def serve(settings: Settings, ready_fd: int | None, needs_parent: bool) ->
     await coordinator.start()
     collect_seldom()
     tls = settings.tls_folder
-    heard = _tell(
+    heard = send_ready_line(
         ready_fd,
         {
             "address": coordinator.address,
@@ -146,26 +143,6 @@ async def _beat(notifier: Notifier) -> None:
     """Shows systemd's watchdog that this event loop lives."""
     while True:
         await asyncio.sleep(min(notifier.beat(), _LONG_S))
-
-
-def _tell(ready_fd: int | None, what: dict[str, Any]) -> bool:
-    """Sends one line to whoever started this process. False if that has gone."""
-    if ready_fd is None:
-        return True
-    try:
-        os.write(ready_fd, json.dumps(what).encode() + b"\n")
-        os.close(ready_fd)
-    except OSError as error:
-        structlog.get_logger("coordinator").warning("ready_fd_unusable", error=str(error))
-        return False
-    return True
-
-
-def end_with_parent(parent: int) -> None:
-    """Asks the kernel for SIGTERM when the parent dies. Raises ConfigError if it died meanwhile."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        raise ConfigError("The process that started this one is gone already. [BG910]")
 
 
 def fail(message: str, error: Exception | None = None) -> None:

@@ -6,7 +6,6 @@ In an emulated network everything but the waiting for it happens in a process of
 
 from __future__ import annotations
 
-import ctypes
 import json
 import re
 import signal
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from bagua.base.errors import BaguaError, ServiceError
+from bagua.base.parent_process import die_with_parent
 from bagua.bench.emulation import DEVICE, Emulation, addresses
 from bagua.bench.units import RESULT_MARK
 from bagua.cli.cluster.local_cluster import EmbeddedCluster, EmbeddedHost
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from bagua.cli.display.terminal import Terminal
     from bagua.proto import common_pb2
 
-_PR_SET_PDEATHSIG = 1
 CANCEL_PATIENCE_S = 15.0
 
 
@@ -239,7 +238,7 @@ def _run_inside(task: Task, file: Path) -> int:
 
 def main() -> None:
     """The process inside the first namespace."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    die_with_parent(signal.SIGTERM)
     document = json.loads(Path(sys.argv[1]).read_text())
     try:
         sys.exit(run_task(Task(**document)))

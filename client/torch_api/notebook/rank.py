@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import io
 import os
 import pickle
@@ -16,11 +15,11 @@ from typing import Any
 
 import torch
 
+from bagua.base.parent_process import die_with_parent
 from bagua.torch_api.job import start
 from bagua.torch_api.job.reports import Report, on_report
 
 REPORT_EVERY_S = 0.1
-_PR_SET_PDEATHSIG = 1
 Call = Callable[[], Any]
 
 
@@ -31,8 +30,7 @@ def run(
     ``channel`` the reports (rank 0) and the outcome: ("report", step, total, metrics, message), ("result", pickle) or
     ("error", traceback). ``output``: gets all that is printed. ``parent``: pid of the process that launched this one,
     which ends with it."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if not die_with_parent(signal.SIGKILL, parent):
         os._exit(1)
     os.setsid()  # an interrupt of the notebook reaches its launcher, which tells the ranks
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
@@ -17,6 +16,7 @@ import typer
 from bagua.base.disk import disk_words
 from bagua.base.errors import ConfigError
 from bagua.base.option_names import COMMAND_SETTINGS
+from bagua.base.parent_process import die_with_parent, send_ready_line
 from bagua.base.parent_socket import receive
 from bagua.base.paths import state_dir as default_state_dir
 from bagua.base.retention import parse_keep
@@ -25,7 +25,6 @@ from bagua.daemon.log_lines import LogFormat, configure_logging
 from bagua.daemon.node.host.daemon import run
 from bagua.daemon.node.host.settings import Settings
 from bagua.daemon.node.jobs.engine_host import WireSettings
-from bagua.daemon.node.processes.process import die_with_parent
 from bagua.daemon.node.ranks.environment import parse_patterns
 from bagua.daemon.node.ranks.user import RunAs, parse_limits, parse_umask
 
@@ -199,14 +198,14 @@ def node(
             run(
                 settings,
                 configure_logging(log_json or log_format is LogFormat.json),
-                lambda line: _tell(ready_fd, line),
+                lambda line: send_ready_line(ready_fd, line),
             )
         )
     except (ConfigError, OSError) as error:
         if isinstance(error, OSError) and error.filename is None:
             raise  # nothing of a user's making
         words = disk_words(error) if isinstance(error, OSError) else str(error)
-        _tell(ready_fd, {"error": words})
+        send_ready_line(ready_fd, {"error": words})
         print(f"error: {words}", file=sys.stderr)
         raise typer.Exit(2) from None
 
@@ -218,14 +217,3 @@ def _told_coordinator(leash: int | None) -> str:
     if told is None:
         raise typer.Exit(0)
     return str(told["coordinator"])
-
-
-def _tell(descriptor: int | None, line: dict[str, str]) -> None:
-    """Writes the ready line, once; whoever asked for it may be gone."""
-    if descriptor is None:
-        return
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(json.dumps(line) + "\n")
-    except OSError:
-        return

@@ -53,7 +53,7 @@ WIND_DOWN_S = 4.4
 # five seconds of a daemon's end.
 KILL_CHILDREN_S = 0.5
 
-Ready = Callable[[dict[str, str]], None]
+Ready = Callable[[dict[str, str]], object]
 FIRST_JOB_S = 360.0  # ranks wait five minutes for those of the last host, whose daemon the job needs to be placed
 
 

@@ -31,9 +31,10 @@ from typing import Any
 
 from bagua.base.descriptors import SCARCE, descriptor_words
 from bagua.base.notify import Notifier
+from bagua.base.parent_process import die_with_parent
 from bagua.daemon.node.keeper.wire import VERSION, Message, Wire
 from bagua.daemon.node.processes import proc
-from bagua.daemon.node.processes.process import allow_many_files, become_reaper, die_with_parent
+from bagua.daemon.node.processes.process import allow_many_files, become_reaper
 
 LOOK_S = 1.0  # between two looks at the clock: a suspended machine wakes up later than poll() believes
 KILL_S = 0.05  # between two looks at what is left

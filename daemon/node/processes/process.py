@@ -21,7 +21,6 @@ from bagua.daemon.node.processes import proc
 MAX_FILES = 65536
 _SCARCE_PAUSE_S = 0.1
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -142,18 +141,6 @@ def allow_many_files() -> None:
 
 def become_reaper() -> None:
     """Makes this process the parent of orphans below it."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def die_with_parent(signum: int) -> bool:
-    """Asks the kernel for ``signum`` when the parent process dies. False if it has died in between."""
-    parent = os.getppid()
-    _prctl(_PR_SET_PDEATHSIG, signum)
-    return os.getppid() == parent
-
-
-def _prctl(option: int, argument: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, argument, 0, 0, 0) != 0:
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
