@@ -36,8 +36,9 @@ Status resolve(const std::string& address, int flags, Addresses* out) {
   addrinfo* list = nullptr;
   const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
   if (error != 0) {
-    return {Code::kInvalid, "can't resolve the host name '" + host + "' of address '" + address +
-                                "': " + (error == EAI_SYSTEM ? errno_text(errno) : ::gai_strerror(error))};
+    const Code code = flags == 0 ? Code::kUnavailable : Code::kInvalid;  // a name of another host may come back
+    return {code, "can't resolve the host name '" + host + "' of address '" + address +
+                      "': " + (error == EAI_SYSTEM ? errno_text(errno) : ::gai_strerror(error))};
   }
   out->reset(list);
   return Status::ok();
@@ -302,9 +303,7 @@ void set_tcp_options(int fd, bool few_unsent) {
 }
 
 bool worth_retrying(int error) {
-  return is_scarcity(error) || error == ECONNREFUSED || error == ECONNRESET || error == ETIMEDOUT ||
-         error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN || error == EPIPE || error == EAGAIN ||
-         error == EADDRNOTAVAIL || error == EINTR;
+  return error != EBADF && error != EFAULT && error != ENOTSOCK && error != EPROTOTYPE && error != EISCONN;
 }
 
 int64_t unacknowledged_ns(int fd) {

@@ -45,8 +45,8 @@ ssize_t receive_parts(int fd, iovec* parts, size_t count);
 // the kernel unsent, apart from bytes in flight: the caller keeps the rest and can still give it to the stream that
 // drains first. The kernel chooses buffer sizes.
 void set_tcp_options(int fd, bool few_unsent = true);
-// True if an attempt to connect that failed with this errno value may succeed later: when the other side starts to
-// listen, or when descriptors are free.
+// True if an attempt to connect that failed with this errno value may succeed later: all that networks, firewalls and
+// hosts answer. A mistake of the program's own stays one.
 bool worth_retrying(int error);
 // For how long nothing has been acknowledged although bytes are sent again and again (a cut cable, a machine that is
 // down); 0: the connection is well. A receiver without room still acknowledges.

@@ -124,6 +124,19 @@ TEST(refused_until_the_deadline) {
   EXPECT(took < 5 * kNsPerS);
 }
 
+// Whatever the network or a firewall answers: a host that can't be reached is a loss, which a job may survive.
+TEST(any_refusal_by_the_network_may_pass) {
+  for (const int error : {EACCES, EPERM, EINVAL, ENETDOWN, ENETUNREACH, EHOSTUNREACH, EADDRNOTAVAIL, ENOPROTOOPT}) {
+    EXPECT(worth_retrying(error));
+  }
+  EXPECT(!worth_retrying(EBADF));
+  Fd out;
+  for (const std::string address : {"[fe80::1]:9", "no-such-host.invalid:9"}) {  // EINVAL: it lacks the link
+    const Status status = connect_tcp(address, in_ms(300), &out);
+    EXPECT(status.code() == Code::kUnavailable || status.code() == Code::kTimeout);
+  }
+}
+
 TEST(connects_when_the_listener_comes) {
   std::string address = unused_address();
   Fd listener;
