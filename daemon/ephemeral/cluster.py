@@ -44,7 +44,7 @@ class Cluster:
                 state_dir=state,
                 token_file=state / "token",
                 database_url=f"sqlite:///{state / 'coordinator' / 'bagua.db'}",
-                fence_after=FENCE_AFTER_S,
+                fence_after=0.0 if admission is None else FENCE_AFTER_S,  # one machine, which may sleep
                 tls=None if admission is None else admission.tls,
             )
         )

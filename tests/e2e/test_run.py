@@ -331,6 +331,33 @@ def test_nothing_outlives_a_part_that_is_killed(sandbox: Sandbox, whom: str) -> 
         sandbox.assert_no_state_left()
 
 
+COUNT = """
+    import os, pathlib, time
+    import torch
+    import bagua.torch_api as bagua
+
+    bagua.init_process_group()
+    pathlib.Path(f"pid-{bagua.get_rank()}").write_text(str(os.getpid()))
+    sums = [bagua.allreduce_inplace(torch.ones(8)) or time.sleep(0.02) for _ in range(200)]
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--elastic",)], ids=["static", "elastic"])
+def test_a_machine_that_sleeps_wakes_up_in_the_same_job(sandbox: Sandbox, options: tuple[str, ...]) -> None:
+    """All processes stand still for longer than a daemon may be without its coordinator."""
+    script = sandbox.script("count.py", COUNT)
+    process = sandbox.start(*sandbox.command, "run", "--nproc-per-node", "2", *options, script)
+    pids(sandbox, 2)
+    asleep = list(sandbox.marked())
+    for pid in asleep:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(12)
+    for pid in asleep:
+        os.kill(pid, signal.SIGCONT)
+    done = sandbox.finish(process, time.monotonic(), deadline=120)
+    assert done.code == 0, done.text
+
+
 @pytest.mark.full  # unit tests draw the bar
 def test_a_terminal_gets_a_bar(sandbox: Sandbox) -> None:
     script = sandbox.script(

@@ -82,8 +82,9 @@ class EmbeddedCluster:
         if is_loopback(split_address(listen)[0]):
             require_loopback()
         database = f"sqlite:///{self.state / 'coordinator' / 'bagua.db'}"
-        # All of it comes and goes together: ranks need not outlive a coordinator that is away for long.
-        more = ["--fence-after", "10", *arguments]
+        # All of it comes and goes together: ranks need not outlive a coordinator that is away for long. On one machine,
+        # which may sleep, none is away from the others.
+        more = ["--fence-after", "0" if is_loopback(split_address(listen)[0]) else "10", *arguments]
         service = self._launch(
             "coordinator",
             "bagua.daemon.coordinator",
