@@ -28,9 +28,10 @@ from bagua.base.errors import (
 )
 from bagua.base.text import json_text
 from bagua.client import Client
+from bagua.client.describe import ENDED
 from bagua.dashboard.access import Access
 from bagua.dashboard.documents import job_row, no_again
-from bagua.dashboard.feed import ENDED, Connect, Feeds
+from bagua.dashboard.feed import Connect, Feeds
 from bagua.dashboard.log_tail import LogTail
 from bagua.dashboard.stream import ClusterView, JobView, events
 from bagua.proto import common_pb2, job_pb2

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from bagua.base.secrets import HIDDEN
 from bagua.client.describe import duration, event_document, job_document, job_state, rank_document
 from bagua.dashboard.feed import JobFeed
 from bagua.proto import common_pb2, job_pb2
 
 MAX_RANKS = 256  # of a job that are listed one by one, those that failed first
 TEXT = 4_000  # characters of a reason or a traceback
-HIDDEN = "***"  # stands for values that look like secrets in what the coordinator answers
 
 
 def short(text: str, most: int = TEXT) -> str:

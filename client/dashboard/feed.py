@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 from bagua.base.errors import BaguaError
 from bagua.client import Client
+from bagua.client.describe import ENDED
 from bagua.dashboard.history import History, last_reports, report_of
 from bagua.proto import common_pb2, job_pb2
 
@@ -31,7 +32,6 @@ RUNNING = (
     common_pb2.JOB_STATE_STOPPING,
     common_pb2.JOB_STATE_WAITING,
 )
-ENDED = (common_pb2.JOB_STATE_SUCCEEDED, common_pb2.JOB_STATE_FAILED, common_pb2.JOB_STATE_CANCELLED)
 MAX_RUNNING = 1_000  # unfinished jobs that are counted
 Connect = Callable[[], Client]
 

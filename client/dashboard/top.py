@@ -15,8 +15,9 @@ from textual.widgets import Button, DataTable, Footer, Header, Label, RichLog, S
 
 from bagua.base.errors import BaguaError
 from bagua.base.text import printable, printable_output
+from bagua.client.describe import ENDED
 from bagua.dashboard.documents import counts
-from bagua.dashboard.feed import ENDED, Connect, Feeds, JobFeed
+from bagua.dashboard.feed import Connect, Feeds, JobFeed
 from bagua.dashboard.log_tail import LogTail
 from bagua.dashboard.top_texts import Row, job_head, job_row, newest_values, node_row, rank_map, step_parts
 

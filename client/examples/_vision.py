@@ -5,30 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from bagua.bench.ranks.models import Block
+from bagua.bench.ranks.models import Residual, block
 
 
-class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions with a shortcut (He et al., 2015)."""
-
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
-        super().__init__()
-        outputs = 4 * width
-        self.body = nn.Sequential(
-            *(nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)),
-            *(nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)),
-            *(nn.Conv2d(width, outputs, 1, bias=False), nn.BatchNorm2d(outputs)),
-        )
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(n, inputs, h, w) -> (n, 4 width, h / stride, w / stride)."""
-        return F.relu(self.body(images) + self.shortcut(images))
+def bottleneck(inputs: int, width: int, stride: int) -> Residual:
+    """1x1, 3x3 and 1x1 convolutions with a shortcut."""
+    outputs = 4 * width
+    body = nn.Sequential(
+        *(nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)),
+        *(nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)),
+        *(nn.Conv2d(width, outputs, 1, bias=False), nn.BatchNorm2d(outputs)),
+    )
+    return Residual(body, inputs, outputs, stride)
 
 
 def resnet(depths: Sequence[int], classes: int, wide: int = 1, first: int = 64) -> nn.Module:
@@ -40,7 +30,7 @@ def resnet(depths: Sequence[int], classes: int, wide: int = 1, first: int = 64) 
         width = first << stage
         for place in range(depth):
             stride = 2 if stage and not place else 1
-            layers.append(Block(inputs, width, stride) if wide == 1 else Bottleneck(inputs, width, stride))
+            layers.append((block if wide == 1 else bottleneck)(inputs, width, stride))
             inputs = width * wide
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
 

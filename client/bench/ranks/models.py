@@ -22,20 +22,12 @@ class Workload:
     loss_of: Callable[[nn.Module], Tensor]
 
 
-class Block(nn.Module):
-    """Block of two 3x3 convolutions with a shortcut (He et al., 2015, "Deep Residual Learning for Image
-    Recognition").
-    """
+class Residual(nn.Module):
+    """A body of convolutions with a shortcut (He et al., 2015, "Deep Residual Learning for Image Recognition")."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    def __init__(self, body: nn.Module, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-        )
+        self.body = body
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
@@ -45,15 +37,24 @@ class Block(nn.Module):
         return F.relu(self.body(images) + self.shortcut(images))
 
 
+def block(inputs: int, outputs: int, stride: int) -> Residual:
+    """Two 3x3 convolutions with a shortcut."""
+    body = nn.Sequential(
+        *(nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)),
+        *(nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs)),
+    )
+    return Residual(body, inputs, outputs, stride)
+
+
 class ResNet(nn.Module):
     """ResNet-18 for small images and ten classes: a stem of 3x3 with stride 2. 11.2 M parameters with a width of 64."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
         stem = [nn.Conv2d(3, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
-        blocks = [Block(width, width, 1), Block(width, width, 1)]
+        blocks = [block(width, width, 1), block(width, width, 1)]
         for inputs in (width, 2 * width, 4 * width):
-            blocks += [Block(inputs, 2 * inputs, 2), Block(2 * inputs, 2 * inputs, 1)]
+            blocks += [block(inputs, 2 * inputs, 2), block(2 * inputs, 2 * inputs, 1)]
         self.features = nn.Sequential(*stem, *blocks)
         self.classes = nn.Linear(8 * width, 10)
 
