@@ -23,10 +23,6 @@ bool plain(const at::Tensor& tensor) {
   return tensor.device().is_cpu() && tensor.is_contiguous() && !tensor.is_neg() && !tensor.is_conj();
 }
 
-at::Tensor empty_on_host(const at::Tensor& like) {
-  return at::empty(like.sizes(), at::TensorOptions().dtype(like.scalar_type()).device(at::kCPU));
-}
-
 // Whether the tensors lie one behind the other.
 bool in_a_row(const Tensors& list) {
   const char* next = nullptr;
@@ -62,14 +58,6 @@ BaguaBackend::BaguaBackend(std::shared_ptr<Host> host, Seat seat, Milliseconds t
       collectives_(std::make_shared<Queue>(host_, seat_.keeper)),
       timeout_ms_(timeout.count()) {}
 
-BaguaBackend::~BaguaBackend() {
-  reap();
-}
-
-bool BaguaBackend::supportsTensorAlloc(c10::DeviceIndex device) {
-  return device < 0;
-}
-
 uint64_t BaguaBackend::allocations() {
   return allocated.load();
 }
@@ -82,10 +70,6 @@ at::Tensor BaguaBackend::allocateTensor(long size, at::TensorOptions options) {
   if (data == nullptr) return at::empty({size}, options);
   const auto give_back = [host = host_, segment](void*) { host->free(segment); };
   return at::from_blob(data, {size}, give_back, options);
-}
-
-void BaguaBackend::abort() {
-  end_all("aborted");
 }
 
 void BaguaBackend::end_all(const std::string& what) {
@@ -135,36 +119,16 @@ TransferRequest BaguaBackend::request(Kind kind, const Element& element, const a
   return request;
 }
 
-at::Tensor BaguaBackend::given(Call* call, const at::Tensor& tensor) const {
-  check(call->title, tensor);
+at::Tensor BaguaBackend::on_host(Call* call, const at::Tensor& tensor, bool read, bool written) const {
+  written ? check_written(call->title, tensor) : check(call->title, tensor);
   call->on_device = call->on_device || !tensor.device().is_cpu();
-  at::Tensor read = tensor;
+  at::Tensor used = tensor;
   if (!plain(tensor)) {
-    read = empty_on_host(tensor);
-    read.copy_(tensor.detach());
+    used = at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type()).device(at::kCPU));
+    if (read) used.copy_(tensor.detach());
+    if (written) call->plan.copies.emplace_back(tensor.detach(), used);
   }
-  call->plan.held.push_back(read);
-  return read;
-}
-
-at::Tensor BaguaBackend::taken(Call* call, const at::Tensor& tensor) const {
-  check_written(call->title, tensor);
-  call->on_device = call->on_device || !tensor.device().is_cpu();
-  at::Tensor written = tensor;
-  if (!plain(tensor)) {
-    written = empty_on_host(tensor);
-    call->plan.copies.emplace_back(tensor.detach(), written);
-  }
-  call->plan.held.push_back(written);
-  return written;
-}
-
-at::Tensor BaguaBackend::both(Call* call, const at::Tensor& tensor) const {
-  check_written(call->title, tensor);
-  const at::Tensor used = given(call, tensor);
-  if (used.unsafeGetTensorImpl() != tensor.unsafeGetTensorImpl()) {
-    call->plan.copies.emplace_back(tensor.detach(), used);
-  }
+  call->plan.held.push_back(used);
   return used;
 }
 
@@ -175,8 +139,7 @@ void check_list(const char* title, const Tensors& list, const at::Tensor& like, 
                     " tensors; it must have one for each of the ", size, " ranks of the group. [BG402]");
   for (const at::Tensor& tensor : list) {
     check(title, tensor);
-    TORCH_CHECK_VALUE(tensor.scalar_type() == like.scalar_type(), title, ": tensors of ", tensor.scalar_type(),
-                      " and of ", like.scalar_type(), " are mixed. All must be of one dtype. [BG402]");
+    check_alike(title, tensor, like);
     TORCH_CHECK_VALUE(tensor.numel() == like.numel(), title, ": tensors have ", tensor.numel(), " and ", like.numel(),
                       " elements. All must have the same number. [BG402]");
     TORCH_CHECK_VALUE(tensor.device() == like.device(), title, ": tensors are on ", tensor.device(), " and on ",
@@ -186,22 +149,11 @@ void check_list(const char* title, const Tensors& list, const at::Tensor& like, 
 
 }  // namespace
 
-at::Tensor BaguaBackend::given_list(Call* call, const Tensors& list, const at::Tensor& like) const {
+at::Tensor BaguaBackend::list_of(Call* call, const Tensors& list, const at::Tensor& like, bool written) const {
   check_list(call->title, list, like, seat_.size);
-  if (in_a_row(list)) {
-    call->plan.held.insert(call->plan.held.end(), list.begin(), list.end());
-    return list.front();
+  for (const at::Tensor& tensor : list) {
+    if (written) check_written(call->title, tensor);
   }
-  call->on_device = call->on_device || !like.device().is_cpu();
-  const at::Tensor flat = at::empty({seat_.size, like.numel()}, like.options().device(at::kCPU));
-  for (int i = 0; i < seat_.size; ++i) flat[i].copy_(list[static_cast<size_t>(i)].detach().reshape({-1}));
-  call->plan.held.push_back(flat);
-  return flat;
-}
-
-at::Tensor BaguaBackend::taken_list(Call* call, const Tensors& list, const at::Tensor& like) const {
-  check_list(call->title, list, like, seat_.size);
-  for (const at::Tensor& tensor : list) check_written(call->title, tensor);
   if (in_a_row(list)) {
     call->plan.held.insert(call->plan.held.end(), list.begin(), list.end());
     return list.front();
@@ -209,8 +161,12 @@ at::Tensor BaguaBackend::taken_list(Call* call, const Tensors& list, const at::T
   call->on_device = call->on_device || !like.device().is_cpu();
   const at::Tensor flat = at::empty({seat_.size, like.numel()}, like.options().device(at::kCPU));
   for (int i = 0; i < seat_.size; ++i) {
-    const at::Tensor& to = list[static_cast<size_t>(i)];
-    call->plan.copies.emplace_back(to.detach(), flat[i].view(to.sizes()));
+    const at::Tensor one = list[static_cast<size_t>(i)].detach();
+    if (written) {
+      call->plan.copies.emplace_back(one, flat[i].view(one.sizes()));
+    } else {
+      flat[i].copy_(one.reshape({-1}));
+    }
   }
   call->plan.held.push_back(flat);
   return flat;

@@ -43,18 +43,18 @@ struct Seat {
 class BaguaBackend : public ::c10d::Backend {
  public:
   BaguaBackend(std::shared_ptr<Host> host, Seat seat, Milliseconds timeout);
-  ~BaguaBackend() override;
+  ~BaguaBackend() override { reap(); }
 
   const std::string getBackendName() const override { return "bagua"; }
   // New in later versions of torch.
   virtual bool supportsCoalescing() const { return true; }
   virtual void setTimeout(Milliseconds timeout) { timeout_ms_.store(timeout.count()); }
-  virtual bool supportsTensorAlloc(c10::DeviceIndex device);
+  virtual bool supportsTensorAlloc(c10::DeviceIndex device) { return device < 0; }
   // In memory that the daemon sees: operations on it copy nothing.
   virtual at::Tensor allocateTensor(long size, at::TensorOptions options);
   // How often it was called, of any group.
   static uint64_t allocations();
-  virtual void abort();
+  virtual void abort() { end_all("aborted"); }
   virtual void shutdown();
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return sequence_.load(); }
@@ -101,14 +101,16 @@ class BaguaBackend : public ::c10d::Backend {
   };
 
   TransferRequest request(Kind kind, const Element& element, const at::Tensor& shape, uint64_t count) const;
+  TransferRequest request(Kind kind, const at::Tensor& moved) const {
+    return request(kind, element_of(moved.scalar_type()), moved, static_cast<uint64_t>(moved.numel()));
+  }
   // Checks a tensor, and gives the one to read, or to write, in this host's memory, contiguous. What was written
   // elsewhere is copied at the end.
-  at::Tensor given(Call* call, const at::Tensor& tensor) const;
-  at::Tensor taken(Call* call, const at::Tensor& tensor) const;
-  at::Tensor both(Call* call, const at::Tensor& tensor) const;
+  at::Tensor on_host(Call* call, const at::Tensor& tensor, bool read, bool written) const;
+  at::Tensor given(Call* call, const at::Tensor& tensor) const { return on_host(call, tensor, true, false); }
+  at::Tensor taken(Call* call, const at::Tensor& tensor) const { return on_host(call, tensor, false, true); }
   // One tensor for `list`, in which its elements follow each other: the memory of the list itself if it lies so.
-  at::Tensor given_list(Call* call, const Tensors& list, const at::Tensor& like) const;
-  at::Tensor taken_list(Call* call, const Tensors& list, const at::Tensor& like) const;
+  at::Tensor list_of(Call* call, const Tensors& list, const at::Tensor& like, bool written) const;
 
   // Whether blocks of so many bytes are read from where they lie. The same on all ranks.
   bool direct(size_t bytes) const { return !seat_.processes.empty() && seat_.size > 1 && bytes >= kLeastDirect; }

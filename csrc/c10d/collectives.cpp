@@ -2,8 +2,6 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
-#include <array>
-
 #include "c10d/backend.h"
 
 namespace bagua::dist {
@@ -36,22 +34,12 @@ int checked_root(const char* title, int64_t root, int size) {
   return static_cast<int>(root);
 }
 
-void check_alike(const char* title, const at::Tensor& one, const at::Tensor& other) {
-  TORCH_CHECK_VALUE(one.scalar_type() == other.scalar_type(), title, ": tensors of ", one.scalar_type(), " and of ",
-                    other.scalar_type(), " are mixed. All must be of one dtype. [BG402]");
-}
-
 // Of what `add_direct` tells: "8 x float32", of a reduction "8 x float32, SUM". Any number, should ranks call other
 // operations meanwhile.
 std::string words_of(int64_t told) {
-  static const std::array<const char*, kDTypes> dtypes{"float32", "float64", "float16", "bfloat16", "int32",
-                                                       "int64",   "uint8",   "bool",    "int8",     "int16"};
-  static const std::array<const char*, 11> ops{"SUM", "PRODUCT", "MIN",  "MAX",  "",   "",
-                                               "",    "BOR",     "BAND", "BXOR", "AVG"};
-  const size_t dtype = told >> 8 & 0xf, op = told & 0xff;
-  std::string words = std::to_string(told >> 16) + " x " + (dtype < dtypes.size() ? dtypes[dtype] : "?");
-  if (static_cast<Kind>(told >> 12 & 0xf) == Kind::kReduceScatter && op < ops.size())
-    words += ", " + std::string(ops[op]);
+  std::string words = std::to_string(told >> 16) + " x " + dtype_name(static_cast<DType>(told >> 8 & 0xf));
+  if (static_cast<Kind>(told >> 12 & 0xf) == Kind::kReduceScatter)
+    words += std::string(", ") + op_name(static_cast<ReduceOp>(told & 0xff));
   return words;
 }
 
@@ -63,7 +51,7 @@ void check_equally_many(const char* title, const Tensors& outputs, const Tensors
 }  // namespace
 
 void BaguaBackend::add_allreduce(Call* call, const at::Tensor& tensor, const ::c10d::ReduceOp& op) const {
-  const at::Tensor used = both(call, tensor);
+  const at::Tensor used = on_host(call, tensor, true, true);
   const Reduction reduction = reduction_of(tensor.scalar_type(), op, call->title);
   TransferRequest made = request(Kind::kAllReduce, reduction.element, tensor, static_cast<uint64_t>(tensor.numel()));
   made.descriptor.op = static_cast<uint8_t>(reduction.op);
@@ -96,9 +84,8 @@ TorchWork BaguaBackend::broadcast(Tensors& tensors, const ::c10d::BroadcastOptio
   const at::Tensor& tensor = only(call.title, tensors);
   const int root = checked_root(call.title, opts.rootRank, seat_.size);
   const bool gives = root == seat_.rank;
-  const at::Tensor used = gives ? given(&call, tensor) : taken(&call, tensor);
-  TransferRequest made =
-      request(Kind::kBroadcast, element_of(tensor.scalar_type()), tensor, static_cast<uint64_t>(tensor.numel()));
+  const at::Tensor used = on_host(&call, tensor, gives, !gives);
+  TransferRequest made = request(Kind::kBroadcast, tensor);
   made.descriptor.root = root;
   if (gives) {
     made.src = data(used);
@@ -116,7 +103,7 @@ TorchWork BaguaBackend::reduce(Tensors& tensors, const ::c10d::ReduceOptions& op
   const at::Tensor& tensor = only(call.title, tensors);
   const int root = checked_root(call.title, opts.rootRank, seat_.size);
   const bool takes = root == seat_.rank;
-  const at::Tensor used = takes ? both(&call, tensor) : given(&call, tensor);
+  const at::Tensor used = on_host(&call, tensor, true, takes);
   const Reduction reduction = reduction_of(tensor.scalar_type(), opts.reduceOp, call.title);
   TransferRequest made = request(Kind::kReduce, reduction.element, tensor, static_cast<uint64_t>(tensor.numel()));
   made.descriptor.op = static_cast<uint8_t>(reduction.op);
@@ -160,8 +147,7 @@ void BaguaBackend::add_direct(Call* call, const TransferRequest& what, std::func
 }
 
 void BaguaBackend::add_allgather_of(Call* call, const at::Tensor& to, const at::Tensor& from) const {
-  TransferRequest made =
-      request(Kind::kAllGather, element_of(from.scalar_type()), from, static_cast<uint64_t>(from.numel()));
+  TransferRequest made = request(Kind::kAllGather, from);
   made.src = data(from);
   made.dst = data(to);
   made.dst_rows = static_cast<uint64_t>(seat_.size);
@@ -214,7 +200,7 @@ TorchWork BaguaBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs
   Call call{OpType::ALLGATHER, "bagua:all_gather", inputs, opts.timeout, asynchronous(opts, 0), {}};
   const at::Tensor& input = only(call.title, inputs);
   TORCH_CHECK_VALUE(outputs.size() == 1, call.title, ": ", outputs.size(), " lists were passed; it takes one. [BG410]");
-  const at::Tensor from = given(&call, input), to = taken_list(&call, outputs.front(), input);
+  const at::Tensor from = given(&call, input), to = list_of(&call, outputs.front(), input, true);
   add_allgather_of(&call, to, from);
   call.plan.outputs = outputs.front();
   return begin(std::move(call));
@@ -231,7 +217,7 @@ TorchWork BaguaBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tenso
       check_equally_many(call.title, of_rank, inputs);
       list.push_back(of_rank[i]);
     }
-    const at::Tensor from = given(&call, inputs[i]), to = taken_list(&call, list, inputs[i]);
+    const at::Tensor from = given(&call, inputs[i]), to = list_of(&call, list, inputs[i], true);
     add_allgather_of(&call, to, from);
     call.plan.outputs.insert(call.plan.outputs.end(), list.begin(), list.end());
   }
@@ -246,13 +232,12 @@ TorchWork BaguaBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, c
   TORCH_CHECK_VALUE(outputs.size() == (takes ? 1 : 0), call.title,
                     ": a list of outputs must be passed on the destination, and there alone. [BG402]");
   const at::Tensor from = given(&call, input);
-  TransferRequest made =
-      request(Kind::kGather, element_of(input.scalar_type()), input, static_cast<uint64_t>(input.numel()));
+  TransferRequest made = request(Kind::kGather, input);
   made.descriptor.root = root;
   made.src = data(from);
   made.dst_rows = static_cast<uint64_t>(seat_.size);
   if (takes) {
-    made.dst = data(taken_list(&call, outputs.front(), input));
+    made.dst = data(list_of(&call, outputs.front(), input, true));
     call.plan.outputs = outputs.front();
   }
   call.plan.requests.push_back(made);
@@ -268,12 +253,11 @@ TorchWork BaguaBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, 
                     ": a list of inputs must be passed on the source, and there alone. [BG402]");
   if (gives) call.inputs = inputs.front();
   const at::Tensor to = taken(&call, output);
-  TransferRequest made =
-      request(Kind::kScatter, element_of(output.scalar_type()), output, static_cast<uint64_t>(output.numel()));
+  TransferRequest made = request(Kind::kScatter, output);
   made.descriptor.root = root;
   made.dst = data(to);
   made.src_rows = static_cast<uint64_t>(seat_.size);
-  if (gives) made.src = data(given_list(&call, inputs.front(), output));
+  if (gives) made.src = data(list_of(&call, inputs.front(), output, false));
   call.plan.requests.push_back(made);
   call.plan.outputs.push_back(output);
   return begin(std::move(call));
@@ -316,7 +300,7 @@ TorchWork BaguaBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& i
   const at::Tensor& output = only(call.title, outputs);
   TORCH_CHECK_VALUE(inputs.size() == 1, call.title, ": ", inputs.size(), " lists were passed; it takes one. [BG410]");
   call.inputs = inputs.front();
-  const at::Tensor from = given_list(&call, inputs.front(), output), to = taken(&call, output);
+  const at::Tensor from = list_of(&call, inputs.front(), output, false), to = taken(&call, output);
   add_reduce_scatter_of(&call, to, from, output.numel(), opts.reduceOp);
   call.plan.outputs.push_back(output);
   return begin(std::move(call));

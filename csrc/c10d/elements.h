@@ -26,5 +26,7 @@ Element element_of(at::ScalarType type);
 // Returns the core's reduction. Raises ValueError, which begins with `title`, where this type can't be reduced so. For
 // bool SUM is "or" and PRODUCT is "and"; complex numbers have SUM and AVG alone.
 Reduction reduction_of(at::ScalarType type, const ::c10d::ReduceOp& op, const char* title);
+// Raises ValueError unless both have one dtype.
+void check_alike(const char* title, const at::Tensor& one, const at::Tensor& other);
 
 }  // namespace bagua::dist

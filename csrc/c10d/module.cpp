@@ -7,7 +7,6 @@
 #include <string>
 
 #include "c10d/backend.h"
-#include "c10d/signals.h"
 
 namespace py = pybind11;
 

@@ -58,8 +58,7 @@ void BaguaBackend::add_block(Call* call, Kind kind, const at::Tensor& flat, int6
 TorchWork BaguaBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                                       std::vector<int64_t>& input_splits, const ::c10d::AllToAllOptions& opts) {
   Call call{OpType::ALLTOALL_BASE, "bagua:all_to_all", Tensors{input}, opts.timeout, true, {}};
-  TORCH_CHECK_VALUE(output.scalar_type() == input.scalar_type(), call.title, ": tensors of ", output.scalar_type(),
-                    " and of ", input.scalar_type(), " are mixed. All must be of one dtype. [BG402]");
+  check_alike(call.title, output, input);
   const std::vector<int64_t> from = begins(call.title, "input", input, input_splits, seat_.size);
   const std::vector<int64_t> to = begins(call.title, "output", output, output_splits, seat_.size);
   const size_t own = static_cast<size_t>(seat_.rank);
@@ -84,13 +83,10 @@ TorchWork BaguaBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std
 
 TorchWork BaguaBackend::alltoall(Tensors& outputs, Tensors& inputs, const ::c10d::AllToAllOptions& opts) {
   Call call{OpType::ALLTOALL, "bagua:all_to_all", inputs, opts.timeout, true, {}};
-  for (const Tensors* list : {&outputs, &inputs}) {
+  for (const Tensors* list : {&inputs, &outputs}) {
     TORCH_CHECK_VALUE(static_cast<int>(list->size()) == seat_.size, call.title, ": a list has ", list->size(),
                       " tensors; it must have one for each of the ", seat_.size, " ranks of the group. [BG402]");
-    for (const at::Tensor& tensor : *list) {
-      TORCH_CHECK_VALUE(tensor.scalar_type() == inputs.front().scalar_type(), call.title,
-                        ": tensors of different dtypes are mixed. All must be of one dtype. [BG402]");
-    }
+    for (const at::Tensor& tensor : *list) check_alike(call.title, tensor, inputs.front());
   }
   const size_t own = static_cast<size_t>(seat_.rank);
   TORCH_CHECK_VALUE(inputs[own].numel() == outputs[own].numel(), call.title, ": this rank gives itself ",
@@ -113,7 +109,7 @@ TorchWork BaguaBackend::point_to_point(Call call, Kind kind, const at::Tensor& t
                     " of the group must be one of the other ", seat_.size - 1, ". [BG404]");
   TORCH_CHECK_VALUE(tag >= 0, call.title, ": tag ", tag, " is negative. [BG501]");
   const at::Tensor used = kind == Kind::kSend ? given(&call, tensor) : taken(&call, tensor);
-  TransferRequest made = request(kind, element_of(tensor.scalar_type()), tensor, static_cast<uint64_t>(tensor.numel()));
+  TransferRequest made = request(kind, tensor);
   made.descriptor.root = call.plan.root = peer;
   made.descriptor.tag = static_cast<uint32_t>(tag);
   made.whole = true;

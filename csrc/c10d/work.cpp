@@ -11,7 +11,6 @@
 
 #include "base/clock.h"
 #include "c10d/helpers.h"
-#include "c10d/signals.h"
 
 namespace bagua::dist {
 

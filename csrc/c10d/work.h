@@ -37,6 +37,11 @@ namespace bagua::dist {
 
 class Queue;
 
+// Whether a signal's handler of Python has raised an exception in this thread. Called without the interpreter lock.
+bool signalled();
+// Throws that exception.
+[[noreturn]] void raise_signal();
+
 // The steps of a work: requests, one after the other. `held`: tensors whose memory it uses. `outputs`: its result.
 // `copies`: pairs (to, from) that are copied at the end.
 struct Plan {

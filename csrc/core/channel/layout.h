@@ -71,12 +71,42 @@ enum class Kind : uint8_t {
 };
 constexpr int kKinds = 12;
 
-const char* kind_name(Kind kind);   // for the API: "allreduce"
-const char* kind_title(Kind kind);  // for people: "all-reduce"
-bool kind_known(uint8_t kind);
-bool kind_reduces(Kind kind);
-bool kind_rooted(Kind kind);
-bool op_known(uint8_t op);
+// Defined here, as are those of kernel/reduce.h, for the GPU leg and the c10d backend, which do not link with the core.
+inline const char* kind_name(Kind kind) {  // for the API
+  constexpr const char* kNames[kKinds] = {"barrier", "allreduce", "broadcast", "reduce", "allgather", "reduce_scatter",
+                                          "gather",  "scatter",   "alltoall",  "send",   "recv",      "move_residuals"};
+  return kNames[static_cast<int>(kind)];
+}
+inline const char* kind_title(Kind kind) {  // for people
+  constexpr const char* kTitles[kKinds] = {"barrier",    "all-reduce",     "broadcast", "reduce",
+                                           "all-gather", "reduce-scatter", "gather",    "scatter",
+                                           "all-to-all", "send",           "recv",      "move of residuals"};
+  return kTitles[static_cast<int>(kind)];
+}
+constexpr bool kind_known(uint8_t kind) {
+  return kind < kKinds;
+}
+constexpr bool kind_reduces(Kind kind) {
+  return kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kReduceScatter;
+}
+constexpr bool kind_rooted(Kind kind) {
+  return kind == Kind::kReduce || kind == Kind::kBroadcast || kind == Kind::kGather || kind == Kind::kScatter ||
+         kind == Kind::kSend || kind == Kind::kRecv;
+}
+constexpr bool op_known(uint8_t op) {
+  return op <= 3 || (op >= 7 && op <= 10);
+}
+
+// How many blocks of `count` elements the kind reads and writes at this rank, of n.
+struct Extent {
+  uint64_t src, dst;
+};
+constexpr Extent blocks_of(Kind kind, bool at_root, uint64_t n) {
+  const uint64_t root = at_root ? 1 : 0;
+  const Extent extents[kKinds] = {{0, 0},        {1, 1},        {root, 1}, {1, root}, {1, n}, {n, 1},
+                                  {1, root * n}, {root * n, 1}, {n, n},    {1, 0},    {0, 1}, {1, 0}};
+  return extents[static_cast<int>(kind)];
+}
 
 constexpr uint32_t kSlots = 1024;
 constexpr uint32_t kMaxMembers = 8192;

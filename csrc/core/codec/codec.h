@@ -73,7 +73,9 @@ struct Encoding {
 // Name in the API: "none", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "minmax8", "int4", "onebit", "topk".
 const char* codec_name(Codec codec);
 // True if the codec exists and the density is valid for it.
-bool encoding_known(uint8_t codec, uint16_t density);
+constexpr bool encoding_known(uint8_t codec, uint16_t density) {
+  return codec < kCodecs && (codec == static_cast<uint8_t>(Codec::kTopK)) == (density != 0);
+}
 // Bytes of a message. Exact for every count up to 2^48.
 size_t encoded_bytes(Encoding encoding, size_t count);
 

@@ -14,10 +14,6 @@ const char* codec_name(Codec codec) {
   return kNames[static_cast<int>(codec)];
 }
 
-bool encoding_known(uint8_t codec, uint16_t density) {
-  return codec < kCodecs && (codec == static_cast<uint8_t>(Codec::kTopK)) == (density != 0);
-}
-
 size_t encoded_bytes(Encoding encoding, size_t count) {
   using namespace codec;
   switch (encoding.codec) {

@@ -258,59 +258,6 @@ Kernel find_kernel(DType t, ReduceOp op) {
 
 }  // namespace
 
-size_t dtype_size(DType t) {
-  switch (t) {
-    case DType::kF64:
-    case DType::kI64:
-      return 8;
-    case DType::kF32:
-    case DType::kI32:
-      return 4;
-    case DType::kF16:
-    case DType::kBF16:
-    case DType::kI16:
-      return 2;
-    case DType::kU8:
-    case DType::kBool:
-    case DType::kI8:
-      return 1;
-  }
-  return 0;
-}
-
-const char* dtype_name(DType t) {
-  constexpr const char* kNames[kDTypes] = {"float32", "float64", "float16", "bfloat16", "int32",
-                                           "int64",   "uint8",   "bool",    "int8",     "int16"};
-  const auto index = static_cast<size_t>(t);
-  return index < kDTypes ? kNames[index] : "unknown";
-}
-
-const char* op_name(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return "SUM";
-    case ReduceOp::kProduct:
-      return "PRODUCT";
-    case ReduceOp::kMin:
-      return "MIN";
-    case ReduceOp::kMax:
-      return "MAX";
-    case ReduceOp::kBor:
-      return "BOR";
-    case ReduceOp::kBand:
-      return "BAND";
-    case ReduceOp::kBxor:
-      return "BXOR";
-    case ReduceOp::kAvg:
-      return "AVG";
-  }
-  return "unknown";
-}
-
-bool op_supported(DType t, ReduceOp op) {
-  return find_kernel(t, op) != nullptr;
-}
-
 void reduce(DType t, ReduceOp op, const void* const* src, int n, void* const* dst, int m, size_t count, int64_t divisor,
             bool nontemporal) {
   const Kernel kernel = find_kernel(t, op);

@@ -25,12 +25,40 @@ constexpr int kDTypes = 10;
 // The same numbers as bagua.torch_api.ReduceOp.
 enum class ReduceOp : uint8_t { kSum = 0, kProduct = 1, kMin = 2, kMax = 3, kBor = 7, kBand = 8, kBxor = 9, kAvg = 10 };
 
-size_t dtype_size(DType t);
-const char* dtype_name(DType t);
-const char* op_name(ReduceOp op);
+constexpr size_t dtype_size(DType t) {
+  constexpr size_t kBytes[kDTypes] = {4, 8, 2, 2, 4, 8, 1, 1, 1, 2};
+  return kBytes[static_cast<int>(t)];
+}
+inline const char* dtype_name(DType t) {
+  constexpr const char* kNames[kDTypes] = {"float32", "float64", "float16", "bfloat16", "int32",
+                                           "int64",   "uint8",   "bool",    "int8",     "int16"};
+  const auto index = static_cast<size_t>(t);
+  return index < kDTypes ? kNames[index] : "unknown";
+}
+inline const char* op_name(ReduceOp op) {
+  constexpr const char* kNames[] = {"SUM", "PRODUCT", "MIN", "MAX", "", "", "", "BOR", "BAND", "BXOR", "AVG"};
+  const auto index = static_cast<size_t>(op);
+  return index < sizeof(kNames) / sizeof(*kNames) && *kNames[index] != '\0' ? kNames[index] : "unknown";
+}
 // Bitwise operations need integers. bool reduces as uint8, with BOR, BAND, BXOR, MIN and MAX alone. int8 and int16
 // support the same operations as int32.
-bool op_supported(DType t, ReduceOp op);
+constexpr bool op_supported(DType t, ReduceOp op) {
+  if (static_cast<int>(t) >= kDTypes) return false;
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kProduct:
+    case ReduceOp::kAvg:
+      return t != DType::kBool;
+    case ReduceOp::kMin:
+    case ReduceOp::kMax:
+      return true;
+    case ReduceOp::kBor:
+    case ReduceOp::kBand:
+    case ReduceOp::kBxor:
+      return t > DType::kBF16;
+  }
+  return false;
+}
 
 // dst[j][i] = op over all k of src[k][i], for i in [0, count) and every j; n >= 1 sources, m >= 1 destinations. Buffers
 // are aligned to the element only. A destination may be the same buffer as a source; no other overlap. f16 and bf16

@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <cstdint>
 
+// Marks the functions that the library exports; all other symbols are hidden.
+#define BAGUA_EXPORT extern "C" __attribute__((visibility("default")))
+
 namespace bagua::cuda {
 
 // Target of a launch.

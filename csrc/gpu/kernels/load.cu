@@ -1,5 +1,4 @@
 // bagua_kernels_load(): loads every kernel, by going through calls that would launch all of them.
-#include "gpu/kernels/export.h"
 #include "gpu/kernels/kernels.h"
 #include "gpu/kernels/reduce.h"
 #include "gpu/kernels/work.h"

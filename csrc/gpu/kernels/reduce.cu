@@ -1,5 +1,4 @@
 // bagua_kernels_reduce(), and its kernels for floating point.
-#include "gpu/kernels/export.h"
 #include "gpu/kernels/reduce.h"
 
 namespace bagua::cuda {

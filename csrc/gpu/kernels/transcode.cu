@@ -1,6 +1,5 @@
 // bagua_kernels_transcode(): checks the arguments and launches the codec's kernel.
 #include "codec/formats.h"
-#include "gpu/kernels/export.h"
 #include "gpu/kernels/kernels.h"
 #include "gpu/kernels/work.h"
 
@@ -31,10 +30,9 @@ uint64_t parameters_at(const BaguaTranscode& work) {
 }
 
 bool known(const BaguaTranscode& work) {
-  const bool top_k = work.codec == static_cast<uint8_t>(Codec::kTopK);
-  return work.codec < kCodecs && top_k == (work.density != 0) && work.raws >= 0 && work.encodeds >= 0 &&
-         work.decodeds >= 0 && work.raws <= BAGUA_KERNELS_MOST_INPUTS &&
-         work.encodeds <= BAGUA_KERNELS_MOST_INPUTS - work.raws && work.decodeds <= kMostDecoded;
+  return encoding_known(work.codec, work.density) && work.raws >= 0 && work.encodeds >= 0 && work.decodeds >= 0 &&
+         work.raws <= BAGUA_KERNELS_MOST_INPUTS && work.encodeds <= BAGUA_KERNELS_MOST_INPUTS - work.raws &&
+         work.decodeds <= kMostDecoded;
 }
 
 // Copies the pointers. False: one is null or not aligned to 4 bytes. Clears `aligned` if one is not aligned to 16.

@@ -3,58 +3,22 @@
 namespace bagua::device {
 
 int nccl_type(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return kNcclFloat32;
-    case DType::kF64:
-      return kNcclFloat64;
-    case DType::kF16:
-      return kNcclFloat16;
-    case DType::kBF16:
-      return kNcclBfloat16;
-    case DType::kI32:
-      return kNcclInt32;
-    case DType::kI64:
-      return kNcclInt64;
-    case DType::kU8:
-      return kNcclUint8;
-    case DType::kI8:
-      return kNcclInt8;
-    case DType::kBool:
-    case DType::kI16:
-      return -1;
-  }
-  return -1;
+  constexpr int kTypes[kDTypes] = {kNcclFloat32, kNcclFloat64, kNcclFloat16, kNcclBfloat16, kNcclInt32,
+                                   kNcclInt64,   kNcclUint8,   -1,           kNcclInt8,     -1};
+  return kTypes[static_cast<int>(dtype)];
 }
 
 int nccl_op(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return kNcclSum;
-    case ReduceOp::kProduct:
-      return kNcclProd;
-    case ReduceOp::kMin:
-      return kNcclMin;
-    case ReduceOp::kMax:
-      return kNcclMax;
-    case ReduceOp::kAvg:
-      return kNcclAvg;
-    case ReduceOp::kBor:
-    case ReduceOp::kBand:
-    case ReduceOp::kBxor:
-      return -1;
-  }
-  return -1;
+  constexpr int kOps[] = {kNcclSum, kNcclProd, kNcclMin, kNcclMax, -1, -1, -1, -1, -1, -1, kNcclAvg};
+  return kOps[static_cast<int>(op)];
 }
 
-namespace {
-bool is_float(DType dtype) {
-  return dtype <= DType::kBF16;
+bool nccl_reduces(const Operation& operation) {
+  // NCCL's products of integers wrap around as ours do. Its MIN and MAX of floats treat NaN differently from torch.
+  const bool compares = operation.op() == ReduceOp::kMin || operation.op() == ReduceOp::kMax;
+  return nccl_type(operation.dtype()) >= 0 && nccl_op(operation.op()) >= 0 &&
+         !(compares && is_float(operation.dtype()));
 }
-bool reduces(Kind kind) {
-  return kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kReduceScatter;
-}
-}  // namespace
 
 FlatRoute::~FlatRoute() {
   if (stream_ != nullptr) runtime_->libraries.cuda.stream_destroy(stream_);
@@ -72,11 +36,8 @@ bool FlatRoute::takes(const Operation& operation) const {
   const Kind kind = operation.kind();
   // With NCCL, a send that has no receiver yet would delay everything behind it. With the daemons it does not.
   if (kind == Kind::kSend || kind == Kind::kRecv) return false;
-  if (!reduces(kind)) return true;
-  if (nccl_type(operation.dtype()) < 0 || nccl_op(operation.op()) < 0) return false;
-  // NCCL's products of integers wrap around as ours do. Its MIN and MAX of floats treat NaN differently from torch.
-  const bool compares = operation.op() == ReduceOp::kMin || operation.op() == ReduceOp::kMax;
-  if (compares && is_float(operation.dtype())) return false;
+  if (!kind_reduces(kind)) return true;
+  if (!nccl_reduces(operation)) return false;
   if (operation.op() == ReduceOp::kAvg && !is_float(operation.dtype()) && !kernels_) return false;
   return operation.descriptor.codec == 0 || !encodes_ || kernels_;
 }
@@ -92,7 +53,7 @@ Status FlatRoute::submit(const Operation& operation, CudaEvent begin) {
 
 Status FlatRoute::run(const Operation& operation) {
   if (operation.kind() == Kind::kBarrier) return barrier();
-  if (!reduces(operation.kind())) return move(operation);
+  if (!kind_reduces(operation.kind())) return move(operation);
   if (operation.descriptor.codec != 0 && encodes_) return encoded_all_reduce(this, operation);
   return reduction(operation);
 }
@@ -128,7 +89,7 @@ Status FlatRoute::divide(const Operation& operation, uint64_t count) {
 // Broadcast and all-gather. They need no arithmetic, so elements are moved as bytes.
 Status FlatRoute::move(const Operation& operation) {
   const Nccl& nccl = runtime_->libraries.nccl;
-  const uint64_t bytes = operation.descriptor.count * element_bytes(operation.dtype());
+  const uint64_t bytes = operation.descriptor.count * dtype_size(operation.dtype());
   const int root = operation.descriptor.root;
   switch (operation.kind()) {
     case Kind::kBroadcast:
@@ -147,7 +108,7 @@ Status FlatRoute::move(const Operation& operation) {
 // Gather, scatter and all-to-all, by NCCL's sends and receives.
 Status FlatRoute::exchange(const Operation& operation) {
   const Nccl& nccl = runtime_->libraries.nccl;
-  const uint64_t bytes = operation.descriptor.count * element_bytes(operation.dtype());
+  const uint64_t bytes = operation.descriptor.count * dtype_size(operation.dtype());
   const Kind kind = operation.kind();
   const int root = operation.descriptor.root, me = handle_->rank();
   return handle_->launch("sends and receives", [&](NcclComm comm) {

@@ -15,6 +15,11 @@ namespace bagua::device {
 // NCCL's code of an element type; -1: NCCL has none.
 int nccl_type(DType dtype);
 int nccl_op(ReduceOp op);
+inline bool is_float(DType dtype) {
+  return dtype <= DType::kBF16;
+}
+// Whether NCCL has the reduction, with our results.
+bool nccl_reduces(const Operation& operation);
 
 class FlatRoute {
  public:

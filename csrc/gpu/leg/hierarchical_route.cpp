@@ -26,10 +26,8 @@ bool HierarchicalRoute::idle() const {
 }
 
 bool HierarchicalRoute::takes(const Operation& operation) const {
-  const bool is_float = operation.dtype() <= DType::kBF16;
-  const bool compares = operation.op() == ReduceOp::kMin || operation.op() == ReduceOp::kMax;
-  return operation.kind() == Kind::kAllReduce && nccl_type(operation.dtype()) >= 0 && nccl_op(operation.op()) >= 0 &&
-         !(operation.op() == ReduceOp::kAvg && !is_float) && !(compares && is_float);
+  return operation.kind() == Kind::kAllReduce && nccl_reduces(operation) &&
+         (operation.op() != ReduceOp::kAvg || is_float(operation.dtype()));
 }
 
 HierarchicalRoute::Cut HierarchicalRoute::cut(const Operation& operation) const {
@@ -64,8 +62,8 @@ Status HierarchicalRoute::submit(const Operation& operation, CudaEvent begin) {
       inner->descriptor.count = parts.count;
       inner->descriptor.exact = static_cast<uint32_t>(parts.exact);
       inner->descriptor.ndim = 0;
-      inner->src = inner->dst = operation.dst + parts.begin * element_bytes(operation.dtype());
-      inner->src_bytes = inner->dst_bytes = parts.count * element_bytes(operation.dtype());
+      inner->src = inner->dst = operation.dst + parts.begin * dtype_size(operation.dtype());
+      inner->src_bytes = inner->dst_bytes = parts.count * dtype_size(operation.dtype());
       inner->submitted_ns = now_ns();
       ticket = inner->ticket;
       crossed = inner->end;
@@ -85,7 +83,7 @@ Status HierarchicalRoute::submit(const Operation& operation, CudaEvent begin) {
 // Reduce-scatter inside the host: each rank gets the sum of its part, in place in dst.
 Status HierarchicalRoute::reduce(const Operation& operation, const Cut& parts) {
   const Nccl& nccl = runtime_->libraries.nccl;
-  const uint64_t element = element_bytes(operation.dtype());
+  const uint64_t element = dtype_size(operation.dtype());
   const int type = nccl_type(operation.dtype()), op = nccl_op(operation.op()), last = down_->ranks() - 1;
   return down_->launch("reduce-scatter", [&](NcclComm comm) {
     NcclResult code = kNcclOk;
@@ -104,7 +102,7 @@ Status HierarchicalRoute::reduce(const Operation& operation, const Cut& parts) {
 // All-gather inside the host: each rank gets all parts.
 Status HierarchicalRoute::spread(const Operation& operation, const Cut& parts) {
   const Nccl& nccl = runtime_->libraries.nccl;
-  const uint64_t element = element_bytes(operation.dtype());
+  const uint64_t element = dtype_size(operation.dtype());
   const int last = up_->ranks() - 1;
   return up_->launch("all-gather", [&](NcclComm comm) {
     NcclResult code = kNcclOk;

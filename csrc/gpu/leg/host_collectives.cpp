@@ -4,12 +4,6 @@
 
 namespace bagua::device {
 
-namespace {
-bool failed(void* failure) {
-  return static_cast<const Failure*>(failure)->failed();
-}
-}  // namespace
-
 HostCollectives::~HostCollectives() {
   HostError ignored;  // an error only means that the daemon and the memory are gone
   if (segment_ != 0) static_cast<void>(runtime_->host.free(runtime_->host.client, segment_, &ignored));
@@ -38,7 +32,8 @@ Status HostCollectives::run(Descriptor descriptor) {
   if (const int code = host.submit(host.client, &descriptor, &ticket, &error); code != kHostOk) {
     return runtime_->host_status(code, error);
   }
-  return runtime_->host_status(host.wait(host.client, ticket, -1, &failed, &runtime_->failure, &error), error);
+  return runtime_->host_status(host.wait(host.client, ticket, -1, &Failure::interrupts, &runtime_->failure, &error),
+                               error);
 }
 
 Status HostCollectives::all_gather(const void* mine, void* all, uint64_t bytes, int members) {

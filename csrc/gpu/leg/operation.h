@@ -58,17 +58,6 @@ struct Operation {
   ReduceOp op() const { return static_cast<ReduceOp>(descriptor.op); }
 };
 
-inline uint64_t element_bytes(DType dtype) {
-  constexpr uint8_t kBytes[kDTypes] = {4, 8, 2, 2, 4, 8, 1, 1, 1, 2};
-  return kBytes[static_cast<int>(dtype)];
-}
-
-// Numbers of rows of `count` elements that a rank sends and receives: see channel/layout.h.
-struct Rows {
-  uint64_t src, dst;
-};
-Rows rows_of(Kind kind, bool at_root, uint64_t members);
-
 // Checks a caller's arguments before anything is enqueued: NCCL does not check them (the daemon does). Sets src_bytes
 // and dst_bytes. `index` is the caller's index among `members` members.
 Status check_operation(Operation* operation, int index, int members);

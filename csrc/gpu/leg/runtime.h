@@ -35,6 +35,8 @@ class Failure {
   // Returns false if the leg had failed before. When it returns, the listeners have run.
   bool fail(const std::string& reason);
   bool failed() const { return failed_.load(std::memory_order_acquire); }
+  // For waits of HostApi, whose `context` is a Failure.
+  static bool interrupts(void* failure) { return static_cast<const Failure*>(failure)->failed(); }
   std::string reason() const;
   // Ok, or kUnavailable with the reason of the failure.
   Status status() const { return failed() ? Status(Code::kUnavailable, reason()) : Status::ok(); }

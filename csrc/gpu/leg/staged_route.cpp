@@ -14,10 +14,6 @@ constexpr uint64_t kAlign = 256;
 constexpr uint32_t kAllPassed = 1u << 30;  // ahead of every pending sequence number; numbers are compared modulo 2^32
 constexpr int64_t kDrainNs = 10 * kNsPerS;
 
-bool failed(void* failure) {
-  return static_cast<const Failure*>(failure)->failed();
-}
-
 // True if the result may overwrite the input in shared memory, which then takes less room in the caches.
 bool in_place(Kind kind) {
   return kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kBroadcast;
@@ -174,7 +170,7 @@ bool StagedRoute::next(Operation** operation) {
 Status StagedRoute::await_host(Operation* operation) {
   HostError error;
   const HostApi& host = runtime_->host;
-  const int code = host.wait(host.client, operation->host_ticket, -1, &failed, &runtime_->failure, &error);
+  const int code = host.wait(host.client, operation->host_ticket, -1, &Failure::interrupts, &runtime_->failure, &error);
   return runtime_->host_status(code, error);
 }
 

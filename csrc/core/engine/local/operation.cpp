@@ -24,41 +24,6 @@ Status refuse(const Operation& operation, const std::string& what) {
                               std::to_string(operation.rank) + " passed " + what + " [BG501]"};
 }
 
-// How many blocks of `count` elements the kind reads and writes at this rank.
-struct Extent {
-  uint64_t src, dst;
-};
-
-Extent blocks_of(Kind kind, bool at_root, uint64_t n) {
-  switch (kind) {
-    case Kind::kBarrier:
-      return {0, 0};
-    case Kind::kAllReduce:
-      return {1, 1};
-    case Kind::kBroadcast:
-      return {at_root ? 1u : 0u, 1};
-    case Kind::kReduce:
-      return {1, at_root ? 1u : 0u};
-    case Kind::kAllGather:
-      return {1, n};
-    case Kind::kReduceScatter:
-      return {n, 1};
-    case Kind::kGather:
-      return {1, at_root ? n : 0};
-    case Kind::kScatter:
-      return {at_root ? n : 0, 1};
-    case Kind::kAllToAll:
-      return {n, n};
-    case Kind::kSend:
-      return {1, 0};
-    case Kind::kRecv:
-      return {0, 1};
-    case Kind::kMoveResiduals:
-      return {1, 0};
-  }
-  return {0, 0};
-}
-
 // How the operation asks to cross between hosts.
 Status check_encoding(const Operation& operation) {
   const Descriptor& d = operation.descriptor;
