@@ -274,7 +274,8 @@ class CudaConnection:
 
     def route(self, comm: int) -> str:
         """Returns how operations of a twin travel: "staged", "flat" or "hierarchical"."""
-        return self._leg.route(comm)
+        found: str = self._leg.report(comm)["route"]
+        return found
 
     def close(self) -> None:
         """Pending operations fail. Idempotent. Comes before the connection's."""

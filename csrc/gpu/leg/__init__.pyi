@@ -13,16 +13,12 @@ from bagua.csrc import core
 class DeviceError(RuntimeError):
     """The GPU leg can't go on, or can't do what was asked: what was wrong, where, and what to do."""
 
-ROUTES: dict[str, int]
-"""How operations of a communicator travel: staged (through the daemon), flat (NCCL between all members),
-hierarchical (NCCL inside a host, the daemon between hosts)."""
-
 @final
 class Leg:
     """Operations on memory of one GPU. Thread-safe. All members of a communicator call its operations in one order.
 
     Streams are ``cudaStream_t`` as integers (``torch.cuda.current_stream().cuda_stream``; 0 is the default stream).
-    Addresses are addresses on the device. No call but ``create_comm``, ``destroy_comm``, ``synchronize``, ``close`` and
+    Addresses are addresses on the device. No call but ``create_comm``, ``destroy_comm``, ``close`` and
     the first use of a larger size waits for anything on the host.
     """
 
@@ -49,13 +45,12 @@ class Leg:
         ``report``."""
     def destroy_comm(self, comm: int) -> None:
         """The same as ``Rank.destroy_comm``, which it calls. Waits until this rank's operations of it are done."""
-    def route(self, comm: int) -> str:
-        """ "staged", "flat" or "hierarchical": what was chosen for this communicator."""
     def report(self, comm: int) -> dict[str, Any]:
-        """The same at all members: "route", and why the others were not taken, as route -> reason: "impossible", by
-        what the members are and have; "failed", when it was set up (which rank, and what NCCL said). Routes that are in
-        neither were measured and slower, or are behind the chosen one inside a host. "undivided": why NCCL's
-        communicators don't block, where they were to; else empty."""
+        """The same at all members: "route" ("staged": through the daemon, "flat": NCCL between all members,
+        "hierarchical": NCCL inside a host, the daemon between hosts), and why the others were not taken, as route ->
+        reason: "impossible", by what the members are and have; "failed", when it was set up (which rank, and what NCCL
+        said). Routes that are in neither were measured and slower, or are behind the chosen one inside a host.
+        "undivided": why NCCL's communicators don't block, where they were to; else empty."""
     def submit(
         self,
         *,
@@ -90,9 +85,6 @@ class Leg:
         """Releases a ticket that is no longer needed. Tickets that are never released are kept until ``close``: a
         runner calls it after ``wait``. Harmless for an unknown ticket.
         """
-    def synchronize(self, ticket: int, timeout_s: float = -1.0) -> bool:
-        """Waits on the host (GIL released, signals honoured) until the operation is done. False: the timeout passed.
-        Raises DeviceError if the leg has failed."""
     def times(self, ticket: int) -> tuple[int, int, int]:
         """Returns (submitted, started, done) in ns of CLOCK_MONOTONIC of an operation; what is not known, yet or since
         the ticket was released, is 0. Measured on the host: ``started`` when its input was ready (staged) or at the
@@ -119,10 +111,6 @@ class Leg:
     ) -> None:
         """The codec's kernel on ``stream``: as ``core.transcode``, with addresses on the device. Raises DeviceError
         where there is no library of kernels."""
-    def reduce(
-        self, dtype: int, op: int, inputs: Sequence[int], output: int, count: int, scale: int = 1, *, stream: int
-    ) -> None:
-        """The reduction's kernel on ``stream``: as ``core.reduce``, with addresses on the device."""
     def abort(self, reason: str) -> None:
         """Fails every pending and later operation with this reason, aborts NCCL, frees waiting streams. First call
         wins; also done by itself when the engine fails."""
@@ -130,7 +118,7 @@ class Leg:
         """The first error of the leg or its engine; empty while there is none."""
     def capabilities(self) -> dict[str, Any]:
         """Libraries and features that were found: cudart, driver, nccl, kernels (paths or ""), nccl_version (int, 0:
-        none), stream_wait_value, comm_split, comm_shrink, comm_grow, comm_revoke (bool), why_not (dict of name to
+        none), stream_wait_value, comm_split (bool), why_not (dict of name to
         reason, for what is missing)."""
     def counters(self) -> dict[str, int]:
         """ops, ops_staged, ops_flat, ops_hierarchical, bytes (inputs), pinned_bytes, scratch_bytes, residual_bytes,

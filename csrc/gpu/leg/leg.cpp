@@ -1,6 +1,5 @@
 #include "gpu/leg/leg.h"
 
-#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,11 +29,6 @@ Status parse_route(const std::string& name, uint8_t* out) {
 bool wants_blocking(bool by_itself) {
   const char* const set = getenv("BAGUA_NCCL_BLOCKING");
   return set == nullptr || *set == '\0' ? by_itself : strcmp(set, "0") != 0;
-}
-
-void note_wait(Operation* operation) {
-  int64_t nobody = 0;
-  operation->awaited_ns.compare_exchange_strong(nobody, now_ns());
 }
 
 }  // namespace
@@ -241,32 +235,14 @@ Status Leg::wait(uint64_t ticket, CudaStream stream) {
   OnDevice here(*runtime_);  // stream 0 is the default stream of the current device
   if (!here.status()) return here.status();
   if (Status status = check_stream(stream); !status) return failed ? status : failed;
-  note_wait(operation);
+  int64_t nobody = 0;
+  operation->awaited_ns.compare_exchange_strong(nobody, now_ns());
   const Status waits = runtime_->cuda(runtime_->libraries.cuda.stream_wait_event(stream, operation->end, 0), "waiting");
   return failed ? waits : failed;
 }
 
 void Leg::release(uint64_t ticket) {
   table_->release(ticket);
-}
-
-Status Leg::synchronize(uint64_t ticket, int64_t deadline_ns, const std::function<bool()>& interrupted) {
-  Operation* operation = nullptr;
-  if (forked()) return usable();
-  if (Status status = find(ticket, &operation); !status) return status;
-  OnDevice here(*runtime_);
-  note_wait(operation);
-  // CUDA has no wait with a deadline: polls often at first, then every millisecond.
-  for (int round = 0;; ++round) {
-    if (Status status = runtime_->failure.status(); !status) return status;
-    bool over = false;
-    if (Status status = look(operation, &over); !status) return status;
-    if (over) return runtime_->failure.status();  // a failure releases operations without a result
-    if (deadline_ns >= 0 && now_ns() >= deadline_ns) return {Code::kTimeout, "not done yet"};
-    if (round < 200) continue;
-    poll(nullptr, 0, 1);
-    if (round % 20 == 0 && interrupted && interrupted()) return {Code::kAborted, "interrupted"};
-  }
 }
 
 Status Leg::times(uint64_t ticket, Times* out) {
@@ -294,14 +270,6 @@ Status Leg::transcode(const BaguaTranscode& work, CudaStream stream) {
   }
   OnDevice here(*runtime_);
   return runtime_->cuda(runtime_->libraries.kernels.transcode(&work, stream), "a codec's kernel");
-}
-
-Status Leg::reduce(const BaguaReduce& work, CudaStream stream) {
-  if (!runtime_->libraries.has_kernels()) {
-    return {Code::kUnavailable, "there is no library of kernels: " + runtime_->libraries.why_not.at("kernels")};
-  }
-  OnDevice here(*runtime_);
-  return runtime_->cuda(runtime_->libraries.kernels.reduce(&work, stream), "a reduction's kernel");
 }
 
 std::string Leg::error() const {

@@ -5,7 +5,6 @@
 
 #include <sys/types.h>
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -49,15 +48,12 @@ class Leg {
   Status done(uint64_t ticket, bool* done);
   Status wait(uint64_t ticket, CudaStream stream);
   void release(uint64_t ticket);
-  // kTimeout: not done at the deadline (< 0: none). kAborted: `interrupted`, which is called regularly, returned true.
-  Status synchronize(uint64_t ticket, int64_t deadline_ns, const std::function<bool()>& interrupted);
   // Zeros if the ticket was released.
   Status times(uint64_t ticket, Times* out);
   // The longest wait for other ranks at present.
   Waiting waiting();
 
   Status transcode(const BaguaTranscode& work, CudaStream stream);
-  Status reduce(const BaguaReduce& work, CudaStream stream);
 
   void abort(const std::string& reason) { runtime_->failure.fail(reason); }
   std::string error() const;

@@ -34,16 +34,6 @@ py::str text(const std::string& bytes) {
   return py::reinterpret_steal<py::str>(decoded);
 }
 
-int64_t deadline_after(double s) {
-  return s < 0 || s > 1e9 ? -1 : now_ns() + static_cast<int64_t>(s * 1e9);
-}
-
-// True if a signal handler has raised an exception. Called without the interpreter lock.
-bool signalled() {
-  py::gil_scoped_acquire acquire;
-  return PyErr_CheckSignals() != 0;
-}
-
 py::dict describe(const Libraries& libraries) {
   py::dict found, why_not;
   for (const char* name : {"cudart", "driver", "nccl", "kernels"}) {
@@ -55,9 +45,6 @@ py::dict describe(const Libraries& libraries) {
   found["nccl_version"] = libraries.has_nccl() ? libraries.nccl_version : 0;
   found["stream_wait_value"] = libraries.has_wait_value();
   found["comm_split"] = libraries.nccl.split != nullptr;
-  found["comm_shrink"] = libraries.nccl.shrink != nullptr;
-  found["comm_grow"] = libraries.nccl.grow != nullptr;
-  found["comm_revoke"] = libraries.nccl.revoke != nullptr;
   found["why_not"] = why_not;
   return found;
 }
@@ -117,19 +104,6 @@ class PyLeg {
     return ticket;
   }
 
-  bool synchronize(uint64_t ticket, double timeout_s) {
-    Status status;
-    {
-      py::gil_scoped_release release;
-      status = leg_->synchronize(ticket, deadline_after(timeout_s), &signalled);
-    }
-    if (PyErr_Occurred() != nullptr)
-      throw py::error_already_set();  // KeyboardInterrupt, or the exception of another handler
-    if (status.code() == Code::kTimeout) return false;
-    check(status);
-    return true;
-  }
-
   py::tuple waiting() {
     Waiting found;
     {
@@ -165,24 +139,6 @@ class PyLeg {
     work.decodeds = static_cast<int32_t>(decoded.size());
     py::gil_scoped_release release;
     check(leg_->transcode(work, reinterpret_cast<CudaStream>(stream)));
-  }
-
-  void reduce(int dtype, int op, const std::vector<uintptr_t>& inputs, uintptr_t output, uint64_t count, int64_t scale,
-              uintptr_t stream) {
-    if (dtype < 0 || dtype >= kDTypes || op < 0 || op > 255) throw py::value_error("unknown dtype or op");
-    if (inputs.empty() || inputs.size() > BAGUA_KERNELS_MOST_INPUTS) {
-      throw py::value_error("inputs must be 1 to " + std::to_string(BAGUA_KERNELS_MOST_INPUTS));
-    }
-    BaguaReduce work{};
-    work.dtype = static_cast<uint8_t>(dtype);
-    work.op = static_cast<uint8_t>(op);
-    work.count = count;
-    work.inputs = reinterpret_cast<const void* const*>(inputs.data());
-    work.input_count = static_cast<int32_t>(inputs.size());
-    work.output = reinterpret_cast<void*>(output);
-    work.divisor = scale;
-    py::gil_scoped_release release;
-    check(leg_->reduce(work, reinterpret_cast<CudaStream>(stream)));
   }
 
   py::dict counters() const {
@@ -227,15 +183,6 @@ void bind_leg(py::module_* module) {
           "destroy_comm", [](PyLeg& self, uint32_t comm) { check(self.leg().destroy_comm(comm)); }, py::arg("comm"),
           Release())
       .def(
-          "route",
-          [](PyLeg& self, uint32_t comm) {
-            Route route = Route::kStaged;
-            Excluded excluded;
-            check(self.leg().route(comm, &route, &excluded));
-            return route_name(route);
-          },
-          py::arg("comm"))
-      .def(
           "report",
           [](PyLeg& self, uint32_t comm) {
             Route route = Route::kStaged;
@@ -269,7 +216,6 @@ void bind_leg(py::module_* module) {
           py::arg("ticket"), py::arg("stream"), Release())
       .def(
           "release", [](PyLeg& self, uint64_t ticket) { self.leg().release(ticket); }, py::arg("ticket"), Release())
-      .def("synchronize", &PyLeg::synchronize, py::arg("ticket"), py::arg("timeout_s") = -1.0)
       .def(
           "times",
           [](PyLeg& self, uint64_t ticket) {
@@ -283,8 +229,6 @@ void bind_leg(py::module_* module) {
            py::arg("raw") = std::vector<uintptr_t>{}, py::arg("encoded") = std::vector<uintptr_t>{},
            py::arg("scale") = 1.0f, py::arg("residual") = 0, py::arg("message") = 0,
            py::arg("decoded") = std::vector<uintptr_t>{}, py::arg("density") = 0, py::arg("stream"))
-      .def("reduce", &PyLeg::reduce, py::arg("dtype"), py::arg("op"), py::arg("inputs"), py::arg("output"),
-           py::arg("count"), py::arg("scale") = 1, py::kw_only(), py::arg("stream"))
       .def(
           "abort", [](PyLeg& self, const std::string& reason) { self.leg().abort(reason); }, py::arg("reason"),
           Release())
@@ -308,9 +252,6 @@ PYBIND11_MODULE(bagua_device_native, module) {
       PyErr_SetObject(device_error.ptr(), text(error.what()).ptr());
     }
   });
-  py::dict routes;
-  for (int route = 0; route < kRoutes; ++route) routes[route_name(static_cast<Route>(route))] = route;
-  module.attr("ROUTES") = routes;
   bind_leg(&module);
   module.def("libraries", [] { return describe(open_libraries("")); });
 }

@@ -102,9 +102,6 @@ void check_nccl(Libraries* out, const Library& library) {
   }
   // The version is looked at, too, as a library may have a function that its version does not promise yet.
   if (out->nccl_version >= 21800) LibraryTable(library).need(&out->nccl.split, {"ncclCommSplit"});
-  out->nccl.shrink = library.find({"ncclCommShrink"});
-  out->nccl.grow = library.find({"ncclCommGrow"});
-  out->nccl.revoke = library.find({"ncclCommRevoke"});
 }
 
 void check_kernels(Libraries* out) {

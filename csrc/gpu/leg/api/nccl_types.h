@@ -64,8 +64,6 @@ struct Nccl {
   const char* (*last_error)(NcclComm);  // of this process; the argument is ignored
   // nullptr before 2.18. The child is written when the parent is ready again, and not before.
   NcclResult (*split)(NcclComm parent, int color, int key, NcclComm* child, NcclConfig*);
-  // nullptr if this version lacks them. Not called yet; elastic jobs will use them.
-  void *shrink, *grow, *revoke;
 };
 
 }  // namespace bagua::device

@@ -28,7 +28,7 @@ def lost(test: Member, route: str, hang: bool) -> dict[str, Any]:
     said = ""
     try:
         if tickets:
-            test.leg.synchronize(tickets[0])
+            test.await_end(tickets[0])
     except test.device.DeviceError as error:
         said = str(error)
     later = ""
@@ -185,7 +185,7 @@ def waiting(test: Member, route: str) -> dict[str, Any]:
     if test.me == 0:
         pause()
     test.finish(ticket)
-    assert test.leg.synchronize(test.submit("allreduce", data, data, 1000))
+    test.await_end(test.submit("allreduce", data, data, 1000))
     while test.leg.waiting()[0] > 0 and time.monotonic() < deadline:
         time.sleep(0.01)
     over = test.leg.waiting()[0]

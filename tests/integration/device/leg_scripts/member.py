@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from typing import Any
 
 
@@ -53,6 +54,13 @@ class Member:
             self.leg.wait(ticket, self.stream)
             self.leg.release(ticket)
         self.fakes.drain(self.stream)
+
+    def await_end(self, ticket: int) -> None:
+        """Returns when the operation is done. Raises the leg's first error."""
+        while not self.leg.done(ticket):
+            time.sleep(0.001)
+        if words := self.leg.error():
+            raise self.device.DeviceError(words)
 
     def call(self, kind: str, src: Any, dst: Any, count: int, **more: Any) -> None:
         self.finish(self.submit(kind, src, dst, count, **more))

@@ -104,7 +104,7 @@ def kinds(test: Member, route: str, counts: list[int]) -> dict[str, Any]:
             check_reductions(test, count, "int32", op)
         for dtype in ("float32", "float64", "int8"):
             check_moves(test, count, dtype)
-    found = test.leg.route(0)
+    found = test.leg.report(0)["route"]
     counters = test.close()
     return {"route": found, **counters, **test.fakes.of_nccl(), "left": test.fakes.left()}
 

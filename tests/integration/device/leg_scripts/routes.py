@@ -38,7 +38,7 @@ def communicators(test: Member, route: str, rounds: int) -> dict[str, Any]:
 def routes(test: Member, route: str = "") -> dict[str, Any]:
     """Which route is chosen."""
     leg = test.open(route)
-    found = leg.route(0), leg.capabilities()["nccl_version"], os.environ.get("NCCL_HOSTID", "")
+    found = leg.report(0)["route"], leg.capabilities()["nccl_version"], os.environ.get("NCCL_HOSTID", "")
     data = np.full(1000, test.me, np.float32)
     test.call("allreduce", data, data, 1000)
     assert (data == sum(range(test.world))).all()
@@ -58,7 +58,7 @@ def report(test: Member, route: str = "", members: list[int] | None = None) -> d
         test.call("allreduce", data, data, 1000, comm=number)
         assert (data == sum(ranks)).all()
     found: dict[str, Any] = leg.report(comm)
-    assert found["route"] == leg.route(comm)
+    assert found["route"] == leg.report(comm)["route"]
     test.close()
     return found | {**test.fakes.of_nccl(), "left": test.fakes.left()}
 
