@@ -11,7 +11,7 @@ import torch
 
 from bagua import csrc
 from bagua.base.errors import BuildError, ServiceError
-from bagua.c10d import agreement, bucket_memory, ddp, joining, timeouts
+from bagua.c10d import agreement, ddp, joining, timeouts
 from bagua.torch_api.comm.communicators import communicators
 from bagua.torch_api.comm.transfer import ReduceOp
 from bagua.torch_api.job.session import Session
@@ -38,7 +38,6 @@ def create(options: Any, backend_options: Any = None) -> Any:
         agreement.compare_new_groups(communicators(session).world)
         ddp.install()
         timeouts.install()
-        bucket_memory.install()
         if session.elastic and options.group_rank == 0:
             LOG.warning(
                 "This job is elastic, but torch.distributed is not: when a rank is lost, operations raise an error "

@@ -1,7 +1,11 @@
-"""Tells torch's ``DistributedDataParallel`` of us: the algorithm that BAGUA_ALGORITHM names, and models that are
-wrapped with ``with_bagua`` already.
+"""Tells torch's ``DistributedDataParallel`` of us: the algorithm that BAGUA_ALGORITHM names, models that are wrapped
+with ``with_bagua`` already, and memory of the backend for its buckets, in which operations copy nothing (torch 2.7 and
+newer).
 
-torch has no public place for either, so ``install`` gives the class a constructor around its own.
+torch has no public place for these, so ``install`` gives the class a constructor and a ``_pre_forward`` around its own.
+For memory of the backend torch asks an environment variable each time that it makes buckets: in the constructor, and
+before a later forward pass, once it knows the order of gradients. The variable is for all backends and for child
+processes, so it is set for these moments alone.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import functools
 import logging
 import os
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,14 +22,18 @@ from torch import distributed
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
+from bagua import csrc
 from bagua.base.algorithm_choice import VARIABLE
 from bagua.base.errors import BaguaError, ConfigError
-from bagua.c10d import bucket_memory
 from bagua.c10d.names import NAME
+from bagua.torch_api.job import environment
+from bagua.torch_api.step.module_hook import beside_graphs
 from bagua.torch_api.train.compare_ranks import IN_DDP
 from bagua.torch_api.train.ddp_hook import hook_named
 
 LOG = logging.getLogger("bagua")
+MEMORY_SWITCH = "DDP_DISABLE_COMM_MEM"
+WAITING: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()  # Models whose buckets torch will make again
 
 
 def install() -> None:
@@ -36,9 +45,10 @@ def install() -> None:
     @functools.wraps(original)
     def construct(self: Any, module: torch.nn.Module, *args: Any, **options: Any) -> None:
         refuse_wrapped(module)
-        with bucket_memory.lent(module):
+        with lent(module):
             original(self, module, *args, **options)
-        bucket_memory.follow(self)
+        if not self.find_unused_parameters or self.static_graph:
+            WAITING.add(self)
         IN_DDP[module] = weakref.ref(self)
         if not os.environ.get(VARIABLE, "").strip():
             return
@@ -54,6 +64,35 @@ def install() -> None:
 
     construct._bagua = True  # type: ignore[attr-defined]
     DistributedDataParallel.__init__ = construct  # type: ignore[method-assign]
+    _lend_later_buckets()
+
+
+def lent(module: torch.nn.Module) -> AbstractContextManager[None]:
+    """The block in which DDP makes buckets for ``module``. Not where there is a GPU: torch leaves the memory of NCCL
+    turned off. Not for complex parameters: torch lays real numbers into these buckets, and asks for complex ones."""
+    if torch.cuda.is_available() or any(one.is_complex() for one in module.parameters()):
+        return nullcontext()
+    return environment.for_a_moment(MEMORY_SWITCH, "0")
+
+
+def _lend_later_buckets() -> None:
+    """Has torch ask for memory of ours where it makes buckets anew."""
+    original = getattr(DistributedDataParallel, "_pre_forward", None)  # private, and may move: a test tells
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def pre_forward(self: Any, *inputs: Any, **options: Any) -> Any:
+        if self not in WAITING:
+            return original(self, *inputs, **options)
+        before = csrc.load_c10d().allocations()
+        with lent(self.module):
+            found = original(self, *inputs, **options)
+        if csrc.load_c10d().allocations() != before:
+            WAITING.discard(self)
+        return found
+
+    DistributedDataParallel._pre_forward = beside_graphs(pre_forward)  # type: ignore[method-assign]
 
 
 def carriers_of(model: DistributedDataParallel) -> set[str]:
