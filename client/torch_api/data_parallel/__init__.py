@@ -1,5 +1,8 @@
 """Data-parallel training under the path of the original."""
 
+import sys
+
+from bagua.torch_api.compat import model as bagua_distributed
 from bagua.torch_api.compat.distributed_data_parallel import (
     DistributedDataParallel,
     DistributedDataParallel_V1_9_0,
@@ -18,3 +21,6 @@ __all__ = [
     "to_bagua_process_group",
     "with_bagua",
 ]
+
+# Programs import by this path, too.
+sys.modules[f"{__name__}.bagua_distributed"] = bagua_distributed

@@ -1,5 +1,0 @@
-"""A module of the original's: see ``bagua.torch_api.layers``."""
-
-from bagua.torch_api.model_parallel.moe import MoE
-
-__all__ = ["MoE"]
