@@ -154,7 +154,6 @@ def fail(message: str, error: Exception | None = None) -> None:
 
 
 def main() -> None:
-    """Runs the command line of the coordinator."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     if len(sys.argv) > 1 and sys.argv[1] in MAINTENANCE:
         # Imported here: a coordinator that serves needs neither these commands nor migrations.

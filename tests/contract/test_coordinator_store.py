@@ -27,6 +27,7 @@ from bagua.daemon.coordinator.rules.domain import (
     RankRecord,
     RankState,
     Stored,
+    reshaped,
 )
 from bagua.daemon.coordinator.rules.observe import observe
 from bagua.daemon.coordinator.rules.options import Options
@@ -141,7 +142,7 @@ def test_a_generation_replaces_the_hosts_and_keeps_former_parts(store: Store):
     away = replace(old.hosts[1], index=-2, phase=Phase.STARTED, last_generation=1, ranks=ranks[2:])
     with store.transaction() as tx:
         step = change(stored(tx), generation=2, hosts=(a,), former=(dead, away))
-        assert step.regroups and not step.placed and not tx.save([step])
+        assert reshaped(step.old.job, step.job) and not step.placed and not tx.save([step])
     with store.read() as tx:
         assert stored(tx) == step.stored
         assert tx.used_slots() == {"a": 1, "b": 2}, "who is away may run it still"

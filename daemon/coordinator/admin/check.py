@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any
 
 import sqlalchemy as sa
@@ -48,29 +48,22 @@ def check_database(url: str) -> Report:
     try:
         with config_words(engine.url), _snapshot(engine) as connection:
             revision = revision_of(connection) or ""
-            found = _Findings()
-            found.add(_storage(connection))
-            if revision not in KNOWN:
-                found.add([_unknown(revision)])
-            elif revision == HEAD:
-                found.add(_columns(connection))
-            if found.problems or revision != HEAD:  # the rows of older versions have other rules
-                return Report(revision, _states(connection), count_rows(connection, "events"), tuple(found.problems))
-            for part in (_jobs, _events, _hosts, _code, _slots):
-                found.add(part(connection))
-            return Report(revision, _states(connection), count_rows(connection, "events"), tuple(found.problems))
+            problems = tuple(islice(_problems(connection, revision), _MOST))
+            return Report(revision, _states(connection), count_rows(connection, "events"), problems)
     finally:
         engine.dispose()
 
 
-class _Findings:
-    def __init__(self) -> None:
-        self.problems: list[str] = []
-
-    def add(self, more: Iterable[str]) -> None:
-        for words in more:
-            if len(self.problems) < _MOST:
-                self.problems.append(words)
+def _problems(db: sa.Connection, revision: str) -> Iterator[str]:
+    found = [*_storage(db)]
+    if revision not in KNOWN:
+        found.append(_unknown(revision))
+    elif revision == HEAD:
+        found += _columns(db)
+    yield from found
+    if not found and revision == HEAD:  # the rows of older versions have other rules
+        for part in (_jobs, _events, _hosts, _code, _slots):
+            yield from part(db)
 
 
 def _snapshot(engine: sa.Engine) -> sa.Connection:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -26,8 +25,6 @@ DatabaseUrl = Annotated[str | None, typer.Option(help="postgresql://…, as the 
 
 
 class Form(StrEnum):
-    """Form in which a report is printed."""
-
     text = "text"
     json = "json"
 
@@ -66,7 +63,7 @@ def restore_command(
 ) -> None:
     """Puts a backup in the place of the database. No coordinator may run."""
     settings = make_settings(state_dir=state_dir, database_url=database_url)
-    with _stopped(settings) as folder:
+    with closing(StateFolder(settings.state_dir)) as folder:  # no coordinator of this machine starts on it meanwhile
         report = restore(file, settings.database_url or sqlite_url(folder.database), replace)
     tell(report, output, f"restored from {file}: {report.line}")
 
@@ -114,13 +111,3 @@ def existing_url(settings: Settings) -> str:
             f"There is no database {parsed.database}: give the coordinator's --state-dir or --database-url. [BG818]"
         )
     return url
-
-
-@contextmanager
-def _stopped(settings: Settings) -> Iterator[StateFolder]:
-    """Holds the state folder, so that no coordinator of this machine starts on it. Raises ConfigError if one runs."""
-    folder = StateFolder(settings.state_dir)
-    try:
-        yield folder
-    finally:
-        folder.close()

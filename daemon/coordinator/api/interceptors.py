@@ -82,7 +82,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
-        """Wraps the handler of a call."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
         if handler is None:

@@ -88,7 +88,6 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         return await self._answer(job)
 
     async def GetJob(self, request: job_pb2.GetJobRequest, context: Context) -> job_pb2.Job:
-        """Returns one job with its ranks."""
         message = await self._answer(await self.service.job(request.job_id))
         line = await self.tuning.line(message.job_id)
         reports = self.watchers.reports(message.job_id)
@@ -242,7 +241,6 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         return job_pb2.UpgradeNodeReply(node=node, former_version=former.version)
 
     async def ListTuning(self, request: job_pb2.ListTuningRequest, context: Context) -> job_pb2.ListTuningReply:
-        """Lists all studies that the caller may see."""
         return job_pb2.ListTuningReply(tunings=await self.tuning.studies(CURRENT.get().namespace))
 
     async def GetTuning(self, request: job_pb2.GetTuningRequest, context: Context) -> job_pb2.Tuning:

@@ -77,7 +77,6 @@ class DashboardProcess:
         log.error("dashboard_ended", exit_code=code)
 
     async def stop(self) -> None:
-        """Ends the process of the dashboard."""
         if self._process is None or self._process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):

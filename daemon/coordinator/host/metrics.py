@@ -10,7 +10,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 import structlog
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
@@ -175,16 +174,11 @@ class CoordinatorCollector(Collector):
         )
 
 
-@dataclass(frozen=True)
-class MetricsServer:
-    """Server of metrics: its address, and the function that ends it."""
-
-    port: int
-    stop: Callable[[], None]
-
-
-def serve_metrics(collector: CoordinatorCollector, host: str, port: int, tls: TlsFiles | None) -> MetricsServer:
-    """Serves on ``host``, with mutual TLS if the service has it. Raises ConfigError."""
+def serve_metrics(
+    collector: CoordinatorCollector, host: str, port: int, tls: TlsFiles | None
+) -> tuple[int, Callable[[], None]]:
+    """Serves on ``host``, with mutual TLS if the service has it. Returns the port, and what ends it. Raises
+    ConfigError."""
     registry = CollectorRegistry()
     registry.register(collector)
     ProcessCollector(registry=registry)
@@ -210,4 +204,4 @@ def serve_metrics(collector: CoordinatorCollector, host: str, port: int, tls: Tl
         server.server_close()
         thread.join()
 
-    return MetricsServer(server.server_port, stop)
+    return server.server_port, stop

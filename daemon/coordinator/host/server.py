@@ -38,9 +38,12 @@ from bagua.daemon.coordinator.host.connections import (
     limit_of_strangers,
     raise_descriptor_limit,
 )
-from bagua.daemon.coordinator.host.database_port import database_refuses
-from bagua.daemon.coordinator.host.database_silence import DatabaseSilence
-from bagua.daemon.coordinator.host.own_address import this_machine, told_address
+from bagua.daemon.coordinator.host.other_coordinators import (
+    DatabaseSilence,
+    database_refuses,
+    this_machine,
+    told_address,
+)
 from bagua.daemon.coordinator.rounds.intake import Intake
 from bagua.daemon.coordinator.rounds.live_state import Board
 from bagua.daemon.coordinator.rounds.publisher import Publisher
@@ -313,7 +316,6 @@ class Coordinator:
             log.warning("audit_not_written", error=str(error))
 
     async def _forget_secrets(self) -> None:
-        """Deletes secrets of jobs that have ended."""
         while True:
             await asyncio.sleep(_TICK_S)
             for job_id in self._secrets.jobs():
@@ -377,9 +379,9 @@ class Coordinator:
         )
 
         collector = CoordinatorCollector(self.counters, self.sessions, self._service, self.watchers)
-        server = serve_metrics(collector, host, port, self._settings.tls_files)
-        self._sockets.watch(server.port)
-        self._closers.callback(server.stop)
+        port, stop = serve_metrics(collector, host, port, self._settings.tls_files)
+        self._sockets.watch(port)
+        self._closers.callback(stop)
 
 
 async def _provider(settings: Settings) -> Callable[[str], Awaitable[Identity | None]]:
@@ -402,23 +404,18 @@ async def _provider(settings: Settings) -> Callable[[str], Awaitable[Identity | 
 def _bind(server: grpc.aio.Server, settings: Settings) -> int:
     files = settings.tls_files
     credentials = None if files is None else server_credentials(files)
-    try:
+    port = 0
+    with contextlib.suppress(RuntimeError):  # some versions of gRPC raise, others return 0
         if credentials is None:
             port = server.add_insecure_port(settings.listen)
         else:
             port = server.add_secure_port(settings.listen, credentials)
-    except RuntimeError as error:
-        raise ConfigError(f"{_cannot_listen(settings.listen)} [BG111]") from error
     if port == 0:
-        raise ConfigError(f"{_cannot_listen(settings.listen)} [BG111]")
+        raise ConfigError(
+            f"Can't listen on {settings.listen}: the port is in use, or the address is not one of this machine. "
+            "Stop the other program, or choose another address with --listen (port 0: any free one). [BG111]"
+        )
     return port
-
-
-def _cannot_listen(address: str) -> str:
-    return (
-        f"Can't listen on {address}: the port is in use, or the address is not one of this machine. "
-        "Stop the other program, or choose another address with --listen (port 0: any free one)."
-    )
 
 
 class _Health(health.aio.HealthServicer):  # type: ignore[misc,name-defined]

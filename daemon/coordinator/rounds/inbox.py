@@ -42,8 +42,6 @@ class Introduction:
 
 @dataclass(eq=False)
 class Submission:
-    """Submission of a new job."""
-
     job: JobRecord
     idempotency_key: str
     done: asyncio.Future[JobRecord]

@@ -86,7 +86,6 @@ class Board:
             self.jobs[new.job_id] = stored
 
     def drop(self, job_id: str) -> None:
-        """Drops a job that is no more."""
         old = self.job(job_id)
         if old is not None:
             self._account(old.parts, (), job_id)

@@ -72,7 +72,6 @@ class Publisher:
         self.watchers.notify(job_id)
 
     def forget(self, job_ids: Iterable[str]) -> None:
-        """Forgets jobs that were deleted."""
         for job_id in job_ids:
             self.board.drop(job_id)
             self.sessions.forget(job_id)

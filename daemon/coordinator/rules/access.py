@@ -49,13 +49,9 @@ class Verdict(enum.Enum):
     SCOPE = enum.auto()  # the token is good for another job
 
 
-def _roles(*roles: Role) -> frozenset[Role]:
-    return frozenset(roles)
-
-
-_ADMIN = _roles(Role.ADMIN)
-_SUBMIT = _roles(Role.ADMIN, Role.SUBMIT)
-_READ = _roles(Role.ADMIN, Role.SUBMIT, Role.READ)
+_ADMIN = frozenset({Role.ADMIN})
+_SUBMIT = frozenset({Role.ADMIN, Role.SUBMIT})
+_READ = frozenset({Role.ADMIN, Role.SUBMIT, Role.READ})
 _READ_JOB = _READ | {Role.JOB}
 _SUBMIT_JOB = _SUBMIT | {Role.JOB}
 _ANYBODY = frozenset(Role)
@@ -101,7 +97,7 @@ TABLE: dict[str, Rule] = {
     _ACCOUNTS + "RevokeToken": Rule(_ADMIN, audited=True),
     _ACCOUNTS + "ListAudit": Rule(_ADMIN),
     # daemons: the handler checks each message of one that serves a single job
-    _NODES + "Session": Rule(_roles(Role.ADMIN, Role.NODE, Role.JOB)),
+    _NODES + "Session": Rule(frozenset({Role.ADMIN, Role.NODE, Role.JOB})),
     _NODES + "DatabaseSilence": Rule(_ADMIN),  # other coordinators show the administrator's token
     # about the server itself
     OPEN + "Check": Rule(_ANYBODY),

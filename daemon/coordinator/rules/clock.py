@@ -38,7 +38,6 @@ class ServiceClock:
         return self._wall()
 
     def tick(self) -> None:
-        """Advances the clock."""
         self._reading = self.now()
         self._at = self._monotonic()
 

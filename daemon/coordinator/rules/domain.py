@@ -361,11 +361,6 @@ class Change:
 
         return held(self.job) - held(self.old.job)
 
-    @property
-    def regroups(self) -> bool:
-        """True if the parts are others than before."""
-        return reshaped(self.old.job, self.job)
-
 
 def reshaped(old: JobRecord, new: JobRecord) -> bool:
     """True if ``new`` has other parts than ``old``: a generation has begun, newcomers were started or given up."""

@@ -23,8 +23,6 @@ Nodes = Mapping[str, NodeView]
 
 @dataclass(frozen=True)
 class Cause:
-    """Cause for which a job has to stop."""
-
     outcome: JobState
     reason: str
 

@@ -50,16 +50,13 @@ class Batch:
         """Writes all of it, or nothing and raises. A part that can't be written does not take the others along: its
         error is in the outcome."""
         try:
-            return self._write(store)
+            return store.apply(self._put)
         except _FOR_ALL:
             raise
         except Exception as error:
             parts = self._parts()
             log.error("batch_refused", parts=len(parts), error=str(error))
             return self._write_each(store, parts)
-
-    def _write(self, store: Store) -> Outcome:
-        return store.apply(self._put)
 
     def _put(self, tx: Transaction) -> Outcome:
         outcome = Outcome()
@@ -134,7 +131,7 @@ class Batch:
         whole = Outcome()
         for name, part in parts:
             try:
-                outcome = part._write(store)
+                outcome = store.apply(part._put)
             except _FOR_ALL:
                 raise
             except Exception as error:

@@ -154,7 +154,6 @@ class UseQueries:
         return [(row.digest, row.bytes) for row in self._db.execute(query)]
 
     def forget_code(self, digest: str) -> None:
-        """Deletes an archive with its pieces."""
         self._db.execute(sa.delete(m.code_archives).where(m.code_archives.c.digest == digest))
 
     # ---- accounts
@@ -167,7 +166,6 @@ class UseQueries:
         self._db.execute(sa.insert(m.tokens).values(row))
 
     def revoke_tokens(self, token_ids: Sequence[str], now: float) -> None:
-        """Revokes tokens."""
         chosen = sa.and_(m.tokens.c.token_id.in_(token_ids), m.tokens.c.revoked_at == 0)
         self._db.execute(sa.update(m.tokens).where(chosen).values(revoked_at=now))
 

@@ -26,7 +26,6 @@ from bagua.daemon.coordinator.store import models as m
 
 
 def event_row(job_id: str, seq: int, event: Event) -> dict[str, Any]:
-    """Makes a row of ``events``."""
     return {
         "job_id": job_id,
         "seq": seq,
@@ -38,7 +37,6 @@ def event_row(job_id: str, seq: int, event: Event) -> dict[str, Any]:
 
 
 def new_job_row(job: JobRecord, idempotency_key: str | None, owner: str, last_event: int) -> dict[str, Any]:
-    """Makes a row of ``jobs``."""
     return {
         **{name: _plain(getattr(job, name)) for name in _JOB_FIELDS},
         "idempotency_key": idempotency_key,
@@ -85,7 +83,6 @@ _RANK_FIELDS = tuple(field.name for field in fields(RankRecord) if field.name no
 
 
 def host_row(job_id: str, host: HostRecord) -> dict[str, Any]:
-    """Makes a row of ``job_hosts``."""
     row = {name: _plain(getattr(host, name)) for name in _HOST_FIELDS}
     return {**row, "job_id": job_id, "host_index": host.index, "ranks": _ranks_text(host.ranks)}
 
@@ -122,7 +119,6 @@ def job_record(row: Mapping[Any, Any], hosts: tuple[HostRecord, ...]) -> JobReco
 
 
 def host_record(row: Mapping[Any, Any]) -> HostRecord:
-    """Reads a row of ``job_hosts``."""
     values = {name: row[name] for name in _HOST_FIELDS}
     values["phase"] = Phase(values["phase"])
     values["lost_hosts"] = tuple(json.loads(values["lost_hosts"] or "[]"))

@@ -25,6 +25,7 @@ from bagua.daemon.coordinator.rules.domain import (
     NodeRecord,
     Phase,
     Stored,
+    reshaped,
 )
 from bagua.daemon.coordinator.store import models as m
 from bagua.daemon.coordinator.store.database_errors import broken_off, told_in_words
@@ -171,7 +172,6 @@ class Transaction(NodeQueries):
         return None if job_id is None else self.job(job_id)
 
     def rows(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
-        """Returns all rows that ``query`` finds."""
         return self._db.execute(query).all()
 
     def revision(self, job_id: str) -> int | None:
@@ -213,12 +213,13 @@ class Transaction(NodeQueries):
 
     def _write(self, changes: Sequence[Change]) -> None:
         self._later(UPDATE_JOB, [changed_job(change) for change in changes])
-        regrouped = [change for change in changes if change.regroups]
+        shapes = [(change, reshaped(change.old.job, change.job)) for change in changes]
+        regrouped = [change for change, other in shapes if other]
         self._later(DELETE_HOSTS, [{"p_job_id": change.job.job_id} for change in regrouped])
         self._later(
             INSERT_HOST, [host_row(change.job.job_id, host) for change in regrouped for host in change.job.parts]
         )
-        self._later(UPDATE_HOST, [row for change in changes if not change.regroups for row in changed_hosts(change)])
+        self._later(UPDATE_HOST, [row for change, other in shapes if not other for row in changed_hosts(change)])
         numbered = (
             (change.job.job_id, seq, event)
             for change in changes

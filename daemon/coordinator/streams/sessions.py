@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from bagua.base.errors import ConflictError, UnavailableError
@@ -19,18 +20,18 @@ MAX_WAITING_DIRECTIVES = 10_000
 UPGRADE_S = 300.0  # how long a daemon may take to build its core and to start
 
 
+@dataclass(eq=False)
 class NodeSession:
     """Stream of one daemon."""
 
-    def __init__(
-        self, node_id: str, boot_id: str, hostname: str, number: int = 0, life: int = 0, unpacks: bool = False
-    ) -> None:
-        self.node_id = node_id
-        self.boot_id = boot_id
-        self.hostname = hostname
-        self.unpacks = unpacks  # its daemon takes large directives compressed
-        self.life = life  # of the daemon below its keeper
-        self.number = number  # of the stream, among those of this run of its daemon; 0: unknown
+    node_id: str
+    boot_id: str
+    hostname: str
+    number: int = 0  # of the stream, among those of this run of its daemon; 0: unknown
+    life: int = 0  # of the daemon below its keeper
+    unpacks: bool = False  # its daemon takes large directives compressed
+
+    def __post_init__(self) -> None:
         # The newest acknowledgement while its introduction waits for the database; None: it does not wait.
         self.early: asyncio.Queue[node_pb2.HeartbeatAck] | None = None
         self.outgoing: asyncio.Queue[node_pb2.Directive | bytes] = asyncio.Queue(MAX_WAITING_DIRECTIVES)
@@ -193,7 +194,6 @@ class Sessions:
                 session.order(job_id, host, order)
 
     def forget(self, job_id: str) -> None:
-        """Forgets a job that is no more."""
         self._orders.pop(job_id, None)
 
     def order(self, job: JobRecord) -> Order | None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from bagua.base.errors import ConflictError, InvalidRequestError, TooMuchError
 from bagua.base.machine_clock import clock_name
-from bagua.daemon.coordinator.rules.clock_offsets import SAME, Exchange, Offset, offset_during
+from bagua.daemon.coordinator.rules.clock_offsets import SAME, Exchange, offset_during
 from bagua.daemon.coordinator.rules.domain import JobRecord, JobState
 from bagua.daemon.coordinator.streams.sessions import NodeSession, Sessions
 from bagua.proto import common_pb2, job_pb2, node_pb2
@@ -205,18 +205,12 @@ class Tracing:
         if node.clock and node.clock == clock_name():
             offset = SAME
         elif node.before or node.after:
-            offset = shared_offset([one for one in self._nodes if one.clock and one.clock == node.clock] or [node])
+            # Nodes that share a clock get one offset, from what all of them have found: their events stay in order.
+            sharing = [one for one in self._nodes if one.clock and one.clock == node.clock] or [node]
+            before = [exchange for one in sharing for exchange in one.before]
+            offset = offset_during(before, [exchange for one in sharing for exchange in one.after])
         else:
             clock.missing = f"node {node.session.node_id} did not tell its time: its events are not on their clock"
             return clock
         clock.offset_ns, clock.bound_ns = offset.ns, offset.bound
         return clock
-
-
-def shared_offset(nodes: Sequence[_Node]) -> Offset:
-    """Returns one offset for nodes that share a clock, from what all of them have found, so that their events stay in
-    order.
-    """
-    before = [exchange for node in nodes for exchange in node.before]
-    after = [exchange for node in nodes for exchange in node.after]
-    return offset_during(before, after)

@@ -195,7 +195,6 @@ class Service:
 
 
 def new_job_id() -> str:
-    """Makes an id that no job has."""
     return f"job-{secrets.token_hex(5)}"
 
 

@@ -6,8 +6,9 @@ from the trials for each question: the job's database holds all there is, and an
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bagua.tuning.space import Dimension
@@ -73,11 +74,9 @@ def _key(setting: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(setting.items()))
 
 
-def _all(space: Sequence[Dimension]) -> list[dict[str, str]]:
-    found: list[dict[str, str]] = [{}]
-    for one in space:
-        found = [{**setting, one.name: word} for setting in found for word in one.choices]
-    return found
+def _all(space: Sequence[Dimension]) -> Iterator[dict[str, str]]:
+    for words in itertools.product(*(one.choices for one in space)):
+        yield {one.name: word for one, word in zip(space, words, strict=True)}
 
 
 def _all_keys(space: Sequence[Dimension], size: int) -> set[tuple[tuple[str, str], ...]]:

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from bagua.base.errors import ServiceError
 from bagua.chaos.relay import Relay
 from bagua.cli.faults.postgres import Postgres
-from bagua.daemon.coordinator.host.database_port import database_refuses
+from bagua.daemon.coordinator.host.other_coordinators import database_refuses
 from bagua.proto import common_pb2 as c
 from bagua.proto import node_pb2 as n
 

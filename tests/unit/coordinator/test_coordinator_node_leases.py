@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from bagua.daemon.coordinator.host.own_address import this_machine, told_address
+from bagua.daemon.coordinator.host.other_coordinators import this_machine, told_address
 from bagua.daemon.coordinator.rules.domain import CoordinatorRecord
 from bagua.daemon.coordinator.rules.node_leases import NodeLeases
 from bagua.daemon.coordinator.rules.options import Options

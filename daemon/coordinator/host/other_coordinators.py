@@ -1,25 +1,32 @@
-"""Coordinators ask each other for how long they have not reached their common database.
+"""Finds what coordinators over one database tell each other: where this one is reached, and how their database fares.
 
-One that reaches it no more can't know whether others do, and may give its nodes up. If all of them say that they don't,
-nobody has counted anything meanwhile.
+One that reaches the database no more can't know whether others do, and may give its nodes up. If all of them say that
+they don't, or its port refuses connections, nobody has counted anything meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
+import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
+import sqlalchemy as sa
 import structlog
 
+from bagua.base.address import join_address, refuses, socket_refuses, split_address
 from bagua.base.errors import ConfigError
 from bagua.base.security import TlsFiles, call_metadata, channel_credentials, read_token
 from bagua.proto import node_pb2
 from bagua.proto.node_pb2_grpc import NodeServiceStub
 
+_PORT = 5432  # of PostgreSQL
+_SOCKET_FOLDERS = ("/var/run/postgresql", "/tmp")  # where drivers look unless told otherwise
 _ANSWER_S = 2.0
 _OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
 
@@ -74,3 +81,43 @@ class DatabaseSilence:
         if self._told.get(name) != reason:
             self._told[name] = reason
             log.warning("another_coordinator_not_asked", coordinator=name, reason=reason)
+
+
+async def database_refuses(url: sa.URL) -> bool:
+    """True if nobody listens at the one address of the server. False with SQLite, which has none, and where the URL
+    names several servers, or none that can be asked."""
+    if url.get_backend_name() == "sqlite":
+        return False
+    host = url.query.get("host") or url.host or os.environ.get("PGHOST", "")
+    port = str(url.query.get("port") or url.port or os.environ.get("PGPORT", _PORT))
+    if not isinstance(host, str) or "," in host or ("host" in url.query and ":" in host):
+        return False  # several
+    if not port.isdigit() or not {"hostaddr", "service"}.isdisjoint(url.query):
+        return False
+    if not host or host.startswith("/"):
+        folders = (host,) if host else _SOCKET_FOLDERS
+        return all(socket_refuses(Path(folder) / f".s.PGSQL.{port}") for folder in folders)
+    return await refuses(join_address(host, int(port)))
+
+
+def told_address(address: str, listen: str) -> str:
+    """The address, as a number, that others may be told of a coordinator that listens there; empty: it is not known at
+    which of its addresses they reach it."""
+    host, _ = split_address(listen)
+    if host in ("0.0.0.0", "::"):
+        return ""
+    _, port = split_address(address)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return ""
+    return join_address(str(found[0][4][0]), port)
+
+
+def this_machine() -> str:
+    """Equal for all processes that share one loopback: same kernel, same boot, same network namespace."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/net').readlink()}"
+    except OSError:
+        return f"unknown {secrets.token_hex(8)}"
