@@ -9,12 +9,12 @@ import pytest
 import sqlalchemy as sa
 
 from bagua.base.errors import ConflictError, InvalidRequestError, NotFoundError
-from bagua.daemon.coordinator.rules.domain import Change, JobRecord, JobState, JobSummary
+from bagua.daemon.coordinator.rules.domain import Change, JobRecord, JobState
 from bagua.daemon.coordinator.rules.translate import checked_spec
 from bagua.daemon.coordinator.store import listing
 from bagua.daemon.coordinator.store.listing import page
 from bagua.daemon.coordinator.store.store import Store
-from bagua.proto import common_pb2
+from bagua.proto import common_pb2, job_pb2
 
 LARGE = common_pb2.JobSpec(name="large", entry="t.py", args=["x" * 300_000], nnodes=2, nproc_per_node=3, is_module=True)
 
@@ -29,7 +29,7 @@ def submit(store: Store, job_id: str, created_at: float = 1.0) -> None:
         assert tx.create_job(JobRecord(job_id, checked_spec(LARGE), created_at, job_key=b"k"), None, "me")
 
 
-def jobs(store: Store, states: Sequence[JobState], limit: int, token: str) -> tuple[list[JobSummary], str]:
+def jobs(store: Store, states: Sequence[JobState], limit: int, token: str) -> tuple[list[job_pb2.Job], str]:
     return store.look(lambda tx: listing.jobs(tx, states, limit, token))
 
 
@@ -62,11 +62,10 @@ def test_pages_hold_every_job_once_the_newest_first(store: Store):
 def test_a_list_has_no_arguments(store: Store):
     submit(store, "job-1")
     (found,), _ = jobs(store, [], 10, "")
-    brief = common_pb2.JobSpec.FromString(found.brief)
     expected = common_pb2.JobSpec()
     expected.CopyFrom(LARGE)
     expected.ClearField("args")
-    assert brief == expected
+    assert found.spec == expected
     with store.transaction() as tx:
         job = tx.job("job-1")
     assert job is not None and common_pb2.JobSpec.FromString(job.spec.wire) == LARGE

@@ -153,20 +153,13 @@ def _copy_file(source: sa.Engine, file: Path) -> None:
 
 def _copy_rows(reader: sa.Connection, writer: sa.Connection) -> None:
     """Copies all tables; both databases have the same schema."""
-    theirs, ours = sa.MetaData(), sa.MetaData()
-    theirs.reflect(reader)
-    ours.reflect(writer)
-    for table in ours.sorted_tables:
+    tables = sa.MetaData()
+    tables.reflect(writer)
+    for table in tables.sorted_tables:
         if table.name == _VERSIONS:
             continue
-        for column in table.columns:
-            if table.name not in theirs.tables or column.name not in theirs.tables[table.name].columns:
-                raise ConfigError(
-                    f"The schema is damaged: the column {column.name} of table {table.name} is missing. [BG818]"
-                )
-        columns = [theirs.tables[table.name].columns[column.name] for column in table.columns]
         writer.execute(sa.delete(table))  # rows that migrations have written
-        rows = reader.execution_options(yield_per=_ROWS).execute(sa.select(*columns))
+        rows = reader.execution_options(yield_per=_ROWS).execute(sa.select(table))
         for part in rows.mappings().partitions():
             writer.execute(sa.insert(table), [dict(row) for row in part])
         if writer.dialect.name == "postgresql":

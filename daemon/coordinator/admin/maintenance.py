@@ -49,7 +49,7 @@ def backup(
     """Copies the database into one file, as of one moment, while the coordinator goes on."""
     url = existing_url(make_settings(state_dir=state_dir, database_url=database_url))
     report = back_up(url, file, replace)
-    tell(report, output, f"{file}: {report.line}")
+    print_report(report, output, f"{file}: {report.line}")
 
 
 def restore_command(
@@ -65,7 +65,7 @@ def restore_command(
     settings = make_settings(state_dir=state_dir, database_url=database_url)
     with closing(StateFolder(settings.state_dir)) as folder:  # no coordinator of this machine starts on it meanwhile
         report = restore(file, settings.database_url or sqlite_url(folder.database), replace)
-    tell(report, output, f"restored from {file}: {report.line}")
+    print_report(report, output, f"restored from {file}: {report.line}")
 
 
 def check(
@@ -84,10 +84,10 @@ def check(
         raise ConfigError(f"There is no file {file}. [BG818]")
     settings = make_settings(state_dir=state_dir, database_url=database_url)
     report = check_database(existing_url(settings) if file is None else read_only_url(file))
-    tell(report, output, report.line)
+    print_report(report, output, report.line)
 
 
-def tell(report: Report, output: Form, line: str) -> None:
+def print_report(report: Report, output: Form, line: str) -> None:
     """Prints it; exit code 1 if there are problems."""
     if output is Form.json:
         print(json.dumps({**asdict(report), "ok": not report.problems}))

@@ -11,6 +11,7 @@ import asyncio
 import inspect
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -132,32 +133,30 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             record.check(decide(caller, rule, job_id, job), job_id)
             return parsed
 
-        async def call(request: Any, context: Any) -> Any:
+        @asynccontextmanager
+        async def recorded(context: Any) -> AsyncIterator[_Record]:
             record = _Record(self.audit, caller, method, rule, context.peer())
             try:
                 with self.calls.running(caller):
-                    answer = await behaviour(await admit(request, record), context)
-                record.done(answer)
-                return answer
+                    yield record
             except grpc.aio.AbortError:
                 raise
             except Exception as error:
                 record.failed(error)
                 await self._abort(error, context)
 
+        async def call(request: Any, context: Any) -> Any:
+            async with recorded(context) as record:
+                answer = await behaviour(await admit(request, record), context)
+                record.done(answer)
+                return answer
+
         async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-            record = _Record(self.audit, caller, method, rule, context.peer())
-            try:
-                with self.calls.running(caller):
-                    admitted = await admit(request, record)
-                    record.done(None)  # it may last for days
-                    async for message in behaviour(admitted, context):
-                        yield message
-            except grpc.aio.AbortError:
-                raise
-            except Exception as error:
-                record.failed(error)
-                await self._abort(error, context)
+            async with recorded(context) as record:
+                admitted = await admit(request, record)
+                record.done(None)  # it may last for days
+                async for message in behaviour(admitted, context):
+                    yield message
 
         made: Handler = _MAKERS[handler.request_streaming, handler.response_streaming](
             stream if inspect.isasyncgenfunction(behaviour) else call,

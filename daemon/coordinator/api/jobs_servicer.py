@@ -26,7 +26,6 @@ from bagua.daemon.coordinator.rules.translate import (
     checked_spec,
     event_message,
     node_message,
-    summary_message,
 )
 from bagua.daemon.coordinator.store.listing import page
 from bagua.daemon.coordinator.streams import traces
@@ -111,9 +110,10 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
             return job_pb2.ListJobsReply()  # as of a namespace without jobs
         shown = request.namespace or own
         jobs, token = await self.service.jobs(states, request.limit, request.page_token, shown)
-        return job_pb2.ListJobsReply(
-            jobs=[summary_message(job, self.watchers.progress(job.job_id)) for job in jobs], next_page_token=token
-        )
+        for job in jobs:
+            if (progress := self.watchers.progress(job.job_id)) is not None:
+                job.progress.CopyFrom(progress)
+        return job_pb2.ListJobsReply(jobs=jobs, next_page_token=token)
 
     async def FindJob(self, request: job_pb2.FindJobRequest, context: Context) -> job_pb2.FindJobReply:
         """An id by its beginning."""

@@ -282,7 +282,7 @@ class NodeServicer:
             except Exception as error:
                 log.exception("not_answered", question=kind)
                 told.error = f"The coordinator failed: {error}"
-            session.tell(node_pb2.Directive(**{kind: answer}))
+            session.send(node_pb2.Directive(**{kind: answer}))
 
         task = asyncio.create_task(work())
         self._answering.add(task)
@@ -302,7 +302,7 @@ class NodeServicer:
             session.heartbeat_s = heartbeat_interval(self.welcome, len(self.sessions))
             grant = self.leases.grant(session.node_id)
             ack = node_pb2.HeartbeatAck(seq=seq, heartbeat_s=session.heartbeat_s, grant=grant)
-            session.tell(node_pb2.Directive(ack=ack))
+            session.send(node_pb2.Directive(ack=ack))
 
     async def _write(
         self, session: NodeSession, node: NodeRecord, introduction: asyncio.Task[bool], context: Context

@@ -54,15 +54,15 @@ class Refusals:
         self._addresses[address] += 1
         self._kinds[kind] += 1
 
-    def tell(self) -> None:
+    def log_due(self) -> None:
         """Logs the sum since the last time, if there is one and the time has come."""
         now = self._clock()
         if now - self._told_at >= PERIOD_S:
             if self._kinds:
                 self._told_at = now
-            self.tell_rest()
+            self.log_rest()
 
-    def tell_rest(self) -> None:
+    def log_rest(self) -> None:
         """Logs what was not told yet."""
         if not self._kinds:
             return
@@ -141,7 +141,7 @@ class Connections:
                 self._end(seen.socket, "no_token_in_time")
         for seen in self._too_many([seen for seen in strangers if seen.looks <= self.patience]):
             self._end(seen.socket, "too_many")
-        self.refusals.tell()
+        self.refusals.log_due()
 
     async def _update(self) -> None:
         # A connection that has shown a token by now was accepted before now: it is in this look, or gone.

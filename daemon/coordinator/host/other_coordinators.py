@@ -47,7 +47,7 @@ class DatabaseSilence:
             metadata = call_metadata(await asyncio.to_thread(read_token, self._token_file))
             channel = await asyncio.to_thread(self._channels)
         except ConfigError as error:
-            self._tell("", str(error))
+            self._warn("", str(error))
             return {}
         try:
             answers = await asyncio.gather(*(self._ask(name, channel(at), metadata) for name, at in others.items()))
@@ -69,15 +69,15 @@ class DatabaseSilence:
             try:
                 reply = await call
             except grpc.aio.AioRpcError as error:
-                self._tell(name, error.details() or error.code().name)
+                self._warn(name, error.details() or error.code().name)
                 return None
         if reply.coordinator != name:
-            self._tell(name, f"{reply.coordinator[:64]!r} is there")
+            self._warn(name, f"{reply.coordinator[:64]!r} is there")
             return None
         self._told.pop(name, None)
         return float(reply.silent_s)
 
-    def _tell(self, name: str, reason: str) -> None:
+    def _warn(self, name: str, reason: str) -> None:
         if self._told.get(name) != reason:
             self._told[name] = reason
             log.warning("another_coordinator_not_asked", coordinator=name, reason=reason)

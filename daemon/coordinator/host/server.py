@@ -126,7 +126,7 @@ class Coordinator:
         self._sockets = OwnSockets()
         self._closers.callback(self._sockets.close)
         refusals = Refusals(time.monotonic)
-        self._closers.callback(refusals.tell_rest)
+        self._closers.callback(refusals.log_rest)
         self._connections = Connections(
             lambda known: asyncio.to_thread(self._sockets.look, known),
             self._sockets.cut,

@@ -44,7 +44,7 @@ class Publisher:
     # ---- jobs as they are now
 
     def install(self, change: Change) -> None:
-        """Installs a decision of this coordinator that was written. Nodes hear of it by ``tell``."""
+        """Installs a decision of this coordinator that was written. Nodes hear of it by ``send``."""
         job = change.job
         before = change.old.job
         self.board.put(change.stored)
@@ -64,7 +64,7 @@ class Publisher:
         """Replaces a job by what the database has; None: it was deleted."""
         if stored is not None:
             self.board.put(stored)
-            await self.tell(stored.job)
+            await self.send(stored.job)
             if stored.job.state.terminal:
                 self.on_end()
         else:
@@ -78,23 +78,23 @@ class Publisher:
 
     # ---- nodes and watchers
 
-    async def tell(self, job: JobRecord) -> None:
+    async def send(self, job: JobRecord) -> None:
         """Tells the job's nodes what to do. In parts: each directive wakes a stream."""
         with self._alone(job):
             order = self.sessions.order(job)
             for start in range(0, len(job.parts), YIELD_EVERY):
                 if start:
                     await asyncio.sleep(0)
-                self.sessions.tell(job.job_id, job.parts[start : start + YIELD_EVERY], order)
+                self.sessions.send(job.job_id, job.parts[start : start + YIELD_EVERY], order)
 
-    def tell_node(self, node_id: str) -> None:
+    def send_to_node(self, node_id: str) -> None:
         """Tells a node what to do about all of its jobs: it has introduced itself."""
         for job_id in self.board.on_node(node_id):
             job = self.board.job(job_id)
             if job is not None:
                 with self._alone(job):
                     of_node = [host for host in job.parts if host.node_id == node_id]
-                    self.sessions.tell(job_id, of_node, self.sessions.order(job))
+                    self.sessions.send(job_id, of_node, self.sessions.order(job))
 
     def refuse(self, fact: Fact) -> None:
         """Tells a node to stop what it should not have."""
@@ -105,7 +105,7 @@ class Publisher:
                 generation=fact.job.generation,
                 reason="the coordinator does not know this job or has replaced this generation",
             )
-            session.tell(node_pb2.Directive(stop=stop))
+            session.send(node_pb2.Directive(stop=stop))
 
     def show_waiting(self, now: float) -> None:
         """Tells those who watch a job that waits why it waits now; not too often. ``now`` by the service clock."""

@@ -281,7 +281,7 @@ class Reconciler:
             self._intake.wake_at(job_id, at)
         for change in batch.changes:
             if change.job.job_id not in refused:
-                await self._publisher.tell(change.job)
+                await self._publisher.send(change.job)
         self._counters["decisions", ""] += stage.decisions
         for came in taken.introductions.values():
             self._welcome(came, outcome)
@@ -299,8 +299,7 @@ class Reconciler:
             found = None if request.job_id in refused else self._board.job(request.job_id)
             settle(request.done, found, error=outcome.failed.get(request.job_id, NotFoundError(request.job_id)))
         for mark in taken.marks:
-            if self._board.mark_node(mark.node_id, mark.draining, mark.leaving):
-                self._intake.inbox.room = True
+            self._intake.inbox.room |= self._board.mark_node(mark.node_id, mark.draining, mark.leaving)
             if mark.done is not None:
                 failed = outcome.failed.get(mark.node_id)
                 settle(mark.done, None if failed else True, error=failed)
@@ -314,9 +313,9 @@ class Reconciler:
             return
         view = self._board.views.get(node_id)
         restarted = view is not None and view.boot_id != came.session.boot_id
-        if self._board.put_node(self._as_known(came.node), connected=True, heard_clock=came.session.heard_clock):
-            self._intake.inbox.room = True
-        self._publisher.tell_node(node_id)
+        heard = came.session.heard_clock
+        self._intake.inbox.room |= self._board.put_node(self._as_known(came.node), connected=True, heard_clock=heard)
+        self._publisher.send_to_node(node_id)
         self._intake.look(self._board.on_node(node_id))
         settle(came.done, restarted)
 

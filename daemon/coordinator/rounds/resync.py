@@ -112,15 +112,13 @@ class Resync:
         if same and view is not None and view.connected is connected:
             return
         heard = leases.heard_of(node, view, self.clock.now())
-        if self.board.put_node(node, connected, heard, hung_up=_hung_up(node, view)):
-            self.intake.inbox.room = True
+        self.intake.inbox.room |= self.board.put_node(node, connected, heard, hung_up=_hung_up(node, view))
         self.intake.look(self.board.on_node(node.node_id))
 
     def _take_in_wish(self, node: NodeRecord) -> None:
         view = self.board.views.get(node.node_id)
         if view is not None and view.asked_to_drain is not node.draining:
-            if self.board.mark_node(node.node_id, node.draining, None):
-                self.intake.inbox.room = True
+            self.intake.inbox.room |= self.board.mark_node(node.node_id, node.draining, None)
             self.intake.look(self.board.on_node(node.node_id))
 
 

@@ -373,23 +373,6 @@ def reshaped(old: JobRecord, new: JobRecord) -> bool:
 
 
 @dataclass(frozen=True)
-class JobSummary:
-    """A job as lists show it. ``brief``: serialized bagua.v1.JobSpec of a few fields."""
-
-    job_id: str
-    brief: bytes
-    state: JobState
-    reason: str
-    generation: int
-    created_at: float
-    started_at: float
-    finished_at: float
-    namespace: str
-    submitted_by: str
-    unix_user: str
-
-
-@dataclass(frozen=True)
 class NodeRecord:
     """A node daemon. ``owner`` is the coordinator that holds its session, None: no session."""
 

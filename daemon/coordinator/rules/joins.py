@@ -61,7 +61,7 @@ def without(job: JobRecord, indices: Collection[int]) -> JobRecord:
     )
 
 
-def begin(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tuple[Wave | None, float | None]:
+def start_newcomers(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tuple[Wave | None, float | None]:
     """Returns (the next newcomers, None), or (None, when to look again)."""
     if hindrance(job):
         return None, None

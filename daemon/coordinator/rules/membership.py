@@ -16,7 +16,7 @@ from bagua.daemon.coordinator.rules.domain import JobRecord, JobState, Plan
 from bagua.daemon.coordinator.rules.evidence import Evidence, failed_by_itself, find, leaving, passed
 from bagua.daemon.coordinator.rules.failure_reasons import Cause, Nodes
 from bagua.daemon.coordinator.rules.generations import Regroup, survivors
-from bagua.daemon.coordinator.rules.joins import Wave, begin, give_up
+from bagua.daemon.coordinator.rules.joins import Wave, give_up, start_newcomers
 from bagua.daemon.coordinator.rules.options import Options
 from bagua.daemon.coordinator.rules.planned import PAUSED, below, change, enough
 
@@ -48,7 +48,7 @@ def next_generation(job: JobRecord, nodes: Nodes, now: float, options: Options) 
         step, wake = change(job, nodes, now, options)
     wakes.append(wake)
     if step is None:
-        step, wake = begin(job, nodes, now, options)
+        step, wake = start_newcomers(job, nodes, now, options)
         wakes.append(wake)
     return step, min((at for at in wakes if at is not None), default=None) if step is None else None
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from bagua.base import code_archive
 from bagua.base.errors import InvalidRequestError
@@ -14,7 +15,6 @@ from bagua.daemon.coordinator.rules.domain import (
     Event,
     JobRecord,
     JobSpec,
-    JobSummary,
     LocalJob,
     LocalRank,
     NodeRecord,
@@ -285,28 +285,9 @@ def job_message(
     job: JobRecord, progress: common_pb2.Progress | None = None, growth: str = "", *, with_ranks: bool = True
 ) -> job_pb2.Job:
     """A job as users see it. ``growth``: why nobody joins it."""
-    message = _head_message(job, _shown_spec(job.spec.wire), progress)
-    message.waiting = job.waiting
-    message.gone.extend(_gone_messages(job))
-    message.joining.extend(rank_message(rank) for part in job.joining for rank in part.ranks)
-    if job.spec.elastic:
-        message.wanted_nodes, message.paused, message.growth = job.wanted, job.paused, growth
-    if with_ranks:
-        message.ranks.extend(_rank_messages(job.ranks))
-    return message
-
-
-def summary_message(job: JobSummary, progress: common_pb2.Progress | None) -> job_pb2.Job:
-    return _head_message(job, common_pb2.JobSpec.FromString(job.brief), progress)
-
-
-def _head_message(
-    job: JobRecord | JobSummary, spec: common_pb2.JobSpec, progress: common_pb2.Progress | None
-) -> job_pb2.Job:
-    """The fields that a job and its summary share."""
-    return job_pb2.Job(
+    message = job_pb2.Job(
         job_id=job.job_id,
-        spec=spec,
+        spec=_shown_spec(job.spec.wire),
         state=common_pb2.JobState.ValueType(job.state),
         reason=job.reason,
         generation=job.generation,
@@ -317,7 +298,21 @@ def _head_message(
         submitted_by=job.submitted_by,
         unix_user=job.unix_user,
         progress=progress,
+        waiting=job.waiting,
     )
+    message.gone.extend(_gone_messages(job))
+    message.joining.extend(rank_message(rank) for part in job.joining for rank in part.ranks)
+    if job.spec.elastic:
+        message.wanted_nodes, message.paused, message.growth = job.wanted, job.paused, growth
+    if with_ranks:
+        message.ranks.extend(_rank_messages(job.ranks))
+    return message
+
+
+def summary_message(row: Mapping[Any, Any]) -> job_pb2.Job:
+    """A job as lists show it. ``row``: columns of ``jobs``, with ``brief`` for the spec."""
+    shown = {name: value for name, value in row.items() if name != "brief"}
+    return job_pb2.Job(spec=common_pb2.JobSpec.FromString(row["brief"]), **shown)
 
 
 def _rank_messages(ranks: Iterable[RankRecord]) -> list[common_pb2.RankStatus]:
@@ -372,9 +367,7 @@ def rank_message(rank: RankRecord) -> common_pb2.RankStatus:
 
 
 def event_message(event: Event) -> job_pb2.JobEvent:
-    return job_pb2.JobEvent(
-        seq=event.seq, time=event.time, kind=event.kind, reason=event.reason, generation=event.generation
-    )
+    return job_pb2.JobEvent(**vars(event))
 
 
 def node_message(view: NodeView) -> job_pb2.Node:

@@ -8,10 +8,12 @@ from typing import TypeVar
 import sqlalchemy as sa
 
 from bagua.base.errors import ConflictError, InvalidRequestError, NotFoundError
-from bagua.daemon.coordinator.rules.domain import JobState, JobSummary
+from bagua.daemon.coordinator.rules.domain import JobState
 from bagua.daemon.coordinator.rules.identity import EVERYWHERE
+from bagua.daemon.coordinator.rules.translate import summary_message
 from bagua.daemon.coordinator.store import models as m
 from bagua.daemon.coordinator.store.store import Transaction
+from bagua.proto import job_pb2
 
 MAX_PAGE = 1_000
 _DEFAULT_PAGE = 100
@@ -22,7 +24,7 @@ Item = TypeVar("Item")
 
 def jobs(
     tx: Transaction, states: Sequence[JobState], limit: int, page_token: str, namespace: str = EVERYWHERE
-) -> tuple[list[JobSummary], str]:
+) -> tuple[list[job_pb2.Job], str]:
     """The next jobs of a namespace in one of ``states`` (none: all), the newest first, and the token of the next
     page (empty: no more). Raises InvalidRequestError for a token that is none."""
     c = m.jobs.c
@@ -39,7 +41,7 @@ def jobs(
         older = sa.and_(c.created_at == created_at, c.job_id < job_id)
         query = query.where(c.created_at <= created_at, sa.or_(c.created_at < created_at, older))
     rows = tx.rows(query)
-    found = [JobSummary(**{**row._mapping, "state": JobState(row.state)}) for row in rows[:size]]
+    found = [summary_message(row._mapping) for row in rows[:size]]
     last = found[-1] if len(rows) > size else None
     return found, f"{last.created_at.hex()}:{last.job_id}" if last else ""
 

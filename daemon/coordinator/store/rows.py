@@ -26,14 +26,7 @@ from bagua.daemon.coordinator.store import models as m
 
 
 def event_row(job_id: str, seq: int, event: Event) -> dict[str, Any]:
-    return {
-        "job_id": job_id,
-        "seq": seq,
-        "time": event.time,
-        "kind": event.kind,
-        "reason": event.reason,
-        "generation": event.generation,
-    }
+    return {**vars(event), "job_id": job_id, "seq": seq}
 
 
 def new_job_row(job: JobRecord, idempotency_key: str | None, owner: str, last_event: int) -> dict[str, Any]:

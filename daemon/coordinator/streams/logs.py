@@ -134,7 +134,7 @@ class LogReader:
         if stream.request_id is not None:
             session = self._sessions.close_request(stream.request_id)
             if session is not None:
-                session.tell(node_pb2.Directive(end_log=node_pb2.EndLog(request_id=stream.request_id)))
+                session.send(node_pb2.Directive(end_log=node_pb2.EndLog(request_id=stream.request_id)))
             stream.request_id = None
 
     def _open(self, stream: _Stream) -> None:
@@ -153,7 +153,7 @@ class LogReader:
         if session is not None:
             stream.looks = 0
             stream.request_id = read.request_id = self._sessions.open_request(session, sink)
-            session.tell(node_pb2.Directive(read_log=read))
+            session.send(node_pb2.Directive(read_log=read))
         elif self._follow:
             self._miss(stream)
         else:

@@ -53,7 +53,7 @@ class NodeSession:
         self.heard_clock = now
         self.heard.set()
 
-    def tell(self, directive: node_pb2.Directive | bytes) -> None:
+    def send(self, directive: node_pb2.Directive | bytes) -> None:
         """Queues a directive. A daemon that does not take them loses its session: it gets all of them again when it
         comes back."""
         try:
@@ -69,7 +69,7 @@ class NodeSession:
             self._told.pop(job_id, None)
         elif self._told.get(job_id) is not order:
             self._told[job_id] = order
-            self.tell(order.to(host, self.unpacks))
+            self.send(order.to(host, self.unpacks))
 
 
 class Upgrades:
@@ -85,7 +85,7 @@ class Upgrades:
         number, self._next = self._next, self._next + 1
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[number] = session, done
-        session.tell(node_pb2.Directive(upgrade=node_pb2.Upgrade(request_id=number)))
+        session.send(node_pb2.Directive(upgrade=node_pb2.Upgrade(request_id=number)))
         try:
             async with asyncio.timeout(UPGRADE_S):
                 await done
@@ -185,7 +185,7 @@ class Sessions:
             if now >= session.heard_clock + lease_s:
                 session.close(f"nothing was heard of this daemon for {lease_s:g} s")
 
-    def tell(self, job_id: str, hosts: Iterable[HostRecord], order: Order | None) -> None:
+    def send(self, job_id: str, hosts: Iterable[HostRecord], order: Order | None) -> None:
         """Passes ``order`` about a job on to these of its parts, as far as they are connected."""
         for host in hosts:
             session = self._sessions.get(host.node_id)

@@ -147,7 +147,7 @@ class Tracing:
                 node.over = True
 
         node.request_id = self._sessions.open_request(node.session, sink)
-        node.session.tell(
+        node.session.send(
             node_pb2.Directive(
                 trace=node_pb2.StartTrace(
                     request_id=node.request_id,
@@ -162,7 +162,7 @@ class Tracing:
     def _end(self, node: _Node) -> None:
         node.over = True
         self._sessions.close_request(node.request_id)
-        node.session.tell(node_pb2.Directive(end_trace=node_pb2.EndTrace(request_id=node.request_id)))
+        node.session.send(node_pb2.Directive(end_trace=node_pb2.EndTrace(request_id=node.request_id)))
 
     # ---- clocks
 
@@ -193,7 +193,7 @@ class Tracing:
         number = self._sessions.open_request(node.session, sink)
         try:
             sent = time.monotonic_ns()
-            node.session.tell(node_pb2.Directive(clock=node_pb2.ClockProbe(request_id=number)))
+            node.session.send(node_pb2.Directive(clock=node_pb2.ClockProbe(request_id=number)))
             came, reply = await answer
         finally:
             self._sessions.close_request(number)

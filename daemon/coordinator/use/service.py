@@ -7,7 +7,6 @@ import hashlib
 import json
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from bagua.base.errors import ConflictError, InvalidRequestError, NotFoundError
 from bagua.daemon.coordinator.rounds import requests
@@ -15,12 +14,13 @@ from bagua.daemon.coordinator.rounds.intake import Intake
 from bagua.daemon.coordinator.rounds.live_state import Board
 from bagua.daemon.coordinator.rules.access import Owned, unknown_job
 from bagua.daemon.coordinator.rules.clock import ServiceClock
-from bagua.daemon.coordinator.rules.domain import Event, JobRecord, JobSpec, JobState, JobSummary, NodeView
+from bagua.daemon.coordinator.rules.domain import Event, JobRecord, JobSpec, JobState, NodeView
 from bagua.daemon.coordinator.rules.identity import CURRENT, DEFAULT_NAMESPACE, EVERYWHERE
 from bagua.daemon.coordinator.rules.joins import growth
 from bagua.daemon.coordinator.store import listing
 from bagua.daemon.coordinator.store.store import Transaction
 from bagua.daemon.coordinator.store.worker import Worker
+from bagua.proto import job_pb2
 
 MAX_EVENTS = 1_000  # in one answer
 
@@ -75,10 +75,14 @@ class Service:
 
     async def jobs(
         self, states: Sequence[JobState], limit: int, page_token: str, namespace: str = EVERYWHERE
-    ) -> tuple[list[JobSummary], str]:
+    ) -> tuple[list[job_pb2.Job], str]:
         """A page of the newest first, and the token of the next. Raises InvalidRequestError."""
         found, token = await self._worker.read(lambda tx: listing.jobs(tx, states, limit, page_token, namespace))
-        return [self._current(summary) for summary in found], token
+        for summary in found:
+            job = self._board.job(summary.job_id)
+            if job is not None and job.state.value == summary.state:  # if it waits: what is missing now
+                summary.reason = self._board.shown(job).reason
+        return found, token
 
     async def find(self, prefix: str, namespace: str = EVERYWHERE) -> str:
         """The id of a job by its beginning. Raises NotFoundError, ConflictError."""
@@ -163,13 +167,6 @@ class Service:
     def wall(self) -> float:
         """Returns the time in seconds since the epoch."""
         return self._clock.wall()
-
-    def _current(self, summary: JobSummary) -> JobSummary:
-        """Adds what is missing now, if the job waits."""
-        job = self._board.job(summary.job_id)
-        if job is None or job.state is not summary.state:
-            return summary
-        return replace(summary, reason=self._board.shown(job).reason)
 
     async def _ended(self, job_id: str) -> JobRecord:
         return (await self._worker.read(lambda tx: self._with_events(tx, None, job_id, 0)))[0]

@@ -63,7 +63,7 @@ def test_a_node_leaves_after_its_step_also_when_its_newcomers_are_not_wanted_any
     sessions = Sessions(lambda: None)
     session = NodeSession("c", "boot c", "")
     sessions.add(session)
-    sessions.tell(c.job.job_id, c.job.parts, sessions.order(c.job))
+    sessions.send(c.job.job_id, c.job.parts, sessions.order(c.job))
     told = [session.outgoing.get_nowait() for _ in range(session.outgoing.qsize())]
     assert [node_pb2.Directive.FromString(one).run.planned for one in told] == [True]
 

@@ -115,16 +115,16 @@ def test_many_refusals_make_a_line_a_minute():
     log = Line()
     for number in range(5_000):
         log.refusals.add(f"10.0.{number // 250}.{number % 250}", "calls")
-        log.refusals.tell()
+        log.refusals.log_due()
     assert len(log.lines) == 1 and log.lines[0]["calls"] == 1
     log.refusals.add("10.0.0.1", "connections")
     log.now += PERIOD_S
-    log.refusals.tell()
+    log.refusals.log_due()
     told = log.lines[1]
     assert (told["calls"], told["connections"]) == (4_999, 1)
     assert len(told["addresses"]) == 10 and told["addresses"]["others"] > 3_000
     log.now += PERIOD_S
-    log.refusals.tell()
+    log.refusals.log_due()
     assert len(log.lines) == 2
 
 

@@ -31,18 +31,18 @@ async def test_a_wish_is_told_once_per_session():
     sessions.add(session)
     job = placed()
     for _ in range(3):
-        sessions.tell(job.job_id, job.hosts, sessions.order(job))
+        sessions.send(job.job_id, job.hosts, sessions.order(job))
     assert session.outgoing.qsize() == 1
     run = node_pb2.Directive.FromString(session.outgoing.get_nowait()).run
     assert (run.job_id, run.host_index, run.spec.entry) == ("job-1", 0, "t.py")
     stopping = replace(job, state=JobState.STOPPING, reason="why", outcome=JobState.FAILED)
-    sessions.tell(stopping.job_id, stopping.hosts, sessions.order(stopping))
-    sessions.tell(stopping.job_id, stopping.hosts, sessions.order(stopping))
+    sessions.send(stopping.job_id, stopping.hosts, sessions.order(stopping))
+    sessions.send(stopping.job_id, stopping.hosts, sessions.order(stopping))
     assert node_pb2.Directive.FromString(session.outgoing.get_nowait()).stop.reason == "why"
     newer = NodeSession("a", "boot", "h")
     sessions.add(newer)
     assert session.closed.is_set() and not sessions.remove(session)
-    sessions.tell(stopping.job_id, stopping.hosts, sessions.order(stopping))
+    sessions.send(stopping.job_id, stopping.hosts, sessions.order(stopping))
     assert newer.outgoing.qsize() == 1 and sessions.get("a") is newer
     assert sessions.remove(newer) and len(sessions) == 0
 
@@ -65,9 +65,9 @@ def test_what_all_hosts_get_is_encoded_once_and_each_adds_its_index():
 async def test_a_daemon_that_takes_nothing_loses_its_session():
     session = NodeSession("a", "boot", "h")
     for _ in range(MAX_WAITING_DIRECTIVES):
-        session.tell(node_pb2.Directive())
+        session.send(node_pb2.Directive())
     assert not session.closed.is_set()
-    session.tell(node_pb2.Directive())
+    session.send(node_pb2.Directive())
     assert session.closed.is_set() and "does not read its stream" in session.close_reason
 
 
