@@ -117,7 +117,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     def _for_bearers(self, handler: Handler, caller: Identity, method: str) -> Handler:
         """The same kind of handler. It checks and parses what comes, and answers what is raised."""
         behaviour = _behaviour(handler)
-        parse = _parser(handler)
+        parse = parser(handler.request_deserializer)
         rule = TABLE.get(method, _NOT_IN_TABLE)
 
         async def admit(request: Any, record: _Record) -> Any:
@@ -168,7 +168,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     def _for_strangers(self, handler: Handler) -> Handler:
         """A handler of streams, so that it sees calls whose body never comes. ``handler`` takes one message."""
         behaviour = _behaviour(handler)
-        parse = _parser(handler)
+        parse = parser(handler.request_deserializer)
 
         async def call(_: Any, context: Any) -> None:
             if self._strangers >= STRANGERS_CALLS:
@@ -247,10 +247,9 @@ def _behaviour(handler: Handler) -> Any:
     return handler.stream_stream or handler.stream_unary or handler.unary_stream or handler.unary_unary
 
 
-def _parser(handler: Handler) -> Callable[[Any], Any]:
-    """The handler's own parser, with words where the bytes are no message. Raises InvalidRequestError."""
-    deserialize: Any = handler.request_deserializer
-    if deserialize is None:  # it takes bytes
+def parser(deserialize: Callable[[bytes], Any] | None) -> Callable[[Any], Any]:
+    """Returns ``deserialize`` (None: as it came) with words where bytes are no message. Raises InvalidRequestError."""
+    if deserialize is None:
         return lambda data: data
 
     def parse(data: Any) -> Any:

@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 import grpc
 import sqlalchemy as sa
 import structlog
-from google.protobuf.message import DecodeError
 
 from bagua.base.errors import ConflictError, InvalidRequestError, NotFoundError, ServiceError, UnavailableError
 from bagua.base.protocol import misfit
+from bagua.daemon.coordinator.api.interceptors import parser
 from bagua.daemon.coordinator.rounds.intake import Intake
 from bagua.daemon.coordinator.rules.access import check_job, check_node
 from bagua.daemon.coordinator.rules.clock import ServiceClock
@@ -41,6 +41,7 @@ _LARGE = 4_096
 _BEATS = 150  # heartbeats a second that the coordinator asks for, of all daemons together
 _OF_LEASE = 0.45  # between two heartbeats at most
 _BEAT_BYTES = 16  # a heartbeat is not larger
+_parse = parser(node_pb2.NodeFact.FromString)
 
 log = structlog.get_logger("coordinator.nodes")
 
@@ -70,7 +71,7 @@ class NodeServicer:
         """Makes the handler for a server. Directives that are the same for many daemons come here as bytes already."""
         session = grpc.stream_stream_rpc_method_handler(
             self.Session,
-            request_deserializer=_as_it_came,
+            request_deserializer=bytes,
             response_serializer=_serialized,
         )
         silence = grpc.unary_unary_rpc_method_handler(
@@ -157,7 +158,7 @@ class NodeServicer:
                 first = await context.read()
         except TimeoutError as error:
             raise InvalidRequestError(f"no hello came within {_HELLO_S:g} s [BG820]") from error
-        fact = _parsed(first) if isinstance(first, bytes) else node_pb2.NodeFact()
+        fact = _parse(first) if isinstance(first, bytes) else node_pb2.NodeFact()
         if fact.WhichOneof("fact") != "hello":
             raise InvalidRequestError("the first message of a session must be a hello [BG820]")
         if self.stopping:
@@ -192,7 +193,7 @@ class NodeServicer:
         tasks = {
             asyncio.create_task(self._read(session, context)): "the daemon closed the stream",
             asyncio.create_task(self._write(session, node, introduction, context)): "the stream broke",
-            asyncio.create_task(self._closed(session)): "closed by the coordinator",
+            asyncio.create_task(session.closed.wait()): "closed by the coordinator",
         }
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -213,10 +214,10 @@ class NodeServicer:
             if session.early is not None:
                 self.intake.heard(session)
             if len(data) <= _BEAT_BYTES:
-                self._take(session, _parsed(data))
+                self._take(session, _parse(data))
                 continue
             async with self._turn:
-                self._take(session, _parsed(data))
+                self._take(session, _parse(data))
                 await asyncio.sleep(0)
 
     def _take(self, session: NodeSession, fact: node_pb2.NodeFact) -> None:
@@ -322,27 +323,11 @@ class NodeServicer:
                     await asyncio.sleep(0)
             await context.write(directive)
 
-    async def _closed(self, session: NodeSession) -> None:
-        await session.closed.wait()
-
 
 def heartbeat_interval(welcome: node_pb2.Welcome, nodes: int) -> float:
     """Seconds between two heartbeats of a daemon where ``nodes`` are connected: at most ``_BEATS`` come a second, and
     two of each daemon within its lease."""
     return max(welcome.heartbeat_s, min(nodes / _BEATS, _OF_LEASE * welcome.lease_s))
-
-
-def _as_it_came(data: bytes) -> bytes:
-    return data
-
-
-def _parsed(data: bytes) -> node_pb2.NodeFact:
-    try:
-        return node_pb2.NodeFact.FromString(data)
-    except DecodeError as error:
-        raise InvalidRequestError(
-            "The request can't be read: its bytes are no message of this method. [BG820]"
-        ) from error
 
 
 def _serialized(directive: node_pb2.Directive | bytes) -> bytes:
