@@ -19,8 +19,9 @@ import grpc.aio
 import sqlalchemy as sa
 import structlog
 
-from bagua.base.address import join_address, refuses, socket_refuses, split_address
+from bagua.base.address import join_address, split_address
 from bagua.base.errors import ConfigError
+from bagua.base.port_probe import refuses, socket_refuses
 from bagua.base.security import TlsFiles, call_metadata, channel_credentials, read_token
 from bagua.proto import node_pb2
 from bagua.proto.node_pb2_grpc import NodeServiceStub
