@@ -22,73 +22,38 @@
 // carry the cause to the other hosts; shut_down() makes their poll() fail in any case.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
-#include <functional>
-#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
-#include "transport/seal.h"
-#include "transport/stream_count.h"
+#include "transport/mesh_parts.h"
 
 namespace bagua {
 
-struct MeshOptions {
-  std::string job_id;
-  uint64_t generation = 0;
-  uint32_t comm = 0;
-  int host = 0;  // index of this host among the hosts of the communicator
-  int hosts = 1;
-  int streams = 4;  // TCP streams for each pair of hosts
-  // Counted from the first send to, or receive from, a peer that is not connected.
-  int64_t connect_timeout_ns = 30'000'000'000;
-  int64_t silence_timeout_ns = 30'000'000'000;  // for the answer to a ping
-  // The same for a peer from which nothing has come yet: it may create this communicator much later.
-  int64_t first_word_timeout_ns = INT64_MAX / 4;
-  // By peer: whether to use one stream or all, see transport/stream_count.h; must outlive the mesh. Empty: not known.
-  std::vector<StreamVerdict*> verdicts = {};
-  // Messages of this operation are not wanted any more from a peer that has been let go.
-  uint64_t spare_operation = UINT64_MAX;
-  // Name of host `peer` in errors and descriptions; empty: "host 1".
-  std::function<std::string(int peer)> name = {};
-};
-
 class Mesh {
  public:
-  enum class Event : uint8_t {
-    kSent,      // the kernel has a copy of the payload: its memory may be reused
-    kReceived,  // the payload of a receive is complete and its checksum is right
-    kControl,   // a control message arrived: see `control`
-  };
-  struct Completion {
-    Event event;
-    int peer;
-    uint64_t cookie;      // the argument of send() or recv()
-    std::string control;  // kControl only
-  };
-  struct Counters {
-    uint64_t bytes_sent = 0, bytes_received = 0;  // payload and headers
-    uint64_t bytes_encrypted = 0;                 // of bytes_sent
-    uint64_t frames_dropped = 0;                  // of another generation or communicator
-    uint64_t frames_refused = 0;                  // damaged or not authentic; the first ends the mesh
-  };
-
-  static constexpr int kMaxStreams = 64;
-  static constexpr size_t kMaxMessage = 16u << 20;
-  static constexpr size_t kMaxControl = 64u << 10;  // the caller must not send longer texts or longer chunks
-  static constexpr int64_t kDeadConnectionNs = 20'000'000'000;
+  using Event = mesh::Event;
+  using Completion = mesh::Completion;
+  using Counters = mesh::Counters;
+  static constexpr int kMaxStreams = mesh::kMaxStreams;
+  static constexpr size_t kMaxMessage = mesh::kMaxMessage, kMaxControl = mesh::kMaxControl;
+  static constexpr int64_t kDeadConnectionNs = mesh::kDeadConnectionNs;
 
   explicit Mesh(MeshOptions options);
-  ~Mesh();
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
 
   // Gives the mesh a connected, authenticated stream (see transport/handshake.h). Any thread. Closes the connection if
   // this stream is attached already, or if its number is out of range.
-  void attach(int peer, int stream, Connection connection);
+  void attach(int peer, int stream, Connection connection) { connections_.attach(peer, stream, std::move(connection)); }
   // True once every data stream to every other host is attached. Control lanes don't count.
-  bool connected() const;
+  bool connected() {
+    connections_.adopt();
+    return connections_.complete();
+  }
 
   // Starts the connect timeout for every host, as a send to each would.
   void need_all();
@@ -102,11 +67,11 @@ class Mesh {
   void send_control(int peer, const std::string& text);
 
   // True while the caller waits for other hosts: the mesh pings them.
-  void set_waiting(bool waiting);
+  void set_waiting(bool waiting) { watch_.set_waiting(waiting); }
   // Takes the place of MeshOptions::silence_timeout_ns.
-  void set_silence_timeout(int64_t ns);
+  void set_silence_timeout(int64_t ns) { shared_.options.silence_timeout_ns = ns; }
   // Takes the place of MeshOptions::first_word_timeout_ns.
-  void set_first_word_timeout(int64_t ns);
+  void set_first_word_timeout(int64_t ns) { shared_.options.first_word_timeout_ns = ns; }
   // By peer: the caller waits for a control message from it. The loss of such a peer is an error even while frames that
   // it sent before wait for their receives.
   void set_awaited(const std::vector<bool>& peers);
@@ -119,31 +84,46 @@ class Mesh {
   // Makes the present or next poll() return. Any thread.
   void wake();
   // The peer whose loss or silence was the error of poll(); -1: it was none.
-  int failed_peer() const;
+  int failed_peer() const { return shared_.failed_peer; }
 
   // `peer` has said goodbye: it starts nothing new. The end of its connections is an error only if messages from it or
   // to it are still outstanding.
-  void let_go(int peer);
+  void let_go(int peer) { shared_.peer(peer).let_go = true; }
 
   // From now on only control messages move, on the control lanes, even after an error. Drops queued sends and posted
   // receives. poll() fails again when no lane is left. Idempotent.
-  void retire();
+  void retire() { ending_.retire(); }
   // To be called when all hosts have said goodbye: retires the mesh, sends what is queued on the control lanes, then
   // closes this side of them. poll() fails when the other hosts have closed theirs.
-  void hang_up();
+  void hang_up() { ending_.hang_up(); }
   // True while control messages can go to `peer` on its control lane.
-  bool can_tell(int peer) const;
+  bool can_tell(int peer) const { return mesh::can_tell(shared_.peers[static_cast<size_t>(peer)]); }
   // Ends every connection, also those that are attached later. Control messages that the sockets have taken still
   // arrive; everything else is dropped. poll() fails from now on. Idempotent.
-  void shut_down();
+  void shut_down() { ending_.shut_down(); }
 
-  const Counters& counters() const;
+  const Counters& counters() const { return shared_.totals; }
   // For error messages: names peers with outstanding sends or receives and since when, and peers that do not answer.
   std::string describe_waits(int64_t now_ns) const;
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  bool check_peer(int peer, size_t bytes, size_t limit, const char* what);
+  // Waits for events and handles them. Returns false if wake() was called.
+  bool wait(int64_t deadline_ns);
+  void on_event(mesh::Stream* stream, uint32_t events);
+  int64_t next_deadline(int64_t deadline_ns) const;
+  // Handles streams that have ended since the last call.
+  void settle();
+
+  mesh::Shared shared_;
+  mesh::Poller poller_;
+  mesh::Losses losses_;
+  mesh::Outbox outbox_;
+  mesh::Connections connections_;
+  mesh::Intake intake_;
+  mesh::Watch watch_;
+  mesh::Ending ending_;
+  std::atomic<bool> woken_{false};
 };
 
 }  // namespace bagua

@@ -147,11 +147,11 @@ void Intake::on_payload(Stream* stream) {
   StreamReader& reader = stream->reader;
   if (reader.skipping()) return;
   if (reader.header().type == FrameType::kControl) {
-    shared_->done.push_back({Mesh::Event::kControl, stream->peer, 0, std::move(reader.control())});
+    shared_->done.push_back({Event::kControl, stream->peer, 0, std::move(reader.control())});
     return;
   }
   shared_->peer_of(stream).posted.erase({reader.header().op, reader.header().tag});
-  shared_->done.push_back({Mesh::Event::kReceived, stream->peer, reader.cookie(), {}});
+  shared_->done.push_back({Event::kReceived, stream->peer, reader.cookie(), {}});
 }
 
 }  // namespace bagua::mesh

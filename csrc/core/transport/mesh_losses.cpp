@@ -148,7 +148,7 @@ void Watch::inspect(Peer* peer) {
   for (const auto& stream : peer->streams) {
     if (stream == nullptr || stream->ended || stream->write_broken) continue;
     const int64_t quiet_ns = unacknowledged_ns(stream->socket.get());
-    if (quiet_ns < Mesh::kDeadConnectionNs) continue;
+    if (quiet_ns < kDeadConnectionNs) continue;
     stream->ended = true;
     return losses_->lose(stream.get(), "nothing has been acknowledged for " + duration_text(quiet_ns) +
                                            ": the machine or the network between is down");

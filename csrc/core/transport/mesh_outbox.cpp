@@ -38,8 +38,8 @@ void Outbox::post(Peer* peer, Outgoing message) {
 // The stream for the next chunk; nullptr: wait for an event.
 Stream* Outbox::data_stream(Peer* peer, size_t chunk) {
   const auto count = static_cast<size_t>(shared_->options.streams);
-  Stream* usable[Mesh::kMaxStreams];
-  StreamLoad loads[Mesh::kMaxStreams];
+  Stream* usable[kMaxStreams];
+  StreamLoad loads[kMaxStreams];
   int n = 0, begin = 0, free = 0;
   const int64_t now = now_ns();
   for (size_t i = 0; i < count; ++i) {
@@ -135,7 +135,7 @@ void Outbox::flush(Peer* peer, Stream* stream) {
     case StreamWriter::Progress::kDone: {
       const Outgoing& message = stream->writer.current();
       if (message.type == FrameType::kData) {
-        shared_->done.push_back({Mesh::Event::kSent, stream->peer, message.cookie, {}});
+        shared_->done.push_back({Event::kSent, stream->peer, message.cookie, {}});
       }
       break;
     }

@@ -1,4 +1,4 @@
-// The parts of a mesh, each of which may call those above it. Mesh::Impl holds them and runs the loop of poll().
+// The parts of a mesh, each of which may call those above it. Mesh holds them and runs the loop of poll().
 //
 // Thread safety: the thread that drives the mesh only, except for Poller::signal() and Connections::attach().
 #pragma once

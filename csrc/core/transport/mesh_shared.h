@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -14,12 +15,55 @@
 
 #include "base/status.h"
 #include "net/socket.h"
-#include "transport/mesh.h"
 #include "transport/stream.h"
 #include "transport/stream_count.h"
 #include "transport/stream_rate.h"
 
-namespace bagua::mesh {
+namespace bagua {
+
+struct MeshOptions {
+  uint64_t generation = 0;
+  uint32_t comm = 0;
+  int host = 0;  // index of this host among the hosts of the communicator
+  int hosts = 1;
+  int streams = 4;  // TCP streams for each pair of hosts
+  // Counted from the first send to, or receive from, a peer that is not connected.
+  int64_t connect_timeout_ns = 30'000'000'000;
+  int64_t silence_timeout_ns = 30'000'000'000;  // for the answer to a ping
+  // The same for a peer from which nothing has come yet: it may create this communicator much later.
+  int64_t first_word_timeout_ns = INT64_MAX / 4;
+  // By peer: whether to use one stream or all, see transport/stream_count.h; must outlive the mesh. Empty: not known.
+  std::vector<StreamVerdict*> verdicts = {};
+  // Messages of this operation are not wanted any more from a peer that has been let go.
+  uint64_t spare_operation = UINT64_MAX;
+  // Name of host `peer` in errors and descriptions; empty: "host 1".
+  std::function<std::string(int peer)> name = {};
+};
+
+namespace mesh {
+
+enum class Event : uint8_t {
+  kSent,      // the kernel has a copy of the payload: its memory may be reused
+  kReceived,  // the payload of a receive is complete and its checksum is right
+  kControl,   // a control message arrived: see `control`
+};
+struct Completion {
+  Event event;
+  int peer;
+  uint64_t cookie;      // the argument of send() or recv()
+  std::string control;  // kControl only
+};
+struct Counters {
+  uint64_t bytes_sent = 0, bytes_received = 0;  // payload and headers
+  uint64_t bytes_encrypted = 0;                 // of bytes_sent
+  uint64_t frames_dropped = 0;                  // of another generation or communicator
+  uint64_t frames_refused = 0;                  // damaged or not authentic; the first ends the mesh
+};
+
+constexpr int kMaxStreams = 64;
+constexpr size_t kMaxMessage = 16u << 20;
+constexpr size_t kMaxControl = 64u << 10;  // the caller must not send longer texts or longer chunks
+constexpr int64_t kDeadConnectionNs = 20'000'000'000;
 
 // Identifies a message between two hosts.
 struct MessageKey {
@@ -104,11 +148,11 @@ struct Shared {
 
   MeshOptions options;
   std::vector<Peer> peers;
-  std::vector<Mesh::Completion> done;
+  std::vector<Completion> done;
   Status status;         // the first error
   int failed_peer = -1;  // the peer that was lost with it
   bool retired = false;  // only control messages move
-  Mesh::Counters totals;
+  Counters totals;
 
   void fail(Status first, int peer = -1) {
     if (!status) return;
@@ -121,4 +165,5 @@ struct Shared {
   Peer& peer_of(const Stream* stream) { return peer(stream->peer); }
 };
 
-}  // namespace bagua::mesh
+}  // namespace mesh
+}  // namespace bagua

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "net/socket.h"
-#include "transport/mesh.h"
+#include "transport/mesh_shared.h"
 
 namespace bagua {
 
@@ -162,7 +162,7 @@ bool StreamReader::parse_header() {
     problem_ = "a frame has version " + std::to_string(header_.version);
   } else if (!control && !sign && header_.type != FrameType::kData) {
     problem_ = "a frame has the unknown type " + std::to_string(static_cast<int>(header_.type));
-  } else if (header_.payload_bytes > (sign ? 0 : control ? Mesh::kMaxControl : Mesh::kMaxMessage)) {
+  } else if (header_.payload_bytes > (sign ? 0 : control ? mesh::kMaxControl : mesh::kMaxMessage)) {
     problem_ = "a frame claims " + std::to_string(header_.payload_bytes) + " bytes, more than is allowed";
   } else if (header_.sequence != sequence_) {
     problem_ =

@@ -32,7 +32,6 @@ inline void tcp_pair(Fd* a, Fd* b) {
 
 inline MeshOptions mesh_options(int host, int hosts, int streams) {
   MeshOptions options;
-  options.job_id = "job";
   options.generation = 5;
   options.comm = 2;
   options.host = host;

@@ -14,7 +14,6 @@ constexpr int64_t kNever = INT64_MAX / 4;
 MeshOptions mesh_options(GenerationState* state, const Communicator* comm) {
   const EngineOptions& options = state->job().options();
   MeshOptions mesh;
-  mesh.job_id = options.credentials.job_id;
   mesh.generation = state->membership().generation;
   mesh.comm = comm->id();
   mesh.host = comm->topology().host;
