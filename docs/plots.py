@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bagua.bench.plots import new_figure, save_figure
 
@@ -49,6 +49,12 @@ def share(cell: str) -> float:
     return 1 / float(cell[2:]) if cell.startswith("1/") else float(cell)
 
 
+def draw_bars(axes: Axes, place: int, values: list[float], colour: str, label: str, **more: Any) -> Any:
+    """Draws the bars of one of three series; ``place``: 0, 1 or 2."""
+    at = [index + 0.27 * (place - 1) for index in range(len(values))]
+    return axes.bar(at, values, 0.25, color=COLOURS[colour], label=label, **more)
+
+
 def allreduce(path: Path) -> None:
     """Times as fast as Gloo over size; a bar reaches from the least to the most that was measured."""
     rows = table("performance.md", "ranks of one host")
@@ -58,16 +64,7 @@ def allreduce(path: Path) -> None:
         spans = [numbers(row[size]) for size in sizes]
         middles = [(span[0] + span[-1]) / 2 for span in spans]
         halves = [(span[-1] - span[0]) / 2 for span in spans]
-        at = [index + 0.27 * (place - 1) for index in range(len(sizes))]
-        axes.bar(
-            at,
-            middles,
-            0.25,
-            yerr=halves,
-            capsize=3,
-            color=COLOURS[colour],
-            label=row["ranks of one host"].replace("`", ""),
-        )
+        draw_bars(axes, place, middles, colour, row["ranks of one host"].replace("`", ""), yerr=halves, capsize=3)
     axes.axhline(1, color="0.3", linewidth=1)
     axes.set_xticks(range(len(sizes)), sizes)
     axes.set_xlabel("size of the vector, float32")
@@ -90,8 +87,7 @@ def steps(path: Path) -> None:
     }
     figure, (axes,) = new_figure(1)
     for place, ((label, values), colour) in enumerate(zip(bars.items(), ("peer", "third", "bagua"), strict=True)):
-        at = [index + 0.27 * (place - 1) for index in range(len(names))]
-        axes.bar_label(axes.bar(at, values, 0.25, color=COLOURS[colour], label=label), fmt="%.3g", fontsize=8)
+        axes.bar_label(draw_bars(axes, place, values, colour, label), fmt="%.3g", fontsize=8)
     axes.set_yscale("log")
     axes.axhline(1, color="0.3", linewidth=1)
     axes.set_xticks(range(len(names)), [name.replace(", ", "\n") for name in names], fontsize=8)
