@@ -60,7 +60,7 @@ class ServiceProcess:
             while not data.endswith(b"\n"):
                 if not select.select([self._ready], [], [], max(0.0, deadline - time.monotonic()))[0]:
                     raise ServiceError(
-                        f"The {self.label} was not ready in time: is this machine overloaded?{self._last_words()} "
+                        f"The {self.label} was not ready in time: is this machine overloaded?{last_words(self.log)} "
                         "[BG910]"
                     )
                 received = os.read(self._ready, 65536)
@@ -70,7 +70,7 @@ class ServiceProcess:
         finally:
             os.close(self._ready)
         if not data.endswith(b"\n"):
-            raise ServiceError(f"The {self.label} ended while it started.{self._last_words()} [BG910]")
+            raise ServiceError(f"The {self.label} ended while it started.{last_words(self.log)} [BG910]")
         line: dict[str, str] = json.loads(data)
         if "error" in line:
             raise ServiceError(f"The {self.label} can't start: {line['error']}")
@@ -82,7 +82,7 @@ class ServiceProcess:
         code = self.process.wait()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         why = f" {self._memory.explain()}" if code == -signal.SIGKILL else ""
-        return f"The {self.label} {how}.{why}{self._last_words()}"
+        return f"The {self.label} {how}.{why}{last_words(self.log)}"
 
     def signal_group(self, number: int) -> None:
         """Signals the process and what it started in its session, if it has not been reaped yet."""
@@ -96,9 +96,11 @@ class ServiceProcess:
             self.signal_group(signal.SIGKILL)
         self.process.wait()
 
-    def _last_words(self) -> str:
-        try:
-            lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        except FileNotFoundError:  # whoever started it has stopped it, and has removed the folder meanwhile
-            return ""
-        return f" Its last words: {lines[-1].strip()}" if lines else ""
+
+def last_words(log: Path) -> str:
+    """The last line of a service's log, as a sentence; empty if there is none."""
+    try:
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    except FileNotFoundError:  # whoever started it has stopped it, and has removed the folder meanwhile
+        return ""
+    return f" Its last words: {lines[-1].strip()}" if lines else ""

@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from bagua.base.address import is_loopback, join_address, own_address
+from bagua.base.child_service import last_words
 from bagua.base.errors import ConfigError, ServiceError, UsageError
 from bagua.base.parent_socket import FOREIGN_SETTINGS
 from bagua.base.paths import make_private_dir, write_private
@@ -86,11 +87,8 @@ class RemoteService:
         """Waits for the end and says how it ended."""
         remote = self._ended.get()
         self._ended.put(remote)
-        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
-        last = f" Its last words: {lines[-1].strip()}" if lines else ""
-        return (
-            f"The {self.label} ended with code {remote.code}{self._why or ssh.hint(remote.code, sys.executable)}.{last}"
-        )
+        why = self._why or ssh.hint(remote.code, sys.executable)
+        return f"The {self.label} ended with code {remote.code}{why}.{last_words(self._log)}"
 
     def signal_group(self, number: int) -> None:
         """Ends what runs there: at once for SIGKILL, else in good order."""
