@@ -69,46 +69,6 @@ SecretOption = Annotated[
         "it is started again before the ranks are, the job fails. May be repeated.",
     ),
 ]
-NamespaceOption = Annotated[str, typer.Option("--namespace", help="Where the job goes. Default: your account's.")]
-AsUserOption = Annotated[
-    str,
-    typer.Option(
-        "--as-user",
-        help="Unix user of the ranks, on nodes whose daemon has --run-as submitter. Default: your account's; another "
-        "one is for administrators.",
-    ),
-]
-HostsOption = Annotated[
-    str,
-    typer.Option(
-        "--hosts",
-        metavar="HOST,USER@HOST:PORT",
-        help="Run on these hosts: a node daemon on each, started by ssh. They have this Python environment and the "
-        "folder at the same paths.",
-    ),
-]
-SshOption = Annotated[
-    str,
-    typer.Option(
-        "--ssh",
-        metavar="COMMAND",
-        help='With --hosts: the ssh client, such as "ssh -F my.config". Default: BAGUA_SSH, else ssh.',
-    ),
-]
-AddressOption = Annotated[
-    str,
-    typer.Option(
-        "--address",
-        metavar="ADDRESS",
-        help="With several hosts: by which address of this machine the others reach it. Default: found out.",
-    ),
-]
-RequeueOption = Annotated[
-    bool,
-    typer.Option(
-        "--requeue", help="With `bagua slurm run`: SIGUSR1, the sign of the time limit, queues the job again."
-    ),
-]
 OnlyRankOption = Annotated[
     list[int] | None,
     typer.Option(

@@ -331,10 +331,37 @@ def run(
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Only the ranks' output and errors."),
     only_rank: options.OnlyRankOption = None,
     prefix: options.PrefixOption = None,
-    hosts: options.HostsOption = "",
-    ssh: options.SshOption = "",
-    address: options.AddressOption = "",
-    requeue: options.RequeueOption = False,
+    hosts: Annotated[
+        str,
+        typer.Option(
+            "--hosts",
+            metavar="HOST,USER@HOST:PORT",
+            help="Run on these hosts: a node daemon on each, started by ssh. They have this Python environment and the "
+            "folder at the same paths.",
+        ),
+    ] = "",
+    ssh: Annotated[
+        str,
+        typer.Option(
+            "--ssh",
+            metavar="COMMAND",
+            help='With --hosts: the ssh client, such as "ssh -F my.config". Default: BAGUA_SSH, else ssh.',
+        ),
+    ] = "",
+    address: Annotated[
+        str,
+        typer.Option(
+            "--address",
+            metavar="ADDRESS",
+            help="With several hosts: by which address of this machine the others reach it. Default: found out.",
+        ),
+    ] = "",
+    requeue: Annotated[
+        bool,
+        typer.Option(
+            "--requeue", help="With `bagua slurm run`: SIGUSR1, the sign of the time limit, queues the job again."
+        ),
+    ] = False,
     config: ConfigOption = None,
     print_config: PrintConfigOption = False,
 ) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,8 +25,15 @@ def submit(
     args: options.ArgsArgument = None,
     job: Given,
     secret: options.SecretOption = None,
-    namespace: options.NamespaceOption = "",
-    as_user: options.AsUserOption = "",
+    namespace: Annotated[str, typer.Option("--namespace", help="Where the job goes. Default: your account's.")] = "",
+    as_user: Annotated[
+        str,
+        typer.Option(
+            "--as-user",
+            help="Unix user of the ranks, on nodes whose daemon has --run-as submitter. Default: your account's; "
+            "another one is for administrators.",
+        ),
+    ] = "",
     working_dir: options.WorkingDirOption = None,
     key: str = typer.Option("", help="Submitting the same key again returns the first job."),
     watch: bool = typer.Option(False, "--watch", "-w", help="Show the job until it has ended; its exit code is ours."),
