@@ -50,12 +50,7 @@ class ElasticCommunicator(Communicator):
 
     def _session(self) -> Session:
         session = super()._session()
-        if self.lost:
-            lost = ", ".join(map(str, self.lost))
-            raise MembershipChanged(
-                f"The communicator of ranks {list(self.ranks)} has lost members: {lost}. Make a new group of the ranks "
-                "that are left. [BG508]"
-            )
+        self._check_whole("communicator", self.ranks)
         return session
 
     def barrier(self) -> None:

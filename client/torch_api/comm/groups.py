@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import distributed
 
-from bagua.base.errors import BaguaError, MembershipChanged
+from bagua.base.errors import BaguaError
 from bagua.torch_api.comm.communicator import NON_COMM_MEMBER, WORLD, Comm, Communicator, World
 from bagua.torch_api.comm.communicators import communicator_of, communicators
 from bagua.torch_api.comm.members import Roster
@@ -127,12 +127,7 @@ class BaguaProcessGroup(Roster):
 
     def _part(self, ranks: Sequence[int]) -> Communicator:
         members = tuple(ranks)
-        if self.lost:
-            lost = ", ".join(map(str, self.lost))
-            raise MembershipChanged(
-                f"The group of ranks {self.ranks} has lost members: {lost}. Make a new group of the ranks that are "
-                "left: all of them call new_group(). [BG508]"
-            )
+        self._check_whole("group", self.ranks)
         if self._session.membership.rank not in members:
             return NON_COMM_MEMBER
         found = self._communicators.get(members)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bagua.base.errors import BaguaError, CommunicationError
+from bagua.base.errors import BaguaError, CommunicationError, MembershipChanged
 from bagua.torch_api.cuda.connection import CudaConnection
 from bagua.torch_api.job import environment
 from bagua.torch_api.job.connection import Connection
@@ -56,6 +56,15 @@ class Roster:
         """Takes the members that have these ranks now."""
         self.numbers = tuple(membership.members[rank] for rank in ranks)
         self._lobby = membership.lobby
+
+    def _check_whole(self, what: str, ranks: Sequence[int]) -> None:
+        """Raises MembershipChanged if ``what`` these members have has lost some that it can't go on without."""
+        if self.lost:
+            lost = ", ".join(map(str, self.lost))
+            raise MembershipChanged(
+                f"The {what} of ranks {list(ranks)} has lost members: {lost}. Make a new group of the ranks that are "
+                "left: all of them call new_group(). [BG508]"
+            )
 
     def _follow(self, present: Membership) -> list[int]:
         """Returns the ranks of those that are left in a new generation."""

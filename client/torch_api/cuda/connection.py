@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import os
 import time
 from collections import deque
@@ -238,10 +237,9 @@ class CudaConnection:
         """Waits for each of the tickets, which takes no time."""
         return (), UNTOLD
 
-    def wait(self, ticket: int, deadline_s: float = math.inf) -> Times:
+    def wait(self, ticket: int) -> Times:
         """Makes the current stream wait for the operation. Returns (ticket, 0, 0): ``CudaSteps`` learns the times
-        when they are known. ``deadline_s`` has no meaning: nothing waits here, but for the members of an operation that
-        was submitted out of step."""
+        when they are known. Nothing waits here, but for the members of an operation that was submitted out of step."""
         if ticket < 0:
             ticket = self._gate.await_ticket(ticket)
         try:

@@ -129,7 +129,7 @@ class Connection(Protocol):
         """Nobody will wait for this operation: its place is free once it is over."""
         ...
 
-    def wait(self, ticket: int, deadline_s: float = math.inf) -> Times:
+    def wait(self, ticket: int) -> Times:
         """Waits for an operation; returns (submitted, started, done) in ns of CLOCK_MONOTONIC. Each ticket is waited
         for once."""
         ...
@@ -354,7 +354,8 @@ class HostConnection:
 
     @contextmanager
     def patience(self, seconds: float) -> Iterator[None]:
-        """Operations of this thread in its block raise CommunicationError after so many seconds."""
+        """Operations of this thread in its block raise CommunicationError after so many seconds: they may wait for a
+        process that never started, and nobody can see that die."""
         self._thread.patience = seconds
         try:
             yield
@@ -366,12 +367,11 @@ class HostConnection:
         """Seconds after which ``go_on`` is to be asked for the first time."""
         return min(self._first_warning_s, getattr(self._thread, "patience", math.inf))
 
-    def go_on(self, waited: float, limit: float = math.inf, more: str = "", ends: bool = True) -> float:
+    def go_on(self, waited: float, more: str = "", ends: bool = True) -> float:
         """Says who waits for whom, and for how many seconds this rank will wait on. ``more``: words for the log.
         Raises CommunicationError at the limit, which is ``environment.get_wait_timeout()`` at the latest if the wait
         ``ends``."""
-        limit = min(limit, self._wait_limit_s) if ends else limit
-        limit = min(limit, getattr(self._thread, "patience", math.inf))
+        limit = min(self._wait_limit_s if ends else math.inf, getattr(self._thread, "patience", math.inf))
         try:
             who = self._describe_waits()
         except ServiceError as error:
@@ -385,27 +385,26 @@ class HostConnection:
         LOG.warning("Rank %d has waited for %.0f s. %s", self.membership.rank, waited, waiting)
         return min(WARNING_EVERY_S, limit - waited)
 
-    def _wait_on(self, look: Callable[[float], T | None], waited: float, limit: float = math.inf, **words: Any) -> T:
+    def _wait_on(self, look: Callable[[float], T | None], waited: float, **words: Any) -> T:
         """Waits for the result of ``look``, which waits so many seconds for it, after ``waited`` that brought none. The
         rest is for ``go_on``."""
         while True:
-            more = self.go_on(waited, limit, **words)
+            more = self.go_on(waited, **words)
             if found := look(more):
                 return found
             waited += more
 
-    def wait(self, ticket: int, deadline_s: float = math.inf) -> Times:
+    def wait(self, ticket: int) -> Times:
         """See ``Connection``.
 
         Ends when the operation is done, or fails: the daemon fails it when a rank or host is lost. A wait longer than
         30 s is logged, with who waits for whom. After ``get_wait_timeout()`` seconds it is an error: ranks may live and
-        never come (two that receive from each other). ``deadline_s``: an earlier limit, for operations that wait for a
-        process that may never have started: nobody can see it die.
+        never come (two that receive from each other).
         """
         try:
-            waited = min(self.first_warning_s, deadline_s)
+            waited = self.first_warning_s
             times = self._rank.wait(ticket, waited)
-            return times or self._wait_on(lambda more: self._rank.wait(ticket, more), waited, deadline_s)
+            return times or self._wait_on(lambda more: self._rank.wait(ticket, more), waited)
         except self._error as error:
             raise self._translate(error) from None
 
@@ -425,9 +424,7 @@ class HostConnection:
     def abandon(self, ticket: int) -> None:
         self._rank.abandon(ticket)
 
-    def barrier(
-        self, comm: int = 0, deadline_s: float = math.inf, meanwhile: Callable[[], object] | None = None
-    ) -> None:
+    def barrier(self, comm: int = 0, meanwhile: Callable[[], object] | None = None) -> None:
         """Returns when every member has called it. Until then ``meanwhile`` is called again and again."""
         operation = request(self.kinds["barrier"], comm=comm, dtype=self.dtypes["uint8"], count=0)
         ticket = self.submit(operation)
@@ -436,8 +433,8 @@ class HostConnection:
             meanwhile()
             time.sleep(LOOK_AGAIN_S)
             if (waited := time.monotonic() - began) >= told:
-                told = waited + self.go_on(waited, deadline_s)
-        self.wait(ticket, deadline_s)
+                told = waited + self.go_on(waited)
+        self.wait(ticket)
 
     def counters(self) -> dict[str, int]:
         """Counters of this host's engine."""

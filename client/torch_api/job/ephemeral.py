@@ -87,7 +87,8 @@ def join(store: Store | None) -> Session:
         return _join_alone()
     session = _join_others(rank, world_size, store)
     # Rank 0 listened at MASTER_PORT, and does so no more: who goes on to torch.distributed there must not meet it.
-    session.connection.barrier(deadline_s=DEADLINE_S)
+    with session.connection.patience(DEADLINE_S):
+        session.connection.barrier()
     return session
 
 
@@ -99,7 +100,8 @@ def _join_others(rank: int, world_size: int, store: Store | None) -> Session:
         except Superseded:
             continue  # rank 0 has begun again, and waits for us there
         # Nobody lets go of the store, which may live in rank 0, before everybody has read from it.
-        session.connection.barrier(deadline_s=DEADLINE_S)
+        with session.connection.patience(DEADLINE_S):
+            session.connection.barrier()
         return session
 
 

@@ -150,10 +150,6 @@ class Session:
             for model in list(self.weighed_models):
                 model.install_weights()
 
-    def follow_weight(self, change: float) -> None:
-        """Members have changed: the batch that is in use, and gradients of it, weigh so much more."""
-        self.weigh_batch(self.weights.batch * change, change)
-
     def take_newcomers(self) -> None:
         """Tells the daemon that this program can take newcomers. Without its answer nobody joins."""
         try:

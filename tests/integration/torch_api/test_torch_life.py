@@ -280,8 +280,8 @@ def rank_gives_up() -> str:
     bagua.init_process_group()
     told = ""
     if bagua.get_rank() == 0:
-        with pytest.raises(CommunicationError) as error:
-            current().connection.barrier(deadline_s=0.5)
+        with pytest.raises(CommunicationError) as error, current().connection.patience(0.5):
+            current().connection.barrier()
         told = str(error.value)
     else:
         time.sleep(2.0)

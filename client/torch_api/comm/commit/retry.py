@@ -458,7 +458,8 @@ class Units:
         if not session.newcomer and (first or outcome.copies):
             members = [session.membership.members[rank] for rank in session.membership.active]
             told = {member: (row.given, row.followers) for member, row in whole.items()}
-            session.follow_weight(self.followers.hear(told, members, generation))
+            change = self.followers.hear(told, members, generation)
+            session.weigh_batch(session.weights.batch * change, change)
             session.companion.renew([rows[member].offer for member in members])
             session.renew()
         self._heard_in = generation
