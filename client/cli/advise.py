@@ -14,10 +14,10 @@ from bagua.base.job_options import MAX_NODES, MAX_RANKS, default_name
 from bagua.bench import plots
 from bagua.bench.report import Column, cells, text
 from bagua.cli import options
-from bagua.cli.bench.common import checked, command_line
+from bagua.cli.bench.common import command_line
 from bagua.cli.command import command
 from bagua.cli.job_options import check_entry, option, parse_env
-from bagua.cli.options import Output
+from bagua.cli.options import Output, checked
 from bagua.tuning.advice import Advice, Row, predict
 from bagua.tuning.advice import advise as advise_on
 from bagua.tuning.exchanges import exchange_of

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bagua.base.errors import UsageError
 from bagua.cli.command import command
 from bagua.cli.job_options import option
-from bagua.cli.options import Output
+from bagua.cli.options import Output, checked
 
 if TYPE_CHECKING:
     from bagua.cli.faults.campaign import Findings, Wanted
@@ -45,7 +44,6 @@ def chaos(
     left, beyond the step, and beyond the fault itself where nobody can train
     during it.
     """
-    from bagua.base.errors import ConfigError
     from bagua.chaos.plan import KINDS, choose
     from bagua.cli.display.tables import table
     from bagua.cli.faults.campaign import Wanted, what_is_there
@@ -53,10 +51,7 @@ def chaos(
     if list_kinds:
         table(("kind", "fault"), [(name, kind.words) for name, kind in KINDS.items()])
         return
-    try:
-        chosen, left_out = choose(kinds, what_is_there(postgresql))
-    except ConfigError as error:
-        raise UsageError(str(error)) from error
+    chosen, left_out = checked(choose, kinds, what_is_there(postgresql))
     for name, why in left_out.items():
         print(f"{name} is left out: {why}", file=sys.stderr)
     wanted = Wanted(60 * minutes, faults, seed, tuple(chosen), nnodes, nproc_per_node, workers, postgresql)

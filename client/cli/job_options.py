@@ -13,7 +13,7 @@ import typer
 from bagua.base.errors import ConfigError, UsageError
 from bagua.base.job_options import OPTIONS, JobOptions, Nodes, Option
 from bagua.base.option_names import hyphens
-from bagua.cli.options import named_files
+from bagua.cli.options import checked, named_files
 
 if TYPE_CHECKING:
     from bagua.proto import common_pb2
@@ -87,10 +87,7 @@ def specification(
     values["env"] = parse_env(values.get("env"))
     values["secret_env"] = parse_secret_env(values.get("secret_env"))
     values = {name: value for name, value in values.items() if value is not None}
-    try:
-        spec = job_spec(script, shipped=shipped, **{**values, **more})
-    except ConfigError as error:
-        raise UsageError(str(error)) from error
+    spec = checked(job_spec, script, shipped=shipped, **{**values, **more})
     if twice := [name for name in spec.secret_env if name in spec.env]:
         raise UsageError(f"{twice[0]} is given twice: with --env and with --secret-env. [BG107]")
     return spec

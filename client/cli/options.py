@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from bagua.client import Packed
 
 MAX_RANK = (1 << 32) - 1
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Output(StrEnum):
@@ -103,6 +105,14 @@ JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id, or the b
 NodeId = Annotated[str, typer.Argument(metavar="NODE", help="The node's id, as `bagua node list` shows it.")]
 
 
+def checked(parse: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """``parse(*arguments)``; what it refuses becomes a UsageError."""
+    try:
+        return parse(*arguments, **options)
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
+
+
 @dataclass(frozen=True)
 class Shown:
     """Choice of the ranks' output that is shown: of ``ranks`` (none: all), with their ``prefix`` (None: if there are
@@ -180,12 +190,9 @@ def pack_code(folder: Path | None, workdir: Path | None, script: str, is_script:
         )
     from bagua.client import pack
 
-    try:
-        packed = pack(folder)
-        if is_script:
-            packed.check_entry(folder, script)
-    except ConfigError as error:
-        raise UsageError(str(error)) from error
+    packed = checked(pack, folder)
+    if is_script:
+        checked(packed.check_entry, folder, script)
     return packed
 
 

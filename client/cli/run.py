@@ -286,18 +286,14 @@ def count_ranks(text: str) -> int:
         return int(text)
     if text not in NPROC_WORDS:
         raise typer.BadParameter(f"{text!r} is neither a number from 1 to {MAX_RANKS} nor auto, gpu or cpu. [BG102]")
-    gpus = 0 if text == "cpu" else _count_gpus()
+    from bagua.cli.checks.gpu_checks import probe
+
+    gpus = 0 if text == "cpu" else len(probe().gpus)
     if text == "gpu" and not gpus:
         raise typer.BadParameter(
             "gpu: no GPU is seen here. `bagua doctor` says why; auto takes the processors then. [BG102]"
         )
     return min(gpus or len(os.sched_getaffinity(0)), MAX_RANKS)
-
-
-def _count_gpus() -> int:
-    from bagua.cli.checks.gpu_checks import probe
-
-    return len(probe().gpus)
 
 
 LocalNprocOption = Annotated[

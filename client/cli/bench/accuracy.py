@@ -13,7 +13,7 @@ from bagua.bench.units import choose
 from bagua.cli.bench import common
 from bagua.cli.command import command
 from bagua.cli.job_options import option
-from bagua.cli.options import Output
+from bagua.cli.options import Output, checked
 
 NAMES = tuple(setting.name for setting in runs.SETTINGS)
 
@@ -59,8 +59,8 @@ def accuracy(
     """
     from bagua.cli.bench.tasks import Task, measure
 
-    chosen = common.checked(choose, only, NAMES, "--only") if only else list(NAMES)
-    config = runs.config(common.checked(choose, tasks, tuple(runs.TASKS), "--tasks"), chosen, seeds, share, validation)
+    chosen = checked(choose, only, NAMES, "--only") if only else list(NAMES)
+    config = runs.config(checked(choose, tasks, tuple(runs.TASKS), "--tasks"), chosen, seeds, share, validation)
     settings = {"nnodes": nnodes, "nproc_per_node": nproc_per_node, **config}
     task = Task("bagua.bench.ranks.accuracy", config, nnodes, nproc_per_node, quiet=report.quiet)
     rows = runs.rows_of(measure(task, None)["runs"])

@@ -14,6 +14,7 @@ from bagua.bench.units import choose, parse_sizes
 from bagua.cli.bench import common
 from bagua.cli.command import command
 from bagua.cli.job_options import option
+from bagua.cli.options import checked
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
 GLOO = "gloo"
@@ -56,12 +57,12 @@ def allreduce(
 
     systems = [
         {"name": _system_name(place, name), "memory": place, "codec": name}
-        for place in common.checked(choose, memory, ("bucket", "ordinary"), "--memory")
-        for name in common.checked(choose, codec, CODECS, "--codec")
+        for place in checked(choose, memory, ("bucket", "ordinary"), "--memory")
+        for name in checked(choose, codec, CODECS, "--codec")
     ]
-    if common.checked(choose, peers, (GLOO, "none"), "--peers") == [GLOO]:
+    if checked(choose, peers, (GLOO, "none"), "--peers") == [GLOO]:
         systems.append({"name": GLOO, "memory": GLOO, "codec": "none"})
-    common.checked(choose, dtype, DTYPES, "--dtype")
+    checked(choose, dtype, DTYPES, "--dtype")
     if dtype != "float32" and codec != "none":
         raise UsageError(f"--codec {codec} encodes float32: leave --dtype {dtype} out. [BG102]")
     networks, nodes = common.networks_of(emulate, nnodes)
@@ -76,7 +77,7 @@ def allreduce(
     rows: list[Row] = []
     for network in networks:
         config = {
-            "sizes": common.checked(parse_sizes, sizes),
+            "sizes": checked(parse_sizes, sizes),
             "systems": systems,
             "nodes": nodes,
             "emulated": network is not None,

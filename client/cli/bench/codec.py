@@ -10,6 +10,7 @@ from bagua.bench.report import CODEC, codec_rows
 from bagua.bench.units import choose, parse_sizes
 from bagua.cli.bench import common
 from bagua.cli.command import command
+from bagua.cli.options import checked
 
 
 @command()
@@ -33,8 +34,8 @@ def codec(
     from bagua.cli.bench.tasks import Task, measure
 
     config = {
-        "codecs": common.checked(choose, codecs, CODECS[1:], "--codecs"),
-        "sizes": common.checked(parse_sizes, sizes),
+        "codecs": checked(choose, codecs, CODECS[1:], "--codecs"),
+        "sizes": checked(parse_sizes, sizes),
         "seconds": seconds,
         "rounds": rounds,
     }

@@ -7,17 +7,15 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
-from bagua.base.errors import ConfigError, UsageError
+from bagua.base.errors import UsageError
 from bagua.bench import plots, report
 from bagua.bench.emulation import MOST_HOSTS, check_possible
-from bagua.cli.options import Output
+from bagua.cli.options import Output, checked
 from bagua.tuning.network import Network, parse_network
-
-T = TypeVar("T")
 
 EmulateOption = Annotated[
     list[str] | None,
@@ -36,15 +34,6 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Only the resul
 SecondsOption = Annotated[float, typer.Option("--seconds", min=0.0, help="Time for each row of systems, about.")]
 RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="Rounds at the least, whatever they take.")]
 ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="Computing threads of a rank.")]
-
-
-def checked(parse: Callable[..., T], *arguments: Any) -> T:
-    """``parse(*arguments)``; what it refuses becomes a UsageError."""
-
-    try:
-        return parse(*arguments)
-    except ConfigError as error:
-        raise UsageError(str(error)) from error
 
 
 def networks_of(emulate: list[str] | None, nnodes: int | None) -> tuple[list[Network | None], int]:

@@ -14,6 +14,7 @@ from bagua.bench.report import Row
 from bagua.bench.units import choose, parse_sizes
 from bagua.cli.bench import common
 from bagua.cli.command import command
+from bagua.cli.options import checked
 
 SYSTEMS = ("bagua", "nccl", "single", "polling", "multiple", "iperf3")
 
@@ -23,9 +24,7 @@ def _names(systems: str, streams: int) -> list[str]:
     names = (net.BAGUA, net.NCCL, net.SINGLE, net.POLLING, net.multiple(streams), net.IPERF)
     known = dict(zip(SYSTEMS, names, strict=True))
     installed = shutil.which(net.IPERF, path=SEARCH_PATH) is not None
-    chosen = (
-        common.checked(choose, systems, SYSTEMS, "--systems") if systems else [*SYSTEMS[:-1], *(["iperf3"] * installed)]
-    )
+    chosen = checked(choose, systems, SYSTEMS, "--systems") if systems else [*SYSTEMS[:-1], *(["iperf3"] * installed)]
     if "iperf3" in chosen and not installed:
         raise UsageError("--systems iperf3: the program iperf3 is not installed (apt-get install iperf3). [BG210]")
     return list(dict.fromkeys(known[name] for name in chosen))
@@ -62,7 +61,7 @@ def bench_net(
 
     networks, _ = common.networks_of(emulate, None)
     settings = {
-        "sizes": common.checked(parse_sizes, sizes),
+        "sizes": checked(parse_sizes, sizes),
         "systems": _names(systems, streams),
         "streams": streams,
         "seconds": seconds,

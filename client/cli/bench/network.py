@@ -10,7 +10,7 @@ from bagua.bench.report import NETWORK, Row, matrix, network_rows
 from bagua.bench.units import parse_sizes
 from bagua.cli.bench import common
 from bagua.cli.command import command
-from bagua.cli.options import CoordinatorOption, TlsOption, TokenFileOption
+from bagua.cli.options import CoordinatorOption, TlsOption, TokenFileOption, checked
 
 
 @command()
@@ -41,7 +41,7 @@ def network(
 
     if coordinator and emulate:
         raise UsageError("--coordinator and --emulate exclude each other. [BG103]")
-    sizes = common.checked(parse_sizes, size)
+    sizes = checked(parse_sizes, size)
     settings = {"size": sizes[0], "seconds": seconds, "rounds": rounds}
     rows: list[Row] = []
     if coordinator:

@@ -14,7 +14,7 @@ from bagua.bench.report import TRAIN, Row, train_rows
 from bagua.bench.units import choose
 from bagua.cli.bench import common
 from bagua.cli.command import command
-from bagua.cli.options import Output
+from bagua.cli.options import Output, checked
 from bagua.tuning.exchanges import OWN_OPTIMIZER
 
 ALONE = "no communication"
@@ -66,7 +66,7 @@ def train(
 
     if malloc not in ("raised", "default"):
         raise UsageError(f"--malloc {malloc!r}: choose from raised, default. [BG102]")
-    chosen = common.checked(choose, models, MODELS, "--models")
+    chosen = checked(choose, models, MODELS, "--models")
     networks, nodes = common.networks_of(emulate, nnodes)
     ranks = nproc_per_node or (1 if emulate else 2)
     settings = {
@@ -94,10 +94,10 @@ def train(
 def train_systems(algorithms: str, peers: str) -> list[dict[str, str]]:
     """The systems to train with, the baselines first. Raises UsageError."""
     systems = [{"name": ALONE, "kind": "alone"}]
-    for peer in common.checked(choose, peers, (*PEERS, "none"), "--peers"):
+    for peer in checked(choose, peers, (*PEERS, "none"), "--peers"):
         if peer != "none":
             systems.append({"name": peer if peer == "ddp" else f"ddp {peer}", "kind": "ddp", "hook": peer})
-    for label, text in common.checked(parse_algorithms, algorithms).items():
+    for label, text in checked(parse_algorithms, algorithms).items():
         systems.append({"name": f"bagua {label}".strip(), "kind": "bagua", "algorithm": text})
     return systems
 

@@ -23,6 +23,7 @@ from bagua.base.parent_socket import FOREIGN_SETTINGS
 from bagua.base.paths import make_private_dir, write_private
 from bagua.base.security import TlsFiles, read_token
 from bagua.cli.cluster.local_cluster import EmbeddedCluster
+from bagua.cli.options import checked
 from bagua.hosts import ssh
 from bagua.hosts.end import Order
 from bagua.hosts.remote import Remote
@@ -231,10 +232,7 @@ def ssh_way(listed: str, command: str, address: str) -> SshWay:
     port = os.environ.get(ssh.PORT_VARIABLE) or "0"
     if not port.isdecimal():
         raise UsageError(f"{ssh.PORT_VARIABLE} is {port!r}: it must be a port. [BG101]")
-    try:
-        hosts = [ssh.parse_host(text, int(port), "--hosts") for text in listed.split(",") if text.strip()]
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
+    hosts = [checked(ssh.parse_host, text, int(port), "--hosts") for text in listed.split(",") if text.strip()]
     if not hosts:
         raise UsageError("--hosts names no host. Write --hosts HOST,HOST. [BG101]")
     return SshWay(hosts, command or ssh.default_command(), address or _address_for(hosts))
