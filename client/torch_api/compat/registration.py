@@ -65,7 +65,7 @@ class Registration:
         self.module_name = module_name
         self.getter = getter
         self.setter = setter
-        self.bucket: Callable[[], PlanBucket | None] = _no_bucket
+        self.bucket: Callable[[], PlanBucket | None] = lambda: None
         self.backend_tensor = BackendTensor(self)
 
     @property
@@ -109,10 +109,6 @@ class Registration:
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return (type(None), ())
-
-
-def _no_bucket() -> None:
-    """The bucket of a tensor that is in none."""
 
 
 def registration(tensor: torch.Tensor) -> Registration | None:

@@ -1,7 +1,11 @@
-"""The cost of each sample of a dataset, as one tensor: computed once, and checked."""
+"""The cost of each sample of a dataset, as one tensor: computed once, and checked. By it an elastic sampler makes the
+ranks' batches of a round cost about the same.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import math
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -10,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from bagua.base.errors import BaguaError
+from bagua.torch_api.data.shares import Batch
 
 # A function of a sample, or the costs themselves, by index: a tensor of shape [len(dataset)] is the quickest.
 Cost: TypeAlias = Callable[[Any], float] | torch.Tensor | Sequence[float]
@@ -87,3 +92,37 @@ def check_share(share: float, name: str) -> float:
     if not 0.0 <= share <= 1.0 or math.isnan(share):
         raise ValueError(f"{name} is {share}: it must be a number from 0 to 1. [BG701]")
     return share
+
+
+def digest(costs: torch.Tensor) -> str:
+    """A checksum, by which ranks tell whether they have the same costs. ``costs``: float64, contiguous."""
+    memory = (ctypes.c_char * (costs.numel() * costs.element_size())).from_address(costs.data_ptr())
+    return hashlib.blake2b(memory, digest_size=8).hexdigest()
+
+
+def balanced_order(costs: torch.Tensor, chunk: int, random: torch.Generator) -> list[int]:
+    """Orders all samples in chunks of like costs, which come in random order. The dearest ones, if they fill no chunk,
+    come last.
+    """
+    shuffled = torch.randperm(len(costs), generator=random)
+    order = shuffled[rising(costs[shuffled])]
+    whole = len(order) // chunk * chunk
+    chunks = order[:whole].view(-1, chunk)
+    return torch.cat([chunks[torch.randperm(len(chunks), generator=random)].flatten(), order[whole:]]).tolist()
+
+
+def balanced_split(costs: Sequence[float], pool: Batch, sizes: Sequence[int]) -> list[Batch]:
+    """Divides the positions of a round among ranks: all get one of the dearest, then of the next ones, and so on; the
+    dearest of them goes to the rank that has least so far. ``costs``: by position in the order of the epoch."""
+    falling = sorted(pool, key=lambda position: (-costs[position], position))
+    parts: list[list[int]] = [[] for _ in sizes]
+    loads = [0.0] * len(sizes)
+    begin = 0
+    while begin < len(falling):
+        open_ranks = [rank for rank, size in enumerate(sizes) if len(parts[rank]) < size]
+        open_ranks.sort(key=lambda rank: loads[rank])
+        for rank, position in zip(open_ranks, falling[begin:], strict=False):
+            parts[rank].append(position)
+            loads[rank] += costs[position]
+        begin += len(open_ranks)
+    return [tuple(part) for part in parts]

@@ -8,8 +8,7 @@ from typing import Any
 
 from bagua.torch_api.comm.checkpoint_state import keepers
 from bagua.torch_api.comm.commit.retry import nothing, units
-from bagua.torch_api.data.balance import digest
-from bagua.torch_api.data.complexity import Cost, costs_of
+from bagua.torch_api.data.complexity import Cost, costs_of, digest
 from bagua.torch_api.data.elastic_loader import ElasticLoader
 from bagua.torch_api.data.epoch_progress import Course, Setting
 from bagua.torch_api.job.session import current

@@ -14,7 +14,7 @@ import torch
 
 from bagua.torch_api.comm.checkpoint_state import Kept
 from bagua.torch_api.comm.step_state import Heard
-from bagua.torch_api.data.balance import balanced_order, balanced_split
+from bagua.torch_api.data.complexity import balanced_order, balanced_split
 from bagua.torch_api.data.resumable import differences
 from bagua.torch_api.data.shares import Batch, Progress, Split
 

@@ -184,7 +184,12 @@ class MoE(nn.Module):
         super().__init__()
         ranks = _number_of_ranks(process_group)
         if num_experts is not None:
-            num_local_experts = experts_per_rank(num_experts, ranks)
+            if num_experts < 1 or num_experts % ranks:
+                raise ValueError(
+                    f"{num_experts} experts can't be shared equally by {ranks} ranks: choose a multiple of {ranks}, or "
+                    "another number of ranks. [BG610]"
+                )
+            num_local_experts = num_experts // ranks
         if num_local_experts < 1:
             raise ValueError(f"num_local_experts is {num_local_experts}: each rank has at least one expert. [BG610]")
         self.num_experts = num_local_experts * ranks
@@ -207,16 +212,6 @@ class MoE(nn.Module):
         """
         result = self.bagua_moe(hidden_states, used_token)
         return self.dropout(result), self.bagua_moe.l_aux, self.bagua_moe.exp_counts
-
-
-def experts_per_rank(experts: int, ranks: int) -> int:
-    """Raises ValueError if they can't be shared equally."""
-    if experts < 1 or experts % ranks:
-        raise ValueError(
-            f"{experts} experts can't be shared equally by {ranks} ranks: choose a multiple of {ranks}, or another "
-            "number of ranks. [BG610]"
-        )
-    return experts // ranks
 
 
 def _number_of_ranks(group: Any) -> int:

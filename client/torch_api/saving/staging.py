@@ -53,29 +53,21 @@ class Size(NamedTuple):
     row_bytes: int
 
 
-class Portion(NamedTuple):
-    """Rows ``begin`` to ``end`` of tensor number ``tensor``."""
-
-    tensor: int
-    begin: int
-    end: int
-
-
-def portions(sizes: Sequence[Size], ranks: int) -> list[list[Portion]]:
-    """Returns the portions of each rank. Every row of every tensor is in exactly one; a tensor without rows is in one,
-    too.
+def portions(sizes: Sequence[Size], ranks: int) -> list[list[tuple[int, int, int]]]:
+    """Returns the portions of each rank: (number of the tensor, first row, last row + 1). Every row of every tensor is
+    in exactly one; a tensor without rows is in one, too.
 
     Tensors lie one after the other, and so do the ranks' parts of their bytes. Cuts between two ranks are moved to the
     nearest row of a large tensor, or to the nearest end of a small one.
     """
     total = sum(size.rows * size.row_bytes for size in sizes)
-    found: list[list[Portion]] = [[] for _ in range(ranks)]
+    found: list[list[tuple[int, int, int]]] = [[] for _ in range(ranks)]
     offset = 0
     for number, (rows, row_bytes) in enumerate(sizes):
         nbytes = rows * row_bytes
         if nbytes < SMALL_BYTES:
             middle = offset + nbytes // 2
-            found[min(middle * ranks // total, ranks - 1) if total else 0].append(Portion(number, 0, rows))
+            found[min(middle * ranks // total, ranks - 1) if total else 0].append((number, 0, rows))
         else:
             begin = 0
             for rank in range(offset * ranks // total, ranks):
@@ -83,7 +75,7 @@ def portions(sizes: Sequence[Size], ranks: int) -> list[list[Portion]]:
                 if rank == ranks - 1:
                     end = rows
                 if end > begin:
-                    found[rank].append(Portion(number, begin, end))
+                    found[rank].append((number, begin, end))
                     begin = end
                 if begin == rows:
                     break

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from bagua.torch_api.data.balance import digest
+from bagua.torch_api.data.complexity import digest
 from bagua.torch_api.data.epoch_progress import Course, Setting
 
 Samples = list[tuple[int, int]]  # (epoch, index)

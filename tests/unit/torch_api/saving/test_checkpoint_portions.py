@@ -19,8 +19,8 @@ def check_each_row_once(sizes: list[Size], ranks: int) -> None:
     found = portions(sizes, ranks)
     assert len(found) == ranks
     by_tensor: dict[int, list[tuple[int, int]]] = {number: [] for number in range(len(sizes))}
-    for portion in [one for mine in found for one in mine]:
-        by_tensor[portion.tensor].append((portion.begin, portion.end))
+    for tensor, begin, end in [one for mine in found for one in mine]:
+        by_tensor[tensor].append((begin, end))
     for number, rows in by_tensor.items():
         assert rows, "a tensor is in no portion"
         assert rows[0][0] == 0 and rows[-1][1] == sizes[number].rows
