@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bagua.base.errors import ServiceError
 from bagua.base.memory_kills import MemoryWatch
+from bagua.base.parent_process import named_parent
 
 
 class ServiceProcess:
@@ -47,6 +48,7 @@ class ServiceProcess:
                     stderr=output,
                     pass_fds=[write_end, *passed],
                     start_new_session=True,
+                    env=named_parent(),
                 )
         finally:
             os.close(write_end)

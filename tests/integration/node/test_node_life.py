@@ -227,6 +227,20 @@ async def test_death_signal(end, state, until_gone):
     assert not (state / "node-n" / "rank.sock").exists(), "it ended in good order"
 
 
+@pytest.mark.parametrize("delay_s", [0.0, 0.2, 0.6])
+async def test_a_daemon_whose_keeper_dies_while_it_starts(end, state, until_gone, delay_s):
+    """It would hold the lock of its folder, and take jobs that it can't start."""
+    options = ["--state-dir", str(state), "--name", "n", "--coordinator", f"127.0.0.1:{end.port}"]
+    keeper = subprocess.Popen([sys.executable, "-m", "bagua.daemon.node", *options], stderr=subprocess.DEVNULL)
+    children = Path(f"/proc/{keeper.pid}/task/{keeper.pid}/children")
+    while not (born := children.read_text().split()):
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(delay_s)
+    keeper.kill()
+    keeper.wait()
+    await until_gone([int(pid) for pid in born])
+
+
 async def test_a_broken_journal_is_put_aside(end, start_daemon, state):
     folder = state / "node-n" / "journal"
     folder.mkdir(parents=True, mode=0o700)
