@@ -115,7 +115,7 @@ class Uplink {
 
   // Reads packets that have arrived.
   void take() {
-    std::array<char, size_t{1} << 17>& buffer = scratch();
+    static std::array<char, size_t{1} << 17> buffer;
     for (int i = 0; i < kBatch; ++i) {
       const ssize_t got = read(devices_[from_], buffer.data(), buffer.size());
       if (got <= 0) return;
@@ -154,10 +154,6 @@ class Uplink {
     int target;  // place of its device
     std::vector<char> data;
   };
-  static std::array<char, size_t{1} << 17>& scratch() {
-    static std::array<char, size_t{1} << 17> buffer;
-    return buffer;
-  }
 
   const std::vector<int>& devices_;
   const size_t from_;

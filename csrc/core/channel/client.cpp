@@ -82,7 +82,8 @@ Status ChannelClient::borrow(uint32_t owner, uint64_t id, Allocation* out) {
 
 void ChannelClient::keep(Allocation allocation) {
   const Lock lock(areas_mutex_);
-  kept_[allocation.id] = std::move(allocation.memory);
+  const char* const begin = allocation.memory->data();
+  areas_[begin].kept = std::move(allocation.memory);
 }
 
 bool ChannelClient::locate(const void* data, size_t bytes, uint32_t* segment, uint64_t* offset) {
@@ -109,7 +110,6 @@ Status ChannelClient::free_segment(uint64_t id) {
   {
     const Lock lock(areas_mutex_);
     for (auto it = areas_.begin(); it != areas_.end();) it = it->second.id == id ? areas_.erase(it) : std::next(it);
-    kept_.erase(id);
   }
   const Status status = ask(Request(Message::kFree, id));
   return status.code() == Code::kRegrouped ? Status::ok() : status;  // the next daemon does not know of it

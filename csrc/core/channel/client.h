@@ -5,8 +5,8 @@
 // sheet_mutex_, then the mutex of a meeting, then submit_mutex_; submit_mutex_ and areas_mutex_ before nothing else;
 // none but the first two is held while waiting for an operation.
 //
-// client.cpp: the channel, memory and communicators; client_generation.cpp: generations, and how they end;
-// client_operations.cpp: operations.
+// client.cpp: the channel, memory and communicators; client_generation.cpp: generations, how they end, and daemons that
+// come back; client_operations.cpp: operations.
 #pragma once
 
 #include <algorithm>
@@ -154,7 +154,8 @@ class ChannelClient {
   };
   struct Area {
     uint64_t bytes, id;
-    Fd file;  // in elastic jobs
+    Fd file;                             // in elastic jobs
+    std::shared_ptr<Mapping> kept = {};  // by keep()
   };
   static constexpr int64_t kSliceNs = 100'000'000;  // how often a waiter looks for signals and for the daemon's death
 
@@ -244,8 +245,7 @@ class ChannelClient {
   std::array<std::atomic<uint32_t>, kMeetingComms> meeting_ranks_{};  // by communicator; 0: they don't meet
 
   Mutex areas_mutex_;
-  std::map<const char*, Area> areas_ GUARDED_BY(areas_mutex_);                  // segments of this rank, by address
-  std::map<uint64_t, std::shared_ptr<Mapping>> kept_ GUARDED_BY(areas_mutex_);  // by segment
+  std::map<const char*, Area> areas_ GUARDED_BY(areas_mutex_);  // segments of this rank, by address
 };
 
 }  // namespace bagua

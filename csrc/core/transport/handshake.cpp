@@ -26,12 +26,7 @@ struct Hello {
   uint32_t magic;
   uint32_t version;
   uint8_t job[32];  // SHA-256 of the job id
-  uint64_t generation;
-  uint32_t comm;
-  uint32_t from;
-  uint32_t to;
-  uint32_t stream;
-  uint64_t instance;
+  PeerInfo dialer;
   Protection protection;
   uint32_t fast_aes;  // 1: this processor has AES instructions
   Nonce nonce;
@@ -148,20 +143,7 @@ Status dial_handshake(int fd, const Credentials& credentials, const PeerInfo& me
   const JobKey& key = credentials.key;
   Side side;
   if (Status status = side.open(fd, credentials); !status) return status;
-  Talk talk{{kMagic,
-             kVersion,
-             {},
-             me.generation,
-             me.comm,
-             me.from,
-             me.to,
-             me.stream,
-             me.instance,
-             side.protection,
-             side.fast_aes,
-             {},
-             side.exchange.public_key()},
-            {}};
+  Talk talk{{kMagic, kVersion, {}, me, side.protection, side.fast_aes, {}, side.exchange.public_key()}, {}};
   const Digest job = sha256(credentials.job_id.data(), credentials.job_id.size());
   std::memcpy(talk.hello.job, job.data(), job.size());
   if (Status status = fill_random(talk.hello.nonce.data(), talk.hello.nonce.size()); !status) return status;
@@ -240,9 +222,9 @@ Status accept_handshake(int fd, const Credentials& credentials, uint64_t generat
   if (Status status = side.open(fd, credentials); !status) return status;
   if (Status status = answer_hello(fd, credentials.key, side, deadline_ns, &talk); !status) return status;
 
-  *peer = {hello.generation, hello.comm, hello.from, hello.to, hello.stream, hello.instance};
+  *peer = hello.dialer;
   const Status agreed = protect(side, credentials.key, talk, false, seals);
-  const Verdict verdict = hello.generation != generation ? Verdict::kOtherGeneration
+  const Verdict verdict = peer->generation != generation ? Verdict::kOtherGeneration
                           : !agreed                      ? Verdict::kNotProtected
                           : !has_room || has_room(*peer) ? Verdict::kAccepted
                                                          : Verdict::kNoRoomYet;
@@ -252,8 +234,8 @@ Status accept_handshake(int fd, const Credentials& credentials, uint64_t generat
   if (!status) return at_step("accepting", status);
   if (verdict == Verdict::kNoRoomYet) return {Code::kLater, "handshake: no room for the connection yet"};
   if (verdict != Verdict::kOtherGeneration) return agreed;
-  return {Code::kAborted, "handshake: host " + std::to_string(hello.from) + " is in generation " +
-                              std::to_string(hello.generation) + ", this one in " + std::to_string(generation)};
+  return {Code::kAborted, "handshake: host " + std::to_string(peer->from) + " is in generation " +
+                              std::to_string(peer->generation) + ", this one in " + std::to_string(generation)};
 }
 
 }  // namespace bagua

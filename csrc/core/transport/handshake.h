@@ -43,6 +43,7 @@ struct Credentials {
   bool aes_instructions = has_aes_instructions();
 };
 
+// A part of Hello as it lies in memory.
 struct PeerInfo {
   uint64_t generation = 0;
   uint32_t comm = 0;
