@@ -105,7 +105,7 @@ class Emulation:
 
     def __enter__(self) -> Emulation:
         check_possible(self.network, len(self.names))
-        program = built_tool("delay_relay") if self.network.delay_s or len(self.names) > 2 else None
+        program = built("delay_relay") if self.network.delay_s or len(self.names) > 2 else None
         present = [line.split()[0] for line in _command("ip", "netns", "list").splitlines() if line.strip()]
         for name in leftovers(present, start_time):
             _command("ip", "netns", "delete", name, check=False)
@@ -193,12 +193,12 @@ class Emulation:
             time.sleep(0.02)
 
 
-def built_tool(name: str) -> Path:
-    """A program of ``csrc/tools``, built if need be. Raises BuildError."""
+def built(name: str) -> Path:
+    """A program of ``csrc/tools``, or "net_plugin", built if need be. Raises BuildError."""
     from bagua import csrc
     from bagua.csrc.build_tool import build_tool
 
     try:
-        return build_tool(name)
+        return csrc.net_plugin() if name == "net_plugin" else build_tool(name)
     except csrc.BuildError as error:
         raise BuildError(str(error)) from error

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bagua.base.errors import BuildError, ServiceError
-from bagua.bench.emulation import DEVICE, SEARCH_PATH, Emulation, built_tool
+from bagua.base.errors import ServiceError
+from bagua.bench.emulation import DEVICE, SEARCH_PATH, Emulation, built
 from bagua.bench.report import Column, Row, percent, scaled, text, values_of
 from bagua.bench.units import size_text
 from bagua.tuning.network import TCP_SHARE, Network
@@ -165,20 +165,10 @@ class Pair:
             end.close()
 
 
-def plugin() -> Path:
-    """Bagua-Net, built if need be. Raises BuildError."""
-    from bagua import csrc
-
-    try:
-        return csrc.net_plugin()
-    except csrc.BuildError as error:
-        raise BuildError(str(error)) from error
-
-
 def arguments_of(system: str, streams: int) -> Arguments:
     """Arguments of net_bench, by place. Raises BuildError."""
     if system == BAGUA:
-        library = str(plugin())
+        library = str(built("net_plugin"))
         return lambda _: ["plugin", library]
     if system in (NCCL, POLLING):
         return lambda place: ["nccl" if system == NCCL else "polling", place.address]
@@ -188,7 +178,7 @@ def arguments_of(system: str, streams: int) -> Arguments:
 def measure(config: Mapping[str, Any], network: Network | None, note: Callable[[str], None]) -> list[dict[str, Any]]:
     """Times of each system: ``system``, ``bytes`` (None: any), ``stream_s``, ``ping_s`` per message, medians of
     rounds in which the systems take turns. Raises BaguaError."""
-    program = built_tool("net_bench")
+    program = built("net_bench")
     systems = {name: arguments_of(name, config["streams"]) for name in config["systems"] if name != IPERF}
     with ExitStack() as stack:
         emulation = stack.enter_context(Emulation(network)) if network is not None else None

@@ -125,13 +125,14 @@ def _value(path: Path, one: Declared, value: Any) -> Any:
 
     if typing.get_origin(one.kind) is list:
         item = typing.get_args(one.kind)[0]
-        if isinstance(value, dict) and "K=" in (one.info.metavar or "") and all(map(_is_text, value.values())):
+        pairs = "K=" in (one.info.metavar or "")
+        if isinstance(value, dict) and pairs and all(type(text) is str for text in value.values()):
             if odd := [key for key in value if "=" in key or not key]:
                 raise UsageError(f"--config {path}: {one.key}: {odd[0]!r} can't be the name of a variable. [BG105]")
             return [f"{key}={text}" for key, text in value.items()]
         if isinstance(value, list) and all(type(text) is item for text in value):
             return value
-        table = ", or a table of texts" if "K=" in (one.info.metavar or "") else ""
+        table = ", or a table of texts" if pairs else ""
         raise refuse(f"a list of {'whole numbers' if item is int else 'texts'}{table}")
     parser = getattr(one.info, "parser", None)
     if parser is not None and type(value) in (int, str):
@@ -153,10 +154,6 @@ def _value(path: Path, one: Declared, value: Any) -> Any:
     if (least is not None and value < least) or (most is not None and value > most):
         raise refuse(f"at least {least:g}" if most is None else f"from {least:g} to {most:g}")
     return value
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
 
 
 def arguments(context: typer.Context, given: list[str] | None) -> list[str]:

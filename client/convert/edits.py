@@ -34,7 +34,8 @@ class Source:
         except (SyntaxError, UnicodeDecodeError, ValueError, RecursionError, MemoryError) as error:
             where = f" (line {error.lineno})" if isinstance(error, SyntaxError) and error.lineno else ""
             raise UsageError(
-                f"{self.name} is no Python that this version ({_python()}) can read{where}: {error}. [BG102]"
+                f"{self.name} is no Python that this version (Python {platform.python_version()}) can read{where}: "
+                f"{error}. [BG102]"
             ) from error
         self.line_ends = "\r\n" if b"\r\n" in self._text else "\n"
         self._lines = [0]
@@ -91,7 +92,3 @@ class Source:
         ast.parse(changed.decode(), self.name)
         bom = _BOM if self.data.startswith(_BOM) else b""
         return bom + changed.decode().encode(self.encoding.removesuffix("-sig"))
-
-
-def _python() -> str:
-    return f"Python {platform.python_version()}"

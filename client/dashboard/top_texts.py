@@ -108,7 +108,8 @@ def rank_map(rows: Sequence[Sequence[float | None]], ranks_in_row: int) -> Text:
     if len(rows) < 2:
         return text
     shown = [row[-COLUMNS:] for row in rows]
-    medians = [_low_median([value for value in column if value is not None]) for column in zip(*shown, strict=True)]
+    columns = [[value for value in column if value is not None] for column in zip(*shown, strict=True)]
+    medians = [statistics.median_low(column or [0.0]) for column in columns]
     for number, row in enumerate(shown[:MAX_ROWS]):
         text += Text(f"{number * ranks_in_row:>5} ", "dim")
         for value, median in zip(row, medians, strict=True):
@@ -116,10 +117,6 @@ def rank_map(rows: Sequence[Sequence[float | None]], ranks_in_row: int) -> Text:
         text += Text("\n")
     hidden = len(rows) - MAX_ROWS
     return text + Text(f"      … and {hidden} more lines\n", "dim") if hidden > 0 else text
-
-
-def _low_median(values: Sequence[float]) -> float:
-    return statistics.median_low(values) if values else 0.0
 
 
 def _cell(value: float | None, median: float) -> Text:

@@ -93,17 +93,14 @@ def predict(profile: StepProfile, cluster: Cluster, exchange: Exchange, cuts: Cu
     if cluster.hosts * cluster.ranks == 1:
         return Prediction(profile.compute_s, 0.0, 0.0)
     model = _Model(profile, cluster, exchange, cuts or default_cuts(profile))
-    if exchange.when == THIN:
-        return model.thin()
-    if exchange.when == BESIDE:
-        return model.beside()
-    if exchange.when == AFTER:
-        return model.after()
-    if exchange.when == STREAMED:
-        return model.streamed()
-    if exchange.when == BACKGROUND:
-        return model.background()
-    return model.in_backward()
+    ways = {
+        THIN: model.thin,
+        BESIDE: model.beside,
+        AFTER: model.after,
+        STREAMED: model.streamed,
+        BACKGROUND: model.background,
+    }
+    return ways.get(exchange.when, model.in_backward)()
 
 
 class _Model:
