@@ -218,6 +218,11 @@ def channel_credentials(tls: TlsFiles) -> grpc.ChannelCredentials:
 
 def handshake_words(details: str, tls: bool) -> str:
     """The remedy for a connection that failed, by gRPC's words; empty: it was not because of TLS."""
+    if "certificate has expired" in details or "CERTIFICATE_EXPIRED" in details:
+        return (
+            "A certificate has expired: its own, or that of these TLS files. Its administrator renews them with `bagua "
+            "certs DIR --rotate` (docs/security.md). Or a clock is wrong, here or there."
+        )
     if "CERTIFICATE_VERIFY_FAILED" in details:
         return (
             "Its certificate is of another authority, or for another address, than these TLS files say: take a copy of "

@@ -8,6 +8,7 @@ few calls at a time, each for a short time.
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -31,7 +32,7 @@ from bagua.daemon.coordinator.rules.access import (
     needs_owner,
     refusal,
 )
-from bagua.daemon.coordinator.rules.identity import CURRENT, Authenticate, Identity
+from bagua.daemon.coordinator.rules.identity import CURRENT, Authenticate, Identity, Metadata
 from bagua.daemon.coordinator.use.audit import OK, Audit
 from bagua.daemon.coordinator.use.open_calls import Calls
 
@@ -46,6 +47,7 @@ _REFUSAL = (
     "The credential is missing or wrong: send the token of this coordinator (the file named 'token' in its state "
     "folder), or one of your own that is still good, with --token-file, BAGUA_TOKEN_FILE or BAGUA_TOKEN. [BG804]"
 )
+_EXPIRED = "The token has expired: ask an administrator for another one (`bagua token create`). [BG804]"
 
 log = structlog.get_logger("coordinator.rpc")
 
@@ -68,6 +70,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     ``owned`` tells where a job belongs."""
 
     authenticate: Authenticate
+    expired: Callable[[Metadata], bool]
     owned: Callable[[str], Awaitable[Owned | None]]
     audit: Audit
     calls: Calls
@@ -94,7 +97,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             return self._for_bearers(handler, caller, method)
         if method.startswith(OPEN):
             return self._for_strangers(handler)
-        return grpc.stream_stream_rpc_method_handler(self._refuse)
+        words = _EXPIRED if self.expired(handler_call_details.invocation_metadata or ()) else _REFUSAL
+        return grpc.stream_stream_rpc_method_handler(functools.partial(self._refuse, words))
 
     async def _abort(self, error: Exception, context: Any) -> None:
         """Ends the call with what ``error`` means to the caller. Raises AbortError."""
@@ -108,11 +112,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             grpc.StatusCode.INTERNAL, f"The coordinator failed: {type(error).__name__}. Its log tells more. [BG825]"
         )
 
-    async def _refuse(self, _: Any, context: Any) -> None:
+    async def _refuse(self, words: str, _: Any, context: Any) -> None:
         """Answers without reading: so it is a handler of streams, whatever the method is."""
         self.door.refused(context.peer())
         self.counters["bad_calls", "unauthenticated"] += 1
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, _REFUSAL)
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, words)
 
     def _for_bearers(self, handler: Handler, caller: Identity, method: str) -> Handler:
         """The same kind of handler. It checks and parses what comes, and answers what is raised."""

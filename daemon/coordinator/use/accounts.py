@@ -106,6 +106,12 @@ class Accounts:
             return Identity(f"job {scope.job_id}", Role.JOB, EVERYWHERE, scope)
         return None if self._others is None else await self._others(text)
 
+    def expired(self, metadata: Metadata) -> bool:
+        """True if the caller shows a token of an account whose time is over."""
+        shown = shown_credential(metadata) or b""
+        found = self._known.get(digest_of(shown.removeprefix(_BEARER).decode(errors="replace")))
+        return found is not None and self._clock.wall() >= found.expires_at
+
     def good(self, caller: Identity) -> bool:
         """True if a caller that was let in may go on."""
         known = not caller.token_id or any(one.token_id == caller.token_id for one in self._known.values())

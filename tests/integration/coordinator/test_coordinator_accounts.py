@@ -209,10 +209,11 @@ def test_a_revoked_token_is_refused_and_its_calls_end(service, admin, job):
 def test_a_token_ends_by_itself(service, admin):
     made = admin.accounts.create("guest", "read", lasts_s=0.5)
     deadline = time.monotonic() + WAIT_S
-    with Client(service.address, token=made.secret) as client, pytest.raises(UnauthenticatedError):
+    with Client(service.address, token=made.secret) as client, pytest.raises(UnauthenticatedError) as refused:
         while time.monotonic() < deadline:
             client.list()
             time.sleep(0.05)
+    assert "has expired" in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,7 @@ def test_certificates_that_can_not_be_used_are_told(tmp_path: Path):
 
 def test_a_handshake_that_fails_says_what_to_do():
     assert "administrator" in handshake_words("SSL_ERROR_SSL: ... CERTIFICATE_VERIFY_FAILED: unable", True)
+    assert "has expired" in handshake_words("CERTIFICATE_VERIFY_FAILED: certificate has expired: OK", True)
     assert "leave --tls" in handshake_words("SSL routines:OPENSSL_internal:WRONG_VERSION_NUMBER", True)
     assert "--tls" in handshake_words("failed to connect to all addresses; last error: Socket closed", False)
     assert handshake_words("Stream removed (Socket closed)", False) == handshake_words("Connection refused", True) == ""
