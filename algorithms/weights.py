@@ -101,7 +101,7 @@ def find_optimizer(
             else ""
         )
         raise ValueError(
-            f"This algorithm works with one {kind.__name__}, and the model has {names}.{same} Make it for all "
+            f"This algorithm needs one {kind.__name__}, and the model has {names}.{same} Make it for all "
             f"parameters{', and no other one' if alone else ''}; {GIVE_IT}. [BG305]"
         )
     return found[0]

@@ -66,7 +66,8 @@ def pages() -> dict[str, str]:
     made: dict[str, str] = {}
     others = [
         "# Other paths\n",
-        "The original Bagua has these names at these paths, too. They are described elsewhere.\n",
+        "The original Bagua has these names at these paths, too. They are described elsewhere. Modules of "
+        "`bagua.algorithms` are at `bagua.torch_api.algorithms`, too.\n",
     ]
     rows = []
     modules = public_modules()

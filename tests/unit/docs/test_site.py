@@ -123,7 +123,10 @@ def public_names() -> Iterator[tuple[str, str]]:
             for node in ast.parse(path.read_text()).body if "__all__ =" in path.read_text() else ():
                 if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
                     for name in ast.literal_eval(node.value):
-                        inner = path.parent / name if path.name == "__init__.py" else path / name
+                        folder_of_modules = (
+                            ROOT / "algorithms" if module == "bagua.torch_api.algorithms" else path.parent
+                        )
+                        inner = folder_of_modules / name if path.name == "__init__.py" else path / name
                         if not name.startswith("_") and not inner.is_dir() and not inner.with_suffix(".py").exists():
                             yield module, name
 
