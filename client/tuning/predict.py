@@ -20,7 +20,7 @@ PAIR = "pair"
 RING = "ring"
 
 # As in the core: CHUNK_BYTES of engine/values/options.h, TILE and TOPK_BLOCK of codec/formats.h (encoded blocks have
-# whole tiles), all others of collective/cost.h.
+# whole tiles), all others of collective/short_all_reduce.cpp.
 CHUNK_BYTES = 512 << 10
 DIRECT_BYTES, DIRECT_HOSTS = 32 << 10, 8
 MIDDLE_BYTES = 512 << 10

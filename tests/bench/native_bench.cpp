@@ -98,10 +98,13 @@ void bench_kernels() {
   for (const DType t : {DType::kF32, DType::kF16, DType::kBF16, DType::kI32, DType::kU8, DType::kF64}) {
     const std::string name = std::string("a += b, ") + dtype_name(t) + ", ";
     const size_t size = dtype_size(t);
-    line((name + "64 MiB").c_str(), bytes,
-         median_s(9, [&] { accumulate(t, ReduceOp::kSum, a.get(), b.get(), bytes / size); }));
-    line((name + "256 KiB").c_str(), kMiB / 4,
-         median_s(301, [&] { accumulate(t, ReduceOp::kSum, a.get(), b.get(), kMiB / 4 / size); }));
+    const auto accumulate = [&](size_t count) {
+      const void* const sources[] = {a.get(), b.get()};
+      void* const target = a.get();
+      reduce(t, ReduceOp::kSum, sources, 2, &target, 1, count, 1, false);
+    };
+    line((name + "64 MiB").c_str(), bytes, median_s(9, [&] { accumulate(bytes / size); }));
+    line((name + "256 KiB").c_str(), kMiB / 4, median_s(301, [&] { accumulate(kMiB / 4 / size); }));
   }
   const void* sources[] = {a.get(), b.get()};
   void* target = c.get();

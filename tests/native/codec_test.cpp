@@ -72,12 +72,10 @@ void sprinkle(float* to, size_t count, uint32_t seed) {
 
 Exact encode(Encoding encoding, const Exact& y) {
   Exact message(encoded_bytes(encoding, y.bytes() / 4));
-  const float* raw[] = {y.floats()};
   Transcode work;
   work.encoding = encoding;
   work.count = y.bytes() / 4;
-  work.raw = raw;
-  work.raws = 1;
+  work.raw = {y.floats()};
   work.message = message.data();
   transcode(work);
   EXPECT(message.whole());
@@ -86,15 +84,11 @@ Exact encode(Encoding encoding, const Exact& y) {
 
 Exact decode(Encoding encoding, const Exact& message, size_t count) {
   Exact out(count * 4);
-  const void* encoded[] = {message.data()};
-  float* decoded[] = {out.floats()};
   Transcode work;
   work.encoding = encoding;
   work.count = count;
-  work.encoded = encoded;
-  work.encodeds = 1;
-  work.decoded = decoded;
-  work.decodeds = 1;
+  work.encoded = {message.data()};
+  work.decoded = {out.floats()};
   transcode(work);
   EXPECT(out.whole());
   return out;
@@ -170,15 +164,12 @@ void check_way(Encoding encoding, size_t count, const Way& way) {
   if (way.in_place) decoded[0] = raws[0].floats();
   Transcode work{encoding,
                  count,
-                 raw.data(),
-                 way.raws,
-                 encoded.data(),
-                 way.encodeds,
+                 raw,
+                 encoded,
                  way.scale,
                  way.residual ? residual.floats() : nullptr,
                  way.message ? message.data() : nullptr,
-                 decoded.data(),
-                 way.decodeds};
+                 decoded};
   transcode(work);
 
   if (way.message) EXPECT(message == expected_message);

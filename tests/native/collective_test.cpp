@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "collective/builder.h"
-#include "collective/cost.h"
 #include "collective_rig.h"
 
 namespace bagua::collective {

@@ -42,16 +42,12 @@ float number(size_t step, size_t member, size_t i) {
 Vector through(Encoding encoding, const Vector& y) {
   std::vector<char> room(encoded_bytes(encoding, y.size()) + 64);
   Vector decoded(y.size());
-  const float* raw = y.data();
-  float* out = decoded.data();
   Transcode work;
   work.encoding = encoding;
   work.count = y.size();
-  work.raw = &raw;
-  work.raws = 1;
+  work.raw = {y.data()};
   work.message = room.data() + (64 - reinterpret_cast<uintptr_t>(room.data()) % 64);
-  work.decoded = &out;
-  work.decodeds = 1;
+  work.decoded = {decoded.data()};
   transcode(work);
   return decoded;
 }

@@ -14,7 +14,7 @@
 #include "base/clock.h"
 #include "engine/job/engine.h"
 #include "harness.h"
-#include "kernel/copy.h"
+#include "kernel/reduce.h"
 
 namespace bagua {
 namespace {

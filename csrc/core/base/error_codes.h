@@ -10,37 +10,10 @@ namespace bagua {
 // The text of a failure with the code of its kind, such as "… was lost [BG502]". A text that has a code keeps it, and
 // so does the end of a generation: the code that goes on says what that means for the operation.
 inline std::string coded(const Status& status) {
-  const char* code = "";
-  switch (status.code()) {
-    case Code::kOk:
-    case Code::kRegrouped:
-    case Code::kDismissed:
-    case Code::kLater:
-      return status.message();
-    case Code::kInvalid:
-      code = "[BG501]";
-      break;
-    case Code::kUnavailable:
-      code = "[BG502]";
-      break;
-    case Code::kTimeout:
-      code = "[BG503]";
-      break;
-    case Code::kCorrupt:
-      code = "[BG504]";
-      break;
-    case Code::kResource:
-      code = "[BG505]";
-      break;
-    case Code::kAborted:
-      code = "[BG506]";
-      break;
-    case Code::kInternal:
-      code = "[BG507]";
-      break;
-  }
-  if (status.message().find(" [BG") != std::string::npos) return status.message();
-  return status.message() + " " + code;
+  constexpr const char* kNumbers[] = {"", "501", "502", "503", "504", "505", "506", "", "", "", "507"};  // by Code
+  const std::string number = kNumbers[static_cast<size_t>(status.code())];
+  if (number.empty() || status.message().find(" [BG") != std::string::npos) return status.message();
+  return status.message() + " [BG" + number + "]";
 }
 
 }  // namespace bagua

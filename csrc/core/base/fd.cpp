@@ -26,11 +26,6 @@ Status set_nonblocking(int fd) {
   return {Code::kInternal, "can't make a descriptor non-blocking: " + errno_text(errno)};
 }
 
-Status set_cloexec(int fd) {
-  if (::fcntl(fd, F_SETFD, FD_CLOEXEC) == 0) return Status::ok();
-  return {Code::kInternal, "can't mark a descriptor close-on-exec: " + errno_text(errno)};
-}
-
 Status EventFd::open() {
   fd_.reset(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   if (fd_.valid()) return Status::ok();

@@ -33,7 +33,6 @@ class Fd {
 Fd duplicate(int fd);
 
 Status set_nonblocking(int fd);
-Status set_cloexec(int fd);
 
 // Readable from signal() until drain(). Any thread may call both. Several signals before a drain() count as one.
 class EventFd {

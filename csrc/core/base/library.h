@@ -48,7 +48,6 @@ class Library {
     return nullptr;
   }
   const std::string& path() const { return path_; }
-  bool is_open() const { return handle_ != nullptr; }
 
  private:
   static std::string path_of(void* handle, const std::string& name) {

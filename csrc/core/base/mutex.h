@@ -48,10 +48,6 @@ class Condition {
   void notify_all() { changed_.notify_all(); }
 
   void wait(Lock& lock) { changed_.wait(lock.lock_); }
-  template <class Clock, class Duration>
-  std::cv_status wait_until(Lock& lock, const std::chrono::time_point<Clock, Duration>& until) {
-    return changed_.wait_until(lock.lock_, until);
-  }
   template <class Rep, class Period>
   std::cv_status wait_for(Lock& lock, const std::chrono::duration<Rep, Period>& longest) {
     return changed_.wait_for(lock.lock_, longest);
@@ -61,11 +57,6 @@ class Condition {
   template <class Predicate>
   void wait(Lock& lock, Predicate predicate) NO_THREAD_SAFETY_ANALYSIS {
     changed_.wait(lock.lock_, std::move(predicate));
-  }
-  template <class Clock, class Duration, class Predicate>
-  bool wait_until(Lock& lock, const std::chrono::time_point<Clock, Duration>& until,
-                  Predicate predicate) NO_THREAD_SAFETY_ANALYSIS {
-    return changed_.wait_until(lock.lock_, until, std::move(predicate));
   }
   template <class Rep, class Period, class Predicate>
   bool wait_for(Lock& lock, const std::chrono::duration<Rep, Period>& longest,

@@ -7,6 +7,6 @@
 
 namespace bagua {
 
-Status fill_random(void* data, size_t n);
+Status fill_random(void* data, size_t n);  // at most 256
 
 }  // namespace bagua

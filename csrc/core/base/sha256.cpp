@@ -129,6 +129,23 @@ Digest hmac_sha256(const void* key, size_t key_bytes, const void* data, size_t n
   return mac.finish();
 }
 
+void hkdf_expand(const Digest& key, const std::string& info, void* out, size_t bytes) {
+  Digest block;
+  char* at = static_cast<char*>(out);
+  for (uint8_t number = 1; bytes > 0; ++number) {
+    HmacSha256 mac(key.data(), key.size());
+    if (number > 1) mac.update(block.data(), block.size());
+    mac.update(info.data(), info.size());
+    mac.update(&number, 1);
+    block = mac.finish();
+    const size_t take = std::min(bytes, block.size());
+    std::memcpy(at, block.data(), take);
+    at += take;
+    bytes -= take;
+  }
+  explicit_bzero(block.data(), block.size());
+}
+
 bool equal_constant_time(const void* a, const void* b, size_t n) {
   const volatile uint8_t* x = static_cast<const volatile uint8_t*>(a);
   const volatile uint8_t* y = static_cast<const volatile uint8_t*>(b);

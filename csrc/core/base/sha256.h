@@ -1,9 +1,11 @@
-// SHA-256 (FIPS 180-4) and HMAC-SHA-256 (RFC 2104) for handshakes. Not optimised, because the inputs are short.
+// SHA-256 (FIPS 180-4), HMAC-SHA-256 (RFC 2104) and HKDF-SHA-256 (RFC 5869) for handshakes and keys. Not optimised,
+// because the inputs are short.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace bagua {
 
@@ -38,6 +40,9 @@ class HmacSha256 {
 
 Digest sha256(const void* data, size_t n);
 Digest hmac_sha256(const void* key, size_t key_bytes, const void* data, size_t n);
+// Derives keys from `key`, which is HMAC(salt, secret) where the secret is not uniformly random: HKDF's first step.
+// `bytes` is at most 255 * sizeof(Digest).
+void hkdf_expand(const Digest& key, const std::string& info, void* out, size_t bytes);
 
 // Compares `n` bytes in a time that does not depend on where they differ.
 bool equal_constant_time(const void* a, const void* b, size_t n);

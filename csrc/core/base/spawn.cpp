@@ -170,8 +170,7 @@ class Spawner {
     changed_.notify_all();
     const auto started = [this]() REQUIRES(mutex_) { return child_ == nullptr; };
     if (child->user.wanted) {
-      const auto deadline = std::chrono::steady_clock::now() + kExecDeadline;
-      if (!changed_.wait_until(lock, deadline, started) && starting_ > 0) {
+      if (!changed_.wait_for(lock, kExecDeadline, started) && starting_ > 0) {
         ::kill(starting_, SIGKILL);
         changed_.wait(lock, started);
         if (child->step == nullptr) {

@@ -14,15 +14,11 @@
 #define CAPABILITY(name) BAGUA_THREAD_ATTRIBUTE(capability(name))
 #define SCOPED_CAPABILITY BAGUA_THREAD_ATTRIBUTE(scoped_lockable)
 
-// On a member. GUARDED_BY: the mutex must be locked to read or write it. PT_GUARDED_BY: to read or write its target.
+// On a member: the mutex must be locked to read or write it.
 #define GUARDED_BY(mutex) BAGUA_THREAD_ATTRIBUTE(guarded_by(mutex))
-#define PT_GUARDED_BY(mutex) BAGUA_THREAD_ATTRIBUTE(pt_guarded_by(mutex))
 
-// On a function. REQUIRES: the caller must have locked the mutex. EXCLUDES: the caller must not have locked it, because
-// the function does.
+// On a function: the caller must have locked the mutex.
 #define REQUIRES(...) BAGUA_THREAD_ATTRIBUTE(requires_capability(__VA_ARGS__))
-#define REQUIRES_SHARED(...) BAGUA_THREAD_ATTRIBUTE(requires_shared_capability(__VA_ARGS__))
-#define EXCLUDES(...) BAGUA_THREAD_ATTRIBUTE(locks_excluded(__VA_ARGS__))
 
 // On a function of a mutex or lock. ACQUIRE: it locks. RELEASE: it unlocks. TRY_ACQUIRE: it locks if it returns
 // `result`.

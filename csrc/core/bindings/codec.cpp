@@ -35,24 +35,15 @@ void transcode_buffers(int codec, size_t count, const std::vector<py::buffer>& r
   Transcode work;
   work.encoding = encoding_of(codec, density);
   const size_t bytes = encoded_bytes(work.encoding, count);
-  std::vector<const float*> raws;
-  std::vector<const void*> encodeds;
-  std::vector<float*> decodeds;
-  for (const py::buffer& buffer : raw) raws.push_back(held.floats(buffer, count, false, "raw"));
+  for (const py::buffer& buffer : raw) work.raw.push_back(held.floats(buffer, count, false, "raw"));
   for (const py::buffer& buffer : encoded) {
-    encodeds.push_back(held.hold(buffer, bytes, kMessageAlignment, false, "encoded"));
+    work.encoded.push_back(held.hold(buffer, bytes, kMessageAlignment, false, "encoded"));
   }
-  for (const py::buffer& buffer : decoded) decodeds.push_back(held.floats(buffer, count, true, "decoded"));
+  for (const py::buffer& buffer : decoded) work.decoded.push_back(held.floats(buffer, count, true, "decoded"));
   if (residual) work.residual = held.floats(*residual, count, true, "residual");
   if (message) work.message = held.hold(*message, bytes, kMessageAlignment, true, "message");
   work.count = count;
-  work.raw = raws.data();
-  work.raws = static_cast<int>(raws.size());
-  work.encoded = encodeds.data();
-  work.encodeds = static_cast<int>(encodeds.size());
   work.scale = scale;
-  work.decoded = decodeds.data();
-  work.decodeds = static_cast<int>(decodeds.size());
   py::gil_scoped_release release;
   transcode(work);
 }

@@ -90,12 +90,8 @@ void regroup(Engine* engine, uint64_t generation, int host_index, std::vector<st
              const std::map<int, py::bytes>& tokens) {
   Membership next{generation, host_index, std::move(hosts), std::move(members).value_or(std::vector<int>())};
   const Tokens shown = tokens_of(tokens);
-  Status status;
-  {
-    py::gil_scoped_release release;
-    status = engine->regroup(std::move(next), shown);
-  }
-  check(status);
+  py::gil_scoped_release release;
+  check(engine->regroup(std::move(next), shown));
 }
 
 void plan(Engine* engine, uint64_t generation, int host_index, std::vector<std::vector<int>> hosts, Members members,
@@ -105,22 +101,14 @@ void plan(Engine* engine, uint64_t generation, int host_index, std::vector<std::
   next.hold = hold;
   next.next = {generation, host_index, std::move(hosts), std::move(members).value_or(std::vector<int>())};
   next.peers = std::move(peers);
-  Status status;
-  {
-    py::gil_scoped_release release;
-    status = engine->plan(std::move(next));
-  }
-  check(status);
+  py::gil_scoped_release release;
+  check(engine->plan(std::move(next)));
 }
 
 void open_lobby(Engine* engine, const std::vector<int>& members, const std::map<int, py::bytes>& tokens) {
   const Tokens shown = tokens_of(tokens);
-  Status status;
-  {
-    py::gil_scoped_release release;
-    status = engine->open_lobby(members, shown);
-  }
-  check(status);
+  py::gil_scoped_release release;
+  check(engine->open_lobby(members, shown));
 }
 
 py::list take_events(Engine* engine) {

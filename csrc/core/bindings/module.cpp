@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "base/crc32c.h"
-#include "base/sha256.h"
 #include "base/spawn.h"
+#include "bindings/python_buffer.h"
 #include "bindings/python_errors.h"
 #include "channel/layout.h"
 #include "kernel/reduce.h"
@@ -77,17 +77,11 @@ void reduce_buffers(int dtype, int op, const std::vector<py::buffer>& inputs, co
   }
   const DType type = static_cast<DType>(dtype);
   const size_t bytes = count * dtype_size(type);
-  std::vector<py::buffer_info> held;
+  PythonBuffers held;
   std::vector<const void*> sources;
-  const auto hold = [&held, bytes](const py::buffer& buffer, bool writable) {
-    held.push_back(buffer.request(writable));
-    if (static_cast<size_t>(held.back().size * held.back().itemsize) < bytes)
-      throw py::value_error("a buffer is too small");
-    return held.back().ptr;
-  };
-  for (const py::buffer& input : inputs) sources.push_back(hold(input, false));
+  for (const py::buffer& input : inputs) sources.push_back(held.hold(input, bytes, dtype_size(type), false, "inputs"));
   if (sources.empty()) throw py::value_error("at least one input is needed");
-  void* target = hold(output, true);
+  void* target = held.hold(output, bytes, dtype_size(type), true, "output");
   py::gil_scoped_release release;
   reduce(type, static_cast<ReduceOp>(op), sources.data(), static_cast<int>(sources.size()), &target, 1, count, scale,
          false);
@@ -131,14 +125,6 @@ void bind_functions(py::module_* module) {
       },
       py::arg("data"), py::arg("seed") = 0);
   module->def("on_system_exit", &on_system_exit, py::arg("callback"));
-  module->def(
-      "hmac_sha256",
-      [](const py::bytes& key, const py::bytes& data) {
-        const std::string k = key, d = data;
-        const Digest digest = hmac_sha256(k.data(), k.size(), d.data(), d.size());
-        return py::bytes(reinterpret_cast<const char*>(digest.data()), digest.size());
-      },
-      py::arg("key"), py::arg("data"));
 }
 
 void bind_names(py::module_* module) {

@@ -43,6 +43,20 @@ bool signalled() {
   return PyErr_CheckSignals() != 0;
 }
 
+// Runs `wait`, which returns a Status, without the interpreter lock; false: its time has passed.
+template <class Wait>
+bool waited(const Wait& wait) {
+  Status status;
+  {
+    py::gil_scoped_release release;
+    status = wait();
+  }
+  if (PyErr_Occurred() != nullptr) throw py::error_already_set();  // KeyboardInterrupt, or what a handler raised
+  if (status.code() == Code::kTimeout) return false;
+  check(status);
+  return true;
+}
+
 // A small all-reduce behind all that a step of an elastic job communicates: see torch_api's comm/commit/vote.py.
 // `values` lie where the operation reads and writes. `ticket`: 0 unless it is under way.
 struct Flags {
@@ -62,15 +76,7 @@ struct PendingTransfer {
   }
 
   bool run(double timeout_s) {
-    Status status;
-    {
-      py::gil_scoped_release release;
-      status = transfer->run(deadline_after(timeout_s), &signalled);
-    }
-    if (PyErr_Occurred() != nullptr) throw py::error_already_set();  // KeyboardInterrupt, or what a handler raised
-    if (status.code() == Code::kTimeout) return false;
-    check(status);
-    return true;
+    return waited([&] { return transfer->run(deadline_after(timeout_s), &signalled); });
   }
 };
 
@@ -211,18 +217,10 @@ class Rank {
     return done;
   }
 
-  void abandon(uint64_t ticket) { client_->abandon(ticket); }
-
   std::optional<std::tuple<int64_t, int64_t, int64_t>> wait(uint64_t ticket, double timeout_s) {
     ChannelClient::Times times;
-    Status status;
-    {
-      py::gil_scoped_release release;
-      status = client_->wait(ticket, deadline_after(timeout_s), &signalled, &times);
-    }
-    if (PyErr_Occurred() != nullptr) throw py::error_already_set();  // KeyboardInterrupt, or what a handler raised
-    if (status.code() == Code::kTimeout) return std::nullopt;
-    check(status);
+    const auto wait = [&] { return client_->wait(ticket, deadline_after(timeout_s), &signalled, &times); };
+    if (!waited(wait)) return std::nullopt;
     return std::make_tuple(times.submitted_ns, times.started_ns, times.done_ns);
   }
 
@@ -231,14 +229,8 @@ class Rank {
     const size_t operations = tickets.size();
     if (behind != nullptr) tickets.push_back(behind->ticket);
     std::vector<ChannelClient::Times> times;
-    Status status;
-    {
-      py::gil_scoped_release release;
-      status = client_->wait_all(tickets, deadline_after(timeout_s), &signalled, &times);
-    }
-    if (PyErr_Occurred() != nullptr) throw py::error_already_set();  // KeyboardInterrupt, or what a handler raised
-    if (status.code() == Code::kTimeout) return std::nullopt;
-    check(status);
+    const auto wait = [&] { return client_->wait_all(tickets, deadline_after(timeout_s), &signalled, &times); };
+    if (!waited(wait)) return std::nullopt;
     std::pair<AllTimes, Told> found;
     if (times.size() < tickets.size()) return found;
     for (size_t i = 0; i < operations; ++i) {
@@ -264,15 +256,8 @@ class Rank {
   }
 
   std::optional<py::dict> enter(double timeout_s) {
-    Status status;
-    {
-      py::gil_scoped_release release;
-      status = client_->enter(deadline_after(timeout_s), &signalled);
-    }
-    if (PyErr_Occurred() != nullptr) throw py::error_already_set();  // KeyboardInterrupt, or what a handler raised
-    if (status.code() == Code::kTimeout) return std::nullopt;
-    check(status);
-    return view();
+    const auto wait = [&] { return client_->enter(deadline_after(timeout_s), &signalled); };
+    return waited(wait) ? std::optional(view()) : std::nullopt;
   }
 
   ChannelClient& client() { return *client_; }
@@ -332,7 +317,8 @@ void bind_rank(py::module_* module) {
       .def("planned", [](Rank& rank) { return rank.client().planned(); })
       .def("trace", [](Rank& rank) { return rank.client().trace(); })
       .def("done", &Rank::done, py::arg("ticket"))
-      .def("abandon", &Rank::abandon, py::arg("ticket"))
+      .def(
+          "abandon", [](Rank& rank, uint64_t ticket) { rank.client().abandon(ticket); }, py::arg("ticket"))
       .def("wait", &Rank::wait, py::arg("ticket"), py::arg("timeout_s") = -1.0)
       .def("wait_all", &Rank::wait_all, py::arg("tickets"), py::arg("behind") = py::none(), py::arg("timeout_s") = -1.0)
       .def("counters", [](Rank& rank) { return counters_dict(*rank.client().counters()); })

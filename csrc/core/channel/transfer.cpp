@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "kernel/copy.h"
+#include "kernel/reduce.h"
 
 namespace bagua {
 

@@ -49,6 +49,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace bagua {
 
@@ -89,15 +90,12 @@ size_t encoded_bytes(Encoding encoding, size_t count);
 struct Transcode {
   Encoding encoding;
   size_t count = 0;
-  const float* const* raw = nullptr;
-  int raws = 0;
-  const void* const* encoded = nullptr;
-  int encodeds = 0;
+  std::vector<const float*> raw = {};
+  std::vector<const void*> encoded = {};
   float scale = 1.0f;
   float* residual = nullptr;
   void* message = nullptr;
-  float* const* decoded = nullptr;
-  int decodeds = 0;
+  std::vector<float*> decoded = {};
   const float* carried = nullptr;  // may be `residual`; only with one
 };
 

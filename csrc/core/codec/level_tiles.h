@@ -21,7 +21,7 @@ inline int32_t ordered(int32_t bits) {
   return bits ^ ((bits >> 31) & kMagnitude);
 }
 
-struct MinMaxTiles {
+struct MinMaxTiles : InPlace {
   static constexpr size_t kTilePayload = kTile;
   static constexpr size_t kBlocks = kTile / kByteBlock;
   static constexpr size_t kTileParameters = kBlocks * 2 * sizeof(float);
@@ -32,7 +32,6 @@ struct MinMaxTiles {
     std::memcpy(out, y, n * sizeof(float));
     for (size_t i = n; i < kTile; ++i) out[i] = y[n - 1];  // padding that does not change the extremes
   }
-  static void unpad(const float* in, size_t n, float* out) { std::memcpy(out, in, n * sizeof(float)); }
 
   static void encode(const float* y, size_t, uint8_t* payload, uint8_t* parameters) {
     for (size_t b = 0; b < kBlocks; ++b) {

@@ -43,10 +43,6 @@ inline float float_of(int32_t v) {
   return load<float>(&v);
 }
 
-inline F splat(float value) {
-  return F{} + value;
-}
-
 // Forces a product to be rounded before an addition. Otherwise compilers fuse the two where the processor can, and
 // hosts would get different bits.
 template <class T>

@@ -9,6 +9,9 @@
 
 namespace bagua::codec {
 
+// The whole of it for kTopK, whose blocks are no tiles: top_k.cpp.
+void transcode_top_k(const Transcode& work);
+
 // Calls body(i, zero) for each whole vector of elements from 0 on, then for each element that is left. The type of
 // `zero` is the type to compute in: F or float.
 template <class Body>
@@ -32,16 +35,18 @@ struct Streams {
   const Transcode& work;
   bool past_caches;  // for outputs: use non-temporal stores
 
-  // Writes the sum of the raw sources (at least two) to `to`.
-  void sum_raw(size_t at, size_t count, float* to) const {
-    const float* const* raw = work.raw;
-    const int raws = work.raws;
+  // The sum of the raw sources: in `space`, or the only source itself; nullptr: there is none.
+  const float* sum_raw(size_t at, size_t count, float* space) const {
+    const float* const* raw = work.raw.data();
+    const size_t raws = work.raw.size();
+    if (raws < 2) return raws == 0 ? nullptr : raw[0] + at;
     each(count, [=](size_t i, auto zero) {
       using T = decltype(zero);
       T sum = load<T>(raw[0] + at + i) + load<T>(raw[1] + at + i);
-      for (int k = 2; k < raws; ++k) sum += load<T>(raw[k] + at + i);
-      store(sum, to + i);
+      for (size_t k = 2; k < raws; ++k) sum += load<T>(raw[k] + at + i);
+      store(sum, space + i);
     });
+    return space;
   }
 
   bool scaled() const { return work.scale != 1.0f || work.residual != nullptr; }
@@ -70,9 +75,8 @@ struct Streams {
 
   // Copies to all outputs; `from` may be one of them.
   void output(const float* from, size_t at, size_t count) const {
-    for (int j = 0; j < work.decodeds; ++j) {
-      float* to = work.decoded[j] + at;
-      if (to != from) copy(from, count * sizeof(float), to, past_caches);
+    for (float* const decoded : work.decoded) {
+      if (decoded + at != from) copy(from, count * sizeof(float), decoded + at, past_caches);
     }
   }
 

@@ -29,7 +29,7 @@ class Tiles {
  public:
   explicit Tiles(const Transcode& work)
       : work_(work),
-        streams_{work, work.count * sizeof(float) * static_cast<size_t>(work.decodeds) >= kPastCaches},
+        streams_{work, work.count * sizeof(float) * work.decoded.size() >= kPastCaches},
         parameters_at_(aligned4(C::payload_bytes(work.count))),
         message_past_caches_(message_bytes<C>(work.count) >= kPastCaches) {}
 
@@ -46,20 +46,14 @@ class Tiles {
   size_t parameters_offset(size_t at) const { return parameters_at_ + at / kTile * C::kTileParameters; }
   static size_t payload_offset(size_t at) { return at / kTile * C::kTilePayload; }
 
-  const uint8_t* encoded(int k) const { return static_cast<const uint8_t*>(work_.encoded[k]); }
   uint8_t* message() const { return static_cast<uint8_t*>(work_.message); }
 
   // Returns y of a full tile: in `space`, or a raw source itself.
   const float* gather(size_t at, float* space) const {
-    const float* y = nullptr;
-    if (work_.raws == 1) y = work_.raw[0] + at;
-    if (work_.raws > 1) {
-      streams_.sum_raw(at, kTile, space);
-      y = space;
-    }
-    for (int k = 0; k < work_.encodeds; ++k) {
-      const uint8_t* payload = encoded(k) + payload_offset(at);
-      const uint8_t* parameters = encoded(k) + parameters_offset(at);
+    const float* y = streams_.sum_raw(at, kTile, space);
+    for (const void* const message : work_.encoded) {
+      const uint8_t* payload = static_cast<const uint8_t*>(message) + payload_offset(at);
+      const uint8_t* parameters = static_cast<const uint8_t*>(message) + parameters_offset(at);
       if (y == nullptr) {
         C::template decode<false>(payload, parameters, nullptr, space);
       } else {
@@ -83,7 +77,7 @@ class Tiles {
 
   void full(size_t at) {
     // Without a message a single output can replace the buffer on the stack.
-    const bool direct = work_.message == nullptr && work_.decodeds == 1 && !streams_.past_caches;
+    const bool direct = work_.message == nullptr && work_.decoded.size() == 1 && !streams_.past_caches;
     const float* y = gather(at, direct ? work_.decoded[0] + at : sum_);
     if (work_.message == nullptr) {
       streams_.output(y, at, kTile);
@@ -102,8 +96,8 @@ class Tiles {
   }
 
   void after_encoding(const float* y, size_t at, const uint8_t* payload, const uint8_t* parameters) {
-    if (work_.residual == nullptr && work_.decodeds == 0) return;
-    if (work_.residual == nullptr && work_.decodeds == 1 && !streams_.past_caches) {
+    if (work_.residual == nullptr && work_.decoded.empty()) return;
+    if (work_.residual == nullptr && work_.decoded.size() == 1 && !streams_.past_caches) {
       C::template decode<false>(payload, parameters, nullptr, work_.decoded[0] + at);
       return;
     }
@@ -130,7 +124,7 @@ class Tiles {
       std::memset(message() + gap, 0, parameters_at_ - gap);
       std::memcpy(message() + parameters_offset(at), parameters, C::parameter_bytes(count));
     }
-    if (work_.residual == nullptr && work_.decodeds == 0) return;
+    if (work_.residual == nullptr && work_.decoded.empty()) return;
     C::template decode<false>(payload_, parameters, nullptr, padded);
     C::unpad(padded, count, decoded_);
     if (work_.residual != nullptr) streams_.update_residual(y, decoded_, at, count);
@@ -138,18 +132,14 @@ class Tiles {
   }
 
   const float* gather_last(size_t at, size_t count) {
-    const float* y = nullptr;
-    if (work_.raws == 1) y = work_.raw[0] + at;
-    if (work_.raws > 1) {
-      streams_.sum_raw(at, count, sum_);
-      y = sum_;
-    }
-    for (int k = 0; k < work_.encodeds; ++k) {
+    const float* y = streams_.sum_raw(at, count, sum_);
+    for (const void* const message : work_.encoded) {
+      const auto* const bytes = static_cast<const uint8_t*>(message);
       uint8_t parameters[kParameterSpace] = {};
       std::memset(payload_, 0, sizeof payload_);
-      std::memcpy(payload_, encoded(k) + payload_offset(at), C::payload_bytes(count));
+      std::memcpy(payload_, bytes + payload_offset(at), C::payload_bytes(count));
       if (C::kTileParameters != 0) {
-        std::memcpy(parameters, encoded(k) + parameters_offset(at), C::parameter_bytes(count));
+        std::memcpy(parameters, bytes + parameters_offset(at), C::parameter_bytes(count));
       }
       C::template decode<false>(payload_, parameters, nullptr, padded_);
       C::unpad(padded_, count, decoded_);

@@ -1,5 +1,4 @@
-#include "codec/top_k.h"
-
+// kTopK: keeps the largest magnitudes of each block of 16384 elements.
 #include <algorithm>
 #include <memory>
 
@@ -97,8 +96,8 @@ class TopK {
     auto* positions = static_cast<uint8_t*>(work_.message) + positions_at_ + kept_before * 2;
     select(y, n, kept, values, positions);
     if (work_.residual != nullptr) update_residual(y, at, n, kept, positions);
-    for (int j = 0; j < work_.decodeds; ++j) {
-      float* to = work_.decoded[j] + at;
+    for (float* const decoded : work_.decoded) {
+      float* to = decoded + at;
       std::memset(to, 0, n * sizeof(float));
       for (size_t k = 0; k < kept; ++k) {
         std::memcpy(to + load<uint16_t>(positions + 2 * k), values + 4 * k, sizeof(float));
@@ -107,21 +106,15 @@ class TopK {
   }
 
   const float* gather(size_t at, size_t n, size_t kept_before, size_t kept) {
-    const float* y = nullptr;
-    if (work_.raws == 1) y = work_.raw[0] + at;
-    if (work_.raws > 1) {
-      streams_.sum_raw(at, n, sum_);
+    const float* y = streams_.sum_raw(at, n, sum_);
+    if (y == nullptr) {
+      std::fill_n(sum_, n, 0.0f);
+      y = sum_;
+    } else if (!work_.encoded.empty() && y != sum_) {
+      std::memcpy(sum_, y, n * sizeof(float));
       y = sum_;
     }
-    if (y == nullptr || (work_.encodeds > 0 && y != sum_)) {
-      if (y == nullptr) {
-        std::fill_n(sum_, n, 0.0f);
-      } else {
-        std::memcpy(sum_, y, n * sizeof(float));
-      }
-      y = sum_;
-    }
-    for (int k = 0; k < work_.encodeds; ++k) add(static_cast<const uint8_t*>(work_.encoded[k]), n, kept_before, kept);
+    for (const void* const message : work_.encoded) add(static_cast<const uint8_t*>(message), n, kept_before, kept);
     if (!streams_.scaled()) return y;
     streams_.scale(y, at, n, sum_);
     return sum_;

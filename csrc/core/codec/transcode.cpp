@@ -4,63 +4,46 @@
 #include "codec/fp8_tiles.h"
 #include "codec/level_tiles.h"
 #include "codec/sign_tiles.h"
-#include "codec/top_k.h"
 
 namespace bagua {
 
+namespace {
+
+struct Format {
+  const char* name;
+  size_t (*bytes)(size_t count);
+  void (*transcode)(const Transcode& work);
+};
+
+template <class C>
+constexpr Format format(const char* name) {
+  return {name, codec::message_bytes<C>, [](const Transcode& work) { codec::Tiles<C>(work).run(); }};
+}
+
+constexpr Format kFormats[kCodecs] = {
+    format<codec::PlainTiles>("none"),          format<codec::HalfTiles<Half>>("fp16"),
+    format<codec::HalfTiles<BFloat16>>("bf16"), format<codec::E4M3Tiles>("fp8_e4m3"),
+    format<codec::E5M2Tiles>("fp8_e5m2"),       format<codec::MinMaxTiles>("minmax8"),
+    format<codec::Int4Tiles>("int4"),           format<codec::SignTiles>("onebit"),
+    {"topk", nullptr, codec::transcode_top_k}};
+
+const Format& format_of(Codec codec) {
+  return kFormats[static_cast<size_t>(codec)];
+}
+
+}  // namespace
+
 const char* codec_name(Codec codec) {
-  constexpr const char* kNames[kCodecs] = {"none",    "fp16", "bf16",   "fp8_e4m3", "fp8_e5m2",
-                                           "minmax8", "int4", "onebit", "topk"};
-  return kNames[static_cast<int>(codec)];
+  return format_of(codec).name;
 }
 
 size_t encoded_bytes(Encoding encoding, size_t count) {
-  using namespace codec;
-  switch (encoding.codec) {
-    case Codec::kNone:
-      return message_bytes<PlainTiles>(count);
-    case Codec::kF16:
-      return message_bytes<HalfTiles<Half>>(count);
-    case Codec::kBF16:
-      return message_bytes<HalfTiles<BFloat16>>(count);
-    case Codec::kE4M3:
-      return message_bytes<E4M3Tiles>(count);
-    case Codec::kE5M2:
-      return message_bytes<E5M2Tiles>(count);
-    case Codec::kMinMax8:
-      return message_bytes<MinMaxTiles>(count);
-    case Codec::kInt4:
-      return message_bytes<Int4Tiles>(count);
-    case Codec::kSign1:
-      return message_bytes<SignTiles>(count);
-    case Codec::kTopK:
-      return kept_of_all(count, encoding.density) * (sizeof(float) + sizeof(uint16_t));
-  }
-  return 0;
+  if (encoding.codec != Codec::kTopK) return format_of(encoding.codec).bytes(count);
+  return codec::kept_of_all(count, encoding.density) * (sizeof(float) + sizeof(uint16_t));
 }
 
 void transcode(const Transcode& work) {
-  using namespace codec;
-  switch (work.encoding.codec) {
-    case Codec::kNone:
-      return Tiles<PlainTiles>(work).run();
-    case Codec::kF16:
-      return Tiles<HalfTiles<Half>>(work).run();
-    case Codec::kBF16:
-      return Tiles<HalfTiles<BFloat16>>(work).run();
-    case Codec::kE4M3:
-      return Tiles<E4M3Tiles>(work).run();
-    case Codec::kE5M2:
-      return Tiles<E5M2Tiles>(work).run();
-    case Codec::kMinMax8:
-      return Tiles<MinMaxTiles>(work).run();
-    case Codec::kInt4:
-      return Tiles<Int4Tiles>(work).run();
-    case Codec::kSign1:
-      return Tiles<SignTiles>(work).run();
-    case Codec::kTopK:
-      return transcode_top_k(work);
-  }
+  format_of(work.encoding.codec).transcode(work);
 }
 
 }  // namespace bagua

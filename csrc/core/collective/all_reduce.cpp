@@ -10,7 +10,6 @@
 // Partial results lie in the first local rank's dst. This works in place: a host's own contribution to a block has been
 // read and sent before the final block can come back. AVG divides in the last addition only.
 #include "collective/builder.h"
-#include "collective/cost.h"
 
 namespace bagua::collective {
 

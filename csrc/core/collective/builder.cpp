@@ -47,12 +47,19 @@ Builder::Builder(const Topology& topology, const Request& request, size_t chunk_
       sent_(topology.members.size(), 0),
       received_(topology.members.size(), 0) {}
 
-std::vector<Range> Builder::chunks(Range whole) const {
+std::vector<Range> Builder::chunks(Range whole, uint64_t longest) const {
+  if (longest == 0) longest = chunk_elements_;
   std::vector<Range> parts;
-  for (uint64_t done = 0; done < whole.count; done += chunk_elements_) {
-    parts.push_back({whole.begin + done, std::min(chunk_elements_, whole.count - done)});
+  for (uint64_t done = 0; done < whole.count; done += longest) {
+    parts.push_back({whole.begin + done, std::min(longest, whole.count - done)});
   }
   return parts;
+}
+
+std::vector<int> Builder::others() const {
+  std::vector<int> others;
+  for (int o = 1; o < hosts(); ++o) others.push_back((host() + o) % hosts());
+  return others;
 }
 
 Ref Builder::src(int member, uint64_t element) const {
@@ -194,38 +201,12 @@ Program compile(const Topology& topology, const Request& request, size_t chunk_b
     build_barrier(&builder);
     return builder.finish();
   }
-  switch (request.kind) {
-    case Kind::kAllReduce:
-      build_all_reduce(&builder);
-      break;
-    case Kind::kReduce:
-      build_reduce(&builder);
-      break;
-    case Kind::kReduceScatter:
-      build_reduce_scatter(&builder);
-      break;
-    case Kind::kBroadcast:
-      build_broadcast(&builder);
-      break;
-    case Kind::kAllGather:
-      build_all_gather(&builder);
-      break;
-    case Kind::kGather:
-      build_gather(&builder);
-      break;
-    case Kind::kScatter:
-      build_scatter(&builder);
-      break;
-    case Kind::kAllToAll:
-      build_all_to_all(&builder);
-      break;
-    case Kind::kBarrier:
-    case Kind::kSend:  // the engine handles point to point, see engine/remote/p2p.h
-    case Kind::kRecv:
-    case Kind::kMoveResiduals:  // no other host has a part in it
-      build_barrier(&builder);
-      break;
-  }
+  using Build = void (*)(Builder*);
+  constexpr Build kBuild[kKinds] = {build_barrier,    build_all_reduce,     build_broadcast, build_reduce,
+                                    build_all_gather, build_reduce_scatter, build_gather,    build_scatter,
+                                    build_all_to_all, build_barrier,        build_barrier,   build_barrier};
+  // Sends and receives have no program (engine/remote/p2p.h), and no other host has a part in moves of residuals.
+  kBuild[static_cast<size_t>(request.kind)](&builder);
   return builder.finish();
 }
 

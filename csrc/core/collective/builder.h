@@ -44,8 +44,10 @@ class Builder {
   int next() const { return topology_.ring_host(place() + 1); }
   int previous() const { return topology_.ring_host(place() - 1); }
 
-  // Cuts `whole` into chunks; empty for an empty range.
-  std::vector<Range> chunks(Range whole) const;
+  // Cuts `whole` into chunks of at most `longest` elements (0: chunk_bytes()); empty for an empty range.
+  std::vector<Range> chunks(Range whole, uint64_t longest = 0) const;
+  // The other hosts, beginning after this one, so that hosts do not all send to the same one first.
+  std::vector<int> others() const;
 
   // References to memory, with offsets in elements.
   Ref src(int member, uint64_t element) const;
@@ -104,6 +106,9 @@ Range part_of(uint64_t count, int parts, int index);
 // reduce_and_barrier.cpp and data_movement.cpp.
 void build_barrier(Builder* builder);
 void build_all_reduce(Builder* builder);
+// How an all-reduce goes between hosts; the cheapest for so many hosts and bytes (short_all_reduce.cpp).
+enum class Pattern : uint8_t { kDirect, kHalvingDoubling, kRing };
+Pattern cheapest_pattern(int hosts, uint64_t bytes);
 // All-reduce of a range of elements between hosts (hosts >= 2). build_plain: unencoded, by the cheapest pattern.
 // build_direct: one trip. build_halving_doubling: 2 log2(hosts) trips (short_all_reduce.cpp). build_compressed: encoded
 // (compressed.cpp).

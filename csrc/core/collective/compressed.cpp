@@ -48,12 +48,11 @@ Range encoded_block(uint64_t count, uint64_t unit, int hosts, int host) {
 class Compressed {
  public:
   Compressed(Builder* b, Range range)
-      : b_(b), range_(range), encoding_(b->request().encoding), unit_(unit_of(encoding_)) {
-    for (int o = 1; o < b->hosts(); ++o) peers_.push_back((b->host() + o) % b->hosts());
+      : b_(b), range_(range), encoding_(b->request().encoding), unit_(unit_of(encoding_)), peers_(b->others()) {
     choose_chunk();
     const size_t message = encoded_bytes(encoding_, chunk_), n = peers_.size();
     lead_ = std::clamp(kLeadBytes / (message * n), kLeastLead, kMostLead);
-    for (int h = 0; h < b->hosts(); ++h) blocks_.push_back(chunks_of(block(h)));
+    for (int h = 0; h < b->hosts(); ++h) blocks_.push_back(b->chunks(block(h), chunk_));
     const size_t window = n > 2 ? kSmallWindow : kMessageWindow, mine = own().size();
     for (const int peer : peers_) {
       const size_t theirs = chunks_at(peer).size();
@@ -97,14 +96,6 @@ class Compressed {
   Range block(int host) const {
     const Range block = encoded_block(range_.count, unit_, b_->hosts(), host);
     return {range_.begin + block.begin, block.count};
-  }
-
-  std::vector<Range> chunks_of(Range block) const {
-    std::vector<Range> chunks;
-    for (uint64_t done = 0; done < block.count; done += chunk_) {
-      chunks.push_back({block.begin + done, std::min(chunk_, block.count - done)});
-    }
-    return chunks;
   }
 
   const std::vector<Range>& chunks_at(int host) const { return blocks_[static_cast<size_t>(host)]; }
@@ -178,7 +169,7 @@ class Compressed {
   const Range range_;
   const Encoding encoding_;
   const uint64_t unit_;
-  std::vector<int> peers_;
+  const std::vector<int> peers_;
   uint64_t chunk_ = 0;  // elements
   size_t lead_ = kLeastLead;
   std::vector<std::vector<Range>> blocks_;              // chunks, by owner

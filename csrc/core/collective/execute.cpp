@@ -26,42 +26,22 @@ char* target_of(const Memory& memory, const Ref& ref) {
 
 namespace {
 
-void run_reduce(const Request& request, bool final, int64_t divisor, const std::vector<const void*>& from,
-                const std::vector<void*>& to, size_t count, bool streaming) {
-  // A partial result is sent to other hosts. The mean divides only once, in the final step.
-  const ReduceOp op = request.op == ReduceOp::kAvg && !final ? ReduceOp::kSum : request.op;
-  const bool aliased = std::any_of(to.begin(), to.end(), [&from](const void* target) {
-    return std::find(from.begin(), from.end(), target) != from.end();
-  });
-  reduce(request.dtype, op, from.data(), static_cast<int>(from.size()), to.data(), static_cast<int>(to.size()), count,
-         divisor, streaming && !aliased);
-}
-
 void run_transcode(const Step& step, const Ref* refs, const Request& request, int64_t divisor, const Memory& memory) {
-  std::vector<const float*> raw;
-  std::vector<const void*> encoded;
-  std::vector<float*> decoded;
-  for (uint32_t i = 0; i < step.sources; ++i) {
-    raw.push_back(reinterpret_cast<const float*>(source_of(memory, *refs++)));
-  }
-  for (uint32_t i = 0; i < step.encoded; ++i) encoded.push_back(source_of(memory, *refs++));
   Transcode work;
+  for (uint32_t i = 0; i < step.sources; ++i) {
+    work.raw.push_back(reinterpret_cast<const float*>(source_of(memory, *refs++)));
+  }
+  for (uint32_t i = 0; i < step.encoded; ++i) work.encoded.push_back(source_of(memory, *refs++));
   if (step.residual) {
     work.carried = reinterpret_cast<const float*>(source_of(memory, *refs));
     work.residual = reinterpret_cast<float*>(target_of(memory, *refs++));
   }
   if (step.message) work.message = target_of(memory, *refs++);
   for (uint32_t i = 0; i < step.destinations; ++i) {
-    decoded.push_back(reinterpret_cast<float*>(target_of(memory, *refs++)));
+    work.decoded.push_back(reinterpret_cast<float*>(target_of(memory, *refs++)));
   }
   work.encoding = request.encoding;
   work.count = step.bytes / sizeof(float);
-  work.raw = raw.data();
-  work.raws = static_cast<int>(raw.size());
-  work.encoded = encoded.data();
-  work.encodeds = static_cast<int>(encoded.size());
-  work.decoded = decoded.data();
-  work.decodeds = static_cast<int>(decoded.size());
   if (step.final && request.op == ReduceOp::kAvg) work.scale = 1.0f / static_cast<float>(divisor);
   transcode(work);
 }
@@ -84,7 +64,13 @@ void run_step(const Program& program, const Step& step, const Request& request, 
   std::vector<void*> to;
   for (uint32_t i = 0; i < step.sources; ++i) from.push_back(source_of(memory, refs[i]));
   for (uint32_t i = 0; i < step.destinations; ++i) to.push_back(target_of(memory, refs[step.sources + i]));
-  run_reduce(request, step.final, divisor, from, to, step.bytes / dtype_size(request.dtype), streaming);
+  // A partial result is sent to other hosts. The mean divides only once, in the final step.
+  const ReduceOp op = request.op == ReduceOp::kAvg && !step.final ? ReduceOp::kSum : request.op;
+  const bool aliased = std::any_of(to.begin(), to.end(), [&from](const void* target) {
+    return std::find(from.begin(), from.end(), target) != from.end();
+  });
+  reduce(request.dtype, op, from.data(), static_cast<int>(from.size()), to.data(), static_cast<int>(to.size()),
+         step.bytes / dtype_size(request.dtype), divisor, streaming && !aliased);
 }
 
 }  // namespace bagua::collective

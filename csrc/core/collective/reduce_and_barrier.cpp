@@ -9,13 +9,6 @@ namespace {
 
 constexpr size_t kChunkWindow = 4;  // chunks in flight for each pair of hosts
 
-// The other hosts, beginning after ours, so that hosts do not all send to the same one first.
-std::vector<int> others(const Builder& b) {
-  std::vector<int> hosts;
-  for (int o = 1; o < b.hosts(); ++o) hosts.push_back((b.host() + o) % b.hosts());
-  return hosts;
-}
-
 // Sends this host's partial sum of src[at, at + count) in chunks.
 void send_partial(Builder* b, int peer, uint64_t at, uint64_t count, Window* window) {
   for (const Range& chunk : b->chunks({at, count})) {
@@ -32,7 +25,7 @@ void send_partial(Builder* b, int peer, uint64_t at, uint64_t count, Window* win
 
 // Adds the partials of all hosts for src[at, at + count) into the dst of local member `member`.
 void receive_sum(Builder* b, int member, uint64_t at, uint64_t count, std::vector<Window>* windows) {
-  const std::vector<int> peers = others(*b);
+  const std::vector<int> peers = b->others();
   for (const Range& chunk : b->chunks({at, count})) {
     std::vector<Ref> sources = b->all_src(chunk.begin);
     std::vector<StepId> arrived;
@@ -63,7 +56,7 @@ void build_reduce(Builder* b) {
   const uint64_t count = b->request().count;
   const int root_host = b->topology().host_of(b->request().root);
   if (b->host() == root_host) {
-    std::vector<Window> windows = windows_for(b, others(*b).size(), count);
+    std::vector<Window> windows = windows_for(b, b->others().size(), count);
     receive_sum(b, b->topology().position(b->request().root), 0, count, &windows);
   } else {
     std::vector<Window> windows = windows_for(b, 1, b->locals() == 1 ? 0 : count);
@@ -73,13 +66,13 @@ void build_reduce(Builder* b) {
 
 void build_reduce_scatter(Builder* b) {
   const uint64_t count = b->request().count;
-  for (const int peer : others(*b)) {
+  for (const int peer : b->others()) {
     std::vector<Window> windows = windows_for(b, 1, b->locals() == 1 ? 0 : count);
     for (const int index : b->topology().members[static_cast<size_t>(peer)]) {
       send_partial(b, peer, static_cast<uint64_t>(index) * count, count, &windows[0]);
     }
   }
-  std::vector<Window> windows = windows_for(b, others(*b).size(), count);
+  std::vector<Window> windows = windows_for(b, b->others().size(), count);
   for (int m = 0; m < b->locals(); ++m) {
     const uint64_t index = static_cast<uint64_t>(b->topology().local()[static_cast<size_t>(m)]);
     receive_sum(b, m, index * count, count, &windows);
@@ -89,7 +82,7 @@ void build_reduce_scatter(Builder* b) {
 void build_barrier(Builder* b) {
   if (b->hosts() == 1) return;
   const Ref out = b->scratch(b->element());
-  for (const int peer : others(*b)) {
+  for (const int peer : b->others()) {
     b->send(peer, out, 1);
     b->recv(peer, b->scratch(b->element()), 1);
   }

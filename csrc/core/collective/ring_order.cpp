@@ -7,6 +7,12 @@
 
 namespace bagua::collective {
 
+std::vector<int> plain_order(int hosts) {
+  std::vector<int> order(static_cast<size_t>(hosts));
+  std::iota(order.begin(), order.end(), 0);
+  return order;
+}
+
 namespace {
 
 constexpr int kExactHosts = 8;
@@ -38,16 +44,10 @@ Quality quality_of(const Pairs& pairs, const std::vector<int>& ring) {
   return quality;
 }
 
-std::vector<int> identity(int hosts) {
-  std::vector<int> ring(static_cast<size_t>(hosts));
-  std::iota(ring.begin(), ring.end(), 0);
-  return ring;
-}
-
 // Calls visit(ring, quality) for every ring, once per direction, in lexicographic order.
 template <class F>
 void each_ring(const Pairs& pairs, F visit) {
-  std::vector<int> ring = identity(pairs.hosts());
+  std::vector<int> ring = plain_order(pairs.hosts());
   do {
     if (!visit(ring, quality_of(pairs, ring))) return;
   } while (std::next_permutation(ring.begin() + 1, ring.end()));
@@ -87,7 +87,7 @@ std::vector<int> greedy(const Pairs& pairs) {
   }
   std::stable_sort(links.begin(), links.end(), [](const Link& x, const Link& y) { return x.rate > y.rate; });
   std::vector<std::vector<int>> next(static_cast<size_t>(hosts));
-  std::vector<int> path = identity(hosts);  // by host: number of the path that it is on
+  std::vector<int> path = plain_order(hosts);  // by host: number of the path that it is on
   for (const Link& link : links) {
     auto &at_a = next[static_cast<size_t>(link.a)], &at_b = next[static_cast<size_t>(link.b)];
     const int from = path[static_cast<size_t>(link.b)], to = path[static_cast<size_t>(link.a)];
@@ -140,7 +140,7 @@ void normalise(std::vector<int>* ring) {
 }
 
 std::vector<int> heuristic(const Pairs& pairs) {
-  const std::vector<int> plain = identity(pairs.hosts());
+  const std::vector<int> plain = plain_order(pairs.hosts());
   const Quality known = quality_of(pairs, plain);
   std::vector<int> best = plain;
   Quality best_quality = known;
@@ -162,9 +162,9 @@ std::vector<int> heuristic(const Pairs& pairs) {
 
 RingOrder best_ring(const Bandwidths& rates) {
   const Pairs pairs(rates);
-  if (pairs.hosts() < 2) return {identity(pairs.hosts()), 0};
+  if (pairs.hosts() < 2) return {plain_order(pairs.hosts()), 0};
   RingOrder result;
-  result.order = pairs.hosts() < 4              ? identity(pairs.hosts())
+  result.order = pairs.hosts() < 4              ? plain_order(pairs.hosts())
                  : pairs.hosts() <= kExactHosts ? exact(pairs)
                                                 : heuristic(pairs);
   result.slowest = quality_of(pairs, result.order).slowest;

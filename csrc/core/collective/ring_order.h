@@ -14,6 +14,9 @@ struct RingOrder {
   double slowest = 0;      // bytes per second of its slowest link
 };
 
+// 0, 1, 2, ...
+std::vector<int> plain_order(int hosts);
+
 // Bandwidths that differ by less than this factor count as equal, so that noise does not reorder hosts.
 constexpr double kClearlyBetter = 1.2;
 

@@ -1,8 +1,34 @@
-// All-reduces of short vectors between hosts, where latency costs more than bytes: see cost.h.
+// All-reduces of short vectors between hosts, where latency costs more than bytes.
+//
+// A cost model with two constants finds the cheapest pattern: the cost of a trip (one message from host to host,
+// wake-ups included) and of a byte that leaves a host. With n hosts and s bytes, in units of one trip and of s bytes:
+//
+//   pattern            trips                       bytes
+//   direct             1                           n - 1
+//   halving-doubling   2 log2(n)                   2 (n - 1) / n
+//     n no power of 2  2 floor(log2(n)) + 2        + 2
+//   ring               2 (n - 1)                   2 (n - 1) / n
+//
+// (R. Thakur, R. Rabenseifner, W. Gropp: Optimization of collective communication operations in MPICH, IJHPCA 2005.)
+// All hosts must choose the same, so the constants are fixed, not measured: they stand for one socket of 10 Gbit/s with
+// queues of tens of microseconds. Only the product of delay and bandwidth matters, and it is similar on slower and
+// longer wires: 1 Gbit/s with 1 ms, 100 Mbit/s with 10 ms.
 #include "collective/builder.h"
-#include "collective/cost.h"
 
 namespace bagua::collective {
+
+namespace {
+
+constexpr double kTripNs = 100'000;
+constexpr double kByteNs = 1.0;
+// Longer vectors always take the ring: only the ring works on all parts of the vector at once.
+constexpr uint64_t kMiddleBytes = 512 * 1024;
+// Up to this size the cost of bytes is neglected. With more hosts than kDirectHosts, direct exchanges could overflow
+// the receivers' queues.
+constexpr uint64_t kDirectBytes = 32 * 1024;
+constexpr int kDirectHosts = 8;
+
+}  // namespace
 
 Pattern cheapest_pattern(int hosts, uint64_t bytes) {
   if (hosts <= kDirectHosts && bytes <= kDirectBytes) return Pattern::kDirect;
@@ -30,8 +56,7 @@ void build_direct(Builder* b, Range range) {
     local = b->reduce(b->all_src(range.begin), {partials[own]}, range.count, false);
   }
   std::vector<StepId> before{local};
-  for (int o = 1; o < b->hosts(); ++o) {
-    const int peer = (b->host() + o) % b->hosts();
+  for (const int peer : b->others()) {
     Ref& place = partials[static_cast<size_t>(peer)];
     place = b->scratch(range.count * b->element());
     before.push_back(b->send(peer, partials[own], range.count, {local}));  // in place, the result would overwrite it

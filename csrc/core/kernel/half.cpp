@@ -9,10 +9,6 @@
 namespace bagua {
 namespace {
 
-#if defined(__AVX512F__)
-constexpr __mmask16 kAll = 0xffff;  // gcc 12 warns of uninitialised values in unmasked intrinsics
-#endif
-
 uint32_t bits_of(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
@@ -56,12 +52,6 @@ uint16_t float_to_half(float value) {
 
 void to_float(const Half* in, float* out, size_t n) {
   size_t i = 0;
-#if defined(__AVX512F__)
-  for (; i + 16 <= n; i += 16) {
-    _mm512_storeu_ps(out + i,
-                     _mm512_maskz_cvtph_ps(kAll, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i))));
-  }
-#endif
 #if defined(__F16C__)
   for (; i + 8 <= n; i += 8) {
     _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i))));
@@ -72,13 +62,6 @@ void to_float(const Half* in, float* out, size_t n) {
 
 void from_float(const float* in, Half* out, size_t n) {
   size_t i = 0;
-#if defined(__AVX512F__)
-  for (; i + 16 <= n; i += 16) {
-    const __m256i half =
-        _mm512_maskz_cvtps_ph(kAll, _mm512_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), half);
-  }
-#endif
 #if defined(__F16C__)
   for (; i + 8 <= n; i += 8) {
     const __m128i half = _mm256_cvtps_ph(_mm256_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

@@ -10,10 +10,8 @@
 namespace bagua {
 namespace {
 
-// Operations that update an accumulator, which is one element or a vector. Where it makes no difference (kWraps),
-// signed integers are reduced as unsigned ones, so that overflow wraps around.
+// Operations that update an accumulator, which is one element or a vector.
 struct Sum {
-  static constexpr bool kWraps = true;
   template <class A>
   static void apply(A& a, const A& b) {
     a += b;
@@ -21,7 +19,6 @@ struct Sum {
 };
 
 struct Product {
-  static constexpr bool kWraps = true;
   template <class A>
   static void apply(A& a, const A& b) {
     if constexpr (std::is_same_v<A, uint16_t>) {
@@ -34,7 +31,6 @@ struct Product {
 
 // NaN if either operand is NaN.
 struct Min {
-  static constexpr bool kWraps = false;
   template <class A>
   static void apply(A& a, const A& b) {
     a = (a < b) | (a != a) ? a : b;
@@ -42,7 +38,6 @@ struct Min {
 };
 
 struct Max {
-  static constexpr bool kWraps = false;
   template <class A>
   static void apply(A& a, const A& b) {
     a = (a > b) | (a != a) ? a : b;
@@ -50,7 +45,6 @@ struct Max {
 };
 
 struct Or {
-  static constexpr bool kWraps = false;
   template <class A>
   static void apply(A& a, const A& b) {
     a |= b;
@@ -58,7 +52,6 @@ struct Or {
 };
 
 struct And {
-  static constexpr bool kWraps = false;
   template <class A>
   static void apply(A& a, const A& b) {
     a &= b;
@@ -66,12 +59,15 @@ struct And {
 };
 
 struct Xor {
-  static constexpr bool kWraps = false;
   template <class A>
   static void apply(A& a, const A& b) {
     a ^= b;
   }
 };
+
+// Sums and products of signed integers are made of unsigned ones, so that overflow wraps around: the bits are the same.
+template <class Op>
+constexpr bool kWraps = std::is_same_v<Op, Sum> || std::is_same_v<Op, Product>;
 
 // T itself, or the unsigned type of its size where the operation wraps.
 template <class T, bool integral>
@@ -120,10 +116,10 @@ class Divider {
   Acc factor_;  // floating point: factor, or divisor if not exact_
 };
 
-// One call of reduce() for memory type T. Lanes use T, or its unsigned counterpart where kWraps.
+// One call of reduce() for memory type T. Lanes use T, or its unsigned counterpart where the operation wraps.
 template <class T, class Op>
 struct Reduction {
-  using U = typename Wrapping<T, std::is_integral_v<T> && Op::kWraps>::type;
+  using U = typename Wrapping<T, std::is_integral_v<T> && kWraps<Op>>::type;
   using L = Lanes<U>;
   using V = typename L::V;
   using Acc = typename L::Acc;
@@ -187,94 +183,51 @@ void run(const void* const* src, int n, void* const* dst, int m, size_t count, i
 
 using Kernel = void (*)(const void* const*, int, void* const*, int, size_t, int64_t, bool);
 
-template <class T>
-Kernel float_kernel(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-    case ReduceOp::kAvg:
-      return run<T, Sum>;
-    case ReduceOp::kProduct:
-      return run<T, Product>;
-    case ReduceOp::kMin:
-      return run<T, Min>;
-    case ReduceOp::kMax:
-      return run<T, Max>;
-    default:
-      return nullptr;
-  }
-}
-
-template <class T>
-Kernel bit_kernel(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kMin:
-      return run<T, Min>;
-    case ReduceOp::kMax:
-      return run<T, Max>;
-    case ReduceOp::kBor:
-      return run<T, Or>;
-    case ReduceOp::kBand:
-      return run<T, And>;
-    case ReduceOp::kBxor:
-      return run<T, Xor>;
-    default:
-      return nullptr;
-  }
-}
-
-template <class T>
-Kernel integer_kernel(ReduceOp op) {
-  if (op == ReduceOp::kSum || op == ReduceOp::kAvg) return run<T, Sum>;
-  if (op == ReduceOp::kProduct) return run<T, Product>;
-  return bit_kernel<T>(op);
-}
-
 // Returns nullptr if the combination is not supported.
-Kernel find_kernel(DType t, ReduceOp op) {
-  switch (t) {
-    case DType::kF32:
-      return float_kernel<float>(op);
-    case DType::kF64:
-      return float_kernel<double>(op);
-    case DType::kF16:
-      return float_kernel<Half>(op);
-    case DType::kBF16:
-      return float_kernel<BFloat16>(op);
-    case DType::kI32:
-      return integer_kernel<int32_t>(op);
-    case DType::kI64:
-      return integer_kernel<int64_t>(op);
-    case DType::kU8:
-      return integer_kernel<uint8_t>(op);
-    case DType::kBool:
-      return bit_kernel<uint8_t>(op);
-    case DType::kI8:
-      return integer_kernel<int8_t>(op);
-    case DType::kI16:
-      return integer_kernel<int16_t>(op);
+template <class T, bool arithmetic = true>
+Kernel kernel_for(ReduceOp op) {
+  if (op == ReduceOp::kMin) return run<T, Min>;
+  if (op == ReduceOp::kMax) return run<T, Max>;
+  if constexpr (arithmetic) {
+    if (op == ReduceOp::kSum || op == ReduceOp::kAvg) return run<T, Sum>;
+    if (op == ReduceOp::kProduct) return run<T, Product>;
+  }
+  if constexpr (std::is_integral_v<T>) {
+    if (op == ReduceOp::kBor) return run<T, Or>;
+    if (op == ReduceOp::kBand) return run<T, And>;
+    if (op == ReduceOp::kBxor) return run<T, Xor>;
   }
   return nullptr;
 }
+
+// By DType.
+constexpr Kernel (*kKernels[kDTypes])(ReduceOp) = {
+    kernel_for<float>,   kernel_for<double>,  kernel_for<Half>,           kernel_for<BFloat16>, kernel_for<int32_t>,
+    kernel_for<int64_t>, kernel_for<uint8_t>, kernel_for<uint8_t, false>, kernel_for<int8_t>,   kernel_for<int16_t>};
 
 }  // namespace
 
 void reduce(DType t, ReduceOp op, const void* const* src, int n, void* const* dst, int m, size_t count, int64_t divisor,
             bool nontemporal) {
-  const Kernel kernel = find_kernel(t, op);
+  const Kernel kernel = kKernels[static_cast<size_t>(t)](op);
   if (kernel == nullptr || n < 1 || m < 1 || count == 0) return;
   kernel(src, n, dst, m, count, op == ReduceOp::kAvg ? divisor : 1, nontemporal);
   if (nontemporal) store_fence();
 }
 
-void accumulate(DType t, ReduceOp op, void* acc, const void* in, size_t count) {
-  const void* const sources[] = {acc, in};
-  reduce(t, op, sources, 2, &acc, 1, count, 1, false);
-}
-
-void finish(DType t, ReduceOp op, void* data, size_t count, int64_t divisor) {
-  if (op != ReduceOp::kAvg || divisor <= 1) return;
-  const void* const source = data;
-  reduce(t, op, &source, 1, &data, 1, count, divisor, false);
+void copy_streaming(void* to, const void* from, size_t bytes) {
+  char* out = static_cast<char*>(to);
+  const char* in = static_cast<const char*>(from);
+  const size_t head = std::min(bytes, (64 - reinterpret_cast<uintptr_t>(out) % 64) % 64);
+  std::memcpy(out, in, head);
+  size_t done = head;
+  for (; bytes - done >= kGroupBytes; done += kGroupBytes) {
+    Vector<uint8_t> group[kVectors];
+    std::memcpy(group, in + done, kGroupBytes);
+    store_vectors(group, kVectors, out + done, true);
+  }
+  std::memcpy(out + done, in + done, bytes - done);
+  store_fence();
 }
 
 }  // namespace bagua

@@ -62,16 +62,14 @@ constexpr bool op_supported(DType t, ReduceOp op) {
 
 // dst[j][i] = op over all k of src[k][i], for i in [0, count) and every j; n >= 1 sources, m >= 1 destinations. Buffers
 // are aligned to the element only. A destination may be the same buffer as a source; no other overlap. f16 and bf16
-// accumulate in f32 and round once, to nearest even. Only kAvg uses `divisor` (integers truncate toward zero). Partial
-// sums for other hosts use kSum; finish() divides them at the end. `nontemporal`: use non-temporal stores, for large
-// results. NaN propagates in MIN and MAX, as in torch.
+// accumulate in f32 and round once, to nearest even. Only kAvg uses `divisor` (integers truncate toward zero); partial
+// sums for other hosts use kSum. `nontemporal`: use non-temporal stores, for large results. NaN propagates in MIN and
+// MAX, as in torch.
 void reduce(DType t, ReduceOp op, const void* const* src, int n, void* const* dst, int m, size_t count, int64_t divisor,
             bool nontemporal);
 
-// acc[i] = op(acc[i], in[i])
-void accumulate(DType t, ReduceOp op, void* acc, const void* in, size_t count);
-
-// Divides `data` by `divisor` if `op` is kAvg; does nothing otherwise.
-void finish(DType t, ReduceOp op, void* data, size_t count, int64_t divisor);
+// memcpy() with non-temporal stores, for results that nobody reads soon: they do not fill the caches, and the processor
+// need not read a cache line before it is written. The two must not overlap.
+void copy_streaming(void* to, const void* from, size_t bytes);
 
 }  // namespace bagua

@@ -4,15 +4,15 @@
 #include <memory>
 #include <type_traits>
 
-#include "base/hkdf.h"
 #include "base/random.h"
+#include "base/sha256.h"
 #include "net/socket.h"
 
 namespace bagua {
 namespace {
 
 constexpr uint32_t kMagic = 0x48554742;  // "BGUH"
-constexpr uint32_t kVersion = 4;
+constexpr uint32_t kVersion = 5;
 
 enum class Verdict : uint32_t { kAccepted = 1, kOtherGeneration = 2, kNotProtected = 3, kNoRoomYet = 4 };
 
@@ -112,7 +112,7 @@ Status make_seals(const Side& side, const JobKey& job_key, const Talk& talk, boo
   if (Status status = side.exchange.agree(dialed ? talk.answer.key : talk.hello.key, &secret); !status) {
     return at_step("exchange of keys", status);
   }
-  const Digest root = hkdf_extract(job_key.data(), job_key.size(), secret.data(), secret.size());
+  const Digest root = hmac_sha256(job_key.data(), job_key.size(), secret.data(), secret.size());
   const Digest digest = sha256(&talk, sizeof talk);
   const std::string context(reinterpret_cast<const char*>(digest.data()), digest.size());
   Digest by_dialer, by_acceptor;

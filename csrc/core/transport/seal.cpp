@@ -8,7 +8,7 @@
 #include <cstring>
 #include <string>
 
-#include "base/hkdf.h"
+#include "base/sha256.h"
 
 namespace bagua {
 namespace {

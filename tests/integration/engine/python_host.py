@@ -96,7 +96,7 @@ def dial(
     hello = struct.pack(
         "<II32sQIIIIQII",
         0x48554742,
-        4,
+        5,
         hashlib.sha256(job.encode()).digest(),
         1,
         0,

@@ -122,12 +122,10 @@ struct Buffers {
 
   static Buffer encode(Encoding encoding, const Buffer& y) {
     Buffer message(encoded_bytes(encoding, y.bytes() / 4));
-    const float* raw[] = {y.floats()};
     Transcode work;
     work.encoding = encoding;
     work.count = y.bytes() / 4;
-    work.raw = raw;
-    work.raws = 1;
+    work.raw = {y.floats()};
     work.message = message.data();
     transcode(work);
     return message;
@@ -164,30 +162,23 @@ inline void call(Encoding encoding, size_t count, const Way& way, const Buffers&
   Transcode work;
   work.encoding = encoding;
   work.count = count;
-  work.raw = raw.data();
-  work.raws = way.raws;
-  work.encoded = encoded.data();
-  work.encodeds = way.encodeds;
+  work.raw = raw;
+  work.encoded = encoded;
   work.scale = way.scale;
   work.residual = residual;
   work.message = message;
-  work.decoded = decoded.data();
-  work.decodeds = way.decodeds;
+  work.decoded = decoded;
   transcode(work);
 }
 
 // Decodes a message by the core.
 inline Buffer decode(Encoding encoding, const Buffer& message, size_t count) {
   Buffer decoded(count * 4);
-  const void* encoded[] = {message.data()};
-  float* outputs[] = {decoded.floats()};
   Transcode work;
   work.encoding = encoding;
   work.count = count;
-  work.encoded = encoded;
-  work.encodeds = 1;
-  work.decoded = outputs;
-  work.decodeds = 1;
+  work.encoded = {message.data()};
+  work.decoded = {decoded.floats()};
   transcode(work);
   return decoded;
 }

@@ -27,15 +27,12 @@ void run_transcode(void* context) {
   bagua::Transcode work;
   work.encoding = {static_cast<bagua::Codec>(taken->work.codec), taken->work.density};
   work.count = taken->work.count;
-  work.raw = taken->raw.data();
-  work.raws = static_cast<int>(taken->raw.size());
-  work.encoded = taken->encoded.data();
-  work.encodeds = static_cast<int>(taken->encoded.size());
+  work.raw = taken->raw;
+  work.encoded = taken->encoded;
   work.scale = taken->work.scale;
   work.residual = taken->work.residual;
   work.message = taken->work.message;
-  work.decoded = taken->decoded.data();
-  work.decodeds = static_cast<int>(taken->decoded.size());
+  work.decoded = taken->decoded;
   bagua::transcode(work);
   delete taken;
 }

@@ -16,7 +16,7 @@ CSRC = HERE.parents[2] / "csrc"
 COMPILER = os.environ.get("CXX", "g++")
 FLAGS = ("-std=c++17", "-O1", "-g", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra", "-Werror")
 SANITIZED = {"": (), "tsan": ("-fsanitize=thread", "-Wno-tsan"), "asan": ("-fsanitize=address,undefined",)}
-CORE = ("core/kernel/reduce.cpp", "core/kernel/half.cpp", "core/kernel/copy.cpp")
+CORE = ("core/kernel/reduce.cpp", "core/kernel/half.cpp")
 UNITS = {
     "libfake_cuda.so": tuple(f"fake_cuda_{part}.cpp" for part in ("world", "streams", "memory", "control")),
     "libfake_nccl.so": ("fake_nccl.cpp", "fake_nccl_link.cpp", *CORE),
