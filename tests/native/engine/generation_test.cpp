@@ -370,7 +370,7 @@ TEST(ring_orders_stay) {
 // A host is known by its members, wherever it comes in the order: a new one is measured.
 TEST(stream_counts_stay) {
   JobState job{EngineOptions{}};
-  job.ranks().regroup({0}, {{0, std::vector<uint8_t>(kTokenBytes)}});
+  job.ranks.regroup({0}, {{0, std::vector<uint8_t>(kTokenBytes)}});
   GenerationState first(&job, membership(3, {{0}, {1, 2}, {3}}), nullptr);
   for (int host = 0; host < 3; ++host) first.stream_verdict(host)->set({true, host + 1.0, 1, 1});
   GenerationState second(&job, membership(4, {{0}, {3}, {4}, {2}}), &first);

@@ -13,17 +13,13 @@ namespace {
 constexpr int64_t kLongestSleepNs =
     500 * kNsPerMs;  // a rank that scribbles on the doorbell costs latency, not progress
 
-int spin_count(size_t local_ranks) {
-  return std::thread::hardware_concurrency() > 2 * local_ranks ? 2000 : 0;
-}
-
 }  // namespace
 
 Dispatcher::Dispatcher(GenerationState* state, Registry* registry)
     : state_(state),
-      page_(&state->job().page()),
+      page_(&state->job().page),
       registry_(registry),
-      spins_(spin_count(state->locals().size())),
+      spins_(std::thread::hardware_concurrency() > 2 * state->locals().size() ? 2000 : 0),
       circle_(state, registry) {}
 
 void Dispatcher::start() {
@@ -147,7 +143,7 @@ void Dispatcher::advance(const std::shared_ptr<Communicator>& comm) {
       for (const Operation& part : collective.parts) reject(part);
       return;
     }
-    if (state_->job().options().elastic) note_step(collective);
+    if (state_->job().options.elastic) note_step(collective);
     if (comm->hosts() == 1) {
       operations.push_back(std::move(collective));
     } else if (!comm->executor->submit(&collective)) {

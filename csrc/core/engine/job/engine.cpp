@@ -36,7 +36,7 @@ Status Engine::create(EngineOptions options, Membership first, std::unique_ptr<E
 
 Status Engine::open(Membership first) {
   if (Status status = job_.open(); !status) return status;
-  job_.regroup(first.local_members(), job_.options().tokens);
+  job_.regroup(first.local_members(), job_.options.tokens);
   job_.residuals().begin(first.all_members());
   auto opened = std::make_shared<Generation>(&job_, std::move(first), nullptr);
   if (Status status = opened->open(); !status) return status;
@@ -44,12 +44,12 @@ Status Engine::open(Membership first) {
     const Lock lock(generation_mutex_);
     generation_ = std::move(opened);
   }
-  if (job_.options().elastic) {
+  if (job_.options.elastic) {
     const Lock lock(planner_mutex_);
     planner_ = std::thread([this] { carry_out_plans(); });
   }
-  const int64_t uid = job_.options().rank_uid;
-  server_ = std::make_unique<ChannelServer>(job_.options().data_socket, static_cast<ChannelHandler*>(this),
+  const int64_t uid = job_.options.rank_uid;
+  server_ = std::make_unique<ChannelServer>(job_.options.data_socket, static_cast<ChannelHandler*>(this),
                                             uid < 0 ? getuid() : static_cast<uid_t>(uid));
   return server_->start();
 }
@@ -79,8 +79,8 @@ std::string Engine::waiting(int64_t longer_than_ns) const {
 // Whether another generation, or a lobby, may follow at all.
 Status Engine::check_open() const {
   if (closed_) return {Code::kInvalid, "Engine: it is closed"};
-  if (!job_.options().elastic) return {Code::kInvalid, "Engine: it is not elastic, so no generation follows its first"};
-  const std::string error = generation()->error();
+  if (!job_.options.elastic) return {Code::kInvalid, "Engine: it is not elastic, so no generation follows its first"};
+  const std::string error = generation()->state().error();
   if (error.empty()) return Status::ok();
   return {Code::kInvalid, "Engine: the job has failed, so no generation follows: " + error};
 }
@@ -91,7 +91,7 @@ Status Engine::regroup(Membership next, const Tokens& tokens) {
   if (Status status = check_open(); !status) return status;
   {
     const Lock order(succession_mutex_);
-    if (Status status = check_next(next, succession_.newest(), succession_.known(), tokens); !status) return status;
+    if (Status status = check_members(next, succession_.known(), tokens); !status) return status;
     if (Status status = succession_.check_next(next.generation); !status) return status;
   }
   return follow(std::move(next), tokens);
@@ -107,8 +107,8 @@ Status Engine::follow(Membership next, const Tokens& tokens) {
   }
   const std::string reason = "generation " + std::to_string(last->membership().generation) +
                              " of this job has ended: generation " + std::to_string(next.generation) + " follows";
-  last->retire(reason);
-  if (empties_lobby) newcomers->retire(reason);
+  last->state().retire(reason);
+  if (empties_lobby) newcomers->state().retire(reason);
   last->close();
   if (empties_lobby) {
     newcomers->close();
@@ -130,9 +130,9 @@ Status Engine::follow(Membership next, const Tokens& tokens) {
     const Lock lock(succession_mutex_);
     succession_.begin(next);
   }
-  job_.page().tell_change();
+  job_.page.tell_change();
   // Members that left meanwhile are noted here, or by the server's thread, which sees the new generation by then.
-  for (const int member : members) note_gone(member, job_.ranks().phase(member));
+  for (const int member : members) note_gone(member, job_.ranks.phase(member));
   return Status::ok();
 }
 
@@ -141,13 +141,13 @@ Status Engine::open_lobby(const std::vector<int>& members, const Tokens& tokens)
   if (Status status = check_open(); !status) return status;
   Membership membership{generation()->membership().generation, 0, {{}}, members, true};
   for (size_t rank = 0; rank < members.size(); ++rank) membership.hosts[0].push_back(static_cast<int>(rank));
-  if (Status status = check_lobby(membership, tokens); !status) return status;
+  if (Status status = check_members(membership, {}, tokens); !status) return status;
   {
     const Lock order(succession_mutex_);
     if (Status status = succession_.check_lobby(members); !status) return status;
   }
   if (const auto before = lobby(); before != nullptr) {
-    before->end("nobody is left in this lobby");
+    before->state().end("nobody is left in this lobby");
     before->close();
   }
   std::vector<int> stay = generation()->membership().local_members();
@@ -175,11 +175,11 @@ Status Engine::plan(Plan plan) {
   {
     const Lock order(succession_mutex_);
     if (described) {
-      if (Status status = check_next(plan.next, succession_.newest(), succession_.known(), {}); !status) return status;
+      if (Status status = check_members(plan.next, succession_.known(), {}); !status) return status;
     }
     if (Status status = succession_.plan(std::move(plan)); !status) return status;
   }
-  job_.page().show_plan(number);
+  job_.page.show_plan(number);
   plan_may_be_due_.notify_all();
   return Status::ok();
 }
@@ -201,7 +201,7 @@ void Engine::carry_out_plans() {
       if (const Plan* const due = succession_.due(); due != nullptr) plan = *due;
     }
     if (!plan || closed_) continue;
-    if (generation()->error().empty()) {
+    if (generation()->state().error().empty()) {
       carry_out(*plan);
     } else {  // the job is over
       const Lock order(succession_mutex_);
@@ -218,26 +218,26 @@ void Engine::carry_out(const Plan& plan) {
       const Lock lock(succession_mutex_);
       succession_.dismiss();
     }
-    job_.page().tell_change();
-    return job_.events().tell("regrouped", -1, "", -1, number);
+    job_.page.tell_change();
+    return job_.events.tell("regrouped", -1, "", -1, number);
   }
   Status status = follow(plan.next, {});
   if (status) status = generation()->set_peers(plan.peers);
-  if (!status) return generation()->abort("generation " + std::to_string(number) + ": " + status.message());
-  job_.events().tell("regrouped", -1, "", -1, number);
+  if (!status) return generation()->state().abort("generation " + std::to_string(number) + ": " + status.message());
+  job_.events.tell("regrouped", -1, "", -1, number);
 }
 
 void Engine::abort(const std::string& reason) {
   const Lock lock(regroup_mutex_);
-  generation()->abort(reason);
-  if (const auto newcomers = lobby(); newcomers != nullptr) newcomers->abort(reason);
+  generation()->state().abort(reason);
+  if (const auto newcomers = lobby(); newcomers != nullptr) newcomers->state().abort(reason);
 }
 
 void Engine::withdraw(const std::string& reason) {
   const Lock lock(regroup_mutex_);
   const std::shared_ptr<Generation> present = generation();
-  present->lose({reason, -1, present->membership().host_index});
-  if (const auto newcomers = lobby(); newcomers != nullptr) newcomers->abort(reason);
+  present->state().lose({reason, -1, present->membership().host_index});
+  if (const auto newcomers = lobby(); newcomers != nullptr) newcomers->state().abort(reason);
 }
 
 void Engine::close() {
@@ -257,8 +257,8 @@ void Engine::close() {
   if (last == nullptr) return;  // it could not be opened
   // This order: keep the reason, accept no new channel, stop the generations, free what they ran on.
   const std::string reason = "the node daemon has closed the engine of this job: the job is over or was stopped";
-  last->end(reason);
-  if (newcomers != nullptr) newcomers->end(reason);
+  last->state().end(reason);
+  if (newcomers != nullptr) newcomers->state().end(reason);
   server_.reset();
   last->close();
   if (newcomers != nullptr) newcomers->close();

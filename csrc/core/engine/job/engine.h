@@ -41,26 +41,26 @@ class Engine final : private ChannelHandler {
   // Elastic: newcomers get a lobby.
   Status open_lobby(const std::vector<int>& members, const Tokens& tokens);
 
-  const std::string& address() const { return job_.listener().address(); }  // empty with one host
+  const std::string& address() const { return job_.address(); }  // empty with one host
   Status set_peers(const std::vector<std::string>& addresses) { return generation()->set_peers(addresses); }
-  int event_fd() const { return job_.events().fd(); }
-  std::vector<Event> events() { return job_.events().take(); }
-  std::string error() const { return generation()->error(); }
+  int event_fd() const { return job_.events.fd(); }
+  std::vector<Event> events() { return job_.events.take(); }
+  std::string error() const { return generation()->state().error(); }
   std::string waiting(int64_t longer_than_ns) const;
-  int64_t step_ns() const { return generation()->step_ns(); }
+  int64_t step_ns() const { return generation()->state().step_ns(); }
   // The job is over, suspended or not.
   void abort(const std::string& reason);
   // This host ends its part. Elastic jobs go on without it, at once; others are over.
   void withdraw(const std::string& reason);
-  const Counters& counters() const { return job_.page().counters(); }
+  const Counters& counters() const { return job_.page.counters(); }
   // Local ranks see `request` (JobPage::trace), and this host's operations are recorded.
   void start_trace(uint64_t request, size_t most) {
-    job_.trace().start(most);
-    job_.page().ask_for_trace(request);
+    job_.trace.start(most);
+    job_.page.ask_for_trace(request);
   }
   std::pair<std::vector<TraceSpan>, uint64_t> stop_trace() {
-    job_.page().ask_for_trace(0);
-    return job_.trace().stop();
+    job_.page.ask_for_trace(0);
+    return job_.trace.stop();
   }
   void close();
 

@@ -22,22 +22,22 @@ Status same_generation(const Generation& present, uint32_t asked) {
 Status Engine::join(uint32_t member, const uint8_t* token, pid_t pid, Fd descriptors[3]) {
   const int number = member > INT32_MAX ? -1 : static_cast<int>(member);
   const std::shared_ptr<Generation> mine = generation_of(number);
-  if (const std::string error = mine->error(); !error.empty()) return {Code::kAborted, error};
-  if (Status status = job_.ranks().join(member, token, pid, &descriptors[2]); !status) return status;
-  descriptors[0] = duplicate(job_.page().descriptor());
+  if (const std::string error = mine->state().error(); !error.empty()) return {Code::kAborted, error};
+  if (Status status = job_.ranks.join(member, token, pid, &descriptors[2]); !status) return status;
+  descriptors[0] = duplicate(job_.page.descriptor());
   descriptors[1] = duplicate(mine->page());
   {
     const Lock lock(succession_mutex_);
     succession_.joined(number);
   }
-  job_.events().tell("joined", number, "process " + std::to_string(pid));
+  job_.events.tell("joined", number, "process " + std::to_string(pid));
   return Status::ok();
 }
 
 Status Engine::enter(int member, uint64_t after, Fd* descriptor) {
   const std::shared_ptr<Generation> mine = generation_of(member);
-  if (const std::string error = mine->error(); !error.empty()) return {Code::kAborted, error};
-  const bool lost = mine->lost();
+  if (const std::string error = mine->state().error(); !error.empty()) return {Code::kAborted, error};
+  const bool lost = mine->state().lost();
   Succession::Answer answer;
   {
     const Lock lock(succession_mutex_);
@@ -47,7 +47,7 @@ Status Engine::enter(int member, uint64_t after, Fd* descriptor) {
   const std::string present = "generation " + std::to_string(generation()->membership().generation) + " of this job";
   switch (answer) {
     case Succession::Answer::kReady:
-      job_.events().tell("ready_to_join", member, "");
+      job_.events.tell("ready_to_join", member, "");
       [[fallthrough]];
     case Succession::Answer::kWait:
       return {Code::kTimeout, "there is no next generation yet"};
@@ -57,7 +57,7 @@ Status Engine::enter(int member, uint64_t after, Fd* descriptor) {
       return {Code::kUnavailable, present + " goes on without this process"};
     case Succession::Answer::kUnready:
       return {Code::kUnavailable, "this newcomer was not ready to join when another one of this host was lost: " +
-                                      mine->why() + ". The job goes on without them"};
+                                      mine->state().loss().text + ". The job goes on without them"};
     case Succession::Answer::kEnter:
       break;
   }
@@ -118,18 +118,18 @@ Status Engine::destroy(int member, uint64_t comm, uint32_t generation) {
 }
 
 void Engine::left(int member, const std::string& words) {
-  const bool known = job_.ranks().set_phase(member, Phase::kLeft, words);
+  const bool known = job_.ranks.set_phase(member, Phase::kLeft, words);
   note_absence(member, false);
   job_.segments().free_all(member);
-  job_.events().tell("left", member, "");
+  job_.events.tell("left", member, "");
   if (known) note_gone(member, Phase::kLeft);
 }
 
 void Engine::lost(int member, pid_t pid) {
-  const bool known = job_.ranks().set_phase(member, Phase::kLost);
+  const bool known = job_.ranks.set_phase(member, Phase::kLost);
   note_absence(member, true);
   const std::string who = process_text(generation_of(member)->membership(), member, pid);
-  job_.events().tell("lost", member, who + " went away without leaving");
+  job_.events.tell("lost", member, who + " went away without leaving");
   if (known) {
     note_gone(member, Phase::kLost,
               who + " went away without leaving: it crashed, was killed, or ended in the middle of the job");
@@ -138,9 +138,9 @@ void Engine::lost(int member, pid_t pid) {
 }
 
 void Engine::failed(int member, pid_t pid, bool lost, const std::string& text) {
-  const bool known = job_.ranks().set_phase(member, Phase::kLost);
+  const bool known = job_.ranks.set_phase(member, Phase::kLost);
   note_absence(member, true);
-  job_.events().tell(lost ? "told_lost" : "failed", member, text);
+  job_.events.tell(lost ? "told_lost" : "failed", member, text);
   const std::string who = process_text(generation_of(member)->membership(), member, pid);
   if (known) note_gone(member, Phase::kLost, who + (lost ? " is lost: " : " has failed: ") + text, !lost);
   job_.segments().free_all(member);
@@ -163,10 +163,10 @@ void Engine::note_gone(int member, Phase phase, const std::string& words, bool f
   const Membership& membership = mine->membership();
   if (membership.rank_of(member) < 0) return;
   if (phase == Phase::kLeft) {
-    mine->await_no_more(member);
-    job_.page().ring_doorbell();
+    mine->state().await_no_more(membership.rank_of(member));
+    job_.page.ring_doorbell();
   } else if (phase == Phase::kLost && !was_dismissed(member)) {
-    fault && !membership.lobby ? mine->abort(words) : mine->lose({words, member, -1});
+    fault && !membership.lobby ? mine->state().abort(words) : mine->state().lose({words, member, -1});
   }
 }
 
@@ -175,7 +175,7 @@ void Engine::bad_connection() {
 }
 
 void Engine::scarce(const std::string& text) {
-  job_.events().tell("scarce", -1, text);
+  job_.events.tell("scarce", -1, text);
 }
 
 }  // namespace bagua

@@ -58,8 +58,8 @@ std::string Generation::waiting(int64_t longer_than_ns) {
 
 // The rank of a member; an error if nobody can use its communicators.
 Status Generation::check(int member, int* rank) const {
-  if (state_.suspended()) return {Code::kRegrouped, state_.why()};
-  if (state_.over()) return {Code::kAborted, state_.why()};
+  if (state_.suspended()) return {Code::kRegrouped, state_.loss().text};
+  if (state_.over()) return {Code::kAborted, state_.loss().text};
   *rank = membership().rank_of(member);
   if (*rank >= 0) return Status::ok();
   return {Code::kInvalid,

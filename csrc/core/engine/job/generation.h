@@ -33,16 +33,7 @@ class Generation {
   const Membership& membership() const { return state_.membership(); }
   // Descriptor of the page that its ranks map.
   int page() const { return state_.sheet().descriptor(); }
-  void abort(const std::string& reason) { state_.abort(reason); }
-  void lose(const Loss& loss) { state_.lose(loss); }
-  // The next one follows.
-  void retire(const std::string& reason) { state_.retire(reason); }
-  // A member of this host does nothing more.
-  void await_no_more(int member) { state_.await_no_more(membership().rank_of(member)); }
-  std::string error() const { return state_.error(); }
-  std::string why() const { return state_.why(); }  // it has ended
-  bool lost() const { return state_.lost(); }
-  int64_t step_ns() const { return state_.step_ns(); }
+  GenerationState& state() { return state_; }
   // Lines about operations that have waited for longer than that.
   std::string waiting(int64_t longer_than_ns);
 
@@ -52,10 +43,8 @@ class Generation {
   // Takes what a local member has submitted: its operations hold their memory from then on.
   void take_submitted(int member);
 
-  // Every operation fails with the reason from now on; other hosts are told that this one leaves in good order.
-  void end(const std::string& reason) { state_.end(reason); }
-  // After end() or retire(): joins all threads and lets go of the network. The job's parts stay as they are.
-  // Idempotent.
+  // After end() or retire() of its state: joins all threads and lets go of the network. The job's parts stay as they
+  // are. Idempotent.
   void close();
 
  private:

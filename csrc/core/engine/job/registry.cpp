@@ -12,6 +12,8 @@ namespace bagua {
 namespace {
 
 constexpr size_t kMaxComms = 4096;
+constexpr const char* kOneMeaning =
+    ". All members must declare the same, and a number serves one communicator at a time. [BG501]";
 
 Status invalid(uint64_t id, const std::string& what) {
   return {Code::kInvalid, "communicator " + std::to_string(id) + ": " + what};
@@ -35,9 +37,7 @@ void Registry::open() {
   auto comm = std::make_shared<Communicator>(0, world, membership_.hosts, membership_.host_index);
   prepare_(comm.get());
   const Lock lock(mutex_);
-  Entry entry;
-  entry.comm = std::move(comm);
-  comms_[0].push_back(std::move(entry));
+  comms_[0].push_back({std::move(comm), {}, {}});
 }
 
 Status Registry::check(int rank, uint64_t id, const std::vector<int>& members) const {
@@ -68,11 +68,10 @@ Status Registry::declare(int rank, uint64_t id, const std::vector<int>& members)
     const bool same = entry.comm->members() == members;
     if (same && entry.used_by(rank)) return Status::ok();
     if (!same && entry.destroyed.count(rank) == 0) {
-      return {Code::kAborted,
-              "communicator " + std::to_string(id) + ": rank " + std::to_string(rank) + " declares the members " +
-                  ranks_text(members) + ", rank " + std::to_string(*entry.declared.begin()) + " declared " +
-                  ranks_text(entry.comm->members()) +
-                  ". All members must declare the same, and a number serves one communicator at a time. [BG501]"};
+      return {Code::kAborted, "communicator " + std::to_string(id) + ": rank " + std::to_string(rank) +
+                                  " declares the members " + ranks_text(members) + ", rank " +
+                                  std::to_string(*entry.declared.begin()) + " declared " +
+                                  ranks_text(entry.comm->members()) + kOneMeaning};
     }
     if (same && next == nullptr && entry.declared.count(rank) == 0) next = &entry;
   }
@@ -175,8 +174,7 @@ std::string Registry::clash(uint32_t id, uint64_t instance, int host) const {
     if (comm.executor != nullptr && comm.executor->has_departed(host)) continue;  // it will be destroyed here, too
     return "communicator " + std::to_string(id) + ": host " + std::to_string(host) +
            " declares other members than rank " + std::to_string(*entry.declared.begin()) + ", which declared " +
-           ranks_text(comm.members()) +
-           ". All members must declare the same, and a number serves one communicator at a time. [BG501]";
+           ranks_text(comm.members()) + kOneMeaning;
   }
   return "";
 }

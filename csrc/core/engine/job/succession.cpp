@@ -15,15 +15,6 @@ std::set<int> as_set(const std::vector<int>& members) {
   return {members.begin(), members.end()};
 }
 
-void append(std::string* key, uint64_t value) {
-  key->append(reinterpret_cast<const char*>(&value), sizeof value);
-}
-
-void append(std::string* key, const std::set<int>& members) {
-  append(key, members.size());
-  for (const int member : members) append(key, static_cast<uint64_t>(member));
-}
-
 }  // namespace
 
 Succession::Succession(const Membership& first)
@@ -83,14 +74,12 @@ Status Succession::check_next(uint64_t generation) const {
 
 const Plan* Succession::due() const {
   if (!plan_ || plan_->hold || (plan_->here && !(unsettled_.empty() && left_.empty()))) return nullptr;
-  const auto awaits = [this](int member) { return awaited(member); };
-  const auto newcomer_is_late = [this](int member) { return plan_->takes(member) && awaited(member); };
-  const auto late = [](const std::set<int>& members, auto judge) {
-    return std::any_of(members.begin(), members.end(), judge);
+  const auto awaits = [this](const Group& group) {
+    return std::any_of(group.members.begin(), group.members.end(), [&](int member) {
+      return awaited(member) && (!group.lobby || plan_->takes(member));  // others of the newcomers stay in their lobby
+    });
   };
-  const bool not_yet = late(lobby_.members, newcomer_is_late) ||
-                       (present_.lobby ? late(present_.members, newcomer_is_late) : late(present_.members, awaits));
-  return not_yet ? nullptr : &*plan_;
+  return awaits(lobby_) || awaits(present_) ? nullptr : &*plan_;
 }
 
 bool Succession::empties_lobby(const Membership& next) const {
@@ -141,23 +130,6 @@ Succession::Answer Succession::enter(int member, uint64_t after, bool lost) {
   }
   if (waiting_.insert(member).second && lost) unsettled_.insert(member);
   return Answer::kWait;
-}
-
-std::string Succession::key() const {
-  std::string all;
-  for (const Group* group : {&present_, &lobby_}) {
-    append(&all, group->generation);
-    append(&all, group->members);
-    append(&all, uint64_t{group->lobby} << 1 | uint64_t{group->lost});
-  }
-  append(&all, dismissed_by_);
-  append(&all, plan_ ? plan_->next.generation : 0);
-  if (plan_) {
-    append(&all, as_set(plan_->next.members));
-    append(&all, uint64_t{plan_->here} << 1 | uint64_t{plan_->hold});
-  }
-  for (const auto* members : {&here_, &waiting_, &unsettled_, &ready_, &dismissed_, &left_}) append(&all, *members);
-  return all;
 }
 
 }  // namespace bagua

@@ -75,10 +75,9 @@ class Succession {
   // `member` asks for a generation after that one. `lost`: its own is suspended since it lost somebody.
   Answer enter(int member, uint64_t after, bool lost);
 
-  // Equal for objects that answer alike; for tests.
-  std::string key() const;
-
  private:
+  friend struct SuccessionKey;  // of its test
+
   struct Group {
     uint64_t generation = 0;
     std::set<int> members;

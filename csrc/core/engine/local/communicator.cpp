@@ -41,6 +41,7 @@ Communicator::Communicator(uint32_t id, std::vector<int> members, const std::vec
     if (there.empty()) continue;
     if (static_cast<int>(h) == host_index) topology_.host = static_cast<int>(job_hosts_.size());
     job_hosts_.push_back(static_cast<int>(h));
+    host_names_.push_back("host " + std::to_string(h) + " (" + list(hosts[h]) + ")");
     topology_.members.push_back(std::move(there));
   }
   for (const int index : topology_.local()) local_ranks_.push_back(rank_of(index));
@@ -147,7 +148,7 @@ bool Communicator::next_collective(Collective* out, Status* mismatch) {
   out->started_ns = now_ns();
   const Operation& one = out->first();
   for (const Operation& other : out->parts) {
-    if (signature_of(one.descriptor) == signature_of(other.descriptor)) continue;
+    if (same_call(one.descriptor, other.descriptor)) continue;
     *mismatch = {Code::kInvalid, mismatch_text(one.descriptor, rank_text(one.rank), other.descriptor,
                                                rank_text(other.rank), out->sequence)};
     break;
@@ -178,12 +179,7 @@ bool Communicator::next_pair(Pair* out, Status* mismatch) {
     }
     if (lanes->second.empty()) lanes_.erase(lanes);
     const uint64_t sequence = pairs_[{out->send.index, target.first}]++;
-    const Descriptor &sent = out->send.descriptor, &expected = out->recv.descriptor;
-    if (sent.count != expected.count || sent.dtype != expected.dtype) {
-      *mismatch = {Code::kInvalid, operation_name(sent, sequence) + ": " + rank_text(out->send.rank) + " sends " +
-                                       call_text(sent) + ", " + rank_text(out->recv.rank) + " expects " +
-                                       call_text(expected) + ". Both must pass the same. [BG501]"};
-    }
+    *mismatch = check_pair(out->send, out->recv.descriptor, out->recv.rank, sequence);
     return true;
   }
   return false;
@@ -208,11 +204,6 @@ bool Communicator::take_offered(const Route& route, uint64_t sends, SendOrRecv* 
   if (any == from_any_.end() || known.offered <= known.posted) return false;
   *out = half_of(pop_from_any(any), route);
   return true;
-}
-
-size_t Communicator::remembered() const {
-  const Lock lock(mutex_);
-  return lanes_.size() + from_any_.size() + touched_.size() + sought_.size();
 }
 
 std::vector<Operation> Communicator::drain() {
@@ -313,9 +304,8 @@ std::string Communicator::describe_lanes(int64_t now, int64_t before_ns) const {
   std::string text;
   const auto line = [&](const Operation& waits, uint64_t sequence, int other) {
     if (waits.submitted_ns > before_ns) return;
-    text += operation_name(waits.descriptor, sequence) + ": rank " + std::to_string(waits.rank) +
-            " has been waiting for rank " + std::to_string(rank_of(other)) + " for " +
-            duration_text(now - waits.submitted_ns) + "\n";
+    text +=
+        waits_text(operation_name(waits.descriptor, sequence), waits.rank, rank_of(other), now - waits.submitted_ns);
   };
   for (const auto& [target, lanes] : lanes_) {
     for (const auto& [source, lane] : lanes) {

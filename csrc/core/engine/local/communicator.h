@@ -62,6 +62,8 @@ class Communicator {
   const std::vector<int>& job_hosts() const { return job_hosts_; }  // of topology().members[i]: index in the job
   const collective::Topology& topology() const { return topology_; }
   int hosts() const { return topology_.hosts(); }
+  // "host 1 (ranks 2, 3)", for people, who know the hosts of the job and their ranks; `host` as in topology().
+  const std::string& host_text(int host) const { return host_names_[static_cast<size_t>(host)]; }
   int index_of(int rank) const;  // -1: not a member
   int rank_of(int index) const { return members_[static_cast<size_t>(index)]; }
   const std::vector<int>& local_ranks() const { return local_ranks_; }
@@ -78,8 +80,6 @@ class Communicator {
   // Another host has called `sends` sends of this route, of those that belong to receives after the target's seek. The
   // receive from any source that takes the next of them; false if there is none.
   bool take_offered(const Route& route, uint64_t sends, SendOrRecv* out);
-  // Routes and targets of sends and receives that are remembered: for tests.
-  size_t remembered() const;
   // Whether a receive from any source waits. Any thread.
   bool awaits_any() const { return awaits_any_.load(std::memory_order_relaxed); }
   // Takes out everything that waits.
@@ -95,6 +95,8 @@ class Communicator {
   std::string describe(int64_t now, int64_t before_ns) const;
 
  private:
+  friend struct Remembered;  // of a test
+
   // Operations that wait, of one route whose ends are both here. Programs may take a new tag for every message: nothing
   // is kept of a route when nothing waits.
   struct Lane {
@@ -126,7 +128,8 @@ class Communicator {
   const uint32_t id_;
   const uint64_t instance_;
   const std::vector<int> members_;
-  std::vector<int> job_hosts_;  // constant after construction, like the next two
+  std::vector<int> job_hosts_;  // constant after construction, like the next three
+  std::vector<std::string> host_names_;
   collective::Topology topology_;
   std::vector<int> local_ranks_;
 
@@ -144,8 +147,8 @@ class Communicator {
   std::atomic<bool> awaits_any_{false};
 
  public:
-  // Multi-host communicators: runs what next_collective() and next_half() gave. Set once, before the first push(). The
-  // last member, so that its thread, which reads the others, ends first.
+  // Multi-host communicators: runs what next_collective() and next_between() gave. Set once, before the first push().
+  // The last member, so that its thread, which reads the others, ends first.
   std::shared_ptr<HostExecutor> executor;
 };
 

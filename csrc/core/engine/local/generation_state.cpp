@@ -19,7 +19,7 @@ int lost_host(const Membership& membership, const Loss& loss) {
 
 GenerationState::GenerationState(JobState* job, Membership membership, const GenerationState* last)
     : job_(job), membership_(std::move(membership)) {
-  const std::vector<std::shared_ptr<Port>> ports = job_->ranks().ports(membership_.local_members());
+  const std::vector<std::shared_ptr<Port>> ports = job_->ranks.ports(membership_.local_members());
   for (size_t i = 0; i < ports.size(); ++i) locals_.push_back({membership_.local_ranks()[i], ports[i]});
   for (size_t host = 0; host < membership_.hosts.size(); ++host) {
     stream_verdicts_.push_back(std::make_shared<StreamVerdict>());
@@ -63,53 +63,42 @@ bool GenerationState::stop(State state, State latest, const Loss& loss) {
     const Lock lock(mutex_);
     if (state_.load(std::memory_order_relaxed) > latest) return false;
     loss_ = loss;
-    state == State::kSuspended ? sheet_.suspend(loss.text) : sheet_.fail(loss.text);
+    sheet_.end(state == State::kSuspended ? kGenerationSuspended : kGenerationFailed, loss.text);
     state_.store(state, std::memory_order_release);
   }
-  if (state != State::kSuspended) job_->page().tell_change();
+  if (state != State::kSuspended) job_->page.tell_change();
   return true;
 }
 
-void GenerationState::fail(const std::string& reason) {
-  if (!stop(State::kFailed, State::kRunning, {reason})) return;
-  job_->events().tell(failure(), -1, reason);
-  job_->page().ring_doorbell();
-}
-
-void GenerationState::abort(const std::string& reason) {
-  if (!stop(State::kFailed, State::kSuspended, {reason})) return;
-  job_->events().tell(failure(), -1, reason);
-  job_->page().ring_doorbell();
+void GenerationState::fail(const std::string& reason, State latest) {
+  if (!stop(State::kFailed, latest, {reason})) return;
+  job_->events.tell(membership_.lobby ? "lobby_failed" : "error", -1, reason);
+  job_->page.ring_doorbell();
 }
 
 void GenerationState::end(const std::string& reason) {
-  if (stop(State::kEnded, State::kSuspended, {reason})) job_->page().ring_doorbell();
+  if (stop(State::kEnded, State::kSuspended, {reason})) job_->page.ring_doorbell();
 }
 
 void GenerationState::lose(const Loss& loss) {
-  job_->options().elastic ? suspend(loss) : fail(loss.text);
+  job_->options.elastic ? suspend(loss) : fail(loss.text);
 }
 
 void GenerationState::suspend(const Loss& loss) {
   if (!stop(State::kSuspended, State::kRunning, loss)) return;
   if (!membership_.lobby) {
-    job_->events().tell("suspended", loss.member, loss.text, lost_host(membership_, loss), membership_.generation);
+    job_->events.tell("suspended", loss.member, loss.text, lost_host(membership_, loss), membership_.generation);
   }
-  job_->page().ring_doorbell();
+  job_->page.ring_doorbell();
 }
 
 void GenerationState::retire(const std::string& reason) {
-  if (stop(State::kSuspended, State::kRunning, {reason, -1, -1, true})) job_->page().ring_doorbell();
+  if (stop(State::kSuspended, State::kRunning, {reason, -1, -1, true})) job_->page.ring_doorbell();
 }
 
 std::string GenerationState::error() const {
   const Lock lock(mutex_);
   return state_.load(std::memory_order_relaxed) > State::kSuspended ? loss_.text : "";
-}
-
-std::string GenerationState::why() const {
-  const Lock lock(mutex_);
-  return loss_.text;
 }
 
 Loss GenerationState::loss() const {

@@ -32,7 +32,7 @@ class GenerationState {
 
   // The job has ports for the local members. `last`: the generation before; nullptr: there was none.
   GenerationState(JobState* job, Membership membership, const GenerationState* last);
-  Status open() { return sheet_.open(membership_, job_->options().elastic); }
+  Status open() { return sheet_.open(membership_, job_->options.elastic); }
 
   JobState& job() const { return *job_; }
   const Membership& membership() const { return membership_; }
@@ -42,9 +42,9 @@ class GenerationState {
 
   // Each of these ends a generation; the dispatcher then ends what is pending.
   // It fails with this reason, if it was running.
-  void fail(const std::string& reason);
+  void fail(const std::string& reason) { fail(reason, State::kRunning); }
   // It fails with this reason, if it was running or suspended: the job is over.
-  void abort(const std::string& reason);
+  void abort(const std::string& reason) { fail(reason, State::kSuspended); }
   // The same when its owner ends it: no event, and other hosts are told that this one leaves in good order.
   void end(const std::string& reason);
   // It can't go on without somebody. In an elastic job it is suspended: its operations end as regrouped, and the next
@@ -59,8 +59,7 @@ class GenerationState {
   // How operations end that are not done when it is over.
   Outcome outcome() const { return suspended() ? Outcome::kRegrouped : Outcome::kFailed; }
   std::string error() const;  // empty: it is running or suspended
-  std::string why() const;    // it is over
-  Loss loss() const;          // that ended it
+  Loss loss() const;          // that ended it; also the words where nobody was lost
   bool lost() const;          // it is suspended since it has lost somebody
 
   // A local rank does nothing more.
@@ -84,7 +83,7 @@ class GenerationState {
   enum class State : int { kRunning, kSuspended, kFailed, kEnded };
 
   bool stop(State state, State latest, const Loss& loss);
-  const char* failure() const { return membership_.lobby ? "lobby_failed" : "error"; }  // kind of event
+  void fail(const std::string& reason, State latest);
   void suspend(const Loss& loss);
   void inherit(const GenerationState& last);
 

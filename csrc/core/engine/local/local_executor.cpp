@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "base/clock.h"
-#include "engine/local/trace_notes.h"
 
 namespace bagua {
 
@@ -44,16 +44,40 @@ collective::Memory memory_of(const Collective& operation) {
   return memory;
 }
 
+TraceSpan span_of(const Collective& operation, uint32_t comm, const char* phase, int64_t begin_ns, int64_t end_ns) {
+  TraceSpan span;
+  span.phase = phase;
+  span.name = label_of(operation.first().descriptor);
+  if (span.name.empty()) span.name = kind_title(operation.first().kind());
+  span.comm = comm;
+  span.sequence = operation.sequence;
+  span.begin_ns = begin_ns;
+  span.end_ns = std::max(begin_ns, end_ns);
+  return span;
+}
+
+void note_operation(Trace* trace, const Collective& operation, uint32_t comm, int64_t done_ns) {
+  const auto by_time = [](const Operation& a, const Operation& b) { return a.submitted_ns < b.submitted_ns; };
+  const auto [first, last] = std::minmax_element(operation.parts.begin(), operation.parts.end(), by_time);
+  TraceSpan span = span_of(operation, comm, "operation", first->submitted_ns, done_ns);
+  span.bytes = operation.first().bytes();
+  trace->note(std::move(span));
+  if (operation.parts.size() < 2) return;
+  TraceSpan wait = span_of(operation, comm, "ranks", first->submitted_ns, last->submitted_ns);
+  wait.peer = last->rank;
+  trace->note(std::move(wait));
+}
+
 LocalExecutor::LocalExecutor(GenerationState* state)
-    : job_(&state->job()), threads_(thread_count(job_->options().threads)), pool_(threads_ - 1) {}
+    : job_(&state->job()), threads_(thread_count(job_->options.threads)), pool_(threads_ - 1) {}
 
 bool continues(const Collective& last, const Collective& next) {
   const Operation& one = last.first();
   const bool by_element =
       one.kind() == Kind::kAllReduce || one.kind() == Kind::kReduce || one.kind() == Kind::kBroadcast;
-  Signature wanted = signature_of(one.descriptor);
+  Descriptor wanted = one.descriptor;
   wanted.count = next.first().descriptor.count;
-  if (!by_element || one.bytes() == 0 || !(wanted == signature_of(next.first().descriptor))) return false;
+  if (!by_element || one.bytes() == 0 || !same_call(wanted, next.first().descriptor)) return false;
   for (size_t i = 0; i < last.parts.size(); ++i) {
     const Operation &before = last.parts[i], &after = next.parts[i];
     if (before.src_memory != after.src_memory || before.dst_memory != after.dst_memory) return false;
@@ -65,8 +89,8 @@ bool continues(const Collective& last, const Collective& next) {
 
 void LocalExecutor::run(const Communicator& comm, const std::vector<Collective>& operations) {
   const Collective& first = operations.front();
-  const int64_t began = job_->trace().on() ? now_ns() : first.started_ns;
-  job_->busy().start(first.started_ns);
+  const int64_t began = job_->trace.on() ? now_ns() : first.started_ns;
+  job_->busy.start(first.started_ns);
   collective::Request request = request_of(first);
   size_t inputs = input_bytes(first);
   for (size_t i = 1; i < operations.size(); ++i) {
@@ -92,19 +116,19 @@ void LocalExecutor::run(const Communicator& comm, const std::vector<Collective>&
   counters.bytes_local.fetch_add(inputs, std::memory_order_relaxed);
   counters.ops.fetch_add(operations.size(), std::memory_order_relaxed);
   const int64_t done = now_ns();
-  job_->busy().stop(done, &counters.comm_ns);
-  if (job_->trace().on()) {
-    for (const Collective& operation : operations) note_operation(&job_->trace(), operation, comm.id(), done);
+  job_->busy.stop(done, &counters.comm_ns);
+  if (job_->trace.on()) {
+    for (const Collective& operation : operations) note_operation(&job_->trace, operation, comm.id(), done);
     TraceSpan span = span_of(first, comm.id(), "reduce", began, done);
     span.bytes = inputs;
-    job_->trace().note(std::move(span));
+    job_->trace.note(std::move(span));
   }
   RankTable::complete(operations);
 }
 
 void LocalExecutor::run(const Pair& pair) {
   const int64_t started = now_ns();
-  job_->busy().start(started);
+  job_->busy.start(started);
   const size_t bytes = pair.send.bytes();
   if (bytes > kInlineBytes && threads_ > 1) {
     const size_t block = std::clamp(bytes / static_cast<size_t>(threads_ * 4), kSmallestBlock, kLargestBlock);
@@ -118,7 +142,7 @@ void LocalExecutor::run(const Pair& pair) {
   Counters& counters = job_->counters();
   counters.bytes_local.fetch_add(bytes, std::memory_order_relaxed);
   counters.ops.fetch_add(1, std::memory_order_relaxed);
-  job_->busy().stop(now_ns(), &counters.comm_ns);
+  job_->busy.stop(now_ns(), &counters.comm_ns);
   RankTable::complete(pair.send, started, Outcome::kDone);
   RankTable::complete(pair.recv, started, Outcome::kDone);
 }

@@ -15,6 +15,11 @@ namespace bagua {
 collective::Request request_of(const Collective& operation);
 collective::Memory memory_of(const Collective& operation);
 
+// A span of its trace.
+TraceSpan span_of(const Collective& operation, uint32_t comm, const char* phase, int64_t begin_ns, int64_t end_ns);
+// Notes its "operation" span, and inside it "ranks": from the first local rank's submission to the last one's.
+void note_operation(Trace* trace, const Collective& operation, uint32_t comm, int64_t done_ns);
+
 // `next` does with the memory right behind that of `last` what `last` does with its own: both can be one operation.
 // Large tensors come in pieces, and ranks may be pieces ahead.
 bool continues(const Collective& last, const Collective& next);

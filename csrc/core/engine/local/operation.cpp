@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "base/text.h"
 #include "codec/codec.h"
 #include "engine/local/ranks.h"
 
@@ -157,36 +158,14 @@ Status resolve(Operation* operation, int size, const SegmentTable& segments) {
   return Status::ok();
 }
 
-Signature signature_of(const Descriptor& descriptor) {
-  const Kind kind = static_cast<Kind>(descriptor.kind);
-  if (kind == Kind::kBarrier) {
-    Signature barrier;
-    barrier.kind = descriptor.kind;
-    return barrier;
-  }
-  Signature s;
-  s.kind = descriptor.kind;
-  s.dtype = descriptor.dtype;
-  s.op = descriptor.op;
-  s.count = descriptor.count;
-  s.root = descriptor.root;
-  if (!kind_reduces(kind)) s.op = 0;
-  if (!kind_rooted(kind)) s.root = -1;
-  s.codec = descriptor.codec;
-  s.density = descriptor.density;
-  s.feedback = descriptor.residual != 0;
-  s.exact = descriptor.exact;
-  s.sides = descriptor.residual_sides;
-  s.chunk_kib = descriptor.chunk_kib;
-  return s;
-}
-
-bool operator==(const Signature& a, const Signature& b) {
-  const auto all = [](const Signature& s) {
-    return std::tie(s.kind, s.dtype, s.op, s.count, s.root, s.codec, s.density, s.feedback, s.exact, s.sides,
-                    s.chunk_kib);
+bool same_call(const Descriptor& a, const Descriptor& b) {
+  const auto call = [](const Descriptor& d) {
+    const Kind kind = static_cast<Kind>(d.kind);
+    return std::tuple(kind_reduces(kind) ? d.op : 0, kind_rooted(kind) ? d.root : -1,
+                      d.residual != 0,  // its number is each rank's own
+                      d.dtype, d.count, d.codec, d.density, d.exact, d.residual_sides, d.chunk_kib);
   };
-  return all(a) == all(b);
+  return a.kind == b.kind && (static_cast<Kind>(a.kind) == Kind::kBarrier || call(a) == call(b));
 }
 
 std::string comm_name(uint32_t comm) {
@@ -235,6 +214,19 @@ std::string call_text(const Descriptor& d) {
     if (d.exact != 0) text += ", the last " + std::to_string(d.exact) + " exact";
   }
   return text;
+}
+
+std::string waits_text(const std::string& operation, int rank, int other, int64_t ns) {
+  return operation + ": rank " + std::to_string(rank) + " has been waiting for rank " + std::to_string(other) +
+         " for " + duration_text(ns) + "\n";
+}
+
+Status check_pair(const Operation& send, const Descriptor& expected, int receiver, uint64_t sequence) {
+  const Descriptor& sent = send.descriptor;
+  if (sent.count == expected.count && sent.dtype == expected.dtype) return Status::ok();
+  return {Code::kInvalid, operation_name(sent, sequence) + ": rank " + std::to_string(send.rank) + " sends " +
+                              call_text(sent) + ", rank " + std::to_string(receiver) + " expects " +
+                              call_text(expected) + ". Both must pass the same. [BG501]"};
 }
 
 std::string mismatch_text(const Descriptor& one, const std::string& who_one, const Descriptor& other,

@@ -49,20 +49,8 @@ struct Collective {
 // members.
 Status resolve(Operation* operation, int size, const SegmentTable& segments);
 
-// The call of a rank, apart from the data: parts of one operation must agree on it.
-struct Signature {
-  uint8_t kind = 0, dtype = 0, op = 0;
-  uint64_t count = 0;
-  int32_t root = -1;
-  uint8_t codec = 0;
-  uint16_t density = 0;
-  bool feedback = false;  // whether there is a residual; its number is each rank's own
-  uint32_t exact = 0;
-  uint8_t sides = 0;
-  uint16_t chunk_kib = 0;
-};
-Signature signature_of(const Descriptor& descriptor);
-bool operator==(const Signature& a, const Signature& b);
+// Whether two ranks have called the same, apart from the data: parts of one operation must agree on it.
+bool same_call(const Descriptor& a, const Descriptor& b);
 
 // "world", "communicator 3"
 std::string comm_name(uint32_t comm);
@@ -71,6 +59,10 @@ std::string operation_name(const Descriptor& descriptor, uint64_t sequence);
 // "128 x float32 [128], SUM, root 0"; "128 x float32, AVG, codec onebit with error feedback"
 std::string call_text(const Descriptor& descriptor);
 std::string label_of(const Descriptor& descriptor);
+// "all-reduce #17 of world (bucket 3): rank 1 has been waiting for rank 2 for 3 s\n"
+std::string waits_text(const std::string& operation, int rank, int other, int64_t ns);
+// kInvalid if a send does not fit the receive of `receiver` that it belongs to.
+Status check_pair(const Operation& send, const Descriptor& expected, int receiver, uint64_t sequence);
 // The whole sentence about two ranks that called different things as operation `sequence`. `where` may add ", host 1".
 std::string mismatch_text(const Descriptor& one, const std::string& who_one, const Descriptor& other,
                           const std::string& who_other, uint64_t sequence);

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/clock.h"
-#include "engine/local/host_names.h"
 
 namespace bagua {
 
@@ -59,7 +58,7 @@ void Departures::settle(int index, int64_t progress_ns) {
   const bool stuck = now_ns() - std::max(progress_ns, peer.since_ns) > kDepartureGraceNs;
   if (needed.empty() && with_ranks && stuck) needed = "a send or recv of " + comm_name(comm_->id());
   if (needed.empty()) return;
-  const std::string host = host_text(state_->membership(), *comm_, index), rest = ", but " + needed + " still needs it";
+  const std::string host = comm_->host_text(index), rest = ", but " + needed + " still needs it";
   if (!peer.why.empty()) return state_->fail(host + " has " + peer.why + rest);
   state_->lose({host + " has left the job" + rest, -1, comm_->job_hosts()[static_cast<size_t>(index)]});
 }
@@ -94,14 +93,6 @@ void Departures::tell_close(const std::string& why) {
   if (told_close_) return;
   told_close_ = true;
   tell_all(message::Close{exchange_->done(), why});
-}
-
-void Departures::tell_error(const std::string& why) {
-  tell_all(message::Failed{why});
-}
-
-void Departures::tell_loss(const Loss& loss) {
-  tell_all(message::Suspended{loss.member, loss.host, loss.none ? 1u : 0u, loss.text});
 }
 
 void Departures::tell_all(const Control& control) {

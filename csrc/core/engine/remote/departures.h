@@ -41,10 +41,7 @@ class Departures {
   void tell_all_left(const std::string& how);
   // Tells the others that this host begins nothing more. Once.
   void tell_close(const std::string& why);
-  // Tells the others why the generation has failed.
-  void tell_error(const std::string& why);
-  // Tells the others why it is suspended.
-  void tell_loss(const Loss& loss);
+  void tell_all(const Control& control);
   // Answers a goodbye when this host is ending, too: neither needs the other any more.
   void part(int peer);
   // The same for all that said goodbye while this host was at work.
@@ -69,7 +66,6 @@ class Departures {
 
   void settle(int peer, int64_t progress_ns);
   void tell_left(int rank, const std::string& how);
-  void tell_all(const Control& control);
   bool is_told(int rank) const;
   bool self(size_t peer) const { return static_cast<int>(peer) == comm_->topology().host; }
 

@@ -10,7 +10,6 @@
 
 #include "base/clock.h"
 #include "base/text.h"
-#include "engine/local/host_names.h"
 #include "net/socket.h"
 
 namespace bagua {
@@ -26,9 +25,9 @@ constexpr int kLongestLaterMs = 1000;                   // and one that has no r
 
 bool Dialler::connect(ExecutorInbox* inbox) {
   if (!await_peers(inbox)) return false;
-  const int64_t deadline = now_ns() + state_->job().options().connect_timeout_ns;
+  const int64_t deadline = now_ns() + state_->job().options.connect_timeout_ns;
   // Control lanes, with number `streams`, come first: they tell of a peer's death.
-  for (int stream = state_->job().options().streams; stream >= 0; --stream) {
+  for (int stream = state_->job().options.streams; stream >= 0; --stream) {
     for (int peer = comm_->topology().host + 1; peer < comm_->hosts(); ++peer) calls_.push_back({peer, stream});
   }
   if (Status status = stop_.open(); !status) {
@@ -75,19 +74,19 @@ void Dialler::cancel() {
 
 void Dialler::give_up(const Call& call) {
   const int host = comm_->job_hosts()[static_cast<size_t>(call.peer)];
-  const std::string text = "no connection to " + host_text(state_->membership(), *comm_, call.peer) + " at " +
-                           network_->peer_address(host) + ": " + call.status.message();
+  const std::string text = "no connection to " + comm_->host_text(call.peer) + " at " + network_->peer_address(host) +
+                           ": " + call.status.message();
   worth_retrying(call.status) ? state_->lose({text, -1, host}) : state_->fail(text);
 }
 
 // A host that is not there yet, or has died, may come back; one that is in an earlier generation may follow.
 bool Dialler::worth_retrying(const Status& status) const {
-  if (status.code() == Code::kAborted) return state_->job().options().elastic;
+  if (status.code() == Code::kAborted) return state_->job().options.elastic;
   return status.code() == Code::kTimeout || status.code() == Code::kUnavailable || status.code() == Code::kLater;
 }
 
 bool Dialler::await_peers(ExecutorInbox* inbox) {
-  const int64_t timeout = state_->job().options().connect_timeout_ns;
+  const int64_t timeout = state_->job().options.connect_timeout_ns;
   if (inbox->await([this] { return state_->over() || network_->peers_known(); }, timeout)) return !state_->over();
   state_->lose({"the addresses of the other hosts did not come within " + duration_text(timeout) +
                 ": is the coordinator running, and are all hosts of the job up?"});
@@ -124,7 +123,7 @@ Status Dialler::dial(int peer, int stream, int64_t deadline_ns) {
     poll(&stopped, 1, pause);
     pause = std::min(2 * pause, later ? kLongestLaterMs : kLongestPauseMs);
     // The host is there. Its ranks may make the communicator much later than ours do.
-    if (later) deadline_ns = now_ns() + state_->job().options().connect_timeout_ns;
+    if (later) deadline_ns = now_ns() + state_->job().options.connect_timeout_ns;
   } while (now_ns() < deadline_ns && !state_->over() && !failed_);
   return status;
 }
@@ -136,7 +135,7 @@ Status Dialler::shake_hands(Connection* connection, const PeerInfo& me, const Di
     if (failed_) return {Code::kUnavailable, "nobody needs the connection any more"};
     shaking_.insert(fd);
   }
-  Status status = dial_handshake(fd, state_->job().options().credentials, me, deadlines, &connection->seals);
+  Status status = dial_handshake(fd, state_->job().options.credentials, me, deadlines, &connection->seals);
   const Lock lock(mutex_);
   shaking_.erase(fd);
   return status;

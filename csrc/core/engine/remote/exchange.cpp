@@ -4,9 +4,8 @@
 
 #include "base/clock.h"
 #include "base/text.h"
-#include "engine/local/host_names.h"
+#include "collective/ring_order.h"
 #include "engine/local/local_executor.h"
-#include "engine/local/trace_notes.h"
 
 namespace bagua {
 
@@ -49,10 +48,7 @@ Exchange::Exchange(GenerationState* state, const Communicator* comm, Mesh* mesh)
 Status Exchange::set_ring(std::vector<int> order) {
   std::vector<int> sorted = order;
   std::sort(sorted.begin(), sorted.end());
-  for (size_t i = 0; i < sorted.size(); ++i) {
-    if (sorted[i] != static_cast<int>(i)) sorted.clear();
-  }
-  if (sorted.size() != topology_.members.size() || !history_.empty()) {
+  if (sorted != collective::plain_order(comm_->hosts()) || !history_.empty()) {
     return {Code::kInvalid, comm_name(comm_->id()) + ": the order of a ring must name each of its " +
                                 std::to_string(comm_->hosts()) + " hosts once, before the first operation"};
   }
@@ -101,7 +97,7 @@ Status Exchange::prepare(Active* active) {
   active->request.exact = descriptor.exact;
   active->memory = memory_of(active->operation);
   const size_t chunk_bytes =
-      descriptor.chunk_kib != 0 ? size_t{descriptor.chunk_kib} << 10 : state_->job().options().chunk_bytes;
+      descriptor.chunk_kib != 0 ? size_t{descriptor.chunk_kib} << 10 : state_->job().options.chunk_bytes;
   active->program = collective::compile(topology_, active->request, chunk_bytes);
   active->scratch = scratch_.take(active->program.scratch_bytes);
   active->memory.scratch = active->scratch.data();
@@ -131,18 +127,21 @@ Status Exchange::activate(Collective operation) {
   active->serial = next_serial_;
   next_serial_ = next_serial_ % kSerials + 1;
   active->operation = std::move(operation);
-  state_->job().busy().start(now_ns());
+  state_->job().busy.start(now_ns());
   active_.push_back(std::move(owner));
   if (Status status = prepare(active); !status) return status;
   const collective::Program& program = active->program;
   active->activated_ns = now_ns();
-  if (state_->job().trace().on()) active->begun.resize(program.steps.size());
+  if (state_->job().trace.on()) active->begun.resize(program.steps.size());
   active->described.resize(static_cast<size_t>(comm_->hosts()), false);
   active->remaining = program.steps.size();
   const Operation& own = active->operation.first();
   history_.push_back({active->operation.sequence, own.descriptor, own.rank});
   if (history_.size() > kMaxHistory) history_.pop_front();
-  announce(*active);
+  const auto own_chunk_bytes = static_cast<uint32_t>(state_->job().options.chunk_bytes);
+  const std::string description = encode(message::Describe{own.rank, active->operation.sequence, members_digest_,
+                                                           own_chunk_bytes, ring_digest_, own.descriptor});
+  for (const int peer : program.peers) mesh_->send_control(peer, description);
   for (uint32_t i = 0; i < program.steps.size(); ++i) {
     const Step& step = program.steps[i];
     active->waits_for.push_back(step.waits_for);
@@ -163,14 +162,6 @@ Status Exchange::activate(Collective operation) {
   return Status::ok();
 }
 
-void Exchange::announce(const Active& active) {
-  const Operation& own = active.operation.first();
-  const auto chunk_bytes = static_cast<uint32_t>(state_->job().options().chunk_bytes);
-  const std::string bytes = encode(message::Describe{own.rank, active.operation.sequence, members_digest_, chunk_bytes,
-                                                     ring_digest_, own.descriptor});
-  for (const int peer : active.program.peers) mesh_->send_control(peer, bytes);
-}
-
 Status Exchange::compare(int peer, const message::Describe& other, const Descriptor& own, int own_rank) const {
   const auto who = [this](int rank, int host) {
     return "rank " + std::to_string(rank) + " (host " + std::to_string(comm_->job_hosts()[static_cast<size_t>(host)]) +
@@ -181,16 +172,16 @@ Status Exchange::compare(int peer, const message::Describe& other, const Descrip
     return {Code::kInvalid, comm_name(comm_->id()) + ": " + them + " declared other members than " + us +
                                 ". All members must declare the same. [BG501]"};
   }
-  if (other.chunk_bytes != state_->job().options().chunk_bytes) {
+  if (other.chunk_bytes != state_->job().options.chunk_bytes) {
     return {Code::kInvalid, "the engines of " + us + " and " + them + " have chunks of " +
-                                std::to_string(state_->job().options().chunk_bytes) + " and " +
+                                std::to_string(state_->job().options.chunk_bytes) + " and " +
                                 std::to_string(other.chunk_bytes) + " bytes: give all the same chunk_bytes [BG501]"};
   }
   if (other.ring != ring_digest_) {
     return {Code::kInvalid, comm_name(comm_->id()) + ": the engines of " + us + " and " + them +
                                 " go round the hosts in different orders: all must be given the same [BG501]"};
   }
-  if (signature_of(other.descriptor) == signature_of(own)) return Status::ok();
+  if (same_call(other.descriptor, own)) return Status::ok();
   // Both hosts find out at once: the lower rank comes last, so that both say the same.
   if (own_rank < other.rank) {
     return {Code::kInvalid, mismatch_text(own, us, other.descriptor, them, other.sequence)};
@@ -214,8 +205,7 @@ Status Exchange::describe(int peer, const message::Describe& other) {
   if (begun) return Status::ok();  // so old that nothing of it is left here
   auto& early = early_[static_cast<size_t>(peer)];
   if (early.size() >= kMaxEarly) {
-    return {Code::kInvalid,
-            host_text(state_->membership(), *comm_, peer) + " is " + std::to_string(kMaxEarly) + " operations ahead"};
+    return {Code::kInvalid, comm_->host_text(peer) + " is " + std::to_string(kMaxEarly) + " operations ahead"};
   }
   early[other.sequence] = other;
   return Status::ok();
@@ -260,15 +250,9 @@ bool Exchange::compute() {
 }
 
 void Exchange::complete(uint64_t cookie) {
-  Active* active = find(static_cast<uint32_t>(cookie >> 32));
-  if (active != nullptr) step_done(active, static_cast<uint32_t>(cookie));
-}
-
-Exchange::Active* Exchange::find(uint32_t serial) const {
-  for (const auto& active : active_) {
-    if (active->serial == serial) return active.get();
-  }
-  return nullptr;
+  const auto active =
+      std::find_if(active_.begin(), active_.end(), [cookie](const auto& one) { return one->serial == cookie >> 32; });
+  if (active != active_.end()) step_done(active->get(), static_cast<uint32_t>(cookie));
 }
 
 void Exchange::step_done(Active* active, uint32_t index) {
@@ -290,9 +274,9 @@ void Exchange::finish(Active* active) {
   counters.bytes_local.fetch_add(inputs, std::memory_order_relaxed);
   counters.ops.fetch_add(1, std::memory_order_relaxed);
   const int64_t done = now_ns();
-  state_->job().busy().stop(done, &counters.comm_ns);
+  state_->job().busy.stop(done, &counters.comm_ns);
   if (!active->begun.empty()) {
-    Trace* trace = &state_->job().trace();
+    Trace* trace = &state_->job().trace;
     note_operation(trace, active->operation, comm_->id(), done);
     trace->note(span_of(active->operation, comm_->id(), "queued", active->operation.started_ns, active->activated_ns));
   }
@@ -309,17 +293,20 @@ void Exchange::trace_begin(const Item& item) const {
 void Exchange::trace_step(const Active& active, uint32_t index) const {
   if (active.begun.empty()) return;
   const Step& step = active.program.steps[index];
-  TraceSpan span = span_of(active.operation, comm_->id(), step_phase(step), active.begun[index], now_ns());
+  constexpr const char* kPhases[] = {"reduce", "copy", "encode", "send", "receive"};  // by Step::Type
+  const bool decodes = step.type == Step::Type::kTranscode && !step.message;
+  const char* const phase = decodes ? "decode" : kPhases[static_cast<size_t>(step.type)];
+  TraceSpan span = span_of(active.operation, comm_->id(), phase, active.begun[index], now_ns());
   if (step.peer >= 0) span.peer = comm_->job_hosts()[static_cast<size_t>(step.peer)];
   span.bytes = step.bytes;
-  state_->job().trace().note(std::move(span));
+  state_->job().trace.note(std::move(span));
 }
 
 void Exchange::trace_described(const Active& active, int peer) const {
   if (active.begun.empty()) return;
   TraceSpan span = span_of(active.operation, comm_->id(), "host", active.activated_ns, now_ns());
   span.peer = comm_->job_hosts()[static_cast<size_t>(peer)];
-  state_->job().trace().note(std::move(span));
+  state_->job().trace.note(std::move(span));
 }
 
 void Exchange::mark_awaited(std::vector<bool>* peers) const {
@@ -358,7 +345,7 @@ std::string Exchange::describe_pending(int64_t now, int64_t before_ns) const {
   const Active& active = *active_.front();
   for (const int peer : active.program.peers) {
     if (active.described[static_cast<size_t>(peer)]) continue;
-    silent += (silent.empty() ? "; " : ", ") + host_text(state_->membership(), *comm_, peer);
+    silent += (silent.empty() ? "; " : ", ") + comm_->host_text(peer);
   }
   if (!silent.empty()) silent += " has not begun it";
   return oldest() + ": all ranks of this host have submitted it and have been waiting for other hosts for " +
@@ -371,7 +358,7 @@ void Exchange::abandon() {
     for (const Operation& part : active->operation.parts) {
       RankTable::complete(part, active->operation.started_ns, outcome);
     }
-    state_->job().busy().stop(now_ns(), &state_->job().counters().comm_ns);
+    state_->job().busy.stop(now_ns(), &state_->job().counters().comm_ns);
   }
   for (const Collective& operation : queued_) {
     for (const Operation& part : operation.parts) RankTable::complete(part, operation.started_ns, outcome);

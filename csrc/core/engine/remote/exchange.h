@@ -19,8 +19,8 @@
 #include "engine/local/communicator.h"
 #include "engine/local/generation_state.h"
 #include "engine/remote/control.h"
-#include "engine/values/pages.h"
 #include "engine/values/residuals.h"
+#include "engine/values/scratch_pool.h"
 #include "transport/mesh.h"
 
 namespace bagua {
@@ -87,12 +87,10 @@ class Exchange {
   Status prepare(Active* active);
   bool may_begin(const Collective& operation) const;
   Status compare(int peer, const message::Describe& other, const Descriptor& own, int own_rank) const;
-  void announce(const Active& active);
   void start_sends(int peer);
   void start_receives(int peer);
   void step_done(Active* active, uint32_t step);
   void finish(Active* active);
-  Active* find(uint32_t serial) const;
   // If it is traced: the step begins; it is over; peer has begun the operation.
   void trace_begin(const Item& item) const;
   void trace_step(const Active& active, uint32_t step) const;

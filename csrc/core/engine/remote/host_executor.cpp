@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "engine/local/host_names.h"
-
 namespace bagua {
 
 namespace {
@@ -12,14 +10,14 @@ namespace {
 constexpr int64_t kNever = INT64_MAX / 4;
 
 MeshOptions mesh_options(GenerationState* state, const Communicator* comm) {
-  const EngineOptions& options = state->job().options();
+  const EngineOptions& options = state->job().options;
   MeshOptions mesh;
   mesh.generation = state->membership().generation;
   mesh.comm = comm->id();
   mesh.host = comm->topology().host;
   mesh.hosts = comm->hosts();
   mesh.streams = options.streams;
-  mesh.name = [state, comm](int peer) { return host_text(state->membership(), *comm, peer); };
+  mesh.name = [comm](int peer) { return comm->host_text(peer); };
   for (const int host : comm->job_hosts()) mesh.verdicts.push_back(state->stream_verdict(host));
   // Ranks of another host may make a communicator much later than ours do. If that host dies, the world's mesh tells.
   mesh.connect_timeout_ns = comm->id() == 0 ? options.connect_timeout_ns : kNever;
@@ -39,11 +37,8 @@ HostExecutor::HostExecutor(GenerationState* state, Network* network, Communicato
       exchange_(state, comm, &mesh_),
       p2p_(state, comm, &mesh_),
       survey_(state, network, comm, &mesh_),
-      traffic_(&mesh_, &state->job().counters()),
       departures_(state, comm, &mesh_, &exchange_, &p2p_, &survey_),
-      dialler_(state, network, comm, &mesh_),
-      loop_(state, comm, {&mesh_, &inbox_, &inquiry_, &exchange_, &p2p_, &survey_, &departures_, &traffic_}),
-      farewell_(state, network, comm, &mesh_, &departures_, &traffic_) {
+      dialler_(state, network, comm, &mesh_) {
   if (!survey_.settled()) exchange_.await_ring();
 }
 
@@ -51,18 +46,6 @@ void HostExecutor::start() {
   network_->enroll(comm_->id(), comm_->instance(), this);
   const Lock lock(join_mutex_);
   thread_ = std::thread([this] { run(); });
-}
-
-bool HostExecutor::submit(Collective* operation) {
-  if (!inbox_.put(operation)) return false;
-  wake();
-  return true;
-}
-
-bool HostExecutor::submit(Communicator::Between* one) {
-  if (!inbox_.put(one)) return false;
-  wake();
-  return true;
 }
 
 void HostExecutor::note_left(int rank) {
@@ -94,7 +77,7 @@ bool HostExecutor::has_departed(int host) const {
 }
 
 std::string HostExecutor::describe(int64_t before_ns) {
-  return inquiry_.ask(before_ns, [this] { wake(); });
+  return inbox_.ask(before_ns, [this] { wake(); });
 }
 
 void HostExecutor::begin_close() {
@@ -112,27 +95,43 @@ void HostExecutor::close() {
 
 void HostExecutor::run() {
   const bool connected = dialler_.connect(&inbox_);
-  if (connected) loop_.serve();
+  if (connected) serve();
   survey_.give_up();
-  if (connected && !state_->over()) farewell_.await_others();
+  if (connected && !state_->over()) await_others();
   if (state_->ended()) {
-    farewell_.leave();
+    leave();
   } else if (state_->suspended()) {
-    farewell_.report_loss();
+    report_loss();
   } else if (state_->over()) {
-    farewell_.report_failure();
+    report_failure();
   }
   abandon();
   // After a failure the connections have ended, after the cause was told.
   inbox_.await([this] { return inbox_.closing(); });
   over_.store(true, std::memory_order_release);
-  state_->job().page().ring_doorbell();  // the dispatcher frees us
+  state_->job().page.ring_doorbell();  // the dispatcher frees us
+}
+
+Status HostExecutor::poll(int64_t deadline_ns) {
+  completions_.clear();
+  Status status = mesh_.poll(deadline_ns, &completions_);
+  const Mesh::Counters now = mesh_.counters();
+  Counters& job = state_->job().counters();
+  const auto add = [this, &now](std::atomic<uint64_t>* total, uint64_t Mesh::Counters::* count) {
+    total->fetch_add(now.*count - counted_.*count, std::memory_order_relaxed);
+  };
+  add(&job.bytes_sent, &Mesh::Counters::bytes_sent);
+  add(&job.bytes_received, &Mesh::Counters::bytes_received);
+  add(&job.bytes_encrypted, &Mesh::Counters::bytes_encrypted);
+  add(&job.frames_refused, &Mesh::Counters::frames_refused);
+  add(&job.frames_dropped, &Mesh::Counters::frames_dropped);
+  counted_ = now;
+  return status;
 }
 
 void HostExecutor::abandon() {
   const Outcome outcome = state_->outcome();
   const ExecutorInbox::Content content = inbox_.close();
-  inquiry_.close();
   exchange_.abandon();
   p2p_.abandon();
   for (const Collective& operation : content.collectives) {

@@ -33,7 +33,7 @@ size_t most_parked() {
 
 Status Network::open() {
   if (state_->membership().hosts.size() < 2) return Status::ok();
-  if (Status status = listener().open(state_->job().options()); !status) return status;
+  if (Status status = state_->job().listen(); !status) return status;
   if (Status status = wake_.open(); !status) return status;
   most_parked_ = most_parked();
   thread_ = std::thread([this] { run(); });
@@ -107,7 +107,7 @@ void Network::run() {
     watched.clear();
     watched.push_back({wake_.fd(), POLLIN, 0});
     const int64_t now = now_ns();
-    watched.push_back({pause_.lasts(now) ? -1 : listener().fd(), POLLIN, 0});
+    watched.push_back({pause_.lasts(now) ? -1 : listener(), POLLIN, 0});
     join_finished(false);
     const bool room = handshakes_.size() < kMaxHandshakes;
     for (const Waiting& waiting : waiting_) {
@@ -134,10 +134,10 @@ void Network::accept_all() {
   for (;;) {
     Fd socket;
     std::string peer;
-    if (Status status = accept_tcp(listener().fd(), &socket, &peer); !status) {
+    if (Status status = accept_tcp(listener(), &socket, &peer); !status) {
       if (status.code() != Code::kResource) return;
       const std::string text = pause_.begin(status.message(), now_ns());
-      if (!text.empty()) state_->job().events().tell("scarce", -1, "from other hosts, " + text);
+      if (!text.empty()) state_->job().events.tell("scarce", -1, "from other hosts, " + text);
       return;
     }
     if (waiting_.size() >= kMaxWaiting) {
@@ -167,7 +167,7 @@ void Network::judge_parked(int64_t now) {
     const Lock lock(mutex_);
     for (const auto& [key, parked] : parked_) {
       for (const Parked& one : parked) {
-        const bool lane = one.stream == state_->job().options().streams;
+        const bool lane = one.stream == state_->job().options.streams;
         if (lane && now - one.since_ns >= kPatienceNs) late.emplace_back(key, one.host);
       }
     }
@@ -192,7 +192,7 @@ void Network::shake(Fd socket) {
     raw->fd = fd;
   }
   raw->thread = std::thread([this, raw, fd] {
-    const EngineOptions& options = state_->job().options();
+    const EngineOptions& options = state_->job().options;
     PeerInfo peer;
     Seals seals;
     const Status status =
@@ -220,7 +220,7 @@ bool Network::has_room(const PeerInfo& peer) {
 }
 
 void Network::deliver(const PeerInfo& peer, Connection connection) {
-  const int me = state_->membership().host_index, streams = state_->job().options().streams;
+  const int me = state_->membership().host_index, streams = state_->job().options.streams;
   const Lock lock(mutex_);
   const bool fits = peer.to == static_cast<uint32_t>(me) && peer.from < static_cast<uint32_t>(me) &&
                     peer.stream <= static_cast<uint32_t>(streams);

@@ -90,7 +90,7 @@ class Network {
     int take();
   };
 
-  Listener& listener() const { return state_->job().listener(); }
+  int listener() const { return state_->job().listener(); }
   void run();
   void accept_all();
   void expire(int64_t now);

@@ -3,8 +3,6 @@
 #include <algorithm>
 
 #include "base/clock.h"
-#include "base/text.h"
-#include "engine/local/host_names.h"
 
 namespace bagua {
 
@@ -45,7 +43,7 @@ bool PointToPoint::is_on(uint32_t index, int host) const {
 }
 
 Status PointToPoint::can_not_be(int peer, const char* what) const {
-  return {Code::kCorrupt, host_text(state_->membership(), *comm_, peer) + " " + what + " a message that can't be"};
+  return {Code::kCorrupt, comm_->host_text(peer) + " " + what + " a message that can't be"};
 }
 
 void PointToPoint::seek(const Communicator::Target& target) {
@@ -109,18 +107,14 @@ Status PointToPoint::ready(int peer, const message::Ready& other) {
 }
 
 Status PointToPoint::begin_send(SendOrRecv half, const message::Ready& other) {
-  const Descriptor &sent = half.operation.descriptor, &expected = other.descriptor;
-  if (sent.count == expected.count && sent.dtype == expected.dtype) {
+  Status status = check_pair(half.operation, other.descriptor, other.rank, half.sequence);
+  if (status) {
     half.message = other.message;
     begin(std::move(half));
-    return Status::ok();
+  } else {
+    waiting_[route_of(half)].push_front(std::move(half));  // abandon() completes it
   }
-  const Status mismatch{Code::kInvalid, operation_name(sent, half.sequence) + ": rank " +
-                                            std::to_string(half.operation.rank) + " sends " + call_text(sent) +
-                                            ", rank " + std::to_string(other.rank) + " expects " + call_text(expected) +
-                                            ". Both must pass the same. [BG501]"};
-  waiting_[route_of(half)].push_front(std::move(half));  // abandon() completes it
-  return mismatch;
+  return status;
 }
 
 void PointToPoint::begin(SendOrRecv half) {
@@ -128,11 +122,11 @@ void PointToPoint::begin(SendOrRecv half) {
   Transfer& transfer = running_[id];
   transfer.half = std::move(half);
   transfer.started_ns = now_ns();
-  state_->job().busy().start(transfer.started_ns);
+  state_->job().busy.start(transfer.started_ns);
   const SendOrRecv& moved = transfer.half;
   const bool sends = moved.operation.kind() == Kind::kSend;
   const int peer = comm_->topology().host_of(sends ? moved.destination : moved.source);
-  const size_t bytes = moved.operation.bytes(), chunk = state_->job().options().chunk_bytes;
+  const size_t bytes = moved.operation.bytes(), chunk = state_->job().options.chunk_bytes;
   transfer.remaining = (bytes + chunk - 1) / chunk;
   if (sends) ++sent_[{moved.source, peer}];
   for (size_t at = 0, tag = 0; at < bytes; at += chunk, ++tag) {
@@ -165,7 +159,7 @@ void PointToPoint::finish(uint64_t id, Transfer* transfer) {
     ++received_[transfer->half.source];
   }
   counters.ops.fetch_add(1, std::memory_order_relaxed);
-  state_->job().busy().stop(now_ns(), &counters.comm_ns);
+  state_->job().busy.stop(now_ns(), &counters.comm_ns);
   RankTable::complete(transfer->half.operation, transfer->started_ns, Outcome::kDone);
   running_.erase(id);
 }
@@ -177,19 +171,13 @@ void PointToPoint::mark_awaited(std::vector<bool>* peers) const {
 }
 
 bool PointToPoint::pending(int rank) const {
-  const auto of_rank = [rank](const SendOrRecv& half) { return half.operation.rank == rank; };
-  const auto waits = [&](const auto& item) { return of_rank(item.second.front()); };  // all are of the source
-  return std::any_of(waiting_.begin(), waiting_.end(), waits) ||
-         std::any_of(running_.begin(), running_.end(), [&](const auto& item) { return of_rank(item.second.half); });
+  return any_pending([rank](const SendOrRecv& half) { return half.operation.rank == rank; });
 }
 
 bool PointToPoint::pending_with(int peer) const {
-  const auto with_peer = [this, peer](const SendOrRecv& half) {
+  return any_pending([this, peer](const SendOrRecv& half) {
     return comm_->topology().host_of(half.source) == peer || comm_->topology().host_of(half.destination) == peer;
-  };
-  const auto waits = [&](const auto& item) { return with_peer(item.second.front()); };  // as all of the route
-  return std::any_of(waiting_.begin(), waiting_.end(), waits) ||
-         std::any_of(running_.begin(), running_.end(), [&](const auto& item) { return with_peer(item.second.half); });
+  });
 }
 
 uint64_t PointToPoint::sends_begun(int index, int peer) const {
@@ -198,12 +186,14 @@ uint64_t PointToPoint::sends_begun(int index, int peer) const {
 }
 
 std::string PointToPoint::needs_departed() const {
+  const auto needs = [this](const SendOrRecv& half, int index, const std::string& how) {
+    return "rank " + std::to_string(comm_->rank_of(index)) + " " + how + ", but " +
+           operation_name(half.operation.descriptor, half.sequence) + " needs it";
+  };
   for (const auto& [route, sends] : waiting_) {
     const SendOrRecv& half = sends.front();
     const auto gone = gone_.find(half.destination);
-    if (gone == gone_.end()) continue;
-    return "rank " + std::to_string(comm_->rank_of(half.destination)) + " " + gone->second.how + ", but " +
-           operation_name(half.operation.descriptor, half.sequence) + " needs it";
+    if (gone != gone_.end()) return needs(half, half.destination, gone->second.how);
   }
   // A receive begins with a word to the source, which sends only after it. So what has not arrived of its sends belongs
   // to receives that run; any more of them wait for what will never come.
@@ -214,8 +204,7 @@ std::string PointToPoint::needs_departed() const {
     if (gone == gone_.end()) continue;
     const auto received = received_.find(half.source);
     if (++running[half.source] + (received == received_.end() ? 0 : received->second) > gone->second.sends) {
-      return "rank " + std::to_string(comm_->rank_of(half.source)) + " " + gone->second.how + ", but " +
-             operation_name(half.operation.descriptor, half.sequence) + " needs it";
+      return needs(half, half.source, gone->second.how);
     }
   }
   return "";
@@ -223,9 +212,8 @@ std::string PointToPoint::needs_departed() const {
 
 std::string PointToPoint::describe(const SendOrRecv& half, int64_t now) const {
   const int other = half.operation.kind() == Kind::kSend ? half.destination : half.source;
-  return operation_name(half.operation.descriptor, half.sequence) + ": rank " + std::to_string(half.operation.rank) +
-         " has been waiting for rank " + std::to_string(comm_->rank_of(other)) + " for " +
-         duration_text(now - half.operation.submitted_ns) + "\n";
+  return waits_text(operation_name(half.operation.descriptor, half.sequence), half.operation.rank,
+                    comm_->rank_of(other), now - half.operation.submitted_ns);
 }
 
 std::string PointToPoint::describe_pending(int64_t now, int64_t before_ns) const {
@@ -245,7 +233,7 @@ void PointToPoint::abandon() {
       [&](const SendOrRecv& half) { RankTable::complete(half.operation, half.operation.submitted_ns, outcome); });
   for (const auto& [id, transfer] : running_) {
     RankTable::complete(transfer.half.operation, transfer.started_ns, outcome);
-    state_->job().busy().stop(now_ns(), &state_->job().counters().comm_ns);
+    state_->job().busy.stop(now_ns(), &state_->job().counters().comm_ns);
   }
   waiting_.clear();
   running_.clear();

@@ -7,6 +7,7 @@
 // Thread safety: the executor's thread only.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -44,8 +45,6 @@ class PointToPoint {
   void complete(uint64_t cookie);
   // Marks the hosts whose ranks have not said that they are ready for a send that has been called.
   void mark_awaited(std::vector<bool>* peers) const;
-  // Routes and targets that are remembered: for tests.
-  size_t remembered() const { return waiting_.size() + ready_.size() + sought_.size(); }
   bool idle() const { return waiting_.empty() && running_.empty(); }
   bool pending(int rank) const;       // of a local rank
   bool pending_with(int peer) const;  // with ranks of that host
@@ -53,6 +52,8 @@ class PointToPoint {
   void abandon();
 
  private:
+  friend struct Remembered;  // of a test
+
   using Route = Communicator::Route;
   struct Gone {
     uint64_t sends;
@@ -75,6 +76,12 @@ class PointToPoint {
   std::string describe(const SendOrRecv& half, int64_t now) const;
   static Route route_of(const SendOrRecv& half) {
     return {half.source, half.destination, half.operation.descriptor.tag};
+  }
+  // Whether `judge` is true of something that waits or runs. All that wait on a route have the same rank and ends.
+  template <class Judge>
+  bool any_pending(const Judge& judge) const {
+    return std::any_of(waiting_.begin(), waiting_.end(), [&](const auto& of) { return judge(of.second.front()); }) ||
+           std::any_of(running_.begin(), running_.end(), [&](const auto& one) { return judge(one.second.half); });
   }
   // Calls `look` with every send that waits.
   template <class Look>

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <numeric>
 #include <utility>
 
 #include "base/clock.h"
@@ -12,11 +11,7 @@ namespace bagua {
 
 namespace {
 
-std::vector<int> plain_order(int hosts) {
-  std::vector<int> order(static_cast<size_t>(hosts));
-  std::iota(order.begin(), order.end(), 0);
-  return order;
-}
+using collective::plain_order;
 
 std::string order_text(const std::vector<int>& order) {
   std::string text;
@@ -72,7 +67,7 @@ void RingSurvey::advance(bool pending) {
     if (deciding()) from_world(pending);
     return;
   }
-  if (deciding() && !state_->job().options().measure_ring) return tell(order_, "");
+  if (deciding() && !state_->job().options.measure_ring) return tell(order_, "");
   if (deciding() && !state_->kept_ring().empty()) {
     return tell(state_->kept_ring(), "ring order " + order_text(state_->kept_ring()) + ", as before");
   }
@@ -94,7 +89,7 @@ void RingSurvey::advance(bool pending) {
 void RingSurvey::from_world(bool pending) {
   const std::vector<int> world = state_->ring();
   if (world.empty()) {
-    if (pending && deadline_ns_ < 0) deadline_ns_ = now_ns() + state_->job().options().connect_timeout_ns;
+    if (pending && deadline_ns_ < 0) deadline_ns_ = now_ns() + state_->job().options.connect_timeout_ns;
     if (deadline_ns_ >= 0 && now_ns() >= deadline_ns_) tell(order_, "");
     return;
   }
@@ -114,8 +109,7 @@ void RingSurvey::start_round() {
     missing_.emplace(a, b);
     missing_.emplace(b, a);
   }
-  const std::set<std::pair<int, int>> all = missing_;
-  for (const auto& [from, to] : all) {
+  for (const auto& [from, to] : missing_) {
     if (from == 0) {
       begin(to);
     } else {
@@ -129,10 +123,6 @@ void RingSurvey::note_rate(int from, int to, double rate) {
   rates_[static_cast<size_t>(from)][static_cast<size_t>(to)] = rate;
   if (!missing_.empty()) return;
   if (++round_ < rounds_of(comm_->hosts())) return start_round();
-  decide();
-}
-
-void RingSurvey::decide() {
   collective::RingOrder best = collective::best_ring(rates_);
   const std::string text = "ring order " + order_text(best.order) + ": slowest link " + rate_text(best.slowest);
   tell(std::move(best.order), text);
@@ -154,7 +144,7 @@ void RingSurvey::settle(std::vector<int> order, const std::string& text) {
   order_ = std::move(order);
   if (in_flight_ == 0) free_buffers();
   if (!world()) return;
-  if (!text.empty()) state_->job().events().tell("ring", -1, text);
+  if (!text.empty()) state_->job().events.tell("ring", -1, text);
   state_->set_ring(order_);
   network_->wake_targets();
 }
@@ -198,14 +188,10 @@ void RingSurvey::arrived(int64_t now) {
   } else if (last_ns_ += took; ++repeats_ < kRepeats || (last_ns_ < kEnoughNs && repeats_ < kMostRepeats)) {
     send_message();
   } else {
-    report(best_);
+    const int target = std::exchange(target_, -1);
+    if (deciding()) return note_rate(0, target, best_);
+    mesh_->send_control(0, encode(message::Measured{static_cast<uint32_t>(target), static_cast<uint64_t>(best_)}));
   }
-}
-
-void RingSurvey::report(double rate) {
-  const int target = std::exchange(target_, -1);
-  if (deciding()) return note_rate(0, target, rate);
-  mesh_->send_control(0, encode(message::Measured{static_cast<uint32_t>(target), static_cast<uint64_t>(rate)}));
 }
 
 // ---- messages

@@ -75,14 +75,12 @@ class RingSurvey {
  private:
   void start_round();
   void settle_plain(const std::string& why);
-  void decide();
   void tell(std::vector<int> order, const std::string& text);
   void settle(std::vector<int> order, const std::string& text);
   void from_world(bool pending);
   void begin(int target);
   void send_message();
   void arrived(int64_t now);
-  void report(double rate);
   void note_rate(int from, int to, double rate);
   void free_buffers();
   bool deciding() const { return comm_->topology().host == 0; }

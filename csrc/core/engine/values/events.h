@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/fd.h"
@@ -26,10 +27,21 @@ class EventList {
   Status open() { return ready_.open(); }
   // Readable while there are events.
   int fd() const { return ready_.fd(); }
-  void tell(const char* kind, int rank, const std::string& text, int host = -1, uint64_t generation = 0);
-  std::vector<Event> take();
+  void tell(const char* kind, int rank, const std::string& text, int host = -1, uint64_t generation = 0) {
+    const Lock lock(mutex_);
+    if (events_.size() >= kMaxEvents) return;
+    events_.push_back({kind, rank, text, host, generation});
+    ready_.signal();
+  }
+  std::vector<Event> take() {
+    const Lock lock(mutex_);
+    ready_.drain();
+    return std::exchange(events_, {});
+  }
 
  private:
+  static constexpr size_t kMaxEvents = 10'000;  // a daemon that never reads them must not cost memory without end
+
   EventFd ready_;  // constant after open()
   Mutex mutex_;
   std::vector<Event> events_ GUARDED_BY(mutex_);

@@ -15,7 +15,7 @@ Status invalid_options(const std::string& what) {
   return {Code::kInvalid, "Engine: " + what};
 }
 
-Status check_members(const std::vector<int>& members, size_t world) {
+Status check_numbers(const std::vector<int>& members, size_t world) {
   if (members.empty()) return Status::ok();
   if (members.size() != world) {
     return invalid_options(std::to_string(members.size()) + " members for " + std::to_string(world) + " ranks");
@@ -48,7 +48,7 @@ Status check_membership(const Membership& membership) {
   if (ranks.size() > kMaxMembers || *ranks.rbegin() != static_cast<int>(ranks.size()) - 1) {
     return invalid_options("the ranks of all hosts must be 0 to n - 1, and at most " + std::to_string(kMaxMembers));
   }
-  return check_members(membership.members, ranks.size());
+  return check_numbers(membership.members, ranks.size());
 }
 
 Status check_token(int member, const Tokens& tokens) {
@@ -100,7 +100,7 @@ size_t Membership::world_size() const {
 }
 
 Status check_options(const EngineOptions& options, const Membership& membership) {
-  if (Status status = check_lobby(membership, options.tokens); !status) return status;
+  if (Status status = check_members(membership, {}, options.tokens); !status) return status;
   if (membership.lobby && (!options.elastic || membership.hosts.size() != 1)) {
     return invalid_options("newcomers of one host join an elastic job");
   }
@@ -111,22 +111,10 @@ Status check_options(const EngineOptions& options, const Membership& membership)
   return Status::ok();
 }
 
-Status check_next(const Membership& next, uint64_t last, const std::vector<int>& known, const Tokens& tokens) {
-  if (Status status = check_membership(next); !status) return status;
-  if (next.generation <= last) {
-    return invalid_options("generation " + std::to_string(next.generation) + " does not come after " +
-                           std::to_string(last));
-  }
-  for (const int member : next.local_members()) {
+Status check_members(const Membership& membership, const std::vector<int>& known, const Tokens& tokens) {
+  if (Status status = check_membership(membership); !status) return status;
+  for (const int member : membership.local_members()) {
     if (std::find(known.begin(), known.end(), member) != known.end()) continue;
-    if (Status status = check_token(member, tokens); !status) return status;
-  }
-  return Status::ok();
-}
-
-Status check_lobby(const Membership& lobby, const Tokens& tokens) {
-  if (Status status = check_membership(lobby); !status) return status;
-  for (const int member : lobby.local_members()) {
     if (Status status = check_token(member, tokens); !status) return status;
   }
   return Status::ok();

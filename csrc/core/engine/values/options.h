@@ -55,9 +55,8 @@ struct Membership {
 
 // kInvalid in words if they do not fit together.
 Status check_options(const EngineOptions& options, const Membership& membership);
-// The same for a generation after `last`. `known`: local members that have shown their token; `tokens`: of others.
-Status check_next(const Membership& next, uint64_t last, const std::vector<int>& known, const Tokens& tokens);
-// The same for newcomers of this host.
-Status check_lobby(const Membership& lobby, const Tokens& tokens);
+// The same for a later generation, or newcomers. `known`: local members that have shown their token; `tokens`: of
+// others.
+Status check_members(const Membership& membership, const std::vector<int>& known, const Tokens& tokens);
 
 }  // namespace bagua

@@ -82,8 +82,8 @@ Status SegmentTable::free(int member, uint64_t id) {
 }
 
 void SegmentTable::free_all(int member) {
-  Reaper::Memory gone;
-  Lock lock(mutex_);
+  std::vector<std::shared_ptr<Mapping>> gone;
+  const Lock lock(mutex_);
   const auto first = segments_.lower_bound({member, 0}), last = segments_.lower_bound({member + 1, 0});
   for (auto it = first; it != last; ++it) {
     bytes_in_use_->fetch_sub(it->second->bytes());
@@ -91,8 +91,20 @@ void SegmentTable::free_all(int member) {
   }
   segments_.erase(first, last);
   for_peers_.erase(for_peers_.lower_bound({member, 0}), for_peers_.lower_bound({member + 1, 0}));
-  lock.unlock();
-  reaper_.take(std::move(gone));
+  if (gone.empty()) return;
+  freeing_ = std::thread([before = std::move(freeing_), gone = std::move(gone)]() mutable {
+    gone.clear();  // what an operation still uses stays until that is over
+    if (before.joinable()) before.join();
+  });
+}
+
+void SegmentTable::finish_freeing() {
+  std::thread last;
+  {
+    const Lock lock(mutex_);
+    last.swap(freeing_);
+  }
+  if (last.joinable()) last.join();
 }
 
 std::shared_ptr<Mapping> SegmentTable::find(int member, uint64_t id) const {

@@ -48,21 +48,14 @@ Status SharedSheet::open(const Membership& membership, bool elastic) {
   return Status::ok();
 }
 
-void SharedSheet::show(GenerationStatus status, Words* words, const std::string& reason) {
+void SharedSheet::end(GenerationStatus status, const std::string& reason) {
+  Words* const words = status == kGenerationSuspended ? &get()->suspension : &get()->error;
   const size_t length = std::min(reason.size(), kErrorBytes);
   memcpy(words->text, reason.data(), length);
   words->length = static_cast<uint32_t>(length);
   get()->status.store(status, std::memory_order_release);
   futex_wake(&get()->status);  // GPU legs sleep on it
   Meeting::disturb(get());
-}
-
-void SharedSheet::suspend(const std::string& reason) {
-  show(kGenerationSuspended, &get()->suspension, reason);
-}
-
-void SharedSheet::fail(const std::string& reason) {
-  show(kGenerationFailed, &get()->error, reason);
 }
 
 void SharedSheet::await_no_more(size_t position) {

@@ -1,7 +1,7 @@
 // The engine's end of the pages that it shares with local ranks (channel/layout.h).
 //
-// Thread safety: any thread after open(). close() belongs to the owner; suspend(), fail() and await_no_more() to one
-// thread at a time.
+// Thread safety: any thread after open(). close() belongs to the owner; end() and await_no_more() to one thread at a
+// time.
 #pragma once
 
 #include <memory>
@@ -47,15 +47,13 @@ class SharedSheet {
 
   int descriptor() const { return descriptor_.get(); }
   // Ranks that wait, or submit something, see it at once.
-  void suspend(const std::string& reason);
-  void fail(const std::string& reason);
+  void end(GenerationStatus status, const std::string& reason);
   // Nothing more comes from the local rank number `position`: whoever submits rings, so that those who need it hear of
   // it at once.
   void await_no_more(size_t position);
 
  private:
   GenerationPage* get() const { return reinterpret_cast<GenerationPage*>(memory_->data()); }
-  void show(GenerationStatus status, Words* words, const std::string& reason);
 
   Fd descriptor_;                    // constant after open()
   std::shared_ptr<Mapping> memory_;  // constant after open()
