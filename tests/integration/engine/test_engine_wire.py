@@ -58,7 +58,7 @@ def test_frames_out_of_place(
     """Each ends the job with the name of the host; none is answered. The node's count outlasts the job's engine."""
     world = make_world(HOSTS, encryption="always")
     frames = RefusedFrames()
-    frames.begin(world.engines[1])
+    frames.add(world.engines[1])
     host = call(world)
     first = host.send(PING, 0)
     assert host.receive()[2] == PONG
@@ -82,7 +82,7 @@ def test_frames_out_of_place(
             host.socket.sendall(2 * python_host.plain_header(PING, 1))
     assert f"host 0 (rank 0), {words}" in broken(world, wait_for)
     wait_for(lambda: frames.total() == 1)
-    frames.end(world.engines[1])
+    frames.remove(world.engines[1])
     world.engines[1].close()
     assert frames.total() == 1
 
