@@ -38,7 +38,7 @@ class Counter {
 
 def units() -> dict[str, list[Path]]:
     """Files to parse at once."""
-    found = {f"core/{folder.name}": sorted(folder.glob("*.cpp")) for folder in sorted(native.CORE.iterdir())}
+    found = {f"core/{folder.name}": sorted(folder.rglob("*.cpp")) for folder in sorted(native.CORE.iterdir())}
     found.pop("core/bindings")
     found |= {
         f"{folder} {number}": files for folder in native.APART for number, files in enumerate(native.groups_of(folder))
