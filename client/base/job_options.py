@@ -160,8 +160,8 @@ class JobOptions(TypedDict, total=False):
     python: Annotated[str, "Interpreter of the ranks. Default: the daemon's.", Option(commands=("job submit",))]
     placement_timeout_s: Annotated[
         float,
-        "Seconds to wait for free nodes; 0: fail at once.",
-        _option(default=300.0, least=0.0, commands=("job submit",)),
+        "Seconds to wait for free nodes; 0: fail at once. Default: 30 days.",
+        _option(default=30 * 86_400.0, least=0.0, commands=("job submit",)),
     ]
     stop_grace_s: Annotated[
         float,

@@ -25,6 +25,16 @@ def shape_of(job: JobRecord) -> Shape:
     return job.spec.least_nodes, job.spec.nproc_per_node
 
 
+Kept = tuple[str, frozenset[str]]
+"""A job that has waited longest, and the nodes that take no other one until it is placed."""
+NOTHING_KEPT: Kept = "", frozenset()
+
+
+def kept_words(holder: str) -> str:
+    """Why a job waits that comes after ``holder``."""
+    return f"nodes are kept for {holder}, which has waited longer"
+
+
 class Waiting:
     """Jobs that wait for nodes: in order of their coming, by shape."""
 
@@ -59,6 +69,7 @@ class Board:
         self.jobs: dict[str, Stored] = {}
         self.views: dict[str, NodeView] = {}
         self.waiting = Waiting()
+        self.kept: Kept = NOTHING_KEPT
         self.unfinished: set[str] = set()
         self.last_ended: Stored | None = None  # of which nothing is left on any node
         self._on_node: dict[str, Counter[str]] = {}  # node -> job -> its parts of which something may be left there
@@ -105,6 +116,8 @@ class Board:
             found = place(job.spec, self.views.values())
             self._reasons[shape] = found if isinstance(found, str) else ""
         reason = self._reasons[shape]
+        if not reason and self.kept[0] not in ("", job.job_id):
+            reason = kept_words(self.kept[0])
         return replace(job, reason=reason) if reason and reason != job.reason else job
 
     def free_port(self) -> int:

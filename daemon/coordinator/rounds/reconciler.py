@@ -239,7 +239,7 @@ class Reconciler:
                 waiting.append(job)
             else:
                 stage.decide(job_id)
-        if room or stage.freed:
+        if room or stage.has_room:
             stage.place()
             for job_id in sorted(self._board.growing):  # after those that wait for their first nodes
                 stage.decide(job_id)

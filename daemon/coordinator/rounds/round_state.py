@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from bagua.base.errors import NotFoundError
-from bagua.daemon.coordinator.rounds.live_state import Board, Shape
+from bagua.daemon.coordinator.rounds.live_state import NOTHING_KEPT, Board, Kept, Shape, kept_words
 from bagua.daemon.coordinator.rounds.requests import Wished
 from bagua.daemon.coordinator.rules.decide import Decision, apply, decide
 from bagua.daemon.coordinator.rules.domain import (
@@ -30,6 +30,7 @@ from bagua.daemon.coordinator.rules.domain import (
 from bagua.daemon.coordinator.rules.evidence import accusers, host_loss
 from bagua.daemon.coordinator.rules.observe import Changed, forget, observe
 from bagua.daemon.coordinator.rules.options import Options
+from bagua.daemon.coordinator.rules.placement import keep
 
 FAULT_RETRY_S = 30.0
 """After so long a job that can't be stopped for a fault of the coordinator is tried again."""
@@ -63,6 +64,7 @@ class Stage:
         self._views = dict(self.board.views)
         for node_id in self.closed & self._views.keys():
             self._views[node_id] = replace(self._views[node_id], closed=True)
+        self._kept: Kept | None = None  # None: not known yet in this round
         self._jobs: dict[str, JobRecord] = {}
         self._events: dict[str, list[Event]] = {}
         self._owners: dict[str, str] = {}
@@ -170,6 +172,8 @@ class Stage:
             decision = decide(job, self._seen(job), self.now, self.options)
             if decision.wake_at is not None:
                 self.wakes[job_id] = decision.wake_at
+            if decision.state is None and job.state is JobState.PENDING and self._keep()[0] not in ("", job_id):
+                decision = replace(decision, reason=kept_words(self._keep()[0]))
             if decision.state is None and job.state is JobState.PENDING and job.reason != "submitted":
                 return  # why it waits is told from memory: it changes with every slot, for every job that waits
             new = self._step(job, decision)
@@ -214,22 +218,24 @@ class Stage:
 
     def place(self, shapes: Iterable[Shape] | None = None) -> None:
         """Places jobs that wait, the oldest first, as long as any fits. ``shapes``: only these (None: all)."""
+        holder, kept = self._keep()
         waiting = self.board.waiting.by_shape()
         queues = {
             shape: iter(waiting[shape].items()) for shape in (waiting if shapes is None else shapes) if shape in waiting
         }
         heads = {shape: next(queue) for shape, queue in queues.items()}
-        free = self._free()
+        free = self._free(kept)
         while heads:
             shape, (job_id, _) = min(heads.items(), key=lambda item: item[1][1])
             job = self.job(job_id)
             fits = job is not None and job.state is JobState.PENDING
-            if fits and not _fits(shape, free):
+            if fits and job_id != holder and not _fits(shape, free):
                 del heads[shape]
                 continue
             if fits:
                 self.decide(job_id)
-                free = self._free()
+                holder, kept = self._keep()
+                free = self._free(kept)
             following = next(queues[shape], None)
             if following is None:
                 del heads[shape]
@@ -243,11 +249,40 @@ class Stage:
         accused = {name for host in job.hosts for name in host.lost_hosts}
         heard = {name: self.heard(name) for name in accused & self._views.keys()}
         fresh = {name: replace(self._views[name], heard_clock=at) for name, at in heard.items() if at is not None}
+        holder, kept = self._keep()
+        if job.job_id != holder:
+            fresh |= {name: replace(fresh.get(name, self._views[name]), closed=True) for name in kept}
         return ChainMap(fresh, self._views) if fresh else self._views
 
-    def _free(self) -> list[int]:
-        """Free slots of the nodes that take jobs, the largest first."""
-        return sorted((view.free for view in self._views.values() if view.open and view.free), reverse=True)
+    def _keep(self) -> Kept:
+        """Nodes for the job that has waited longest of those that could fit; none while it has not waited long."""
+        if self._kept is None:
+            self._kept = self._newly_kept()
+            if self.board.kept[1] - self._kept[1]:
+                self.freed = True
+            self.board.kept = self._kept
+        return self._kept
+
+    def _newly_kept(self) -> Kept:
+        heads = (min(jobs.items(), key=lambda one: one[1]) for jobs in self.board.waiting.by_shape().values())
+        for job_id, _ in sorted(heads, key=lambda one: one[1]):
+            job = self.job(job_id)
+            if job is not None and job.state is JobState.PENDING and (nodes := keep(job.spec, self._views.values())):
+                late = self.now >= job.submitted_clock + self.options.keep_after_s
+                return (job_id, nodes) if late else NOTHING_KEPT
+        return NOTHING_KEPT
+
+    @property
+    def has_room(self) -> bool:
+        """True if jobs that wait may fit: slots became free, or nodes are kept for nobody any more."""
+        if self.board.kept[0]:
+            self._keep()
+        return self.freed
+
+    def _free(self, kept: frozenset[str]) -> list[int]:
+        """Free slots of the nodes that take jobs, but for those that are kept for one, the largest first."""
+        free = (view.free for name, view in self._views.items() if view.open and view.free and name not in kept)
+        return sorted(free, reverse=True)
 
     def _take(self, job: JobRecord, changed: Changed) -> None:
         new, events = changed
@@ -258,6 +293,8 @@ class Stage:
         old = self.job(job_id)
         assert old is not None
         self._jobs[job_id] = new
+        if self._kept is not None and job_id == self._kept[0] and new.state is not JobState.PENDING:
+            self._kept = None
         self._events.setdefault(job_id, []).extend(events)
         if reshaped(old, new):
             for host in old.parts:

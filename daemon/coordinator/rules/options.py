@@ -12,6 +12,8 @@ class Options:
     one full lease, and every waiting job a chance to see nodes come back."""
 
     lease_s: float = 10.0
+    # Nodes are kept for the oldest job that waits after so long: else smaller ones that come later fill them for ever.
+    keep_after_s: float = 10.0
     # A lost connection or an aborted collective is often seen before the death that caused it: wait so long for a
     # better cause.
     settle_s: float = 1.0

@@ -21,6 +21,15 @@ def place(spec: JobSpec, nodes: Iterable[NodeView]) -> tuple[NodeView, ...] | st
     return f"needs {wanted}; connected: {_figures(connected)}"
 
 
+def keep(spec: JobSpec, nodes: Iterable[NodeView]) -> frozenset[str]:
+    """Chooses nodes on which nothing else is to begin until a job fits there: those with the most free slots. Empty
+    where it would not fit even if all were free."""
+    fit = [node for node in nodes if node.open and node.slots >= spec.nproc_per_node]
+    if len(fit) < spec.least_nodes:
+        return frozenset()
+    return frozenset(node.node_id for node in sorted(fit, key=lambda one: (-one.free, one.node_id))[: spec.least_nodes])
+
+
 def hosts_with_ranks(spec: JobSpec, nodes: Iterable[NodeView]) -> tuple[HostRecord, ...]:
     """Host i has the ranks [i * nproc, (i + 1) * nproc)."""
     per_node = spec.nproc_per_node

@@ -383,7 +383,8 @@ class World:
     def _job(self, life: Life, job: JobRecord) -> list[str]:
         name = f"{job.job_id} is {job.state.name}"
         if job.state is JobState.PENDING:
-            fits = not isinstance(place(job.spec, life.board.views.values()), str)
+            free = [view for name, view in life.board.views.items() if name not in life.board.kept[1]]
+            fits = not isinstance(place(job.spec, free), str)
             return [f"{name} though there is room"] if fits else []
         if job.state in (JobState.STARTING, JobState.STOPPING):
             return [f"{name} ({job.reason})"]
