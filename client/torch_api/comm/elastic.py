@@ -66,11 +66,18 @@ class ElasticCommunicator(Communicator):
             return
         tensor = check_tensor(tensor)
         self._session()
-        if self.rank() == check_root(src, self, "src"):
-            self._repeat(lambda: super(ElasticCommunicator, self).broadcast(tensor, src))
-            return
-        result = torch.empty_like(tensor)
-        self._repeat(lambda: super(ElasticCommunicator, self).broadcast(result, src), _put(result, tensor))
+        check_root(src, self, "src")
+        results: list[torch.Tensor] = []
+
+        def attempt() -> None:
+            results[:] = [tensor if self.rank() == src else torch.empty_like(tensor)]  # another rank, if that was lost
+            super(ElasticCommunicator, self).broadcast(results[0], src)
+
+        def commit() -> None:
+            if results[0] is not tensor:
+                _put(results[0], tensor)()
+
+        self._repeat(attempt, commit)
 
     def allreduce(
         self,

@@ -236,6 +236,24 @@ def test_all_reduce_and_broadcast_are_repeated_and_others_raise(ranks: Ranks) ->
         assert result["environment"] == [str(place), "3", str(place), "3"]
 
 
+def rank_broadcasts() -> list[float]:
+    """Member 0, the root, is killed before it broadcasts."""
+    bagua.init_process_group()
+    member = current().membership.member
+    bagua.barrier()
+    if member == 0:
+        kill_self()
+    mine = torch.full((4,), float(member))
+    bagua.broadcast(mine, 0)
+    return mine.tolist()
+
+
+def test_after_the_root_was_lost_the_rank_at_its_place_gives_what_it_has(ranks: Ranks) -> None:
+    started = ranks.start(rank_broadcasts, 3, elastic=True)
+    ranks.wait()
+    assert [one.result() for one in started[1:]] == [[1.0] * 4] * 2
+
+
 def rank_calls() -> dict[str, int]:
     """Trains; returns the functions of Python that a backward pass calls, the least of several passes, and buckets."""
     bagua.init_process_group()
