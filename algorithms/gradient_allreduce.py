@@ -19,7 +19,8 @@ class GradientAllReduceAlgorithmImpl(AlgorithmImpl):
     ) -> None:
         super().__init__(process_group)
         self.hierarchical = hierarchical
-        self.average = self.takes_sparse = average
+        self.average = average
+        self.takes_sparse = average  # they are averaged, whatever the plan of the buckets does
         self.codec = Codec.of(codec)
         self.everywhere = everywhere
 

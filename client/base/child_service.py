@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bagua.base.errors import ServiceError
 from bagua.base.memory_kills import MemoryWatch
-from bagua.base.parent_process import named_parent
+from bagua.base.parent_process import environment_with_parent
 
 
 class ServiceProcess:
@@ -48,7 +48,7 @@ class ServiceProcess:
                     stderr=output,
                     pass_fds=[write_end, *passed],
                     start_new_session=True,
-                    env=named_parent(),
+                    env=environment_with_parent(),
                 )
         finally:
             os.close(write_end)

@@ -1,4 +1,4 @@
-"""Errors of disks and folders in words that say where, and what to do."""
+"""Words for errors of disks and folders, and files that a power cut leaves whole."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def ending_words(error: OSError) -> str:
 
 def replace_file(path: Path, text: str, mode: int = 0o600) -> None:
     """Writes a small file, of this user alone by default, so that a reader, and the next start after a power cut, finds
-    the old text or the new one, never half of it. Blocks on the disk. Raises OSError."""
+    the old text or the new one, never half of it. Blocks on the disk, which ``paths.write_private`` does not. Raises
+    OSError."""
     temporary = path.with_name(f".{path.name}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:

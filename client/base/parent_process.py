@@ -11,15 +11,15 @@ _PR_SET_PDEATHSIG = 1
 _PARENT = "BAGUA_PARENT"  # for a child alone, which takes it out of its environment
 
 
-def named_parent() -> dict[str, str]:
-    """The environment of a child that is to ``die_with_parent``: it names this process, because a parent that dies
-    while the child still imports is not to be seen from there."""
+def environment_with_parent() -> dict[str, str]:
+    """The environment of a child that is to ``die_with_parent``. It has this process's id: a child can't tell a parent
+    that died during its imports from the process that adopted it."""
     return {**os.environ, _PARENT: str(os.getpid())}
 
 
 def die_with_parent(number: int, parent: int = 0) -> bool:
     """Asks the kernel for signal ``number`` when the parent process dies. False if it has died already. ``parent``: its
-    id, if that is known from before; else that of ``named_parent``, or the parent of now."""
+    id, if that is known from before; else that of ``environment_with_parent``, or the parent of now."""
     parent = parent or int(os.environ.pop(_PARENT, "0")) or os.getppid()
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0):
         error = ctypes.get_errno()

@@ -13,7 +13,7 @@ _SCHEDULERS = ("SLURM_JOB_ID", "PBS_JOBID")
 
 
 def home() -> Path:
-    """Raises ConfigError where neither the environment nor the system says it."""
+    """The user's home. Raises ConfigError where neither the environment nor the system says it."""
     try:
         return Path.home()
     except RuntimeError:
@@ -43,8 +43,8 @@ def cache_dir() -> Path:
 def runtime_dir() -> Path:
     """``$XDG_RUNTIME_DIR/bagua``, else ``/tmp/bagua-UID``: a short path for Unix sockets.
 
-    The variable counts where its folder is this user's: ``su`` carries it to another one. In a job of a scheduler it
-    does not: the folder is that of a login, on another machine or until its user logs out, and the job outlives it.
+    The variable counts if this user owns its folder: ``su`` passes it on to another user. In a scheduler's job it does
+    not count, because that folder ends with a login.
     """
     base = os.environ.get("XDG_RUNTIME_DIR")
     if base and not any(name in os.environ for name in _SCHEDULERS):

@@ -1,4 +1,4 @@
-"""The environment of this process, under the path of the original: ``join.environment``, ``compat.settings``."""
+"""The environment of this process, under the path of the original: ``job.environment``, ``compat.settings``."""
 
 from bagua.torch_api.compat.settings import (
     get_autotune_level,

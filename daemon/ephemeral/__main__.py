@@ -4,8 +4,8 @@ The first rank starts this process in a session of its own. It holds the coordin
 child. It submits a job whose ranks join by themselves, and tells the rank where.
 
 The cluster serves as many such jobs as its processes ask for, one after the other or at once, and ends with the last of
-these processes on this host (``users.py``). Of several hosts it admits the others, whose messages the rank carries
-(``admission.py``), and stays until jobs in which they may still be are over.
+these processes on this host (``users.py``). With several hosts the first host's cluster admits the others
+(``admission.py``); their messages travel through the rank. It stays until no such job can still run.
 """
 
 from __future__ import annotations

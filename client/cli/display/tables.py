@@ -31,7 +31,7 @@ def console() -> Console:
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[Text | str]]) -> None:
-    """Prints rows below headings. Texts, also those that come from elsewhere, are shown, never obeyed."""
+    """Prints rows below headings. Control characters and markup in cells are printed as text."""
     made = Table(box=None, pad_edge=False)
     for heading in headings:
         made.add_column(heading, overflow="fold")
@@ -130,7 +130,7 @@ def print_job(job: job_pb2.Job, events: Sequence[job_pb2.JobEvent]) -> None:
 
 
 def _print_ranks(job: job_pb2.Job) -> None:
-    """Prints ranks. In a job that has lost some, a process has a number for life beside its rank."""
+    """Prints ranks. After a loss ranks are renumbered; a column "member" then shows the number that a process keeps."""
     members = ("member",) if any(r.member != r.rank for r in job.ranks) or job.gone else ()
     rows = [
         (

@@ -1,5 +1,6 @@
-"""Lets newcomers into a job: compares their programs with the others', and gives them the state (``standing.py`` says
-when)."""
+"""Lets newcomers into a job: compares their programs with the others', and gives them the state.
+
+``state_holders.py`` says when."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from bagua.torch_api.step.vote import Vote
 
 Rearrange = Callable[[list[str], bool], Sequence[GradientBucket] | None]
 UNSETTLED = -1
-"""No generation."""
+"""No generation: buckets go out at the end of the pass."""
 Arrivals = dict[str, tuple[torch.Tensor | None, int]]
 """Parameters in the order in which their gradients came, with these and their versions."""
 
@@ -65,7 +65,9 @@ class TrainingStep:
         self.use(buckets)
         self._rearrange = rearrange
         self._arrivals: Arrivals = {}  # of the first pass, while it is recorded
-        self._recorded: tuple[Rearrange, Arrivals] | None = None  # since it has been, until that pass counts
+        self._recorded: tuple[Rearrange, Arrivals] | None = (
+            None  # to record the pass again after a loss, until it counts
+        )
         self._on_finished = on_finished
         self._clock = clock
         self._goes_early = True  # submit before the end of the pass
@@ -171,7 +173,7 @@ class TrainingStep:
                     end = self._show()
                     break
         except BaseException:
-            if sent:  # like that of Ctrl-C, before the unit had begun
+            if sent:  # Ctrl-C may come before the unit begins; dropping twice does no harm
                 self._vote.drop_sent()
             raise
         if self._on_finished is not None:

@@ -67,7 +67,7 @@ class Vote:
     generation = 0
     """The newest one in which operations may be submitted."""
     weight = 1.0
-    """Product of all changes of the weight of this rank's batches so far."""
+    """Product of all factors by which the weight of this rank's batches has changed."""
 
     def __init__(self) -> None:
         self.renewal: Renewal = Stays()
@@ -77,7 +77,7 @@ class Vote:
         return WHOLE
 
     def rewind(self, unit: Unit | Whole) -> None:
-        """The unit is repeated, and makes those communicators again that it has made."""
+        """Before a repeat: the numbers of communicators that the first attempt made are given again."""
 
     def together(
         self,
@@ -150,8 +150,8 @@ class ElasticVote(Vote):
         self._group = group
         self._units = units(session)
         self._communicators = communicators(session)
-        self._looked_at: tuple[Communicator | None, list[Execution]] = None, []
-        self._in_line = False  # those have one operation each, in the order of this communicator
+        self._checked: tuple[Communicator | None, list[Execution]] = None, []
+        self._single = False  # each of these has one operation, on this communicator
 
     @property
     def generation(self) -> int:  # type: ignore[override]
@@ -180,10 +180,10 @@ class ElasticVote(Vote):
         everyone, executions = self._group.everyone, []
         for bucket in buckets:
             executions.append(bucket.execution)
-        if self._looked_at != (everyone, executions):
-            self._looked_at = everyone, executions
-            self._in_line = all(_only_among(everyone, execution.single) for execution in executions)
-        return self._in_line and flags.attach(everyone, executions[-1])
+        if self._checked != (everyone, executions):
+            self._checked = everyone, executions
+            self._single = all(_only_among(everyone, execution.single) for execution in executions)
+        return self._single and flags.attach(everyone, executions[-1])
 
     def sent_along(self) -> bool:
         return self._units.flags.sent_along()

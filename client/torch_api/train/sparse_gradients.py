@@ -43,24 +43,24 @@ class SparseGradients:
     is lost between the buckets and them has its part in the former alone, on all ranks that are left."""
 
     def __init__(
-        self, parameters: Sequence[tuple[str, torch.nn.Parameter]], runner: Runner, reducer: TrainingStep | None
+        self, parameters: Sequence[tuple[str, torch.nn.Parameter]], runner: Runner, step: TrainingStep | None
     ) -> None:
-        """``reducer``: of the other gradients; None: there are none."""
+        """``step``: of the other gradients; None: there are none."""
         self._parameters = [parameter for _, parameter in parameters]
         self._runner = runner
-        self._reducer = reducer
+        self._step = step
         self._touched = False  # a gradient came in this pass
         self._weighed = runner.session.weights.changes  # as gradients are that have been accumulated
 
     def note(self, *_: object) -> None:
         """A gradient has been accumulated: this pass is exchanged, whatever else it reaches."""
         self._touched = True
-        if self._reducer is not None:
-            self._reducer.touch()
+        if self._step is not None:
+            self._step.touch()
 
     def finish_after(self, finish_others: Callable[[], None]) -> None:
         """Ends the pass: ``finish_others`` exchanges the gradients in buckets. Nothing here if no gradient came."""
-        due = self._touched or (self._reducer is not None and self._reducer.touched)
+        due = self._touched or (self._step is not None and self._step.touched)
         self._touched = False
         finish_others()
         if due and self._runner.everyone.nranks() > 1:
@@ -82,7 +82,7 @@ class SparseGradients:
         scale_gradients(self._parameters, changes / before)
 
     def _exchange(self) -> None:
-        self._runner.vote.together(self._means, show=_show, steps=self._reducer is None)
+        self._runner.vote.together(self._means, show=_show, steps=self._step is None)
 
     def _means(self) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
         """Returns each parameter that has a gradient on any rank, and the mean."""
@@ -90,7 +90,7 @@ class SparseGradients:
         everyone = self._runner.everyone
         kinds = torch.tensor([_kind(parameter.grad) for parameter in self._parameters], device="cpu")
         everyone.allreduce_inplace(kinds, ReduceOp.MAX)
-        factor = (1.0 if self._reducer is None else self._reducer.factor) / everyone.nranks()
+        factor = (1.0 if self._step is None else self._step.factor) / everyone.nranks()
         found = []
         for parameter, kind in zip(self._parameters, kinds.tolist(), strict=True):
             if kind == ABSENT:

@@ -10,10 +10,11 @@ namespace bagua {
 // The text of a failure with the code of its kind, such as "… was lost [BG502]". A text that has a code keeps it, and
 // so does the end of a generation: the code that goes on says what that means for the operation.
 inline std::string coded(const Status& status) {
-  constexpr const char* kNumbers[] = {"", "501", "502", "503", "504", "505", "506", "", "", "", "507"};  // by Code
-  const std::string number = kNumbers[static_cast<size_t>(status.code())];
-  if (number.empty() || status.message().find(" [BG") != std::string::npos) return status.message();
-  return status.message() + " [BG" + number + "]";
+  constexpr const char* kCodes[] = {"",        "[BG501]", "[BG502]", "[BG503]", "[BG504]", "[BG505]",
+                                    "[BG506]", "",        "",        "",        "[BG507]"};  // by Code
+  const std::string code = kCodes[static_cast<size_t>(status.code())];
+  if (code.empty() || status.message().find(" [BG") != std::string::npos) return status.message();
+  return status.message() + " " + code;
 }
 
 }  // namespace bagua

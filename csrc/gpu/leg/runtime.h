@@ -1,5 +1,5 @@
-// State shared by all parts of a leg: libraries, the rank's channel, the first failure, events, pinned memory,
-// counters.
+// State shared by all parts of a leg, which is the side of a GPU in a rank's process: libraries, the rank's channel,
+// the first failure, events, pinned memory, counters.
 //
 // Thread safety: any thread may use everything here. Lock order of the leg, outermost first:
 //   Leg::mutex_ -> Communicator::mutex_ -> StagedRoute::mutex_, StagedRoute::reaping_, OperationsInFlight::settling_ ->
@@ -40,8 +40,8 @@ class Failure {
   std::string reason() const;
   // Ok, or kUnavailable with the reason of the failure.
   Status status() const { return failed() ? Status(Code::kUnavailable, reason()) : Status::ok(); }
-  // Adds a listener, which is called once: at the failure, or at once if the leg has failed already. Must not call
-  // CUDA.
+  // Adds a listener, which is called once: at the failure, or at once if the leg has failed already. The
+  // listener must not call CUDA.
   uint64_t listen(std::function<void()> listener);
   // When it returns, the listener is not running and will not run again.
   void forget(uint64_t listener);

@@ -19,7 +19,7 @@ _MAX_REPORTS = 50_000  # of ranks, of all jobs together
 
 
 class Watcher:
-    """Caller of WatchJob (or of ReadLogs, which waits for ranks to come up)."""
+    """News that one caller of WatchJob (or of ReadLogs, which waits for ranks to come up) has not been told yet."""
 
     def __init__(self) -> None:
         self._wake = asyncio.Event()
@@ -122,5 +122,5 @@ class Watchers:
         return [self._reports[job_id][rank] for rank in sorted(self._reports.get(job_id, ()))]
 
     def progress(self, job_id: str) -> common_pb2.Progress | None:
-        """The last report of any rank: of its program, if there is one."""
+        """The last report that the program of any rank made; else the last that the library made by itself."""
         return self._progress.get(job_id)

@@ -31,7 +31,7 @@ from typing import Any
 
 from bagua.base.descriptors import SCARCE, descriptor_words
 from bagua.base.notify import Notifier
-from bagua.base.parent_process import die_with_parent, named_parent
+from bagua.base.parent_process import die_with_parent, environment_with_parent
 from bagua.daemon.node.keeper.wire import VERSION, Message, Wire
 from bagua.daemon.node.processes import proc
 from bagua.daemon.node.processes.process import allow_many_files, become_reaper
@@ -133,7 +133,7 @@ class Keeper:
                         pass_fds=[theirs.fileno(), *descriptors],
                         start_new_session=True,
                         stdin=subprocess.DEVNULL,
-                        env=named_parent(),
+                        env=environment_with_parent(),
                     )
                 except OSError:
                     ours.close()

@@ -216,7 +216,7 @@ def _run(block: pages.Block, world: World, names: dict[str, Any]) -> None:
     for words, smaller in world.smaller.items():
         text = text.replace(words, smaller)
     names |= world.names()
-    exec(compile("\n" * (block.line - 1) + text, block.page, "exec"), names)
+    exec(compile("\n" * (block.line - 1) + text, block.page, "exec", dont_inherit=True), names)
     for name, use in world.then.items():
         if re.search(rf"\b{name}\b", text):
-            exec(compile(use, f"{block.where}, then", "exec"), names)
+            exec(compile(use, f"{block.where}, then", "exec", dont_inherit=True), names)

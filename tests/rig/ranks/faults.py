@@ -32,6 +32,9 @@ from bagua.torch_api.step import gradients, training_step, vote
 from bagua.torch_api.step.execution import Execution
 
 VARIABLE = "BAGUA_TEST_KILL"
+PHASES = frozenset(
+    "between before bucket start submitted ready flags heard unheard committed copy copied let_in".split()
+)
 
 
 def kill_self() -> None:
@@ -64,6 +67,7 @@ class Fault:
         self._buckets = buckets
         for one in os.environ.get(VARIABLE, "").split():
             member, step, bucket, phase = one.split(":")
+            assert phase in PHASES, f"{VARIABLE}: there is no phase {phase!r}"
             if current().membership.member == int(member):
                 self._at, self._bucket, self._phase = int(step), int(bucket), phase
                 self._install()

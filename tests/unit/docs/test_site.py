@@ -31,6 +31,7 @@ NO_VARIABLES = {
     "BAGUA_IN_CHILD",
     "BAGUA_C",
     "BAGUA_LOG_NORMS",  # the example of an option in CONTRIBUTING
+    "BAGUA_PARENT",  # between a process and its child
 }
 """Names in the sources that begin so."""
 

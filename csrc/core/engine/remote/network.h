@@ -42,8 +42,8 @@ class ConnectionTarget {
 
 class Network {
  public:
-  // Whether a connection that host `host` opened for an instance of a communicator can find its place here one day:
-  // empty, or words why not. Any thread.
+  // Returns an empty text if a connection that host `host` opened for an instance of a communicator may be used here
+  // later, else why not. Any thread.
   using Judge = std::function<std::string(uint32_t comm, uint64_t instance, int host)>;
 
   Network(GenerationState* state, Judge judge) : state_(state), judge_(std::move(judge)) {}
@@ -66,7 +66,7 @@ class Network {
   void enroll(uint32_t comm, uint64_t instance, ConnectionTarget* target);
   // Wakes every target.
   void wake_targets();
-  // No more of them will come.
+  // No more connections go to its target.
   void withdraw(uint32_t comm, uint64_t instance);
 
  private:
