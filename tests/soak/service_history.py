@@ -10,6 +10,8 @@ from pathlib import Path
 
 from service_world import World
 
+from bagua.daemon.coordinator.rules.identity import ADMINISTRATOR, DEFAULT_NAMESPACE
+from bagua.daemon.coordinator.use.service import stored_key
 from bagua.proto import common_pb2
 
 HISTORY = (
@@ -49,6 +51,9 @@ def _look(world: World) -> Iterator[tuple[str, str]]:
         query = "SELECT job_id, seq, kind, reason FROM events ORDER BY job_id, seq"
         for job_id, seq, kind, reason in database.execute(query):
             events.setdefault(job_id, []).append((seq, kind, reason))
+    tried = {*world.jobs, *(path.name for path in world.marks.iterdir())}
+    keys = {stored_key(key, DEFAULT_NAMESPACE, ADMINISTRATOR.name): key for key in tried}
+    rows = [(job_id, keys.get(key, key), state, reason) for job_id, key, state, reason in rows]
     known = {job_id: key for job_id, key, _, _ in rows}
     for key, job_id in world.jobs.items():
         if known.get(job_id) != key:

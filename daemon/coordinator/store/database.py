@@ -41,6 +41,7 @@ def read_only_url(path: Path) -> str:
 def open_engine(url: str) -> sa.Engine:
     """An engine for ``url``, its schema at head. Raises ConfigError: a bad URL, a newer schema, a full disk, a damaged
     file; UnavailableError: a server that does not answer."""
+    _refuse_empty(url)
     engine = connect_engine(url)
     try:
         with config_words(engine.url):
@@ -116,11 +117,12 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
     return engine
 
 
-def _refuse_empty(file: Path) -> None:
+def _refuse_empty(url: str) -> None:
     """Raises ConfigError for a file that has lost its content: taken for a new one, it would end all jobs. Waits for a
     coordinator beside this one that has just made it."""
+    file = Path(url.removeprefix("sqlite:///"))
     deadline = time.monotonic() + _MADE_S
-    while file.is_file() and file.stat().st_size == 0:
+    while url.startswith("sqlite:///") and file.is_file() and file.stat().st_size == 0:
         if time.monotonic() > deadline:
             raise ConfigError(
                 f"The database {file} is empty (0 bytes): it was cut off, or a disk was full. Restore a backup; "
@@ -132,7 +134,6 @@ def _refuse_empty(file: Path) -> None:
 def _make_private(file: Path) -> None:
     """The database belongs to this user alone, also where it was open to others before: it holds the environments of
     jobs. SQLite gives the files that it adds the mode of the first. Raises ConfigError."""
-    _refuse_empty(file)
     try:
         os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         for found in (file, *(file.with_name(file.name + end) for end in ("-wal", "-shm", "-journal"))):
