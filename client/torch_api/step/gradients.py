@@ -268,5 +268,6 @@ class GradientBucket(PlanBucket):
 def scale_gradients(parameters: Iterable[torch.Tensor], factor: float) -> None:
     """Multiplies gradients where they lie: one after the other, because torch changes no lists with negated views."""
     for parameter in parameters if factor != 1.0 else ():
-        if parameter.grad is not None:
-            parameter.grad.detach().mul_(factor)
+        gradient = parameter.grad
+        if gradient is not None:  # ``mul_`` of a detached sparse tensor changes nothing
+            (gradient._values() if gradient.is_sparse else gradient).detach().mul_(factor)

@@ -416,6 +416,14 @@ def test_negated_views_are_scaled() -> None:
     assert parameter.grad.tolist() == [-0.5] * 3
 
 
+def test_sparse_gradients_are_scaled() -> None:
+    table = nn.Embedding(4, 2, sparse=True)
+    table(torch.tensor([1, 1, 3])).sum().backward()
+    scale_gradients([table.weight], 3.0)
+    assert table.weight.grad is not None and not table.weight.grad.is_coalesced()
+    assert table.weight.grad.to_dense().sum(1).tolist() == [0.0, 12.0, 0.0, 6.0]
+
+
 def test_views_follow_the_parameters_strides() -> None:
     image = torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last)
     weights = [nn.Parameter(image), nn.Parameter(torch.zeros(5))]
