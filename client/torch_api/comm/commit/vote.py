@@ -180,6 +180,10 @@ class Flags(threading.local):
 
     def drop(self) -> None:
         """The unit has ended by an exception. If flags are left, it was one like that of Ctrl-C: waits for nothing."""
+        if (
+            self.sent is not None and not self.sent.ticket
+        ):  # they were over, and the exception came before that was noted
+            self.sent, self.heard = None, True
         if self.sent is None or self._session.connection.done(self.sent.ticket):
             with suppress(CommunicationError):
                 self.hear()
