@@ -46,8 +46,9 @@ class BackwardPasses:
 
     The model sets, when it makes buckets: ``step``, ``sparse``, ``newcomers``, ``trimmer``, ``parameters`` (all that
     are trained) and ``at_end``, the algorithm's hook. ``synced``: the present pass, or the last one, is exchanged.
-    ``accumulated``: so many gradients have come in it. ``begun``: a forward pass in training has begun the step of the
-    next one that is exchanged. ``begins_after_step``: see ``_exchange_due``.
+    ``synced_by_forward``: the next one is, as its forward pass was outside of ``no_sync``; None: there was none, and
+    the moment of backward decides. ``accumulated``: so many gradients have come in it. ``begun``: a forward pass in
+    training has begun the step of the next one that is exchanged. ``begins_after_step``: see ``_exchange_due``.
     """
 
     newcomers: Newcomers
@@ -74,6 +75,7 @@ class BackwardPasses:
         self.trimmer: HeapTrimmer | None = None
         self._pass: BackwardPass | None = None
         self._synced = True
+        self.synced_by_forward: bool | None = None
         self._accumulated = 0
         self.parameters: list[torch.nn.Parameter] = []
         self._weight = 1.0  # of the gradients of this pass
@@ -168,7 +170,8 @@ class BackwardPasses:
         # In this order: another thread may enter a generation in between, whose weights this pass may have, but not it.
         generation, weights = self._session.connection.settled, self._session.weights
         self._weight = weights.batch
-        self._synced = self.exchanges
+        self._synced = self.exchanges if self.synced_by_forward is None else self.synced_by_forward
+        self.synced_by_forward = None
         if self._session.elastic:
             if self.step is not None:
                 self.step.begin_pass(generation, weights.changes)

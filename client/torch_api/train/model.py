@@ -416,7 +416,9 @@ class DistributedModel(Mark):
                 self._begin_step(inputs)
         else:
             self._begin_step(inputs)
-        self.passes.begun = self.passes.begun or (torch.is_grad_enabled() and self.require_backward_grad_sync)
+        if torch.is_grad_enabled():
+            self.passes.synced_by_forward = self.require_backward_grad_sync  # as DDP decides, too
+            self.passes.begun = self.passes.begun or self.require_backward_grad_sync
         if self._tracer.recording is not None:
             self._tracer.recording.enclose(self, "forward", begin=True)
 

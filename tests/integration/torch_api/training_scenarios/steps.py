@@ -29,6 +29,30 @@ def two_forward_passes() -> None:
     assert all(parameter.grad is not None for parameter in net.parameters())
 
 
+@scenario
+def the_forward_pass_decides_what_is_exchanged() -> None:
+    """As under torch's DDP, wherever backward is called."""
+    rank = bagua.get_rank()
+    for inside in (True, False):
+        net = seeded(mlp)
+        model = wrap(net, slow_sgd(net.parameters()))
+        for step in range(3):
+            net.zero_grad()
+            block = model.bagua_ddp.no_sync()
+            if inside:
+                with block:
+                    loss = square(model, rank, step)
+                loss.backward()
+            else:
+                loss = square(model, rank, step)
+                with block:
+                    loss.backward()
+            mine = torch.cat([one.grad.flatten() for one in net.parameters()])
+            every = torch.empty(bagua.get_world_size(), mine.numel())
+            bagua.allgather(mine, every)
+            assert torch.equal(every[0], every[1]) != inside, (inside, step)
+
+
 class LossAndOutputs(nn.Module):
     """Returns a loss and the outputs that it follows from, as models of transformers do."""
 
