@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from bagua.torch_api.comm.commit.vote import Flags
 from bagua.torch_api.comm.patient_lock import PatientLock
+from bagua.torch_api.comm.step_state import Followers
 
 
 class Waits:
@@ -51,3 +56,16 @@ def test_an_error_gives_it_back() -> None:
     taken.start()
     taken.join(60.0)
     assert not taken.is_alive()
+
+
+def test_flags_that_are_over_and_were_not_noted_are_dropped() -> None:
+    """An exception such as Ctrl-C comes between the core's answer and the next line of Python."""
+    session: Any = SimpleNamespace(connection=SimpleNamespace(done=lambda ticket: 1 / ticket))
+    lock = PatientLock(session.connection)
+    flags = Flags(session, Followers(), lock)
+    assert lock.take_if_free()
+    flags.early, flags.heard, flags.sent = True, False, SimpleNamespace(ticket=0)  # type: ignore[assignment]
+    flags.drop()
+    assert (flags.early, flags.heard, flags.sent) == (False, True, None)
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(lock.take_if_free).result(), "no other thread may enter a generation"
