@@ -220,6 +220,11 @@ class QAdamAlgorithmImpl(AlgorithmImpl):
         """Number of steps with full gradients."""
         return 0 if self.optimizer is None else self.optimizer.warmup_steps
 
+    @property
+    def optimizer_step_id(self) -> int:
+        """Steps that the optimizer has done; a name of the original."""
+        return 0 if self.optimizer is None else self.optimizer.step_id
+
     def need_reset(self) -> bool:
         """True when the warm-up is over, and when a state from before its end has been loaded since."""
         return self.optimizer is not None and self.optimizer.warm != self._compresses
