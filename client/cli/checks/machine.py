@@ -56,8 +56,8 @@ def _output(*command: str) -> tuple[int, str]:
 
 
 def ask(arguments: Sequence[str], kind: Callable[..., T], deadline_s: float, whose: str, doing: str) -> T:
-    """What a Python process of its own prints as JSON, as a ``kind``: opening a foreign library takes memory, and may
-    hang or crash. Where it does, ``problem`` of the ``kind`` says so. Raises nothing."""
+    """Runs a Python process of its own, and returns the JSON that it prints, as a ``kind``: opening a foreign library
+    takes memory, and may hang or crash. Where it does, ``problem`` of the ``kind`` says so. Raises nothing."""
     try:
         command = [sys.executable, "-P", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s)

@@ -61,13 +61,14 @@ class Blocks:
 
     @classmethod
     def of(cls, carried: Carried, group: Members) -> Blocks:
-        """As many blocks as ``group`` has ranks. Raises ValueError if they would not be equal, TypeError."""
+        """Divides a tensor into a block for each rank of ``group``. Raises ValueError if these would not be equal,
+        TypeError."""
         tensor = check_tensor(carried)
         return cls(tensor, _share(tensor, group.nranks(), "tensor"))
 
     @classmethod
     def counted(cls, carried: Carried, count: int, blocks: int) -> Blocks:
-        """So many blocks of ``count`` elements. Raises ValueError if it has not as many, TypeError."""
+        """Divides a tensor into blocks of ``count`` elements. Raises ValueError if it is too short, TypeError."""
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
             raise ValueError(f"count is {count!r}: it must be a whole number of elements, at least 0. [BG403]")
         tensor = check_tensor(carried)

@@ -66,7 +66,8 @@ class ElasticLoader:
             yield from self._batches()
         finally:
             self._loading = None
-            self._over()
+            with self._calm:
+                self._over()
 
     def _batches(self) -> Iterator[Any]:
         course, epoch = self._course, self._course.epoch

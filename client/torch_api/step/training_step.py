@@ -65,9 +65,7 @@ class TrainingStep:
         self.use(buckets)
         self._rearrange = rearrange
         self._arrivals: Arrivals = {}  # of the first pass, while it is recorded
-        self._recorded: tuple[Rearrange, Arrivals] | None = (
-            None  # to record the pass again after a loss, until it counts
-        )
+        self._recorded: tuple[Rearrange, Arrivals] | None = None  # for a repeat of the pass, until it counts
         self._on_finished = on_finished
         self._clock = clock
         self._goes_early = True  # submit before the end of the pass
@@ -183,14 +181,16 @@ class TrainingStep:
         """Submits the last bucket with the vote, if only that is left: while it is reduced there is time for the
         rest."""
         begun = self._goes_early and self._rearrange is None and self._started == len(self.buckets) - 1
-        if not (begun and self._generation == self._vote.generation and self._vote.attach(self.buckets)):
+        if not begun or self._generation != self._vote.generation:
             return False
         try:
+            if not self._vote.attach(self.buckets):
+                return False
             if self._generation == self._vote.generation:  # from now on no thread enters another one
                 self._start_rest()
         except BaseException:
-            if self._vote.sent_along():
-                self._vote.drop_sent()
+            self._vote.sent_along()
+            self._vote.drop_sent()
             raise
         return self._vote.sent_along()
 

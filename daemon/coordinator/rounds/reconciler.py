@@ -251,6 +251,8 @@ class Reconciler:
             left = stage.job(job.job_id)
             if left is not None and left.state is JobState.PENDING:
                 stage.decide(job.job_id)
+        if stage.left:
+            stage.place()
         self._counters["reconciles", ""] += len(waiting)
 
     def _batch(self, taken: Inbox, stage: Stage) -> Batch:

@@ -65,6 +65,7 @@ class Stage:
         for node_id in self.closed & self._views.keys():
             self._views[node_id] = replace(self._views[node_id], closed=True)
         self._kept: Kept | None = None  # None: not known yet in this round
+        self.left = False  # the job that nodes were kept for waits no longer: those that come after it may fit
         self._jobs: dict[str, JobRecord] = {}
         self._events: dict[str, list[Event]] = {}
         self._owners: dict[str, str] = {}
@@ -241,6 +242,8 @@ class Stage:
                 del heads[shape]
             else:
                 heads[shape] = following
+        if shapes is None:  # all have been looked at since
+            self.left = False
 
     # ---- helpers
 
@@ -250,7 +253,7 @@ class Stage:
         heard = {name: self.heard(name) for name in accused & self._views.keys()}
         fresh = {name: replace(self._views[name], heard_clock=at) for name, at in heard.items() if at is not None}
         holder, kept = self._keep()
-        if job.job_id != holder:
+        if job.job_id != holder and (job.state is JobState.PENDING or job.spec.elastic):  # others take nothing new
             fresh |= {name: replace(fresh.get(name, self._views[name]), closed=True) for name in kept}
         return ChainMap(fresh, self._views) if fresh else self._views
 
@@ -293,8 +296,8 @@ class Stage:
         old = self.job(job_id)
         assert old is not None
         self._jobs[job_id] = new
-        if self._kept is not None and job_id == self._kept[0] and new.state is not JobState.PENDING:
-            self._kept = None
+        if job_id == self.board.kept[0] and new.state is not JobState.PENDING:
+            self._kept, self.left = None, True
         self._events.setdefault(job_id, []).extend(events)
         if reshaped(old, new):
             for host in old.parts:

@@ -8,7 +8,7 @@ from typing import Any
 
 from bagua.daemon.coordinator.rules.domain import HostRecord, JobRecord, Phase, Plan, RankRecord, RankState
 
-# What an engine that begins anew has not said yet.
+# Fields of a host whose engine begins anew, and has said nothing yet.
 _BEGINNING: dict[str, Any] = {"waiting": "", "suspended": "", "suspended_clock": 0.0, "lost_hosts": ()}
 _KEPT = 200  # parts that are out and of which nothing is left, for people to see
 

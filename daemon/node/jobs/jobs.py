@@ -324,8 +324,8 @@ class Jobs:
         for job_id in past_keeping(self._node.jobs_folder, ended, self._node.keep, time.time()):
             del self._held[job_id]
             self._node.journal.remove(job_id)
-            for folder in (self._node.jobs_folder, self._node.logs_folder):
-                remove_tree(folder / job_id)
+            for folder in (self._node.jobs_folder, self._node.logs_folder):  # beside the loop: trees may be large
+                self._spawn_task(asyncio.to_thread(remove_tree, folder / job_id))
 
 
 def _tell_peers(job: Job, directive: node_pb2.RunJob) -> None:

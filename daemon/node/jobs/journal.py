@@ -22,7 +22,7 @@ _KILL_S = 5.0
 
 @dataclass(frozen=True)
 class JobEntry:
-    """What the next life of the daemon must know of a job: its last report, and how to find its processes.
+    """A job as the next life of the daemon must know it: its last report, and how to find its processes.
     ``start_times``: by pid, in clock ticks since boot (see proc.py)."""
 
     job: node_pb2.LocalJob

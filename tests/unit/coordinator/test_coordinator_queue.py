@@ -14,11 +14,13 @@ from bagua.daemon.coordinator.store.database import open_engine, sqlite_url
 from bagua.daemon.coordinator.streams.sessions import NodeSession
 from bagua.proto import common_pb2
 
-OPTIONS = Options(lease_s=100, keep_after_s=10)
+OPTIONS = Options(lease_s=10_000, keep_after_s=10)
+PATIENCE_S = 1_000.0
 
 
 def spec(nnodes: int, nproc: int) -> JobSpec:
-    wanted = common_pb2.JobSpec(entry="t.py", nnodes=nnodes, nproc_per_node=nproc, placement_timeout_s=3_600)
+    patience_s = PATIENCE_S if nnodes > 1 else 2 * PATIENCE_S
+    wanted = common_pb2.JobSpec(entry="t.py", nnodes=nnodes, nproc_per_node=nproc, placement_timeout_s=patience_s)
     return checked_spec(wanted)
 
 
@@ -58,8 +60,8 @@ async def begin(desk: Desk) -> tuple[Queue, list[str], str]:
     return queue, small, await queue.submit(2, slots)
 
 
-@pytest.mark.parametrize("cancelled", [False, True], ids=["placed", "cancelled"])
-async def test_small_jobs_that_keep_coming_starve_no_large_one(tmp_path: Path, cancelled: bool) -> None:
+@pytest.mark.parametrize("end", ["placed", "cancelled", "too late"])
+async def test_small_jobs_that_keep_coming_starve_no_large_one(tmp_path: Path, end: str) -> None:
     async with at_work(Desk(open_engine(sqlite_url(tmp_path / "bagua.db")), options=OPTIONS)) as desk:
         queue, small, large = await begin(desk)
         early = await queue.submit(1, 1)
@@ -70,8 +72,11 @@ async def test_small_jobs_that_keep_coming_starve_no_large_one(tmp_path: Path, c
         await queue.end(early)
         assert queue.state(late) is JobState.PENDING and queue.state(large) is JobState.PENDING
         assert f"nodes are kept for {large}" in (await desk.service.job(late)).reason
-        if cancelled:
-            await desk.service.cancel(large, "not needed")
+        if end != "placed":
+            if end == "cancelled":
+                await desk.service.cancel(large, "not needed")
+            else:
+                desk.pass_time(PATIENCE_S)
             await queue.placed(late)
             return
         await queue.end(small[1])

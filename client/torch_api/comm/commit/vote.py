@@ -113,8 +113,10 @@ class Flags(threading.local):
 
     def sent_along(self) -> bool:
         """Returns True if the operation that they were attached to was submitted, and they with it."""
-        assert self._carrier is not None and self._carrier.behind is not None
-        made, self._carrier.behind = self._carrier.behind, None
+        carrier, self._carrier = self._carrier, None
+        if carrier is None or carrier.behind is None:
+            return False
+        made, carrier.behind = carrier.behind, None
         if not made.ticket:
             self.release()
             return False
@@ -180,9 +182,7 @@ class Flags(threading.local):
 
     def drop(self) -> None:
         """The unit has ended by an exception. If flags are left, it was one like that of Ctrl-C: waits for nothing."""
-        if (
-            self.sent is not None and not self.sent.ticket
-        ):  # they were over, and the exception came before that was noted
+        if self.sent is not None and not self.sent.ticket:  # over, and the exception came before that was noted
             self.sent, self.heard = None, True
         if self.sent is None or self._session.connection.done(self.sent.ticket):
             with suppress(CommunicationError):

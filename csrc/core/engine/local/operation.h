@@ -49,7 +49,7 @@ struct Collective {
 // members.
 Status resolve(Operation* operation, int size, const SegmentTable& segments);
 
-// Whether two ranks have called the same, apart from the data: parts of one operation must agree on it.
+// Returns true if two ranks have called the same, apart from the data: parts of one operation must agree on it.
 bool same_call(const Descriptor& a, const Descriptor& b);
 
 // "world", "communicator 3"
