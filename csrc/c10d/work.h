@@ -37,7 +37,8 @@ namespace bagua::dist {
 
 class Queue;
 
-// Returns true if a signal's handler of Python has raised an exception in this thread. Called without the interpreter lock.
+// Returns true if a signal's handler of Python has raised an exception in this thread. Called without the interpreter
+// lock.
 bool signalled();
 // Throws that exception.
 [[noreturn]] void raise_signal();
