@@ -106,6 +106,31 @@ def test_few_jobs_are_found_without_reading_all(store: Store):
         assert tx._db.exec_driver_sql(count).scalar_one() == 0
 
 
+@pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg"])
+def test_a_transaction_leaves_nothing_in_its_session(postgres_url: str, scheme: str):
+    """A pooler gives the next transaction another session, and this one to somebody else."""
+    left = {
+        "prepared": "SELECT count(*) FROM pg_prepared_statements",
+        "locks": "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()",
+        "settings": "SELECT count(*) FROM pg_settings WHERE source = 'session'",
+    }
+    store = Store(open_engine(postgres_url.replace("postgresql", scheme, 1)))
+
+    def found() -> dict[str, int]:
+        with store.transaction() as tx:
+            return {name: tx._db.exec_driver_sql(query).scalar_one() for name, query in left.items()}
+
+    try:
+        before = found()
+        for number in range(12):  # psycopg prepares what was asked five times
+            assert not Batch("me", 1.0, 1.0, submissions=[(job(f"job-{number}"), "")]).write(store).failed
+            with store.read() as tx:
+                assert len(tx.stored(["job-0"])) == 1
+        assert found() == before
+    finally:
+        store.close()
+
+
 @pytest.mark.parametrize("also", [True, False], ids=["before another answer", "at the commit"])
 def test_an_error_of_which_nobody_waits_undoes_the_transaction(store: Store, also: bool):
     with store.transaction() as tx:

@@ -2,4 +2,3 @@
 
 READ_ONLY = "bagua_read_only"  # of a connection: SQLite takes no write lock, PostgreSQL begins no transaction
 LATER = "bagua_later"  # of a statement: nobody needs its answer. PostgreSQL is asked the next thing at once
-PLAN_ANEW = "bagua_plan_anew"  # of a statement: PostgreSQL plans it for these values and the tables of this moment

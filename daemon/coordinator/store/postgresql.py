@@ -7,6 +7,10 @@ went wrong with those before. BEGIN and COMMIT are sent in the same way.
 
 With the option ``READ_ONLY`` there is no transaction: each statement is one question and one answer, and sees what was
 committed when it began.
+
+Nothing is left in a session when a transaction ends, prepared statements least of all: a pooler in transaction mode
+(PgBouncer) gives the next one another session. The server then plans each statement for its values and for the tables
+of that moment.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from sqlalchemy import event
 from sqlalchemy.dialects import registry
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
-from bagua.daemon.coordinator.store.execution import LATER, PLAN_ANEW, READ_ONLY
+from bagua.daemon.coordinator.store.execution import LATER, READ_ONLY
 
 _CONNECT_S = 10
 _CONNECTIONS = 5
@@ -40,8 +44,7 @@ class PipelineDialect(PGDialect_psycopg):
         self._open: dict[psycopg.Connection[Any], tuple[contextlib.ExitStack, psycopg.Pipeline]] = {}
 
     def do_execute(self, cursor: Any, statement: Any, parameters: Any, context: Any = None) -> None:
-        planned = {"prepare": False} if _options(context).get(PLAN_ANEW) else {}  # else as often as psycopg finds right
-        self._ask(cursor.connection, context, lambda: cursor.execute(statement, parameters, **planned))
+        self._ask(cursor.connection, context, lambda: cursor.execute(statement, parameters))
 
     def do_execute_no_params(self, cursor: Any, statement: Any, context: Any = None) -> None:
         """Runs a statement without parameters."""
@@ -59,7 +62,7 @@ class PipelineDialect(PGDialect_psycopg):
         if driver not in self._open:
             stack = contextlib.ExitStack()
             self._open[driver] = stack, stack.enter_context(driver.pipeline())
-            driver.execute(b"BEGIN", prepare=False)
+            driver.execute(b"BEGIN")
         send()
         if not options.get(LATER):
             self._open[driver][1].sync()
@@ -72,7 +75,7 @@ class PipelineDialect(PGDialect_psycopg):
             return
         stack, _ = self._open.pop(driver)
         with stack:
-            driver.execute(b"COMMIT", prepare=False)
+            driver.execute(b"COMMIT")
 
     def do_rollback(self, dbapi_connection: Any) -> None:
         """Takes back all that was sent."""
@@ -106,16 +109,17 @@ def open_server(url: sa.URL) -> sa.Engine:
         url = url.set(drivername=f"postgresql+{_DRIVER}")
     elif url.drivername == "postgresql":  # SQLAlchemy before 2.1 would take psycopg2
         url = url.set(drivername="postgresql+psycopg")
+    of_connection: dict[str, Any] = {"connect_timeout": _CONNECT_S}
+    if url.get_driver_name() in (_DRIVER, "psycopg"):
+        of_connection["prepare_threshold"] = None  # never
     if url.get_driver_name() != _DRIVER:
-        return sa.create_engine(
-            url, pool_pre_ping=True, pool_size=_CONNECTIONS, connect_args={"connect_timeout": _CONNECT_S}
-        )
+        return sa.create_engine(url, pool_pre_ping=True, pool_size=_CONNECTIONS, connect_args=of_connection)
     engine = sa.create_engine(
         url,
         isolation_level="AUTOCOMMIT",
         use_native_hstore=False,  # a question less
         pool_size=_CONNECTIONS,
-        connect_args={"connect_timeout": _CONNECT_S},
+        connect_args=of_connection,
     )
 
     @event.listens_for(engine, "checkout")

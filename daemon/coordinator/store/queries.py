@@ -13,7 +13,7 @@ from bagua.daemon.coordinator.rules.access import Owned
 from bagua.daemon.coordinator.rules.domain import JobState
 from bagua.daemon.coordinator.rules.identity import EVERYWHERE
 from bagua.daemon.coordinator.store import models as m
-from bagua.daemon.coordinator.store.execution import LATER, PLAN_ANEW
+from bagua.daemon.coordinator.store.execution import LATER
 
 if TYPE_CHECKING:
     from sqlalchemy.dialects import postgresql
@@ -24,13 +24,12 @@ UNFINISHED = [state.value for state in JobState if not state.terminal]
 
 class Among:
     """``query`` of the rows in which ``column`` is one of some values. Made once for many uses. A server gets one text,
-    however many values there are. It plans that anew each time: a plan that it had kept since the table was empty would
-    read the whole table, for as long as nothing analyses it."""
+    however many values there are."""
 
     def __init__(self, query: sa.Select[Any], column: sa.Column[Any]) -> None:
         self.of_list = query.where(column.in_(sa.bindparam("wanted", expanding=True)))
         array = sa.bindparam("wanted", type_=sa.ARRAY(sa.String))
-        self.of_array = query.where(column == sa.func.any(array)).execution_options(**{PLAN_ANEW: True})
+        self.of_array = query.where(column == sa.func.any(array))
 
 
 def insert_into(table: sa.Table, dialect: str) -> sqlite.Insert | postgresql.Insert:
