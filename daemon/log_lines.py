@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import MutableMapping
+import time
+from collections import Counter
+from collections.abc import Callable, MutableMapping
 from enum import StrEnum
 from typing import Any, TextIO
 
@@ -31,6 +33,27 @@ def _about(_: Any, __: str, line: MutableMapping[str, Any]) -> MutableMapping[st
     return {**dict.fromkeys(("job", "rank", "generation")), **line}
 
 
+class Rarely:
+    """Writes lines with ``once_a_minute`` once a minute for each event and value of it: whoever calls often, and needs
+    no credential for it, must not fill a disk. The next line tells how many were left out."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._told: dict[tuple[Any, str], float] = {}
+        self._left_out: Counter[tuple[Any, str]] = Counter()
+
+    def __call__(self, _: Any, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        if "once_a_minute" not in line:
+            return line
+        kind, now = (line.get("event"), line.pop("once_a_minute")), self._clock()
+        if now - self._told.get(kind, float("-inf")) < 60.0:
+            self._left_out[kind] += 1
+            raise structlog.DropEvent
+        self._told[kind] = now
+        left_out = self._left_out.pop(kind, 0)
+        return {**line, "left_out": left_out} if left_out else line
+
+
 class _Lenient:
     """A stream whose errors nobody meets: a service goes on when the disk of its log is full."""
 
@@ -53,6 +76,7 @@ def configure_logging(as_json: bool) -> Any:
         last = [_about, structlog.processors.JSONRenderer()]
     structlog.configure(
         processors=[
+            Rarely(),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.format_exc_info,

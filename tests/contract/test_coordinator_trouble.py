@@ -15,7 +15,7 @@ from bagua.base.errors import ConfigError, ServiceError, UnavailableError
 from bagua.daemon.coordinator.rules.domain import JobRecord
 from bagua.daemon.coordinator.rules.translate import checked_spec
 from bagua.daemon.coordinator.store.database import open_engine, sqlite_url
-from bagua.daemon.coordinator.store.database_errors import Trouble, describe
+from bagua.daemon.coordinator.store.database_errors import Trouble, describe, failure_words
 from bagua.daemon.coordinator.store.store import Store
 from bagua.proto import common_pb2
 
@@ -156,6 +156,8 @@ def test_words_for_postgresql():
         assert found is not None and found.may_pass is may_pass and text in found.words
         assert "postgresql://me:***@db/bagua" in found.words
     assert trouble(errors.UndefinedTable("x")) is None
+    words = failure_words(sa.exc.ProgrammingError("SELECT 1", {}, errors.UndefinedTable("no table\nLINE 1: SELECT")))
+    assert words.startswith("The coordinator failed: the database refused a statement (no table, SQLSTATE 42P01).")
 
 
 def test_a_postgresql_that_is_not_there():

@@ -33,6 +33,7 @@ from bagua.daemon.coordinator.rules.access import (
     refusal,
 )
 from bagua.daemon.coordinator.rules.identity import CURRENT, Authenticate, Identity, Metadata
+from bagua.daemon.coordinator.store.database_errors import failure_words
 from bagua.daemon.coordinator.use.audit import OK, Audit
 from bagua.daemon.coordinator.use.open_calls import Calls
 
@@ -106,11 +107,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             if not isinstance(error, UnavailableError):  # which is not the caller's fault
                 self.counters["bad_calls", type(error).__name__] += 1
             await context.abort(code_of(error), str(error))
-        log.error("call_failed", exc_info=error)
+        log.error("call_failed", exc_info=error, once_a_minute=type(error).__name__)
         self.counters["bad_calls", "internal"] += 1
-        await context.abort(
-            grpc.StatusCode.INTERNAL, f"The coordinator failed: {type(error).__name__}. Its log tells more. [BG825]"
-        )
+        await context.abort(grpc.StatusCode.INTERNAL, failure_words(error))
 
     async def _refuse(self, words: str, _: Any, context: Any) -> None:
         """Answers without reading: so it is a handler of streams, whatever the method is."""

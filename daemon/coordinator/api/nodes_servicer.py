@@ -22,6 +22,7 @@ from bagua.daemon.coordinator.rules.domain import LocalJob, NodeRecord
 from bagua.daemon.coordinator.rules.node_leases import NodeLeases
 from bagua.daemon.coordinator.rules.translate import checked_hello, checked_progress, local_job
 from bagua.daemon.coordinator.store.batch import in_use
+from bagua.daemon.coordinator.store.database_errors import failure_words
 from bagua.daemon.coordinator.streams.sessions import NodeSession, Sessions
 from bagua.daemon.coordinator.streams.watchers import STOPPING, Watchers
 from bagua.daemon.coordinator.use.code_archives import CodeArchives
@@ -281,8 +282,8 @@ class NodeServicer:
             except ServiceError as error:
                 told.error = str(error)
             except Exception as error:
-                log.exception("not_answered", question=kind)
-                told.error = f"The coordinator failed: {error}"
+                log.exception("not_answered", question=kind, once_a_minute=kind)
+                told.error = failure_words(error)
             session.send(node_pb2.Directive(**{kind: answer}))
 
         task = asyncio.create_task(work())

@@ -40,6 +40,16 @@ def told_in_words(url: sa.URL) -> Iterator[None]:
         raise ServiceError(f"{found.words} [BG816]") from error
 
 
+def failure_words(error: Exception) -> str:
+    """Words for whoever asked the coordinator for something, for an error of which nobody has thought."""
+    what = type(error).__name__
+    if isinstance(error, sa.exc.SQLAlchemyError):
+        cause = getattr(error, "orig", None) or error
+        detail, state = str(cause).partition("\n")[0].strip(), getattr(cause, "sqlstate", None)
+        what = f"the database refused a statement ({detail}{f', SQLSTATE {state}' if state else ''})"
+    return f"The coordinator failed: {what}. Its log tells more. [BG825]"
+
+
 def broken_off(error: sa.exc.DBAPIError) -> bool:
     """True if a server undid the transaction because of another one (a deadlock, a conflict): it can be tried again."""
     return getattr(error.orig, "sqlstate", None) in ("40001", "40P01")

@@ -139,7 +139,7 @@ class Provider:
                 options={"require": ["exp", "iss", "aud", "sub"]},
             )
         except (self._jwt.PyJWTError, ValueError) as error:
-            log.info("oidc_token_refused", error=str(error)[:200])
+            log.info("oidc_token_refused", error=str(error)[:200], once_a_minute=type(error).__name__)
             return None
         return self._granted(claims)
 
@@ -154,7 +154,7 @@ class Provider:
                 ends = float(claims["exp"]) + _LEEWAY_S
                 return Identity(name, grant.role, grant.namespace, expires_at=ends, unix_user=self._unix_user(claims))
         unverified = "email" in claims and claims.get("email_verified") not in (True, "true")
-        log.info("oidc_nothing_granted", who=name, email_is_verified=not unverified)
+        log.info("oidc_nothing_granted", who=name, email_is_verified=not unverified, once_a_minute="")
         return None
 
     def _unix_user(self, claims: dict[str, Any]) -> str:

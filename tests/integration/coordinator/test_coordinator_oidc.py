@@ -123,6 +123,13 @@ def test_signed_tokens_of_the_provider_are_accounts(issuer, start):
         assert {"oidc:ann"} == {entry.who for entry in administrator.accounts.audit(target=job.job_id)}
         with pytest.raises(NotFoundError):
             administrator.accounts.revoke("oidc:ann")  # the provider's to do
+    for _ in range(30):
+        for token in (bad["expired"], bad["granted nothing"]):
+            with client(token) as stranger, pytest.raises(UnauthenticatedError):
+                stranger.list()
+    code, errors = coordinator.end()
+    lines = [line for line in errors.splitlines() if "oidc_" in line]
+    assert code == 0 and 2 <= len(lines) <= len(bad), lines  # one for each kind
 
 
 def test_settings_that_make_no_sense(issuer, start):
