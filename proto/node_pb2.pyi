@@ -367,6 +367,7 @@ class Directive(google.protobuf.message.Message):
     END_LOG_FIELD_NUMBER: builtins.int
     ACK_FIELD_NUMBER: builtins.int
     UPGRADE_FIELD_NUMBER: builtins.int
+    END_FIELD_NUMBER: builtins.int
     TUNE_FIELD_NUMBER: builtins.int
     TRACE_FIELD_NUMBER: builtins.int
     END_TRACE_FIELD_NUMBER: builtins.int
@@ -390,6 +391,8 @@ class Directive(google.protobuf.message.Message):
     def ack(self) -> global___HeartbeatAck: ...
     @property
     def upgrade(self) -> global___Upgrade: ...
+    @property
+    def end(self) -> global___EndDaemon: ...
     @property
     def tune(self) -> global___TuneAnswer: ...
     @property
@@ -418,6 +421,7 @@ class Directive(google.protobuf.message.Message):
         end_log: global___EndLog | None = ...,
         ack: global___HeartbeatAck | None = ...,
         upgrade: global___Upgrade | None = ...,
+        end: global___EndDaemon | None = ...,
         tune: global___TuneAnswer | None = ...,
         trace: global___StartTrace | None = ...,
         end_trace: global___EndTrace | None = ...,
@@ -426,9 +430,9 @@ class Directive(google.protobuf.message.Message):
         secrets: global___SecretsAnswer | None = ...,
         terms: global___Welcome | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["ack", b"ack", "clock", b"clock", "code", b"code", "directive", b"directive", "end_log", b"end_log", "end_trace", b"end_trace", "read_log", b"read_log", "run", b"run", "secrets", b"secrets", "stop", b"stop", "terms", b"terms", "trace", b"trace", "tune", b"tune", "upgrade", b"upgrade", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ack", b"ack", "clock", b"clock", "code", b"code", "directive", b"directive", "end_log", b"end_log", "end_trace", b"end_trace", "read_log", b"read_log", "run", b"run", "secrets", b"secrets", "stop", b"stop", "terms", b"terms", "trace", b"trace", "tune", b"tune", "upgrade", b"upgrade", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["directive", b"directive"]) -> typing.Literal["welcome", "run", "stop", "read_log", "end_log", "ack", "upgrade", "tune", "trace", "end_trace", "clock", "code", "secrets", "terms"] | None: ...
+    def HasField(self, field_name: typing.Literal["ack", b"ack", "clock", b"clock", "code", b"code", "directive", b"directive", "end", b"end", "end_log", b"end_log", "end_trace", b"end_trace", "read_log", b"read_log", "run", b"run", "secrets", b"secrets", "stop", b"stop", "terms", b"terms", "trace", b"trace", "tune", b"tune", "upgrade", b"upgrade", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ack", b"ack", "clock", b"clock", "code", b"code", "directive", b"directive", "end", b"end", "end_log", b"end_log", "end_trace", b"end_trace", "read_log", b"read_log", "run", b"run", "secrets", b"secrets", "stop", b"stop", "terms", b"terms", "trace", b"trace", "tune", b"tune", "upgrade", b"upgrade", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["directive", b"directive"]) -> typing.Literal["welcome", "run", "stop", "read_log", "end_log", "ack", "upgrade", "end", "tune", "trace", "end_trace", "clock", "code", "secrets", "terms"] | None: ...
 
 global___Directive = Directive
 
@@ -716,6 +720,23 @@ class Upgrade(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["request_id", b"request_id"]) -> None: ...
 
 global___Upgrade = Upgrade
+
+@typing.final
+class EndDaemon(google.protobuf.message.Message):
+    """The daemon ends with this code once no job runs there."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXIT_CODE_FIELD_NUMBER: builtins.int
+    exit_code: builtins.int
+    def __init__(
+        self,
+        *,
+        exit_code: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["exit_code", b"exit_code"]) -> None: ...
+
+global___EndDaemon = EndDaemon
 
 @typing.final
 class UpgradeRefusal(google.protobuf.message.Message):

@@ -400,11 +400,13 @@ class Client:
         """Forgets that one, or ``all``; returns their ids. Raises as ``tuning``."""
         return self._call(self._stub.ForgetTuning, job_pb2.ForgetTuningRequest(prefix=prefix, all=all)).ids
 
-    def drain(self, node_id: str, this_run: bool = False) -> job_pb2.DrainNodeReply:
+    def drain(self, node_id: str, this_run: bool = False, exit_code: int | None = None) -> job_pb2.DrainNodeReply:
         """Asks that nothing begin on the node and elastic jobs leave it; returns before they have. ``this_run``: until
-        its daemon ends; the next one takes jobs. Raises NotFoundError, and ConflictError if it is the last node of an
-        elastic job."""
-        return self._call(self._stub.DrainNode, job_pb2.DrainNodeRequest(node_id=node_id, this_run=this_run))
+        its daemon ends; the next one takes jobs. ``exit_code``: its daemon ends so, once it is empty. Raises
+        NotFoundError, and ConflictError if it is the last node of an elastic job."""
+        return self._call(
+            self._stub.DrainNode, job_pb2.DrainNodeRequest(node_id=node_id, this_run=this_run, exit_code=exit_code)
+        )
 
     def undrain(self, node_id: str) -> job_pb2.Node:
         """Lets jobs begin on the node again. Raises NotFoundError."""

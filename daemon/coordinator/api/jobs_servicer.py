@@ -37,7 +37,7 @@ from bagua.daemon.coordinator.use.code_archives import CodeArchives
 from bagua.daemon.coordinator.use.held_secrets import HeldSecrets
 from bagua.daemon.coordinator.use.service import MAX_EVENTS, Service, new_job_id
 from bagua.daemon.coordinator.use.tuning import Tuning
-from bagua.proto import common_pb2, job_pb2, job_pb2_grpc
+from bagua.proto import common_pb2, job_pb2, job_pb2_grpc, node_pb2
 
 # A watcher of 8,000 ranks is not shown each of their steps: the whole job is sent each time.
 _PAUSE_PER_RANK_S = 50e-6
@@ -222,6 +222,9 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
     async def DrainNode(self, request: job_pb2.DrainNodeRequest, context: Context) -> job_pb2.DrainNodeReply:
         """Returns before it is empty."""
         view, jobs = await self.service.drain(request.node_id, True, request.this_run)
+        session = self.sessions.get(request.node_id)
+        if request.HasField("exit_code") and session is not None:
+            session.send(node_pb2.Directive(end=node_pb2.EndDaemon(exit_code=request.exit_code & 0xFF)))
         return job_pb2.DrainNodeReply(node=node_message(view), jobs=jobs)
 
     async def UndrainNode(self, request: job_pb2.UndrainNodeRequest, context: Context) -> job_pb2.Node:

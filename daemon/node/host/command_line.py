@@ -102,6 +102,12 @@ def node(
     log_dir: Annotated[
         Path | None, typer.Option(help="Folder of the ranks' logs; in the state folder.", envvar="BAGUA_LOG_DIR")
     ] = None,
+    echo: Annotated[
+        bool,
+        typer.Option(
+            "--echo", help="Write the output of ranks to stdout, too, each line with its rank.", envvar="BAGUA_ECHO"
+        ),
+    ] = False,
     log_max_bytes: Annotated[int, typer.Option(help="Size at which the log of a rank is rotated.")] = 64 << 20,
     log_files: Annotated[int, typer.Option(help="Files that are kept of a rank's log.")] = 3,
     keep_logs: Annotated[
@@ -190,11 +196,12 @@ def node(
             wire=WireSettings(measure_ring=measure_ring, plain_data=plain_data),
             pass_env=parse_patterns(pass_env or ()),
             drain_grace_s=drain_grace,
+            echo=echo,
             run_as=RunAs(rank_dir, allow_root, parse_umask(rank_umask), parse_limits(rank_limits))
             if run_as is RunAsName.submitter
             else None,
         )
-        asyncio.run(
+        code = asyncio.run(
             run(
                 settings,
                 configure_logging(log_json or log_format is LogFormat.json),
@@ -208,6 +215,7 @@ def node(
         send_ready_line(ready_fd, {"error": words})
         print(f"error: {words}", file=sys.stderr)
         raise typer.Exit(2) from None
+    raise typer.Exit(code)
 
 
 def _told_coordinator(leash: int | None) -> str:

@@ -30,6 +30,7 @@ from bagua.daemon.node.jobs.jobs import Jobs
 from bagua.daemon.node.jobs.journal import Journal
 from bagua.daemon.node.jobs.trace_service import TraceService
 from bagua.daemon.node.keeper.link import KeeperLink, connections_to
+from bagua.daemon.node.logs.echo import Echo
 from bagua.daemon.node.logs.file import LogFile, LogLimits
 from bagua.daemon.node.logs.service import LogService
 from bagua.daemon.node.processes.process import end_children
@@ -52,6 +53,7 @@ WIND_DOWN_S = 4.4
 # Grace of ranks, time for all of a job, the same with the last reports, and time for the compiler: together below the
 # five seconds of a daemon's end.
 KILL_CHILDREN_S = 0.5
+ECHO_S = 0.5
 
 Ready = Callable[[dict[str, str]], object]
 FIRST_JOB_S = 360.0  # ranks wait five minutes for those of the last host, whose daemon the job needs to be placed
@@ -93,6 +95,8 @@ class NodeDaemon:
         self._stop = asyncio.Event()
         self._stop_reason = ""
         self._draining = False
+        self._exit_code = 0
+        self._echo = Echo() if settings.echo else None
         self._used = False  # by processes of this host, in an ephemeral cluster
         self._upgrade = 0  # number of the request that the keeper looks at
         keeper.on_refusal = self._not_upgraded
@@ -135,6 +139,7 @@ class NodeDaemon:
             log_limits=LogLimits(settings.log_max_bytes, settings.log_files),
             environment=environment,
             keep=settings.keep_logs,
+            echo=self._echo,
             send_span=self._tracing.send if self._tracing is not None else None,
         )
         self._jobs = Jobs(node, self._job_changed)
@@ -170,15 +175,17 @@ class NodeDaemon:
         words = f"{reason}; jobs had not left it within --drain-grace {grace_s:g}"
         asyncio.get_running_loop().call_later(grace_s, self.stop, words)
 
-    async def run(self, ready: Ready) -> None:
-        """Runs until stopped. ``ready`` is called after the first Welcome. Raises ConfigError for what can't work at
-        the start.
+    async def run(self, ready: Ready) -> int:
+        """Runs until stopped; the exit code. ``ready`` is called after the first Welcome. Raises ConfigError for what
+        can't work at the start.
         """
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.drain, "SIGTERM")
         loop.add_signal_handler(signal.SIGINT, self.stop, "SIGINT")
         async with contextlib.AsyncExitStack() as closing:
             closing.push_async_callback(end_children, KILL_CHILDREN_S)
+            if self._echo is not None:
+                closing.push_async_callback(asyncio.to_thread, self._echo.close, ECHO_S)
             closing.callback(leave_socket_folder, self._sockets, self._folder.path)
             if self._settings.leash is not None:
                 await self._serve_users(closing, self._settings.leash)
@@ -195,6 +202,7 @@ class NodeDaemon:
                 closing.push_async_callback(_end_task, task)
             await self._until_stopped(tasks[-1], ready)
             await self._wind_down()
+        return self._exit_code
 
     async def _serve_users(self, closing: contextlib.AsyncExitStack, first: int) -> None:
         """This daemon is that of a host of an ephemeral cluster. That of the first host stays as long as the process
@@ -338,6 +346,8 @@ class NodeDaemon:
                 self._logs.end(directive.end_log.request_id)
             case "upgrade":
                 self._begin_upgrade(directive.upgrade.request_id)
+            case "end":
+                self._end_when_free(directive.end.exit_code)
             case "trace":
                 self._traces.start(directive.trace)
             case "end_trace":
@@ -348,6 +358,11 @@ class NodeDaemon:
                 self._session.questions.answer(getattr(directive, kind))
             case "welcome" | None:
                 pass
+
+    def _end_when_free(self, exit_code: int) -> None:
+        self._draining, self._exit_code = True, exit_code
+        if not self._jobs.running():
+            self.stop("its coordinator has nothing more for it")
 
     def _begin_upgrade(self, request_id: int) -> None:
         self._upgrade = request_id
@@ -409,14 +424,14 @@ async def _end_task(task: asyncio.Future[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def run(settings: Settings, log: FilteringBoundLogger, ready: Ready) -> None:
-    """Runs a daemon to its end. Raises ConfigError."""
+async def run(settings: Settings, log: FilteringBoundLogger, ready: Ready) -> int:
+    """Runs a daemon to its end; its exit code. Raises ConfigError."""
     settings.check()
     folder = open_node_folder(settings, log)
     keeper = KeeperLink(settings.keeper_fd)
     try:
         await keeper.receive_state()
-        await NodeDaemon(settings, folder, keeper, log).run(ready)
+        return await NodeDaemon(settings, folder, keeper, log).run(ready)
     finally:
         keeper.close()
         os.close(folder.lock)

@@ -12,6 +12,7 @@ from bagua.daemon.node.jobs.code import CodeCache
 from bagua.daemon.node.jobs.engine_host import CoreHost, RefusedFrames, WireSettings
 from bagua.daemon.node.jobs.journal import Journal
 from bagua.daemon.node.keeper.link import KeeperLink
+from bagua.daemon.node.logs.echo import Echo
 from bagua.daemon.node.logs.file import LogLimits
 from bagua.daemon.node.ranks.places import Places
 from bagua.daemon.node.ranks.user import RunAs
@@ -47,5 +48,6 @@ class NodeContext:
     log_limits: LogLimits
     environment: Mapping[str, str]
     keep: Keep
+    echo: Echo | None = None  # None: the output of ranks goes to their logs alone
     send_span: Callable[[Span], None] | None = None  # None: nobody asks for traces
     run_as: RunAs | None = None  # None: ranks run as the daemon's user

@@ -93,7 +93,7 @@ class RankProcesses:
         """Makes the log of a rank that is about to start: whoever follows it need not wait for the process. Raises
         OSError."""
         log = LogFile(log_path(self.logs, member), self._node.log_limits)
-        self._outputs[member] = RankOutput(log, self._log.warning)
+        self._outputs[member] = RankOutput(log, self._log.warning, self._node.echo, member)
 
     async def spawn(self, spec: JobSpecification, member: int) -> int:
         """Starts the process of ``member``, whose log is open; its pid. Raises OSError."""
@@ -160,7 +160,7 @@ class RankProcesses:
             self._node.keeper.found.remove(one)
             member = int(one.name.rpartition("/")[2])
             log = LogFile.again(log_path(self.logs, member), self._node.log_limits)
-            self._outputs[member] = output = RankOutput(log, self._log.warning)
+            self._outputs[member] = output = RankOutput(log, self._log.warning, self._node.echo, member)
             output.attach(one.readers)
             found[member] = one.pid
         return found

@@ -10,6 +10,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from bagua.daemon.node.logs.echo import Echo, RankEcho
 from bagua.daemon.node.logs.file import LogFile
 
 STDERR_TAIL_BYTES = 64 << 10
@@ -31,8 +32,11 @@ ERROR_REASON_LINE = 500
 class RankOutput:
     """The pipes behind a rank's stdout and stderr, emptied by the event loop into its log file."""
 
-    def __init__(self, log: LogFile, on_trouble: Callable[[str], None]) -> None:
+    def __init__(
+        self, log: LogFile, on_trouble: Callable[[str], None], echo: Echo | None = None, rank: int = 0
+    ) -> None:
         self.log = log
+        self._echoes = [] if echo is None else [RankEcho(echo, rank), RankEcho(echo, rank)]  # of stdout, of stderr
         self._on_trouble = on_trouble
         self._loop = asyncio.get_running_loop()
         self._readers: dict[int, bool] = {}  # descriptor -> is it stderr
@@ -93,6 +97,8 @@ class RankOutput:
             return 0
         if self._readers[reader]:
             self._remember(data)
+        if self._echoes:
+            self._echoes[self._readers[reader]].add(data)
         if trouble := self.log.write(data):
             self._on_trouble(trouble)
         return len(data)
@@ -104,8 +110,11 @@ class RankOutput:
             self._tail_bytes -= len(self._tail.popleft())
 
     def _close_reader(self, reader: int) -> None:
-        if self._readers.pop(reader, None) is None:
+        if reader not in self._readers:
             return
+        is_stderr = self._readers.pop(reader)
+        if self._echoes:
+            self._echoes[is_stderr].close()
         self._loop.remove_reader(reader)
         os.close(reader)
         if not self._readers:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagua.daemon.node.logs import file as log_file
+from bagua.daemon.node.logs.echo import Echo, RankEcho
 from bagua.daemon.node.logs.file import LogFile, LogLimits
 from bagua.daemon.node.logs.output import ERROR_TAIL_BYTES, error_reason, error_tail
 
@@ -28,6 +29,30 @@ async def read_all(log, offset=0, limit=7):
 
 def everything(log, offset=0, limit=7):
     return asyncio.run(read_all(log, offset, limit))[0]
+
+
+def test_the_echo_says_whose_each_line_is():
+    reader, writer = os.pipe()
+    echo = Echo(writer)
+    first, second = RankEcho(echo, 0), RankEcho(echo, 1)
+    for rank, data in ((first, b"a"), (second, b"b\nc\n"), (first, b"d\n\ne"), (second, b"")):
+        rank.add(data)
+    first.close()
+    second.close()
+    echo.close(10)
+    assert os.read(reader, 1000) == b"[rank 1] b\n[rank 1] c\n[rank 0] ad\n[rank 0] \n[rank 0] e\n"
+    os.close(reader)
+    os.close(writer)
+
+
+def test_the_echo_waits_for_no_reader():
+    reader, writer = os.pipe()
+    echo = Echo(writer)
+    for _ in range(40):
+        echo.add(b"x" * (1 << 20) + b"\n")  # returns, though nobody reads
+    os.close(reader)
+    echo.close(10)
+    os.close(writer)
 
 
 @settings(max_examples=60, deadline=None)
