@@ -14,7 +14,7 @@ from lightkube.types import PatchType
 from bagua.base.errors import ConfigError
 from bagua.operator.facts import CREDENTIALS, INDEX_LABEL, JOB_LABEL, ROLE_LABEL, Manifest, Pod
 from bagua.operator.job import GROUP, KIND, PLURAL, VERSION
-from bagua.operator.objects import hash_of
+from bagua.operator.objects import CONTAINER, hash_of
 
 MANAGER = "bagua-operator"
 KINDS: dict[str, Any] = {
@@ -221,6 +221,7 @@ class Cluster:
             leaving="deletionTimestamp" in metadata,
             hash=hash_of(body),
             notice=notice,
+            daemon_ended=_daemon_ended(body),
         )
 
     def _notice(self, machine: str) -> str:
@@ -229,3 +230,8 @@ class Cluster:
         found = self._find(NODE, machine, FORBIDDEN) or {"spec": {}}
         taints = [one["key"] for one in found["spec"].get("taints") or []]
         return next((f"{machine} has the taint {one}" for one in taints if one in self._taints), "")
+
+
+def _daemon_ended(body: Manifest) -> bool:
+    found = body.get("status", {}).get("containerStatuses") or []
+    return any(one["name"] == CONTAINER and "terminated" in one.get("state", {}) for one in found)

@@ -91,7 +91,7 @@ class Controller:
             coordinator_credentials=kept.started_with,
             api_groups=self._cluster.api_groups,
         )
-        if seen.status.get("phase") in status.ENDED:
+        if seen.status.get("phase") in status.ENDED and all(pod.ended or pod.leaving for pod in seen.pods):
             memory.running = ""
             self.connections.drop(job)
             return self._act(seen, None)
@@ -197,6 +197,8 @@ class Controller:
                 client.resume(job_id)
             case facts.Drain(node_id, _):
                 client.drain(node_id, this_run=True)  # a later pod may have the same name
+            case facts.End(node_id, exit_code):
+                client.drain(node_id, this_run=True, exit_code=exit_code)
 
     def _make_credentials(self, seen: Seen, wanted: facts.MakeCredentials) -> None:
         now = time.time()

@@ -17,7 +17,6 @@ from bagua.operator.job import GROUP, KIND, VERSION, parse
 Manifest = dict[str, Any]
 OLD_GROUP = "bagua.kuaishou.com"
 LAUNCHERS = ("bagua.distributed.launch", "bagua.distributed.run", "torch.distributed.launch", "torch.distributed.run")
-CLEAN = {"": "All", "All": "All", "Running": "All", "None": "None"}
 RESTART = {"": "OnFailure", "Always": "OnFailure", "OnFailure": "OnFailure", "Never": "Never", "ExitCode": "ExitCode"}
 
 
@@ -153,12 +152,9 @@ def _launched(words: list[str]) -> tuple[int, list[str]]:
 
 def _policy(old: Manifest, restart: str, notes: list[str]) -> Manifest:
     found: Manifest = {}
-    for name in ("ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit"):
+    for name in ("cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit"):
         if old.get(name) is not None:
             found[name] = old[name]
-    clean = CLEAN.get(old.get("cleanPodPolicy") or "", "All")
-    if clean != "All":
-        found["cleanPodPolicy"] = clean
     if restart:
         found["restartPolicy"] = RESTART.get(restart, "OnFailure")
         if restart == "Always":

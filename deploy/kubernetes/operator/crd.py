@@ -158,7 +158,7 @@ _STATUS = {
         **_fields(
             phase="string: Pending, Starting, Running, Suspended, Restarting, Succeeded, Failed",
             message="string: Why, in words.",
-            pods="string: Pods in the job / pods wanted.",
+            pods="string: Pods in the job, or that have succeeded / pods wanted.",
             replicas="integer: Pods of node daemons.",
             selector="string: Selects the pods of node daemons.",
             jobId="string: Id of the present attempt at the coordinator.",
@@ -171,6 +171,16 @@ _STATUS = {
             retryTime="date-time: Nothing is tried before.",
             observedGeneration="integer",
         ),
+        "replicaStatuses": {
+            "type": "object",
+            "description": "Pods, in the words of Kubeflow. All are of the kind Worker.",
+            "properties": {
+                "Worker": {
+                    "type": "object",
+                    "properties": _fields(active="integer", succeeded="integer", failed="integer"),
+                }
+            },
+        },
         "conditions": {
             "type": "array",
             "items": _CONDITION,

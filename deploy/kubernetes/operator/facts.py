@@ -58,11 +58,12 @@ class Pod:
     leaving: bool = False
     hash: str = ""
     notice: str = ""
+    daemon_ended: bool = False  # other containers may run
 
     @property
     def ended(self) -> bool:
         """True if the daemon has ended: this pod takes no job any more."""
-        return self.phase in ("Failed", "Succeeded")
+        return self.daemon_ended or self.phase in ("Failed", "Succeeded")
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,15 @@ class Drain:
     reason: str
 
 
-Action = MakeCredentials | Apply | Create | Delete | Submit | Cancel | Scale | Pause | Resume | Drain
+@dataclass(frozen=True)
+class End:
+    """Request that the node's daemon ends with this code."""
+
+    node_id: str
+    exit_code: int
+
+
+Action = MakeCredentials | Apply | Create | Delete | Submit | Cancel | Scale | Pause | Resume | Drain | End
 
 
 @dataclass(frozen=True)

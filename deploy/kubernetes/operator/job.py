@@ -68,8 +68,9 @@ class SuspendMode(StrEnum):
 class CleanPodPolicy(StrEnum):
     """Policy by which pods go when the job has ended."""
 
-    ALL = "All"
     NONE = "None"
+    RUNNING = "Running"
+    ALL = "All"
 
 
 class GangScheduler(StrEnum):
@@ -92,11 +93,45 @@ class Elastic(Model):
     """Lost ranks that are replaced on each pod, an hour."""
 
 
+class KeyReference(Model):
+    """A key of a Secret or a ConfigMap."""
+
+    name: SecretName
+    key: Annotated[str, Field(min_length=1, max_length=253)]
+    optional: bool = False
+
+
+class FieldReference(Model):
+    """A field of the pod."""
+
+    field_path: Annotated[str, Field(min_length=1)]
+    api_version: str = "v1"
+
+
+class ResourceReference(Model):
+    """A limit or a request of a container; empty: the daemon's."""
+
+    resource: Annotated[str, Field(min_length=1)]
+    container_name: str = ""
+    divisor: str = "0"
+
+
+class ValueSource(Model):
+    """One of them, as in a container of a pod."""
+
+    secret_key_ref: KeyReference | None = None
+    config_map_key_ref: KeyReference | None = None
+    field_ref: FieldReference | None = None
+    resource_field_ref: ResourceReference | None = None
+
+
 class EnvVariable(Model):
     """A variable of the ranks."""
 
     name: EnvName
     value: str = ""
+    value_from: ValueSource | None = None
+    """Where each pod finds the value."""
 
 
 class SecretVariable(Model):
@@ -161,8 +196,9 @@ class RunPolicy(Model):
     """The job fails when it takes longer, pauses included."""
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0)
     """The BaguaJob and all that belongs to it is deleted so long after the end."""
-    clean_pod_policy: CleanPodPolicy = CleanPodPolicy.ALL
-    """Whether pods go at the end of the job. None: logs can be read with `kubectl exec`, and devices stay in use."""
+    clean_pod_policy: CleanPodPolicy = CleanPodPolicy.NONE
+    """Pods that go at the end of the job. Daemons end then, and give devices back; the pods stay for `kubectl logs`.
+    Running: those of which another container goes on. All: all of them."""
     stop_grace_seconds: int = Field(default=10, ge=0, le=3_600)
     """Between SIGTERM and SIGKILL of ranks."""
     drain_grace_seconds: int = Field(default=60, ge=0, le=86_400)

@@ -7,11 +7,11 @@ from typing import Any
 from bagua.operator import objects
 from bagua.operator.facts import HASH, INDEX_LABEL, Manifest, Seen
 from bagua.operator.job import GangScheduler, Spec
-from bagua.operator.objects import FOLDER, PORT
+from bagua.operator.objects import CONTAINER, FOLDER, PORT
 
-CONTAINER = "daemon"
 SECRETS = f"{FOLDER}/secrets"
 KUEUE = "kueue.x-k8s.io"
+DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 VOLCANO = "scheduling.volcano.sh"
 
 
@@ -39,7 +39,7 @@ def pod(seen: Seen, spec: Spec, index: int, attempt: int, grouped: bool) -> Mani
     others = [one for one in inner.get("containers", []) if one.get("name") != CONTAINER]
     volumes, mounts = _volumes(seen, spec)
     container = _container(spec, mounts, given)
-    container["env"] = [*_environment(seen, spec), *given.get("env", [])]
+    container["env"] = [*_environment(seen, spec), *_sourced(spec), *given.get("env", [])]
     made = {
         "restartPolicy": "Never",  # a daemon that comes back in the same pod has lost its ranks: a new pod is as good
         "automountServiceAccountToken": False,
@@ -60,7 +60,7 @@ def pod(seen: Seen, spec: Spec, index: int, attempt: int, grouped: bool) -> Mani
         "metadata": {
             "namespace": seen.namespace,
             "labels": {**metadata.get("labels", {}), **objects.labels(seen, "daemon")},
-            "annotations": dict(metadata.get("annotations", {})),
+            "annotations": {DEFAULT_CONTAINER: CONTAINER, **metadata.get("annotations", {})},
             "ownerReferences": [objects.owner(seen)],
         },
         "spec": made,
@@ -107,6 +107,8 @@ def _environment(seen: Seen, spec: Spec) -> list[Manifest]:
         objects.field_env("POD_IP", "status.podIP"),
         *objects.plain_env(
             BAGUA_CACHE_DIR=f"{home}/cache",  # the image's own can't be written
+            BAGUA_ECHO="1",  # for `kubectl logs`
+            BAGUA_PASS_ENV="*",  # what the image, ``env`` and ``envFrom`` say is for the program
             BAGUA_COORDINATOR=f"{objects.service_name(seen)}:{PORT}",
             BAGUA_STATE_DIR=f"{home}/state",
             BAGUA_TLS=f"{FOLDER}/tls",
@@ -115,6 +117,12 @@ def _environment(seen: Seen, spec: Spec) -> list[Manifest]:
             PYTHONSAFEPATH="1",
         ),
     ]
+
+
+def _sourced(spec: Spec) -> list[Manifest]:
+    """Variables of ranks whose values the kubelet finds; daemons pass them on."""
+    given = [one for one in spec.run.env if one.value_from is not None]
+    return [one.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"value"}) for one in given]
 
 
 def _volumes(seen: Seen, spec: Spec) -> tuple[list[Manifest], list[Manifest]]:

@@ -17,6 +17,7 @@ from bagua.operator.settings import Settings
 LATE_S = 30.0  # a job begins on its minimum when the other pods are not there after so long
 # (age, pause): until its pods are so old, a job is looked at so often. Nothing tells when its coordinator listens.
 BRISK = ((10.0, 0.2), (60.0, 1.0))
+TELL_S = 60.0  # time for daemons to hear that their job is over
 LONGEST_BACKOFF_S = 3_600.0
 
 
@@ -43,18 +44,32 @@ def reconcile(seen: Seen, settings: Settings, now: float) -> Plan:
 
 def _finished(seen: Seen, spec: Spec, former: Manifest, now: float) -> Plan:
     """Cleans up, and deletes the BaguaJob after its time to live."""
-    actions: list[Action] = []
-    if spec.run_policy.clean_pod_policy is CleanPodPolicy.ALL:
-        actions += [Delete("Pod", pod.name) for pod in seen.pods if not pod.leaving]
-        actions += _changed(seen, objects.infrastructure(seen, spec, seen.coordinator_credentials, False))
     found = _counted(seen, spec, former, None)
-    ttl = spec.run_policy.ttl_seconds_after_finished
-    if ttl is None:
-        return Plan(tuple(actions), found, None)
-    left = status.seconds_of(former["completionTime"]) + ttl - now
-    if left <= 0:
+    age, ttl = now - status.seconds_of(former["completionTime"]), spec.run_policy.ttl_seconds_after_finished
+    if ttl is not None and age >= ttl:
         return Plan((Delete("BaguaJob", seen.name),), found, None)
-    return Plan(tuple(actions), found, left)
+    policy = spec.run_policy.clean_pod_policy
+    actions = _cleaned(seen, policy, former["phase"], age >= TELL_S)
+    alive = any(not pod.ended and not pod.leaving for pod in seen.pods)
+    tells = alive and age < TELL_S and policy is not CleanPodPolicy.ALL
+    if not tells:
+        actions += _changed(seen, objects.infrastructure(seen, spec, seen.coordinator_credentials, False))
+    pauses = [*([1.0] if tells else []), *([ttl - age] if ttl is not None else [])]
+    return Plan(tuple(actions), found, min(pauses, default=None))
+
+
+def _cleaned(seen: Seen, policy: CleanPodPolicy, phase: str, late: bool) -> list[Action]:
+    """Ends daemons, so that their pods give devices back. ``late``: those that still run can't be told."""
+    actions: list[Action] = []
+    for pod in (one for one in seen.pods if not one.leaving):
+        node = seen.nodes.get(pod.name)
+        never_ran = pod.phase == "Pending"
+        goes_on = pod.phase == "Running" and (policy is CleanPodPolicy.RUNNING if pod.ended else late)
+        if policy is CleanPodPolicy.ALL or never_ran or goes_on:
+            actions.append(Delete("Pod", pod.name))
+        elif node is not None and node.connected and not pod.ended:
+            actions.append(facts.End(pod.name, 0 if phase == status.SUCCEEDED else 1))
+    return actions
 
 
 def _changed(seen: Seen, manifests: list[Manifest]) -> list[Action]:
@@ -69,18 +84,25 @@ def _changed(seen: Seen, manifests: list[Manifest]) -> list[Action]:
 def _counted(seen: Seen, spec: Spec, former: Manifest, task: Task | None) -> Manifest:
     """The status with what is counted."""
     alive = [pod for pod in seen.pods if not pod.ended and not pod.leaving]
-    inside = len(task.members) if task and not task.ended else 0
     found = {
         **former,
         "replicas": len(alive),
-        "pods": f"{inside}/{spec.wanted}",
         "selector": ",".join(f"{key}={value}" for key, value in objects.labels(seen, "daemon").items()),
     }
+    if former.get("phase") not in status.ENDED:
+        inside = len(task.members) if task and not task.ended else 0
+        ended = [pod.phase for pod in seen.pods if pod.ended]
+        _count(found, spec, inside, len(alive), ended.count("Succeeded"), ended.count("Failed"))
     if task is not None:
         found["jobId"] = task.job_id
         if task.step:
             found["step"] = task.step
     return found
+
+
+def _count(found: Manifest, spec: Spec, inside: int, active: int, succeeded: int, failed: int) -> None:
+    found["pods"] = f"{inside}/{spec.wanted}"
+    found["replicaStatuses"] = {"Worker": {"active": active, "succeeded": succeeded, "failed": failed}}
 
 
 class Round:
@@ -126,6 +148,9 @@ class Round:
             self._begins()
         if self.status.get("phase") in status.ENDED:
             self.again_s = 0.0  # to clean up
+            count = len(self.task.members) if self.task else 0
+            good = count if self.status["phase"] == status.SUCCEEDED else 0
+            _count(self.status, self.spec, good, 0, good, count - good)
         return Plan(tuple(self.actions), self.status, self.again_s)
 
     # ---- parts

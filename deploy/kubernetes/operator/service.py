@@ -140,7 +140,7 @@ def specification(spec: Spec, name: str) -> common_pb2.JobSpec:
         min_nodes=spec.minimum if elastic else 0,
         max_nodes=spec.maximum if elastic else 0,
         respawn=elastic.respawn if elastic else 0,
-        env={one.name: one.value for one in run.env},
+        env={one.name: one.value for one in run.env if one.value_from is None},
         secret_env=dict(pods.secret_files(spec)),
         workdir=run.workdir,
         stop_grace_s=float(spec.run_policy.stop_grace_seconds),

@@ -33,13 +33,42 @@ def cluster(core: None) -> Iterator[Operated]:
         made.close()
 
 
-def test_a_job_runs_a_program_and_succeeds(cluster: Operated) -> None:
-    run = {"program": "/bin/sh", "args": ["-c", "test $WORD = hello"], "env": [{"name": "WORD", "value": "hello"}]}
-    cluster.submit("hello", image=IMAGE, replicas=2, run=run, runPolicy={"restartPolicy": "Never"})
+def test_a_job_runs_a_program_and_its_pods_keep_what_it_says(cluster: Operated) -> None:
+    """Its variables come from everywhere that a pod can name."""
+    for kind, data in (("configmaps", {"FROM_MAP": "c"}), ("secrets", {"token": base64.b64encode(b"d").decode()})):
+        body = {"metadata": {"name": "words"}, "data": data}
+        cluster.api.post(f"/api/v1/namespaces/default/{kind}", json=body).raise_for_status()
+    secret = {"secretKeyRef": {"name": "words", "key": "token"}}
+    env = [{"name": "PLAIN", "value": "a"}, {"name": "FROM_SECRET", "valueFrom": secret}]
+    run = {"program": "/bin/sh", "args": ["-c", "echo $PLAIN $OF_POD $FROM_MAP $FROM_SECRET >&2"], "env": env}
+    daemon = {
+        "name": "daemon",
+        "env": [{"name": "OF_POD", "value": "b"}],
+        "envFrom": [{"configMapRef": {"name": "words"}}],
+    }
+    template = {"spec": {"containers": [daemon]}}
+    cluster.submit("hello", image=IMAGE, replicas=2, run=run, template=template, runPolicy={"restartPolicy": "Never"})
     status = cluster.wait_for_phase("hello", "Succeeded", "Failed")
     assert status["phase"] == "Succeeded", cluster.explain()
-    cluster.wait(lambda: not cluster.pods("hello"))
-    assert cluster.kubelet.errors == []
+    assert status["pods"] == "2/2" and status["replicaStatuses"]["Worker"]["succeeded"] == 2
+    cluster.wait(lambda: [pod["status"]["phase"] for pod in cluster.pods("hello").values()] == ["Succeeded"] * 2)
+    for number in (0, 1):
+        assert f"[rank {number}] a b c d\n" in cluster.kubelet.log(f"hello-{number}")
+    stateful = "/apis/apps/v1/namespaces/default/statefulsets/hello-coordinator"
+    cluster.wait(lambda: cluster.api.get(stateful).json()["spec"]["replicas"] == 0)
+    assert cluster.status("hello")["pods"] == "2/2" and cluster.kubelet.errors == []
+
+
+def test_pods_of_a_job_that_failed_have_failed(cluster: Operated) -> None:
+    policy = {"restartPolicy": "Never"}
+    cluster.submit("fails", image=IMAGE, replicas=1, run={"program": "/bin/false"}, runPolicy=policy)
+    cluster.submit(
+        "goes", image=IMAGE, replicas=1, run={"program": "/bin/false"}, runPolicy={**policy, "cleanPodPolicy": "All"}
+    )
+    for name in ("fails", "goes"):
+        assert cluster.wait_for_phase(name, "Succeeded", "Failed")["replicaStatuses"]["Worker"]["failed"] == 1
+    cluster.wait(lambda: cluster.pods("fails")["fails-0"]["status"]["phase"] == "Failed")
+    cluster.wait(lambda: not cluster.pods("goes"))
 
 
 def digits(replicas: int, epochs: int, **policy: Any) -> dict[str, Any]:

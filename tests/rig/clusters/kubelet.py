@@ -244,7 +244,12 @@ class Kubelet(threading.Thread):
         self._next += 1
         (folder / "mounts").write_text("".join(mounts))
         pod["status"]["podIP"] = address
-        given = {one["name"]: self._value(pod, one) for one in container.get("env", [])}
+        given = {}
+        for one in container.get("envFrom", []):
+            for kind, plural in (("secretRef", "secrets"), ("configMapRef", "configmaps")):
+                found = self._data(pod, plural, one[kind]["name"]) if kind in one else {}
+                given |= {one.get("prefix", "") + key: value for key, value in found.items()}
+        given |= {one["name"]: self._value(pod, one) for one in container.get("env", [])}
         # The programs of the image: this interpreter's, and the core that was built for it.
         base = {name: value for name, value in os.environ.items() if not name.startswith("BAGUA_") and name != "HOME"}
         base["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -311,16 +316,21 @@ class Kubelet(threading.Thread):
         source = variable.get("valueFrom")
         if source is None:
             return str(variable.get("value", ""))
-        if "secretKeyRef" in source:
-            reference, namespace = source["secretKeyRef"], pod["metadata"]["namespace"]
-            answer = self.api.get(f"/api/v1/namespaces/{namespace}/secrets/{reference['name']}")
-            if answer.status_code != 200:
-                raise LookupError(reference["name"])
-            return base64.b64decode(answer.json()["data"][reference["key"]]).decode()
+        for kind, plural in (("secretKeyRef", "secrets"), ("configMapKeyRef", "configmaps")):
+            if kind in source:
+                return self._data(pod, plural, source[kind]["name"])[source[kind]["key"]]
         part: Any = pod
         for name in source["fieldRef"]["fieldPath"].split("."):
             part = part[name]
         return str(part)
+
+    def _data(self, pod: dict[str, Any], plural: str, name: str) -> dict[str, str]:
+        """What is in a Secret or a ConfigMap. Raises LookupError."""
+        answer = self.api.get(f"/api/v1/namespaces/{pod['metadata']['namespace']}/{plural}/{name}")
+        if answer.status_code != 200:
+            raise LookupError(name)
+        data: dict[str, str] = answer.json().get("data", {})
+        return data if plural == "configmaps" else {key: base64.b64decode(one).decode() for key, one in data.items()}
 
     def _ended(self, pod: dict[str, Any], code: int) -> None:
         metadata, name = pod["metadata"], pod["spec"]["containers"][0]["name"]

@@ -267,7 +267,8 @@ def test_a_deadline_ends_the_job() -> None:
 
 
 def test_ended_jobs_are_cleaned_up_and_deleted_in_time() -> None:
-    done = with_pods(seen(policy={"ttlSecondsAfterFinished": 60}), 0, 1, task=task(state="succeeded"))
+    policy = {"ttlSecondsAfterFinished": 60, "cleanPodPolicy": "All"}
+    done = with_pods(seen(policy=policy), 0, 1, task=task(state="succeeded"))
     plan = decide(done)
     assert plan.status["phase"] == "Succeeded" and plan.status["completionTime"] == status.stamp(NOW)
     ended = replace(done, task=None, body={**done.body, "status": plan.status})
@@ -275,6 +276,24 @@ def test_ended_jobs_are_cleaned_up_and_deleted_in_time() -> None:
     assert names(kinds(plan, Delete)) == ["j-0", "j-1"] and plan.again_s == 60
     assert [one.manifest["spec"]["replicas"] for one in kinds(plan, facts.Apply)] == [0]
     assert kinds(decide(ended, NOW + 61), Delete) == [Delete("BaguaJob", "j")]
+
+
+@pytest.mark.parametrize("policy", ["None", "Running"])
+def test_daemons_of_ended_jobs_end_and_their_pods_stay(policy: str) -> None:
+    done = with_pods(seen(policy={"cleanPodPolicy": policy}), 0, 1, task=task(0, 1, state="succeeded"))
+    status_ = decide(done).status
+    assert status_["pods"] == "2/2" and status_["replicaStatuses"] == {"Worker": dict(active=0, succeeded=2, failed=0)}
+    away = {**done.nodes, "j-1": NodeState(False)}
+    ended = replace(done, body={**done.body, "status": status_}, nodes=away)
+    plan = decide(ended)
+    assert plan.actions == (facts.End("j-0", 0),) and plan.status["pods"] == "2/2" and plan.again_s == 1.0
+    assert names(kinds(decide(ended, NOW + 61), Delete)) == ["j-0", "j-1"], "they would hold devices for good"
+    never = replace(ended, pods=(*ended.pods, Pod("j-2", 2)))
+    assert names(kinds(decide(never), Delete)) == ["j-2"]
+    side = replace(ended, pods=tuple(replace(pod, daemon_ended=True) for pod in ended.pods))
+    assert names(kinds(decide(side), Delete)) == ([] if policy == "None" else ["j-0", "j-1"])
+    over = decide(replace(ended, pods=tuple(replace(pod, phase="Succeeded") for pod in ended.pods)))
+    assert [one.manifest["spec"]["replicas"] for one in kinds(over, facts.Apply)] == [0] and over.again_s is None
 
 
 def test_a_coordinator_that_is_away_changes_nothing() -> None:
