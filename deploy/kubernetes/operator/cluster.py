@@ -9,10 +9,17 @@ import httpx2
 from lightkube import ApiError, Client, KubeConfig
 from lightkube.core.exceptions import ConfigError as KubeConfigError
 from lightkube.generic_resource import create_global_resource, create_namespaced_resource
-from lightkube.types import PatchType
 
 from bagua.base.errors import ConfigError
-from bagua.operator.facts import CREDENTIALS, INDEX_LABEL, JOB_LABEL, ROLE_LABEL, Manifest, Pod
+from bagua.operator.facts import (
+    CREDENTIALS,
+    INDEX_LABEL,
+    JOB_LABEL,
+    ROLE_LABEL,
+    Manifest,
+    NotOwnedError,
+    Pod,
+)
 from bagua.operator.job import GROUP, KIND, PLURAL, VERSION
 from bagua.operator.objects import CONTAINER, hash_of
 
@@ -50,6 +57,29 @@ def ends(error: ApiError) -> bool:
     return any(one.reason == "NamespaceTerminating" for one in causes or ())
 
 
+def belongs(body: Manifest, uid: str) -> bool:
+    """True if the BaguaJob with this uid owns the object."""
+    return any(one["uid"] == uid for one in body["metadata"].get("ownerReferences") or ())
+
+
+def check_owner(found: Manifest, wanted: Manifest) -> None:
+    """Raises NotOwnedError if the object that was found is not that of the BaguaJob which wants it."""
+    kind, name = wanted["kind"], wanted["metadata"]["name"]
+    [job] = wanted["metadata"]["ownerReferences"]
+    if belongs(found, job["uid"]):
+        return
+    owners = found["metadata"].get("ownerReferences") or [{"kind": "", "name": ""}]
+    if (owners[0]["kind"], owners[0]["name"]) == (KIND, job["name"]):
+        raise NotOwnedError(
+            f"{kind} {name} is left of an earlier {KIND} {job['name']}: this one waits until it is gone."
+        )
+    whose = f"It belongs to {owners[0]['kind']} {owners[0]['name']}. " if owners[0]["kind"] else ""
+    raise NotOwnedError(
+        f"There is a {kind} {name} already, which is not of this {KIND}, and stays as it is. {whose}"
+        f"Delete it, or give the {KIND} another name. [BG833]"
+    )
+
+
 class Cluster:
     """Client of the API server for all jobs. Several threads may use it. Raises ConfigError if the API can't be found;
     methods raise ApiError and httpx2.HTTPError.
@@ -76,24 +106,38 @@ class Cluster:
         """An object; None: there is none."""
         return self._find(KINDS[kind], name, namespace=namespace)
 
-    def pods(self, namespace: str, name: str) -> tuple[Pod, ...]:
+    def owned(self, kind: str, namespace: str, name: str, uid: str) -> Manifest | None:
+        """An object of the BaguaJob with this uid; None: there is none, or it is of others."""
+        found = self.get(kind, namespace, name)
+        return found if found is not None and belongs(found, uid) else None
+
+    def certificate_secret(self, namespace: str, name: str, uid: str) -> Manifest | None:
+        """The Secret with the certificate of a job: its own, or made by cert-manager for its Certificate."""
+        found = self.get("Secret", namespace, f"{name}-tls")
+        notes = (found or {}).get("metadata", {}).get("annotations") or {}
+        made = notes.get("cert-manager.io/certificate-name") == f"{name}-tls"
+        return found if found is not None and (made or belongs(found, uid)) else None
+
+    def pods(self, namespace: str, name: str, uid: str) -> tuple[Pod, ...]:
         notices: dict[str, str] = {}
-        found = sorted(self._daemons(namespace, name), key=lambda one: one["metadata"]["name"])
+        found = sorted(self._daemons(namespace, name, uid), key=lambda one: one["metadata"]["name"])
         return tuple(self._pod(one, notices) for one in found)
 
-    def hashes(self, namespace: str, name: str) -> tuple[dict[tuple[str, str], str], str]:
-        """Returns (hashes of the job's objects by kind and name, the credentials that its coordinator was started
-        with).
+    def hashes(self, namespace: str, name: str, uid: str) -> tuple[dict[tuple[str, str], str], str]:
+        """Returns (hashes of the objects of the BaguaJob with this uid by kind and name, the credentials that its
+        coordinator was started with).
         """
         found, credentials = {}, ""
         for kind in ("NetworkPolicy", "PersistentVolumeClaim", "PodDisruptionBudget", "Service", "StatefulSet"):
             for one in self._client.list(self._kinds[kind], namespace=namespace, labels={JOB_LABEL: name}):
+                if not belongs(one, uid):
+                    continue
                 found[kind, str(one["metadata"]["name"])] = hash_of(dict(one))
                 if kind == "StatefulSet":
                     template = one["spec"]["template"]["metadata"]
                     credentials = str((template.get("annotations") or {}).get(CREDENTIALS, ""))
         for kind, suffix in (("PodGroup", ""), ("Certificate", "-tls")):
-            other = self.get(kind, namespace, f"{name}{suffix}") if kind in self._optional() else None
+            other = self.owned(kind, namespace, f"{name}{suffix}", uid) if kind in self._optional() else None
             if other is not None:
                 found[kind, f"{name}{suffix}"] = hash_of(other)
         return found, credentials
@@ -126,25 +170,47 @@ class Cluster:
     # ---- changes
 
     def apply(self, manifest: Manifest) -> None:
-        """Creates or changes an object by server-side apply."""
-        kind, metadata = self._kinds[manifest["kind"]], manifest["metadata"]
-        body = manifest if kind is not OLD_BUDGET else {**manifest, "apiVersion": "policy/v1beta1"}
-        self._client.patch(
-            kind,
-            metadata["name"],
-            body,
-            namespace=metadata["namespace"],
-            patch_type=PatchType.APPLY,
-            force=True,
-        )
+        """Creates an object, or changes the one that belongs to the same BaguaJob. Raises NotOwnedError if it belongs
+        to others."""
+        metadata, kind = manifest["metadata"], self._kinds[manifest["kind"]]
+        if manifest["kind"] == "Certificate":
+            self._check_certificate_secret(manifest)
+        found = self._find(kind, metadata["name"], namespace=metadata["namespace"])
+        if found is None:
+            self.create(manifest)
+            return
+        check_owner(found, manifest)
+        # A replacement of the version that was checked: it is refused if the object changes hands meanwhile.
+        parts = {
+            part: {**found["metadata"].get(part, {}), **metadata.get(part, {})} for part in ("labels", "annotations")
+        }
+        whole = {**found, **manifest, "apiVersion": found["apiVersion"], "metadata": {**found["metadata"], **parts}}
+        if "spec" in manifest:  # with what the cluster has filled in: a volume, an address
+            whole["spec"] = {**found["spec"], **manifest["spec"]}
+        self._client.replace(kind(whole), metadata["name"], namespace=metadata["namespace"])
 
     def create(self, manifest: Manifest) -> None:
-        """Creates an object, unless there is one of that name."""
+        """Creates an object, unless the same BaguaJob has one of that name. Raises NotOwnedError if others have."""
+        kind, metadata = self._kinds[manifest["kind"]], manifest["metadata"]
+        body = manifest if kind is not OLD_BUDGET else {**manifest, "apiVersion": "policy/v1beta1"}
         try:
-            self._client.create(KINDS[manifest["kind"]](manifest))
+            self._client.create(kind(body))
         except ApiError as error:
-            if error.status.code != CONFLICT or error.status.reason != "AlreadyExists":
+            if error.status.code != CONFLICT:
                 raise
+            found = self._find(kind, metadata["name"], namespace=metadata["namespace"])
+            if found is None:
+                raise
+            check_owner(found, manifest)
+
+    def _check_certificate_secret(self, certificate: Manifest) -> None:
+        """cert-manager writes into a Secret of that name, whosesoever it is."""
+        metadata, [owner] = certificate["metadata"], certificate["metadata"]["ownerReferences"]
+        name = certificate["spec"]["secretName"]
+        if self.certificate_secret(metadata["namespace"], owner["name"], owner["uid"]) is None:
+            found = self.get("Secret", metadata["namespace"], name)
+            if found is not None:
+                check_owner(found, {**certificate, "kind": "Secret"})
 
     def delete(self, kind: str, namespace: str, name: str, seconds: int | None = None) -> None:
         """Deletes an object, within so many seconds. It is no error if there is none."""
@@ -158,9 +224,8 @@ class Cluster:
         """Ends the daemons' pods of the BaguaJob with the uid ``owner`` within so many seconds; those that are on their
         way out, too, whatever time they were given.
         """
-        for one in self._daemons(namespace, name):
-            if any(reference["uid"] == owner for reference in one["metadata"].get("ownerReferences") or ()):
-                self.delete("Pod", namespace, one["metadata"]["name"], seconds)
+        for one in self._daemons(namespace, name, owner):
+            self.delete("Pod", namespace, one["metadata"]["name"], seconds)
 
     def write_status(self, body: Manifest, status: Manifest) -> Manifest:
         """The BaguaJob with the new status, unless it has changed meanwhile (then this decision is void)."""
@@ -201,9 +266,10 @@ class Cluster:
                 return None
             raise
 
-    def _daemons(self, namespace: str, name: str) -> list[Manifest]:
+    def _daemons(self, namespace: str, name: str, uid: str) -> list[Manifest]:
         labels: dict[str, Any] = {JOB_LABEL: name, ROLE_LABEL: "daemon"}
-        return [dict(one) for one in self._client.list(KINDS["Pod"], namespace=namespace, labels=labels)]
+        found = self._client.list(KINDS["Pod"], namespace=namespace, labels=labels)
+        return [dict(one) for one in found if belongs(one, uid)]
 
     def _pod(self, body: Manifest, notices: dict[str, str]) -> Pod:
         metadata, machine = body["metadata"], body["spec"].get("nodeName", "")

@@ -82,14 +82,16 @@ class Controller:
         if memory.uid != body["metadata"]["uid"]:  # another one of the same name
             self._leave(job)
             memory = self._memories[job] = Memory(body["metadata"]["uid"])
-        kept = memory.objects(lambda: self._read_objects(job), time.monotonic(), self._settings.poll_s)
+        uid = memory.uid
+        kept = memory.objects(lambda: self._read_objects(job, uid), time.monotonic(), self._settings.poll_s)
         seen = Seen(
             body=body,
-            pods=self._cluster.pods(namespace, name),
+            pods=self._cluster.pods(namespace, name, uid),
             hashes=kept.hashes,
             secrets=credentials.secrets_seen(kept.token, kept.tls),
             coordinator_credentials=kept.started_with,
             api_groups=self._cluster.api_groups,
+            refusal=memory.refusal,
         )
         if seen.status.get("phase") in status.ENDED and all(pod.ended or pod.leaving for pod in seen.pods):
             memory.running = ""
@@ -126,10 +128,10 @@ class Controller:
                 self._cluster.end_pods(*job, memory.uid, END_S)
         self.connections.drop(job)
 
-    def _read_objects(self, job: Key) -> Objects:
-        hashes, started_with = self._cluster.hashes(*job)
-        token, tls = (self._cluster.get("Secret", job[0], f"{job[1]}-{kind}") for kind in ("token", "tls"))
-        return Objects(hashes, started_with, token, tls)
+    def _read_objects(self, job: Key, uid: str) -> Objects:
+        hashes, started_with = self._cluster.hashes(*job, uid)
+        token = self._cluster.owned("Secret", job[0], f"{job[1]}-token", uid)
+        return Objects(hashes, started_with, token, self._cluster.certificate_secret(*job, uid))
 
     def _follow(self, seen: Seen, job_id: str) -> None:
         self._memory(seen.key).running = job_id
@@ -141,7 +143,12 @@ class Controller:
         now = time.time()
         plan = reconcile(seen, self._settings, now)
         seen = self._write(seen, plan.status, now)
+        memory, generation = self._memory(seen.key), str(seen.body["metadata"].get("generation", ""))
+        refused = memory.pause_s(generation, time.monotonic()) > 0  # else the same would be refused again
         for action in plan.actions:
+            makes = isinstance(action, facts.Apply | facts.Create | facts.MakeCredentials)
+            if makes and refused:
+                continue
             try:
                 self._perform(seen, action, client)
             except ConflictError as error:  # as the last node that has state, which can't be drained
@@ -149,7 +156,22 @@ class Controller:
             except BaguaError as error:
                 log.warning("%s/%s: %s", seen.namespace, seen.name, error)
                 return RETRY_S
-        return plan.again_s
+            except (ApiError, facts.NotOwnedError) as error:
+                trouble = _refusal(error) if makes else None
+                if trouble is None:
+                    raise
+                if trouble != memory.refusal:
+                    log.warning("%s/%s: the Kubernetes API refuses: %s", seen.namespace, seen.name, trouble.message)
+                memory.refused(trouble, generation, time.monotonic())
+                refused = True
+        if not refused:
+            memory.refusal = None
+        if memory.refusal != seen.refusal:
+            self._write(seen, status.with_trouble(seen.status, memory.refusal, now), now)
+        if not refused:
+            return plan.again_s
+        pause_s = memory.pause_s(generation, time.monotonic())
+        return pause_s if plan.again_s is None else min(pause_s, max(plan.again_s, RETRY_S))
 
     def _write(self, seen: Seen, new: Manifest, now: float) -> Seen:
         """Returns the same facts, with the new status. Raises ApiError if the BaguaJob has changed meanwhile."""
@@ -206,10 +228,19 @@ class Controller:
             made = credentials.token_secret(seen, credentials.make_token())
             self._cluster.apply(credentials.noted(made, seen, now))
         if wanted.certificate:
-            kept = self._cluster.get("Secret", seen.namespace, f"{seen.name}-authority")
+            kept = self._cluster.owned("Secret", seen.namespace, f"{seen.name}-authority", seen.uid)
             if kept is None:
                 authority = Authority()
                 self._cluster.apply(credentials.authority_secret(seen, authority))
             else:
                 authority = credentials.authority_of(kept["data"])
             self._cluster.apply(credentials.noted(credentials.tls_secret(seen, authority), seen, now))
+
+
+def _refusal(error: ApiError | facts.NotOwnedError) -> facts.Trouble | None:
+    """Returns the words of a refusal; None: another look decides anew, or nothing can be made any more."""
+    if isinstance(error, facts.NotOwnedError):
+        return facts.Trouble("NotOwned", str(error))
+    if error.status.code == CONFLICT or ends(error):
+        return None
+    return facts.Trouble(error.status.reason or "Refused", error.status.message or str(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import secrets
 
@@ -81,12 +82,12 @@ def secrets_seen(token: Manifest | None, tls: Manifest | None) -> Secrets:
         for key, value in sorted(((one or {}).get("data") or {}).items()):
             digest.update(f"{key}={value};".encode())
         made = max(made, float(_note(one, MADE_AT) or 0))
-    if tls is not None:
-        certificate = x509.load_pem_x509_certificate(base64.b64decode(tls["data"]["tls.crt"]))
+    with contextlib.suppress(KeyError, TypeError, ValueError):  # where there is none that can be read, one is made
+        certificate = x509.load_pem_x509_certificate(base64.b64decode((tls or {})["data"]["tls.crt"]))
         expires = certificate.not_valid_after_utc.timestamp()
         made = max(made, certificate.not_valid_before_utc.timestamp())  # cert-manager leaves no note
     rotation = _note(token, ROTATE)
-    return Secrets(token is not None, tls is not None, rotation, made, expires, digest.hexdigest()[:16])
+    return Secrets(token is not None, expires > 0, rotation, made, expires, digest.hexdigest()[:16])
 
 
 def noted(secret: Manifest, seen: Seen, now: float) -> Manifest:

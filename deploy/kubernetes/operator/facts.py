@@ -18,6 +18,18 @@ ROTATE = f"{GROUP}/rotate"  # Annotation of a BaguaJob: with another value the t
 CREDENTIALS = f"{GROUP}/credentials"
 
 
+class NotOwnedError(Exception):
+    """An object that a BaguaJob wants belongs to others; in words."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Something that keeps a job from being made or placed, in one word and in the words of who refuses."""
+
+    reason: str
+    message: str
+
+
 @dataclass(frozen=True)
 class Task:
     """The present attempt, as the coordinator tells it. ``state`` in the words of the command line. ``nodes``: those
@@ -96,6 +108,7 @@ class Seen:
     former_attempts: tuple[str, ...] = ()
     nodes: Mapping[str, NodeState] = field(default_factory=dict)
     api_groups: frozenset[str] = frozenset()
+    refusal: Trouble | None = None  # of what the operator tried to make last
 
     @property
     def name(self) -> str:

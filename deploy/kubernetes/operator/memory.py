@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bagua.operator.facts import Manifest
+from bagua.operator.facts import Manifest, Trouble
 
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before a thing that was refused is tried again
 VERSIONS = 8  # the API server tells of as many writes, at most, after later ones
 
 
@@ -35,6 +36,8 @@ class Memory:
     def __init__(self, uid: str = "") -> None:
         self.uid = uid
         self.running = ""  # id of an attempt that had not ended at the last look
+        self.refusal: Trouble | None = None  # of what was tried last
+        self._refused_of, self._pause_s, self._again_at = "", 0.0, 0.0
         self._versions: deque[str] = deque(maxlen=VERSIONS)
         self._objects: Objects | None = None
         self._read_at = 0.0
@@ -50,6 +53,17 @@ class Memory:
             return kept
         self._objects, self._read_at, self._changes_read = read(), now, changes
         return self._objects
+
+    def refused(self, trouble: Trouble, generation: str, now: float) -> None:
+        """Notes a refusal: the next try follows after a pause, which doubles with each of this generation."""
+        again = self.refusal is not None and self._refused_of == generation
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S) if again else FIRST_PAUSE_S
+        self.refusal, self._refused_of, self._again_at = trouble, generation, now + self._pause_s
+
+    def pause_s(self, generation: str, now: float) -> float:
+        """Returns the seconds before the next try; 0: now, as after a change of the specification."""
+        waits = self.refusal is not None and self._refused_of == generation
+        return max(0.0, self._again_at - now) if waits else 0.0
 
     def objects_change(self) -> None:
         """The next look reads them; from any thread."""

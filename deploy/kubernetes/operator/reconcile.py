@@ -6,6 +6,8 @@ found by its name at the coordinator, a submission is repeated with its key, pod
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from bagua.base.errors import ConfigError
 from bagua.operator import facts, objects, pods, status
 from bagua.operator.credentials import credentials_wanted
@@ -39,7 +41,8 @@ def reconcile(seen: Seen, settings: Settings, now: float) -> Plan:
     former = status.with_condition(former, "Invalid", False, "Valid", "", now)
     if former.get("phase") in status.ENDED:
         return _finished(seen, spec, former, now)
-    return Round(seen, spec, settings, former, now).plan()
+    plan = Round(seen, spec, settings, former, now).plan()
+    return replace(plan, status=status.with_trouble(plan.status, seen.refusal, now))
 
 
 def _finished(seen: Seen, spec: Spec, former: Manifest, now: float) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
-from bagua.operator.facts import Manifest
+from bagua.operator.facts import Manifest, Trouble
 
 PENDING = "Pending"
 STARTING = "Starting"
@@ -15,6 +15,8 @@ RESTARTING = "Restarting"
 SUCCEEDED = "Succeeded"
 FAILED = "Failed"
 ENDED = (SUCCEEDED, FAILED)
+BLOCKED = "Blocked"
+"""The condition with what the API server, the scheduler or a kubelet refuses."""
 
 
 def stamp(seconds: float) -> str:
@@ -55,3 +57,12 @@ def with_phase(status: Manifest, phase: str, reason: str, message: str, now: flo
     if phase in ENDED:
         found.setdefault("completionTime", stamp(now))
     return found
+
+
+def with_trouble(status: Manifest, trouble: Trouble | None, now: float) -> Manifest:
+    """The status with what keeps the job from going on, or nothing: the condition BLOCKED, and the message of a job
+    that waits for nothing else."""
+    if trouble is None:
+        return with_condition(status, BLOCKED, False, "Unblocked", "", now)
+    found = with_condition(status, BLOCKED, True, trouble.reason, trouble.message, now)
+    return {**found, "message": trouble.message} if found.get("phase") in (PENDING, RESTARTING) else found

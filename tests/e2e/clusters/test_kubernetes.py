@@ -71,6 +71,40 @@ def test_pods_of_a_job_that_failed_have_failed(cluster: Operated) -> None:
     cluster.wait(lambda: not cluster.pods("goes"))
 
 
+def test_objects_of_others_stay_as_they_are(cluster: Operated) -> None:
+    """Those that have the name of one of a BaguaJob's, and those of a job whose name is another one's object."""
+
+    def blocked(name: str) -> Any:
+        found = cluster.status(name).get("conditions", [])
+        return next((one["message"] for one in found if one["type"] == "Blocked" and one["status"] == "True"), "")
+
+    space, groups = "/api/v1/namespaces/default", "/apis/networking.k8s.io/v1/namespaces/default/networkpolicies"
+    secret = {"metadata": {"name": "web-tls"}, "type": "Opaque", "data": {"tls.crt": "eA=="}}
+    network = {"metadata": {"name": "web"}, "spec": {"podSelector": {"matchLabels": {"app": "web"}}}}
+    theirs = {f"{space}/secrets": secret, groups: network}
+    for path, body in theirs.items():
+        cluster.api.post(path, json=body).raise_for_status()
+    paths = [f"{path}/{body['metadata']['name']}" for path, body in theirs.items()]
+    before = [cluster.api.get(path).json() for path in paths]
+    run = {"program": "/bin/true"}
+    cluster.submit("web", image=IMAGE, run=run)
+    assert "Secret web-tls" in cluster.wait(lambda: blocked("web"))
+    cluster.delete("web")
+    cluster.submit("train-coordinator", image="nowhere:1", run=run)
+    cluster.wait(lambda: cluster.pods("train-coordinator"))
+    cluster.submit("train", image=IMAGE, run=run)
+    assert "BaguaJob train-coordinator" in cluster.wait(lambda: blocked("train"))
+    # What is the job's own is written again where somebody has changed it.
+    own = f"{groups}/train-coordinator"
+    mark = cluster.api.get(own).json()["metadata"]["annotations"]["bagua.dev/hash"]
+    cluster.annotate_object(own, "bagua.dev/hash", "other")
+    cluster.wait(lambda: cluster.api.get(own).json()["metadata"]["annotations"]["bagua.dev/hash"] == mark)
+    for name in ("train", "train-coordinator"):
+        cluster.delete(name)
+    cluster.wait(lambda: not [one for one in cluster.names(f"{space}/pods") if one.startswith(("web-", "train-"))])
+    assert [cluster.api.get(path).json() for path in paths] == before
+
+
 def digits(replicas: int, epochs: int, **policy: Any) -> dict[str, Any]:
     """An elastic job that learns digits, with one rank in each pod."""
     return {

@@ -141,7 +141,7 @@ def test_a_job_whose_namespace_goes_is_cancelled(operator: Operator, coordinator
     begin(operator, coordinator, "j-0", "j-1")
     job_id = operator.wait(lambda: (found := operator.status("j")).get("phase") == "Running" and found)["jobId"]
     causes = [{"reason": "NamespaceTerminating", "message": "namespace n is being terminated"}]
-    operator.api.refuse("PATCH", f"{SECRETS}/j-token", 403, "it is being terminated", causes=causes)
+    operator.api.refuse("POST", SECRETS, 403, "it is being terminated", causes=causes)
     operator.http.delete(f"{SECRETS}/j-token").raise_for_status()
     operator.change(f"{JOBS}/j", metadata={"labels": {"look": "again"}})
     with coordinator.client() as client:
@@ -173,7 +173,7 @@ def test_a_wrong_specification_is_refused_in_words(operator: Operator) -> None:
 def test_what_the_api_refuses_is_told_and_tried_again(operator: Operator, caplog: pytest.LogCaptureFixture) -> None:
     operator.api.refuse("POST", PODS, 403, "exceeded quota: pods")
     operator.api.refuse("PUT", f"{JOBS}/j/status", 409, "the object has been modified")
-    operator.api.refuse("PATCH", f"{SECRETS}/j-token", 500, "etcd has no leader")
+    operator.api.refuse("POST", SECRETS, 500, "etcd has no leader")
     operator.submit("j", **ELASTIC)
     operator.wait(lambda: operator.names(PODS) == ["j-0", "j-1"])
     assert not operator.api.refusals
@@ -181,6 +181,41 @@ def test_what_the_api_refuses_is_told_and_tried_again(operator: Operator, caplog
     for words in ("n/j: the Kubernetes API refuses: exceeded quota: pods", "etcd has no leader"):
         assert any(words in line for line in told), told
     assert not any("has been modified" in line for line in told), "another look decides anew, which is no trouble"
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "name"),
+    [
+        (SECRETS, "Secret", "j-tls"),
+        (SECRETS, "Secret", "j-token"),
+        (SECRETS, "Secret", "j-authority"),
+        ("/apis/networking.k8s.io/v1/namespaces/n/networkpolicies", "NetworkPolicy", "j"),
+        ("/apis/policy/v1/namespaces/n/poddisruptionbudgets", "PodDisruptionBudget", "j"),
+        ("/api/v1/namespaces/n/services", "Service", "j-coordinator"),
+        ("/api/v1/namespaces/n/persistentvolumeclaims", "PersistentVolumeClaim", "j-coordinator"),
+        ("/apis/apps/v1/namespaces/n/statefulsets", "StatefulSet", "j-coordinator"),
+        (PODS, "Pod", "j-0"),
+    ],
+)
+def test_objects_of_others_stay_as_they_are(path: str, kind: str, name: str, operator: Operator) -> None:
+    labels = {"bagua.dev/job": "j", "bagua.dev/role": "daemon"}  # as of a program that copies manifests
+    theirs = {"metadata": {"name": name, "namespace": "n", "uid": "theirs", "labels": labels}, "spec": {"a": "b"}}
+    theirs |= {"data": {"tls.crt": "eA==", "tls.key": "eA==", "token": "eA=="}} if kind == "Secret" else {}
+    operator.http.post(path, json=theirs).raise_for_status()
+    before = operator.http.get(f"{path}/{name}").json()
+    operator.submit("j", **ELASTIC)
+
+    def blocked() -> Any:
+        found = operator.status("j").get("conditions", [])
+        return next((one for one in found if one["type"] == "Blocked" and one["status"] == "True"), None)
+
+    condition = operator.wait(blocked)
+    assert condition["reason"] == "NotOwned" and f"{kind} {name} already" in condition["message"]
+    status = operator.status("j")
+    assert status["phase"] == "Pending" and status["message"] == condition["message"]
+    assert operator.http.get(f"{path}/{name}").json() == before
+    operator.http.delete(f"{path}/{name}").raise_for_status()
+    operator.wait(lambda: operator.names(PODS) == ["j-0", "j-1"] and not blocked())
 
 
 def test_a_notice_of_a_machine_wakes_its_job(operator: Operator, coordinator_of: Callable[[str], Any]) -> None:

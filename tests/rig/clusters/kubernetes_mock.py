@@ -1,15 +1,14 @@
 """An API server of kmock, and an operator on it, for machines without Kubernetes' programs.
 
 kmock keeps objects, and answers lists and watches. It checks nothing, knows no labels in lists, and has no controllers:
-``tests/e2e/clusters/test_kubernetes.py`` runs the operator on a real API server. ``Api`` adds server-side apply, writes
-of a whole status, and refusals.
+``tests/e2e/clusters/test_kubernetes.py`` runs the operator on a real API server. ``Api`` adds writes of a whole status,
+and refusals.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import re
 import threading
 import time
 from collections import Counter
@@ -41,7 +40,6 @@ KINDS = {
     "networking.k8s.io/v1": ["NetworkPolicy"],
     "policy/v1": ["PodDisruptionBudget"],
 }
-PATH = re.compile(r"/apis?/(?P<version>.+)/namespaces/(?P<namespace>[^/]+)/(?P<plural>[^/]+)/(?P<name>[^/]+)")
 
 
 def plural(kind: str) -> str:
@@ -76,25 +74,17 @@ class Api(kmock.KubernetesEmulator):
             code, message, details = refusal
             body = {"kind": "Status", "status": "Failure", "code": code, "message": message, "reason": ""}
             return _as_kubernetes(aiohttp.web.json_response({**body, "details": details}, status=code))
-        place = PATH.fullmatch(request.path)
-        if place and request.method == "PATCH" and "apply-patch" in request.content_type:
-            self._make_room(f"{place['version']}/{place['plural']}", place["namespace"], place["name"])
         if request.method == "POST" and request.path.endswith("/events"):  # of generated names
             with suppress(KeyError):
                 del self.objects["v1/events", "n", None]
         return _as_kubernetes(await super().__call__(request))
 
-    def _make_room(self, resource: str, namespace: str, name: str) -> None:
-        """kmock patches only what is there."""
-        key = (kmock.resource(resource), namespace, name)
-        if key not in set(self.objects) or self.objects[key].deleted:
-            self.objects[key] = {"metadata": {"name": name, "namespace": namespace}}
-
     def _replace_status(self, request: kmock.Request) -> Any:
         found = self.objects[request.resource, request.namespace, request.name]
         if found.deleted:  # kmock would make it again
             raise kmock.KubernetesObjectNotFoundError
-        found["status"] = request.data["status"]
+        if "status" in request.data:
+            found["status"] = request.data["status"]
         return found.raw
 
 

@@ -119,8 +119,11 @@ class Operated:
         assert answer.status_code == 200, answer.text
 
     def annotate(self, name: str, key: str, value: str) -> None:
+        self.annotate_object(f"{JOBS}/{name}", key, value)
+
+    def annotate_object(self, path: str, key: str, value: str) -> None:
         body = {"metadata": {"annotations": {key: value}}}
-        self.api.patch(f"{JOBS}/{name}", content=json.dumps(body), headers=PATCH).raise_for_status()
+        self.api.patch(path, content=json.dumps(body), headers=PATCH).raise_for_status()
 
     def scale(self, name: str, replicas: int) -> None:
         """As `kubectl scale` does, which is used where there is one."""
