@@ -20,8 +20,8 @@ from bagua.operator.facts import (
     NotOwnedError,
     Pod,
 )
-from bagua.operator.job import GROUP, KIND, PLURAL, VERSION
-from bagua.operator.objects import CONTAINER, hash_of
+from bagua.operator.job import CONTAINER, GROUP, KIND, PLURAL, VERSION
+from bagua.operator.objects import hash_of
 
 MANAGER = "bagua-operator"
 KINDS: dict[str, Any] = {

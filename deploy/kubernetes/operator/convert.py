@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from bagua.base.errors import ConfigError
-from bagua.operator.job import GROUP, KIND, VERSION, parse
+from bagua.operator.job import AUTO, GROUP, KIND, VERSION, parse
 
 Manifest = dict[str, Any]
 OLD_GROUP = "bagua.kuaishou.com"
@@ -100,12 +100,13 @@ def _replicas(spec: Manifest, roles: Manifest, notes: list[str]) -> Manifest:
     }
 
 
-def _run(command: list[str], notes: list[str]) -> tuple[Manifest, int]:
+def _run(command: list[str], notes: list[str]) -> tuple[Manifest, int | str]:
     """Returns (spec.run, ranks of each pod), out of the launcher's command line."""
     words = _unwrapped([str(part) for part in command])
     if not words:
         raise ConfigError("The container of the worker has no command: its image's own can't be seen here. [BG832]")
-    ranks, rest = 1, words
+    ranks: int | str = 1
+    rest = words
     found = next((number for number, word in enumerate(words) if word in LAUNCHERS), None)
     if found is None and Path(words[0]).name in ("baguarun", "torchrun"):
         found = 0
@@ -133,9 +134,10 @@ def _unwrapped(words: list[str]) -> list[str]:
     return words
 
 
-def _launched(words: list[str]) -> tuple[int, list[str]]:
+def _launched(words: list[str]) -> tuple[int | str, list[str]]:
     """Returns (--nproc_per_node, what follows the launcher's options)."""
-    ranks, rest = 1, list(words)
+    ranks: int | str = 1
+    rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "--module"):
         name, joined, value = rest.pop(0).partition("=")
         name = name.lstrip("-").replace("-", "_")
@@ -144,9 +146,9 @@ def _launched(words: list[str]) -> tuple[int, list[str]]:
         if not joined:
             value = rest.pop(0) if rest else ""
         if name == "nproc_per_node":
-            if not value.isdigit():
-                raise ConfigError(f"--nproc_per_node {value} depends on the machine: write a number. [BG832]")
-            ranks = int(value)
+            if not value.isdigit() and value not in ("auto", "gpu", "cpu"):
+                raise ConfigError(f"--nproc_per_node {value} can't be read: write a number. [BG832]")
+            ranks = int(value) if value.isdigit() else AUTO
     return ranks, rest
 
 

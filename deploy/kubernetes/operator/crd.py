@@ -147,7 +147,8 @@ _CONDITION = {
     "type": "object",
     "required": ["type", "status"],
     "properties": {
-        **_fields(type="string", status="string", reason="string", message="string", lastTransitionTime="date-time"),
+        **_fields(type="string", status="string", reason="string", message="string"),
+        **_fields(lastTransitionTime="date-time", lastUpdateTime="date-time: When reason or message changed last."),
         "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
     },
 }

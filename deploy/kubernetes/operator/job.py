@@ -4,10 +4,11 @@ said here of fields, defaults and limits is what the API server checks. Most fie
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, create_model
 from pydantic.alias_generators import to_camel
 
 from bagua.base.errors import ConfigError
@@ -20,6 +21,15 @@ PLURAL = "baguajobs"
 PRESERVED: dict[str, Any] = {"x-kubernetes-preserve-unknown-fields": True}
 """Schema of an object that Kubernetes itself checks when it is used."""
 
+AUTO = "auto"
+CONTAINER = "daemon"
+_GPU = re.compile(r"/(gpu|mig-)")  # nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/mig-1g.10gb, amd.com/gpu
+RanksOrAuto = Annotated[
+    Annotated[int, Field(ge=1, le=MAX_RANKS)] | Literal["auto"],
+    WithJsonSchema(
+        {"x-kubernetes-int-or-string": True, "minimum": 1, "maximum": MAX_RANKS, "pattern": f"^{AUTO}$", "default": 1}
+    ),
+]
 Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$")]
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 SecretName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)]
@@ -239,8 +249,8 @@ class Spec(Model):
     image_pull_policy: Annotated[str, Field(pattern=r"^(|Always|IfNotPresent|Never)$")] = ""
     replicas: int = Field(default=1, ge=1, le=MAX_NODES)
     """Pods, with a node daemon each. Of an elastic job it may be changed while the job runs."""
-    nproc_per_node: int = Field(default=1, ge=1, le=MAX_RANKS)
-    """Ranks in each pod."""
+    nproc_per_node: RanksOrAuto = 1
+    """Ranks in each pod; auto: one for each GPU that the container asks for, without any one for each whole core."""
     elastic: Elastic | None = None
     run: Run
     resources: dict[str, Any] = Field(default_factory=dict, json_schema_extra=PRESERVED)
@@ -252,6 +262,23 @@ class Spec(Model):
     `daemon` is merged into that of the daemon."""
     run_policy: RunPolicy = Field(default_factory=RunPolicy)
     coordinator: Coordinator = Field(default_factory=Coordinator)
+
+    @property
+    def daemon(self) -> dict[str, Any]:
+        """The container of the daemon, as far as the template says something of it."""
+        found = self.template.get("spec", {}).get("containers", [])
+        return next((one for one in found if one.get("name") == CONTAINER), {})
+
+    @property
+    def ranks(self) -> int:
+        """Ranks in each pod. Raises ValueError for an amount that is no number."""
+        if self.nproc_per_node != AUTO:
+            return int(self.nproc_per_node)
+        given = self.daemon.get("resources", self.resources)
+        amounts = {**(given.get("requests") or {}), **(given.get("limits") or {})}
+        gpus = sum(int(amount) for name, amount in amounts.items() if _GPU.search(name))
+        cores = str(amounts.get("cpu", 1))
+        return gpus or max(1, int(float(cores[:-1]) / 1000 if cores.endswith("m") else float(cores)))
 
     @property
     def minimum(self) -> int:
@@ -284,5 +311,15 @@ def parse(spec: dict[str, Any]) -> Spec:
     if found.run_policy.suspend_mode is SuspendMode.PAUSE and found.elastic is None:
         raise ConfigError(
             "spec.runPolicy.suspendMode: only an elastic job can be paused. Give Release, or spec.elastic. [BG830]"
+        )
+    try:
+        enough = found.ranks <= MAX_RANKS
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"spec.nprocPerNode: auto needs amounts of GPUs or cores in resources: {error}. [BG830]"
+        ) from error
+    if not enough:
+        raise ConfigError(
+            f"spec.nprocPerNode: auto gives {found.ranks} ranks, and a pod has at most {MAX_RANKS}. [BG830]"
         )
     return found

@@ -16,7 +16,6 @@ from bagua.operator.job import GROUP, KIND, VERSION, Spec
 from bagua.operator.settings import Settings
 
 PORT = 7670
-CONTAINER = "daemon"
 FOLDER = "/var/lib/bagua"  # Everything that a pod of ours mounts lies there, but /tmp and /dev/shm
 USER = 10001
 SECURITY: Manifest = {

@@ -6,8 +6,8 @@ from typing import Any
 
 from bagua.operator import objects
 from bagua.operator.facts import HASH, INDEX_LABEL, Manifest, Seen
-from bagua.operator.job import GangScheduler, Spec
-from bagua.operator.objects import CONTAINER, FOLDER, PORT
+from bagua.operator.job import CONTAINER, GangScheduler, Spec
+from bagua.operator.objects import FOLDER, PORT
 
 SECRETS = f"{FOLDER}/secrets"
 KUEUE = "kueue.x-k8s.io"
@@ -35,7 +35,7 @@ def pod(seen: Seen, spec: Spec, index: int, attempt: int, grouped: bool) -> Mani
     minimum, which is placed together."""
     template = spec.template
     inner = dict(template.get("spec", {}))
-    given: Manifest = next((one for one in inner.get("containers", []) if one.get("name") == CONTAINER), {})
+    given: Manifest = spec.daemon
     others = [one for one in inner.get("containers", []) if one.get("name") != CONTAINER]
     volumes, mounts = _volumes(seen, spec)
     container = _container(spec, mounts, given)
@@ -85,7 +85,7 @@ def secret_files(spec: Spec) -> dict[str, str]:
 
 def _container(spec: Spec, mounts: list[Manifest], given: Manifest) -> dict[str, Any]:
     command = ["bagua", "daemon", "--name", "$(POD_NAME)", "--node-id", "$(POD_NAME)", "--data-host", "$(POD_IP)"]
-    command += ["--slots", str(spec.nproc_per_node), "--drain-grace", str(spec.run_policy.drain_grace_seconds)]
+    command += ["--slots", str(spec.ranks), "--drain-grace", str(spec.run_policy.drain_grace_seconds)]
     made: dict[str, Any] = {
         "image": spec.image,
         "command": command,

@@ -31,6 +31,7 @@ def reconcile(seen: Seen, settings: Settings, now: float) -> Plan:
         **seen.status,
         "observedGeneration": seen.body["metadata"].get("generation", 0),
     }
+    former = status.with_condition(former, status.CREATED, True, "Created", "The operator has seen the BaguaJob.", now)
     try:
         spec = parse(seen.body["spec"])
     except ConfigError as error:

@@ -135,7 +135,7 @@ def specification(spec: Spec, name: str) -> common_pb2.JobSpec:
         no_python=bool(run.program),
         name=name,
         nnodes=spec.wanted,
-        nproc_per_node=spec.nproc_per_node,
+        nproc_per_node=spec.ranks,
         elastic=elastic is not None,
         min_nodes=spec.minimum if elastic else 0,
         max_nodes=spec.maximum if elastic else 0,

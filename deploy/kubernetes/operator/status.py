@@ -14,6 +14,7 @@ SUSPENDED = "Suspended"
 RESTARTING = "Restarting"
 SUCCEEDED = "Succeeded"
 FAILED = "Failed"
+CREATED = "Created"
 ENDED = (SUCCEEDED, FAILED)
 BLOCKED = "Blocked"
 """The condition with what the API server, the scheduler or a kubelet refuses."""
@@ -37,8 +38,11 @@ def with_condition(status: Manifest, kind: str, holds: bool, reason: str, messag
     if former is None and not holds:
         return status
     truth = "True" if holds else "False"
+    made = {"type": kind, "status": truth, "reason": reason, "message": message or reason}
     since = former["lastTransitionTime"] if former and former["status"] == truth else stamp(now)
-    made = {"type": kind, "status": truth, "reason": reason, "message": message or reason, "lastTransitionTime": since}
+    same = former is not None and made == {key: former.get(key) for key in made}
+    updated = former["lastUpdateTime"] if former and same and "lastUpdateTime" in former else stamp(now)
+    made |= {"lastTransitionTime": since, "lastUpdateTime": updated}
     return {**status, "conditions": [one for one in conditions if one["type"] != kind] + [made]}
 
 

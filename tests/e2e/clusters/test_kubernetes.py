@@ -47,13 +47,15 @@ def test_a_job_runs_a_program_and_its_pods_keep_what_it_says(cluster: Operated) 
         "envFrom": [{"configMapRef": {"name": "words"}}],
     }
     template = {"spec": {"containers": [daemon]}}
-    cluster.submit("hello", image=IMAGE, replicas=2, run=run, template=template, runPolicy={"restartPolicy": "Never"})
+    cpu = {"requests": {"cpu": "2"}}
+    job = {"image": IMAGE, "replicas": 2, "run": run, "template": template, "runPolicy": {"restartPolicy": "Never"}}
+    cluster.submit("hello", **job, nprocPerNode="auto", resources=cpu)
     status = cluster.wait_for_phase("hello", "Succeeded", "Failed")
     assert status["phase"] == "Succeeded", cluster.explain()
     assert status["pods"] == "2/2" and status["replicaStatuses"]["Worker"]["succeeded"] == 2
     cluster.wait(lambda: [pod["status"]["phase"] for pod in cluster.pods("hello").values()] == ["Succeeded"] * 2)
     for number in (0, 1):
-        assert f"[rank {number}] a b c d\n" in cluster.kubelet.log(f"hello-{number}")
+        assert f"[rank {2 * number + 1}] a b c d\n" in cluster.kubelet.log(f"hello-{number}")
     stateful = "/apis/apps/v1/namespaces/default/statefulsets/hello-coordinator"
     cluster.wait(lambda: cluster.api.get(stateful).json()["spec"]["replicas"] == 0)
     assert cluster.status("hello")["pods"] == "2/2" and cluster.kubelet.errors == []

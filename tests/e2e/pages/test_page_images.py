@@ -79,9 +79,9 @@ until curl -sf --cacert cert.pem https://registry.example.org/v2/; do sleep 0.2;
 """
 """One of the name on the page, with a certificate of its own."""
 PULLED = """
-pulled=$(podman pull --quiet registry.example.org/bagua:1.0.0)
+pulled=$(podman pull --quiet registry.example.org/bagua-node:1.0.0.dev0)
 test "$pulled" = "$(podman image inspect --format '{{.Id}}' bagua-node:VERSION)"
-podman run --rm --network none registry.example.org/bagua:1.0.0 --version
+podman run --rm --network none registry.example.org/bagua-node:1.0.0.dev0 --version
 """
 
 

@@ -166,7 +166,7 @@ def test_a_wrong_specification_is_refused_in_words(operator: Operator) -> None:
     operator.submit("wrong", image="b:1", run={"script": "a.py", "module": "b"})
     status = operator.wait(lambda: (found := operator.status("wrong")).get("phase") == "Failed" and found)
     assert status["message"] == "spec.run: give exactly one of script, module and program. [BG830]"
-    assert [one["type"] for one in status["conditions"] if one["status"] == "True"] == ["Failed", "Invalid"]
+    assert [one["type"] for one in status["conditions"] if one["status"] == "True"] == ["Created", "Failed", "Invalid"]
     assert operator.names(PODS) == operator.names(SECRETS) == []
 
 

@@ -110,11 +110,16 @@ def test_requirements_of_programs_for_the_original_keep_this_bagua(tmp_path: Pat
     assert "already satisfied" in done.stdout and "Would install" not in done.stdout
 
 
-def test_images_have_the_version_that_is_released_next():
-    release, _, _ = bagua.__version__.partition(".dev")
+def test_manifests_name_the_image_that_is_built_here():
     places = [*ROOT.glob("deploy/kubernetes/**/*.yaml"), *ROOT.glob("docs/**/kubernetes.md")]
-    named = {tag for path in places for tag in re.findall(r"(?:\bbagua:|newTag: )(\d[\w.]*)", path.read_text())}
-    assert named == {release}
+    named = {
+        tag
+        for path in places
+        for tag in re.findall(r"(?:/bagua[\w-]*:|image: bagua[\w-]*:|newTag: )(\d[\w.]*)", path.read_text())
+    }
+    assert named == {bagua.__version__}
+    names = {one for path in places for one in re.findall(r"newName: (?:\S*/)?(\S+)", path.read_text())}
+    assert names == {"bagua-node"}
 
 
 def test_wheel_holds_every_source_file():

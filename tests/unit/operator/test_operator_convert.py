@@ -61,6 +61,8 @@ def test_an_elastic_job_needs_no_etcd() -> None:
     spec = parse(made["spec"])
     assert spec.elastic and (spec.minimum, spec.wanted, spec.maximum) == (1, 3, 5)
     assert spec.run.module == "my.train" and spec.nproc_per_node == 2
+    new, _ = convert(old(["python", "-m", "bagua.distributed.launch", "--nproc_per_node=gpu", "t.py"]))
+    assert new["spec"]["nprocPerNode"] == "auto"
     assert spec.run_policy.restart_policy == "ExitCode" and spec.run_policy.backoff_limit == 2
     assert spec.run_policy.scheduling_policy.queue == "q"
     assert any("etcd" in note for note in notes) and any("minAvailable" in note for note in notes)
@@ -94,7 +96,7 @@ def test_any_other_command_is_a_program() -> None:
     [
         ({"kind": "Pod", "apiVersion": "v1"}, "Not a manifest of kind Bagua"),
         (old([]), "no command"),
-        (old(["python", "-m", "bagua.distributed.launch", "--nproc_per_node=gpu", "t.py"]), "write a number"),
+        (old(["python", "-m", "bagua.distributed.launch", "--nproc_per_node=$N", "t.py"]), "write a number"),
         (old(["python", "-m", "bagua.distributed.launch", "--nproc_per_node=2"]), "No script"),
         (old(["python", "t.py"], {"other": {}}), "neither a worker nor a master"),
     ],

@@ -26,6 +26,7 @@ from bagua.operator.facts import (
 )
 from bagua.operator.job import Spec, parse
 from bagua.operator.reconcile import reconcile
+from bagua.operator.service import specification
 from bagua.operator.settings import Settings
 
 NOW = 1_800_000_000.0
@@ -330,6 +331,9 @@ def test_credentials_are_made_anew_in_time_and_on_request() -> None:
         ({"elastic": {"minReplicas": 3, "maxReplicas": 2}}, "less than minReplicas"),
         ({"runPolicy": {"suspendMode": "Pause"}, "elastic": None}, "can be paused"),
         ({"replicas": 0}, "spec.replicas"),
+        ({"nprocPerNode": "all"}, "spec.nprocPerNode"),
+        ({"nprocPerNode": "auto", "resources": {"limits": {"cpu": "many"}}}, "spec.nprocPerNode: auto"),
+        ({"nprocPerNode": "auto", "resources": {"limits": {"cpu": "2000"}}}, "auto gives 2000 ranks"),
     ],
 )
 def test_bad_specifications_are_refused_in_words(spec: dict[str, Any], words: str) -> None:
@@ -338,6 +342,41 @@ def test_bad_specifications_are_refused_in_words(spec: dict[str, Any], words: st
         parse(whole)
     plan = decide(Seen({"metadata": {"name": "j", "namespace": "n", "uid": "u"}, "spec": whole}))
     assert plan.status["phase"] == "Failed" and not plan.actions
+
+
+@pytest.mark.parametrize(
+    ("resources", "ranks"),
+    [
+        ({}, 1),
+        ({"requests": {"cpu": "2500m"}}, 2),
+        ({"requests": {"cpu": "100m"}}, 1),
+        ({"requests": {"cpu": 4}, "limits": {"cpu": "8", "memory": "1Gi"}}, 8),
+        ({"requests": {"cpu": "4"}, "limits": {"nvidia.com/gpu": 2}}, 2),
+        ({"limits": {"nvidia.com/mig-1g.10gb": "3"}}, 3),
+    ],
+)
+def test_ranks_by_what_a_pod_asks_for(resources: dict[str, Any], ranks: int) -> None:
+    whole = {"image": "b", "nprocPerNode": "auto", "run": {"script": "t.py"}, "replicas": 2}
+    spec = parse({**whole, "resources": resources})
+    command = pods.pod(seen(), spec, 0, 0, False)["spec"]["containers"][0]["command"]
+    assert command[command.index("--slots") + 1] == str(ranks)
+    assert specification(spec, "j-0").nproc_per_node == ranks
+    by_template = {"spec": {"containers": [{"name": "daemon", "resources": resources}]}}
+    assert parse({**whole, "template": by_template, "resources": {"limits": {"cpu": 7}}}).ranks == ranks
+
+
+def test_conditions_say_when_they_were_updated() -> None:
+    first = decide(seen()).status
+    [created] = [one for one in first["conditions"] if one["type"] == "Created"]
+    assert created["status"] == "True" and created["lastUpdateTime"] == status.stamp(NOW)
+    running = with_pods(seen(state=first), 0, 1, task=task(0, 1))
+    second = decide(running, NOW + 5).status
+    third = decide(
+        replace(running, body={**running.body, "status": second}, task=task(0, 1, growth="no room")), NOW + 9
+    )
+    [condition] = [one for one in third.status["conditions"] if one["type"] == "Running"]
+    assert condition["lastTransitionTime"] == status.stamp(NOW + 5)
+    assert condition["lastUpdateTime"] == status.stamp(NOW + 9) and condition["message"] == "no room"
 
 
 def test_pods_are_locked_down() -> None:
