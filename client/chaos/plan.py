@@ -2,41 +2,67 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from bagua.base.errors import ConfigError
+from bagua.chaos.firewall import Side
 
 ALONE = 0.7  # so likely a fault is over, with all its consequences, before the next one comes
 
 
-Need = Literal["root", "sqlite", "postgresql"]
+Need = Literal["root", "firewall", "sqlite", "postgresql"]
+
+SILENT_S = 5.0  # a rank, or a host, that is silent for so long is out
+FENCE_AFTER_S = 30.0  # so are ranks of a node that does not hear the coordinator, where chaos is played
+REFUSALS = ("EACCES", "EPERM", "EINVAL", "ENETDOWN", "EADDRNOTAVAIL", "ENETUNREACH", "EHOSTUNREACH")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Rule of a host's firewall, which lets it speak with the coordinator. ``lost``: packets that get lost, "in" or
+    "out" of the host; ``refused``: the error of its connect(), instead. ``pair``: with one other host alone. ``times``:
+    so often, for ``lasts_s`` of the kind; 0: once, until those that are left go on."""
+
+    lost: tuple[Side, ...] = ("in", "out")
+    refused: str = ""
+    pair: bool = False
+    times: int = 0
 
 
 @dataclass(frozen=True)
 class Kind:
-    """``group``: of similar kinds. ``takes``: members that are lost by it, or leave. ``lasts_s``: for so long.
+    """``group``: of similar kinds. ``takes``: members that are lost by it, or leave; "some": the coordinator decides.
+    ``lasts_s``: for so long. ``harmless_s``: if it lasts longer, since the machine is slow, it takes some, too.
     ``halts``: nobody trains meanwhile, so that a pause is counted from its end. ``phase``: of newcomers that meet it,
     "prepares" or "takes" (the state over); a rank is lost first, to have some. ``needs``: what must be there."""
 
     group: str
     words: str
-    takes: Literal["", "rank", "node"] = ""
+    takes: Literal["", "rank", "node", "some"] = ""
     lasts_s: float = 0.0
+    harmless_s: float = FENCE_AFTER_S
     halts: bool = False
     phase: str = ""
     needs: Need | None = None
     hosts: int = 1
+    rule: Rule | None = None
+
+
+def _broken_path(words: str, rule: Rule, hosts: int = 2, lasts_s: float = 0.0) -> Kind:
+    """The data of a host, while all reach the coordinator."""
+    return Kind("data path", words, takes="some", lasts_s=lasts_s, needs="firewall", hosts=hosts, rule=rule)
 
 
 KINDS = {
     "kill-rank": Kind("ranks", "SIGKILL of a rank", takes="rank"),
-    "stop-rank": Kind("ranks", "SIGSTOP of a rank for 1 s", lasts_s=1.0, halts=True),
+    "stop-rank": Kind("ranks", "SIGSTOP of a rank for 1 s", lasts_s=1.0, harmless_s=SILENT_S, halts=True),
     "silent-rank": Kind("silence, 5 s", "SIGSTOP of a rank until it is out", takes="rank"),
     "kill-daemon": Kind("daemons", "SIGKILL of a daemon, which its keeper starts again"),
-    "stop-daemon": Kind("daemons", "SIGSTOP of a daemon for 1.5 s", lasts_s=1.5, halts=True),
+    "stop-daemon": Kind("daemons", "SIGSTOP of a daemon for 1.5 s", lasts_s=1.5, harmless_s=SILENT_S, halts=True),
     "silent-daemon": Kind("silence, 5 s", "SIGSTOP of a daemon until it is out", takes="node", hosts=2),
     "kill-keeper": Kind("daemons", "SIGKILL of a keeper: its daemon and ranks die with it", takes="node"),
     "stop-keeper": Kind("daemons", "SIGSTOP of a keeper for 3 s", lasts_s=3.0),
@@ -56,10 +82,7 @@ KINDS = {
     ),
     "stop-coordinator": Kind("coordinator, database", "SIGSTOP of the coordinator for 3 s", lasts_s=3.0),
     "kill-leader": Kind(
-        "coordinator, database",
-        "SIGKILL of the one that leads: the second one does",
-        lasts_s=1.0,
-        needs="postgresql",
+        "coordinator, database", "SIGKILL of the one that leads: the second one does", lasts_s=1.0, needs="postgresql"
     ),
     "stop-leader": Kind(
         "coordinator, database", "SIGSTOP of the one that leads, for 8 s", lasts_s=8.0, needs="postgresql"
@@ -75,9 +98,26 @@ KINDS = {
     "delay-link": Kind("network, disk", "a host's messages wait for up to 50 ms, for 2 s", lasts_s=2.0, hosts=2),
     "corrupt-link": Kind("network, disk", "garbage in a connection between hosts", hosts=2),
     "full-disk": Kind("network, disk", "no room on the disk of all services for 3 s", lasts_s=3.0, needs="root"),
+    "read-only": Kind("network, disk", "the folder of all services is read-only for 3 s", lasts_s=3.0, needs="root"),
+    "deep-tree": Kind("daemons", "3,000 nested folders among a daemon's files, and its SIGKILL"),
+    "kill-starting-keeper": Kind("daemons", "SIGKILL of a new keeper while its daemon starts"),
+    "sleep": Kind("sleep", "SIGSTOP of all processes for 20 s", lasts_s=20.0, harmless_s=math.inf, halts=True),
+    "cut-host": _broken_path("nothing passes between a host and the others", Rule()),
+    "deaf-host": _broken_path("nothing arrives at a host", Rule(("in",))),
+    "mute-host": _broken_path("nothing that a host sends arrives", Rule(("out",))),
+    "cut-pair": _broken_path("nothing passes between two of three hosts", Rule(pair=True), hosts=3),
+    "half-pair": _broken_path("nothing arrives from one of the others", Rule(("in",), pair=True), hosts=3),
+    "flapping-host": _broken_path("a host is cut off for 6 s, seven times", Rule(times=7), lasts_s=6.0),
+    **{
+        f"refuse-{name.lower()}": _broken_path(
+            f"a host's connections are cut, its connect() fails: {name}", Rule(refused=name)
+        )
+        for name in REFUSALS
+    },
 }
 WHY_NOT = {
     "root": "it needs root",
+    "firewall": "it needs root, and a kernel that runs BPF programs for a control group (cgroup2, Linux 5.18)",
     "sqlite": "it needs SQLite: leave --postgresql out",
     "postgresql": "it needs --postgresql",
 }
@@ -89,12 +129,14 @@ JOIN = "join"  # not a fault, but shown like one: those that were lost are repla
 @dataclass(frozen=True)
 class Fault:
     """``node`` and ``rank``: which of the nodes, and which of its ranks, in the order of the job. ``alone``: the next
-    one waits until all that are lost were replaced; else it may come while they join."""
+    one waits until all that are lost were replaced; else it may come while they join. ``chance``: from 0 to 1, for a
+    moment."""
 
     kind: str
     node: int
     rank: int
     alone: bool
+    chance: float
 
 
 class Plan:
@@ -116,11 +158,12 @@ class Plan:
             return None
         self._bag.remove(possible)
         node = self._random.randrange(len(sizes))
-        return Fault(possible, node, self._random.randrange(sizes[node]), self._random.random() < ALONE)
+        rank, alone = self._random.randrange(sizes[node]), self._random.random() < ALONE
+        return Fault(possible, node, rank, alone, self._random.random())
 
 
 def _possible(kind: Kind, sizes: Sequence[int]) -> bool:
-    left = {"": sum(sizes), "rank": sum(sizes) - 1, "node": len(sizes) - 1}[kind.takes]
+    left = {"": sum(sizes), "rank": sum(sizes) - 1}.get(kind.takes, len(sizes) - 1)
     return left > 0 and len(sizes) >= kind.hosts
 
 

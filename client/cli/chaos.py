@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import tempfile
 from pathlib import Path
@@ -70,12 +71,12 @@ def _run(wanted: Wanted, log_dir: Path | None) -> Findings:
 
     forget_other_service()
     state = StateFolder()
+    needs = {KINDS[kind].needs for kind in wanted.kinds}
     try:
-        if any(KINDS[kind].needs == "root" for kind in wanted.kinds):
-            private_disk(state.path)
         with (
+            private_disk(state.path) if "root" in needs else contextlib.nullcontext(),
             tempfile.TemporaryDirectory(prefix="bagua-chaos-") as folder,
-            ChaosCluster(state.path, wanted.nproc_per_node, wanted.postgresql) as cluster,
+            ChaosCluster(state.path, wanted.nproc_per_node, wanted.postgresql, "firewall" in needs) as cluster,
             NativeBuild() as build,
         ):
             build.wait(Terminal().advance)

@@ -14,14 +14,14 @@ from bagua.cli.faults.postgres import find_binaries
 if TYPE_CHECKING:
     from tests.e2e.conftest import Sandbox
 
-KINDS = "kill-rank,corrupt-link,kill-coordinator,stop-keeper,delay-link"
+KINDS = "kill-rank,corrupt-link,kill-coordinator,stop-keeper,delay-link,deep-tree,kill-starting-keeper"
 LONG = "kill-newcomer,kill-taker,scale,drain,kill-leader,kill-database"
 
 
 @pytest.mark.full  # test_elastic_promise.py kills ranks, and the data plane's tests break connections
 def test_chaos(sandbox: Sandbox) -> None:
     shape = ("--nnodes", "2", "--nproc-per-node", "1", "--seed", "16")  # the rank is killed last
-    done = sandbox.bagua("chaos", "--minutes", "2", "--faults", "5", "--kinds", KINDS, *shape, "--output", "json")
+    done = sandbox.bagua("chaos", "--minutes", "3", "--faults", "7", "--kinds", KINDS, *shape, "--output", "json")
     assert done.code == 0, done.text
     found = json.loads(done.out)
     rows = {row["kind"]: row["times"] for row in found["kinds"]}

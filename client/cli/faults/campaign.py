@@ -13,10 +13,12 @@ from pathlib import Path
 
 from bagua.base.errors import ServiceError
 from bagua.chaos.diary import Diaries, longest_pause, usual_step, violations, whole_epochs
+from bagua.chaos.firewall import reason_against
+from bagua.chaos.patience import alive, until
 from bagua.chaos.plan import JOIN, KINDS, Fault, Need, Plan
 from bagua.chaos.report import Played, by_kind
 from bagua.cli.faults.cluster import ChaosCluster
-from bagua.cli.faults.inject import Injector, Trained, alive, until
+from bagua.cli.faults.inject import Injector, Trained
 from bagua.client import job_spec
 from bagua.client.describe import ENDED, SUCCEEDED, job_state
 
@@ -75,7 +77,7 @@ class Chaos:
         self._tell = tell
         self._plan = Plan(wanted.seed, wanted.kinds)
         self._diaries = Diaries(folder)
-        self._injector = Injector(cluster, self._goes_on)
+        self._injector = Injector(cluster, self._goes_on, self._regrouped)
         self._jobs: list[str] = []
         self._began = time.monotonic()
         # (ranks, epoch) -> (hash, job) of the first job that came to its end:
@@ -105,7 +107,7 @@ class Chaos:
                     break
                 self._play(fault, trained)
         except ServiceError as error:
-            self._broke(trained, str(error))
+            self._broke(trained, f"{self.findings.played[-1].kind}: {error}")
         self._end_job(trained)
 
     def _start_nodes(self) -> None:
@@ -118,6 +120,9 @@ class Chaos:
         before = len(trained.pids())
         played = self._record(fault.kind)
         target, began, ended = self._injector.play(fault, trained)
+        if KINDS[fault.kind].harmless_s < ended - began:
+            after = f"ranks that are left go on after {fault.kind} of {ended - began:.1f} s"
+            until(lambda: self._regrouped(trained, ended), after)
         self._wait_steps(trained, time.monotonic(), f"steps after {fault.kind} ({target or 'services'})")
         halted = ended - began if KINDS[fault.kind].halts else 0.0
         lost = before - len(trained.pids())
@@ -157,9 +162,16 @@ class Chaos:
 
         until(whole, f"{ranks} ranks train again", JOINED_S)
 
+    def _regrouped(self, trained: Trained, since: float) -> bool:
+        """True if all that are members now have made some steps since then; there is at least one."""
+        self._look(trained)
+        return bool(trained.ranks) and self._goes_on(trained.pids(), since)
+
     def _look(self, trained: Trained) -> None:
-        """Takes in who is a member now."""
+        """Takes in who is a member now. Raises ServiceError if nobody is."""
         job = self._cluster.job(trained.job_id)
+        if job.state in ENDED:
+            raise ServiceError("The job has ended. [BG003]")
         found = self._diaries.read()
         trained.ranks.clear()
         for rank in job.ranks:
@@ -185,7 +197,6 @@ class Chaos:
             max_nodes=wanted.nnodes,
             respawn=RESPAWN,
             python=sys.executable,
-            placement_timeout_s=PLACED_S,
             stop_grace_s=2.0,
         )
         job_id = self._cluster.call(lambda client: client.submit(spec)).job_id
@@ -193,12 +204,14 @@ class Chaos:
         self.findings.jobs += 1
         trained = Trained(job_id, folder, wanted.nnodes, {})
         ranks = wanted.nnodes * wanted.nproc_per_node
-        deadline = time.monotonic() + PLACED_S
-        while len(self._diaries.read()) < ranks or not self._goes_on(list(self._diaries.read()), 0.0):
+
+        def begun() -> bool:
             job = self._cluster.job(job_id)
-            if job.state in ENDED or time.monotonic() > deadline:
+            if job.state in ENDED:
                 raise ServiceError(f"The job did not begin: it is {job_state(job.state)}. {job.reason} [BG003]")
-            time.sleep(0.1)
+            return len(self._diaries.read()) >= ranks and self._goes_on(list(self._diaries.read()), 0.0)
+
+        until(begun, "the job begins", PLACED_S)
         self._look(trained)
         return trained
 
@@ -262,8 +275,12 @@ class Chaos:
 
 
 def what_is_there(postgresql: bool) -> set[Need]:
-    """Returns what is there of all that faults may need: whether this user may mount disks, and which database there
-    is.
+    """Returns what is there of all that faults may need: whether this user may mount disks and lose packets, and which
+    database there is.
     """
     found: set[Need] = {"postgresql" if postgresql else "sqlite"}
-    return found | {"root"} if os.geteuid() == 0 else found
+    if os.geteuid() == 0:
+        found.add("root")
+    if not reason_against():
+        found.add("firewall")
+    return found

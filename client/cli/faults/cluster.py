@@ -3,18 +3,22 @@ coordinator over SQLite or two over one PostgreSQL behind an address that moves.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from bagua.base.errors import ServiceError, UnavailableError
 from bagua.base.security import read_token
+from bagua.chaos.firewall import Firewall
+from bagua.chaos.patience import until
+from bagua.chaos.plan import FENCE_AFTER_S
 from bagua.chaos.relay import Relay
 from bagua.cli.cluster.local_cluster import START_DEADLINE_S, STOP_DEADLINE_S, ServiceProcess
 from bagua.cli.faults.postgres import Postgres
@@ -23,19 +27,20 @@ from bagua.proto import job_pb2
 
 _CLONE_NEWNS = 0x00020000
 DISK_BYTES = 64 << 20
-COORDINATOR_PATIENCE_S = 60.0
 T = TypeVar("T")
 
 
 class ChaosCluster:
-    """Coordinators and node daemons. ``nodes``: those that are thought to be alive, by name. Leaving the context ends
-    all of them, and all ranks."""
+    """Coordinators and node daemons. ``nodes``: those that are thought to be alive, by name. ``firewalls``: of all
+    nodes, if these are wanted. Leaving the context ends all of them, and all ranks."""
 
-    def __init__(self, state: Path, slots: int, postgresql: bool = False) -> None:
+    def __init__(self, state: Path, slots: int, postgresql: bool = False, walled: bool = False) -> None:
         """Raises ServiceError if there is no PostgreSQL."""
         self.state = state
         self.slots = slots
         self.nodes: dict[str, ServiceProcess] = {}
+        self.firewalls: dict[str, Firewall] = {}
+        self._walled = walled
         self._started = 0
         self._all: list[ServiceProcess] = []
         self.coordinators = Coordinators(state, self._launch, postgresql)
@@ -52,36 +57,46 @@ class ChaosCluster:
         for service in self._all:
             service.wait(deadline)
         self.coordinators.close()
+        for firewall in self.firewalls.values():
+            firewall.close()
 
-    def start_node(self) -> str:
-        """Starts a daemon under a new name, and returns that. Raises ServiceError."""
+    def start_node(self) -> None:
+        """Starts a daemon under a new name. Raises ServiceError."""
+        name, service = self.launch_node()
+        service.wait_ready(time.monotonic() + START_DEADLINE_S)
+        self.nodes[name] = service
+
+    def launch_node(self) -> tuple[str, ServiceProcess]:
+        """Returns the new name, and the keeper, as soon as there is one."""
         name = f"node-{self._started}"
         self._started += 1
         reach = ["--coordinator", self.coordinators.address, "--token-file", str(self.coordinators.token)]
         arguments = ["--name", name, "--node-id", name, "--slots", str(self.slots), "--state-dir", str(self.state)]
-        service = self._launch(
-            f"daemon {name}", "bagua.daemon.node", [*arguments, *reach, "--pass-env", "*", "--no-measure-ring"]
-        )
-        service.wait_ready(time.monotonic() + START_DEADLINE_S)
-        self.nodes[name] = service
-        return name
+        reach += ["--pass-env", "*", "--no-measure-ring"]
+        prefix: Sequence[str] = ()
+        if self._walled:
+            firewall = Firewall(name, f"127.0.{self._started // 250 + 1}.{self._started % 250 + 1}", self.port)
+            self.firewalls[name], prefix = firewall, firewall.prefix
+            reach += ["--data-host", firewall.address]
+        return name, self._launch(f"daemon {name}", "bagua.daemon.node", [*arguments, *reach], prefix)
 
-    def _launch(self, label: str, module: str, arguments: list[str]) -> ServiceProcess:
-        service = ServiceProcess(label, module, arguments, self.state / f"{label.replace(' ', '-')}.log")
+    def _launch(self, label: str, module: str, arguments: list[str], prefix: Sequence[str] = ()) -> ServiceProcess:
+        service = ServiceProcess(label, module, arguments, self.state / f"{label.replace(' ', '-')}.log", prefix)
         self._all.append(service)
         return service
 
     def call(self, work: Callable[[Client], T]) -> T:
         """The coordinator's answer. It may be away for a while. Raises ServiceError."""
-        deadline = time.monotonic() + COORDINATOR_PATIENCE_S
-        while True:
-            try:
+        found: list[T] = []
+
+        def answers() -> bool:
+            with contextlib.suppress(UnavailableError):
                 with Client(self.coordinators.address, token=read_token(self.coordinators.token)) as client:
-                    return work(client)
-            except UnavailableError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.2)  # between two tries to connect
+                    found.append(work(client))
+            return bool(found)
+
+        until(answers, "a coordinator answers")
+        return found[0]
 
     def job(self, job_id: str) -> job_pb2.Job:
         return self.call(lambda client: client.get(job_id))
@@ -105,22 +120,39 @@ def copy_logs(source: Path, target: Path, names: str) -> None:
         shutil.copyfile(path, place)
 
 
-def private_disk(folder: Path) -> None:
+@contextlib.contextmanager
+def private_disk(folder: Path) -> Iterator[None]:
     """Mounts a small disk of its own on ``folder``, which this process and its children alone see: the kernel removes
     it with the last of them. Needs root. Raises ServiceError."""
     if ctypes.CDLL(None).unshare(_CLONE_NEWNS):
         raise ServiceError(
-            "The kernel gives this process no mount namespace: leave the fault full-disk out (--kinds). [BG003]"
+            "The kernel gives this process no mount namespace: leave full-disk and read-only out (--kinds). [BG003]"
         )
-    for command in (
-        ["mount", "--make-rprivate", "/"],
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=700", "tmpfs", str(folder)],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise ServiceError(
-                f"No disk can be mounted here, leave full-disk out (--kinds): {done.stderr.strip()} [BG003]"
-            )
+    _mount("mount", "--make-rprivate", "/")
+    _mount("mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=700", "tmpfs", str(folder))
+    try:
+        yield
+    finally:
+        _mount("umount", "--lazy", str(folder))
+
+
+@contextlib.contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Lets nobody open files below the private disk ``folder`` to write; those that are open stay so."""
+    _mount("mount", "--bind", str(folder), str(folder))
+    try:
+        _mount("mount", "-o", "remount,bind,ro", str(folder))
+        yield
+    finally:
+        _mount("umount", "--lazy", str(folder))
+
+
+def _mount(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ServiceError(
+            f"No disk can be mounted here, leave full-disk and read-only out (--kinds): {done.stderr.strip()} [BG003]"
+        )
 
 
 Launch = Callable[[str, str, list[str]], ServiceProcess]
@@ -191,7 +223,7 @@ class Coordinators:
         service = self._launch(
             label,
             "bagua.daemon.coordinator",
-            [*arguments, "--token-file", str(self.token), "--fence-after", "10"],
+            [*arguments, "--token-file", str(self.token), "--fence-after", f"{FENCE_AFTER_S:g}"],
         )
         self._addresses[index] = service.wait_ready(time.monotonic() + START_DEADLINE_S)["address"]
         return service

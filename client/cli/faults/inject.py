@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sqlite3
@@ -12,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagua.base.daemon_process import daemon_pid
-from bagua.base.errors import ServiceError
 from bagua.chaos import sockets
-from bagua.chaos.plan import KINDS, Fault
-from bagua.cli.faults.cluster import ChaosCluster
+from bagua.chaos.patience import alive, descendants, until
+from bagua.chaos.plan import KINDS, Fault, Kind
+from bagua.cli.faults.cluster import ChaosCluster, read_only
 from bagua.proto import common_pb2
 
 WAITING = common_pb2.JOB_STATE_WAITING
@@ -24,7 +25,8 @@ SLOW_BYTES_PER_S = 100_000
 DEAD_BYTES_PER_S = 1
 DELAY_S = 0.05
 NEWCOMER_S = 120.0  # Newcomers come so far, with others before them that have failed
-TO_NOTICE_S = 60.0  # a fault that is told nowhere ends at the latest after so long
+DEPTH = 3000  # folders
+START_S = 3.0  # of a daemon, in which its keeper is killed
 
 
 @dataclass
@@ -42,11 +44,18 @@ class Trained:
 
 
 class Injector:
-    """Does faults, one at a time. ``goes_on``: says whether the ranks that are left train again."""
+    """Does faults, one at a time. ``goes_on``: says whether these ranks have trained since then. ``regrouped``: whether
+    all do that are members now, after it has taken them in."""
 
-    def __init__(self, cluster: ChaosCluster, goes_on: Callable[[list[int], float], bool]) -> None:
+    def __init__(
+        self,
+        cluster: ChaosCluster,
+        goes_on: Callable[[list[int], float], bool],
+        regrouped: Callable[[Trained, float], bool],
+    ) -> None:
         self._cluster = cluster
         self._goes_on = goes_on
+        self._regrouped = regrouped
 
     def play(self, fault: Fault, trained: Trained) -> tuple[str, float, float]:
         """Plays a fault. Returns who it was done to, when it began and when it ended, in monotonic seconds. Who is lost
@@ -87,6 +96,15 @@ class Injector:
                     time.sleep(kind.lasts_s)
             case "cut-link" | "corrupt-link" | "slow-link" | "delay-link" | "dead-link":
                 self._disturb(fault.kind, self._daemon(node), trained)
+            case "deep-tree":
+                for place in (self._cluster.state / f"node-{node}" / "jobs").iterdir():
+                    resist(place / "code")
+                os.kill(self._daemon(node), signal.SIGKILL)
+            case "kill-starting-keeper":
+                node = self._kill_starting_keeper(fault.chance * START_S)
+            case _ if kind.rule:
+                self._break_path(kind, node, trained)
+                return node, began, began
             case "scale" | "drain" | "pause":
                 return self._change(fault.kind, trained, node)
             case _ if kind.phase:
@@ -135,6 +153,35 @@ class Injector:
             self._cluster.call(lambda client: client.scale(trained.job_id, trained.nodes))
         elif fault.kind == "drain":
             self._cluster.call(lambda client: client.undrain(target))
+
+    def _kill_starting_keeper(self, after_s: float) -> str:
+        """The daemon below it, which gets no signal, must end."""
+        name, service = self._cluster.launch_node()
+        until(lambda: descendants(service.process.pid) != [], "a keeper starts its daemon")
+        daemon = descendants(service.process.pid)[0]
+        time.sleep(after_s)
+        service.process.kill()
+        until(lambda: not alive(daemon), "a daemon ends whose keeper was killed while it started")
+        return name
+
+    def _break_path(self, kind: Kind, node: str, trained: Trained) -> None:
+        """Who is out is the coordinator's decision; those that are left must go on, during it and afterwards."""
+        assert kind.rule is not None
+        rule, firewall = kind.rule, self._cluster.firewalls[node]
+        names = list(trained.ranks)
+        peer = self._cluster.firewalls[names[names.index(node) - 1]].address if rule.pair else ""
+        for _ in range(rule.times or 1):
+            refused = rule.refused and firewall.refused(getattr(errno, rule.refused))
+            with refused or firewall.dropped(rule.lost, peer):
+                if rule.refused:
+                    sockets.cut(self._daemon(node), self._cluster.port)
+                began = time.monotonic()  # steps before it don't count
+                if rule.times:
+                    time.sleep(kind.lasts_s)
+                else:
+                    until(lambda: self._regrouped(trained, began), "the others go on without a host that is cut off")  # noqa: B023
+            began = time.monotonic()
+            until(lambda: self._regrouped(trained, began), "all go on when a host is no more cut off")  # noqa: B023
 
     def _daemon(self, node: str) -> int:
         return daemon_pid(self._cluster.nodes[node].process.pid)
@@ -209,6 +256,15 @@ class Injector:
         elif kind == "full-disk":
             with filled(self._cluster.state):
                 yield
+        elif kind == "read-only":
+            with read_only(self._cluster.state):
+                yield
+        elif kind == "sleep":
+            with contextlib.ExitStack() as stack:
+                for pid in descendants(os.getpid()):
+                    with contextlib.suppress(ProcessLookupError):
+                        stack.enter_context(stopped(pid))
+                yield
         else:
             assert database is not None
             if kind == "kill-database":
@@ -232,6 +288,21 @@ def stopped(pid: int) -> Iterator[None]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
+
+
+def resist(tree: Path) -> None:
+    """Makes a tree that is hard to remove: folders in each other, and one without permission."""
+    tree.mkdir(exist_ok=True)
+    (tree / "closed" / "inside").mkdir(parents=True, exist_ok=True)
+    (tree / "closed").chmod(0)
+    folder = os.open(tree, os.O_RDONLY)
+    for _ in range(DEPTH):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir("a", dir_fd=folder)
+        below = os.open("a", os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = below
+    os.close(folder)
 
 
 @contextlib.contextmanager
@@ -258,20 +329,3 @@ def filled(folder: Path) -> Iterator[None]:
         yield
     finally:
         filler.unlink(missing_ok=True)
-
-
-def alive(pid: int) -> bool:
-    """True if there is such a process that has not ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def until(condition: Callable[[], bool], what: str, within_s: float = TO_NOTICE_S) -> None:
-    """Waits. Raises ServiceError if that takes too long."""
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise ServiceError(f"Not within {within_s:g} s: {what}. [BG003]")
-        time.sleep(0.05)

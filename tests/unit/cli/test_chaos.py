@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from bagua.base.address import join_address, split_address
-from bagua.base.errors import ConfigError
-from bagua.chaos import sockets
+from bagua.base.errors import ConfigError, ServiceError
+from bagua.base.trees import remove_tree
+from bagua.chaos import patience, sockets
 from bagua.chaos.diary import Breach, Diaries, Diary, Epoch, longest_pause, usual_step, violations, whole_epochs
-from bagua.chaos.plan import JOIN, KINDS, Plan, choose
+from bagua.chaos.firewall import Firewall, reason_against
+from bagua.chaos.plan import FENCE_AFTER_S, JOIN, KINDS, Fault, Need, Plan, choose
 from bagua.chaos.relay import Relay
 from bagua.chaos.report import HEADINGS, PROMISES, Played, by_group, by_kind, markdown
 from bagua.chaos.training import Trap
-from bagua.cli.faults.campaign import Findings
+from bagua.cli.faults.campaign import Chaos, Findings, Wanted
+from bagua.cli.faults.inject import Trained, resist
 
 SIOCOUTQNSD = 0x894B  # bytes of a connection that were not sent yet
 
@@ -47,16 +55,18 @@ def test_the_last_rank_and_the_last_node_stay(kind: str, whole: dict[str, int], 
 
 
 def test_what_can_be_chosen() -> None:
-    assert choose("", {"root", "sqlite", "postgresql"}) == (list(KINDS), {})
+    assert choose("", {"root", "firewall", "sqlite", "postgresql"}) == (list(KINDS), {})
     chosen, left_out = choose("full-disk, kill-rank", ())
     assert (chosen, left_out) == (["kill-rank"], {"full-disk": "it needs root"})
     with pytest.raises(ConfigError, match="There is no fault 'fire': choose from kill-rank, "):
         choose("fire", ())
     with pytest.raises(ConfigError, match=r"No fault is left to play \(kill-leader: it needs --postgresql\)"):
         choose("kill-leader", {"root", "sqlite"})
-    for database, other in (("sqlite", "postgresql"), ("postgresql", "sqlite")):
+    databases: list[tuple[Need, Need]] = [("sqlite", "postgresql"), ("postgresql", "sqlite")]
+    for database, other in databases:
         chosen, _ = choose("", {database})
         assert {KINDS[name].needs for name in chosen} == {None, database} and other not in chosen
+    assert choose("pause, cut-host", {"root"})[1]["cut-host"].startswith("it needs root, and a kernel that runs BPF")
 
 
 def test_diaries(tmp_path: Path) -> None:
@@ -104,7 +114,10 @@ def test_the_fault_before_it_is_to_blame() -> None:
     assert by_group([*found.played, Played(JOIN, "", 5.0, 0.1)]) == [
         ["ranks: kill-rank, stop-rank", "2", "3", "0", "500", "750"],
         ["planned changes: scale, drain, pause", "1", "0", "0", "", ""],
-        ["network, disk: cut-link, slow-link, delay-link, corrupt-link, full-disk", "1", "0", "0", "500", "500"],
+        [
+            *("network, disk: cut-link, slow-link, delay-link, corrupt-link, full-disk, read-only", "1", "0", "0"),
+            *("500", "500"),
+        ],
     ]
 
 
@@ -167,3 +180,101 @@ def test_faults_of_a_connection() -> None:
         assert sockets.cut(me, 0) == 2
         assert sorted([near.recv(100) + near.recv(100), far.recv(100) + far.recv(100)]) == [b"", b"garbage"]
         assert sockets.connections(me, but=0) == []
+
+
+CONNECT = """
+import errno, socket, sys
+for host, port in zip(sys.argv[1::2], sys.argv[2::2]):
+    with socket.socket() as one:
+        one.settimeout(0.3)
+        found = one.connect_ex((host, int(port)))
+        print(errno.errorcode.get(found, "no answer" if found else one.getsockname()[0]))
+"""
+
+
+def test_a_firewall() -> None:
+    """The coordinator's port can be reached whatever is lost or refused, and connections come from the address."""
+    if reason := reason_against():
+        pytest.skip(f"no firewall here: {reason}")
+    with contextlib.ExitStack() as stack:
+        coordinator, near, far = (
+            stack.enter_context(socket.create_server((host, 0))).getsockname()
+            for host in ("127.0.0.1", "127.0.0.3", "127.0.0.4")
+        )
+        firewall = Firewall("test", "127.0.0.7", coordinator[1])
+        stack.callback(firewall.close)
+
+        def connect(*addresses: tuple[str, int]) -> list[str]:
+            words = [str(word) for address in addresses for word in address]
+            command = [*firewall.prefix, sys.executable, "-S", "-c", CONNECT, *words]
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+        mine = "127.0.0.7"
+        for name in ("EACCES", "EPERM", "ENETDOWN", "EADDRNOTAVAIL"):
+            with firewall.refused(getattr(errno, name)):
+                assert connect(coordinator, near) == [mine, name]
+        for sides in (("in",), ("out",)):
+            with firewall.dropped(sides):  # type: ignore[arg-type]
+                assert connect(coordinator, near)[0] == mine and connect(near)[0] in ("EAGAIN", "EINPROGRESS")
+            with firewall.dropped(sides, near[0]):  # type: ignore[arg-type]
+                assert connect(far)[0] == mine and connect(near)[0] in ("EAGAIN", "EINPROGRESS")
+        assert connect(near, far) == [mine, mine]
+
+
+@pytest.mark.parametrize(("starved_s", "ends_after_s"), [(0.0, 60), (0.5, 120), (1.0, 600)])
+def test_time_in_which_nobody_had_a_processor_does_not_count(
+    monkeypatch: pytest.MonkeyPatch, starved_s: float, ends_after_s: float
+) -> None:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(patience.Starved, "more", lambda self: starved_s * 1.05)  # of a look each 1.05 s
+    with pytest.raises(ServiceError, match=r"Not within 60 s.*: it comes"):
+        patience.until(lambda: False, "it comes")
+    assert now[0] == pytest.approx(ends_after_s, rel=0.05)
+
+
+def test_processes_below_this_one_are_found() -> None:
+    with subprocess.Popen(["sh", "-c", "exec 3<&0; cat <&3 & wait"], stdin=subprocess.PIPE) as shell:
+        patience.until(lambda: len(patience.descendants(shell.pid)) == 1, "a child")
+        found = [shell.pid, *patience.descendants(shell.pid)]
+        assert set(found) <= set(patience.descendants(os.getpid())) and set(patience.waited(found)) == set(found)
+        os.kill(found[1], 15)
+    assert not any(map(patience.alive, found)) and patience.waited(found) == {}
+
+
+@pytest.mark.parametrize(("lasted_s", "expected"), [(FENCE_AFTER_S - 1, False), (FENCE_AFTER_S + 1, True)])
+def test_who_is_lost_by_a_fault_that_a_slow_machine_made_long_is_no_alarm(
+    tmp_path: Path, lasted_s: float, expected: bool
+) -> None:
+    """A coordinator that needs long to start is away for longer than nodes wait for it."""
+    cluster: Any = SimpleNamespace(connected=lambda names: True, nodes={"a": None})
+    chaos = Chaos(Wanted(60.0, 1, 0, ("kill-coordinator",), 1, 2, 0, False), cluster, tmp_path, lambda line: None)
+    trained = Trained("job", tmp_path, 1, {"a": [os.getpid(), 0]})  # there is no process 0
+    (tmp_path / f"diary-{os.getpid()}").write_text("".join(f"step {int(1e18) + n} 2\n" for n in range(10)))
+
+    class Injector:
+        def play(self, *_: object) -> tuple[str, float, float]:
+            return "", 0.0, lasted_s
+
+        def repair(self, *_: object) -> None: ...
+
+    def look(trained: Trained) -> None:
+        trained.ranks = {"a": [os.getpid()]}
+
+    chaos._injector, chaos._look = Injector(), look  # type: ignore[assignment, method-assign]
+    chaos._wait_until_whole = lambda trained: None  # type: ignore[method-assign]
+    fault = Fault("kill-coordinator", 0, 0, True, 0.0)
+    with contextlib.nullcontext() if expected else pytest.raises(ServiceError, match="ranks ended that should go on"):
+        chaos._play(fault, trained)
+
+
+def test_a_tree_that_resists(tmp_path: Path) -> None:
+    for _ in range(2):
+        resist(tmp_path / "tree")
+    assert oct((tmp_path / "tree" / "closed").stat().st_mode) == "0o40000"
+    remove_tree(tmp_path / "tree")
+    assert not any(tmp_path.iterdir())

@@ -119,7 +119,7 @@ def faults_of_the_table() -> dict[str, tuple[int, int]]:
 def test_all_pages_count_the_faults_of_chaos_alike() -> None:
     """The table is played again now and then; the sums in words stand elsewhere, too."""
     played = faults_of_the_table()
-    assert played.keys() == KINDS.keys()
+    assert played.keys() <= KINDS.keys()
     said = {}
     for page in [DOCS.parent / "README.md", *DOCS.rglob("*.md")]:
         text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", page.read_text())  # words of a link, without its target
