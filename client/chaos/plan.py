@@ -76,6 +76,7 @@ KINDS = {
     ),
     "scale": Kind("planned changes", "bagua job scale to one node less, then back", takes="node", hosts=2),
     "drain": Kind("planned changes", "bagua node drain, then undrain", takes="node", hosts=2),
+    "upgrade": Kind("planned changes", "bagua node upgrade: an installed daemon takes over from one that runs"),
     "pause": Kind("planned changes", "bagua job pause, and resume after 1 s", lasts_s=1.0, halts=True),
     "kill-coordinator": Kind(
         "coordinator, database", "SIGKILL of the coordinator, started again after 1 s", lasts_s=1.0

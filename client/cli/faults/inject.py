@@ -100,6 +100,8 @@ class Injector:
                 for place in (self._cluster.state / f"node-{node}" / "jobs").iterdir():
                     resist(place / "code")
                 os.kill(self._daemon(node), signal.SIGKILL)
+            case "upgrade":
+                self._cluster.call(lambda client: client.upgrade(node))
             case "kill-starting-keeper":
                 node = self._kill_starting_keeper(fault.chance * START_S)
             case _ if kind.rule:

@@ -113,7 +113,7 @@ def test_the_fault_before_it_is_to_blame() -> None:
     assert len(lines) == 5 and {line.count("|") for line in lines} == {len(HEADINGS) + 1}
     assert by_group([*found.played, Played(JOIN, "", 5.0, 0.1)]) == [
         ["ranks: kill-rank, stop-rank", "2", "3", "0", "500", "750"],
-        ["planned changes: scale, drain, pause", "1", "0", "0", "", ""],
+        ["planned changes: scale, drain, upgrade, pause", "1", "0", "0", "", ""],
         [
             *("network, disk: cut-link, slow-link, delay-link, corrupt-link, full-disk, read-only", "1", "0", "0"),
             *("500", "500"),
