@@ -15,6 +15,15 @@ from bagua.operator.job import GROUP, PLURAL, VERSION
 from bagua.operator.queue import Key, Queue
 from bagua.operator.settings import Settings
 
+# Objects of jobs beside their pods: kinds, and what kopf calls them. Secrets of others are none of the operator's
+# business, so it may not watch any.
+WATCHED = {
+    "StatefulSet": ("apps", "v1", "statefulsets"),
+    "Service": ("", "v1", "services"),
+    "PersistentVolumeClaim": ("", "v1", "persistentvolumeclaims"),
+    "NetworkPolicy": ("networking.k8s.io", "v1", "networkpolicies"),
+    "PodDisruptionBudget": ("policy", "poddisruptionbudgets"),  # of two versions
+}
 log = logging.getLogger("bagua.operator")
 
 
@@ -46,25 +55,33 @@ def make_registry(controller: Controller, settings: Settings) -> kopf.OperatorRe
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def job_changed(namespace: str | None, name: str | None, event: kopf.RawEvent, **_: Any) -> None:
         job = str(namespace), str(name)
-        if event["type"] == "DELETED" or not controller.has_written(job, event["object"]):
+        if controller.job_changed(job, event["object"], event["type"] == "DELETED"):
             queue.wake(job)
 
     @kopf.on.event("", "v1", "pods", labels={JOB_LABEL: kopf.PRESENT}, registry=registry)
     async def pod_changed(namespace: str | None, labels: kopf.Labels, **_: Any) -> None:
-        queue.wake((str(namespace), str(labels[JOB_LABEL])))
-
-    @kopf.on.event("apps", "v1", "statefulsets", labels={JOB_LABEL: kopf.PRESENT}, registry=registry)
-    async def coordinator_changed(namespace: str | None, labels: kopf.Labels, **_: Any) -> None:
         job = str(namespace), str(labels[JOB_LABEL])
-        controller.objects_change(job)
-        queue.wake(job)
+        if controller.pods_changed(job):
+            queue.wake(job)
+
+    async def object_changed(
+        namespace: str | None, labels: kopf.Labels, event: kopf.RawEvent, param: Any = None, **_: Any
+    ) -> None:
+        job = str(namespace), str(labels[JOB_LABEL])
+        if controller.object_changed(job, param, event["object"], event["type"] == "DELETED"):
+            queue.wake(job)
+
+    for kind, place in WATCHED.items():
+        labels = {JOB_LABEL: kopf.PRESENT}
+        kopf.on.event(*place, labels=labels, id=kind, param=kind, registry=registry)(object_changed)
 
     if not settings.namespaces:  # else the operator may not look at machines
 
         @kopf.on.event("", "v1", "nodes", registry=registry)
-        async def machine_changed(**_: Any) -> None:
-            for key in queue.waiting():
-                queue.wake(key)
+        async def machine_changed(name: str | None, event: kopf.RawEvent, **_: Any) -> None:
+            if controller.machine_changed(str(name), event["object"], event["type"] == "DELETED"):
+                for key in queue.waiting():
+                    queue.wake(key)
 
     @kopf.on.cleanup(registry=registry)
     async def end(**_: Any) -> None:

@@ -95,6 +95,8 @@ class Cluster:
         self._client = Client(config=config, field_manager=MANAGER, timeout=httpx2.Timeout(15.0))
         self._taints = frozenset(taints)
         self._kinds = dict(KINDS)
+        self._notices: dict[str, str] = {}  # by machine, where machines are watched
+        self._watched = False
         self.api_groups: frozenset[str] = frozenset()  # of OTHERS that were installed at the last ``find_others``
 
     def close(self) -> None:
@@ -141,6 +143,14 @@ class Cluster:
             if other is not None:
                 found[kind, f"{name}{suffix}"] = hash_of(other)
         return found, credentials
+
+    def machine_changed(self, name: str, body: Manifest | None) -> bool:
+        """Notes a machine as it is now, None: gone; true if its notice has changed since it was asked for."""
+        self._watched = True
+        notice = self._notice_of(body)
+        former = self._notices.get(name, notice)
+        self._notices[name] = notice
+        return former != notice
 
     def find_others(self) -> frozenset[str]:
         """Looks which of OTHERS are installed, and returns their groups. Where the operator may not look, none is.
@@ -292,10 +302,17 @@ class Cluster:
 
     def _notice(self, machine: str) -> str:
         """Says why a machine will go away; empty: it stays."""
+        if machine in self._notices:
+            return self._notices[machine]
         # None: it is gone, or the operator serves some namespaces only.
-        found = self._find(NODE, machine, FORBIDDEN) or {"spec": {}}
-        taints = [one["key"] for one in found["spec"].get("taints") or []]
-        return next((f"{machine} has the taint {one}" for one in taints if one in self._taints), "")
+        found = self._notice_of(self._find(NODE, machine, FORBIDDEN))
+        return self._notices.setdefault(machine, found) if self._watched else found
+
+    def _notice_of(self, body: Manifest | None) -> str:
+        if body is None:
+            return ""
+        taints = [one["key"] for one in body["spec"].get("taints") or []]
+        return next((f"{body['metadata']['name']} has the taint {one}" for one in taints if one in self._taints), "")
 
 
 def _daemon_ended(body: Manifest) -> bool:

@@ -19,11 +19,13 @@ from bagua.operator.cluster import CONFLICT, Cluster, ends
 from bagua.operator.facts import Action, Manifest, Seen
 from bagua.operator.job import KIND, parse
 from bagua.operator.memory import Memory, Objects
+from bagua.operator.objects import hash_of
 from bagua.operator.queue import Key
 from bagua.operator.reconcile import attempt_name, reconcile
 from bagua.operator.settings import Settings
 
 log = logging.getLogger("bagua.operator")
+LASTS_S = 300.0  # what was read is read again after so long, though nothing has told of a change
 RETRY_S = 1.0  # after an API that refused, or did not answer
 SOON_S = 0.2  # after a change that came in between
 END_S = 30  # time for pods of a deleted job to end, where their daemons can't be told
@@ -47,6 +49,7 @@ class Controller:
         try:
             return self._serve(namespace, name)
         except ApiError as error:
+            self._memory((namespace, name)).body.change()
             if error.status.code == CONFLICT:
                 return SOON_S
             if ends(error):
@@ -60,21 +63,47 @@ class Controller:
             log.warning("%s/%s: the Kubernetes API does not answer: %s", namespace, name, first)
             return RETRY_S
 
-    def objects_change(self, job: Key) -> None:
-        """An object of the job that the operator wrote may have changed; from any thread."""
-        self._memory(job).objects_change()
+    # ---- what the API server tells, from any thread; true: the job is to be served
 
-    def has_written(self, job: Key, body: Mapping[str, Any]) -> bool:
-        """True if this process has written this version of the BaguaJob and looked at all that is in it; from any
-        thread."""
-        return self._memory(job).has_written(body)
+    def job_changed(self, job: Key, body: Mapping[str, Any], deleted: bool) -> bool:
+        """The BaguaJob has changed. What this process has written itself is known."""
+        memory = self._memory(job)
+        if not deleted and memory.has_written(body):
+            return False
+        memory.body.change()
+        return True
+
+    def pods_changed(self, job: Key) -> bool:
+        """A pod of the job has changed."""
+        self._memory(job).pods.change()
+        return True
+
+    def object_changed(self, job: Key, kind: str, body: Mapping[str, Any], deleted: bool) -> bool:
+        """An object of the job that the operator alone should write has changed; or its status, which tells nothing
+        but how its pod does."""
+        objects = self._memory(job).objects
+        kept = objects.peek()
+        known = kept.hashes.get((kind, str(body["metadata"]["name"]))) if kept is not None else None
+        if not deleted and known == hash_of(dict(body)):
+            return kind == "StatefulSet"
+        objects.change()
+        return True
+
+    def machine_changed(self, name: str, body: Mapping[str, Any], deleted: bool) -> bool:
+        """A machine has changed; true: so that pods must leave it, or need not any more."""
+        if not self._cluster.machine_changed(name, None if deleted else dict(body)):
+            return False
+        for memory in list(self._memories.values()):
+            memory.pods.change()
+        return True
 
     def _memory(self, job: Key) -> Memory:
         return self._memories.setdefault(job, Memory())
 
     def _serve(self, namespace: str, name: str) -> float | None:
         job = namespace, name
-        body = self._cluster.get(KIND, namespace, name)
+        now = time.monotonic()
+        body = self._memory(job).body.get(lambda: self._cluster.get(KIND, namespace, name), now, LASTS_S)
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._leave(job)
             return None  # what the BaguaJob owns goes with it
@@ -83,10 +112,12 @@ class Controller:
             self._leave(job)
             memory = self._memories[job] = Memory(body["metadata"]["uid"])
         uid = memory.uid
-        kept = memory.objects(lambda: self._read_objects(job, uid), time.monotonic(), self._settings.poll_s)
+        kept = memory.objects.get(lambda: self._read_objects(job, uid), now, LASTS_S)
+        if kept.access is None:  # nothing tells when cert-manager has made a Secret
+            memory.objects.change()
         seen = Seen(
             body=body,
-            pods=self._cluster.pods(namespace, name, uid),
+            pods=memory.pods.get(lambda: self._cluster.pods(namespace, name, uid), now, LASTS_S),
             hashes=kept.hashes,
             secrets=credentials.secrets_seen(kept.token, kept.tls),
             coordinator_credentials=kept.started_with,
@@ -188,16 +219,19 @@ class Controller:
             self._cluster.write_event(seen.body, new["phase"], new.get("message") or new["phase"], status.stamp(now))
 
     def _perform(self, seen: Seen, action: Action, client: Client | None) -> None:
+        memory = self._memory(seen.key)
         match action:
             case facts.Apply(manifest):
-                self.objects_change(seen.key)
+                memory.objects.change()
                 self._cluster.apply(manifest)
             case facts.Create(manifest):
+                memory.pods.change()
                 self._cluster.create(manifest)
             case facts.Delete(kind, name):
+                memory.change()
                 self._cluster.delete(kind, seen.namespace, name)
             case facts.MakeCredentials():
-                self.objects_change(seen.key)
+                memory.objects.change()
                 self._make_credentials(seen, action)
             case _:
                 if client is not None:

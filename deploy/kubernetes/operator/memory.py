@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from bagua.operator.facts import Manifest, Trouble
+from bagua.operator.facts import Manifest, Pod, Trouble
 
+T = TypeVar("T")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before a thing that was refused is tried again
 VERSIONS = 8  # the API server tells of as many writes, at most, after later ones
 
@@ -30,6 +31,34 @@ class Objects:
         return (self.token, self.tls) if self.started_with and self.token and self.tls else None
 
 
+class Kept(Generic[T]):
+    """Something that was read, as long as nothing tells of a change."""
+
+    def __init__(self) -> None:
+        self._read_at = 0.0
+        self._changes, self._changes_read = 1, 0
+        self._value: T
+
+    def get(self, read: Callable[[], T], now: float, lasts_s: float) -> T:
+        """Returns what was read less than ``lasts_s`` ago, if it may not have changed; else calls ``read``."""
+        changes = self._changes
+        if changes != self._changes_read or now - self._read_at >= lasts_s:
+            self._value, self._read_at, self._changes_read = read(), now, changes
+        return self._value
+
+    def put(self, value: T) -> None:
+        """Takes what this process has written."""
+        self._value = value
+
+    def peek(self) -> T | None:
+        """Returns what was read last, if anything was."""
+        return self._value if self._changes_read else None
+
+    def change(self) -> None:
+        """The next look reads it; from any thread."""
+        self._changes += 1
+
+
 class Memory:
     """Memory of one job. ``uid``: of the BaguaJob; empty: no look has found it yet."""
 
@@ -39,20 +68,14 @@ class Memory:
         self.refusal: Trouble | None = None  # of what was tried last
         self._refused_of, self._pause_s, self._again_at = "", 0.0, 0.0
         self._versions: deque[str] = deque(maxlen=VERSIONS)
-        self._objects: Objects | None = None
-        self._read_at = 0.0
-        self._changes = self._changes_read = 0
+        self.body: Kept[Manifest | None] = Kept()
+        self.pods: Kept[tuple[Pod, ...]] = Kept()
+        self.objects: Kept[Objects] = Kept()
 
-    def objects(self, read: Callable[[], Objects], now: float, lasts_s: float) -> Objects:
-        """Returns the objects that were read less than ``lasts_s`` ago, if none was missing or may have changed; else
-        calls ``read``. Old ones do no harm: an object is written once more, or a little later.
-        """
-        changes, kept = self._changes, self._objects
-        fresh = changes == self._changes_read and now - self._read_at < lasts_s
-        if kept is not None and kept.access and fresh:
-            return kept
-        self._objects, self._read_at, self._changes_read = read(), now, changes
-        return self._objects
+    def change(self) -> None:
+        """The next look reads all of it."""
+        for one in (self.body, self.pods, self.objects):
+            one.change()
 
     def refused(self, trouble: Trouble, generation: str, now: float) -> None:
         """Notes a refusal: the next try follows after a pause, which doubles with each of this generation."""
@@ -65,13 +88,10 @@ class Memory:
         waits = self.refusal is not None and self._refused_of == generation
         return max(0.0, self._again_at - now) if waits else 0.0
 
-    def objects_change(self) -> None:
-        """The next look reads them; from any thread."""
-        self._changes += 1
-
     def written(self, body: Manifest) -> None:
         """Notes the version of the BaguaJob that this process wrote."""
         self._versions.append(_version(body))
+        self.body.put(body)
 
     def has_written(self, body: Mapping[str, Any]) -> bool:
         """True if ``written`` was called with this version."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ for part in ("kmock", "kopf", "lightkube"):
     pytest.importorskip(part, reason=f"the operator's tests need {part}")
 
 from rig.clusters.kubernetes_mock import JOBS, PODS, Operator  # noqa: E402
+
+from bagua.operator.controller import Controller  # noqa: E402
 
 ELASTIC = {"image": "b:1", "replicas": 2, "elastic": {"maxReplicas": 4}, "run": {"script": "t.py"}}
 SECRETS = "/api/v1/namespaces/n/secrets"
@@ -82,6 +85,30 @@ def test_the_coordinator_tells_of_changes(operator: Operator, coordinator_of: Ca
     assert status["message"] == "cancelled: enough"
     assert not operator.api.refusals
     assert operator.api.asked["GET", "/api/v1/namespaces/n/services"] == services, "they are not read at each look"
+
+
+def test_a_job_that_waits_asks_the_api_server_nothing(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fifty of them would ask 60 times a second. What somebody deletes is made again at once."""
+    looks: Counter[str] = Counter()
+    serve = Controller.serve
+
+    def counted(self: Controller, namespace: str, name: str) -> float | None:
+        again = serve(self, namespace, name)
+        looks[name] += 1
+        return again
+
+    def after_more_looks() -> list[int]:
+        wanted = looks["j"] + 5
+        operator.wait(lambda: looks["j"] >= wanted)
+        return [operator.api.asked["GET", path] for path in (f"{JOBS}/j", f"{SECRETS}/j-token", f"{SECRETS}/j-tls")]
+
+    monkeypatch.setattr(Controller, "serve", counted)
+    operator.submit("j", **ELASTIC)
+    operator.wait(lambda: operator.names(PODS) == ["j-0", "j-1"])
+    operator.wait(lambda: after_more_looks() == after_more_looks())
+    services = "/api/v1/namespaces/n/services"
+    operator.http.delete(f"{services}/j-coordinator").raise_for_status()
+    operator.wait(lambda: operator.names(services) == ["j-coordinator"])
 
 
 def test_a_job_from_its_creation_to_its_deletion(operator: Operator, coordinator_of: Callable[[str], Any]) -> None:

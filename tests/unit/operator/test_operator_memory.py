@@ -2,43 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from bagua.operator.memory import Memory, Objects
+from bagua.operator.memory import Kept, Memory
 
-WHOLE = Objects({("Service", "j"): "hash"}, "mark", {"data": {}}, {"data": {}})
 LASTS_S = 5.0
 
 
-def test_objects_are_read_again_when_they_are_old_or_may_have_changed() -> None:
-    memory, now = Memory(), 100.0
-    read: list[Objects] = []
+def test_what_was_read_is_read_again_when_it_is_old_or_may_have_changed() -> None:
+    kept: Kept[str] = Kept()
+    read: list[str] = []
+    now = 0.0
+    assert kept.peek() is None
 
-    def look(found: Objects = WHOLE) -> int:
-        memory.objects(lambda: read.append(found) or found, now, LASTS_S)
+    def look() -> int:
+        kept.get(lambda: read.append("") or "read", now, LASTS_S)
         return len(read)
 
-    assert look() == 1 and look() == 1
+    assert look() == 1 and look() == 1 and kept.peek() == "read"
     now += LASTS_S
     assert look() == 2 and look() == 2
-    memory.objects_change()
+    kept.change()
     assert look() == 3 and look() == 3
-    memory.objects_change()
-    incomplete = replace(WHOLE, tls=None)  # cert-manager makes it, and nothing tells when
-    assert look(incomplete) == 4 and look(incomplete) == 5
+    kept.put("written")
+    assert kept.get(lambda: "read", now, LASTS_S) == "written"
 
 
 def test_a_change_during_the_reading_is_not_missed() -> None:
-    memory = Memory()
+    kept: Kept[str] = Kept()
 
-    def read() -> Objects:
-        memory.objects_change()
-        return WHOLE
+    def read() -> str:
+        kept.change()
+        return "old"
 
-    memory.objects(read, 0.0, LASTS_S)
-    other = replace(WHOLE, started_with="other")
-    assert memory.objects(lambda: other, 0.0, LASTS_S) is other
+    assert kept.get(read, 0.0, LASTS_S) == "old"
+    kept.put("written meanwhile")
+    assert kept.get(lambda: "new", 0.0, LASTS_S) == "new"
 
 
 def body(version: str, **status: Any) -> dict[str, Any]:
