@@ -12,7 +12,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -32,6 +32,7 @@ from bagua.client.describe import ENDED
 from bagua.dashboard.access import Access
 from bagua.dashboard.documents import job_row, no_again
 from bagua.dashboard.feed import Connect, Feeds
+from bagua.dashboard.guests import Guests
 from bagua.dashboard.log_tail import LogTail
 from bagua.dashboard.stream import ClusterView, JobView, events
 from bagua.proto import common_pb2, job_pb2
@@ -113,8 +114,8 @@ class Headers:
 class Dashboard:
     """Handlers of all paths. ``connect`` makes a client of the coordinator, ``token`` is the cluster's."""
 
-    def __init__(self, connect: Connect, access: Access) -> None:
-        self._connect, self.access = connect, access
+    def __init__(self, connect: Connect, access: Access, guests: Guests) -> None:
+        self._connect, self.access, self.guests = connect, access, guests
         self._client: Client | None = None
         self._feeds: Feeds | None = None
         self._tabs = 0
@@ -152,10 +153,11 @@ class Dashboard:
 
     def _safely(self, handler: Handler) -> Handler:
         async def handle(request: Request) -> Response:
-            if self.access.shows_token(request) and self.access.too_many():
+            if self.access.shows_token(request) and self.access.too_many(request):
                 return refusal(429, TOO_MANY)
             if not self.access.known(request):
                 return refusal(401, "Log in first.")
+            self.guests.admit(request.client)
             if request.method == "POST" and not self.access.own_page(request):
                 return refusal(403, "This request does not come from the dashboard's own page.")
             try:
@@ -177,14 +179,15 @@ class Dashboard:
     async def _log_in(self, request: Request) -> Response:
         if not self.access.own_page(request):
             return refusal(403, "This request does not come from the dashboard's own page.")
-        if self.access.too_many():
+        if self.access.too_many(request):
             return refusal(429, TOO_MANY)
         given = await _body(request)
-        session = self.access.log_in(str(given.get("token", "")).strip(), str(given.get("code", "")))
+        session = self.access.log_in(request, str(given.get("token", "")).strip(), str(given.get("code", "")))
         if session is None:
             return refusal(401, "That is not the token of this cluster. It lies in the coordinator's state folder.")
-        response = Document({})
-        self.access.set_cookie(response, session)
+        self.guests.admit(request.client)
+        response = Document({"proof": self.access.proof(session)})
+        self.access.set_cookie(request, response, session)
         return response
 
     async def _log_out(self, request: Request) -> Response:
@@ -285,7 +288,7 @@ async def _body(request: Request) -> dict[str, Any]:
     try:
         found = await request.json()
         json.dumps(found, ensure_ascii=False).encode()  # escapes may spell what is no text
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, ClientDisconnect):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 
 from bagua.base.address import join_address, split_address
+from bagua.base.descriptors import raise_descriptor_limit
 from bagua.base.errors import ConfigError
 from bagua.base.security import TlsFiles, check_listen_address, follow_files
 from bagua.client import Client, find_reach
 from bagua.dashboard.access import Access
 from bagua.dashboard.app import Dashboard
+from bagua.dashboard.guests import Guests
+
+HANDSHAKE_S = 5.0  # limit of TLS's
 
 
 def serve(
@@ -34,18 +40,20 @@ def serve(
     with Client(reach.address, reach.token, reach.tls):  # wrong settings are told before anything is served
         pass
     host, port = split_address(listen)
-    access = Access(reach.token, (*names, host), secure=reach.tls is not None)
-    app = Dashboard(lambda: Client(reach.address, reach.token, reach.tls), access).app()
+    access, guests = Access(reach.token, (*names, host), secure=reach.tls is not None), Guests()
+    app = Dashboard(lambda: Client(reach.address, reach.token, reach.tls), access, guests).app()
+    raise_descriptor_limit()
     with _listener(host, port) as listener:
         config = uvicorn.Config(
             app,
-            log_level="warning",
+            http=guests.protocol(),
+            loop="asyncio",
+            log_level="error",  # what is no HTTP would be a line each
             access_log=False,
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=2,
             timeout_keep_alive=20,
-            limit_concurrency=400,
             h11_max_incomplete_event_size=32 << 10,
             ws="none",
             **_tls(reach.tls, client_certificates),
@@ -56,7 +64,14 @@ def serve(
         scheme = "http" if reach.tls is None else "https"
         shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
         on_ready(f"{scheme}://{join_address(shown, listener.getsockname()[1])}", access.code)
-        uvicorn.Server(config).run(sockets=[listener])
+        asyncio.run(_serve(uvicorn.Server(config), listener))
+
+
+async def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    if server.config.ssl is not None:  # asyncio waits a minute
+        loop.create_server = partial(loop.create_server, ssl_handshake_timeout=HANDSHAKE_S)  # type: ignore[method-assign]
+    await server.serve([listener])
 
 
 def _tls(files: TlsFiles | None, client_certificates: bool) -> dict[str, Any]:

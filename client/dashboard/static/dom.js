@@ -32,8 +32,11 @@ export class Refused extends Error {
   constructor(status, words) { super(words); this.status = status; }
 }
 
+// What this origin keeps beside the cookie, which goes to all ports of the host: both together are a session.
+export const proof = () => localStorage.getItem("bagua-proof") || "";
+
 export async function ask(path, body) {
-  const options = { headers: { "x-bagua-dashboard": "1" } };
+  const options = { headers: { "x-bagua-dashboard": "1", "x-bagua-proof": proof() } };
   if (body !== undefined) {
     options.method = "POST";
     options.body = JSON.stringify(body);
@@ -43,6 +46,7 @@ export async function ask(path, body) {
   try { answer = await fetch(path, options); } catch { throw new Refused(0, "The dashboard does not answer."); }
   const document = await answer.json().catch(() => ({}));
   if (!answer.ok) throw new Refused(answer.status, document.error || `The dashboard answered ${answer.status}.`);
+  if (document.proof) localStorage.setItem("bagua-proof", document.proof);
   return document;
 }
 

@@ -1,6 +1,6 @@
 // The stream of this tab: open while the tab is seen, so hidden and closed tabs cost nothing.
 
-import { ask } from "./dom.js";
+import { ask, proof } from "./dom.js";
 
 let source = null;
 let wanted = null;
@@ -16,7 +16,7 @@ function open() {
   close();
   if (wanted === null || document.hidden) return;
   const { path, handlers, lost } = wanted;
-  source = new EventSource(path);
+  source = new EventSource(`${path}${path.includes("?") ? "&" : "?"}proof=${proof()}`);
   source.onopen = () => light("on", "live");
   source.onerror = async () => {
     if (source?.readyState !== EventSource.CLOSED && source !== null) { light("off", "connecting …"); return; }

@@ -30,7 +30,6 @@ PERIOD_S = 60.0  # between two lines of the log about refusals
 _MAX_ADDRESSES = 1_000
 _SHOWN = 10  # addresses in one line
 _OTHERS = "others"
-_MOST_DESCRIPTORS = 1 << 20  # where the system sets no limit
 
 log = structlog.get_logger("coordinator.rpc")
 
@@ -298,16 +297,6 @@ def _socket_inode(descriptor: int) -> int | None:
     except OSError:
         return None
     return status.st_ino if stat.S_ISSOCK(status.st_mode) else None
-
-
-def raise_descriptor_limit() -> int:
-    """The soft limit of open files becomes the hard one; returns it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else hard
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # a system whose limit is lower than it says
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def limit_of_strangers(descriptors: int) -> int:

@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection
 
 import bagua
 from bagua.base.address import join_address, split_address
+from bagua.base.descriptors import raise_descriptor_limit
 from bagua.base.errors import ConfigError
 from bagua.base.protocol import OLDEST, PROTOCOL
 from bagua.base.retention import parse_keep
@@ -36,7 +37,6 @@ from bagua.daemon.coordinator.host.connections import (
     OwnSockets,
     Refusals,
     limit_of_strangers,
-    raise_descriptor_limit,
 )
 from bagua.daemon.coordinator.host.other_coordinators import (
     DatabaseSilence,

@@ -6,12 +6,13 @@ import json
 import os
 import select
 import signal
+import socket
 import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,16 @@ def job(served: CoordinatorProcess, peers: list[Peer]) -> Iterator[ReportingJob]
 def page(served: CoordinatorProcess) -> Iterator[Any]:
     """A browser's place: logged in."""
     with httpx.Client(base_url=served.dashboard, headers=OWN, timeout=WAIT_S) as client:
-        assert client.post("/api/login", json={"token": served.token}).status_code == 200
+        log_in(client, served)
         yield client
+
+
+def log_in(client: httpx.Client, process: CoordinatorProcess) -> httpx.Response:
+    """As the page does: the cookie, and its proof in each request from then on."""
+    answer = client.post("/api/login", json={"token": process.token})
+    assert answer.status_code == 200
+    client.headers["x-bagua-proof"] = answer.json()["proof"]
+    return answer
 
 
 def events(page: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -90,7 +99,7 @@ def test_without_a_session_nothing_is_told(served, job):
         assert stranger.post(f"/api/jobs/{job.job_id}/cancel").status_code == 401
         wrong = stranger.post("/api/login", json={"token": served.token + "x"})
         assert wrong.status_code == 401 and not wrong.cookies
-        right = stranger.post("/api/login", json={"token": served.token})
+        right = log_in(stranger, served)
         cookie = right.headers["set-cookie"].lower()
         assert "httponly" in cookie and "samesite=strict" in cookie and "secure" not in cookie
         assert stranger.get("/api/hello").status_code == 200
@@ -98,12 +107,38 @@ def test_without_a_session_nothing_is_told(served, job):
         assert stranger.get("/api/hello").status_code == 401
 
 
+def test_a_cookie_without_its_proof_opens_nothing(served, page):
+    """As a server on another port of this host gets it from the browser."""
+    with httpx.Client(base_url=served.dashboard, headers=OWN, cookies=page.cookies) as other:
+        assert other.get("/api/hello").status_code == 401 and other.get("/api/stream").status_code == 401
+        assert other.get("/api/hello", headers={"x-bagua-proof": page.headers["x-bagua-proof"]}).status_code == 200
+
+
+@pytest.mark.parametrize("begin", [b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"POST /api/login HTTP/1.1\r\n"])
+def test_silent_connections_keep_nobody_out(start, begin):
+    """Nor do those that begin a request and do not end it."""
+    process = start("--dashboard", "127.0.0.1:0")
+    url = httpx.URL(process.dashboard)
+    with ExitStack() as held, httpx.Client(base_url=url, headers=OWN, timeout=WAIT_S) as user:
+        log_in(user, process)
+        others = [held.enter_context(socket.create_connection((url.host, url.port))) for _ in range(450)]
+        for one in others:
+            with suppress(OSError):  # it was one too many
+                one.sendall(begin)
+        assert user.get("/api/hello").status_code == 200
+        with httpx.Client(base_url=url, headers=OWN, timeout=WAIT_S) as newcomer:
+            log_in(newcomer, process)
+            assert first(newcomer, "/api/stream", "counts")
+    code, errors = process.end()
+    assert code == 0 and "Traceback" not in errors and "Invalid HTTP" not in errors, errors
+
+
 def test_guesses_end_after_some(start):
     """In headers as at the log-in. A session that is open goes on."""
     process = start("--dashboard", "127.0.0.1:0")
     right, wrong = ({"authorization": f"Bearer {token}"} for token in (process.token, "guess"))
     with httpx.Client(base_url=process.dashboard, headers=OWN) as user, httpx.Client(base_url=user.base_url) as other:
-        assert user.post("/api/login", json={"token": process.token}).status_code == 200
+        log_in(user, process)
         assert other.get("/api/hello", headers=right).status_code == 200
         found = [other.get("/api/hello", headers=wrong).status_code for _ in range(MAX_WRONG + 1)]
         assert found == [401] * MAX_WRONG + [429]
@@ -247,8 +282,8 @@ def test_under_tls_the_cookie_is_secure_and_certificates_may_be_asked_for(start,
     process = start("--dashboard", "127.0.0.1:0", "--auto-tls", "localhost")
     assert process.dashboard.startswith("https://") and process.tls is not None
     with httpx.Client(base_url=process.dashboard, verify=_trusting(process.tls), headers=OWN) as client:
-        answer = client.post("/api/login", json={"token": process.token})
-        assert "secure" in answer.headers["set-cookie"].lower()
+        cookie = log_in(client, process).headers["set-cookie"]
+        assert "secure" in cookie.lower() and cookie.startswith("__Host-")
         assert client.get("/api/hello").status_code == 200
     make_certificates(tmp_path / "foreign", ["localhost"])
     foreign = TlsFiles.in_folder(tmp_path / "foreign")

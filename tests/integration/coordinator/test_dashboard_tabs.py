@@ -22,6 +22,7 @@ from rig.coordinator.dashboards import SCRIPT, ReportingJob
 
 from bagua.dashboard import app, feed
 from bagua.dashboard.access import Access
+from bagua.dashboard.guests import Guests
 from bagua.dashboard.stream import LOG_LINES, TICK_S
 from bagua.proto import common_pb2 as c
 from bagua.proto import node_pb2 as n
@@ -37,7 +38,7 @@ class Here:
     """The server on a thread of this process. ``url``: where it listens."""
 
     def __init__(self, served: CoordinatorProcess) -> None:
-        dashboard = app.Dashboard(served.client, Access(served.token))
+        dashboard = app.Dashboard(served.client, Access(served.token), Guests())
         self._server = uvicorn.Server(uvicorn.Config(dashboard.app(), log_level="warning", ws="none"))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"

@@ -225,7 +225,7 @@ print("cut")
 
 def test_the_soft_limit_is_raised():
     code = (
-        "import resource; from bagua.daemon.coordinator.host.connections import raise_descriptor_limit;"
+        "import resource; from bagua.base.descriptors import raise_descriptor_limit;"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1];"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard)); assert raise_descriptor_limit() == hard"
     )

@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from bagua.base.errors import ConfigError
 from bagua.cli import dashboard as command
-from bagua.dashboard.access import CODE_S, COOKIE, MAX_SESSIONS, MAX_WRONG, SESSION_S, Access
+from bagua.dashboard.access import CODE_S, MAX_SESSIONS, MAX_WRONG, SESSION_S, Access, cookie_name
 from bagua.dashboard.documents import no_again
 from bagua.proto import common_pb2
 
@@ -21,73 +21,97 @@ class Clock:
         return self.now
 
 
-def request(**headers: str) -> Request:
+def request(port: int = 7680, come_from: str = "127.0.0.1", query: str = "", **headers: str) -> Request:
     named = {"host": "127.0.0.1:7680", **{name.replace("_", "-"): value for name, value in headers.items()}}
     raw = [(name.encode(), value.encode()) for name, value in named.items()]
-    return Request(
-        {"type": "http", "method": "POST", "scheme": "http", "path": "/", "query_string": b"", "headers": raw}
-    )
+    scope = {"type": "http", "method": "POST", "scheme": "http", "path": "/", "query_string": query.encode()}
+    return Request({**scope, "headers": raw, "server": ("127.0.0.1", port), "client": (come_from, 1)})
 
 
-def with_session(session: str | None) -> Request:
-    return request(cookie=f"{COOKIE}={session}")
+def with_session(access: Access, session: str | None) -> Request:
+    proof = access.proof(session or "")
+    return request(cookie=f"{cookie_name(request())}={session}", x_bagua_proof=proof)
 
 
 def test_the_token_opens_a_session_that_ends():
     clock = Clock()
     access = Access("secret", clock=clock)
-    assert access.log_in("wrong", "") is None and access.log_in("", "") is None
-    session = access.log_in("secret", "")
-    assert access.known(with_session(session)) and not access.known(with_session("guess"))
+    assert access.log_in(request(), "wrong", "") is None and access.log_in(request(), "", "") is None
+    session = access.log_in(request(), "secret", "")
+    assert access.known(with_session(access, session)) and not access.known(with_session(access, "guess"))
     assert access.known(request(authorization="Bearer secret")) and not access.known(request(authorization="Bearer x"))
     clock.now += SESSION_S + 1
-    assert not access.known(with_session(session))
+    assert not access.known(with_session(access, session))
+
+
+def test_a_server_on_another_port_can_do_nothing_with_the_cookie():
+    """Browsers send it there, too. The proof is in the storage of the page's origin."""
+    access = Access("secret")
+    session = access.log_in(request(), "secret", "")
+    cookie = f"{cookie_name(request())}={session}"
+    assert not access.known(request(cookie=cookie)) and not access.known(request(cookie=cookie, x_bagua_proof=session))
+    assert not access.known(request(cookie=cookie, x_bagua_proof=Access("secret").proof(session)))
+    assert not access.known(request(x_bagua_proof=access.proof(session)))
+    assert not access.known(request(port=7681, cookie=cookie, x_bagua_proof=access.proof(session)))
+    assert access.known(request(cookie=cookie, x_bagua_proof=access.proof(session)))
+    assert access.known(request(cookie=cookie, query=f"job=a&proof={access.proof(session)}"))  # of a stream
+
+
+def test_wrong_tokens_of_one_address_keep_no_other_out():
+    access = Access("secret", clock=Clock())
+    for _ in range(MAX_WRONG):
+        access.log_in(request(come_from="10.0.0.1"), "wrong", "")
+        access.log_in(request(come_from="2001:db8::1"), "wrong", "")
+    assert access.too_many(request(come_from="10.0.0.1")) and access.too_many(request(come_from="2001:db8::2"))
+    assert not access.too_many(request(come_from="10.0.0.2")) and not access.too_many(
+        request(come_from="2001:db8:1::1")
+    )
 
 
 def test_logging_out_ends_the_session():
     access = Access("secret")
-    session = access.log_in("secret", "")
-    access.log_out(with_session(session))
-    assert not access.known(with_session(session))
+    session = access.log_in(request(), "secret", "")
+    access.log_out(with_session(access, session))
+    assert not access.known(with_session(access, session))
 
 
 def test_a_code_opens_one_session_and_not_for_long():
     clock = Clock()
     access = Access("secret", clock=clock)
     code = access.code
-    assert access.log_in("", code) is not None
-    assert access.log_in("", code) is None and access.log_in("", "") is None
+    assert access.log_in(request(), "", code) is not None
+    assert access.log_in(request(), "", code) is None and access.log_in(request(), "", "") is None
     late = Access("secret", clock=clock)
     code = late.code
     clock.now += CODE_S + 1
-    assert late.log_in("", code) is None
+    assert late.log_in(request(), "", code) is None
 
 
 def test_sessions_and_wrong_tokens_are_bounded():
     clock = Clock()
     access = Access("secret", clock=clock)
-    first = access.log_in("secret", "")
+    first = access.log_in(request(), "secret", "")
     for _ in range(MAX_SESSIONS):
-        access.log_in("secret", "")
-    assert not access.known(with_session(first))
+        access.log_in(request(), "secret", "")
+    assert not access.known(with_session(access, first))
     for _ in range(MAX_WRONG):
-        assert not access.too_many()
-        access.log_in("wrong", "")
-    assert access.too_many()
+        assert not access.too_many(request())
+        access.log_in(request(), "wrong", "")
+    assert access.too_many(request())
     clock.now += 61
-    assert not access.too_many()
+    assert not access.too_many(request())
 
 
 def test_wrong_tokens_in_headers_are_counted_with_those_that_are_typed():
     access = Access("secret", clock=Clock())
-    session = access.log_in("secret", "")
+    session = access.log_in(request(), "secret", "")
     for _ in range(MAX_WRONG // 2):
-        access.log_in("wrong", "")
-        assert not access.too_many()
+        access.log_in(request(), "wrong", "")
+        assert not access.too_many(request())
         assert not access.known(request(authorization="Bearer wrong"))
-    assert access.too_many()
-    assert access.shows_token(request(authorization="Bearer secret")) and access.known(with_session(session))
-    assert not access.shows_token(with_session(session))
+    assert access.too_many(request())
+    assert access.shows_token(request(authorization="Bearer secret")) and access.known(with_session(access, session))
+    assert not access.shows_token(with_session(access, session))
 
 
 @pytest.mark.parametrize(
