@@ -830,20 +830,26 @@ class DrainNodeRequest(google.protobuf.message.Message):
     NODE_ID_FIELD_NUMBER: builtins.int
     THIS_RUN_FIELD_NUMBER: builtins.int
     EXIT_CODE_FIELD_NUMBER: builtins.int
+    GONE_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     this_run: builtins.bool
     """while this run of its daemon lives; the next one takes jobs. Else until UndrainNode"""
     exit_code: builtins.int
     """Its daemon ends, with this code, once no job has a part there."""
+    gone: builtins.str
+    """Its machine or pod is gone, and nothing of it runs any more: why, in words. Jobs go on, or end, without it at once.
+    FAILED_PRECONDITION while it has a session. Does not drain.
+    """
     def __init__(
         self,
         *,
         node_id: builtins.str = ...,
         this_run: builtins.bool = ...,
         exit_code: builtins.int | None = ...,
+        gone: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_exit_code", b"_exit_code", "exit_code", b"exit_code"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_exit_code", b"_exit_code", "exit_code", b"exit_code", "node_id", b"node_id", "this_run", b"this_run"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_exit_code", b"_exit_code", "exit_code", b"exit_code", "gone", b"gone", "node_id", b"node_id", "this_run", b"this_run"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_exit_code", b"_exit_code"]) -> typing.Literal["exit_code"] | None: ...
 
 global___DrainNodeRequest = DrainNodeRequest

@@ -408,6 +408,11 @@ class Client:
             self._stub.DrainNode, job_pb2.DrainNodeRequest(node_id=node_id, this_run=this_run, exit_code=exit_code)
         )
 
+    def gone(self, node_id: str, why: str) -> None:
+        """Tells that nothing of the node runs any more, as its machine or its pod is gone. Raises NotFoundError, and
+        ConflictError while it has a session."""
+        self._call(self._stub.DrainNode, job_pb2.DrainNodeRequest(node_id=node_id, gone=why))
+
     def undrain(self, node_id: str) -> job_pb2.Node:
         """Lets jobs begin on the node again. Raises NotFoundError."""
         return self._call(self._stub.UndrainNode, job_pb2.UndrainNodeRequest(node_id=node_id))

@@ -221,6 +221,9 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
 
     async def DrainNode(self, request: job_pb2.DrainNodeRequest, context: Context) -> job_pb2.DrainNodeReply:
         """Returns before it is empty."""
+        if request.gone:
+            view, jobs = self.service.gone(request.node_id, request.gone)
+            return job_pb2.DrainNodeReply(node=node_message(view), jobs=jobs)
         view, jobs = await self.service.drain(request.node_id, True, request.this_run)
         session = self.sessions.get(request.node_id)
         if request.HasField("exit_code") and session is not None:

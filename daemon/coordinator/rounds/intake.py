@@ -20,7 +20,7 @@ from bagua.daemon.coordinator.rounds.inbox import (
 from bagua.daemon.coordinator.rounds.live_state import Board
 from bagua.daemon.coordinator.rounds.requests import Wished
 from bagua.daemon.coordinator.rules.clock import ServiceClock
-from bagua.daemon.coordinator.rules.domain import JobRecord, LocalJob, NodeRecord
+from bagua.daemon.coordinator.rules.domain import JobRecord, LocalJob, NodeRecord, NodeView, Phase
 from bagua.daemon.coordinator.streams.sessions import NodeSession
 from bagua.daemon.coordinator.streams.watchers import STOPPING
 
@@ -68,6 +68,14 @@ class Intake:
     def heard(self, session: NodeSession) -> None:
         """A daemon whose introduction is not written yet is there."""
         self._board.note_heard(session.node_id, session.heard_clock)
+
+    def gone(self, node: NodeView, jobs: Iterable[JobRecord], why: str) -> None:
+        """Takes from outside that nothing is left of a node without a session, as if its daemon said so."""
+        for job in jobs:
+            over = LocalJob(job.job_id, job.generation, Phase.STOPPED, error=why, withdrawn=True)
+            fact = Fact(node.node_id, node.boot_id, over)
+            self.inbox.facts[fact.key] = fact
+        self._wake.set()
 
     def node_gone(self, session: NodeSession) -> None:
         """Ends a session. That counts at once, and is kept until it is written."""

@@ -126,10 +126,23 @@ class Service:
         self.node(node_id)
         there = self._board.on_node(node_id)
         if draining:
-            jobs = (self._board.job(job_id) for job_id in there)
-            requests.last_of(node_id, [job for job in jobs if job is not None])
+            requests.last_of(node_id, self._jobs_on(node_id))
         await self._intake.drain(node_id, draining, this_run)
         return self._board.views[node_id], there
+
+    def gone(self, node_id: str, why: str) -> tuple[NodeView, list[str]]:
+        """Takes from outside that nothing is left of a node, as its machine or its pod is gone. Raises NotFoundError,
+        and ConflictError while it has a session."""
+        node = self.node(node_id)
+        if node.connected:
+            raise ConflictError(f"Node {node_id} has a session: it is not gone. [BG813]")
+        jobs = self._jobs_on(node_id)
+        self._intake.gone(node, jobs, why)
+        return node, [job.job_id for job in jobs]
+
+    def _jobs_on(self, node_id: str) -> list[JobRecord]:
+        jobs = (self._board.job(job_id) for job_id in self._board.on_node(node_id))
+        return [job for job in jobs if job is not None]
 
     def growth(self, job: JobRecord) -> str:
         """Says why nobody joins a job that could have more, in words."""

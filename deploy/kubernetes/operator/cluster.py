@@ -95,7 +95,7 @@ class Cluster:
         self._client = Client(config=config, field_manager=MANAGER, timeout=httpx2.Timeout(15.0))
         self._taints = frozenset(taints)
         self._kinds = dict(KINDS)
-        self._notices: dict[str, str] = {}  # by machine, where machines are watched
+        self._notices: dict[str, str | None] = {}  # by machine, where machines are watched
         self._watched = False
         self.api_groups: frozenset[str] = frozenset()  # of OTHERS that were installed at the last ``find_others``
 
@@ -121,7 +121,7 @@ class Cluster:
         return found if found is not None and (made or belongs(found, uid)) else None
 
     def pods(self, namespace: str, name: str, uid: str) -> tuple[Pod, ...]:
-        notices: dict[str, str] = {}
+        notices: dict[str, str | None] = {}
         found = sorted(self._daemons(namespace, name, uid), key=lambda one: one["metadata"]["name"])
         return tuple(self._pod(one, notices) for one in found)
 
@@ -281,18 +281,22 @@ class Cluster:
         found = self._client.list(KINDS["Pod"], namespace=namespace, labels=labels)
         return [dict(one) for one in found if belongs(one, uid)]
 
-    def _pod(self, body: Manifest, notices: dict[str, str]) -> Pod:
+    def _pod(self, body: Manifest, notices: dict[str, str | None]) -> Pod:
         metadata, machine = body["metadata"], body["spec"].get("nodeName", "")
         if machine and machine not in notices:
             notices[machine] = self._notice(machine)
-        notice = notices.get(machine, "")
+        notice = notices.get(machine) or ""
         for condition in body.get("status", {}).get("conditions", []):
             if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
                 notice = f"evicted: {condition.get('reason', '')}"
+        phase, end = body.get("status", {}).get("phase", "Pending"), _end(body)
+        if machine and notices[machine] is None:
+            phase, end = "Failed", f"its machine {machine} is gone"
         return Pod(
             name=metadata["name"],
             index=int(metadata["labels"].get(INDEX_LABEL, 0)),
-            phase=body.get("status", {}).get("phase", "Pending"),
+            phase=phase,
+            end=end,
             scheduled=bool(machine),
             leaving="deletionTimestamp" in metadata,
             hash=hash_of(body),
@@ -300,17 +304,22 @@ class Cluster:
             daemon_ended=_daemon_ended(body),
         )
 
-    def _notice(self, machine: str) -> str:
-        """Says why a machine will go away; empty: it stays."""
+    def _notice(self, machine: str) -> str | None:
+        """Says why a machine will go away; empty: it stays, or the operator serves some namespaces only. None: it is
+        gone."""
         if machine in self._notices:
             return self._notices[machine]
-        # None: it is gone, or the operator serves some namespaces only.
-        found = self._notice_of(self._find(NODE, machine, FORBIDDEN))
+        try:
+            found = self._notice_of(self._find(NODE, machine))
+        except ApiError as error:
+            if error.status.code != FORBIDDEN:
+                raise
+            return ""
         return self._notices.setdefault(machine, found) if self._watched else found
 
-    def _notice_of(self, body: Manifest | None) -> str:
+    def _notice_of(self, body: Manifest | None) -> str | None:
         if body is None:
-            return ""
+            return None
         taints = [one["key"] for one in body["spec"].get("taints") or []]
         return next((f"{body['metadata']['name']} has the taint {one}" for one in taints if one in self._taints), "")
 
@@ -318,3 +327,13 @@ class Cluster:
 def _daemon_ended(body: Manifest) -> bool:
     found = body.get("status", {}).get("containerStatuses") or []
     return any(one["name"] == CONTAINER and "terminated" in one.get("state", {}) for one in found)
+
+
+def _end(body: Manifest) -> str:
+    """Says how the daemon of a pod has ended; empty: it has not, or nobody says."""
+    found = body.get("status", {})
+    words = [": ".join(part for part in (found.get("reason"), found.get("message")) if part)]
+    for one in found.get("containerStatuses") or []:
+        if one["name"] == CONTAINER and (over := one.get("state", {}).get("terminated")):
+            words.append(f"{over.get('reason') or 'its daemon ended'} (exit code {over.get('exitCode')})")
+    return ", ".join(part for part in words if part)

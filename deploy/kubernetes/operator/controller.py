@@ -115,9 +115,11 @@ class Controller:
         kept = memory.objects.get(lambda: self._read_objects(job, uid), now, LASTS_S)
         if kept.access is None:  # nothing tells when cert-manager has made a Secret
             memory.objects.change()
+        pods = memory.pods.get(lambda: self._cluster.pods(namespace, name, uid), now, LASTS_S)
         seen = Seen(
             body=body,
-            pods=memory.pods.get(lambda: self._cluster.pods(namespace, name, uid), now, LASTS_S),
+            pods=pods,
+            ends=memory.ends(pods),
             hashes=kept.hashes,
             secrets=credentials.secrets_seen(kept.token, kept.tls),
             coordinator_credentials=kept.started_with,
@@ -251,6 +253,8 @@ class Controller:
                 client.pause(job_id)
             case facts.Resume(job_id):
                 client.resume(job_id)
+            case facts.Gone(node_id, why):
+                client.gone(node_id, why)
             case facts.Drain(node_id, _):
                 client.drain(node_id, this_run=True)  # a later pod may have the same name
             case facts.End(node_id, exit_code):

@@ -157,7 +157,7 @@ _STATUS = {
     "description": "Written by the operator.",
     "properties": {
         **_fields(
-            phase="string: Pending, Starting, Running, Suspended, Restarting, Succeeded, Failed",
+            phase="string: Pending, Starting, Running, Stopping, Suspended, Restarting, Succeeded, Failed",
             message="string: Why, in words.",
             pods="string: Pods in the job, or that have succeeded / pods wanted.",
             replicas="integer: Pods of node daemons.",

@@ -71,6 +71,7 @@ class Pod:
     hash: str = ""
     notice: str = ""
     daemon_ended: bool = False  # other containers may run
+    end: str = ""  # how it ended, in words
 
     @property
     def ended(self) -> bool:
@@ -109,6 +110,7 @@ class Seen:
     nodes: Mapping[str, NodeState] = field(default_factory=dict)
     api_groups: frozenset[str] = frozenset()
     refusal: Trouble | None = None  # of what the operator tried to make last
+    ends: Mapping[str, str] = field(default_factory=dict)  # how pods ended that were seen and run no more, in words
 
     @property
     def name(self) -> str:
@@ -201,6 +203,14 @@ class Resume:
 
 
 @dataclass(frozen=True)
+class Gone:
+    """Word to the coordinator that nothing runs on the node any more."""
+
+    node_id: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Drain:
     """Request that nothing begins on the node, and that an elastic job leaves it."""
 
@@ -216,7 +226,7 @@ class End:
     exit_code: int
 
 
-Action = MakeCredentials | Apply | Create | Delete | Submit | Cancel | Scale | Pause | Resume | Drain | End
+Action = MakeCredentials | Apply | Create | Delete | Submit | Cancel | Scale | Pause | Resume | Gone | Drain | End
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ by what was just read."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -66,6 +66,7 @@ class Memory:
         self.uid = uid
         self.running = ""  # id of an attempt that had not ended at the last look
         self.refusal: Trouble | None = None  # of what was tried last
+        self._ends: dict[str, str] = {}
         self._refused_of, self._pause_s, self._again_at = "", 0.0, 0.0
         self._versions: deque[str] = deque(maxlen=VERSIONS)
         self.body: Kept[Manifest | None] = Kept()
@@ -76,6 +77,13 @@ class Memory:
         """The next look reads all of it."""
         for one in (self.body, self.pods, self.objects):
             one.change()
+
+    def ends(self, pods: Iterable[Pod]) -> dict[str, str]:
+        """Returns how pods ended that were seen, and whose daemons run no more; of one that was deleted why it had to
+        go, or nothing."""
+        self._ends.update({pod.name: pod.end if pod.ended else pod.notice for pod in pods})
+        there = {pod.name for pod in pods if not pod.ended}
+        return {name: words for name, words in self._ends.items() if name not in there}
 
     def refused(self, trouble: Trouble, generation: str, now: float) -> None:
         """Notes a refusal: the next try follows after a pause, which doubles with each of this generation."""

@@ -19,6 +19,7 @@ from bagua.operator.settings import Settings
 LATE_S = 30.0  # a job begins on its minimum when the other pods are not there after so long
 # (age, pause): until its pods are so old, a job is looked at so often. Nothing tells when its coordinator listens.
 BRISK = ((10.0, 0.2), (60.0, 1.0))
+SESSION_S = 1.0  # between two looks at a session that will end, as its pod is gone
 TELL_S = 60.0  # time for daemons to hear that their job is over
 LONGEST_BACKOFF_S = 3_600.0
 
@@ -140,6 +141,8 @@ class Round:
         self._apply(objects.infrastructure(self.seen, self.spec, mark, not resting))
         if pods.gang_scheduler(self.seen, self.spec) is GangScheduler.VOLCANO:
             self._apply([objects.volcano_group(self.seen, self.spec)])
+        if self.task is not None and not self.task.ended:
+            self._gone(self.task)
         if self._deadline_passed():
             pass
         elif release:
@@ -213,8 +216,21 @@ class Round:
         else:
             self._failed(task)
 
+    def _gone(self, task: Task) -> None:
+        """Tells the coordinator whose pods are gone: else it waits until ranks there must have ended."""
+        there = {pod.name for pod in self.seen.pods if not pod.ended}
+        for name in sorted(task.nodes - there):
+            node = self.seen.nodes.get(name)
+            if node is not None and node.connected:  # the coordinator has not seen the end of its session yet
+                self.again_s = min(self.settings.poll_s, SESSION_S)
+            elif node is not None:
+                self.actions.append(facts.Gone(name, f"its pod is gone: {self.seen.ends.get(name) or 'deleted'}"))
+
     def _failed(self, task: Task) -> None:
         failures, policy = self.status["failures"], self.policy
+        ends = {name: self.seen.ends[name] for name in sorted(task.nodes) if self.seen.ends.get(name)}
+        more = [f"{name}: {words}" for name, words in ends.items() if words not in task.reason]
+        task = replace(task, reason=f"{task.reason} ({'; '.join(more)})" if more else task.reason)
         permanent = policy.restart_policy is RestartPolicy.EXIT_CODE and 0 < (task.exit_code or 0) < 128
         if policy.restart_policy is RestartPolicy.NEVER or permanent:
             self.status["failures"] = failures + 1
@@ -286,12 +302,23 @@ class Round:
             self._phase(status.RUNNING, "Running", task.growth)
         elif task.state == "waiting":
             self._phase(status.PENDING, "TooFewPods", task.reason)
-        elif task.state != "stopping":
+        elif task.state == "stopping":
+            self._stops(task)
+        else:
             self._phase(status.STARTING, "Starting", task.reason)
         wanted = self.spec.wanted
         if self.spec.elastic and task.state in ("running", "waiting") and task.wanted != wanted:
             self.actions.append(facts.Scale(task.job_id, wanted))
         self._pods(task)
+
+    def _stops(self, task: Task) -> None:
+        """Says what an attempt waits for that is being stopped."""
+        there = {pod.name for pod in self.seen.pods if not pod.ended}
+        connected = {name for name, node in self.seen.nodes.items() if node.connected}
+        silent = sorted((task.nodes & there) - connected)
+        limit = self.spec.coordinator.fence_after_seconds
+        words = f"{', '.join(silent)} can't be reached: ranks there end after fenceAfterSeconds ({limit} s)."
+        self._phase(status.STOPPING, "Stopping", f"{task.reason} {words}" if silent else task.reason)
 
     def _pods(self, task: Task | None) -> None:
         actions, words = adjust(self.seen, self.spec, task, self.status["attempt"])

@@ -6,6 +6,8 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 TAINTS = (
+    "node.kubernetes.io/unreachable",
+    "node.kubernetes.io/out-of-service",
     "node.kubernetes.io/unschedulable",  # cordoned, as by `kubectl drain`
     "ToBeDeletedByClusterAutoscaler",
     "karpenter.sh/disrupted",
@@ -14,7 +16,7 @@ TAINTS = (
     "cloud.google.com/impending-node-termination",
     "kubernetes.azure.com/scalesetpriority-eviction",
 )
-"""Taints of a machine that will go away."""
+"""Taints of a machine that will go away, or is away."""
 
 
 class Settings(BaseSettings):

@@ -10,6 +10,7 @@ from bagua.operator.facts import Manifest, Trouble
 PENDING = "Pending"
 STARTING = "Starting"
 RUNNING = "Running"
+STOPPING = "Stopping"
 SUSPENDED = "Suspended"
 RESTARTING = "Restarting"
 SUCCEEDED = "Succeeded"

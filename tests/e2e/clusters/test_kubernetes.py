@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import os
 import shlex
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -230,6 +232,28 @@ def test_a_static_job_that_loses_a_pod_is_restarted(cluster: Operated) -> None:
     cluster.delete_pod("static-0")
     status = cluster.wait_for_phase("static", "Succeeded", "Failed")
     assert status["phase"] == "Succeeded" and status["failures"] == 1, cluster.explain()
+
+
+@pytest.mark.parametrize("elastic", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.timeout(900)
+def test_a_pod_that_dies_is_told_at_once(elastic: bool, cluster: Operated) -> None:
+    """Its daemon says nothing any more, and the fence of ten minutes is not waited for."""
+    name = "grows" if elastic else "dies"
+    run = {"module": "bagua.examples.elastic" if elastic else "bagua.examples.digits", "args": ["--epochs", "5000"]}
+    spec: dict[str, Any] = {"image": IMAGE, "replicas": 2, "run": run, "runPolicy": {"backoffSeconds": 0}}
+    cluster.submit(name, **spec, **({"elastic": {"minReplicas": 1}} if elastic else {}))
+    trains(cluster, name, f"{name}-0", f"{name}-1")
+    before = {one["metadata"]["uid"] for one in cluster.pods(name).values()}
+    os.killpg(cluster.kubelet.pid(f"{name}-1"), signal.SIGKILL)
+    if elastic:
+        cluster.wait(lambda: len({one["metadata"]["uid"] for one in cluster.pods(name).values()} - before) == 1)
+        status = cluster.wait(lambda: cluster.status(name).get("pods") == "2/2" and cluster.status(name))
+        assert status["failures"] == 0
+    else:
+        status = cluster.wait(lambda: (found := cluster.status(name))["failures"] == 1 and found, within=30)
+        assert f"{name}-1" in status["message"] and "exit code" in status["message"], cluster.explain()
+        cluster.wait_for_phase(name, "Running")
+    cluster.delete(name)
 
 
 def overlay_commands(overlay: str) -> list[list[str]]:

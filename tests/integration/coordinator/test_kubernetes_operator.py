@@ -45,6 +45,8 @@ def begin(operator: Operator, coordinator: Any, *pods: str) -> None:
     """A scheduler places these pods, and their daemons come."""
     operator.wait(lambda: operator.names(PODS) == list(pods))
     for pod in pods:
+        machine = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"machine-of-{pod}"}, "spec": {}}
+        operator.http.post("/api/v1/nodes", json=machine).raise_for_status()
         operator.change(f"{PODS}/{pod}", spec={"nodeName": f"machine-of-{pod}"}, status={"phase": "Running"})
     operator.connect(coordinator.address, coordinator.token, coordinator.tls, *pods)
 
@@ -246,9 +248,6 @@ def test_objects_of_others_stay_as_they_are(path: str, kind: str, name: str, ope
 
 
 def test_a_notice_of_a_machine_wakes_its_job(operator: Operator, coordinator_of: Callable[[str], Any]) -> None:
-    for index in (0, 1):
-        machine = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"machine-of-j-{index}"}, "spec": {}}
-        operator.http.post("/api/v1/nodes", json=machine).raise_for_status()
     operator.submit("j", **ELASTIC)
     coordinator = coordinator_of("j")
     begin(operator, coordinator, "j-0", "j-1")

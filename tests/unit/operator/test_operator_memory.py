@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from bagua.operator.facts import Pod, Trouble
 from bagua.operator.memory import Kept, Memory
 
 LASTS_S = 5.0
@@ -52,3 +54,34 @@ def test_own_versions_of_a_job_are_known() -> None:
     nameless = body("")  # an API server that has no versions
     memory.written(nameless)
     assert not memory.has_written(nameless)
+
+
+def test_it_knows_how_pods_ended() -> None:
+    memory = Memory()
+    alive, warned = Pod("j-0", 0, "Running"), Pod("j-1", 1, "Running", notice="evicted: Preempted")
+    assert memory.ends([alive, warned]) == {}
+    assert memory.ends([replace(alive, phase="Failed", end="OOMKilled")]) == {
+        "j-0": "OOMKilled",
+        "j-1": "evicted: Preempted",
+    }
+    assert memory.ends([warned]) == {"j-0": "OOMKilled"}
+    assert memory.ends([alive, warned]) == {}, "another pod of that name runs"
+
+
+def test_pauses_after_refusals_double_until_the_specification_changes() -> None:
+    memory, now = Memory(), 100.0
+    assert memory.pause_s("1", now) == 0
+    pauses = []
+    for _ in range(8):
+        memory.refused(Trouble("Forbidden", "exceeded quota"), "1", now)
+        pauses.append(memory.pause_s("1", now))
+        now += pauses[-1]
+        assert memory.pause_s("1", now) == 0
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
+    memory.refused(Trouble("Forbidden", "exceeded quota"), "1", now)
+    assert memory.pause_s("2", now) == 0
+    memory.refused(Trouble("Forbidden", "exceeded quota"), "2", now)
+    assert memory.pause_s("2", now) == 1
+    memory.refusal = None
+    memory.refused(Trouble("Forbidden", "exceeded quota"), "2", now)
+    assert memory.pause_s("2", now) == 1

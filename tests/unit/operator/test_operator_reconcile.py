@@ -259,6 +259,44 @@ def test_restart_policies(policy: dict[str, Any], code: int, failures: int, phas
         assert kinds(decide(later, NOW + 11), Submit) == [Submit("u-1", "j-1")]
 
 
+@pytest.mark.parametrize("elastic", [None, ELASTIC], ids=["static", "elastic"])
+@pytest.mark.parametrize("state", ["starting", "running", "waiting", "stopping"])
+@pytest.mark.parametrize("lost", ["deleted", "failed", "its daemon alone"])
+def test_the_coordinator_is_told_whose_pod_is_gone(elastic: Any, state: str, lost: str) -> None:
+    """Whatever else is done about the job."""
+    for policy in ({}, {"suspend": True}, {"suspend": True, "suspendMode": "Pause"}, {"activeDeadlineSeconds": 1}):
+        if elastic is None and policy.get("suspendMode"):
+            continue
+        begun = {"startTime": status.stamp(NOW - 100)}
+        whole = with_pods(seen(elastic=elastic, policy=policy, state=begun), 0, 1, task=task(0, 1, state=state))
+        first, last = whole.pods
+        ended = {"failed": replace(last, phase="Failed"), "its daemon alone": replace(last, daemon_ended=True)}
+        here = (first,) if lost == "deleted" else (first, ended[lost])
+        found = replace(whole, pods=here, ends={"j-1": "OOMKilled (exit code 137)"})
+        assert not kinds(decide(whole), facts.Gone)
+        soon = decide(found)  # its session has not ended yet
+        assert not kinds(soon, facts.Gone) and soon.again_s is not None and soon.again_s <= 1.0
+        away = replace(found, nodes={**found.nodes, "j-1": NodeState(False)})
+        assert kinds(decide(away), facts.Gone) == [facts.Gone("j-1", "its pod is gone: OOMKilled (exit code 137)")]
+
+
+def test_a_stop_that_waits_for_a_node_that_is_out_of_reach_says_so() -> None:
+    stopping = task(0, 1, state="stopping", reason="Rank 1 was lost.")
+    whole = with_pods(seen(elastic=None, state={"phase": "Running"}), 0, 1, task=stopping)
+    plan = decide(replace(whole, nodes={**whole.nodes, "j-1": NodeState(False)}))
+    assert not kinds(plan, facts.Gone), "its ranks may still run"
+    assert plan.status["phase"] == "Stopping"
+    assert (
+        plan.status["message"].startswith("Rank 1 was lost. j-1 can't be reached") and "600 s" in plan.status["message"]
+    )
+
+
+def test_a_failure_tells_how_a_pod_ended() -> None:
+    failed = task(0, 1, state="failed", reason="Rank 0 lost host 1.")
+    found = with_pods(seen(elastic=None), 0, task=failed, ends={"j-1": "OOMKilled (exit code 137)", "j-7": "old"})
+    assert decide(found).status["message"].endswith("Rank 0 lost host 1. (j-1: OOMKilled (exit code 137))")
+
+
 def test_a_deadline_ends_the_job() -> None:
     late = {"startTime": status.stamp(NOW - 100)}
     plan = decide(with_pods(seen(policy={"activeDeadlineSeconds": 60}, state=late), 0, 1, task=task(0, 1)))
