@@ -17,6 +17,7 @@ from bagua.operator.facts import (
     JOB_LABEL,
     ROLE_LABEL,
     Manifest,
+    News,
     NotOwnedError,
     Pod,
 )
@@ -199,8 +200,8 @@ class Cluster:
             whole["spec"] = {**found["spec"], **manifest["spec"]}
         self._client.replace(kind(whole), metadata["name"], namespace=metadata["namespace"])
 
-    def create(self, manifest: Manifest) -> None:
-        """Creates an object, unless the same BaguaJob has one of that name. Raises NotOwnedError if others have."""
+    def create(self, manifest: Manifest) -> bool:
+        """Creates an object; false: the same BaguaJob has one of that name. Raises NotOwnedError if others have."""
         kind, metadata = self._kinds[manifest["kind"]], manifest["metadata"]
         body = manifest if kind is not OLD_BUDGET else {**manifest, "apiVersion": "policy/v1beta1"}
         try:
@@ -212,6 +213,8 @@ class Cluster:
             if found is None:
                 raise
             check_owner(found, manifest)
+            return False
+        return True
 
     def _check_certificate_secret(self, certificate: Manifest) -> None:
         """cert-manager writes into a Secret of that name, whosesoever it is."""
@@ -243,17 +246,17 @@ class Cluster:
         whole = {**body, "status": status}
         return dict(self._client.replace(JOB_STATUS(whole), metadata["name"], namespace=metadata["namespace"]))
 
-    def write_event(self, body: Manifest, reason: str, message: str, now: str) -> None:
-        metadata = body["metadata"]
-        about = {"apiVersion": body["apiVersion"], "kind": KIND, "name": metadata["name"], "uid": metadata["uid"]}
+    def write_event(self, job: tuple[str, str], uid: str, news: News, now: str) -> None:
+        namespace, name = job
+        about = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": name, "uid": uid}
         event = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"generateName": f"{metadata['name']}-", "namespace": metadata["namespace"]},
-            "involvedObject": {**about, "namespace": metadata["namespace"]},
-            "reason": reason,
-            "message": message[:1000],
-            "type": "Warning" if reason in ("Failed", "Restarting") else "Normal",
+            "metadata": {"generateName": f"{name}-", "namespace": namespace},
+            "involvedObject": {**about, "namespace": namespace},
+            "reason": news.reason,
+            "message": news.message[:1000],
+            "type": "Warning" if news.warning else "Normal",
             "source": {"component": MANAGER},
             "firstTimestamp": now,
             "lastTimestamp": now,

@@ -47,7 +47,9 @@ class Controller:
     def serve(self, namespace: str, name: str) -> float | None:
         """Returns after how many seconds to serve the job again; None: when something has changed."""
         try:
-            return self._serve(namespace, name)
+            again_s = self._serve(namespace, name)
+            self._tell((namespace, name))
+            return again_s
         except ApiError as error:
             self._memory((namespace, name)).body.change()
             if error.status.code == CONFLICT:
@@ -126,6 +128,7 @@ class Controller:
             api_groups=self._cluster.api_groups,
             refusal=memory.refusal,
         )
+        memory.journal.looked(seen)
         if seen.status.get("phase") in status.ENDED and all(pod.ended or pod.leaving for pod in seen.pods):
             memory.running = ""
             self.connections.drop(job)
@@ -176,6 +179,7 @@ class Controller:
         now = time.time()
         plan = reconcile(seen, self._settings, now)
         seen = self._write(seen, plan.status, now)
+        self._memory(seen.key).journal.add(plan.news)
         memory, generation = self._memory(seen.key), str(seen.body["metadata"].get("generation", ""))
         refused = memory.pause_s(generation, time.monotonic()) > 0  # else the same would be refused again
         for action in plan.actions:
@@ -183,7 +187,8 @@ class Controller:
             if makes and refused:
                 continue
             try:
-                self._perform(seen, action, client)
+                if self._perform(seen, action, client):
+                    memory.journal.did(action)
             except ConflictError as error:  # as the last node that has state, which can't be drained
                 log.warning("%s/%s: %s", seen.namespace, seen.name, error)
             except BaguaError as error:
@@ -212,15 +217,22 @@ class Controller:
             return seen
         body = self._cluster.write_status(seen.body, new)
         self._memory(seen.key).written(body)
-        self._publish_phase(seen, new, now)
-        return replace(seen, body=body)
-
-    def _publish_phase(self, seen: Seen, new: Manifest, now: float) -> None:
+        self._memory(seen.key).journal.wrote(seen.status, new)
         if new.get("phase") != seen.status.get("phase"):
             log.info("%s/%s: %s. %s", seen.namespace, seen.name, new["phase"], new.get("message", ""))
-            self._cluster.write_event(seen.body, new["phase"], new.get("message") or new["phase"], status.stamp(now))
+        return replace(seen, body=body)
 
-    def _perform(self, seen: Seen, action: Action, client: Client | None) -> None:
+    def _tell(self, job: Key) -> None:
+        if (memory := self._memories.get(job)) is None:
+            return
+        for news in memory.journal.take():
+            try:
+                self._cluster.write_event(job, memory.uid, news, status.stamp(time.time()))
+            except ApiError as error:  # by a quota, or as the namespace goes: no job waits for that
+                log.warning("%s/%s: the event %s is refused: %s", *job, news.reason, error)
+
+    def _perform(self, seen: Seen, action: Action, client: Client | None) -> bool:
+        """Returns false if nothing was to be done."""
         memory = self._memory(seen.key)
         match action:
             case facts.Apply(manifest):
@@ -228,7 +240,7 @@ class Controller:
                 self._cluster.apply(manifest)
             case facts.Create(manifest):
                 memory.pods.change()
-                self._cluster.create(manifest)
+                return self._cluster.create(manifest)
             case facts.Delete(kind, name):
                 memory.change()
                 self._cluster.delete(kind, seen.namespace, name)
@@ -236,8 +248,10 @@ class Controller:
                 memory.objects.change()
                 self._make_credentials(seen, action)
             case _:
-                if client is not None:
-                    self._call(seen, action, client)
+                if client is None:
+                    return False
+                self._call(seen, action, client)
+        return True
 
     def _call(self, seen: Seen, action: Action, client: Client) -> None:
         log.info("%s/%s: %s", seen.namespace, seen.name, action)

@@ -31,6 +31,15 @@ class Trouble:
 
 
 @dataclass(frozen=True)
+class News:
+    """An Event of Kubernetes."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+@dataclass(frozen=True)
 class Task:
     """The present attempt, as the coordinator tells it. ``state`` in the words of the command line. ``nodes``: those
     that hold a rank, a newcomer, or a rank that is on its way out. ``exit_code``: of the rank that failed first."""
@@ -162,6 +171,7 @@ class Delete:
 
     kind: str
     name: str
+    why: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -237,3 +247,4 @@ class Plan:
     actions: tuple[Action, ...]
     status: Manifest
     again_s: float | None
+    news: tuple[News, ...] = ()

@@ -10,10 +10,14 @@ from bagua.operator import pods, status
 from bagua.operator.facts import Action, Create, Delete, Drain, Pod, Seen, Task
 from bagua.operator.job import GangScheduler, Spec
 
+REPLACED = "its pod is replaced"
+SURPLUS = "fewer pods are wanted"
+
 
 def adjust(seen: Seen, spec: Spec, task: Task | None, attempt: int) -> tuple[list[Action], str]:
     """Actions, and what changes, in words (empty: nothing). ``task`` is None before the submission."""
-    actions: list[Action] = [Delete("Pod", pod.name) for pod in seen.pods if pod.ended and not pod.leaving]
+    ended = [pod for pod in seen.pods if pod.ended and not pod.leaving]
+    actions: list[Action] = [Delete("Pod", pod.name, "it has ended") for pod in ended]
     alive = [pod for pod in seen.pods if not pod.ended and not pod.leaving]
     elastic = spec.elastic is not None and task is not None
     stale = _stale(seen, spec, alive, task)
@@ -32,7 +36,8 @@ def adjust(seen: Seen, spec: Spec, task: Task | None, attempt: int) -> tuple[lis
         actions += _surplus(spec, staying, task)
     elif task is None:
         extra = len(staying) - spec.wanted
-        actions += [Delete("Pod", pod.name) for pod in [*going, *_last(staying, extra)]]
+        actions += [Delete("Pod", pod.name, pod.notice or REPLACED) for pod in going]
+        actions += [Delete("Pod", pod.name, SURPLUS) for pod in _last(staying, extra)]
     return actions, words
 
 
@@ -68,12 +73,12 @@ def _leave(seen: Seen, going: Sequence[Pod], staying: Sequence[Pod], task: Task)
             continue  # it holds the state of the job: another one must have joined first
         if pod.name not in task.nodes:
             if node is None or node.draining or pod.notice:
-                actions.append(Delete("Pod", pod.name))
+                actions.append(Delete("Pod", pod.name, pod.notice or REPLACED))
             elif connected:
-                actions.append(Drain(pod.name, pod.notice or "its pod is replaced"))
+                actions.append(Drain(pod.name, pod.notice or REPLACED))
         elif node is not None and node.connected and not node.draining and connected:
             stay.discard(pod.name)
-            actions.append(Drain(pod.name, pod.notice or "its pod is replaced"))
+            actions.append(Drain(pod.name, pod.notice or REPLACED))
     return actions
 
 
@@ -83,7 +88,7 @@ def _surplus(spec: Spec, staying: Sequence[Pod], task: Task) -> list[Action]:
     if extra <= 0 or task.wanted > spec.wanted:
         return []
     free = [pod for pod in staying if pod.name not in task.nodes]
-    return [Delete("Pod", pod.name) for pod in _last(free, extra)] if len(task.members) <= spec.wanted else []
+    return [Delete("Pod", pod.name, SURPLUS) for pod in _last(free, extra)] if len(task.members) <= spec.wanted else []
 
 
 def _last(found: Sequence[Pod], number: int) -> list[Pod]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from bagua.operator.facts import Manifest, Pod, Trouble
+from bagua.operator.news import Journal
 
 T = TypeVar("T")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before a thing that was refused is tried again
@@ -72,6 +73,7 @@ class Memory:
         self.body: Kept[Manifest | None] = Kept()
         self.pods: Kept[tuple[Pod, ...]] = Kept()
         self.objects: Kept[Objects] = Kept()
+        self.journal = Journal()
 
     def change(self) -> None:
         """The next look reads all of it."""

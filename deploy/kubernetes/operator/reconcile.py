@@ -14,6 +14,7 @@ from bagua.operator.credentials import credentials_wanted
 from bagua.operator.facts import Action, Cancel, Delete, Manifest, Plan, Seen, Task
 from bagua.operator.job import CleanPodPolicy, GangScheduler, RestartPolicy, Spec, SuspendMode, parse
 from bagua.operator.membership import Gang, adjust, complete
+from bagua.operator.news import REPLACED
 from bagua.operator.settings import Settings
 
 LATE_S = 30.0  # a job begins on its minimum when the other pods are not there after so long
@@ -71,7 +72,7 @@ def _cleaned(seen: Seen, policy: CleanPodPolicy, phase: str, late: bool) -> list
         never_ran = pod.phase == "Pending"
         goes_on = pod.phase == "Running" and (policy is CleanPodPolicy.RUNNING if pod.ended else late)
         if policy is CleanPodPolicy.ALL or never_ran or goes_on:
-            actions.append(Delete("Pod", pod.name))
+            actions.append(Delete("Pod", pod.name, "the job has ended"))
         elif node is not None and node.connected and not pod.ended:
             actions.append(facts.End(pod.name, 0 if phase == status.SUCCEEDED else 1))
     return actions
@@ -126,6 +127,7 @@ class Round:
 
     def plan(self) -> Plan:
         """Returns what to do, and the new status."""
+        news = self._clamped()
         if "startTime" not in self.status:
             self.status["startTime"] = status.stamp(self.now)
         release = self.policy.suspend and self.policy.suspend_mode is SuspendMode.RELEASE
@@ -136,7 +138,7 @@ class Round:
         if not (self.seen.secrets.token and self.seen.secrets.certificate):  # pods can't start without
             self._phase(status.PENDING, "Credentials", "The token and the certificate are made.")
             self.again_s = 0.0 if self.actions else self.settings.poll_s
-            return Plan(tuple(self.actions), self.status, self.again_s)
+            return Plan(tuple(self.actions), self.status, self.again_s, news)
         resting = release and (self.task is None or self.task.ended) and not self.seen.pods
         self._apply(objects.infrastructure(self.seen, self.spec, mark, not resting))
         if pods.gang_scheduler(self.seen, self.spec) is GangScheduler.VOLCANO:
@@ -158,9 +160,18 @@ class Round:
             count = len(self.task.members) if self.task else 0
             good = count if self.status["phase"] == status.SUCCEEDED else 0
             _count(self.status, self.spec, good, 0, good, count - good)
-        return Plan(tuple(self.actions), self.status, self.again_s)
+        return Plan(tuple(self.actions), self.status, self.again_s, news)
 
     # ---- parts
+
+    def _clamped(self) -> tuple[facts.News, ...]:
+        """Tells once of a number of replicas that the limits don't allow."""
+        wanted, given = self.spec.wanted, self.spec.replicas
+        if wanted == given or self.seen.status.get("observedGeneration") == self.status["observedGeneration"]:
+            return ()
+        limits = f"{self.spec.minimum} to {self.spec.maximum}"
+        words = f"replicas is {given}: the job has {wanted}, as spec.elastic allows {limits}."
+        return (facts.News("ScaleClamped", words, True),)
 
     def _apply(self, manifests: list[Manifest]) -> None:
         self.actions += _changed(self.seen, manifests)
@@ -191,7 +202,7 @@ class Round:
             return
         for pod in self.seen.pods:
             if not pod.leaving:
-                self.actions.append(Delete("Pod", pod.name))
+                self.actions.append(Delete("Pod", pod.name, "the job is suspended"))
         if self.seen.pods:
             self.status["message"] = "The job is being suspended: its pods end."
             return
@@ -282,7 +293,8 @@ class Round:
 
     def _give_back(self, gang: Gang) -> None:
         """Gives up pods that are placed if the minimum is not complete: they would only keep others out."""
-        self.actions += [Delete("Pod", pod.name) for pod in self.seen.pods if not pod.leaving]
+        words = "others of the minimum find no place"
+        self.actions += [Delete("Pod", pod.name, words) for pod in self.seen.pods if not pod.leaving]
         pause = min(2 * self.policy.scheduling_policy.gang_timeout_seconds, LONGEST_BACKOFF_S)
         self.status.pop("gangSince", None)
         self.status["retryTime"] = status.stamp(self.now + pause)
@@ -326,7 +338,8 @@ class Round:
         refused = self.spec.elastic is None and task is not None and len(task.nodes) not in (0, self.spec.replicas)
         if refused:
             words = "A static job can't be scaled while it runs: the next attempt has the new number of pods."
-        self.status = status.with_condition(self.status, "Changing", bool(words), "Changing", words, self.now)
+        reason = "ScaleRefused" if refused else REPLACED
+        self.status = status.with_condition(self.status, "Changing", bool(words), reason, words, self.now)
 
 
 def attempt_name(seen: Seen, attempt: int) -> str:

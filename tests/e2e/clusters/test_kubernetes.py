@@ -61,6 +61,8 @@ def test_a_job_runs_a_program_and_its_pods_keep_what_it_says(cluster: Operated) 
     stateful = "/apis/apps/v1/namespaces/default/statefulsets/hello-coordinator"
     cluster.wait(lambda: cluster.api.get(stateful).json()["spec"]["replicas"] == 0)
     assert cluster.status("hello")["pods"] == "2/2" and cluster.kubelet.errors == []
+    messages = {one["reason"]: one["message"] for one in cluster.events("hello")}
+    assert messages["PodCreated"] == "hello-0, hello-1" and "PodLost" not in messages and "PodDeleted" not in messages
 
 
 def test_pods_of_a_job_that_failed_have_failed(cluster: Operated) -> None:
@@ -156,6 +158,8 @@ def test_digits_through_all_that_can_happen_to_a_job(cluster: Operated) -> None:
     cluster.wait(lambda: len(cluster.pods("learns")) == 2 or cluster.status("learns")["phase"] == "Succeeded")
     status = cluster.wait_for_phase("learns", "Succeeded", "Failed")
     assert status["phase"] == "Succeeded" and status["attempt"] == 0 and status["step"] > step, cluster.explain()
+    told = {one["reason"]: one["type"] for one in cluster.events("learns")}
+    assert told["PodLost"] == "Warning" and {"PodCreated", "Scaled", "Succeeded"} <= set(told), told
 
 
 @pytest.mark.full

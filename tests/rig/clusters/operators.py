@@ -156,6 +156,11 @@ class Operated:
         found = self.api.get("/api/v1/namespaces/default/pods", params={"labelSelector": selector}).json()["items"]
         return {one["metadata"]["name"]: one for one in found if "deletionTimestamp" not in one["metadata"]}
 
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Events about a BaguaJob, as `kubectl describe` shows them."""
+        found = self.api.get("/api/v1/namespaces/default/events").raise_for_status().json()["items"]
+        return [one for one in found if one["involvedObject"].get("name") == name]
+
     def names(self, path: str) -> list[str]:
         """Of the objects there."""
         return sorted(one["metadata"]["name"] for one in self.api.get(path).raise_for_status().json()["items"])

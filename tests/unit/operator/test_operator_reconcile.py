@@ -169,7 +169,11 @@ def test_shrinking_deletes_pods_only_when_the_job_has_left_them() -> None:
 
 
 def test_numbers_stay_within_the_limits() -> None:
-    assert kinds(decide(with_pods(seen(9), 0, 1, task=task(0, 1))), Scale) == [Scale("id", 4)]
+    plan = decide(with_pods(seen(9), 0, 1, task=task(0, 1)))
+    assert kinds(plan, Scale) == [Scale("id", 4)]
+    [news] = plan.news
+    assert news.reason == "ScaleClamped" and "replicas is 9: the job has 4" in news.message
+    assert not decide(with_pods(seen(9, state=plan.status), 0, 1, task=task(0, 1))).news, "once"
 
 
 def test_a_lost_pod_is_replaced_under_a_free_name() -> None:
