@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
@@ -13,9 +14,11 @@ from bagua.base.code_archive import PIECE_BYTES
 from bagua.base.errors import InvalidRequestError, NotFoundError, TooMuchError
 from bagua.daemon.coordinator.rules.clock import ServiceClock
 from bagua.daemon.coordinator.rules.domain import JobRecord, JobState
+from bagua.daemon.coordinator.rules.identity import CURRENT, Identity, Role
 from bagua.daemon.coordinator.rules.translate import checked_spec
 from bagua.daemon.coordinator.store.store import Store
 from bagua.daemon.coordinator.store.worker import Worker
+from bagua.daemon.coordinator.use import code_archives
 from bagua.daemon.coordinator.use.code_archives import KEEP_S, CodeArchives
 from bagua.proto.common_pb2 import CodeArchive, JobSpec
 from bagua.proto.job_pb2 import PutCodeRequest
@@ -104,6 +107,53 @@ async def test_an_upload_is_checked(stands: Callable[[], Stand]) -> None:
             await code.put(upload(archive, *parts))
         if words != "1 to" and "SHA-256" not in words:
             assert not await code.find(good)
+
+
+async def drip(archive: CodeArchive, ends: asyncio.Event) -> AsyncIterator[PutCodeRequest]:
+    """An upload that sends a byte, and then nothing until ``ends``."""
+    yield PutCodeRequest(archive=archive)
+    yield PutCodeRequest(data=b"x")
+    await ends.wait()
+
+
+async def test_slow_uploads_of_one_account_keep_no_other_out(stands: Callable[[], Stand]) -> None:
+    code, ends = stands().code, asyncio.Event()
+    CURRENT.set(Identity("eve", Role.SUBMIT, "red"))
+    slow = [asyncio.ensure_future(code.put(drip(named(bytes([n]) * 9), ends), "red")) for n in range(20)]
+    CURRENT.set(Identity("ann", Role.SUBMIT, "blue"))
+    await code.put(upload(named(b"ann's"), b"ann's"), "blue")
+    assert await code.find(named(b"ann's"), "blue")
+    ends.set()
+    assert all(isinstance(one, InvalidRequestError) for one in await asyncio.gather(*slow, return_exceptions=True))
+
+
+async def test_an_upload_ends_that_is_too_slow(stands: Callable[[], Stand], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_archives, "_GRACE_S", 0.1)
+    monkeypatch.setattr(code_archives, "_OF_ACCOUNT", 1)
+    code, ends = stands().code, asyncio.Event()
+    with pytest.raises(InvalidRequestError, match="KiB a second at least"):
+        await code.put(drip(named(b"slow"), ends))
+    monkeypatch.setattr(code_archives, "_WAIT_S", 0.0)
+    monkeypatch.setattr(code_archives, "_GRACE_S", 60.0)
+    first = asyncio.ensure_future(code.put(drip(named(b"slow"), ends)))
+    while not code._uploads:
+        await asyncio.sleep(0)
+    with pytest.raises(TooMuchError, match="Try again later"):
+        await code.put(upload(named(b"x"), b"x"))
+    ends.set()
+    with pytest.raises(InvalidRequestError, match="ended before"):
+        await first
+    assert not code._uploads
+
+
+async def test_a_namespace_has_half_of_the_room(stands: Callable[[], Stand]) -> None:
+    stand = stands()
+    first, second = (bytes([number]) * 300_000 for number in range(2))
+    await stand.code.put(upload(named(first), first), "red")
+    with pytest.raises(TooMuchError, match="of the namespace red"):
+        await stand.code.put(upload(named(second), second), "red")
+    await stand.code.put(upload(named(second), second), "blue")
+    assert await stand.code.find(named(second), "blue") and not await stand.code.find(named(second), "red")
 
 
 async def test_what_no_job_needs_goes(stands: Callable[[], Stand]) -> None:

@@ -41,6 +41,13 @@ def insert_into(table: sa.Table, dialect: str) -> sqlite.Insert | postgresql.Ins
     return postgresql.insert(table)
 
 
+def _sent_by(namespace: str) -> sa.ColumnElement[bool]:
+    """Archives that the namespace has sent; *: all."""
+    g = m.code_grants.c
+    granted = sa.select(g.digest).where(g.namespace == namespace)
+    return sa.true() if namespace == EVERYWHERE else m.code_archives.c.digest.in_(granted)
+
+
 class UseQueries:
     """The part of a transaction that is about use cases, and what all parts need."""
 
@@ -98,11 +105,8 @@ class UseQueries:
 
     def use_code(self, digest: str, size: int, now: float, namespace: str) -> bool:
         """Marks an archive as used ``now``. True if it is here, whole, and the namespace (*: any) has sent it once."""
-        c, g = m.code_archives.c, m.code_grants.c
-        here = sa.and_(c.digest == digest, c.bytes == size, c.complete)
-        if namespace != EVERYWHERE:
-            granted = sa.select(g.digest).where(g.digest == digest, g.namespace == namespace)
-            here = sa.and_(here, c.digest.in_(granted))
+        c = m.code_archives.c
+        here = sa.and_(c.digest == digest, c.bytes == size, c.complete, _sent_by(namespace))
         found = self._db.execute(sa.update(m.code_archives).where(here).values(used_at=now))
         return found.rowcount > 0
 
@@ -137,19 +141,22 @@ class UseQueries:
         found = self._db.execute(query).scalar_one_or_none()
         return None if found is None else bytes(found)
 
-    def code_bytes(self) -> int:
-        """Returns the size of all archives together."""
-        return int(self._db.execute(sa.select(sa.func.coalesce(sa.func.sum(m.code_archives.c.bytes), 0))).scalar_one())
+    def code_bytes(self, namespace: str = EVERYWHERE) -> int:
+        """Returns the size of all archives together that a namespace (*: any) has sent."""
+        total = sa.select(sa.func.coalesce(sa.func.sum(m.code_archives.c.bytes), 0))
+        return int(self._db.execute(total.where(_sent_by(namespace))).scalar_one())
 
-    def idle_code(self, used_before: float) -> list[tuple[str, int]]:
-        """Digest and bytes of those that no unfinished job needs, and that were not used since; the oldest first."""
+    def idle_code(self, used_before: float, namespace: str = EVERYWHERE) -> list[tuple[str, int]]:
+        """Digest and bytes of those of a namespace (*: any) that no unfinished job needs, and that were not used since;
+        the oldest first."""
         c = m.code_archives.c
         needed = (
             sa.select(m.job_code.c.digest)
             .join(m.jobs, m.jobs.c.job_id == m.job_code.c.job_id)
             .where(m.jobs.c.state.in_(UNFINISHED))
         )
-        query = sa.select(c.digest, c.bytes).where(c.used_at < used_before, c.digest.not_in(needed)).order_by(c.used_at)
+        query = sa.select(c.digest, c.bytes).where(c.used_at < used_before, c.digest.not_in(needed))
+        query = query.where(_sent_by(namespace)).order_by(c.used_at)
         return [(row.digest, row.bytes) for row in self._db.execute(query)]
 
     def forget_code(self, digest: str) -> None:

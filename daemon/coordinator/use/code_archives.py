@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import tempfile
+import time
+from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import IO, TYPE_CHECKING
 
@@ -19,7 +22,7 @@ import structlog
 from bagua.base import code_archive
 from bagua.base.errors import InvalidRequestError, NotFoundError, ServiceError, TooMuchError
 from bagua.daemon.coordinator.rules.clock import ServiceClock
-from bagua.daemon.coordinator.rules.identity import EVERYWHERE
+from bagua.daemon.coordinator.rules.identity import CURRENT, EVERYWHERE
 from bagua.daemon.coordinator.store.store import Transaction
 from bagua.daemon.coordinator.store.worker import Worker
 from bagua.proto import common_pb2, job_pb2
@@ -31,8 +34,11 @@ MAX_TOTAL_BYTES = 2 << 30  # of all archives
 MAX_MESSAGE_BYTES = 1 << 20
 KEEP_S = 86_400.0  # an archive that no unfinished job needs goes so long after its last use
 SPARE_S = 600.0  # so long after its last use it is not given up for others: a job that needs it may be on its way
-_UPLOADS = 4  # at the same time
-_SILENCE_S = 60.0  # of one who uploads
+_UPLOADS = 16  # at the same time
+_OF_ACCOUNT = 4  # of these
+_WAIT_S = 120.0  # for a place among them
+_GRACE_S = 30.0  # an upload may be so late ...
+_PACE = 32 << 10  # ... behind so many bytes a second
 _PIECES_AT_ONCE = 8  # in one transaction: others wait for that
 _EVERY_S = 60.0
 
@@ -46,7 +52,8 @@ class CodeArchives:
         self._worker = worker
         self._clock = clock
         self._max_total_bytes = max_total_bytes
-        self._uploads = asyncio.Semaphore(_UPLOADS)
+        self._uploads: Counter[str] = Counter()  # by account
+        self._ended = asyncio.Condition()
 
     async def find(self, archive: common_pb2.CodeArchive, namespace: str = EVERYWHERE) -> bool:
         """True if the archive is here, sent by that namespace. It then stays for some minutes at least. Raises
@@ -65,10 +72,10 @@ class CodeArchives:
         """Takes an archive from a namespace. That another one has sent it does not count: nobody gets code by its
         digest. Raises InvalidRequestError if its bytes are not those that it is named by, TooMuchError if there is no
         room."""
-        first = await _next(messages)
+        first = await _next(messages, time.monotonic() + _GRACE_S)
         archive = first.archive
         _check(archive)
-        async with self._uploads:
+        async with self._place(CURRENT.get().name):
             if await self._use(archive, namespace):
                 return
             with await asyncio.to_thread(_temporary_file) as file:
@@ -76,9 +83,31 @@ class CodeArchives:
                 if await self._use(archive, EVERYWHERE):  # another namespace has sent it before
                     await self._complete(archive.digest, namespace)
                     return
-                await self._worker.write(lambda tx: self._make_room(tx, archive.bytes))
+                await self._worker.write(lambda tx: self._make_room(tx, archive.bytes, namespace))
                 await self._store_pieces(archive, file, namespace)
         log.info("code_stored", digest=archive.digest, bytes=archive.bytes, files=archive.files)
+
+    @asynccontextmanager
+    async def _place(self, account: str) -> AsyncIterator[None]:
+        """Keeps a place of an account's, so that slow ones of one account keep nobody else out. Raises TooMuchError."""
+        try:
+            async with asyncio.timeout(_WAIT_S), self._ended:
+                await self._ended.wait_for(
+                    lambda: self._uploads.total() < _UPLOADS and self._uploads[account] < _OF_ACCOUNT
+                )
+                self._uploads[account] += 1
+        except TimeoutError as error:
+            raise TooMuchError(
+                f"{_UPLOADS} uploads of code run at once, {_OF_ACCOUNT} of them of one account: none has ended for "
+                f"{_WAIT_S:g} s. Try again later. [BG814]"
+            ) from error
+        try:
+            yield
+        finally:
+            self._uploads[account] -= 1
+            self._uploads += Counter()  # forgets accounts without any
+            async with self._ended:
+                self._ended.notify_all()
 
     async def _store_pieces(self, archive: common_pb2.CodeArchive, file: IO[bytes], namespace: str) -> None:
         """Stores the pieces in small transactions, so that other writers come between. An archive that was begun and
@@ -127,18 +156,23 @@ class CodeArchives:
 
     # ---- in a thread
 
-    def _make_room(self, tx: Transaction, size: int) -> None:
-        excess = tx.code_bytes() + size - self._max_total_bytes
-        for digest, freed in tx.idle_code(self._clock.wall() - SPARE_S):
-            if excess <= 0:
-                break
-            tx.forget_code(digest)
-            excess -= freed
-        if excess > 0:
-            raise TooMuchError(
-                f"The coordinator holds {self._max_total_bytes >> 20} MiB of code at most, and unfinished jobs need "
-                f"what is there: {excess >> 10} KiB are missing. Wait for one of them to end, or cancel one. [BG814]"
-            )
+    def _make_room(self, tx: Transaction, size: int, namespace: str) -> None:
+        """One namespace has at most half of the room."""
+        most = self._max_total_bytes
+        limits = {namespace: most // 2, EVERYWHERE: most}  # in this order
+        for whose, limit in limits.items():
+            excess = tx.code_bytes(whose) + size - limit
+            for digest, freed in tx.idle_code(self._clock.wall() - SPARE_S, whose):
+                if excess <= 0:
+                    break
+                tx.forget_code(digest)
+                excess -= freed
+            if excess > 0:
+                raise TooMuchError(
+                    f"The coordinator holds {limit >> 20} MiB of code at most"
+                    f"{'' if whose == EVERYWHERE else f' of the namespace {whose}'}, and unfinished jobs need what is "
+                    f"there: {excess >> 10} KiB are missing. Wait for one of them to end, or cancel one. [BG814]"
+                )
 
 
 def _add_pieces(digest: str, first: int, data: bytes, tx: Transaction) -> None:
@@ -156,13 +190,15 @@ def _check(archive: common_pb2.CodeArchive) -> None:
         raise InvalidRequestError(f"The archive of code can't be right: {why}. [BG815]")
 
 
-async def _next(messages: AsyncIterator[job_pb2.PutCodeRequest]) -> job_pb2.PutCodeRequest:
+async def _next(messages: AsyncIterator[job_pb2.PutCodeRequest], deadline: float) -> job_pb2.PutCodeRequest:
     """Raises InvalidRequestError where no message comes."""
     try:
-        async with asyncio.timeout(_SILENCE_S):
+        async with asyncio.timeout(deadline - time.monotonic()):
             return await anext(messages)
     except TimeoutError as error:
-        raise InvalidRequestError(f"An upload of code was silent for {_SILENCE_S:g} s. [BG815]") from error
+        raise InvalidRequestError(
+            f"An upload of code was {_GRACE_S:g} s late: it needs {_PACE >> 10} KiB a second at least. [BG815]"
+        ) from error
     except StopAsyncIteration as error:
         raise InvalidRequestError("An upload of code ended before all of its bytes came. [BG815]") from error
 
@@ -174,7 +210,7 @@ async def _receive(
     file: IO[bytes],
 ) -> None:
     """Writes an archive into ``file``; ``data`` came with the first message. Raises InvalidRequestError."""
-    digest, size = hashlib.sha256(), 0
+    digest, size, began = hashlib.sha256(), 0, time.monotonic()
     while True:
         if len(data) > MAX_MESSAGE_BYTES:
             raise InvalidRequestError(f"A message of an upload has {MAX_MESSAGE_BYTES} bytes of data at most. [BG815]")
@@ -185,6 +221,6 @@ async def _receive(
         await asyncio.to_thread(file.write, data)
         if size == archive.bytes:
             break
-        data = (await _next(messages)).data
+        data = (await _next(messages, began + _GRACE_S + size / _PACE)).data
     if digest.hexdigest() != archive.digest:
         raise InvalidRequestError("The bytes of code that came have another SHA-256 than was announced. [BG815]")
