@@ -65,9 +65,10 @@ def _files(pid: int, proc: Path, root: Path) -> tuple[Path, Path, Path] | None:
 
 
 def _folder(root: Path, path: str, file: str) -> Path:
-    """A container may see its own cgroup as the root, by a path that only the host has."""
+    """The nearest one above that counts: not each has a controller. A container may see its own cgroup as the root, by
+    a path that only the host has."""
     found = root / path.lstrip("/")
-    return found if (found / file).exists() else root
+    return next((folder for folder in (found, *found.parents) if (folder / file).exists()), root)
 
 
 def _read(path: Path) -> str:

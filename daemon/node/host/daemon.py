@@ -33,6 +33,7 @@ from bagua.daemon.node.keeper.link import KeeperLink, connections_to
 from bagua.daemon.node.logs.echo import Echo
 from bagua.daemon.node.logs.file import LogFile, LogLimits
 from bagua.daemon.node.logs.service import LogService
+from bagua.daemon.node.processes.groups import JobGroups, own_group
 from bagua.daemon.node.processes.process import end_children
 from bagua.daemon.node.ranks.environment import passed_on
 from bagua.daemon.node.ranks.places import OwnPlaces, open_user_places
@@ -125,6 +126,7 @@ class NodeDaemon:
             jobs_folder=folder.jobs,
             logs_folder=folder.logs,
             places=own if run_as is None else open_user_places(run_as.folder, folder.path),
+            groups=JobGroups(folder.path, own_group()),
             serve_ranks=self._serve_job,
             run_as=run_as,
             cache=cache_dir(),

@@ -14,6 +14,7 @@ from bagua.daemon.node.jobs.journal import Journal
 from bagua.daemon.node.keeper.link import KeeperLink
 from bagua.daemon.node.logs.echo import Echo
 from bagua.daemon.node.logs.file import LogLimits
+from bagua.daemon.node.processes.groups import JobGroups
 from bagua.daemon.node.ranks.places import Places
 from bagua.daemon.node.ranks.user import RunAs
 from bagua.otel.tracing import Span
@@ -35,6 +36,7 @@ class NodeContext:
     jobs_folder: Path
     logs_folder: Path
     places: Places
+    groups: JobGroups
     serve_ranks: Callable[[Path, str, int], Awaitable[grpc.aio.Server]]
     cache: Path
     journal: Journal

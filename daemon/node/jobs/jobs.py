@@ -9,6 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from bagua.base.retention import Keep
 from bagua.base.trees import remove_tree, walk_files
 from bagua.daemon.node.jobs.context import NodeContext
 from bagua.daemon.node.jobs.job import Job
-from bagua.daemon.node.jobs.journal import JobEntry, end_leftovers
+from bagua.daemon.node.jobs.journal import KILL_S, JobEntry, end_leftovers
 from bagua.daemon.node.logs.file import LogFile, log_path
+from bagua.daemon.node.processes.process import kill_members
 from bagua.daemon.node.rules import events
 from bagua.daemon.node.rules.job_specification import (
     NO_HOST,
@@ -114,7 +116,16 @@ class Jobs:
             self._node.places.remove(job_id)
             self._held[job_id] = EndedJob(entry.job, self._node.logs_folder / job_id)
         self._node.keeper.release_found()
+        await self._end_groups()
         self._trim()
+
+    async def _end_groups(self) -> None:
+        """Ends what is left of jobs that no longer run here, and were ended by nobody: their keeper was killed."""
+        running, groups = {job.job_id for job in self.running()}, self._node.groups
+        for job_id in groups.jobs():
+            if job_id not in running:
+                await kill_members({}, (), KILL_S, self._node.keeper.pid, partial(groups.processes, job_id))
+                groups.remove(job_id)
 
     async def _resume(self, entry: JobEntry) -> bool:
         """Goes on with a job whose ranks have outlived the daemon. False: nothing is left of it, or it failed."""

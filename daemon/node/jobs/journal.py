@@ -17,7 +17,7 @@ from bagua.daemon.node.rules.job_specification import is_safe_name
 from bagua.proto import common_pb2, node_pb2
 
 _VERSION = 2
-_KILL_S = 5.0
+KILL_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ async def end_leftovers(entry: JobEntry, error: str) -> None:
     job = entry.job
     if not entry.adopt:
         leaders = {rank.pid: entry.start_times.get(rank.pid, 0) for rank in job.ranks if rank.pid}
-        await kill_members(leaders, marks_of(job.job_id, Path(entry.rank_socket)), _KILL_S)
+        await kill_members(leaders, marks_of(job.job_id, Path(entry.rank_socket)), KILL_S)
     for rank in job.ranks:
         if rank.pid and rank.state != common_pb2.RANK_STATE_EXITED:
             rank.state, rank.exit_code, rank.signal = common_pb2.RANK_STATE_EXITED, -9, 9

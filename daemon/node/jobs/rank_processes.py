@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from bagua.daemon.node.jobs.context import NodeContext
 from bagua.daemon.node.jobs.engine_host import in_thread, wanted_plugin
 from bagua.daemon.node.logs.file import LogFile, log_path
 from bagua.daemon.node.logs.output import RankOutput
-from bagua.daemon.node.processes.proc import marks_of, read_status, start_time
+from bagua.daemon.node.processes.proc import limit_mark, marks_of, read_status, start_time
 from bagua.daemon.node.processes.process import ProcessWatch, kill_members
 from bagua.daemon.node.ranks import as_user, launch
 from bagua.daemon.node.ranks.user import RankUser
@@ -123,6 +124,8 @@ class RankProcesses:
                 outputs,
                 output.readers,
                 self.user.spawn if self.user else None,
+                await in_thread(lambda: self._node.groups.make(self._job_id)),
+                limit_mark(marks_of(self._job_id, self.place.rank_socket)),
             )
         finally:
             for number in outputs:
@@ -212,9 +215,11 @@ class RankProcesses:
     async def kill_all(self) -> None:
         """SIGKILL to every process of the job that is left; what they have written is taken, and their logs end."""
         marks = marks_of(self._job_id, self.place.rank_socket)
-        left = await kill_members(self._leaders, marks, LEFTOVER_KILL_S, self._node.keeper.pid)
+        of_group = partial(self._node.groups.processes, self._job_id)
+        left = await kill_members(self._leaders, marks, LEFTOVER_KILL_S, self._node.keeper.pid, of_group)
         if left:
             self._log.error("processes do not die", pids=left)
+        self._node.groups.remove(self._job_id)
 
     def close_outputs(self) -> None:
         """Takes what is in the pipes; logs end."""

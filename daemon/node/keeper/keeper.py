@@ -34,6 +34,7 @@ from bagua.base.notify import Notifier
 from bagua.base.parent_process import die_with_parent, environment_with_parent
 from bagua.daemon.node.keeper.wire import VERSION, Message, Wire
 from bagua.daemon.node.processes import proc
+from bagua.daemon.node.processes.groups import inside
 from bagua.daemon.node.processes.process import allow_many_files, become_reaper
 
 LOOK_S = 1.0  # between two looks at the clock: a suspended machine wakes up later than poll() believes
@@ -242,9 +243,10 @@ class Keeper:
         answer: Message = {"say": "spawned", "id": message["id"]}
         stdout, stderr, *readers = descriptors
         try:
-            pid = _core().spawn(
-                message["argv"], message["env"], message["cwd"], stdout, stderr, user=message.get("user")
-            )
+            with self._reserve, inside(message.get("group", "")), proc.marked(message.get("mark", 0)):
+                pid = _core().spawn(
+                    message["argv"], message["env"], message["cwd"], stdout, stderr, user=message.get("user")
+                )
         except OSError as error:
             scarce = error.errno in SCARCE
             words = descriptor_words(error, "the keeper of this node") if scarce else error.strerror or str(error)

@@ -71,14 +71,18 @@ class KeeperLink:
         outputs: tuple[int, int],
         readers: Sequence[int],
         user: SpawnUser | None = None,
+        group: str = "",
+        mark: int = 0,
     ) -> int:
         """Starts a process, which the keeper keeps under this name; its pid. ``outputs``: its stdout and stderr, pipes
-        of which ``readers`` are the other ends. ``user``: None is the daemon's. Raises OSError."""
+        of which ``readers`` are the other ends. ``user``: None is the daemon's. ``group`` and ``mark``, from
+        ``JobGroups.make`` and ``limit_mark``, stay with all that it starts. Raises OSError."""
         self._next += 1
         number = self._next
         answer: asyncio.Future[int] = self._loop.create_future()
         self._spawns[number] = answer
         message = {"do": "spawn", "id": number, "name": name, "argv": list(argv), "env": dict(env), "cwd": cwd}
+        message |= {"group": group, "mark": mark}
         if user is not None:
             message["user"] = user
         try:

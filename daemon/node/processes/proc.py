@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
+import resource
 import signal
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
+_FILE_LOCKS = 10  # RLIMIT_LOCKS of <linux/resource.h>
 _EXITING = 4  # PF_EXITING of <linux/sched.h>
 _SIGKILL_WAITS = 1 << (signal.SIGKILL - 1)
 _STOPS = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
@@ -79,9 +83,28 @@ def marks_of(job_id: str, rank_socket: Path) -> list[bytes]:
     return [f"BAGUA_JOB_ID={job_id}".encode(), f"BAGUA_DAEMON_SOCKET={rank_socket}".encode()]
 
 
+def limit_mark(marks: Collection[bytes]) -> int:
+    """Soft limit of file locks of every process below a rank of the job: no kernel since 2.4 looks at it, and it stays
+    when a process clears its environment, leaves its session or runs as another user."""
+    return int.from_bytes(hashlib.sha256(b"\0".join(marks)).digest()[:7], "little")
+
+
+@contextlib.contextmanager
+def marked(mark: int) -> Iterator[None]:
+    """What this process starts meanwhile has that mark. 0: none."""
+    before = resource.getrlimit(_FILE_LOCKS)
+    with contextlib.suppress(OSError, ValueError):  # somebody has set a hard limit
+        resource.setrlimit(_FILE_LOCKS, (mark or before[0], before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(_FILE_LOCKS, before)
+
+
 def members(leaders: Mapping[int, int], marks: Collection[bytes], root: int = 0) -> list[ProcessStatus]:
     """Living processes of a job, never this one: those with all of ``marks`` in the environment that they were started
-    with, and those in the session of a rank (``leaders``: pid -> start time) below the process ``root`` (0: this)."""
+    with, those with its ``limit_mark``, and those in the session of a rank (``leaders``: pid ->
+    start time) below the process ``root`` (0: this)."""
     table, root = all_processes(), root or os.getpid()
     return [
         status
@@ -120,6 +143,8 @@ def _is_below(status: ProcessStatus, table: Mapping[int, ProcessStatus], ancesto
 def _has_marks(pid: int, marks: Collection[bytes]) -> bool:
     try:
         environ = (_PROC / str(pid) / "environ").read_bytes()
+        limits = (_PROC / str(pid) / "limits").read_text()
     except OSError:
         return False
-    return bool(marks) and set(marks) <= set(environ.split(b"\0"))
+    limit = limits.partition("Max file locks ")[2].split(maxsplit=1)[:1]
+    return bool(marks) and (set(marks) <= set(environ.split(b"\0")) or limit == [str(limit_mark(marks))])

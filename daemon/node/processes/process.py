@@ -1,8 +1,8 @@
 """Watches processes through pidfds, and kills every process that a job leaves behind.
 
 The keeper is the reaper of everything below it (``PR_SET_CHILD_SUBREAPER``): a process that a rank started and left
-behind becomes a child of the keeper, is seen in /proc by its session or by the job in its environment, and is killed
-when the job ends.
+behind becomes a child of the keeper, and is killed when the job ends. It is known by the job's control group. Without
+one it is known by its session, by the job in its environment, or by a limit that its rank was started with.
 """
 
 from __future__ import annotations
@@ -31,11 +31,20 @@ def signal_group(pid: int, signum: int) -> None:
 
 
 async def kill_members(
-    leaders: Mapping[int, int], marks: Collection[bytes], timeout_s: float, root: int = 0
+    leaders: Mapping[int, int],
+    marks: Collection[bytes],
+    timeout_s: float,
+    root: int = 0,
+    more: Callable[[], list[proc.ProcessStatus]] = list,
 ) -> list[int]:
-    """SIGKILL to every process of a job (see ``proc.members``); returns the pids of those left after ``timeout_s``:
-    only a process that the kernel holds can be."""
-    return await _kill_all(lambda: proc.members(leaders, marks, root), timeout_s)
+    """SIGKILL to every process of a job (see ``proc.members``), and to those that ``more`` finds; returns the pids of
+    those left after ``timeout_s``: only a process that the kernel holds can be."""
+
+    def find() -> list[proc.ProcessStatus]:
+        found = {status.pid: status for status in (*proc.members(leaders, marks, root), *more())}
+        return [status for pid, status in found.items() if pid not in (root, os.getpid())]
+
+    return await _kill_all(find, timeout_s)
 
 
 async def end_children(timeout_s: float) -> None:

@@ -1,5 +1,6 @@
 """A job on one node: start, exit, failure, stop."""
 
+import asyncio
 import json
 import os
 import signal
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 from rig.limits import SOON_S
 
+from bagua.daemon.node.processes.groups import JobGroups, own_group
+from bagua.daemon.node.processes.proc import read_status
 from bagua.proto import common_pb2, node_pb2
 
 STARTED = node_pb2.LOCAL_PHASE_STARTED
@@ -129,6 +132,63 @@ async def test_no_orphans(end, start_daemon, script, alive, until_gone, how, dae
         await end.stop_job("job")
     await end.stopped("job")
     assert not any(alive(pid) for pid in pids)
+
+
+# Of the daemon and its keeper: nothing may be written there.
+NO_GROUPS = """
+import os
+access = os.access
+os.access = lambda path, mode, **more: not str(path).endswith('cgroup.procs') and access(path, mode, **more)
+"""
+ESCAPE = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execve('/bin/sh', ['sh', '-c', 'echo $$ .; exec sleep 600'], {})
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.parametrize("groups", [True, False], ids=["in a control group", "without one"])
+@pytest.mark.parametrize("how", ["exit", "fail", "cancel", "daemon killed", "keeper killed", "adopted"])
+async def test_processes_that_leave_everything_end_with_their_job(
+    end, start_daemon, state, script, alive, how, groups, monkeypatch, tmp_path
+):
+    """With a session of its own, the keeper for a parent, and no environment. Other jobs' processes live on."""
+    if groups and ((own := own_group()) is None or not os.access(own / "cgroup.procs", os.W_OK)):
+        pytest.skip("cgroup version 2 is not mounted here, or may not be written to")
+    if not groups:
+        (tmp_path / "sitecustomize.py").write_text(NO_GROUPS)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    daemon = await start_daemon()
+    escaped = {}
+    for number, job in enumerate(("older", "job")):
+        last = {"exit": "", "fail": "sys.exit(3)"}.get(how if job == "job" else "", "time.sleep(600)")
+        await end.run_script(job, script(ESCAPE + last, f"{job}.py"), elastic=how == "adopted")
+        await printed(end, job, b".", request_id=number)
+        escaped[job] = int(end.logs[number].split()[0])
+        while read_status(escaped[job]).parent != daemon.pid:
+            await asyncio.sleep(0.01)
+    if how == "keeper killed":
+        daemon.kill()
+        await start_daemon()
+    elif how in ("daemon killed", "adopted"):
+        known = len(end.hellos)
+        daemon.proper().kill()
+        await end.until(lambda: len(end.hellos) > known)
+    elif how != "cancel":
+        await end.exited("job")
+    assert how.endswith("killed") or alive(escaped["job"])
+    await end.stop_job("job")
+    await end.stopped("job")
+    assert not alive(escaped["job"])
+    assert how.endswith("killed") or alive(escaped["older"]), "another job's"
+    await end.stop_job("older")
+    await end.stopped("older")
+    assert not alive(escaped["older"])
+    assert not JobGroups(state, own_group()).jobs()
 
 
 async def test_the_last_reports_arrive_before_the_daemon_ends(end, start_daemon, script):

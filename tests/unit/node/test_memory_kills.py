@@ -38,6 +38,17 @@ def test_what_the_counter_says(tmp_path: Path, cgroup: str, controller: str, cou
     assert "meanwhile. Give it more memory" in watch.explain()
 
 
+def test_the_group_of_a_job_has_no_counter_of_its_own(tmp_path: Path) -> None:
+    proc, root = tmp_path / "proc", tmp_path / "sys"
+    for made in (proc / "7", root / "node" / "job"):
+        made.mkdir(parents=True)
+    (proc / "7" / "cgroup").write_text("0::/node/job\n")
+    (root / "node" / "memory.events").write_text("oom_kill 2\n")
+    watch = MemoryWatch(7, proc, root)
+    (root / "node" / "memory.events").write_text("oom_kill 3\n")
+    assert watch.killed
+
+
 def test_where_no_cgroup_tells(tmp_path: Path) -> None:
     assert "may have ended it: `dmesg`" in MemoryWatch(7, tmp_path, tmp_path).explain()
 
