@@ -167,7 +167,8 @@ class Injector:
         return name
 
     def _break_path(self, kind: Kind, node: str, trained: Trained) -> None:
-        """Who is out is the coordinator's decision; those that are left must go on, during it and afterwards."""
+        """Who is out is the coordinator's decision; those that are left must go on, during it and afterwards. Who was
+        put out for its links is started anew, as an operator does who has mended them."""
         assert kind.rule is not None
         rule, firewall = kind.rule, self._cluster.firewalls[node]
         names = list(trained.ranks)
@@ -184,6 +185,8 @@ class Injector:
                     until(lambda: self._regrouped(trained, began), "the others go on without a host that is cut off")  # noqa: B023
             began = time.monotonic()
             until(lambda: self._regrouped(trained, began), "all go on when a host is no more cut off")  # noqa: B023
+        for name in set(names).difference(trained.ranks):
+            self._cluster.nodes.pop(name).process.kill()
 
     def _daemon(self, node: str) -> int:
         return daemon_pid(self._cluster.nodes[node].process.pid)
