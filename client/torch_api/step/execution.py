@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from bagua.base.errors import BaguaError, CommunicationError
-from bagua.torch_api.comm.commit.vote import Flags
+from bagua.torch_api.comm.commit.flags import Flags
 from bagua.torch_api.comm.members import Members
 from bagua.torch_api.job.connection import Connection, Regrouped, Request, Times
 from bagua.torch_api.step.phases import NOTHING, PLAN, PROFILER, SUBMIT, WAIT, WATCH, phase

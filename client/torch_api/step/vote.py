@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
+from bagua.torch_api.comm.commit.flags import Flags
 from bagua.torch_api.comm.commit.retry import WHOLE, Unit, Whole, units
-from bagua.torch_api.comm.commit.vote import Flags
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.communicators import communicators
 from bagua.torch_api.comm.members import Members

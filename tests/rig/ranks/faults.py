@@ -23,7 +23,7 @@ import torch
 
 import bagua.torch_api as bagua
 from bagua.base.errors import MembershipChanged
-from bagua.torch_api.comm.commit.vote import Flags
+from bagua.torch_api.comm.commit.flags import Flags
 from bagua.torch_api.comm.state_copy import StateCopy
 from bagua.torch_api.comm.step_state import Followers
 from bagua.torch_api.job.connection import HostConnection, Regrouped

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bagua.torch_api.comm.commit.vote import Flags
+from bagua.torch_api.comm.commit.flags import Flags
 from bagua.torch_api.comm.patient_lock import PatientLock
 from bagua.torch_api.comm.step_state import Followers
 

@@ -15,8 +15,8 @@ from typing import NoReturn, Protocol, TypeVar
 
 from bagua.base.errors import BaguaError, CommunicationError
 from bagua.torch_api.comm.admission import Admission, Unfit
+from bagua.torch_api.comm.commit.flags import Flags
 from bagua.torch_api.comm.commit.ledger import Ledger
-from bagua.torch_api.comm.commit.vote import Flags
 from bagua.torch_api.comm.enter_messages import Row, call_the_roll
 from bagua.torch_api.comm.members import Members, active_members
 from bagua.torch_api.comm.membership_change import MembershipChanges
