@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, Protocol, TypedDict, TypeVar, Unpack
 
 from bagua import csrc
@@ -140,27 +140,6 @@ class Connection(Protocol):
         ...
 
 
-class _Steady:
-    """Block of ``HostConnection.steady``. No generator: it runs for each bucket."""
-
-    __slots__ = ("_before", "_generation", "_thread")
-
-    def __init__(self, thread: threading.local, generation: int) -> None:
-        self._thread = thread
-        self._generation = generation
-        self._before: int | None = None
-
-    def __enter__(self) -> None:
-        self._before = getattr(self._thread, "generation", None)
-        self._thread.generation = self._generation
-
-    def __exit__(self, *_: object) -> None:
-        if self._before is None:
-            del self._thread.generation
-        else:
-            self._thread.generation = self._before
-
-
 def load_core() -> Any:
     """Returns the core, which it builds where that has not been done. Raises BuildError."""
     try:
@@ -232,12 +211,24 @@ class HostConnection:
     # Threads: one of them enters a generation, and the others' operations are of the last one until it has settled. An
     # operation names its generation; 0: whichever it is.
 
-    def steady(self, generation: int | None = None) -> AbstractContextManager[None]:
-        """Operations of this thread in its block belong to one generation, this one or the present one: where another
-        one has begun they raise Regrouped."""
-        if generation is None:
-            generation = getattr(self._thread, "generation", self.settled)
-        return _Steady(self._thread, generation)
+    def stay_in(self, generation: int | None) -> int | None:
+        """Operations of this thread belong to that generation from now on: where another one has begun they raise
+        Regrouped. None: to the newest. Returns the one before, to be given back."""
+        before: int | None = getattr(self._thread, "generation", None)
+        if generation is not None:
+            self._thread.generation = generation
+        elif before is not None:
+            del self._thread.generation
+        return before
+
+    @contextmanager
+    def steady(self, generation: int | None = None) -> Iterator[None]:
+        """``stay_in`` this generation, or the present one, for the time of a block."""
+        before = self.stay_in(getattr(self._thread, "generation", self.settled) if generation is None else generation)
+        try:
+            yield
+        finally:
+            self.stay_in(before)
 
     @contextmanager
     def entering(self) -> Iterator[None]:

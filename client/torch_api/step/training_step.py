@@ -22,6 +22,7 @@ import torch
 
 from bagua.algorithms.plan import RESULT
 from bagua.base.errors import BaguaError
+from bagua.torch_api.comm.commit.flags import Flags
 from bagua.torch_api.job.connection import Record, Times
 from bagua.torch_api.step.earlier_results import EarlierResults
 from bagua.torch_api.step.execution import Work, join_all
@@ -92,16 +93,16 @@ class TrainingStep:
         """In an elastic job: buckets go out before the end of this pass in that generation alone, and not before slots
         are those of its members. Gradients that there are already are weighed as those that follow."""
         self._generation = UNSETTLED if self._vote.renewal.changed else generation
-        self._weigh(weight)
+        if weight != self._weight:
+            self._weigh(weight)
 
     def _weigh(self, weight: float) -> None:
-        if weight != self._weight:
-            before, self._weight = self._weight, weight
-            scale_gradients((one.parameter for one in self._entries.values()), weight / before)
-            for bucket in self.buckets:
-                bucket.unstage()
-            for name, (gradient, version) in self._arrivals.items():  # the change is ours, and not the program's
-                self._arrivals[name] = gradient, version + 1
+        before, self._weight = self._weight, weight
+        scale_gradients((one.parameter for one in self._entries.values()), weight / before)
+        for bucket in self.buckets:
+            bucket.unstage()
+        for name, (gradient, version) in self._arrivals.items():  # the change is ours, and not the program's
+            self._arrivals[name] = gradient, version + 1
 
     def mark_ready(self, name: str, parameter: torch.Tensor) -> None:
         """The gradient of this parameter has been accumulated: it goes to its place, and a full bucket goes out."""
@@ -157,7 +158,7 @@ class TrainingStep:
         """
         if not self.touched:
             return
-        sent = self._vote.repeats and self._send_with_last()
+        sent = self._send_with_last() if self._vote.repeats else None
         try:
             unit = self._vote.unit(steps=True)
             while True:
@@ -171,28 +172,29 @@ class TrainingStep:
                     end = self._show()
                     break
         except BaseException:
-            if sent:  # Ctrl-C may come before the unit begins; dropping twice does no harm
-                self._vote.drop_sent()
+            if sent is not None:  # Ctrl-C may come before the unit begins; dropping twice does no harm
+                sent.drop()
             raise
         if self._on_finished is not None:
             self._on_finished(times, begin, end)
 
-    def _send_with_last(self) -> bool:
-        """Submits the last bucket with the vote, if only that is left: while it is reduced there is time for the
-        rest."""
+    def _send_with_last(self) -> Flags | None:
+        """Submits the last bucket with the vote's flags, if only that is left: while it is reduced there is time for
+        the rest. Returns them if they are under way."""
         begun = self._goes_early and self._rearrange is None and self._started == len(self.buckets) - 1
         if not begun or self._generation != self._vote.generation:
-            return False
+            return None
+        flags = self._vote.attach(self.buckets)
+        if flags is None:
+            return None
         try:
-            if not self._vote.attach(self.buckets):
-                return False
             if self._generation == self._vote.generation:  # from now on no thread enters another one
                 self._start_rest()
         except BaseException:
-            self._vote.sent_along()
-            self._vote.drop_sent()
+            flags.sent_along()
+            flags.drop()
             raise
-        return self._vote.sent_along()
+        return flags if flags.sent_along() else None
 
     def _start_rest(self) -> None:
         while self._started < len(self.buckets):
@@ -206,8 +208,10 @@ class TrainingStep:
                 if bucket.execution.lost:
                     self._undo()
                     break
-            self._weigh(self._vote.weight)
-            self._vote.renewal.follow()  # gradients are exchanged in any case
+            if self._vote.weight != self._weight:
+                self._weigh(self._vote.weight)
+            if self._vote.renewal.changed:
+                self._vote.renewal.follow()  # gradients are exchanged in any case
         if self._earlier is not None:
             self._earlier.look()
         if self._rearrange is not None:

@@ -105,17 +105,10 @@ class Vote:
     send_flags: SendFlags | None = None
     """See ``join_all``."""
 
-    def attach(self, buckets: Sequence[PlanBucket]) -> bool:
-        """The last of these, submitted before a unit begins, takes the vote along where that saves a way to the daemon
-        and back. True: it does; start it, and ask ``sent_along``."""
-        return False
-
-    def sent_along(self) -> bool:
-        """Returns True if the vote was sent with the last bucket."""
-        return False
-
-    def drop_sent(self) -> None:
-        """The unit whose vote was ``sent_along`` has not begun."""
+    def attach(self, buckets: Sequence[PlanBucket]) -> Flags | None:
+        """The last of these, submitted before a unit begins, takes the vote's flags along where that saves a way to the
+        daemon and back. Returns them if so: start it, and ask them whether they were ``sent_along``."""
+        return None
 
     def join(self, buckets: Sequence[PlanBucket]) -> list[Times]:
         """Waits for those of the buckets that have been started, and runs the rest of their plans, in an order that is
@@ -173,23 +166,17 @@ class ElasticVote(Vote):
         self._communicators.rewind(unit.mark)
         self._group.give_own_again()
 
-    def attach(self, buckets: Sequence[PlanBucket]) -> bool:
+    def attach(self, buckets: Sequence[PlanBucket]) -> Flags | None:
         flags = self._units.flags
         if flags.inside or self._units.some_were_out_of_step:
-            return False
+            return None
         everyone, executions = self._group.everyone, []
         for bucket in buckets:
             executions.append(bucket.execution)
         if self._checked != (everyone, executions):
             self._checked = everyone, executions
             self._single = all(_only_among(everyone, execution.single) for execution in executions)
-        return self._single and flags.attach(everyone, executions[-1])
-
-    def sent_along(self) -> bool:
-        return self._units.flags.sent_along()
-
-    def drop_sent(self) -> None:
-        self._units.flags.drop()
+        return flags if self._single and flags.attach(everyone, executions[-1]) else None
 
     def send_flags(self, running: Sequence[Execution]) -> Flags | None:
         """Returns the flags that are under way. Sends them if all that a unit communicates is submitted, and they go in

@@ -123,7 +123,7 @@ class BackwardPasses:
     @beside_graphs
     def _before_gradient(self, _: torch.Tensor) -> None:
         """Begins the pass, unless it is under way."""
-        if not self.under_way:
+        if self._pass is None or not self._pass.alive():
             self._begin()
 
     def install_weights(self) -> None:
@@ -144,7 +144,7 @@ class BackwardPasses:
     def _weigh(self, gradient: torch.Tensor) -> torch.Tensor | None:
         """Weighs all gradients of a pass alike, though members may change meanwhile: ``TrainingStep.finish`` follows
         such changes for the pass as a whole."""
-        if not self.under_way:
+        if self._pass is None or not self._pass.alive():
             self._begin()
         return None if self._weight == 1.0 else gradient * self._weight
 
@@ -156,7 +156,7 @@ class BackwardPasses:
         parameter: torch.nn.Parameter,
     ) -> None:
         """A gradient has been accumulated: ``on_gradient`` is told, if the pass is exchanged."""
-        if self._pass is None or not self._pass.alive():  # ``under_way``, without a call for each gradient
+        if self._pass is None or not self._pass.alive():
             self._begin()
         self._accumulated += 1
         if self._synced:

@@ -52,12 +52,12 @@ class Newcomers:
 
     def found(self) -> bool:
         """Returns True if there is one, as far as anything has told. Outside of ``functional_call``."""
-        return (self._registered or self._thawed) and self._look() is not None
+        return (self._registered or self._thawed()) and self._look() is not None
 
     def refuse(self) -> None:
         """Raises BaguaError for a newcomer. Called at the first gradient of a pass."""
         self._passes += 1
-        if self._thawed or self._registered or self._passes % LOOK_EVERY == 2:
+        if self._registered or (self._frozen and self._thawed()) or self._passes % LOOK_EVERY == 2:
             self._refuse()
 
     def refuse_registered(self) -> None:
@@ -76,9 +76,8 @@ class Newcomers:
     def _find_frozen(self) -> None:
         self._frozen = [one for one in self._module.parameters() if not (one.requires_grad or one in self._known)]
 
-    @property
     def _thawed(self) -> bool:
-        return bool(self._frozen) and any(parameter.requires_grad for parameter in self._frozen)
+        return any(parameter.requires_grad for parameter in self._frozen)
 
     def _look(self) -> str | None:
         self._find_frozen()

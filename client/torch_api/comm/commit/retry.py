@@ -10,7 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from typing import NoReturn, Protocol, TypeVar
 
 from bagua.base.errors import BaguaError, CommunicationError
@@ -77,7 +77,8 @@ class Unit:
         self.mark = NO_MARK
         self._generation = 0
         self._comm: int | None = None
-        self._steady: AbstractContextManager[None] | None = None
+        self._stays = False  # operations of this thread are of that generation
+        self._before: int | None = None
 
     def __enter__(self) -> None:
         units, flags = self._units, self._units.flags
@@ -95,8 +96,7 @@ class Unit:
             # A thread that waits for the members of a planned generation holds ``calm``. This one does not wait for it
             # before the flags are over: others, which that thread waits for, may wait for them.
             self._generation = units.present()
-            self._steady = units._session.connection.steady(self._generation)
-            self._steady.__enter__()
+            self._before, self._stays = units._session.connection.stay_in(self._generation), True
             flags.comm = self._scope if self._ends_early else None
         except BaseException:
             self._fail()
@@ -115,7 +115,7 @@ class Unit:
             if not flags.heard:
                 units._ledger.set_ready(self._scope)
                 flags.hear()
-            units._commit(self._scope, self._steps)
+            self._commit()
         else:
             units._devices.await_results()
             units._ledger.set_ready(self._scope)
@@ -123,21 +123,26 @@ class Unit:
             with units.calm:
                 if units._session.membership.generation != self._generation:  # a thread has told of this unit
                     raise Regrouped(f"Generation {self._generation} has ended.")
-                units._commit(self._scope, self._steps)
-        self._leave_generation()
+                self._commit()
         units._exchanged[self._scope] = self._generation
-        self._settle()
+        self._leave_generation()
+        flags.release()
 
-    def _settle(self) -> None:
-        self.settled, self.repeated = True, False
+    def _commit(self) -> None:
+        """At one blow, for threads that enter a generation: with the unit, the batches of its samplers are used."""
+        units = self._units
+        units._ledger.commit(self._scope)
         if self._steps:
-            self._units._planned = max(self._units._planned, self._units.flags.told[2])
-        self._units.flags.release()
+            if units.followers.by_name:
+                units.followers.commit()
+            units._planned = max(units._planned, units.flags.told[2])
+        self.settled, self.repeated = True, False
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
         if self._part:
             return False
-        self._leave_generation()
+        if self._stays:
+            self._leave_generation()
         if isinstance(error, Regrouped) and not self.settled:
             try:
                 self._enter_next()
@@ -160,8 +165,7 @@ class Unit:
         units._enter_next(self._generation)
         with units.calm:
             if units._ledger.must_commit(self._scope):
-                units._commit(self._scope, self._steps)
-                self._settle()
+                self._commit()
             else:
                 units._ledger.set_unready(self._scope)
                 self.repeated = True
@@ -188,9 +192,8 @@ class Unit:
         flags.comm, flags.inside = None, False
 
     def _leave_generation(self) -> None:
-        steady, self._steady = self._steady, None
-        if steady is not None:
-            steady.__exit__(None, None, None)
+        self._stays = False
+        self._units._session.connection.stay_in(self._before)
 
 
 class Whole(nullcontext[None]):
@@ -289,12 +292,6 @@ class Units:
                 unit.vote()
                 show()
                 return found
-
-    def _commit(self, scope: int, steps: bool) -> None:
-        """At one blow, for threads that enter a generation: with the unit, the batches of its samplers are used."""
-        self._ledger.commit(scope)
-        if steps and self.followers.by_name:
-            self.followers.commit()
 
     def exchanged_in(self, scope: int) -> bool:
         """Returns True if a unit of this scope has been exchanged in the present generation."""
