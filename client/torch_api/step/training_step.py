@@ -291,10 +291,10 @@ class TrainingStep:
     def shadow(self) -> None:
         """Takes part in the exchange of others, which have gradients where this rank has none, at the next
         ``finish``."""
-        self.forget()
+        self.clear_gradients()
         self.touched = True
 
-    def forget(self) -> None:
+    def clear_gradients(self) -> None:
         """Sets ``.grad`` of all parameters to None."""
         for entry in self._entries.values():
             entry.parameter.grad = None

@@ -4,10 +4,11 @@ on all ranks or on none (``comm/commit``)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Protocol, TypeVar
 
 from bagua.torch_api.comm.commit.flags import Flags
-from bagua.torch_api.comm.commit.retry import WHOLE, Unit, Whole, units
+from bagua.torch_api.comm.commit.retry import Unit, units
 from bagua.torch_api.comm.communicator import Communicator
 from bagua.torch_api.comm.communicators import communicators
 from bagua.torch_api.comm.members import Members
@@ -55,6 +56,19 @@ class Stays:
         """Does nothing: nothing waits for it."""
 
 
+class AtOnce(nullcontext[None]):
+    """The unit of a job whose members stay: each exchange counts at once."""
+
+    repeated = settled = False
+    mark: tuple[int, dict[str, int]] = 0, {}
+
+    def vote(self) -> None:
+        """Returns at once: all members are there."""
+
+
+AT_ONCE = AtOnce()
+
+
 class Vote:
     """The vote of a job whose members stay: each exchange counts at once.
 
@@ -72,11 +86,11 @@ class Vote:
     def __init__(self) -> None:
         self.renewal: Renewal = Stays()
 
-    def unit(self, steps: bool = False) -> Unit | Whole:
+    def unit(self, steps: bool = False) -> Unit | AtOnce:
         """The next exchange of all ranks of the model; see ``Unit``. ``steps``: it is a training step."""
-        return WHOLE
+        return AT_ONCE
 
-    def rewind(self, unit: Unit | Whole) -> None:
+    def rewind(self, unit: Unit | AtOnce) -> None:
         """Before a repeat: the numbers of communicators that the first attempt made are given again."""
 
     def together(
@@ -162,7 +176,7 @@ class ElasticVote(Vote):
     def _members(self) -> Communicator:
         return self._group.everyone
 
-    def rewind(self, unit: Unit | Whole) -> None:
+    def rewind(self, unit: Unit | AtOnce) -> None:
         self._communicators.rewind(unit.mark)
         self._group.give_own_again()
 

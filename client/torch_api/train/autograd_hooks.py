@@ -45,10 +45,11 @@ class BackwardPasses:
     """Backward passes of one wrapped model, which autograd's hooks tell of.
 
     The model sets, when it makes buckets: ``step``, ``sparse``, ``newcomers``, ``trimmer``, ``parameters`` (all that
-    are trained) and ``at_end``, the algorithm's hook. ``synced``: the present pass, or the last one, is exchanged.
-    ``synced_by_forward``: the next one is, as its forward pass was outside of ``no_sync``; None: there was none, and
-    the moment of backward decides. ``accumulated``: so many gradients have come in it. ``begun``: a forward pass in
-    training has begun the step of the next one that is exchanged. ``begins_after_step``: see ``_exchange_due``.
+    are trained) and ``at_end``, which exchanges the gradients that there are. ``synced``: the present pass, or the last
+    one, is exchanged. ``synced_by_forward``: the next one is, as its forward pass was outside of ``no_sync``; None:
+    there was none, and the moment of backward decides. ``accumulated``: so many gradients have come in it. ``begun``: a
+    forward pass in training has begun the step of the next one that is exchanged. ``begins_after_step``: see
+    ``_exchange_due``.
     """
 
     newcomers: Newcomers
@@ -209,19 +210,12 @@ class BackwardPasses:
         late, self.begun = self._accumulated > 0 and not self.begun, False
         if late and self._model.exchanged == WEIGHT:
             self._begin_late()
-        self.exchange()
+        with torch.no_grad():
+            self.at_end()
         if late and self._model.exchanged == GRADIENT:
             self.begins_after_step = True
             if not self._model.bagua_optimizers:
                 self._begin_late()
-
-    def exchange(self) -> None:
-        """Exchanges the gradients that there are, as at the end of a pass."""
-        with torch.no_grad():
-            if self.sparse is None:
-                self.at_end()
-            else:
-                self.sparse.finish_after(self.at_end)
 
     def _abandon(self) -> None:
         """The pass before this one ended by an exception."""

@@ -299,6 +299,8 @@ class DistributedModel(Mark):
                 on_gradient = passes.step.mark_ready
             if passes.at_end == self.finish_backward:
                 passes.at_end = passes.step.finish
+        if passes.sparse is not None:
+            passes.at_end = functools.partial(passes.sparse.finish_after, passes.at_end)
         if self._recorder is not None:
             on_gradient = self._recorder.noting(on_gradient)
             self._handles += self._recorder.watch(self.module)

@@ -66,8 +66,8 @@ class SparseGradients:
         if due and self._runner.everyone.nranks() > 1:
             self._exchange()
 
-    def forget(self) -> None:
-        """No parameter has a gradient any more."""
+    def clear_gradients(self) -> None:
+        """Sets ``.grad`` of all parameters to None."""
         self.abandon()
         for parameter in self._parameters:
             parameter.grad = None

@@ -87,7 +87,7 @@ class UnevenModel:
         """Drops gradients that this rank, which has no batches left, has not exchanged."""
         for held in (self.passes.step, self.passes.sparse):
             if held is not None:
-                held.forget()
+                held.clear_gradients()
 
     def shadow_forward(self, synced: bool) -> None:
         """Takes part in a forward pass of others."""
@@ -100,8 +100,9 @@ class UnevenModel:
         assert self.passes.step is not None
         self.passes.step.shadow()
         if self.passes.sparse is not None:
-            self.passes.sparse.forget()
-        self.passes.exchange()
+            self.passes.sparse.clear_gradients()
+        with torch.no_grad():
+            self.passes.at_end()
 
     def take_state_of(self, root: int, with_optimizers: bool) -> None:
         """Parameters, buffers and the state of optimizers become those of the rank at this position."""

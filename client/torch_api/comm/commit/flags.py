@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from bagua.csrc import core
 
 
-class Carrier(Protocol):
-    """Submits one operation. ``behind``: flags that are submitted with it."""
+class Operation(Protocol):
+    """One operation that is submitted. ``behind``: flags that go with it."""
 
     behind: core.Flags | None
 
@@ -31,7 +31,7 @@ class Last(Protocol):
     """The last run of a unit, with one operation."""
 
     @property
-    def single(self) -> Carrier | None: ...
+    def single(self) -> Operation | None: ...
 
 
 class Flags(threading.local):
@@ -62,7 +62,7 @@ class Flags(threading.local):
         self.caught_up_in = 0
         self.comm: int | None = None
         self.sent: core.Flags | None = None
-        self._carrier: Carrier | None = None
+        self._carrier: Operation | None = None
         self._failure: CommunicationError | None = None  # of flags that are over, and have not been heard
         self.early, self.heard = False, True
         self.told = UNTOLD

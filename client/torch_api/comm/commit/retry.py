@@ -10,7 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import NoReturn, Protocol, TypeVar
 
 from bagua.base.errors import BaguaError, CommunicationError
@@ -29,7 +29,6 @@ from bagua.torch_api.job.session import Session
 
 LOG = logging.getLogger("bagua")
 T = TypeVar("T")
-NO_MARK: tuple[int, dict[str, int]] = (0, {})
 
 
 def nothing() -> None:
@@ -74,7 +73,7 @@ class Unit:
         self._steps = steps
         self._part = units.flags.inside
         self._begun = self.repeated = self.settled = False
-        self.mark = NO_MARK
+        self.mark: tuple[int, dict[str, int]] = 0, {}
         self._generation = 0
         self._comm: int | None = None
         self._stays = False  # operations of this thread are of that generation
@@ -194,19 +193,6 @@ class Unit:
     def _leave_generation(self) -> None:
         self._stays = False
         self._units._session.connection.stay_in(self._before)
-
-
-class Whole(nullcontext[None]):
-    """The unit of a job whose members stay: each exchange counts at once."""
-
-    repeated = settled = False
-    mark = NO_MARK
-
-    def vote(self) -> None:
-        """Returns at once: all members are there."""
-
-
-WHOLE = Whole()
 
 
 class Units:
