@@ -43,6 +43,9 @@ def run(
     tls: Annotated[Path | None, typer.Option(help="Folder with ca.pem, cert.pem, key.pem: mutual TLS.")] = None,
     auto_tls: Annotated[str | None, typer.Option(help="Make such a folder, with a certificate for this host.")] = None,
     metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics there; 0: any free port.")] = None,
+    metrics_plain: Annotated[
+        bool | None, typer.Option("--metrics-plain", help="Serve metrics without TLS: protect the port otherwise.")
+    ] = None,
     dashboard: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Serve the dashboard there; port 0: any free one.")
     ] = None,

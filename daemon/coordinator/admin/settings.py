@@ -23,6 +23,7 @@ class Settings(BaseSettings):
     tls: Path | None = None  # a folder with ca.pem, cert.pem, key.pem
     auto_tls: str = ""  # a host name: make such a folder for it
     metrics_port: int | None = Field(None, ge=0, le=65535)
+    metrics_plain: bool = False  # without TLS: whoever may reach the port may read them
     dashboard: str | None = None  # host:port of the page
     token_file: Path | None = None  # default: <state_dir>/token
     exit_when_idle: float | None = Field(None, ge=0)

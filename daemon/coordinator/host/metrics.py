@@ -177,7 +177,7 @@ class CoordinatorCollector(Collector):
 def serve_metrics(
     collector: CoordinatorCollector, host: str, port: int, tls: TlsFiles | None
 ) -> tuple[int, Callable[[], None]]:
-    """Serves on ``host``, with mutual TLS if the service has it. Returns the port, and what ends it. Raises
+    """Serves on ``host``, with mutual TLS by ``tls``. Returns the port, and what ends it. Raises
     ConfigError."""
     registry = CollectorRegistry()
     registry.register(collector)

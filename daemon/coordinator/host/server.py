@@ -380,7 +380,8 @@ class Coordinator:
         )
 
         collector = CoordinatorCollector(self.counters, self.sessions, self._service, self.watchers)
-        port, stop = serve_metrics(collector, host, port, self._settings.tls_files)
+        tls = None if self._settings.metrics_plain else self._settings.tls_files
+        port, stop = serve_metrics(collector, host, port, tls)
         self._sockets.watch(port)
         self._closers.callback(stop)
 

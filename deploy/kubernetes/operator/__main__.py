@@ -36,11 +36,12 @@ def run(
     liveness: Annotated[
         str | None, typer.Option(metavar="URL", help="Say there that the operator lives: http://0.0.0.0:8080/healthz")
     ] = None,
+    metrics: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Serve Prometheus metrics there.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log what kopf does, too.")] = False,
 ) -> None:
     """Runs BaguaJobs of a Kubernetes cluster."""
     given = {"namespaces": tuple(namespace) if namespace else None, "poll_s": poll, "issuer": issuer}
-    given["liveness"] = liveness
+    given |= {"liveness": liveness, "metrics": metrics}
     try:
         serve({key: value for key, value in given.items() if value is not None}, kubeconfig, verbose)
     except ModuleNotFoundError as error:
@@ -69,13 +70,21 @@ def serve(given: dict[str, Any], kubeconfig: str, verbose: bool) -> None:
     with contextlib.closing(cluster):
         found = cluster.find_others()
         log.info("installed beside: %s", ", ".join(sorted(found)) or "neither Kueue, Volcano nor cert-manager")
-        kopf.run(
-            registry=make_registry(Controller(cluster, settings), settings),
-            standalone=True,
-            clusterwide=not settings.namespaces,
-            namespaces=settings.namespaces,
-            liveness_endpoint=settings.liveness or None,
-        )
+        controller = Controller(cluster, settings)
+        with contextlib.ExitStack() as closing:
+            if settings.metrics:
+                from bagua.operator.metrics import OperatorCollector, serve_metrics
+
+                closing.callback(
+                    serve_metrics(settings.metrics, OperatorCollector(controller.numbers, controller.phases))
+                )
+            kopf.run(
+                registry=make_registry(controller, settings),
+                standalone=True,
+                clusterwide=not settings.namespaces,
+                namespaces=settings.namespaces,
+                liveness_endpoint=settings.liveness or None,
+            )
 
 
 def command_line(function: Callable[..., None], name: str) -> None:

@@ -35,6 +35,7 @@ def make_registry(controller: Controller, settings: Settings) -> kopf.OperatorRe
         try:
             return await asyncio.to_thread(controller.serve, *key)
         except Exception:  # of our own code: the other jobs go on, and this one is tried again
+            controller.numbers.faults += 1
             log.exception("%s/%s: a mistake of the operator, which tries again; please report it", *key)
             return 10 * RETRY_S
 

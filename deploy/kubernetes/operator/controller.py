@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,7 @@ from bagua.operator import credentials, facts, service, status
 from bagua.operator.cluster import CONFLICT, Cluster, ends
 from bagua.operator.facts import Action, Manifest, Seen
 from bagua.operator.job import KIND, parse
-from bagua.operator.memory import Memory, Objects
+from bagua.operator.memory import Memory, Numbers, Objects
 from bagua.operator.objects import hash_of
 from bagua.operator.queue import Key
 from bagua.operator.reconcile import attempt_name, reconcile
@@ -41,11 +42,18 @@ class Controller:
         self._settings = settings
         self._address = address
         self._memories: dict[Key, Memory] = {}
+        self.numbers = Numbers()
         self.wake: Callable[[Key], object] = lambda job: None
         self.connections = service.Connections(lambda job: self.wake(job))
 
+    def phases(self) -> Counter[str]:
+        """Counts BaguaJobs by their phase; from any thread."""
+        bodies = [memory.body.peek() for memory in list(self._memories.values())]
+        return Counter(str((body.get("status") or {}).get("phase", "none")) for body in bodies if body is not None)
+
     def serve(self, namespace: str, name: str) -> float | None:
         """Returns after how many seconds to serve the job again; None: when something has changed."""
+        self.numbers.looks += 1
         try:
             again_s = self._serve(namespace, name)
             self._tell((namespace, name))
@@ -54,6 +62,7 @@ class Controller:
             self._memory((namespace, name)).body.change()
             if error.status.code == CONFLICT:
                 return SOON_S
+            self.numbers.refusals[str(error.status.code)] += 1
             if ends(error):
                 log.info("%s/%s: the namespace is being deleted", namespace, name)
                 self._leave((namespace, name))
@@ -61,6 +70,7 @@ class Controller:
             log.warning("%s/%s: the Kubernetes API refuses: %s", namespace, name, error)
             return RETRY_S
         except httpx2.HTTPError as error:
+            self.numbers.refusals["none"] += 1
             first = str(error).partition("\n")[0]  # more lines are of no use here
             log.warning("%s/%s: the Kubernetes API does not answer: %s", namespace, name, first)
             return RETRY_S
@@ -200,6 +210,7 @@ class Controller:
                     raise
                 if trouble != memory.refusal:
                     log.warning("%s/%s: the Kubernetes API refuses: %s", seen.namespace, seen.name, trouble.message)
+                self.numbers.refusals[trouble.reason] += 1
                 memory.refused(trouble, generation, time.monotonic())
                 refused = True
         if not refused:

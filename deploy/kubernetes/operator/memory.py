@@ -3,7 +3,7 @@ by what was just read."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -58,6 +58,14 @@ class Kept(Generic[T]):
     def change(self) -> None:
         """The next look reads it; from any thread."""
         self._changes += 1
+
+
+class Numbers:
+    """Counts of the operator's life."""
+
+    def __init__(self) -> None:
+        self.looks = self.faults = 0
+        self.refusals: Counter[str] = Counter()  # by the code of the Kubernetes API, or its reason; "none": no answer
 
 
 class Memory:

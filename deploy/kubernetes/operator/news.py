@@ -66,5 +66,5 @@ class Journal:
 def _end(pod: Pod | None) -> str:
     if pod is None:
         return "is gone"
-    how = "has ended" if pod.ended else "is being deleted"
-    return f"{how}: {pod.notice}" if pod.notice else how
+    how, why = ("has ended", pod.end) if pod.ended else ("is being deleted", pod.notice)
+    return f"{how}: {why}" if why else how

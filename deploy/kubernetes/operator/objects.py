@@ -16,6 +16,8 @@ from bagua.operator.job import GROUP, KIND, VERSION, Spec
 from bagua.operator.settings import Settings
 
 PORT = 7670
+METRICS_PORT = 9670
+SCRAPES = {f"{GROUP}/metrics": "true"}  # label of the namespaces whose pods may read metrics
 FOLDER = "/var/lib/bagua"  # Everything that a pod of ours mounts lies there, but /tmp and /dev/shm
 USER = 10001
 SECURITY: Manifest = {
@@ -105,7 +107,10 @@ def _service(seen: Seen) -> Manifest:
         "clusterIP": "None",  # a refused connection must come from the coordinator's own host: no proxy in between
         "publishNotReadyAddresses": True,
         "selector": labels(seen, "coordinator"),
-        "ports": [{"name": "grpc", "port": PORT, "targetPort": PORT, "protocol": "TCP"}],
+        "ports": [
+            {"name": name, "port": port, "targetPort": port, "protocol": "TCP"}
+            for name, port in (("grpc", PORT), ("metrics", METRICS_PORT))
+        ],
     }
     return _object(seen, "v1", "Service", f"{seen.name}-coordinator", "coordinator", spec)
 
@@ -155,7 +160,15 @@ def _coordinator(seen: Seen, spec: Spec, credentials: str, running: bool) -> Man
     command = ["bagua", "coordinator", "--listen", f"$(POD_NAME):{PORT}", "--state-dir", f"{FOLDER}/data/state"]
     command += ["--tls", f"{FOLDER}/tls", "--token-file", f"{FOLDER}/token/token"]
     command += ["--fence-after", str(wanted.fence_after_seconds), "--keep", "30d,100"]
-    environment = [field_env("POD_NAME", "metadata.name"), *plain_env(HOME=f"{FOLDER}/data", PYTHONSAFEPATH="1")]
+    environment = [
+        field_env("POD_NAME", "metadata.name"),
+        *plain_env(
+            BAGUA_COORDINATOR_METRICS_PLAIN="true",  # Prometheus has no job's certificate; a policy protects the port
+            BAGUA_COORDINATOR_METRICS_PORT=str(METRICS_PORT),
+            HOME=f"{FOLDER}/data",
+            PYTHONSAFEPATH="1",
+        ),
+    ]
     if wanted.database is not None:
         reference = {"secretKeyRef": {"name": wanted.database.secret_name, "key": wanted.database.key}}
         environment.append({"name": "BAGUA_COORDINATOR_DATABASE_URL", "valueFrom": reference})
@@ -164,7 +177,10 @@ def _coordinator(seen: Seen, spec: Spec, credentials: str, running: bool) -> Man
         "image": wanted.image or spec.image,
         "command": command,
         "env": environment,
-        "ports": [{"name": "grpc", "containerPort": PORT, "protocol": "TCP"}],
+        "ports": [
+            {"name": "grpc", "containerPort": PORT, "protocol": "TCP"},
+            {"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"},
+        ],
         "readinessProbe": {"tcpSocket": {"port": "grpc"}, "periodSeconds": 5},
         "resources": wanted.resources or {"requests": {"cpu": "100m", "memory": "128Mi"}},
         "securityContext": CONTAINER_SECURITY,
@@ -211,12 +227,18 @@ def _of_job(seen: Seen) -> Manifest:
 
 
 def _coordinator_network(seen: Seen) -> Manifest:
-    """Lets the job's own pods and the operator reach the coordinator."""
+    """Lets the job's own pods and the operator reach the coordinator, and Prometheus its metrics."""
     operator = {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app.kubernetes.io/component": "operator"}}}
     spec = {
         "podSelector": {"matchLabels": labels(seen, "coordinator")},
         "policyTypes": ["Ingress"],
-        "ingress": [{"from": [_of_job(seen), operator], "ports": [{"port": PORT, "protocol": "TCP"}]}],
+        "ingress": [
+            {"from": [_of_job(seen), operator], "ports": [{"port": PORT, "protocol": "TCP"}]},
+            {
+                "from": [{"namespaceSelector": {"matchLabels": SCRAPES}}],
+                "ports": [{"port": METRICS_PORT, "protocol": "TCP"}],
+            },
+        ],
     }
     return _object(seen, "networking.k8s.io/v1", "NetworkPolicy", f"{seen.name}-coordinator", "coordinator", spec)
 

@@ -36,5 +36,7 @@ class Settings(BaseSettings):
     """cert-manager makes the certificates: KIND/NAME, as ClusterIssuer/bagua."""
     taints: tuple[str, ...] = TAINTS
     """A machine with one of these will go away."""
+    metrics: str = ""
+    """HOST:PORT where metrics are served; empty: nowhere."""
     liveness: str = ""
     """http://HOST:PORT/PATH where the operator says that it lives."""

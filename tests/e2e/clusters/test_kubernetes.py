@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from rig.clusters import kubelet, kubernetes
 from rig.clusters.kubernetes_neighbours import NEIGHBOURS
@@ -160,6 +162,18 @@ def test_digits_through_all_that_can_happen_to_a_job(cluster: Operated) -> None:
     assert status["phase"] == "Succeeded" and status["attempt"] == 0 and status["step"] > step, cluster.explain()
     told = {one["reason"]: one["type"] for one in cluster.events("learns")}
     assert told["PodLost"] == "Warning" and {"PodCreated", "Scaled", "Succeeded"} <= set(told), told
+
+
+def test_metrics_can_be_scraped(cluster: Operated) -> None:
+    cluster.submit("counted", image=IMAGE, replicas=1, run={"program": "/bin/sleep", "args": ["600"]})
+    cluster.wait_for_phase("counted", "Running")
+    pod = cluster.api.get("/api/v1/namespaces/default/pods/counted-coordinator-0").json()
+    [port] = [one["containerPort"] for one in pod["spec"]["containers"][0]["ports"] if one["name"] == "metrics"]
+    told = httpx.get(f"http://{pod['status']['podIP']}:{port}/metrics").raise_for_status().text
+    assert 'name="counted-0",state="running"' in told
+    told = httpx.get(f"http://{cluster.metrics}/metrics").raise_for_status().text
+    assert re.search(r'^bagua_operator_jobs{phase="Running"} [1-9]', told, re.MULTILINE)
+    cluster.delete("counted")
 
 
 @pytest.mark.full

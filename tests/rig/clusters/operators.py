@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from rig.clusters import kubelet, kubernetes
+from rig.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[3]
 MANIFESTS = ROOT / "deploy" / "kubernetes"
@@ -70,7 +71,8 @@ class Operated:
         """Runs where the cluster's names are known, as a pod would, and with the rights that its pod would have."""
         settings = {"BAGUA_OPERATOR_POLL_S": "0.5", "BAGUA_OPERATOR_SECRET_DELAY_S": "2", **environment}
         command = [sys.executable, "-P", "-m", "bagua.cli.main", "operator"]
-        command += ["--kubeconfig", str(self.plane.operator_kubeconfig)]
+        self.metrics = f"127.0.0.1:{free_ports(1)[0]}"
+        command += ["--kubeconfig", str(self.plane.operator_kubeconfig), "--metrics", self.metrics]
         (self.folder / "mounts").touch()
         with (self.folder / "operator.log").open("ab") as log:
             self.operator = subprocess.Popen(

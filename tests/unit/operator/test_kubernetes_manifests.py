@@ -18,9 +18,13 @@ from bagua.operator.settings import Settings
 FOLDER = Path(__file__).resolve().parents[3] / "deploy" / "kubernetes"
 OVERLAYS = sorted(path.name for path in (FOLDER / "overlays").iterdir())
 VERSION = "1.31"
-OURS = ("BaguaJob", "ClusterIssuer", "Certificate", "PodGroup")
+OURS = ("BaguaJob", "ServiceMonitor", "ClusterIssuer", "Certificate", "PodGroup")
 """Kinds of other definitions, which the validator does not know."""
 RUN = {"script": "train.py", "secretEnv": [{"name": "HF_TOKEN", "secretName": "hf", "key": "token"}]}
+
+SPEC = parse({"image": "b:1", "run": RUN, "replicas": 2, "elastic": {"maxReplicas": 4}})
+BODY = {"metadata": {"name": "j", "namespace": "n", "uid": "u"}, "spec": {}}
+SEEN = Seen(BODY, api_groups=frozenset({pods.KUEUE}))
 
 
 def validate(manifest: dict[str, Any]) -> None:
@@ -62,13 +66,30 @@ def test_overlays_are_valid(overlay: str) -> None:
             assert all(part["securityContext"]["readOnlyRootFilesystem"] for part in pod["containers"])
 
 
+def test_monitors_find_ports_that_policies_open_to_prometheus() -> None:
+    found = {(one["kind"], one["metadata"]["name"]): one for one in rendered("prometheus")}
+    made = {one["kind"]: one for one in objects.infrastructure(SEEN, SPEC, "mark", True) if "coordinator" in str(one)}
+    operator = found["Deployment", "bagua-operator"]["spec"]["template"]
+    places = (
+        ("bagua-operator", found["Service", "bagua-operator"], operator, found["NetworkPolicy", "bagua-operator"]),
+        ("bagua-coordinators", made["Service"], made["StatefulSet"]["spec"]["template"], made["NetworkPolicy"]),
+    )
+    for name, service, pod, policy in places:
+        monitor = found["ServiceMonitor", name]["spec"]
+        assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+        [port] = [one for one in service["spec"]["ports"] if one["name"] == monitor["endpoints"][0]["port"]]
+        assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+        [listens] = [one for one in pod["spec"]["containers"][0]["ports"] if one["name"] == "metrics"]
+        assert port["port"] == listens["containerPort"]
+        rule = policy["spec"]["ingress"][-1]
+        assert rule["ports"][0]["port"] == port["port"]
+        assert rule["from"] == [{"namespaceSelector": {"matchLabels": objects.SCRAPES}}]
+
+
 def test_the_operator_makes_valid_objects() -> None:
-    spec = parse({"image": "b:1", "run": RUN, "replicas": 2, "elastic": {"maxReplicas": 4}})
-    body = {"metadata": {"name": "j", "namespace": "n", "uid": "u"}, "spec": {}}
-    seen = Seen(body, api_groups=frozenset({pods.KUEUE}))
-    made = objects.infrastructure(seen, spec, "mark", True)
-    made += [objects.certificate(seen, Settings(issuer="ClusterIssuer/bagua"))]
-    made += [pods.pod(seen, spec, 0, 0, True), objects.volcano_group(seen, spec)]
+    made = objects.infrastructure(SEEN, SPEC, "mark", True)
+    made += [objects.certificate(SEEN, Settings(issuer="ClusterIssuer/bagua"))]
+    made += [pods.pod(SEEN, SPEC, 0, 0, True), objects.volcano_group(SEEN, SPEC)]
     kinds = {"Pod", "StatefulSet", "Service", "NetworkPolicy", "PodDisruptionBudget", "PersistentVolumeClaim"}
     assert kinds <= {one["kind"] for one in made}
     for one in made:

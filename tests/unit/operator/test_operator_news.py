@@ -20,8 +20,15 @@ def test_pods_that_somebody_else_ends_are_lost() -> None:
     journal = Journal()
     journal.looked(seen(ONE, TWO))
     assert journal.take() == []
-    journal.looked(seen(Pod("j-0", 0, "Failed"), Pod("j-1", 1, "Running", leaving=True, notice="evicted: spot")))
-    assert journal.take() == [News("PodLost", "j-0 has ended, j-1 is being deleted: evicted: spot", True)]
+    journal.looked(
+        seen(
+            Pod("j-0", 0, "Failed", end="OOMKilled (exit code 137)"),
+            Pod("j-1", 1, "Running", leaving=True, notice="evicted: spot"),
+        )
+    )
+    assert journal.take() == [
+        News("PodLost", "j-0 has ended: OOMKilled (exit code 137), j-1 is being deleted: evicted: spot", True)
+    ]
     journal.looked(seen())
     assert journal.take() == [], "once is enough"
     journal.looked(seen(ONE, TWO))
