@@ -23,6 +23,7 @@ from rig.ports import free_port
 
 from bagua.base.daemon_process import daemon_pid
 from bagua.base.errors import ServiceError
+from bagua.base.machine_clock import STANDSTILL_S
 from bagua.cli.faults.postgres import Postgres
 from bagua.client import Client
 from bagua.proto import common_pb2
@@ -227,6 +228,29 @@ def test_ranks_are_gone_before_their_job_has_ended(cluster: Cluster, fault: str)
     assert set(ticks.split()) == {str(rank.pid) for rank in ranks}
     node = (cluster.folder / "node.log").read_text()
     assert "could not reach the coordinator for 3 s" in node or "could not renew its lease" in node
+
+
+@pytest.mark.parametrize("who", ["everything", "the node"])
+def test_who_stood_still_looks_at_the_facts(cluster: Cluster, who: str) -> None:
+    """A cluster that was stopped for longer than a fence goes on. Ranks of a node that was given up do not."""
+    job_id, ranks = cluster.run(TICK)
+    node = psutil.Process(cluster.daemon.pid)
+    asleep = [node, *node.children(recursive=True), *([] if who == "the node" else [cluster.coordinator])]
+    for process in asleep:
+        os.kill(process.pid, signal.SIGSTOP)
+    if who == "the node":
+        cluster.until(job_id, lambda job: job.state >= common_pb2.JOB_STATE_SUCCEEDED)
+    else:
+        time.sleep(2 * FENCE_S + STANDSTILL_S)
+    ticks = len(cluster.ticks())
+    for process in asleep:
+        os.kill(process.pid, signal.SIGCONT)
+    if who == "the node":
+        until(lambda: not any(map(computes, ranks)))
+    else:
+        goes_on(cluster, job_id, ranks)
+        until(lambda: len(cluster.ticks()) > ticks)
+    assert "ranks are held" in (cluster.folder / "node.log").read_text()
 
 
 @pytest.fixture

@@ -292,14 +292,16 @@ class NodeServicer:
 
     def _acknowledge(self, session: NodeSession, seq: int) -> None:
         """Four times within the time after which the daemon ends its ranks: it goes on asking until it has an answer,
-        and an answer costs as much as a heartbeat."""
+        and an answer costs as much as a heartbeat. At once after a standstill of this process: a daemon that stood
+        still as well may hold its ranks until then."""
         now = self.clock.now()
         if session.early is not None:  # its introduction waits for the database
             with contextlib.suppress(asyncio.QueueEmpty):
                 session.early.get_nowait()  # this one says it, too
             session.early.put_nowait(node_pb2.HeartbeatAck(seq=seq, grant=self.leases.grant(session.node_id)))
             return
-        if not session.acked_clock or now >= session.acked_clock + self.welcome.fence_s / 4:
+        due = session.acked_clock + self.welcome.fence_s / 4
+        if not session.acked_clock or now >= due or session.acked_clock <= self.clock.woke:
             session.acked_clock = now
             session.heartbeat_s = heartbeat_interval(self.welcome, len(self.sessions))
             grant = self.leases.grant(session.node_id)

@@ -11,16 +11,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from bagua.base.machine_clock import boottime
+
 START = 1.0  # the first reading: 0 means "not yet" in records
 
 
 class ServiceClock:
-    """``tick`` must be called every ``tick_s``: of a longer pause two ticks count."""
+    """``tick`` must be called every ``tick_s``: of a longer pause two ticks count. ``woke``: the reading after the last
+    one."""
 
     def __init__(
         self,
         tick_s: float,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = boottime,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.tick_s = tick_s
@@ -28,6 +31,7 @@ class ServiceClock:
         self._wall = wall
         self._reading = START
         self._at = monotonic()
+        self.woke = 0.0
 
     def now(self) -> float:
         """Seconds that coordinators of this database were awake."""
@@ -38,8 +42,10 @@ class ServiceClock:
         return self._wall()
 
     def tick(self) -> None:
-        self._reading = self.now()
+        self._reading, before = self.now(), self._at
         self._at = self._monotonic()
+        if self._at > before + 2 * self.tick_s:
+            self.woke = self._reading
 
     def catch_up(self, reading: float) -> float:
         """The clock shows at least ``reading``: that of a former run, or of another coordinator. Returns by how much it

@@ -15,17 +15,12 @@ this machine's clock, from what is certain:
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping
 
 from bagua.base.address import is_loopback, split_address
+from bagua.base.machine_clock import boottime
 from bagua.daemon.coordinator.rules.domain import CoordinatorRecord
 from bagua.proto import node_pb2
-
-
-def boottime() -> float:
-    """Seconds on the clock that goes on while the machine is suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class NodeLeases:

@@ -78,6 +78,7 @@ class Job:
         self._joined: dict[int, int] = {}  # member -> pid that got the way to the engine
         self._late: dict[int, str] = {}  # members that were ended for it, and why
         self._patience_s = 0.0  # see LocalJob
+        self.held = False  # its ranks do nothing until the coordinator has answered
         self.engine = JobEngine(spec, node, self._log, self._on_engine_event)
         self._processes = RankProcesses(spec.job_id, node, self._log, self._rank_exited)
         self._record = JobRecord(spec.job_id, node.journal, self._journal_entry, self._log)
@@ -204,6 +205,13 @@ class Job:
         """Tells the keeper what ranks may rely on."""
         if self.outlives_daemon and self.state.entered and not self.ending:
             self._node.keeper.note(self.job_id, self.note())
+
+    def hold(self, held: bool) -> None:
+        """Stops the ranks, or lets them go on. Those that others started are not touched."""
+        self.held = held
+        for rank in self.state.alive:
+            if rank.pid and not self.spec.adopt:
+                signal_group(rank.pid, signal.SIGSTOP if held else signal.SIGCONT)
 
     def start(self) -> None:
         self._log.info(
@@ -472,7 +480,7 @@ class Job:
                 self._on_report(self.job_id)
             pids = {rank.member: rank.pid for rank in self.state.ranks if rank.phase is RankPhase.RUNNING and rank.pid}
             stopped = [member for member, pid in pids.items() if stopped_ranks.is_stopped(pid)]
-            if len(stopped) == sum(len(host.members) for host in self.spec.hosts):
+            if self.held or len(stopped) == sum(len(host.members) for host in self.spec.hosts):
                 continue  # nobody waits, and nobody else has the state
             newcomers_alone = self.engine.present.host_index < 0  # they make no steps yet, and others wait for them
             limit_s = stopped_ranks.LEAST_S if newcomers_alone else stopped_ranks.longest_stop(self.engine.step_s())

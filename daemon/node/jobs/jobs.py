@@ -171,7 +171,8 @@ class Jobs:
             self._remember(node_pb2.LocalJob(job_id=directive.job_id, generation=directive.generation))
         elif directive.generation >= held.generation and isinstance(held, Job):
             reason = directive.reason or "the coordinator stopped the job"
-            grace_s, others = clamp_grace(directive.grace_s), directive.others_go_on
+            grace_s = 0.0 if held.held else clamp_grace(directive.grace_s)  # what is held can't end by itself
+            others = directive.others_go_on
             held.post(events.StopRequested(reason, grace_s, others_go_on=others))
         self._on_report(directive.job_id)
 
@@ -213,6 +214,11 @@ class Jobs:
         held = self._held.get(job_id)
         if isinstance(held, Job) and not held.stopped:
             held.post(events.StopRequested(reason, grace_s, error=reason))
+
+    def hold(self, job_id: str, held: bool) -> None:
+        """Stops the ranks of a job, or lets them go on."""
+        if isinstance(job := self._held.get(job_id), Job):
+            job.hold(held)
 
     async def stop_all(self, reason: str, grace_s: float, timeout_s: float) -> None:
         """Ends every job, telling the coordinator why; returns when they are over or the time has passed."""

@@ -3,7 +3,8 @@
 A daemon that is killed is started again, and finds its ranks as they are: the keeper has their exit codes, the pipes of
 their output, and a few words about each job. Ranks die with the keeper (the kernel sees to that), and the daemon, too.
 It also ends the ranks when the node's lease is over and the daemon can't: one that is stopped (SIGSTOP, a debugger)
-ends no ranks, and they would go on while the coordinator runs their job elsewhere.
+ends no ranks, and they would go on while the coordinator runs their job elsewhere. If it stood still itself meanwhile,
+it holds them (SIGSTOP), and the daemon asks the coordinator before anything is ended (``session/fence``).
 
 A daemon that is installed anew takes over in the same way, at SIGHUP or when the present one asks for it.
 
@@ -30,6 +31,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bagua.base.descriptors import SCARCE, descriptor_words
+from bagua.base.machine_clock import Standstill, boottime
 from bagua.base.notify import Notifier
 from bagua.base.parent_process import die_with_parent, environment_with_parent
 from bagua.daemon.node.keeper.wire import VERSION, Message, Wire
@@ -39,6 +41,7 @@ from bagua.daemon.node.processes.process import allow_many_files, become_reaper
 
 LOOK_S = 1.0  # between two looks at the clock: a suspended machine wakes up later than poll() believes
 KILL_S = 0.05  # between two looks at what is left
+HOLD_S = 0.2  # between two looks at what is held: somebody else may have continued it
 MAX_DEATHS = 5
 DEATHS_S = 60.0  # a daemon that was killed so often in so many seconds is not started again
 START_AGAIN_S = 1.0  # after a daemon could not be started in the place of one that was killed
@@ -85,6 +88,9 @@ class Keeper:
         self._connections: list[int] = []
         self._deadline = math.inf
         self._later: dict[str, float] = {}  # jobs with a later deadline of their own
+        self._standstill = Standstill()
+        self._held_until, self._hold_s = 0.0, 0.0  # see ``KeeperLink.set_deadline``
+        self._held: dict[int, int] = {}  # processes that are held: pid -> start time
         self._ending = False
         self._renewal: subprocess.Popen[str] | None = None  # says which versions the next daemon would have
         self._renewal_ends = math.inf
@@ -107,10 +113,11 @@ class Keeper:
             poll.register(wake, select.POLLIN)
             if self._wire is not None:
                 poll.register(self._wire.fileno(), select.POLLIN | (0 if self._wire.idle else select.POLLOUT))
-            now = time.clock_gettime(time.CLOCK_BOOTTIME)
+            self._standstill.look(now := boottime())
             self._hear()  # after the look at the clock: this process may have been stopped itself
             looks = (self._look_at_lease(now), self._look_at_renewal(), self._look_at_start())
             wait_s = min(*looks, self._notifier.beat())
+            self._standstill.expect(now + wait_s)
             poll.poll(None if math.isinf(wait_s) else math.ceil(wait_s * 1000))
             with contextlib.suppress(BlockingIOError):
                 os.read(wake, 512)
@@ -235,6 +242,7 @@ class Keeper:
                 return descriptors
             case "deadline":
                 self._deadline, self._later = message["at"], message["later"]
+                self._held_until, self._hold_s = message["held_until"], message["hold_s"]
             case "renew":
                 self._renew()
         return ()
@@ -365,10 +373,14 @@ class Keeper:
     # ── ends ──
 
     def _look_at_lease(self, now: float) -> float:
-        """Ends what runs when the lease is over, but for jobs that have more time; seconds until the next look."""
+        """Ends what runs when the lease is over, or holds it, but for jobs that have more time; seconds until the next
+        look."""
         over = [at for at in (self._deadline, *self._later.values()) if at <= now]
+        spared = {job: at for job, at in self._later.items() if at > now}
+        if over and now < max(self._held_until, self._standstill.woke + self._hold_s):
+            self._hold(self._below(spared))
+            return HOLD_S
         if over:
-            spared = {job: at for job, at in self._later.items() if at > now}
             if found := self._below(spared):
                 self._say({"say": "acted", "deadline": max(over), "spared": list(spared)})
                 _kill(found)
@@ -376,8 +388,18 @@ class Keeper:
                 print(text, file=sys.stderr)
                 return KILL_S
             self._deadline, self._later = math.inf, spared  # until others come
+        self._hold([])
         left = min((self._deadline, *self._later.values())) - now
         return min(left, LOOK_S) if not math.isinf(left) else math.inf
+
+    def _hold(self, pids: Sequence[int]) -> None:
+        """Stops these processes; those that were held and are not among them go on."""
+        for pid, started in self._held.items():
+            if pid not in pids and proc.start_time(pid) == started:
+                _signal(pid, signal.SIGCONT)
+        self._held = {pid: proc.start_time(pid) for pid in pids}
+        for pid in pids:
+            _signal(pid, signal.SIGSTOP)
 
     def _below(self, spared: Collection[str] = ()) -> list[int]:
         """Processes below this one, but for the daemon and what it runs itself, and but for ranks of these jobs and
@@ -424,8 +446,12 @@ class Reserve:
 
 def _kill(pids: Sequence[int]) -> None:
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+        _signal(pid, signal.SIGKILL)
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
 
 
 def _core() -> Any:

@@ -158,10 +158,11 @@ class KeeperLink:
         except OSError as error:
             self.on_loss(_not_kept({"what": "connections", "job": "", "reason": error.strerror}))
 
-    def set_deadline(self, at: float, later: Mapping[str, float]) -> None:
+    def set_deadline(self, at: float, later: Mapping[str, float], held_until: float, hold_s: float) -> None:
         """Seconds of CLOCK_BOOTTIME at which the keeper ends what runs here; inf: never. ``later``: jobs with a later
-        deadline of their own."""
-        self._send({"do": "deadline", "at": at, "later": later})
+        deadline of their own. Until ``held_until``, or ``hold_s`` after it has stood still itself, it holds them
+        rather."""
+        self._send({"do": "deadline", "at": at, "later": later, "held_until": held_until, "hold_s": hold_s})
 
     def hear(self) -> None:
         """Takes what has come by now."""

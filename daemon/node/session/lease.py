@@ -8,22 +8,22 @@ something that was acknowledged later counts: the coordinator has heard of the n
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 
+from bagua.base.machine_clock import Standstill
 from bagua.proto import node_pb2
 
 
-def boottime() -> float:
-    """Seconds on the clock that goes on while the machine is suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 class Lease:
-    """Times are those of ``boottime``. ``on_change`` is called when a ``deadline`` may have moved."""
+    """Times are those of ``boottime``. ``on_change`` is called when a ``deadline`` may have moved, or this process has
+    stood still."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self._on_change = on_change
+        self.standstill = Standstill()
+        self.answered = (
+            -math.inf
+        )  # when the newest heartbeat was sent that was acknowledged on this stream, after Welcome
         self._renewed = 0.0
         self._lease_s = 0.0
         self._fence_s = 0.0  # 0: no coordinator has asked for a fence
@@ -44,6 +44,11 @@ class Lease:
         """Seconds without a renewal after which ranks are ended."""
         return self._fence_s
 
+    def look(self, now: float) -> None:
+        """Notes that this process has stood still, if it has."""
+        if self.standstill.look(now):
+            self._on_change()
+
     def asks(self, now: float) -> bool:
         """True if nobody gives this node up while coordinators refuse connections."""
         return now < self._refusals_until and self._fence_s > 0
@@ -55,6 +60,7 @@ class Lease:
     def hello(self, now: float) -> None:
         """Notes that a stream begins, whose first message is sent now."""
         self._hello_at = now
+        self.answered = -math.inf
         self._sent.clear()
         self._seq = 0
 
@@ -69,18 +75,22 @@ class Lease:
 
     def beat(self, now: float) -> int:
         """The number of a heartbeat that is sent now; 0: it needs no acknowledgement, the last one is young."""
+        self.look(now)
         if not self._fence_s or now < self._renewed + min(self._lease_s / 2, self._fence_s / 8):
             return 0
         self._seq += 1
         self._sent[self._seq] = now
         return self._seq
 
-    def acknowledged(self, seq: int, grant: node_pb2.LeaseGrant | None = None) -> None:
-        """Notes that the coordinator has taken the heartbeat of that number, and so all before it."""
+    def acknowledged(self, seq: int, grant: node_pb2.LeaseGrant | None = None, welcomed: bool = True) -> None:
+        """Notes that the coordinator has taken the heartbeat of that number, and so all before it. ``welcomed``: it has
+        written this stream down."""
         sent = self._sent.get(seq)
         if sent is None:
             return
         self._sent = {number: at for number, at in self._sent.items() if number > seq}
+        if welcomed:
+            self.answered = sent
         self._heard(sent, grant)
 
     def refused(self, before: float) -> None:

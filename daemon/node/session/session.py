@@ -22,12 +22,12 @@ import grpc
 import grpc.aio
 
 from bagua.base.errors import ConfigError
-from bagua.base.machine_clock import clock_name
+from bagua.base.machine_clock import boottime, clock_name
 from bagua.base.port_probe import refuses
 from bagua.base.protocol import misfit
 from bagua.base.rpc import STEADY_WINDOW
 from bagua.base.security import TlsFiles, call_metadata, channel_credentials, read_token
-from bagua.daemon.node.session.lease import Lease, boottime
+from bagua.daemon.node.session.lease import Lease
 from bagua.daemon.node.session.questions import Questions
 from bagua.proto import common_pb2, node_pb2
 from bagua.proto.node_pb2_grpc import NodeServiceStub
@@ -265,7 +265,7 @@ class Session:
         while (directive := await call.read()) is not _EOF:
             if directive.HasField("ack"):
                 ack = directive.ack
-                self._lease.acknowledged(ack.seq, ack.grant if ack.HasField("grant") else None)
+                self._lease.acknowledged(ack.seq, ack.grant if ack.HasField("grant") else None, self.connected)
                 self._set_heartbeat(directive.ack.heartbeat_s)
                 continue
             if directive.HasField("welcome"):  # after terms

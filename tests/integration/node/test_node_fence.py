@@ -12,6 +12,7 @@ import time
 import psutil
 import pytest
 
+from bagua.base.machine_clock import STANDSTILL_S
 from bagua.proto import common_pb2, node_pb2
 
 FENCE_S = 1.5
@@ -112,6 +113,89 @@ async def test_a_daemon_that_is_stopped(end, daemon, script, until_gone, alive):
     await end.exited("later")
 
 
+TICKS = """
+import sys, time
+while True:
+    with open(sys.argv[1], "a") as file:
+        file.write(".")
+    time.sleep(0.02)
+"""
+
+
+async def asleep(end, daemon, script, ticks, sleeps_on=None, **spec):
+    """A job that computes, and everything that belongs to the node is stopped for longer than a fence: its ranks."""
+    await end.run_script("job", script(TICKS), args=[str(ticks)], **spec)
+    ranks = (await end.job_until("job", lambda job: all(rank.pid for rank in job.ranks))).ranks
+    await end.welcome_again(fence_s=FENCE_S)
+    known = end.acknowledged
+    await end.until(lambda: end.acknowledged > known and ticks.exists())
+    end.acknowledges = False
+    keeper = psutil.Process(daemon.pid)
+    sleepers = [keeper, *keeper.children(recursive=True)]
+    for process in sleepers:
+        process.suspend()
+    await asyncio.sleep(2 * FENCE_S + STANDSTILL_S)
+    for process in sleepers:
+        if process != sleeps_on:
+            process.resume()
+    return [rank.pid for rank in ranks]
+
+
+async def still(ranks, ticks):
+    """How far the ranks had come when they were stopped again."""
+    while any(psutil.Process(pid).status() != psutil.STATUS_STOPPED for pid in ranks):
+        await asyncio.sleep(0.02)
+    return ticks.stat().st_size
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+async def test_ranks_of_a_node_that_wakes_up_wait_for_an_answer(end, daemon, script, alive, tmp_path, elastic):
+    ticks = tmp_path / "ticks"
+    ranks = await asleep(end, daemon, script, ticks, elastic=elastic)
+    computed = await still(ranks, ticks)
+    end.acknowledges = True
+    while ticks.stat().st_size == computed:
+        await asyncio.sleep(0.02)
+    assert all(alive(pid) for pid in ranks) and end.jobs["job"].phase == node_pb2.LOCAL_PHASE_STARTED
+    assert "the coordinator has answered: ranks go on" in daemon.log()
+
+
+async def test_a_node_that_wakes_up_without_a_coordinator_ends_its_ranks(end, daemon, script, until_gone, tmp_path):
+    ticks = tmp_path / "ticks"
+    ranks = await asleep(end, daemon, script, ticks)
+    computed = await still(ranks, ticks)
+    await until_gone(ranks, 60)
+    assert ticks.stat().st_size == computed
+    assert WORDS in (await end.stopped("job")).error
+
+
+async def test_ranks_that_were_given_up_meanwhile_do_nothing_more(end, daemon, script, until_gone, tmp_path):
+    ticks = tmp_path / "ticks"
+    ranks = await asleep(end, daemon, script, ticks)
+    computed = await still(ranks, ticks)
+    end.acknowledges = True
+    await end.stop_job("job", grace_s=600.0)
+    await until_gone(ranks, 60)
+    assert ticks.stat().st_size == computed
+
+
+@pytest.mark.parametrize("who", ["the keeper", "the daemon"])
+async def test_whoever_wakes_up_first_holds_the_ranks(end, daemon, script, until_gone, tmp_path, who):
+    """The other one sleeps on; then nobody answers."""
+    ticks = tmp_path / "ticks"
+    sleeps_on = psutil.Process(daemon.pid) if who == "the daemon" else daemon.proper()
+    ranks = await asleep(end, daemon, script, ticks, sleeps_on=sleeps_on)
+    try:
+        computed = await still(ranks, ticks)
+        if who == "the keeper":
+            await until_gone(ranks, 60)
+    finally:
+        sleeps_on.resume()
+    await until_gone(ranks, 60)
+    assert ticks.stat().st_size == computed
+    assert WORDS in (await end.stopped("job")).error
+
+
 def test_an_acknowledgement_that_is_read_too_late(tmp_path):
     """It moves the deadline of a daemon whose ranks the keeper has ended; the reason is told all the same."""
     script = tmp_path / "daemon.py"
@@ -127,14 +211,15 @@ READS_TOO_LATE = """
 import asyncio, os, signal, sys, structlog
 from bagua.daemon.node.session.fence import Fence
 from bagua.daemon.node.keeper.link import KeeperLink
-from bagua.daemon.node.session.lease import boottime
+from bagua.base.machine_clock import boottime
 from bagua.proto import node_pb2
 
 async def main():
     said = []
     keeper = KeeperLink(int(sys.argv[1]))
     await keeper.receive_state()
-    fence = Fence(keeper, lambda: {"job": 0.0}, lambda job, text: said.append(text), structlog.get_logger())
+    ends, holds = lambda job, text: said.append(text), lambda job, held: None
+    fence = Fence(keeper, lambda: {"job": 0.0}, ends, holds, structlog.get_logger())
     reader, writer = os.pipe()
     argv = [sys.executable, "-c", "import time; time.sleep(600)"]
     pid = await keeper.spawn("job/0", argv, dict(os.environ), "/", (writer, writer), (reader, reader))

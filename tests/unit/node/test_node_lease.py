@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from bagua.base.machine_clock import STANDSTILL_S, Standstill
 from bagua.daemon.node.session.lease import Lease
 from bagua.proto import node_pb2
 
@@ -105,3 +106,28 @@ def test_the_terms_of_a_coordinator_that_is_alone_need_no_grant(lease: Lease) ->
     assert lease.beat(110.0) == 1
     lease.acknowledged(1)
     assert lease.asks(1e9) and lease.deadline() == 170.0
+
+
+def test_a_standstill_is_noticed_once() -> None:
+    standstill = Standstill()
+    assert not standstill.look(1e9)  # nothing was expected
+    standstill.expect(100.0)
+    assert not standstill.look(100.0 + STANDSTILL_S)  # a slow machine
+    assert standstill.look(200.0) and standstill.woke == 200.0
+    assert not standstill.look(300.0) and standstill.woke == 200.0
+
+
+def test_what_was_answered_since(lease: Lease, changes: list[int]) -> None:
+    lease.hello(100.0)
+    lease.welcome(welcome())
+    lease.standstill.expect(101.0)
+    changes.clear()
+    assert lease.beat(200.0) == 1 and changes == [1], "the standstill is told before anything is sent"
+    assert lease.answered < 0
+    lease.acknowledged(1, welcomed=False)
+    assert lease.answered < 0 and lease.deadline() == 260.0
+    assert lease.beat(206.0) == 2
+    lease.acknowledged(2)
+    assert lease.answered == 206.0
+    lease.hello(300.0)
+    assert lease.answered < 0, "another coordinator may have answered"
