@@ -104,7 +104,11 @@ class TorchGroup:
             raise RuntimeError(f"the first rank offers no place to meet: {where.removeprefix(_FAILED)} [BG910]")
         ranks = len(self._session.membership.active)
         if where.startswith(_FILE):
-            self._bring_up(FileStore(where.removeprefix(_FILE), ranks), "127.0.0.1")
+            store = FileStore(where.removeprefix(_FILE), ranks)
+            # Its destructor aborts the process where the file can't be written any more: on a disk that has become
+            # read-only, or is full. The daemon removes the file.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
+            self._bring_up(store, "127.0.0.1")
         else:
             self._bring_up(offered or _store_at(where, ranks, patience), where.rpartition(":")[0])
         self._down = False

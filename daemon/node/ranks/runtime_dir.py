@@ -43,10 +43,12 @@ def leave_socket_folder(folder: Path, state: Path) -> None:
 
 def remove_sockets(folder: Path, job: str = "job-*") -> None:
     """Removes the sockets of engines: of all, or of the one whose socket is named ``job`` without its suffix; and what
-    ranks put beside them to meet (see bagua.torch_api.job.torch_distributed)."""
+    ranks put beside them to meet (see bagua.torch_api.job.torch_distributed). What can't be removed, from a disk that
+    has become read-only, is in nobody's way: the next start removes it."""
     for pattern in (f"{job}.sock", f"{job}.torch-*"):
         for path in folder.glob(pattern):
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
 
 
 def data_socket(folder: Path, job_id: str, generation: int) -> Path:

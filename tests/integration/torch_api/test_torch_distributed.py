@@ -213,3 +213,26 @@ def test_it_comes_up_again_with_newcomers(ranks: Any, tmp_path: Path, host: int)
     ranks.join(rank_meets_newcomers, [2], host, folder=str(tmp_path))
     ranks.wait(60)
     assert [one.result() for one in ranks.started] == [[3, 3, 7], [3, 3, 7], [4, 3, 7]]
+
+
+def rank_loses_its_meeting_place(folder: str) -> list[int]:
+    os.environ["BAGUA_MEETING_DIR"] = folder
+    bagua.init_process_group()
+    seen = [total(bagua.get_rank())]
+    bagua.barrier()
+    if bagua.get_rank() == 0:
+        for file in Path(folder).iterdir():  # root may write what is read-only, but no folder
+            file.unlink()
+            file.mkdir()
+    bagua.barrier()
+    bagua.destroy_process_group()
+    return seen
+
+
+def test_ranks_end_where_their_meeting_place_can_not_be_written_any_more(ranks: Any, tmp_path: Path) -> None:
+    """As on a disk that has become read-only: torch's store can't be taken down."""
+    folder = tmp_path / "meeting"
+    folder.mkdir()
+    ranks.start(rank_loses_its_meeting_place, 2, folder=str(folder))
+    ranks.wait(60)
+    assert [one.result() for one in ranks.started] == [[3], [3]], [one.output for one in ranks.started]
