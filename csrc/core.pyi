@@ -112,9 +112,8 @@ class Engine:
         "lobby_failed"|"scarce"|"failed"|"told_lost", "rank": int (a member's number; -1: none), "text": str}.
         "ring": the order of the hosts in rings and why, "ring order 0 2 1 3: slowest link 0.9 Gbit/s".
         "suspended", once in a generation: it lost that member, or the host whose index is "host" (-1: none), or another
-        host has ended it; "generation" is
-        its number. A lobby is suspended without that: "lost" tells of it. "ready_to_join": this newcomer waits in
-        ``Rank.enter``.
+        host has ended it; "generation" is its number. An "error" has the "host", too, if it tells of the loss of one.
+        A lobby is suspended without that: "lost" tells of it. "ready_to_join": this newcomer waits in ``Rank.enter``.
         "regrouped": the planned "generation" has begun here, or has dismissed all that were here. "lobby_failed": the
         newcomers made a mistake; the present generation does not know of it. "scarce": there are no file descriptors
         for connections, which wait; told once a minute. "failed", "told_lost": that member has called ``Rank.fail``,
@@ -130,6 +129,8 @@ class Engine:
     def start_trace(self, *, request: int, most: int) -> None:
         """Local ranks see ``request`` in ``Rank.trace()``, and ``most`` spans of this host's collectives are
         recorded."""
+    def set_fence(self, at_ns: int) -> None:
+        """Local ranks stop themselves at that time of CLOCK_BOOTTIME; 0: never."""
     def stop_trace(self) -> tuple[list[tuple[str, str, int, int, int, int, int, int]], int]:
         """Ends that. (phase, name of the operation, communicator, number of the operation there, begin, end, peer,
         bytes) of each span, in ns of CLOCK_MONOTONIC, and how many there was no room for. Phases and their peers:

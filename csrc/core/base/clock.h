@@ -17,6 +17,13 @@ inline int64_t now_ns() {
   return int64_t{t.tv_sec} * kNsPerS + t.tv_nsec;
 }
 
+// The same of the clock that goes on while the machine is suspended.
+inline int64_t boottime_ns() {
+  timespec t;
+  clock_gettime(CLOCK_BOOTTIME, &t);
+  return int64_t{t.tv_sec} * kNsPerS + t.tv_nsec;
+}
+
 // Milliseconds from now to `deadline_ns`, for poll(2) and epoll_wait(2): rounded up, never negative. A negative
 // `deadline_ns` gives -1: no limit.
 inline int timeout_ms(int64_t deadline_ns) {

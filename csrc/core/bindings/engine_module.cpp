@@ -117,7 +117,7 @@ py::list take_events(Engine* engine) {
     py::dict entry;
     entry["kind"] = event.kind;
     entry["rank"] = event.rank;
-    if (std::string(event.kind) == "suspended") entry["host"] = event.host;
+    if (event.host >= 0 || std::string(event.kind) == "suspended") entry["host"] = event.host;
     if (event.generation > 0) entry["generation"] = event.generation;
     entry["text"] = text(event.text);
     events.append(entry);
@@ -178,6 +178,7 @@ void bind_engine(py::module_* module) {
           "start_trace", [](Engine& engine, uint64_t request, size_t most) { engine.start_trace(request, most); },
           py::kw_only(), py::arg("request"), py::arg("most"))
       .def("stop_trace", &stop_trace)
+      .def("set_fence", &Engine::set_fence, py::arg("at_ns"))
       .def("close", &Engine::close, Release());
 }
 

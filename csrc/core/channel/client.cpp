@@ -1,5 +1,6 @@
 #include "channel/client.h"
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +10,12 @@
 
 namespace bagua {
 
+namespace {
+
+constexpr int64_t kFenceLookNs = kNsPerS;  // a suspended machine wakes up later than a timer believes
+
+}  // namespace
+
 ChannelClient::ChannelClient(std::string path, const uint8_t* token, int member, int64_t timeout_ns)
     : member_(member), pid_(getpid()), timeout_ns_(timeout_ns), path_(std::move(path)) {
   std::copy_n(token, kTokenBytes, token_.begin());
@@ -16,7 +23,25 @@ ChannelClient::ChannelClient(std::string path, const uint8_t* token, int member,
   tickets_.assign(kSlots, 0);
 }
 
-ChannelClient::~ChannelClient() = default;
+ChannelClient::~ChannelClient() {
+  if (fence_watch_ == nullptr || getpid() != pid_) return;
+  closing_.store(1);
+  futex_wake(&closing_);
+  fence_watch_->join();
+  delete fence_watch_;
+}
+
+// While the daemon's socket is open the daemon may be stopped, and its keeper with it. Where it has died the keeper
+// runs.
+void ChannelClient::watch_fence() {
+  while (closing_.load() == 0) {
+    const int64_t now = boottime_ns();
+    const auto at = static_cast<int64_t>(page()->fence.load(std::memory_order_relaxed));
+    if (at != 0 && now >= at && !daemon_gone()) kill(getpid(), SIGSTOP);
+    const int64_t left = at > now ? std::min(at - now, kFenceLookNs) : kFenceLookNs;
+    futex_wait(&closing_, 0, now_ns() + left);
+  }
+}
 
 Status ChannelClient::connect(const std::string& socket, const uint8_t* token, int member, int64_t timeout_ns,
                               std::unique_ptr<ChannelClient>* out) {
@@ -24,6 +49,11 @@ Status ChannelClient::connect(const std::string& socket, const uint8_t* token, i
   if (Status status = dial(socket, now_ns() + timeout_ns, &client->socket_); !status) return status;
   client->socket_fd_.store(client->socket_.get());
   if (Status status = client->join(); !status) return status;
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // the program's handlers run in its own threads
+  client->fence_watch_ = new std::thread([self = client.get()] { self->watch_fence(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   *out = std::move(client);
   return Status::ok();
 }

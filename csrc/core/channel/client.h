@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/fd.h"
@@ -208,6 +209,8 @@ class ChannelClient {
   bool orphaned() const { return elastic_.load(std::memory_order_relaxed) && socket_fd_.load() >= 0 && daemon_gone(); }
   Status daemon_lost() const;
   Status left_behind() const;
+  // Stops this process when the lease of its host is over and nobody else has, see JobPage::fence.
+  void watch_fence();
   JobPage* page() const { return reinterpret_cast<JobPage*>(page_memory_->data()); }
   RankChannel* channel() const { return reinterpret_cast<RankChannel*>(channel_memory_->data()); }
 
@@ -243,6 +246,9 @@ class ChannelClient {
   std::array<std::atomic<const void*>, kMeetingComms> meeting_threads_{};  // that are in one
   std::vector<Meeting> meetings_ GUARDED_BY(sheet_mutex_);            // by communicator; empty: these ranks don't meet
   std::array<std::atomic<uint32_t>, kMeetingComms> meeting_ranks_{};  // by communicator; 0: they don't meet
+
+  std::thread* fence_watch_ = nullptr;  // not freed in a forked child, which has no such thread
+  std::atomic<uint32_t> closing_{0};    // its futex word
 
   Mutex areas_mutex_;
   std::map<const char*, Area> areas_ GUARDED_BY(areas_mutex_);  // segments of this rank, by address

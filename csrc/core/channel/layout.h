@@ -245,6 +245,9 @@ struct JobPage {
   std::atomic<uint64_t> planned;  // the newest generation that is planned; 0: there was none
   // Ranks record their next training steps: number of the request << 16 | steps. 0: nobody asks for it.
   std::atomic<uint64_t> trace;
+  // Nanoseconds of CLOCK_BOOTTIME at which the lease of this host is over; 0: never. Ranks stop themselves (SIGSTOP)
+  // then, in case neither the daemon nor its keeper runs; these let them go on.
+  std::atomic<uint64_t> fence;
   alignas(64) std::atomic<uint32_t> doorbell;  // futex word of the dispatchers: grows with every submission
   alignas(64) std::atomic<uint32_t> sleeping;  // a bit for each dispatcher that sleeps or is about to
   alignas(64) Counters counters;

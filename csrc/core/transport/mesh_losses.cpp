@@ -10,6 +10,8 @@ namespace bagua::mesh {
 namespace {
 
 constexpr int64_t kInspectNs = kNsPerS;  // how often connections are inspected while the caller waits
+// Who has not looked for so long stood still itself, and has not read what peers said.
+constexpr int64_t kStandstillNs = 3 * kNsPerS;
 // After the first stream of a peer has closed, its other streams may still deliver data in flight for this time.
 constexpr int64_t kLossGraceNs = 200 * kNsPerMs;
 // The same for a peer that has said goodbye, counted from its latest byte: all that it sent is in sockets already.
@@ -106,10 +108,12 @@ void Watch::look() {
   if (waiting_ns_ < 0) return;
   const int64_t now = now_ns();
   const bool due = now - inspected_ns_ >= kInspectNs;
+  const bool woke = now - inspected_ns_ >= kStandstillNs;
   if (due) inspected_ns_ = now;
   for (Peer& peer : shared_->peers) {
+    if (woke && peer.ping_ns >= 0) peer.ping_ns = now;  // it may have stood still as well
     if (watched(peer)) ask(&peer, now);
-    if (due && watched(peer)) inspect(&peer);
+    if (due && !woke && watched(peer)) inspect(&peer);
   }
 }
 

@@ -62,7 +62,12 @@ def find_cause(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tu
         return Cause(JobState.SUCCEEDED, f"{all_of(len(job.ranks), 'rank')} ended with exit code 0"), None
     wake: list[float] = []
     indirect = list(_indirect(job, failed))
-    if indirect:
+    gone, silent = _lost_host(job, nodes, now, options) if indirect and not goes_on else (None, None)
+    if gone is not None:
+        return gone, None
+    if silent is not None:
+        wake.append(silent)
+    elif indirect:
         since = min(seen for seen, _ in indirect)
         told = next(_told(job), None)
         patience_s = options.settle_s if told is None else options.told_s
@@ -84,6 +89,25 @@ def find_cause(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tu
     return None, min(wake, default=None)
 
 
+def _lost_host(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tuple[Cause | None, float | None]:
+    """Returns the cause if a host that another one has lost says nothing, or when to look again: its daemon, which is
+    started again, knows why it was killed. (None, None): none is silent."""
+    for witness in job.hosts:
+        for name in witness.lost_hosts if witness.error else ():
+            host, node = next((host for host in job.hosts if host.node_id == name), None), nodes.get(name)
+            if host is None or node is None or host.error or host.phase is Phase.STOPPED or not node.heard_clock:
+                continue
+            if node.connected and node.heard_clock > witness.error_clock:
+                continue  # it lives: the connection broke
+            gone = not node.connected and node.hung_up
+            at = witness.error_clock + (options.settle_s if gone else options.lease_s)
+            if now < at:
+                return None, at
+            how = "is gone: its session ended" if gone else "is silent"
+            return Cause(JobState.FAILED, f"node {host.name} {how}, and node {witness.node_id} has lost it"), None
+    return None, None
+
+
 def _follows(rank: RankRecord, job: JobRecord) -> bool:
     """True if the rank most likely failed because something else had failed before."""
     if rank.signal == signals.SIGTERM:
@@ -103,7 +127,8 @@ def _indirect(job: JobRecord, failed: list[RankRecord]) -> Iterator[tuple[float,
     """Yields (when seen, text) of errors that may have a better cause, the clearest first."""
     alone = job.spec.elastic
     reported = [host for host in job.hosts if host.error and not (alone and (host.withdrawn or host.new))]
-    reported.sort(key=lambda host: (host.error_clock, host.index))
+    # A host that could not go on by itself is why others have failed.
+    reported.sort(key=lambda host: (not host.withdrawn, host.error_clock, host.index))
     for host in reported:
         # An error at launch, or of a node that is done with the job, has no better cause to wait for.
         final = host.phase in (Phase.PREPARING, Phase.STOPPED)

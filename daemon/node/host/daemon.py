@@ -118,7 +118,7 @@ class NodeDaemon:
         run_as = settings.run_as
         self._core = CoreHost()
         self._refused_frames = RefusedFrames()
-        self._fence = Fence(keeper, self._patience, self._end_ranks, lambda job, held: self._jobs.hold(job, held), log)
+        self._fence = Fence(keeper, self._patience, self._end_ranks, lambda *fence: self._jobs.set_fence(*fence), log)
         node = NodeContext(
             node_id=folder.node_id,
             data_host=settings.data_host,

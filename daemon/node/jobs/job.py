@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import math
 import secrets
 import signal
 import time
@@ -16,6 +17,7 @@ from typing import Any
 from bagua.base.disk import FULL, disk_words
 from bagua.base.end_reasons import late_words
 from bagua.base.errors import BaguaError
+from bagua.base.machine_clock import boottime
 from bagua.daemon.node.jobs.context import NodeContext
 from bagua.daemon.node.jobs.job_engine import JobEngine
 from bagua.daemon.node.jobs.job_record import JobRecord, journal_entry, local_job
@@ -78,6 +80,7 @@ class Job:
         self._joined: dict[int, int] = {}  # member -> pid that got the way to the engine
         self._late: dict[int, str] = {}  # members that were ended for it, and why
         self._patience_s = 0.0  # see LocalJob
+        self._fence_at = math.inf
         self.held = False  # its ranks do nothing until the coordinator has answered
         self.engine = JobEngine(spec, node, self._log, self._on_engine_event)
         self._processes = RankProcesses(spec.job_id, node, self._log, self._rank_exited)
@@ -206,12 +209,19 @@ class Job:
         if self.outlives_daemon and self.state.entered and not self.ending:
             self._node.keeper.note(self.job_id, self.note())
 
-    def hold(self, held: bool) -> None:
-        """Stops the ranks, or lets them go on. Those that others started are not touched."""
-        self.held = held
-        for rank in self.state.alive:
-            if rank.pid and not self.spec.adopt:
-                signal_group(rank.pid, signal.SIGSTOP if held else signal.SIGCONT)
+    def set_fence(self, at: float, held: bool) -> None:
+        """Lets ranks go on until that time of ``boottime``; ``held``: they are to do nothing, whatever the time. Those
+        that others started are not touched."""
+        if self.spec.adopt:
+            self.held = held
+            return
+        stopped = self.held or self._fence_at <= boottime()  # by themselves, if nobody else could
+        self.held, self._fence_at = held, at
+        self.engine.set_fence(at)
+        if held or stopped:
+            for rank in self.state.alive:
+                if rank.pid:
+                    signal_group(rank.pid, signal.SIGSTOP if held else signal.SIGCONT)
 
     def start(self) -> None:
         self._log.info(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -42,6 +43,7 @@ class JobEngine:
         self._log = log
         self._on_event = on_event
         self._engine: core.Engine | None = None
+        self._fence_ns = 0
         self._failed = False
         self._orphaned = born > 0
         self._told = spec.generation
@@ -79,6 +81,7 @@ class JobEngine:
         finally:
             os.close(memory)
         assert self._engine is not None
+        self._engine.set_fence(self._fence_ns)
         self._node.refused_frames.add(self._engine)
         asyncio.get_running_loop().add_reader(self._engine.event_fd(), self.drain_events)
         return self._engine.address()
@@ -93,6 +96,12 @@ class JobEngine:
 
     def step_s(self) -> float:
         return self._engine.step_s() if self._engine is not None else 0.0
+
+    def set_fence(self, at: float) -> None:
+        """Ranks stop themselves at that time of ``boottime``, if nobody else could; inf: never."""
+        self._fence_ns = 0 if math.isinf(at) else max(1, int(at * 1e9))
+        if self._engine is not None:
+            self._engine.set_fence(self._fence_ns)
 
     def start_trace(self, request: int, most: int) -> None:
         if self._engine is not None:
@@ -202,7 +211,8 @@ class JobEngine:
             case "failed" | "told_lost" as kind:
                 yield events.RankTold(member, text, time.time(), kind == "told_lost")
             case "error":
-                yield events.EngineFailed(text)
+                host = int(event.get("host", -1))
+                yield events.EngineFailed(text, host, self._node_of(self.present.generation, host))
             case "suspended":
                 generation, host = int(event["generation"]), int(event["host"])
                 yield events.Suspended(generation, host, text, self._node_of(generation, host))

@@ -108,7 +108,8 @@ class Jobs:
                 if await self._resume(entry):
                     continue
                 self._node.log.warning("a job of an earlier life of this daemon is ended", job=job_id)
-                await end_leftovers(entry, f"the daemon on node {self._node.node_id} was restarted")
+                how = self._node.keeper.death or "was restarted"
+                await end_leftovers(entry, f"the daemon on node {self._node.node_id} {how}")
                 try:
                     self._node.journal.write(entry)
                 except OSError as error:  # the next life ends it again, which changes nothing
@@ -215,10 +216,10 @@ class Jobs:
         if isinstance(held, Job) and not held.stopped:
             held.post(events.StopRequested(reason, grace_s, error=reason))
 
-    def hold(self, job_id: str, held: bool) -> None:
-        """Stops the ranks of a job, or lets them go on."""
+    def set_fence(self, job_id: str, at: float, held: bool) -> None:
+        """See ``Job.set_fence``."""
         if isinstance(job := self._held.get(job_id), Job):
-            job.hold(held)
+            job.set_fence(at, held)
 
     async def stop_all(self, reason: str, grace_s: float, timeout_s: float) -> None:
         """Ends every job, telling the coordinator why; returns when they are over or the time has passed."""

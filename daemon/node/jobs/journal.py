@@ -111,4 +111,5 @@ async def end_leftovers(entry: JobEntry, error: str) -> None:
     for rank in job.ranks:
         if rank.pid and rank.state != common_pb2.RANK_STATE_EXITED:
             rank.state, rank.exit_code, rank.signal = common_pb2.RANK_STATE_EXITED, -9, 9
+            rank.follows = True
     job.phase, job.error, job.withdrawn = node_pb2.LOCAL_PHASE_STOPPED, job.error or error, True

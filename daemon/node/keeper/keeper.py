@@ -32,6 +32,7 @@ from typing import Any
 
 from bagua.base.descriptors import SCARCE, descriptor_words
 from bagua.base.machine_clock import Standstill, boottime
+from bagua.base.memory_kills import MemoryWatch
 from bagua.base.notify import Notifier
 from bagua.base.parent_process import die_with_parent, environment_with_parent
 from bagua.daemon.node.keeper.wire import VERSION, Message, Wire
@@ -75,6 +76,8 @@ class Keeper:
         self._boot_id = secrets.token_hex(8)
         self._lives = 0
         self._kills = 0
+        self._death = ""  # of the last daemon, in words
+        self._memory_watch: MemoryWatch | None = None  # of the present one
         self._replaced = 0  # the daemon that ends because the installed one takes over
         self._was_replaced = False  # so did the one that ended last
         self._deaths: list[float] = []
@@ -151,6 +154,7 @@ class Keeper:
             os.close(number)
         self._lives += 1
         self._daemon, self._wire = started.pid, Wire(ours)
+        self._memory_watch = MemoryWatch(started.pid)
         self._tell_all()
 
     def _start_again(self) -> None:
@@ -179,7 +183,7 @@ class Keeper:
         for job, memory in self._memory.items():
             self._say({"say": "memory", "job": job}, [memory])
         about = {"boot_id": self._boot_id, "life": self._lives, "kills": self._kills, "notes": self._notes}
-        self._say({"say": "begin", **about, "replaced": self._was_replaced})
+        self._say({"say": "begin", **about, "replaced": self._was_replaced, "death": self._death})
 
     def _say(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """``descriptors`` are open until the daemon forgets what they belong to. It does so only after it heard of it,
@@ -242,7 +246,7 @@ class Keeper:
                 return descriptors
             case "deadline":
                 self._deadline, self._later = message["at"], message["later"]
-                self._held_until, self._hold_s = message["held_until"], message["hold_s"]
+                self._held_until, self._hold_s = message.get("held_until", 0.0), message.get("hold_s", 0.0)
             case "renew":
                 self._renew()
         return ()
@@ -300,12 +304,15 @@ class Keeper:
         if code >= 0 or self._ending or not self._restart or len(self._deaths) >= MAX_DEATHS:
             self._code = code if code >= 0 else 128 - code
             return
+        self._death = ""
         if self._was_replaced:
             print("The daemon is replaced by the one that is installed; its ranks go on.", file=sys.stderr)
         else:
             self._kills += 1
-            name = signal.Signals(-code).name
-            print(f"The daemon was killed by {name}; it is started again, and its ranks go on.", file=sys.stderr)
+            self._death = f"was killed by {signal.Signals(-code).name}"
+            print(f"The daemon {self._death}; it is started again, and its ranks go on.", file=sys.stderr)
+            if code == -signal.SIGKILL and self._memory_watch is not None:
+                self._death += f". {self._memory_watch.explain()}"
         self._start_again()
 
     # ── signals ──

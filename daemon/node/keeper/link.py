@@ -42,6 +42,7 @@ class KeeperLink:
         self.boot_id = ""
         self.life = 0
         self.kills = 0
+        self.death = ""  # how the last daemon was killed, in words
         self.replaced = False  # the last daemon made room for this one; else it was killed
         self.found: list[Found] = []
         self.notes: dict[str, Any] = {}
@@ -207,7 +208,7 @@ class KeeperLink:
                     self._memory[message["job"]] = descriptors[0]
             case "begin":
                 self.boot_id, self.life, self.notes = message["boot_id"], message["life"], message["notes"]
-                self.kills, self.replaced = message["kills"], message["replaced"]
+                self.kills, self.replaced, self.death = message["kills"], message["replaced"], message.get("death", "")
                 self._begun.set()
             case "spawned":
                 self._spawned(message)

@@ -98,7 +98,11 @@ class RankExited(Event):
 
 @dataclass(frozen=True)
 class EngineFailed(Event):
+    """``host``, ``node``: of the host whose loss it was; -1: none."""
+
     text: str
+    host: int = -1
+    node: str = ""
 
 
 @dataclass(frozen=True)

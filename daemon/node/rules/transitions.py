@@ -235,6 +235,8 @@ def _exited(state: JobState, event: events.RankExited, now: float) -> Step:
 def _engine_failed(state: JobState, event: events.EngineFailed, now: float) -> Step:
     if state.pending_error:
         return state, []
+    if event.host >= 0:
+        state = replace(state, lost_hosts=(event.host,), lost_nodes=(event.node,))
     if any(rank.lost for rank in state.ranks) and not state.elastic:
         return replace(state, pending_error=event.text, deadline=now + VERDICT_S), []
     return _fail(state, now, event.text, error=event.text)

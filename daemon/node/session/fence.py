@@ -37,20 +37,21 @@ class Held:
 
 class Fence:
     """``patience`` tells which jobs run here, each with its RunJob.patience_s; ``on_over(job_id, text)`` ends one; or
-    else the keeper does, a process of its own. ``on_hold(job_id, held)`` stops the ranks of one, or lets them go on."""
+    else the keeper does, a process of its own. ``on_fence(job_id, at, held)`` tells ranks of one until when they may go
+    on, whoever runs then; held: they are to do nothing."""
 
     def __init__(
         self,
         keeper: KeeperLink,
         patience: Callable[[], Mapping[str, float]],
         on_over: Callable[[str, str], None],
-        on_hold: Callable[[str, bool], None],
+        on_fence: Callable[[str, float, bool], None],
         log: FilteringBoundLogger,
     ) -> None:
         self.lease = Lease(self.update)
         self._patience = patience
         self._on_over = on_over
-        self._on_hold = on_hold
+        self._on_fence = on_fence
         self._log = log
         self._keeper = keeper
         # Deadlines told to the keeper last: of jobs that are not named, and of those; and until when ranks are held
@@ -58,6 +59,7 @@ class Fence:
         self._kept: tuple[float, dict[str, float], float] = (math.nan, {}, 0.0)
         self._told: set[str] = set()  # jobs that are being ended
         self._held: dict[str, Held] = {}
+        self._shown: dict[str, tuple[float, bool]] = {}  # what ranks were told last
         self._over_at = 0.0  # the last deadline at which ranks were ended
         self._wake = asyncio.Event()
 
@@ -87,14 +89,14 @@ class Fence:
         self._told &= here.keys()
         ending = set() if acted <= self._over_at else here.keys() - spared
         self._over_at = max(self._over_at, acted)
-        self._hold(now, here)
+        if self._hold(now, here) or self._let_go(now, here):
+            self.update()
         for name, patience_s in here.items():
             if now >= (deadline := self._end_of(name, patience_s)):
                 self._over_at = max(self._over_at, deadline)
                 ending.add(name)
         for name in ending:
             self._end(name, here[name])
-        self._let_go(now, here)
         return now >= self.lease.deadline(here.get(job_id, 0.0))
 
     def _end_of(self, job_id: str, patience_s: float) -> float:
@@ -107,30 +109,32 @@ class Fence:
         a fence to come back."""
         return self.lease.standstill.woke + self.lease.fence_s + patience_s
 
-    def _hold(self, now: float, here: Mapping[str, float]) -> None:
+    def _hold(self, now: float, here: Mapping[str, float]) -> bool:
+        """True if ranks are held from now on."""
+        known = len(self._held)
         for name, patience_s in here.items():
             deadline = self.lease.deadline(patience_s)
             if name not in self._held and name not in self._told and deadline <= now < self._held_until(patience_s):
                 self._held[name] = Held(deadline)
                 self._log.warning("this node stood still: ranks are held until the coordinator has answered", job=name)
-                self._on_hold(name, True)
+        return len(self._held) > known
 
-    def _let_go(self, now: float, here: Mapping[str, float]) -> None:
-        """Ranks go on once the coordinator has answered, and has not stopped their job, nor ended the stream, a while
-        later."""
+    def _let_go(self, now: float, here: Mapping[str, float]) -> bool:
+        """True if ranks go on: the coordinator has answered, and has not stopped their job, nor ended the stream, a
+        while later."""
+        known = len(self._held)
         answered = self.lease.answered > self.lease.standstill.woke
         for name, held in list(self._held.items()):
-            if name not in here or name in self._told:
+            if name not in here:
                 del self._held[name]
-            elif not answered or now >= self.lease.deadline(here[name]):
+            elif name in self._told or not answered or now >= self.lease.deadline(here[name]):
                 held.heard = math.inf
             elif math.isinf(held.heard):
                 held.heard = now
             elif now >= held.heard + SETTLE_S:
                 del self._held[name]
                 self._log.warning("the coordinator has answered: ranks go on", job=name)
-                self._on_hold(name, False)
-                self.update()
+        return len(self._held) < known
 
     def _end(self, job_id: str, patience_s: float) -> None:
         text = f"could not reach the coordinator for {self.lease.fence_s + patience_s:g} s"
@@ -148,6 +152,10 @@ class Fence:
         self._hold(boottime(), here)
         deadlines = {name: self.lease.deadline(patience_s) for name, patience_s in here.items()}
         deadlines |= {name: held.deadline for name, held in self._held.items() if name in here}
+        shown = {name: (at, name in self._held) for name, at in deadlines.items()}
+        for name in (name for name in shown if shown[name] != self._shown.get(name)):
+            self._on_fence(name, *shown[name])
+        self._shown = shown
         deadline = min(deadlines.values(), default=math.inf)
         later = {name: at for name, at in deadlines.items() if at > deadline}
         held_until = max((self._end_of(name, here[name]) for name in self._held if name in here), default=0.0)

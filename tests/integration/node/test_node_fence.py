@@ -13,7 +13,10 @@ import psutil
 import pytest
 
 from bagua.base.machine_clock import STANDSTILL_S
+from bagua.daemon.node.session.fence import LOOK_S
 from bagua.proto import common_pb2, node_pb2
+
+from .test_node_engine import JOIN
 
 FENCE_S = 1.5
 WORDS = f"node n could not reach the coordinator for {FENCE_S:g} s: its ranks were ended"
@@ -196,6 +199,37 @@ async def test_whoever_wakes_up_first_holds_the_ranks(end, daemon, script, until
     assert WORDS in (await end.stopped("job")).error
 
 
+@pytest.mark.parametrize("given_up", [False, True])
+async def test_ranks_whose_daemon_and_keeper_are_stopped(end, daemon, script, until_gone, tmp_path, given_up):
+    """They stop themselves, and go on, or end, when these wake up."""
+    ticks = tmp_path / "ticks"
+    await end.run_script("job", script(JOIN + TICKS), args=[str(ticks)])
+    job = await end.job_until("job", lambda job: all(rank.pid for rank in job.ranks))
+    ranks = [rank.pid for rank in job.ranks]
+    await end.welcome_again(fence_s=FENCE_S)
+    known = end.acknowledged
+    await end.until(lambda: end.acknowledged > known and ticks.exists())
+    keeper, proper = psutil.Process(daemon.pid), daemon.proper()
+    keeper.suspend()
+    proper.suspend()
+    try:
+        computed = await still(ranks, ticks)
+        await asyncio.sleep(STANDSTILL_S + LOOK_S)
+        assert ticks.stat().st_size == computed
+        if given_up:
+            await end.stop_job("job", grace_s=600.0)
+    finally:
+        proper.resume()
+        keeper.resume()
+    if given_up:
+        await until_gone(ranks, 60)
+        assert ticks.stat().st_size == computed
+    else:
+        while ticks.stat().st_size == computed:
+            await asyncio.sleep(0.02)
+        assert end.jobs["job"].phase == node_pb2.LOCAL_PHASE_STARTED
+
+
 def test_an_acknowledgement_that_is_read_too_late(tmp_path):
     """It moves the deadline of a daemon whose ranks the keeper has ended; the reason is told all the same."""
     script = tmp_path / "daemon.py"
@@ -218,8 +252,8 @@ async def main():
     said = []
     keeper = KeeperLink(int(sys.argv[1]))
     await keeper.receive_state()
-    ends, holds = lambda job, text: said.append(text), lambda job, held: None
-    fence = Fence(keeper, lambda: {"job": 0.0}, ends, holds, structlog.get_logger())
+    ends, fences = lambda job, text: said.append(text), lambda job, at, held: None
+    fence = Fence(keeper, lambda: {"job": 0.0}, ends, fences, structlog.get_logger())
     reader, writer = os.pipe()
     argv = [sys.executable, "-c", "import time; time.sleep(600)"]
     pid = await keeper.spawn("job/0", argv, dict(os.environ), "/", (writer, writer), (reader, reader))

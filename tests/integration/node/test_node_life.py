@@ -16,6 +16,7 @@ from rig.limits import SOON_S
 from rig.system.prometheus import check_metrics, families_in
 
 from bagua.base import parent_socket
+from bagua.base.memory_kills import KILLER
 from bagua.daemon.coordinator.admin.certs import make_certificates
 from bagua.daemon.node.host import metrics
 from bagua.proto import common_pb2, node_pb2
@@ -161,6 +162,17 @@ async def test_a_signal_ends_everything(end, daemon, script, until_gone, signum)
     await until_gone([rank.pid for rank in job.ranks])
     last = await end.stopped("job")
     assert "the daemon on node n was stopped" in last.error
+
+
+async def test_a_daemon_that_is_killed_says_so(end, daemon, script, until_gone):
+    """The next one ends a job that can't go on with it, and knows how the last one died."""
+    await end.run_script("job", script(SLEEP))
+    job = await end.job_until("job", lambda job: [rank.state for rank in job.ranks] == [RUNNING])
+    daemon.proper().kill()
+    await until_gone([rank.pid for rank in job.ranks])
+    last = await end.stopped("job")
+    assert f"the daemon on node n was killed by SIGKILL. {KILLER}" in last.error and last.withdrawn
+    assert all(rank.follows for rank in last.ranks)
 
 
 async def test_the_process_that_started_it_ends(end, start_daemon):

@@ -328,6 +328,38 @@ def test_a_stop_does_not_wait_for_ever_for_a_node_that_does_not_answer():
     assert set(told(ended)) == {"b"}  # it is still told
 
 
+# ---- a host that another one has lost
+
+KILLED = "the daemon on node b was killed by SIGKILL. The kernel's out-of-memory killer ended a process of its cgroup"
+
+
+def lost_b() -> JobRecord:
+    """Its engine ends with the daemon, and the other one sees that at once."""
+    return says(running(), "a", Phase.STOPPED, 103.0, error="lost host 1", suspended_nodes=("b",))
+
+
+def test_a_daemon_that_is_started_again_says_why_it_was_killed():
+    views = nodes(node("a"), node("b", heard=102.0))
+    record = lost_b()
+    assert decide(record, views, 104.5, OPTIONS) == Decision(wake_at=113.0)
+    record = says(record, "b", Phase.STOPPED, 105.0, error=KILLED, withdrawn=True)
+    assert step(record, 105, views).reason == KILLED
+
+
+def test_a_host_that_lives_is_not_waited_for():
+    views = nodes(node("a"), node("b", heard=103.5))
+    assert step(lost_b(), 104.5, views).reason == "node a (host-a): lost host 1"
+
+
+def test_a_host_that_says_nothing_more_is_named():
+    assert step(lost_b(), 113, nodes(node("a"), node("b", heard=102.0))).reason == (
+        "node b (host-b) is silent, and node a has lost it"
+    )
+    views = nodes(node("a"), replace(node("b", connected=False, heard=102.0), hung_up=True))
+    assert decide(lost_b(), views, 103.5, OPTIONS).wake_at == 104
+    assert step(lost_b(), 104, views).reason == "node b (host-b) is gone: its session ended, and node a has lost it"
+
+
 # ---- facts
 
 

@@ -30,7 +30,7 @@ class StandIn:
 
     def __init__(self, spec, node, on_report):
         self.spec, self.job_id = spec, spec.job_id
-        self.stopped = self.ended_early = False
+        self.stopped = self.ended_early = self.held = False
         self.numbers = {*spec.members, *spec.joining}
         self._over = asyncio.Event()
         self.began = spec.generation

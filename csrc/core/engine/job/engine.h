@@ -58,6 +58,8 @@ class Engine final : private ChannelHandler {
     job_.trace.start(most);
     job_.page.ask_for_trace(request);
   }
+  // See JobPage::fence.
+  void set_fence(uint64_t at_ns) { job_.page.show_fence(at_ns); }
   std::pair<std::vector<TraceSpan>, uint64_t> stop_trace() {
     job_.page.ask_for_trace(0);
     return job_.trace.stop();

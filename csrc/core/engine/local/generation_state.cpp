@@ -70,9 +70,9 @@ bool GenerationState::stop(State state, State latest, const Loss& loss) {
   return true;
 }
 
-void GenerationState::fail(const std::string& reason, State latest) {
-  if (!stop(State::kFailed, latest, {reason})) return;
-  job_->events.tell(membership_.lobby ? "lobby_failed" : "error", -1, reason);
+void GenerationState::fail(const Loss& loss, State latest) {
+  if (!stop(State::kFailed, latest, loss)) return;
+  job_->events.tell(membership_.lobby ? "lobby_failed" : "error", -1, loss.text, lost_host(membership_, loss));
   job_->page.ring_doorbell();
 }
 
@@ -81,7 +81,7 @@ void GenerationState::end(const std::string& reason) {
 }
 
 void GenerationState::lose(const Loss& loss) {
-  job_->options.elastic ? suspend(loss) : fail(loss.text);
+  job_->options.elastic ? suspend(loss) : fail(loss, State::kRunning);
 }
 
 void GenerationState::suspend(const Loss& loss) {

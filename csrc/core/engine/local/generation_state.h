@@ -42,9 +42,9 @@ class GenerationState {
 
   // Each of these ends a generation; the dispatcher then ends what is pending.
   // It fails with this reason, if it was running.
-  void fail(const std::string& reason) { fail(reason, State::kRunning); }
+  void fail(const std::string& reason) { fail({reason}, State::kRunning); }
   // It fails with this reason, if it was running or suspended: the job is over.
-  void abort(const std::string& reason) { fail(reason, State::kSuspended); }
+  void abort(const std::string& reason) { fail({reason}, State::kSuspended); }
   // The same when its owner ends it: no event, and other hosts are told that this one leaves in good order.
   void end(const std::string& reason);
   // It can't go on without somebody. In an elastic job it is suspended: its operations end as regrouped, and the next
@@ -83,7 +83,7 @@ class GenerationState {
   enum class State : int { kRunning, kSuspended, kFailed, kEnded };
 
   bool stop(State state, State latest, const Loss& loss);
-  void fail(const std::string& reason, State latest);
+  void fail(const Loss& loss, State latest);
   void suspend(const Loss& loss);
   void inherit(const GenerationState& last);
 

@@ -32,6 +32,8 @@ class SharedPage {
   void tell_change();
   // Ranks see that this generation is planned.
   void show_plan(uint64_t generation) { get()->planned.store(generation); }
+  // See JobPage::fence.
+  void show_fence(uint64_t at_ns) { get()->fence.store(at_ns, std::memory_order_relaxed); }
   // See JobPage::trace.
   void ask_for_trace(uint64_t request) { get()->trace.store(request, std::memory_order_relaxed); }
 
