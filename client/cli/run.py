@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 import typer
 
 from bagua.base import checkpoint_folder, launchers
-from bagua.base.errors import UsageError
+from bagua.base.errors import ServiceError, UsageError
 from bagua.base.job_options import MAX_RANKS, JobOptions, Nodes
 from bagua.base.text import json_text
 from bagua.cli import config_file, options
@@ -130,6 +130,12 @@ def run_embedded(options: RunOptions, restarts_left: int) -> Ended:
                 terminal.close()
                 terminal.note("Stopped before the job began.")
                 return Ended(interrupts.exit_code, interrupted=True)
+            except ServiceError:
+                if announcements is None or not announcements.has_come():
+                    raise
+                terminal.close()  # Slurm may end the coordinator first
+                terminal.error(announcements.words())
+                return Ended(128 + announcements.number, interrupted=True, announcements=announcements)
             terminal.close()
             failed = bool(exit_code(job)) and not interrupts.signal
             if options.log_dir is not None:

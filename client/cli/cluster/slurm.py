@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 REQUEUE_DEADLINE_S = 60.0
 SWEEP_DEADLINE_S = 10.0
+COME_S = 2.0  # between the ends of two processes of a job that Slurm ends
 # Options of srun in the environment of a batch script, which are about the ranks: a daemon has a node to itself.
 FORGOTTEN = (
     *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_DISTRIBUTION"),
@@ -216,6 +217,7 @@ class Announcements:
     def __init__(self, way: Way, interrupts: Interrupts, terminal: Terminal, checkpoints: str) -> None:
         """``checkpoints``: the folder of the job's checkpoints; empty if it has none."""
         self.ending: signal.Signals | None = None
+        self._come = Event()
         self._way = way
         self._interrupts = interrupts
         self._terminal = terminal
@@ -228,7 +230,26 @@ class Announcements:
             self._interrupts.end(number)  # still starting, or the second one
             return
         self.ending = signal.Signals(number)
+        self._come.set()
         Thread(target=self._end, args=(self.ending,), daemon=True, name="end of the allocation").start()
+
+    def has_come(self) -> bool:
+        """True if the end was announced, or is within a moment: Slurm signals one process after the other."""
+        return self._come.wait(COME_S)
+
+    @property
+    def number(self) -> int:
+        """The signal that has come."""
+        assert self.ending is not None
+        return self.ending
+
+    def words(self) -> str:
+        """Why the job is over although nothing of it has failed."""
+        again = "" if self._checkpoints is None else " Started again, the job goes on from its last checkpoint."
+        return (
+            f"Slurm has ended job {self._way.job} and its processes ({signal.Signals(self.number).name}): scancel, the "
+            f"time limit, or a preemption.{again} [BG917]"
+        )
 
     def _end(self, number: signal.Signals) -> None:
         self._way.announce_end()
