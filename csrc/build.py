@@ -24,7 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from bagua.csrc import build_cache, prebuilt
+from bagua.csrc import build_cache, prebuilt, wire_version
 from bagua.csrc.build_cache import BuildError, march
 from bagua.csrc.build_progress import Progress, told
 
@@ -308,7 +308,9 @@ def load(cache_dir: Path | None = None, tells: bool = True) -> Any:
 
     One module per process. Raises BuildError.
     """
-    return _load(_first_path(cache_dir, CORE, tells), CORE)
+    core = _load(_first_path(cache_dir, CORE, tells), CORE)
+    core.set_wire_version(wire_version.WIRE_VERSION)
+    return core
 
 
 def load_device(cache_dir: Path | None = None) -> Any:

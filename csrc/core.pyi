@@ -5,9 +5,6 @@ from typing import Any, final
 
 from typing_extensions import Buffer
 
-VERSION: str
-"""Version of the shared-memory and wire layouts; both ends compare it when they meet."""
-
 class CoreError(RuntimeError):
     """An operation failed: the first error of the engine, in words (peer, operation, time waited, what to do)."""
 
@@ -312,6 +309,9 @@ class Rank:
         """
     def close(self, words: str = "") -> None:
         """Says goodbye. ``words``: the exception that the program is handling."""
+
+def set_wire_version(number: int) -> None:
+    """Tells this process's number of all that it says to ranks, daemons and hosts (csrc/wire_version.py)."""
 
 def on_system_exit(callback: Callable[[SystemExit], None] | None) -> None:
     """Gives ``callback`` each SystemExit that is made by its own constructor, in the thread that makes it."""

@@ -794,6 +794,7 @@ class Node(google.protobuf.message.Message):
     LAST_SEEN_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
+    WIRE_VERSION_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     hostname: builtins.str
     address: builtins.str
@@ -804,6 +805,8 @@ class Node(google.protobuf.message.Message):
     last_seen: builtins.float
     version: builtins.str
     draining: builtins.bool
+    wire_version: builtins.int
+    """jobs are placed over nodes of one number"""
     def __init__(
         self,
         *,
@@ -816,8 +819,9 @@ class Node(google.protobuf.message.Message):
         last_seen: builtins.float = ...,
         version: builtins.str = ...,
         draining: builtins.bool = ...,
+        wire_version: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "connected", b"connected", "draining", b"draining", "hostname", b"hostname", "last_seen", b"last_seen", "node_id", b"node_id", "slots", b"slots", "used_slots", b"used_slots", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "connected", b"connected", "draining", b"draining", "hostname", b"hostname", "last_seen", b"last_seen", "node_id", b"node_id", "slots", b"slots", "used_slots", b"used_slots", "version", b"version", "wire_version", b"wire_version"]) -> None: ...
 
 global___Node = Node
 

@@ -184,6 +184,7 @@ class Hello(google.protobuf.message.Message):
     WAITS_FIELD_NUMBER: builtins.int
     PROTOCOL_FIELD_NUMBER: builtins.int
     OLDEST_PROTOCOL_FIELD_NUMBER: builtins.int
+    WIRE_VERSION_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     """stable over restarts (kept in the daemon's state folder)"""
     hostname: builtins.str
@@ -204,6 +205,8 @@ class Hello(google.protobuf.message.Message):
     protocol: builtins.int
     """Versions of this protocol that the daemon speaks: up to the first, down to the second (base/protocol). 0: bagua 0.1."""
     oldest_protocol: builtins.int
+    wire_version: builtins.int
+    """Of all that hosts and ranks of a job say to each other: a job is placed over nodes of one number. 0: unknown."""
     @property
     def jobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LocalJob]:
         """all jobs this daemon still holds"""
@@ -227,9 +230,10 @@ class Hello(google.protobuf.message.Message):
         waits: builtins.bool = ...,
         protocol: builtins.int = ...,
         oldest_protocol: builtins.int = ...,
+        wire_version: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["status", b"status"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "boot_id", b"boot_id", "hostname", b"hostname", "jobs", b"jobs", "life", b"life", "node_id", b"node_id", "oldest_protocol", b"oldest_protocol", "protocol", b"protocol", "slots", b"slots", "status", b"status", "stream", b"stream", "unpacks", b"unpacks", "version", b"version", "waits", b"waits"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "boot_id", b"boot_id", "hostname", b"hostname", "jobs", b"jobs", "life", b"life", "node_id", b"node_id", "oldest_protocol", b"oldest_protocol", "protocol", b"protocol", "slots", b"slots", "status", b"status", "stream", b"stream", "unpacks", b"unpacks", "version", b"version", "waits", b"waits", "wire_version", b"wire_version"]) -> None: ...
 
 global___Hello = Hello
 

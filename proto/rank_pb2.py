@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from bagua.proto import common_pb2 as bagua_dot_proto_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61gua/proto/rank.proto\x12\x08\x62\x61gua.v1\x1a\x18\x62\x61gua/proto/common.proto\"I\n\x0bJoinRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0f\n\x07version\x18\x04 \x01(\t\"&\n\x04Host\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05ranks\x18\x02 \x03(\r\"\xa1\x01\n\tJoinReply\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x12\n\nworld_size\x18\x02 \x01(\r\x12\x12\n\nhost_index\x18\x03 \x01(\r\x12\x1d\n\x05hosts\x18\x04 \x03(\x0b\x32\x0e.bagua.v1.Host\x12\x13\n\x0b\x64\x61ta_socket\x18\x05 \x01(\t\x12\x12\n\ndata_token\x18\x06 \x01(\x0c\x12\x10\n\x08newcomer\x18\x07 \x01(\x08\"\x15\n\x13ReportProgressReply\"&\n\x14\x44\x65scribeWaitsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"%\n\x12\x44\x65scribeWaitsReply\x12\x0f\n\x07waiting\x18\x01 \x01(\t\"5\n\x15TakesNewcomersRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\"\x15\n\x13TakesNewcomersReply\"\x9e\x01\n\x0bTraceReport\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0f\n\x07request\x18\x03 \x01(\x04\x12\r\n\x05steps\x18\x04 \x01(\r\x12\x0c\n\x04\x64one\x18\x05 \x01(\x08\x12\"\n\x05spans\x18\x06 \x03(\x0b\x32\x13.bagua.v1.TraceSpan\x12\x0f\n\x07\x64ropped\x18\x07 \x01(\x04\x12\x0e\n\x06number\x18\x08 \x01(\r\"\x12\n\x10TraceReportReply2\x9d\x03\n\x0bRankService\x12\x32\n\x04Join\x12\x15.bagua.v1.JoinRequest\x1a\x13.bagua.v1.JoinReply\x12\x43\n\x0eReportProgress\x12\x12.bagua.v1.Progress\x1a\x1d.bagua.v1.ReportProgressReply\x12M\n\rDescribeWaits\x12\x1e.bagua.v1.DescribeWaitsRequest\x1a\x1c.bagua.v1.DescribeWaitsReply\x12P\n\x0eTakesNewcomers\x12\x1f.bagua.v1.TakesNewcomersRequest\x1a\x1d.bagua.v1.TakesNewcomersReply\x12\x32\n\x04Tune\x12\x15.bagua.v1.TuneRequest\x1a\x13.bagua.v1.TuneReply\x12@\n\x0bReportTrace\x12\x15.bagua.v1.TraceReport\x1a\x1a.bagua.v1.TraceReportReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61gua/proto/rank.proto\x12\x08\x62\x61gua.v1\x1a\x18\x62\x61gua/proto/common.proto\"_\n\x0bJoinRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x14\n\x0cwire_version\x18\x05 \x01(\r\"&\n\x04Host\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05ranks\x18\x02 \x03(\r\"\xa1\x01\n\tJoinReply\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x12\n\nworld_size\x18\x02 \x01(\r\x12\x12\n\nhost_index\x18\x03 \x01(\r\x12\x1d\n\x05hosts\x18\x04 \x03(\x0b\x32\x0e.bagua.v1.Host\x12\x13\n\x0b\x64\x61ta_socket\x18\x05 \x01(\t\x12\x12\n\ndata_token\x18\x06 \x01(\x0c\x12\x10\n\x08newcomer\x18\x07 \x01(\x08\"\x15\n\x13ReportProgressReply\"&\n\x14\x44\x65scribeWaitsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"%\n\x12\x44\x65scribeWaitsReply\x12\x0f\n\x07waiting\x18\x01 \x01(\t\"5\n\x15TakesNewcomersRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\"\x15\n\x13TakesNewcomersReply\"\x9e\x01\n\x0bTraceReport\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0f\n\x07request\x18\x03 \x01(\x04\x12\r\n\x05steps\x18\x04 \x01(\r\x12\x0c\n\x04\x64one\x18\x05 \x01(\x08\x12\"\n\x05spans\x18\x06 \x03(\x0b\x32\x13.bagua.v1.TraceSpan\x12\x0f\n\x07\x64ropped\x18\x07 \x01(\x04\x12\x0e\n\x06number\x18\x08 \x01(\r\"\x12\n\x10TraceReportReply2\x9d\x03\n\x0bRankService\x12\x32\n\x04Join\x12\x15.bagua.v1.JoinRequest\x1a\x13.bagua.v1.JoinReply\x12\x43\n\x0eReportProgress\x12\x12.bagua.v1.Progress\x1a\x1d.bagua.v1.ReportProgressReply\x12M\n\rDescribeWaits\x12\x1e.bagua.v1.DescribeWaitsRequest\x1a\x1c.bagua.v1.DescribeWaitsReply\x12P\n\x0eTakesNewcomers\x12\x1f.bagua.v1.TakesNewcomersRequest\x1a\x1d.bagua.v1.TakesNewcomersReply\x12\x32\n\x04Tune\x12\x15.bagua.v1.TuneRequest\x1a\x13.bagua.v1.TuneReply\x12@\n\x0bReportTrace\x12\x15.bagua.v1.TraceReport\x1a\x1a.bagua.v1.TraceReportReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,25 +33,25 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bagua.proto.rank_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_JOINREQUEST']._serialized_start=62
-  _globals['_JOINREQUEST']._serialized_end=135
-  _globals['_HOST']._serialized_start=137
-  _globals['_HOST']._serialized_end=175
-  _globals['_JOINREPLY']._serialized_start=178
-  _globals['_JOINREPLY']._serialized_end=339
-  _globals['_REPORTPROGRESSREPLY']._serialized_start=341
-  _globals['_REPORTPROGRESSREPLY']._serialized_end=362
-  _globals['_DESCRIBEWAITSREQUEST']._serialized_start=364
-  _globals['_DESCRIBEWAITSREQUEST']._serialized_end=402
-  _globals['_DESCRIBEWAITSREPLY']._serialized_start=404
-  _globals['_DESCRIBEWAITSREPLY']._serialized_end=441
-  _globals['_TAKESNEWCOMERSREQUEST']._serialized_start=443
-  _globals['_TAKESNEWCOMERSREQUEST']._serialized_end=496
-  _globals['_TAKESNEWCOMERSREPLY']._serialized_start=498
-  _globals['_TAKESNEWCOMERSREPLY']._serialized_end=519
-  _globals['_TRACEREPORT']._serialized_start=522
-  _globals['_TRACEREPORT']._serialized_end=680
-  _globals['_TRACEREPORTREPLY']._serialized_start=682
-  _globals['_TRACEREPORTREPLY']._serialized_end=700
-  _globals['_RANKSERVICE']._serialized_start=703
-  _globals['_RANKSERVICE']._serialized_end=1116
+  _globals['_JOINREQUEST']._serialized_end=157
+  _globals['_HOST']._serialized_start=159
+  _globals['_HOST']._serialized_end=197
+  _globals['_JOINREPLY']._serialized_start=200
+  _globals['_JOINREPLY']._serialized_end=361
+  _globals['_REPORTPROGRESSREPLY']._serialized_start=363
+  _globals['_REPORTPROGRESSREPLY']._serialized_end=384
+  _globals['_DESCRIBEWAITSREQUEST']._serialized_start=386
+  _globals['_DESCRIBEWAITSREQUEST']._serialized_end=424
+  _globals['_DESCRIBEWAITSREPLY']._serialized_start=426
+  _globals['_DESCRIBEWAITSREPLY']._serialized_end=463
+  _globals['_TAKESNEWCOMERSREQUEST']._serialized_start=465
+  _globals['_TAKESNEWCOMERSREQUEST']._serialized_end=518
+  _globals['_TAKESNEWCOMERSREPLY']._serialized_start=520
+  _globals['_TAKESNEWCOMERSREPLY']._serialized_end=541
+  _globals['_TRACEREPORT']._serialized_start=544
+  _globals['_TRACEREPORT']._serialized_end=702
+  _globals['_TRACEREPORTREPLY']._serialized_start=704
+  _globals['_TRACEREPORTREPLY']._serialized_end=722
+  _globals['_RANKSERVICE']._serialized_start=725
+  _globals['_RANKSERVICE']._serialized_end=1138
 # @@protoc_insertion_point(module_scope)

@@ -23,11 +23,14 @@ class JoinRequest(google.protobuf.message.Message):
     RANK_FIELD_NUMBER: builtins.int
     PID_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
+    WIRE_VERSION_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     rank: builtins.int
     """the member number: RANK, as the process was started with it"""
     pid: builtins.int
     version: builtins.str
+    wire_version: builtins.int
+    """the daemon must have the same"""
     def __init__(
         self,
         *,
@@ -35,8 +38,9 @@ class JoinRequest(google.protobuf.message.Message):
         rank: builtins.int = ...,
         pid: builtins.int = ...,
         version: builtins.str = ...,
+        wire_version: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "pid", b"pid", "rank", b"rank", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "pid", b"pid", "rank", b"rank", "version", b"version", "wire_version", b"wire_version"]) -> None: ...
 
 global___JoinRequest = JoinRequest
 

@@ -5,6 +5,7 @@ The core of this library is ``bagua.csrc``, compiled on first use; ``bagua.torch
 
 import bagua as _bagua
 from bagua import csrc
+from bagua.csrc.wire_version import WIRE_VERSION
 from bagua.torch_api.bucket import BaguaBucket as BaguaBucketPy
 from bagua.torch_api.comm.communicator import Communicator as BaguaSingleCommunicatorPy
 from bagua.torch_api.compat.backend import Backend as BaguaCommBackendPy
@@ -33,5 +34,5 @@ def install_deps() -> None:
 
 
 def show_version() -> None:
-    """Prints the versions of the library and of its core, which is compiled for that where it has not been."""
-    print(f"bagua {__version__}, core {csrc.load().VERSION}")
+    """Prints the versions of the library, and of what its core says to those of other processes."""
+    print(f"bagua {__version__}, core {WIRE_VERSION}")

@@ -124,7 +124,7 @@ def event_document(event: job_pb2.JobEvent) -> dict[str, Any]:
 
 def node_document(node: job_pb2.Node) -> dict[str, Any]:
     names = ("node_id", "hostname", "address", "slots", "used_slots", "connected", "last_seen", "version", "draining")
-    return _fields(node, *names)
+    return _fields(node, *names, "wire_version")
 
 
 def first_failed_rank(job: job_pb2.Job) -> common_pb2.RankStatus | None:

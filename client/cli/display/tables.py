@@ -178,7 +178,7 @@ def print_nodes(nodes: Sequence[job_pb2.Node]) -> None:
             f"{node.used_slots} of {node.slots}",
             _node_state(node),
             clock(node.last_seen),
-            node.version,
+            f"{node.version} (wire {node.wire_version})",
         )
         for node in nodes
     ]

@@ -7,14 +7,10 @@ import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import bagua
-from bagua.torch_api.comm.admission import Unfit
-from bagua.torch_api.comm.gather_bytes import gather_rows, gather_texts
+from bagua.torch_api.comm.gather_bytes import gather_texts
 from bagua.torch_api.comm.state_holders import Standing
 from bagua.torch_api.comm.step_state import Told
 from bagua.torch_api.job.session import Session
-
-_VERSION_BYTES = 63
 
 
 class Row(NamedTuple):
@@ -29,9 +25,7 @@ class Row(NamedTuple):
 
 
 def call_the_roll(session: Session, mine: Row) -> dict[int, Row]:
-    """The rows of all members of the present generation, by member number. All call it at the same time.
-    Raises Unfit on a newcomer of another version."""
-    compare_versions(session)
+    """The rows of all members of the present generation, by member number. All call it at the same time."""
     parts = [
         *(json.dumps(part).encode() for part in (mine.standing, mine.followers, mine.given, mine.offer)),
         mine.units,
@@ -42,18 +36,3 @@ def call_the_roll(session: Session, mine: Row) -> dict[int, Row]:
         standing, followers, given, offer = map(read, texts[:4])
         found[member] = Row(Standing(*standing), texts[4], followers, given, offer)
     return found
-
-
-def compare_versions(session: Session) -> None:
-    """The first operation in each generation: its form is the same in all versions, since any other one may differ.
-    Raises Unfit on a newcomer whose version is not that of the others, which wait for its end. All call it at the same
-    time."""
-    mine = bagua.__version__.encode()[:_VERSION_BYTES].ljust(_VERSION_BYTES, b"\0")
-    rows = gather_rows(session, mine + bytes([session.newcomer]))
-    wanted = next((row[:-1] for row in rows if not row[-1]), mine)
-    if all(row[:-1] == wanted for row in rows):
-        return
-    if mine != wanted:
-        other = wanted.rstrip(b"\0").decode(errors="replace")
-        raise Unfit(f"It has version {bagua.__version__} of bagua, and the others {other}: install the same one.")
-    gather_rows(session, b"\0")

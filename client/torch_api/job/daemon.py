@@ -16,6 +16,7 @@ import grpc
 import bagua
 from bagua.base.errors import ServiceError
 from bagua.base.rpc import CHANNEL_OPTIONS, error_of
+from bagua.csrc.wire_version import WIRE_VERSION
 from bagua.proto.common_pb2 import Progress, TuneReply, TuneRequest
 from bagua.proto.rank_pb2 import DescribeWaitsRequest, JoinRequest, TakesNewcomersRequest, TraceReport
 from bagua.proto.rank_pb2_grpc import RankServiceStub
@@ -144,7 +145,13 @@ class DaemonClient:
     def join(self, rank: int, timeout_s: float = JOIN_DEADLINE_S) -> Admission:
         """Asks the daemon to admit this process as ``rank`` of the job, its number for life; waits until the job's
         engine is ready."""
-        request = JoinRequest(job_id=self.job_id, rank=rank, pid=os.getpid(), version=bagua.__version__)
+        request = JoinRequest(
+            job_id=self.job_id,
+            rank=rank,
+            pid=os.getpid(),
+            version=bagua.__version__,
+            wire_version=WIRE_VERSION,
+        )
         with self.channel() as stub:
             reply = stub.Join(request, timeout=timeout_s)
         return Admission(self.job_id, rank, reply.data_socket, reply.data_token)

@@ -15,6 +15,7 @@
 
 #include "base/crc32c.h"
 #include "base/spawn.h"
+#include "base/wire_version.h"
 #include "bindings/python_buffer.h"
 #include "bindings/python_errors.h"
 #include "channel/layout.h"
@@ -124,6 +125,7 @@ void bind_functions(py::module_* module) {
         return crc32c(info.ptr, static_cast<size_t>(info.size * info.itemsize), seed);
       },
       py::arg("data"), py::arg("seed") = 0);
+  module->def("set_wire_version", [](uint32_t number) { wire_version = number; }, py::arg("number"));
   module->def("on_system_exit", &on_system_exit, py::arg("callback"));
 }
 
@@ -134,7 +136,6 @@ void bind_names(py::module_* module) {
   for (uint8_t op = 0; op <= 10; ++op) {
     if (op_known(op)) ops[op_name(static_cast<ReduceOp>(op))] = op;
   }
-  module->attr("VERSION") = std::to_string(kLayoutVersion);
   module->attr("KINDS") = kinds;
   module->attr("DTYPES") = dtypes;
   module->attr("OPS") = ops;

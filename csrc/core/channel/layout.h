@@ -35,9 +35,6 @@
 
 namespace bagua {
 
-// Both ends compare it when they meet. Change it with any change of this file, of protocol.h or of the wire formats.
-constexpr uint32_t kLayoutVersion = 15;
-
 // Meaning of count, src and dst. n is the size of the communicator, "at root" the rank whose index equals `root`.
 //   kBarrier        nothing
 //   kAllReduce      src: count elements -> dst: count elements
@@ -177,7 +174,6 @@ struct alignas(64) Slot {
 static_assert(sizeof(Slot) == 192, "part of the shared layout");
 
 struct RankChannel {
-  uint32_t version;
   uint32_t member;
   alignas(64) std::atomic<uint64_t> tail;  // operations handed over so far; written by the rank
   alignas(64) uint32_t ring[kSlots];       // slot numbers, in the order of submission; written by the rank
@@ -239,7 +235,6 @@ struct MeetingVectors {
 };
 
 struct JobPage {
-  uint32_t version;
   // Grows when a generation begins, and when the job ends. Futex word of ranks that wait for the next generation.
   alignas(64) std::atomic<uint32_t> changes;
   std::atomic<uint64_t> planned;  // the newest generation that is planned; 0: there was none
@@ -267,7 +262,6 @@ struct Place {
 };
 
 struct GenerationPage {
-  uint32_t version;
   uint32_t host_index;
   uint64_t generation;
   uint32_t world_size;

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/scarcity.h"
 #include "base/text.h"
+#include "base/wire_version.h"
 #include "channel/lifeline.h"
 #include "net/socket.h"
 
@@ -145,7 +146,7 @@ Status converse(int socket, const std::vector<char>& packet, int descriptor, int
 Status greet(int socket, int member, const uint8_t* token, int64_t deadline_ns, std::vector<Fd>* descriptors,
              bool* answered) {
   Request hello;
-  hello.version = kLayoutVersion;
+  hello.version = wire_version;
   hello.member = static_cast<uint32_t>(member);
   memcpy(hello.token, token, kTokenBytes);
   Reply reply;

@@ -51,7 +51,7 @@ struct Request {
 
   uint32_t magic = kProtocolMagic;
   Message type;
-  uint32_t version = 0;  // kHello
+  uint32_t version = 0;  // kHello: the wire version
   uint32_t member = 0;   // kHello; kBorrow: the owner
   // kAlloc, kAllocForPeers, kRequire: bytes. kFree, kOffer, kBorrow: segment. kComm, kDestroyComm: communicator.
   // kEnter: generation. kFailed: 1 if the rank is lost, and has not failed by itself

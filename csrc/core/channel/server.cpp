@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/text.h"
+#include "base/wire_version.h"
 #include "channel/layout.h"
 
 namespace bagua {
@@ -226,10 +227,8 @@ bool ChannelServer::hello(Connection* connection, const Request& request, const 
   if (connection->member >= 0) return false;
   Status status;
   Fd descriptors[3];
-  if (request.version != kLayoutVersion) {
-    status = {Code::kInvalid, "this process has version " + std::to_string(request.version) +
-                                  " of the native core, the node daemon " + std::to_string(kLayoutVersion) +
-                                  ": restart the daemon, or install the same version of bagua for both"};
+  if (request.version != wire_version) {
+    status = {Code::kInvalid, other_wire_version("the node daemon", wire_version, request.version)};
   } else {
     status = handler_->join(request.member, request.token, connection->pid, descriptors);
   }

@@ -14,12 +14,11 @@ enum class FrameType : uint8_t { kData = 1, kControl = 2, kPing = 3, kPong = 4 }
 
 struct FrameHeader {
   static constexpr uint32_t kMagic = 0x46554742;  // "BGUF"
-  static constexpr uint16_t kVersion = 1;
 
   uint32_t magic = kMagic;
-  uint16_t version = kVersion;
+  uint16_t header_bytes = 64;
   FrameType type = FrameType::kData;
-  uint8_t header_bytes = 64;
+  uint8_t reserved_byte = 0;
   uint64_t generation = 0;
   uint32_t comm = 0;
   uint32_t payload_bytes = 0;

@@ -1,9 +1,15 @@
 #include "transport/handshake.h"
 
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <memory>
 #include <type_traits>
 
+#include "base/clock.h"
 #include "base/random.h"
 #include "base/sha256.h"
 #include "net/socket.h"
@@ -11,8 +17,8 @@
 namespace bagua {
 namespace {
 
-constexpr uint32_t kMagic = 0x48554742;  // "BGUH"
-constexpr uint32_t kVersion = 5;
+constexpr uint32_t kMagic = 0x48554742;         // "BGUH"
+constexpr uint32_t kRefusalMagic = 0x56554742;  // "BGUV"
 
 enum class Verdict : uint32_t { kAccepted = 1, kOtherGeneration = 2, kNotProtected = 3, kNoRoomYet = 4 };
 
@@ -24,7 +30,7 @@ using Nonce = std::array<uint8_t, 32>;
 // The wire format is that of memory: all platforms of the core are little-endian.
 struct Hello {
   uint32_t magic;
-  uint32_t version;
+  uint32_t wire;
   uint8_t job[32];  // SHA-256 of the job id
   PeerInfo dialer;
   Protection protection;
@@ -41,6 +47,12 @@ struct Answer {
   uint32_t fast_aes;
 };
 static_assert(sizeof(Answer) == 72 && std::is_trivially_copyable_v<Answer>);
+
+// The answer to a Hello of another wire version.
+struct Refusal {
+  uint32_t magic;
+  uint32_t wire;  // of the acceptor
+};
 
 // The messages of both ends.
 struct Talk {
@@ -59,6 +71,10 @@ Digest sign(const JobKey& key, const char* label, const Talk& talk, Verdict verd
 
 Status at_step(const char* step, const Status& cause) {
   return {cause.code(), std::string("handshake, ") + step + ": " + cause.message()};
+}
+
+Status other_version(uint32_t theirs, uint32_t mine) {
+  return {Code::kCorrupt, other_wire_version("handshake: the other host", theirs, mine)};
 }
 
 bool same(const Digest& a, const Digest& b) {
@@ -143,7 +159,7 @@ Status dial_handshake(int fd, const Credentials& credentials, const PeerInfo& me
   const JobKey& key = credentials.key;
   Side side;
   if (Status status = side.open(fd, credentials); !status) return status;
-  Talk talk{{kMagic, kVersion, {}, me, side.protection, side.fast_aes, {}, side.exchange.public_key()}, {}};
+  Talk talk{{kMagic, credentials.wire, {}, me, side.protection, side.fast_aes, {}, side.exchange.public_key()}, {}};
   const Digest job = sha256(credentials.job_id.data(), credentials.job_id.size());
   std::memcpy(talk.hello.job, job.data(), job.size());
   if (Status status = fill_random(talk.hello.nonce.data(), talk.hello.nonce.size()); !status) return status;
@@ -154,7 +170,12 @@ Status dial_handshake(int fd, const Credentials& credentials, const PeerInfo& me
   Digest mac;
   Status status = read_exact(fd, &talk.answer, sizeof talk.answer, deadlines.answer_ns);
   if (status) status = read_exact(fd, mac.data(), mac.size(), deadlines.answer_ns);
-  if (!status) return at_step("waiting for the answer", status);
+  if (!status) {
+    Refusal refusal;
+    std::memcpy(&refusal, &talk.answer, sizeof refusal);
+    if (refusal.magic == kRefusalMagic) return other_version(refusal.wire, credentials.wire);
+    return at_step("waiting for the answer", status);
+  }
   if (!same(mac, sign(key, "bagua-accept", talk))) {
     return {Code::kCorrupt, "handshake: the host that answered does not have this job's key"};
   }
@@ -181,14 +202,31 @@ Status dial_handshake(int fd, const Credentials& credentials, const PeerInfo& me
 
 namespace {
 
-Status check_hello(const Hello& hello, const std::string& job_id) {
-  if (hello.magic != kMagic) return {Code::kCorrupt, "handshake: the greeting is not of this protocol"};
-  if (hello.version != kVersion) {
-    return {Code::kCorrupt, "handshake: the other host speaks version " + std::to_string(hello.version) +
-                                ", this one version " + std::to_string(kVersion) + ": install the same release"};
+void refuse(int fd, uint32_t wire, int64_t deadline_ns) {
+  const Refusal refusal{kRefusalMagic, wire};
+  if (!write_exact(fd, &refusal, sizeof refusal, deadline_ns)) return;
+  ::shutdown(fd, SHUT_WR);
+  // Bytes that nobody has read when a socket is closed cost the other end what it has not read itself.
+  const int64_t until = std::min(deadline_ns, now_ns() + kNsPerS);
+  char rest[1024];
+  for (int i = 0; i < 16 && wait_ready(fd, POLLIN, until); ++i) {
+    if (::recv(fd, rest, sizeof rest, MSG_DONTWAIT) <= 0) return;
   }
-  const Digest job = sha256(job_id.data(), job_id.size());
-  if (equal_constant_time(job.data(), hello.job, job.size())) return Status::ok();
+}
+
+Status read_hello(int fd, const Credentials& credentials, int64_t deadline_ns, Hello* hello) {
+  constexpr size_t kBegin = offsetof(Hello, job);
+  char* const bytes = reinterpret_cast<char*>(hello);
+  Status status = read_exact(fd, bytes, kBegin, deadline_ns);
+  if (status && hello->magic != kMagic) return {Code::kCorrupt, "handshake: the greeting is not of this protocol"};
+  if (status && hello->wire != credentials.wire) {
+    refuse(fd, credentials.wire, deadline_ns);
+    return other_version(hello->wire, credentials.wire);
+  }
+  if (status) status = read_exact(fd, bytes + kBegin, sizeof *hello - kBegin, deadline_ns);
+  if (!status) return at_step("waiting for a greeting", status);
+  const Digest job = sha256(credentials.job_id.data(), credentials.job_id.size());
+  if (equal_constant_time(job.data(), hello->job, job.size())) return Status::ok();
   return {Code::kCorrupt, "handshake: the greeting is for another job"};
 }
 
@@ -213,16 +251,12 @@ Status answer_hello(int fd, const JobKey& key, const Side& side, int64_t deadlin
 Status accept_handshake(int fd, const Credentials& credentials, uint64_t generation, int64_t deadline_ns,
                         PeerInfo* peer, Seals* seals, const std::function<bool(const PeerInfo&)>& has_room) {
   Talk talk;
-  const Hello& hello = talk.hello;
-  if (Status status = read_exact(fd, &talk.hello, sizeof talk.hello, deadline_ns); !status) {
-    return at_step("waiting for a greeting", status);
-  }
-  if (Status status = check_hello(hello, credentials.job_id); !status) return status;
+  if (Status status = read_hello(fd, credentials, deadline_ns, &talk.hello); !status) return status;
   Side side;
   if (Status status = side.open(fd, credentials); !status) return status;
   if (Status status = answer_hello(fd, credentials.key, side, deadline_ns, &talk); !status) return status;
 
-  *peer = hello.dialer;
+  *peer = talk.hello.dialer;
   const Status agreed = protect(side, credentials.key, talk, false, seals);
   const Verdict verdict = peer->generation != generation ? Verdict::kOtherGeneration
                           : !agreed                      ? Verdict::kNotProtected

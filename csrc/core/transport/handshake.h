@@ -1,11 +1,14 @@
 // Authenticates both ends of a new TCP connection and agrees on its encryption, before a byte of payload is read.
 //
-// dialer -> acceptor  Hello: magic, version, SHA-256 of the job id, generation, communicator, from host, to host,
+// dialer -> acceptor  Hello: magic, wire version, SHA-256 of the job id, generation, communicator, from host, to host,
 //                     stream, protection, fast AES, nonce, X25519 key
 // acceptor -> dialer  Answer: nonce, X25519 key, protection, fast AES; HMAC(job key, "bagua-accept" | hello | answer)
 // dialer -> acceptor  HMAC(job key, "bagua-dial" | hello | answer)
 // acceptor -> dialer  verdict, HMAC(job key, "bagua-verdict" | hello | answer | verdict). What is accepted is kept:
 //                     its end means the loss of the host
+//
+// A Hello of another wire version is answered with a Refusal, and the connection is closed. The first eight bytes of
+// Hello and the Refusal are the same in all versions.
 //
 // All fields are little-endian and of fixed size; an end closes the connection if it gets anything else. The job key is
 // never sent. Both ends sign all messages of both, so an attacker in between can't weaken the protection.
@@ -22,6 +25,7 @@
 #include <string>
 
 #include "base/status.h"
+#include "base/wire_version.h"
 #include "transport/seal.h"
 
 namespace bagua {
@@ -41,6 +45,7 @@ struct Credentials {
   std::string job_id;
   Encryption encryption = Encryption::kBeyondLoopback;
   bool aes_instructions = has_aes_instructions();
+  uint32_t wire = wire_version;  // of this process; the other end must have the same
 };
 
 // A part of Hello as it lies in memory.
@@ -62,8 +67,8 @@ struct DialDeadlines {
 
 // `seals` stay empty if the connection is plain. kInvalid: the two hosts want different protection; the text explains.
 // kAborted: right key, but another generation; drop the connection and count it. kCorrupt: the other end does not have
-// the key, or the messages were changed on their way. kResource: no libcrypto. kLater: the acceptor has no room for the
-// connection yet.
+// the key, or another wire version, or the messages were changed on their way. kResource: no libcrypto. kLater: the
+// acceptor has no room for the connection yet.
 Status dial_handshake(int fd, const Credentials& credentials, const PeerInfo& me, const DialDeadlines& deadlines,
                       Seals* seals);
 // The same at the other end; fills `peer`. The dialer must be in generation `generation`. `has_room` is asked when all

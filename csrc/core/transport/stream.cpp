@@ -158,8 +158,8 @@ bool StreamReader::parse_header() {
   const bool sign = header_.type == FrameType::kPing || header_.type == FrameType::kPong;
   if (header_.magic != FrameHeader::kMagic || !checked) {
     problem_ = "a frame header is damaged";
-  } else if (header_.version != FrameHeader::kVersion || header_.header_bytes != sizeof header_) {
-    problem_ = "a frame has version " + std::to_string(header_.version);
+  } else if (header_.header_bytes != sizeof header_) {
+    problem_ = "a frame header claims " + std::to_string(header_.header_bytes) + " bytes";
   } else if (!control && !sign && header_.type != FrameType::kData) {
     problem_ = "a frame has the unknown type " + std::to_string(static_cast<int>(header_.type));
   } else if (header_.payload_bytes > (sign ? 0 : control ? mesh::kMaxControl : mesh::kMaxMessage)) {

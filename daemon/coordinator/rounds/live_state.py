@@ -145,6 +145,7 @@ class Board:
             version=node.version,
             asked_to_drain=node.draining,
             leaving=node.leaving,
+            wire_version=node.wire_version,
         )
         self.views[node.node_id] = new
         self._reasons.clear()

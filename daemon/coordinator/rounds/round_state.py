@@ -282,10 +282,14 @@ class Stage:
             self._keep()
         return self.freed
 
-    def _free(self, kept: frozenset[str]) -> list[int]:
-        """Free slots of the nodes that take jobs, but for those that are kept for one, the largest first."""
-        free = (view.free for name, view in self._views.items() if view.open and view.free and name not in kept)
-        return sorted(free, reverse=True)
+    def _free(self, kept: frozenset[str]) -> list[list[int]]:
+        """Free slots of the nodes that take jobs, but for those that are kept for one, the largest first: those of each
+        wire version."""
+        free: dict[int, list[int]] = {}
+        for name, view in self._views.items():
+            if view.open and view.free and name not in kept:
+                free.setdefault(view.wire_version, []).append(view.free)
+        return [sorted(slots, reverse=True) for slots in free.values()]
 
     def _take(self, job: JobRecord, changed: Changed) -> None:
         new, events = changed
@@ -331,6 +335,6 @@ def fault_reason(step: str, error: Exception) -> str:
     return f"the coordinator failed at this job: {type(error).__name__} in '{step}'; its log tells more"
 
 
-def _fits(shape: Shape, free: list[int]) -> bool:
+def _fits(shape: Shape, free: list[list[int]]) -> bool:
     nnodes, nproc = shape
-    return len(free) >= nnodes and free[nnodes - 1] >= nproc
+    return any(len(slots) >= nnodes and slots[nnodes - 1] >= nproc for slots in free)

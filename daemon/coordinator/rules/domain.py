@@ -386,6 +386,7 @@ class NodeRecord:
     owner: str | None = None
     draining: bool = False  # somebody has asked that nothing begins there and elastic jobs leave it
     leaving: bool = False  # the same, as its daemon says, which will end
+    wire_version: int = 0  # of all that its daemon and ranks say to those of others; 0: unknown
 
 
 @dataclass(frozen=True)
@@ -417,6 +418,7 @@ class NodeView:
     asked_to_drain: bool = False  # by a user
     leaving: bool = False  # its daemon will end, as it says
     closed: bool = False  # it gets nothing new in this round
+    wire_version: int = 0
 
     @property
     def free(self) -> int:

@@ -15,7 +15,7 @@ from bagua.daemon.coordinator.rules.evidence import accusers, ending, host_loss
 from bagua.daemon.coordinator.rules.failure_reasons import Nodes, describe_exit
 from bagua.daemon.coordinator.rules.generations import Numbers, with_former
 from bagua.daemon.coordinator.rules.options import Options
-from bagua.daemon.coordinator.rules.placement import names
+from bagua.daemon.coordinator.rules.placement import names, releases
 
 _HOUR_S = 3_600.0
 
@@ -113,7 +113,12 @@ def growth(job: JobRecord, nodes: Nodes, now: float) -> str:
     if not _wanted(job, nodes, now):
         per_node = job.spec.nproc_per_node
         slots = "1 free slot" if per_node == 1 else f"{per_node} free slots"
-        return f"no other node has {slots}" if len(staying) < job.wanted else "its ranks were replaced too often"
+        if len(staying) >= job.wanted:
+            return "its ranks were replaced too often"
+        if strangers := _free(job, nodes):
+            own = releases(nodes[host.node_id] for host in job.hosts if host.node_id in nodes)
+            return f"no node with {slots} can talk with its ranks ({own}): {releases(strangers)}"
+        return f"no other node has {slots}"
     if now < job.retry_clock:
         return f"newcomers have failed; the next ones are started in {job.retry_clock - now:.0f} s"
     return ""
@@ -172,12 +177,20 @@ def _wanted(job: JobRecord, nodes: Nodes, now: float) -> list[tuple[NodeView, in
                 found.append((node, count))
     missing = job.wanted - len(staying)
     if missing > 0:
-        busy = {part.node_id for part in job.hosts} | {
-            part.node_id for part in job.former if part.phase is not Phase.STOPPED
-        }
-        fit = [node for node in nodes.values() if node.open and node.free >= per_node and node.node_id not in busy]
-        found += [(node, per_node) for node in sorted(fit, key=lambda node: node.node_id)[:missing]]
+        spoken = {nodes[host.node_id].wire_version for host in job.hosts if host.node_id in nodes}
+        fit = [node for node in _free(job, nodes) if spoken <= {node.wire_version}]
+        found += [(node, per_node) for node in fit[:missing]]
     return found
+
+
+def _free(job: JobRecord, nodes: Nodes) -> list[NodeView]:
+    """Nodes that have room for newcomers and nothing of the job, by node_id."""
+    busy = {part.node_id for part in job.hosts} | {
+        part.node_id for part in job.former if part.phase is not Phase.STOPPED
+    }
+    per_node = job.spec.nproc_per_node
+    fit = [node for node in nodes.values() if node.open and node.free >= per_node and node.node_id not in busy]
+    return sorted(fit, key=lambda node: node.node_id)
 
 
 def _respawn_at(job: JobRecord, now: float) -> float | None:

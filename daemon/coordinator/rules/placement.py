@@ -10,24 +10,52 @@ _SHOWN = 10  # names and figures in one sentence
 
 
 def place(spec: JobSpec, nodes: Iterable[NodeView]) -> tuple[NodeView, ...] | str:
-    """Chooses the nodes of a job in ring order: the first ``spec.nnodes`` open ones, by node_id, that have enough free
-    slots; an elastic job may begin on fewer, as its ``least_nodes`` say. Else says what is missing."""
+    """Chooses the nodes of a job in ring order: the first ``spec.nnodes`` open ones of one wire version, by node_id,
+    that have enough free slots; an elastic job may begin on fewer, as its ``least_nodes`` say. Else says what is
+    missing."""
     connected = sorted((node for node in nodes if node.open), key=lambda node: node.node_id)
     fit = [node for node in connected if node.free >= spec.nproc_per_node]
-    if len(fit) >= spec.least_nodes:
-        return tuple(fit[: spec.nnodes])
+    alike = _alike(fit, spec.nnodes)
+    if len(alike) >= spec.least_nodes:
+        return tuple(alike[: spec.nnodes])
     slots = "1 free slot" if spec.nproc_per_node == 1 else f"{spec.nproc_per_node} free slots"
     wanted = f"1 node with {slots}" if spec.least_nodes == 1 else f"{spec.least_nodes} nodes with {slots} each"
-    return f"needs {wanted}; connected: {_figures(connected)}"
+    words = f"needs {wanted}; connected: {_figures(connected)}"
+    if len(fit) < spec.least_nodes:
+        return words
+    return f"{words}. They can't work on one job: {releases(fit)}. Upgrade the older ones"
 
 
 def keep(spec: JobSpec, nodes: Iterable[NodeView]) -> frozenset[str]:
     """Chooses nodes on which nothing else is to begin until a job fits there: those with the most free slots. Empty
     where it would not fit even if all were free."""
-    fit = [node for node in nodes if node.open and node.slots >= spec.nproc_per_node]
+    fit = _alike((node for node in nodes if node.open and node.slots >= spec.nproc_per_node), spec.least_nodes)
     if len(fit) < spec.least_nodes:
         return frozenset()
     return frozenset(node.node_id for node in sorted(fit, key=lambda one: (-one.free, one.node_id))[: spec.least_nodes])
+
+
+def _alike(nodes: Iterable[NodeView], enough: int) -> Sequence[NodeView]:
+    """Those of ``nodes`` that can talk with each other: where releases are mixed, of the most, up to ``enough``, and of
+    the newest."""
+    found = _by_wire_version(nodes)
+    return max(found.values(), key=lambda some: (min(len(some), enough), some[0].wire_version), default=())
+
+
+def releases(nodes: Iterable[NodeView]) -> str:
+    """``a, b: bagua 1.0.0 (wire version 16); c: bagua 1.1.0 (wire version 17)``."""
+    found = sorted(_by_wire_version(nodes).items())
+    return "; ".join(
+        f"{names([node.node_id for node in some])}: bagua {some[0].version or 'unknown'} (wire version {number})"
+        for number, some in found
+    )
+
+
+def _by_wire_version(nodes: Iterable[NodeView]) -> dict[int, list[NodeView]]:
+    found: dict[int, list[NodeView]] = {}
+    for node in nodes:
+        found.setdefault(node.wire_version, []).append(node)
+    return found
 
 
 def hosts_with_ranks(spec: JobSpec, nodes: Iterable[NodeView]) -> tuple[HostRecord, ...]:

@@ -38,6 +38,7 @@ MAX_FACT = 16 << 10  # characters of one text of a fact
 MAX_RESPAWN = 1_000
 MAX_TAILS = 8 << 20  # characters of the last lines of all ranks in one answer
 MAX_NUMBER = 2**63 - 1  # that databases take
+MAX_WIRE_VERSION = 2**31 - 1
 
 
 # ---- specs
@@ -219,6 +220,7 @@ def checked_hello(hello: node_pb2.Hello) -> NodeRecord:
         boot_id=hello.boot_id,
         last_seen=0.0,
         leaving=hello.status.draining,
+        wire_version=min(hello.wire_version, MAX_WIRE_VERSION),
     )
 
 
@@ -381,6 +383,7 @@ def node_message(view: NodeView) -> job_pb2.Node:
         last_seen=view.last_seen,
         version=view.version,
         draining=view.draining,
+        wire_version=view.wire_version,
     )
 
 

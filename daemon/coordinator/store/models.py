@@ -136,6 +136,7 @@ nodes = Table(
     Column("owner", String(64)),  # the coordinator that held its session when this was written, NULL: nobody
     Column("draining", Boolean, nullable=False, server_default=false()),  # as a user has asked
     Column("leaving", Boolean, nullable=False, server_default=false()),  # as its daemon says
+    Column("wire_version", Integer, nullable=False, server_default="0"),
 )
 
 code_archives = Table(

@@ -19,6 +19,7 @@ from bagua.base.paths import cache_dir
 from bagua.base.protocol import OLDEST, PROTOCOL
 from bagua.base.trace_context import EVERY_STEPS, STEPS_VARIABLE
 from bagua.base.trees import remove_tree
+from bagua.csrc.wire_version import WIRE_VERSION
 from bagua.daemon.ephemeral.users import Users
 from bagua.daemon.node.host.settings import NodeFolder, Settings, open_node_folder
 from bagua.daemon.node.jobs import rank_service
@@ -325,6 +326,7 @@ class NodeDaemon:
             waits=True,
             protocol=PROTOCOL,
             oldest_protocol=OLDEST,
+            wire_version=WIRE_VERSION,
             status=self._status(),
         )
 

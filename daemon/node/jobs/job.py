@@ -18,6 +18,7 @@ from bagua.base.disk import FULL, disk_words
 from bagua.base.end_reasons import late_words
 from bagua.base.errors import BaguaError
 from bagua.base.machine_clock import boottime
+from bagua.csrc.wire_version import WIRE_VERSION
 from bagua.daemon.node.jobs.context import NodeContext
 from bagua.daemon.node.jobs.job_engine import JobEngine
 from bagua.daemon.node.jobs.job_record import JobRecord, journal_entry, local_job
@@ -190,6 +191,7 @@ class Job:
     def note(self) -> dict[str, Any]:
         """Returns all that the next life of the daemon needs to know of the generation that the engine is in."""
         return {
+            "wire_version": WIRE_VERSION,
             "run": base64.b64encode(self.engine.present.wire).decode(),
             "tokens": {member: token.hex() for member, token in self.tokens.items()},
             "born": self.engine.born,

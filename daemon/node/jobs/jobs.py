@@ -13,9 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import bagua
 from bagua.base.disk import disk_words
 from bagua.base.retention import Keep
 from bagua.base.trees import remove_tree, walk_files
+from bagua.csrc.wire_version import WIRE_VERSION
 from bagua.daemon.node.jobs.context import NodeContext
 from bagua.daemon.node.jobs.job import Job
 from bagua.daemon.node.jobs.journal import KILL_S, JobEntry, end_leftovers
@@ -105,11 +107,10 @@ class Jobs:
         for entry in entries:
             job_id = entry.job.job_id
             if not entry.ended:
-                if await self._resume(entry):
+                if not (ended := await self._resume(entry)):
                     continue
                 self._node.log.warning("a job of an earlier life of this daemon is ended", job=job_id)
-                how = self._node.keeper.death or "was restarted"
-                await end_leftovers(entry, f"the daemon on node {self._node.node_id} {how}")
+                await end_leftovers(entry, ended)
                 try:
                     self._node.journal.write(entry)
                 except OSError as error:  # the next life ends it again, which changes nothing
@@ -128,21 +129,25 @@ class Jobs:
                 await kill_members({}, (), KILL_S, self._node.keeper.pid, partial(groups.processes, job_id))
                 groups.remove(job_id)
 
-    async def _resume(self, entry: JobEntry) -> bool:
-        """Goes on with a job whose ranks have outlived the daemon. False: nothing is left of it, or it failed."""
-        job_id = entry.job.job_id
-        note = self._node.keeper.notes.get(job_id)
+    async def _resume(self, entry: JobEntry) -> str:
+        """Goes on with a job whose ranks have outlived the daemon. Else, why its part here ends."""
+        job_id, keeper = entry.job.job_id, self._node.keeper
+        restarted = f"the daemon on node {self._node.node_id} {keeper.death or 'was restarted'}"
+        note = keeper.notes.get(job_id)
         if note is None:
-            return False
+            return restarted
+        if (theirs := note.get("wire_version")) != WIRE_VERSION:
+            now = f"bagua {bagua.__version__} (wire version {WIRE_VERSION})"
+            return f"{restarted}, and the next one, {now}, can't talk with ranks of wire version {theirs}"
         try:
             run = node_pb2.RunJob.FromString(base64.b64decode(note["run"]))
             job = Job(parse_specification(run, self._node.node_id), self._node, self._on_report)
             await job.resume(note, {rank.member: rank for rank in entry.job.ranks})
         except Exception as error:  # the job goes on elsewhere, or ends with this reason
             self._node.log.error("a job can't go on with this daemon", job=job_id, exc_info=error)
-            return False
+            return restarted
         self._held[job_id] = job
-        return True
+        return ""
 
     def run(self, directive: node_pb2.RunJob) -> None:
         """Level-triggered: a job that runs already learns its peers, and who is to join; an older generation changes

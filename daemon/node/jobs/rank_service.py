@@ -13,7 +13,9 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+import bagua
 from bagua.base.errors import UnavailableError
+from bagua.csrc.wire_version import WIRE_VERSION
 from bagua.daemon.node.jobs.job import Job
 from bagua.daemon.node.jobs.jobs import EndedJob, Jobs
 from bagua.daemon.node.rules import events
@@ -97,6 +99,13 @@ class RankService(RankServiceServicer):
             await _abort(
                 context, grpc.StatusCode.FAILED_PRECONDITION, f"job {request.job_id} can't go on: {reason} [BG506]"
             )
+        if request.wire_version != WIRE_VERSION:
+            text = (
+                f"This process has bagua {request.version[:64]} (wire version {request.wire_version}), and the daemon "
+                f"of its node {bagua.__version__} (wire version {WIRE_VERSION}): they can't talk. Was another release "
+                "installed meanwhile? `bagua node upgrade` lets its daemon take over on a node without ranks. [BG924]"
+            )
+            await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, text)
         if not job.admit(request.rank, request.pid):
             text = f"rank {request.rank} of job {request.job_id} has joined already: "
             text += "a process that a daemon started joins its job once, and not again after destroy_process_group()"

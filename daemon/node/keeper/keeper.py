@@ -50,9 +50,10 @@ LAST_KILL_S = 5.0
 _PYTHON = (sys.executable, "-P")
 RENEWAL_S = 240.0  # how long the daemon that is installed may take to build its core
 _SAY_VERSIONS = """
-import bagua.csrc, bagua.daemon.node.host.daemon
+import bagua.csrc, bagua.csrc.wire_version, bagua.daemon.node.host.daemon
 from bagua.daemon.node.keeper.wire import VERSION
-print(VERSION, bagua.csrc.load().VERSION)
+bagua.csrc.load()
+print(VERSION, bagua.csrc.wire_version.WIRE_VERSION, bagua.__version__)
 """
 
 
@@ -97,6 +98,7 @@ class Keeper:
         self._ending = False
         self._renewal: subprocess.Popen[str] | None = None  # says which versions the next daemon would have
         self._renewal_ends = math.inf
+        self._release = ("", "")  # the wire version and the version of the daemon
         self._code: int | None = None
         self._notifier = Notifier()  # systemd, where this is its service; the daemon does not see its socket
 
@@ -231,6 +233,7 @@ class Keeper:
                     _core()
             case "ready":
                 self._notifier.ready(message["status"])
+                self._release = message.get("release", ("", ""))
             case "note":
                 self._notes[message["job"]] = message["note"]
             case "memory":
@@ -354,7 +357,7 @@ class Keeper:
         renewal, self._renewal = self._renewal, None
         assert renewal.stdout is not None
         with renewal.stdout:
-            wire, _, core = renewal.stdout.read().strip().partition(" ")
+            wire, *release = renewal.stdout.read().split() or [""]
         renewal.returncode = code
         runs = any(kept.code is None for kept in self._kept.values())
         if code != 0:
@@ -363,9 +366,9 @@ class Keeper:
             self._stay(
                 f"it would need another keeper (version {wire}, not {VERSION}): drain the node and start it again"
             )
-        elif runs and core != _core().VERSION:
-            ours = _core().VERSION
-            self._stay(f"its core has version {core}, that of the ranks {ours}: drain the node, or wait for their end")
+        elif runs and release[0] != self._release[0]:
+            new, old = (f"bagua {version} (wire version {number})" for number, version in (release, self._release))
+            self._stay(f"it is {new}, which can't talk with ranks of {old}: drain the node, or wait for their end")
         elif self._daemon:
             self._deaths.clear()
             self._replaced = self._daemon

@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import bagua
 from bagua.base.descriptors import SCARCE
+from bagua.csrc.wire_version import WIRE_VERSION
 from bagua.daemon.node.keeper.wire import Message, Wire
 from bagua.daemon.node.processes.proc import read_status
 from bagua.daemon.node.ranks.user import SpawnUser
@@ -140,7 +142,7 @@ class KeeperLink:
 
     def ready(self, status: str) -> None:
         """This daemon serves; ``status`` says where, in a line."""
-        self._send({"do": "ready", "status": status})
+        self._send({"do": "ready", "status": status, "release": [str(WIRE_VERSION), bagua.__version__]})
 
     def renew(self) -> None:
         """The daemon that is installed now takes the place of this one, which is killed; or ``on_refusal(reason)`` is

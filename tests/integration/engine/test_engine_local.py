@@ -17,6 +17,7 @@ import pytest
 from rig.limits import SOON_S
 
 from bagua.csrc import load
+from bagua.csrc.wire_version import WIRE_VERSION
 
 COUNTS = [0, 1, 1003, 70_001]
 
@@ -219,12 +220,21 @@ def test_garbage_on_the_socket(make_world: Callable[..., Any], wait_for: Callabl
 def test_fuzzed_requests_of_a_joined_rank(make_world: Callable[..., Any], wait_for: Callable[..., None]) -> None:
     """A rank that joined and then says nonsense loses its connection; the engine says which rank it was."""
     world = make_world([[0, 1]])
-    version = int(load().VERSION)
+    version = WIRE_VERSION
     hello = b"BUGA" + b"".join(word.to_bytes(4, "little") for word in (1, version, 0)) + bytes(16)
     with talk(world.sockets[0], hello + world.tokens[0]) as stranger:
         assert stranger.recv(4096)
         stranger.send(b"BUGA" + secrets.token_bytes(200))
         wait_for(lambda: "rank 0 (pid" in world.engines[0].error())
+
+
+def test_a_process_of_another_release_is_told(make_world: Callable[..., Any]) -> None:
+    world = make_world([[0, 1]])
+    hello = b"BUGA" + b"".join(word.to_bytes(4, "little") for word in (1, WIRE_VERSION + 1, 0)) + bytes(16)
+    with talk(world.sockets[0], hello + world.tokens[0]) as stranger:
+        told = f"daemon speaks wire version {WIRE_VERSION}, this one wire version {WIRE_VERSION + 1}: install"
+        assert told.encode() in stranger.recv(4096)
+    assert world.engines[0].error() == ""
 
 
 @pytest.mark.parametrize(

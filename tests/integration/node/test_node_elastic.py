@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rig.ranks.elastic import PROGRAM
 
+from bagua.csrc.wire_version import WIRE_VERSION
 from bagua.proto import common_pb2, node_pb2
 
 ELSEWHERE = [
@@ -458,6 +459,45 @@ async def test_an_upgrade_that_can_not_be(end, start_daemon, script, monkeypatch
     await end.until(lambda: len(end.refusals) > 1)
     assert end.refusals[1].request_id == 2 and "can not start" in end.refusals[1].reason
     assert len(end.hellos) == 1
+
+
+NEWER = "import bagua.csrc.wire_version as own\nown.WIRE_VERSION += 1\n"
+"""Makes each Python that starts one of a release that does not talk with this one."""
+
+
+async def test_an_upgrade_to_a_release_that_can_not_talk_with_the_ranks(end, start_daemon, elastic_on, newer):
+    """It is refused, with both versions. Where the daemon is killed then, the node's part of the job ends."""
+    daemon = await start_daemon()
+    await begin(elastic_on, end)
+    newer.write_text(NEWER)
+    await end.send(upgrade=node_pb2.Upgrade(request_id=1))
+    await end.until(lambda: end.refusals)
+    assert f"(wire version {WIRE_VERSION + 1}), which can't talk with ranks of bagua" in end.refusals[0].reason
+    assert f"(wire version {WIRE_VERSION}): drain the node" in end.refusals[0].reason
+    assert len(end.hellos) == 1 and end.hellos[0].wire_version == WIRE_VERSION
+    daemon.proper().kill()
+    await end.until(lambda: len(end.hellos) > 1)
+    assert end.hellos[1].wire_version == WIRE_VERSION + 1
+    (job,) = end.hellos[1].jobs
+    assert job.phase == node_pb2.LOCAL_PHASE_STOPPED and job.withdrawn
+    words = f"(wire version {WIRE_VERSION + 1}), can't talk with ranks of wire version {WIRE_VERSION}"
+    assert job.error.endswith(words)
+
+
+async def test_an_upgrade_to_a_release_that_can_not_talk_is_one_where_no_rank_runs(end, start_daemon, newer):
+    await start_daemon()
+    newer.write_text(NEWER)
+    await end.send(upgrade=node_pb2.Upgrade(request_id=1))
+    await end.until(lambda: len(end.hellos) > 1)
+    assert [hello.wire_version for hello in end.hellos] == [WIRE_VERSION, WIRE_VERSION + 1] and not end.refusals
+
+
+@pytest.fixture
+def newer(monkeypatch, tmp_path):
+    """A file that each Python runs which starts from now on, below the keeper, too."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "newer"))
+    (tmp_path / "newer").mkdir()
+    return tmp_path / "newer" / "sitecustomize.py"
 
 
 async def test_newcomers_do_not_outlive_the_daemon(end, daemon, elastic, until_gone):

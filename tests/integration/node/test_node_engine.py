@@ -13,6 +13,7 @@ import grpc.aio
 import pytest
 from rig.limits import SOON_S
 
+from bagua.csrc.wire_version import WIRE_VERSION
 from bagua.proto import common_pb2, node_pb2, rank_pb2
 
 RUNNING, EXITED = common_pb2.RANK_STATE_RUNNING, common_pb2.RANK_STATE_EXITED
@@ -20,12 +21,14 @@ RUNNING, EXITED = common_pb2.RANK_STATE_RUNNING, common_pb2.RANK_STATE_EXITED
 JOIN = """
 import os, sys, time, grpc
 import bagua.csrc
+from bagua.csrc.wire_version import WIRE_VERSION
 from bagua.proto import rank_pb2
 from bagua.proto.rank_pb2_grpc import RankServiceStub
 core = bagua.csrc.load()
 me = int(os.environ["RANK"])
 with grpc.insecure_channel("unix:" + os.environ["BAGUA_DAEMON_SOCKET"]) as channel:
-    request = rank_pb2.JoinRequest(job_id=os.environ["BAGUA_JOB_ID"], rank=me, pid=os.getpid())
+    about = dict(job_id=os.environ["BAGUA_JOB_ID"], rank=me, pid=os.getpid())
+    request = rank_pb2.JoinRequest(**about, wire_version=WIRE_VERSION)
     reply = RankServiceStub(channel).Join(request, timeout=60)
 rank = core.Rank(data_socket=reply.data_socket, token=reply.data_token, rank=me)
 def barrier():
@@ -145,7 +148,8 @@ async def test_adopted_ranks_come_and_go(end, daemon, adopted, script, rank_stub
     job = await end.exited("job")
     assert statuses(job) == [(EXITED, 0, 0)] * 2 and job.phase == node_pb2.LOCAL_PHASE_STARTED and not job.error
     with pytest.raises(grpc.aio.AioRpcError) as error:
-        await rank_stub.Join(rank_pb2.JoinRequest(job_id="job", rank=0, pid=os.getpid()), timeout=5)
+        request = rank_pb2.JoinRequest(job_id="job", rank=0, pid=os.getpid(), wire_version=WIRE_VERSION)
+        await rank_stub.Join(request, timeout=5)
     assert error.value.code() is grpc.StatusCode.ALREADY_EXISTS
     await end.stop_job("job")
     await end.stopped("job")

@@ -12,13 +12,14 @@ from bagua.proto import common_pb2, node_pb2
 PROGRAM = """
 import array, hashlib, os, time, grpc, random
 import bagua.csrc
+from bagua.csrc.wire_version import WIRE_VERSION
 from bagua.proto import rank_pb2
 from bagua.proto.rank_pb2_grpc import RankServiceStub
 core = bagua.csrc.load()
 me, job, count = int(os.environ["RANK"]), os.environ["BAGUA_JOB_ID"], 5000
 channel = grpc.insecure_channel("unix:" + os.environ["BAGUA_DAEMON_SOCKET"])
 service = RankServiceStub(channel)
-reply = service.Join(rank_pb2.JoinRequest(job_id=job, rank=me, pid=os.getpid()), timeout=60)
+reply = service.Join(rank_pb2.JoinRequest(job_id=job, rank=me, pid=os.getpid(), wire_version=WIRE_VERSION), timeout=60)
 rank = core.Rank(data_socket=reply.data_socket, token=reply.data_token, rank=me)
 segment = rank.alloc(4 * count)
 numbers, draw, results = memoryview(segment).cast("f")[:count], random.Random(me), hashlib.sha256()

@@ -12,6 +12,8 @@ from google.protobuf import descriptor_pb2  # noqa: F401  (reflection answers wi
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+import bagua
+from bagua.csrc.wire_version import WIRE_VERSION
 from bagua.proto import common_pb2, node_pb2, rank_pb2
 
 SLEEP = "import time; time.sleep(600)\n"
@@ -21,6 +23,10 @@ RUNNING = common_pb2.RANK_STATE_RUNNING
 async def started(end, job_id="job"):
     job = await end.job_until(job_id, lambda job: job.ranks and all(rank.state == RUNNING for rank in job.ranks))
     return [rank.pid for rank in job.ranks]
+
+
+def asked(rank, pid, **other):
+    return rank_pb2.JoinRequest(job_id="job", rank=rank, pid=pid, **{"wire_version": WIRE_VERSION, **other})
 
 
 async def refusal(call):
@@ -44,15 +50,15 @@ async def test_folders_and_sockets_are_private(end, daemon, state, script):
 async def test_join(end, daemon, rank_stub, script):
     await end.run_script("job", script(SLEEP), nproc=2)
     pids = await started(end)
-    reply = await rank_stub.Join(rank_pb2.JoinRequest(job_id="job", rank=1, pid=pids[1]), timeout=10)
+    reply = await rank_stub.Join(asked(1, pids[1]), timeout=10)
     assert (reply.generation, reply.world_size, reply.host_index) == (1, 2, 0)
     assert [(host.node_id, list(host.ranks)) for host in reply.hosts] == [("n", [0, 1])]
     assert len(reply.data_token) == 32 and Path(reply.data_socket).is_socket()
-    again = await rank_stub.Join(rank_pb2.JoinRequest(job_id="job", rank=1, pid=pids[1]), timeout=10)
+    again = await rank_stub.Join(asked(1, pids[1]), timeout=10)
     assert again == reply, "it has not used the token yet"
-    other = await rank_stub.Join(rank_pb2.JoinRequest(job_id="job", rank=0, pid=pids[0]), timeout=10)
+    other = await rank_stub.Join(asked(0, pids[0]), timeout=10)
     assert other.data_token != reply.data_token
-    code, words = await refusal(rank_stub.Join(rank_pb2.JoinRequest(job_id="job", rank=1, pid=os.getpid()), timeout=10))
+    code, words = await refusal(rank_stub.Join(asked(1, os.getpid()), timeout=10))
     assert code is grpc.StatusCode.ALREADY_EXISTS and "rank 1" in words
     code, words = await refusal(rank_stub.Join(rank_pb2.JoinRequest(job_id="job", rank=9), timeout=10))
     assert code is grpc.StatusCode.NOT_FOUND and "not on this node" in words
@@ -69,6 +75,18 @@ async def test_join_of_a_job_that_failed_here(end, daemon, rank_stub):
     await end.stopped("job")
     code, words = await refusal(rank_stub.Join(rank_pb2.JoinRequest(job_id="job", rank=0), timeout=10))
     assert code is grpc.StatusCode.FAILED_PRECONDITION and "/nowhere does not exist" in words
+
+
+async def test_a_process_of_another_release_does_not_join(end, daemon, rank_stub, script):
+    """It is told both; the job goes on."""
+    await end.run_script("job", script(SLEEP))
+    (pid,) = await started(end)
+    for other in ({"version": "9.1", "wire_version": WIRE_VERSION + 1}, {"version": "0.9", "wire_version": 0}):
+        code, words = await refusal(rank_stub.Join(asked(0, pid, **other), timeout=10))
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert f"bagua {other['version']} (wire version {other['wire_version']})" in words
+        assert f"{bagua.__version__} (wire version {WIRE_VERSION})" in words and "[BG924]" in words
+    await rank_stub.Join(asked(0, pid), timeout=10)
 
 
 async def test_progress_goes_up_and_the_latest_wins(end, daemon, rank_stub, script):
@@ -104,7 +122,7 @@ async def test_garbage_and_oversized_messages(end, daemon, rank_stub, script):
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
     await end.run_script("job", script(SLEEP))
     (pid,) = await started(end)
-    await rank_stub.Join(rank_pb2.JoinRequest(job_id="job", rank=0, pid=pid), timeout=10)
+    await rank_stub.Join(asked(0, pid), timeout=10)
 
 
 async def test_health_and_reflection(daemon):

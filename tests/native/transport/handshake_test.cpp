@@ -152,6 +152,36 @@ TEST(other_job) {
   test::has(outcome.accept.status, "another job");
 }
 
+// Whatever else the messages of another version hold, both ends say why they can't talk.
+TEST(other_wire_version) {
+  Side other;
+  other.credentials.wire = 7;
+  for (const bool dialer : {false, true}) {
+    const Outcome outcome = dialer ? meet(other, {}) : meet({}, other);
+    EXPECT(outcome.dial.status.code() == Code::kCorrupt);
+    EXPECT(outcome.accept.status.code() == Code::kCorrupt);
+    test::has(outcome.dial.status, dialer ? "other host speaks wire version 0, this one wire version 7"
+                                          : "other host speaks wire version 7, this one wire version 0");
+    test::has(outcome.accept.status, dialer ? "other host speaks wire version 7, this one wire version 0"
+                                            : "other host speaks wire version 0, this one wire version 7");
+  }
+}
+
+TEST(a_greeting_of_another_size) {
+  for (const size_t rest : {0, 8, 400}) {
+    Pair pair;
+    std::vector<char> bytes(8 + rest, 'x');
+    const uint32_t begin[] = {0x48554742, 7};
+    memcpy(bytes.data(), begin, sizeof begin);
+    CHECK_OK(write_exact(pair.dialer.get(), bytes.data(), bytes.size(), in_ms(1000)));
+    ::shutdown(pair.dialer.get(), SHUT_WR);
+    test::has(accept(pair, {}, in_ms(5000)).status, "speaks wire version 7");
+    uint32_t refusal[2];
+    CHECK_OK(read_exact(pair.dialer.get(), refusal, sizeof refusal, in_ms(1000)));
+    EXPECT(refusal[0] == 0x56554742 && refusal[1] == 0);
+  }
+}
+
 TEST(other_generation) {
   Side other;
   other.generation = 6;

@@ -8,13 +8,14 @@ folder, or when it is dismissed."""
 PROGRAM = """
 import os, sys, time, grpc
 import bagua.csrc
+from bagua.csrc.wire_version import WIRE_VERSION
 from bagua.proto import rank_pb2
 from bagua.proto.rank_pb2_grpc import RankServiceStub
 core = bagua.csrc.load()
 me = int(os.environ["RANK"])
 channel = grpc.insecure_channel("unix:" + os.environ["BAGUA_DAEMON_SOCKET"])
 service, job = RankServiceStub(channel), os.environ["BAGUA_JOB_ID"]
-reply = service.Join(rank_pb2.JoinRequest(job_id=job, rank=me, pid=os.getpid()), timeout=60)
+reply = service.Join(rank_pb2.JoinRequest(job_id=job, rank=me, pid=os.getpid(), wire_version=WIRE_VERSION), timeout=60)
 rank = core.Rank(data_socket=reply.data_socket, token=reply.data_token, rank=me)
 segment = rank.alloc(4096)
 numbers = memoryview(segment).cast("f")

@@ -19,6 +19,7 @@ from bagua.daemon.coordinator.rules.domain import (
 )
 from bagua.daemon.coordinator.rules.observe import forget, observe, rank_list
 from bagua.daemon.coordinator.rules.options import Options
+from bagua.daemon.coordinator.rules.placement import keep
 from bagua.daemon.coordinator.streams.directives import Run, concerns, wish
 from bagua.proto import node_pb2
 
@@ -50,6 +51,45 @@ def job(**more) -> JobRecord:
 def placed() -> JobRecord:
     start = job()
     return apply(start, decide(start, AB, 100.0, OPTIONS), 100.0, WALL)[0]
+
+
+def of_releases(**numbers: int) -> dict[str, NodeView]:
+    return {name: replace(node(name), wire_version=number, version=f"1.{number}") for name, number in numbers.items()}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "nnodes", "expected"),
+    [
+        ({"a": 1, "b": 2, "c": 2}, 2, "bc"),
+        ({"a": 1, "b": 1, "c": 2, "d": 2}, 2, "cd"),  # the newest of equals
+        ({"a": 1, "b": 2, "c": 1, "d": 1, "e": 2}, 3, "acd"),
+        ({"a": 0, "b": 0, "c": 1}, 2, "ab"),  # daemons that do not say it are of one release
+    ],
+)
+def test_a_job_is_placed_over_nodes_that_can_talk(numbers: dict[str, int], nnodes: int, expected: str):
+    record = replace(job(), spec=spec(nnodes))
+    decision = decide(record, of_releases(**numbers), 100.0, OPTIONS)
+    assert decision.placement is not None and [view.node_id for view in decision.placement] == list(expected)
+
+
+def test_a_job_waits_rather_than_over_nodes_that_can_not_talk():
+    record = job()
+    decision = decide(record, of_releases(a=1, b=2), 100.0, OPTIONS)
+    assert decision.placement is None and decision.state is None
+    assert decision.reason == (
+        "needs 2 nodes with 2 free slots each; connected: a (2 of 2 free), b (2 of 2 free). They can't work on one "
+        "job: a: bagua 1.1 (wire version 1); b: bagua 1.2 (wire version 2). Upgrade the older ones"
+    )
+    assert keep(record.spec, of_releases(a=1, b=2).values()) == frozenset()
+    assert keep(record.spec, of_releases(a=1, b=2, c=1).values()) == {"a", "c"}
+    assert (
+        decide(
+            replace(record, spec=replace(record.spec, elastic=True, min_nodes=1)), of_releases(a=1, b=2), 100.0, OPTIONS
+        )
+        .placement[0]
+        .node_id
+        == "b"
+    )
 
 
 def says(record: JobRecord, name: str, phase: Phase = Phase.STARTED, now: float = 101.0, **more) -> JobRecord:

@@ -70,6 +70,27 @@ def test_nobody_joins_a_program_that_takes_no_newcomers():
     assert c.decide().joining and not growth(c.job, c.views, c.now)
 
 
+def test_a_node_that_can_not_talk_with_the_ranks_gets_no_newcomers():
+    """An upgrade goes on node by node: the job goes on where it is."""
+    c = Cluster("ab", most=3, respawn=1)
+    c.there("c", wire_version=2, version="1.1")
+    assert not c.decide().joining and c.job.state is JobState.RUNNING
+    assert growth(c.job, c.views, c.now) == (
+        "no node with 2 free slots can talk with its ranks (a, b: bagua unknown (wire version 0)): "
+        "c: bagua 1.1 (wire version 2)"
+    )
+    c.there("d")
+    assert c.decide().joining and c.joining() == [("d", [4, 5])]
+
+
+def test_nobody_is_started_while_nodes_of_the_job_say_different_things():
+    """The daemon of one was replaced below its ranks, which are about to be lost."""
+    c = Cluster("ab", most=3)
+    c.there("b", wire_version=2)
+    c.there("c", wire_version=2)
+    assert not c.decide().joining
+
+
 def test_who_wants_no_more_gets_nobody():
     c = Cluster("ab", most=2)
     c.there("c")

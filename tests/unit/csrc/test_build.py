@@ -250,4 +250,4 @@ def test_one_process_tells_how_far_a_build_is(
 def test_nothing_is_told_of_what_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "told", None)
     monkeypatch.setattr(build, "_paths", {})
-    assert build.load().VERSION
+    assert build.load().KINDS

@@ -82,7 +82,6 @@ Status RankTable::join(uint32_t member, const uint8_t* token, pid_t pid, Fd* des
   }
   if (Status status = Mapping::create(sizeof(RankChannel), &port->descriptor, &port->memory); !status) return status;
   RankChannel* channel = new (port->memory->data()) RankChannel();
-  channel->version = kLayoutVersion;
   channel->member = member;
   *descriptor = duplicate(port->descriptor.get());
   port->pid.store(pid);

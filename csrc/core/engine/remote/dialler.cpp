@@ -76,7 +76,9 @@ void Dialler::give_up(const Call& call) {
   const int host = comm_->job_hosts()[static_cast<size_t>(call.peer)];
   const std::string text = "no connection to " + comm_->host_text(call.peer) + " at " + network_->peer_address(host) +
                            ": " + call.status.message();
-  worth_retrying(call.status) ? state_->lose({text, -1, host}) : state_->fail(text);
+  // One that can't prove who it is, or speaks another wire version, is none of ours.
+  const bool stranger = call.status.code() == Code::kCorrupt;
+  stranger || worth_retrying(call.status) ? state_->lose({text, -1, host}) : state_->fail(text);
 }
 
 // A host that is not there yet, or has died, may come back; one that is in an earlier generation may follow.

@@ -11,8 +11,7 @@ namespace bagua {
 
 Status SharedPage::open() {
   if (Status status = Mapping::create(sizeof(JobPage), &descriptor_, &memory_); !status) return status;
-  JobPage* page = new (memory_->data()) JobPage();
-  page->version = kLayoutVersion;
+  new (memory_->data()) JobPage();
   return Status::ok();
 }
 
@@ -30,7 +29,6 @@ void SharedPage::tell_change() {
 Status SharedSheet::open(const Membership& membership, bool elastic) {
   if (Status status = Mapping::create(sizeof(GenerationPage), &descriptor_, &memory_); !status) return status;
   GenerationPage* page = new (memory_->data()) GenerationPage();
-  page->version = kLayoutVersion;
   page->host_index = static_cast<uint32_t>(membership.host_index);
   page->generation = membership.generation;
   page->world_size = static_cast<uint32_t>(membership.world_size());

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import random
 import subprocess
 import sys
@@ -23,15 +22,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import bagua.torch_api as bagua
-from bagua import __version__ as VERSION
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
-from bagua.torch_api.comm.commit import retry as units_module
 from bagua.torch_api.comm.commit.retry import units
-from bagua.torch_api.comm.enter_messages import Row, compare_versions
-from bagua.torch_api.comm.gather_bytes import gather_texts
-from bagua.torch_api.comm.state_holders import Standing
 from bagua.torch_api.compat.model import BaguaDistributedDataParallel
-from bagua.torch_api.job.session import Session, current
+from bagua.torch_api.job.session import current
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -63,10 +57,6 @@ def rank_train(
     another one than that of the others. ``fused``: the optimizer is. ``recuts``: buckets are cut anew all the time."""
     bagua.init_process_group()
     member = current().membership.member
-    if differs in ("version", "version and rows"):
-        sys.modules["bagua"].__version__ = "0.0.1"
-    if differs == "version and rows":
-        units_module.call_the_roll = call_an_older_roll
     samples = dataset()
     if differs == "dataset":
         samples = TensorDataset(*samples[:50])
@@ -134,17 +124,6 @@ class LateCounter(Counter):
 
 
 LateCounter.__name__ = "Counter"
-
-
-def call_an_older_roll(session: Session, mine: Row) -> dict[int, Row]:
-    """As a version without offers of companions: a row has a part less."""
-    compare_versions(session)
-    parts = [*(json.dumps(part).encode() for part in (mine.standing, mine.followers, mine.given)), mine.units]
-    found = {}
-    for member, texts in zip(session.membership.members, gather_texts(session, parts), strict=True):
-        standing, followers, given = map(json.loads, texts[:3])
-        found[member] = Row(Standing(*standing), texts[3], followers, given, "")
-    return found
 
 
 def check(results: list[dict[str, Any]], make: Callable[[], nn.Module] = wide_mlp) -> list[list[int]]:
@@ -391,8 +370,6 @@ def test_no_more_join_than_a_batch_has_samples(ranks: Ranks, tmp_path: Path) -> 
         ("algorithm", "settings differ: the others have"),
         ("dataset", "Its samplers were made as"),
         ("state", "Its program has communicators 1, model 1, state steps"),
-        ("version", f"It has version 0.0.1 of bagua, and the others {VERSION}: install the same one."),
-        ("version and rows", "It has version 0.0.1 of bagua, and the others"),
     ],
 )
 def test_one_that_differs_is_told_and_the_others_go_on(ranks: Ranks, tmp_path: Path, differs: str, words: str) -> None:

@@ -1,8 +1,8 @@
-"""The schema of 1.0: the tables of the models, as long as there is no second revision.
+"""The tables of the models: the schema of 1.0, and what later revisions have added since.
 
 Coordinators make empty databases from the models, without Alembic. This one runs in databases with tables of others,
-and for backups. Whoever adds a revision first writes the tables out here, as ``alembic revision --autogenerate`` gives
-them; ``test_coordinator_schema`` notices a change of the models without one.
+and for backups. So a later revision adds a column only where there is none; ``test_coordinator_schema`` notices a
+change of the models without a revision.
 """
 
 from __future__ import annotations
