@@ -53,23 +53,29 @@ def make_registry(controller: Controller, settings: Settings) -> kopf.OperatorRe
         loop = asyncio.get_running_loop()
         controller.wake = lambda job: loop.call_soon_threadsafe(queue.wake, job)
 
+    def deleted(event: kopf.RawEvent) -> bool:
+        if event["type"] is None:  # kopf begins to watch anew; what went meanwhile is not told
+            controller.listed()
+        return event["type"] == "DELETED"
+
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def job_changed(namespace: str | None, name: str | None, event: kopf.RawEvent, **_: Any) -> None:
         job = str(namespace), str(name)
-        if controller.job_changed(job, event["object"], event["type"] == "DELETED"):
+        if controller.job_changed(job, event["object"], deleted(event)):
             queue.wake(job)
 
     @kopf.on.event("", "v1", "pods", labels={JOB_LABEL: kopf.PRESENT}, registry=registry)
-    async def pod_changed(namespace: str | None, labels: kopf.Labels, **_: Any) -> None:
+    async def pod_changed(namespace: str | None, labels: kopf.Labels, event: kopf.RawEvent, **_: Any) -> None:
         job = str(namespace), str(labels[JOB_LABEL])
-        if controller.pods_changed(job):
-            queue.wake(job)
+        deleted(event)
+        controller.pods_changed(job)
+        queue.wake(job)
 
     async def object_changed(
         namespace: str | None, labels: kopf.Labels, event: kopf.RawEvent, param: Any = None, **_: Any
     ) -> None:
         job = str(namespace), str(labels[JOB_LABEL])
-        if controller.object_changed(job, param, event["object"], event["type"] == "DELETED"):
+        if controller.object_changed(job, param, event["object"], deleted(event)):
             queue.wake(job)
 
     for kind, place in WATCHED.items():

@@ -75,7 +75,7 @@ class Controller:
             log.warning("%s/%s: the Kubernetes API does not answer: %s", namespace, name, first)
             return RETRY_S
 
-    # ---- what the API server tells, from any thread; true: the job is to be served
+    # ---- what the API server tells, from any thread; true: there is something to do
 
     def job_changed(self, job: Key, body: Mapping[str, Any], deleted: bool) -> bool:
         """The BaguaJob has changed. What this process has written itself is known."""
@@ -85,10 +85,14 @@ class Controller:
         memory.body.change()
         return True
 
-    def pods_changed(self, job: Key) -> bool:
+    def pods_changed(self, job: Key) -> None:
         """A pod of the job has changed."""
         self._memory(job).pods.change()
-        return True
+
+    def listed(self) -> None:
+        """All objects of a kind are told of, and those that went unseen are not: the next look at each job reads."""
+        for memory in list(self._memories.values()):
+            memory.change()
 
     def object_changed(self, job: Key, kind: str, body: Mapping[str, Any], deleted: bool) -> bool:
         """An object of the job that the operator alone should write has changed; or its status, which tells nothing

@@ -111,6 +111,10 @@ def test_a_job_that_waits_asks_the_api_server_nothing(operator: Operator, monkey
     services = "/api/v1/namespaces/n/services"
     operator.http.delete(f"{services}/j-coordinator").raise_for_status()
     operator.wait(lambda: operator.names(services) == ["j-coordinator"])
+    operator.wait(lambda: after_more_looks() == after_more_looks())
+    before = after_more_looks()
+    operator.controller.listed()  # as after a watch that broke: things may have gone unseen
+    operator.wait(lambda: all(now > then for now, then in zip(after_more_looks(), before, strict=True)))
 
 
 def test_a_job_from_its_creation_to_its_deletion(operator: Operator, coordinator_of: Callable[[str], Any]) -> None:

@@ -147,7 +147,8 @@ current-context: x
             settings = Settings(poll_s=self.poll_s, secret_delay_s=0)
             with closing(Cluster(settings.taints, str(kubeconfig))) as cluster:
                 await asyncio.to_thread(cluster.find_others)
-                registry = make_registry(Controller(cluster, settings, lambda _: self.coordinator), settings)
+                self.controller = Controller(cluster, settings, lambda _: self.coordinator)
+                registry = make_registry(self.controller, settings)
                 operator = kopf.operator(registry=registry, standalone=True, clusterwide=True, stop_flag=self._over)
                 self._begun.set()
                 try:
