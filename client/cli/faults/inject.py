@@ -81,7 +81,7 @@ class Injector:
                     time.sleep(kind.lasts_s)
                 return rank, began, time.monotonic()
             case "kill-daemon":
-                os.kill(self._daemon(node), signal.SIGKILL)
+                self._kill_daemon(node)
             case "kill-keeper":
                 self._cluster.nodes.pop(node).process.kill()
                 del trained.ranks[node]
@@ -99,7 +99,7 @@ class Injector:
             case "deep-tree":
                 for place in (self._cluster.state / f"node-{node}" / "jobs").iterdir():
                     resist(place / "code")
-                os.kill(self._daemon(node), signal.SIGKILL)
+                self._kill_daemon(node)
             case "upgrade":
                 self._cluster.call(lambda client: client.upgrade(node))
             case "kill-starting-keeper":
@@ -117,7 +117,7 @@ class Injector:
                 with self._service_fault(fault.kind):
                     time.sleep(kind.lasts_s)
                 node = ""
-        return node, began, time.monotonic() if kind.lasts_s else began
+        return node, began, time.monotonic()
 
     def _change(self, kind: str, trained: Trained, node: str) -> tuple[str, float, float]:
         """Plays a planned change, which must not hurt. Raises ServiceError if it does not come about."""
@@ -155,6 +155,18 @@ class Injector:
             self._cluster.call(lambda client: client.scale(trained.job_id, trained.nodes))
         elif fault.kind == "drain":
             self._cluster.call(lambda client: client.undrain(target))
+
+    def _kill_daemon(self, node: str) -> None:
+        """It is away until the next one has connected, and others give it up if that takes long."""
+        dead = self._daemon(node)
+        os.kill(dead, signal.SIGKILL)
+
+        def back() -> bool:
+            with contextlib.suppress(ProcessLookupError):
+                return self._daemon(node) != dead and self._cluster.connected([node])
+            return False
+
+        until(back, "a daemon that was killed is there again")
 
     def _kill_starting_keeper(self, after_s: float) -> str:
         """The daemon below it, which gets no signal, must end."""
