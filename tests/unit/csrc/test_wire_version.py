@@ -1,0 +1,157 @@
+"""The wire version goes up when something changes that ranks, daemons and hosts of a job say to each other.
+
+Beside the number lie digests of what defines that, comments, layout, docstrings and words for people aside. After a
+change: raise the number in ``csrc/wire_version.py``, or see that others would still read the same, and then
+``python tests/unit/csrc/test_wire_version.py`` records the new digests.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from bagua.csrc.wire_version import WIRE_VERSION
+
+ROOT = Path(__file__).resolve().parents[3]
+RECORD = Path(__file__).with_name("wire_formats.json")
+NATIVE = {
+    "shared memory": ("channel/layout.h", "channel/meeting.h", "kernel/reduce.h"),
+    "messages of a rank and its daemon": ("channel/protocol.h",),
+    "handshake of hosts": ("transport/handshake.h", "transport/handshake.cpp"),
+    "frames of hosts": ("transport/frame.h", "transport/seal.h", "transport/seal.cpp"),
+    "control messages of hosts": ("engine/remote/control.h", "engine/remote/control.cpp"),
+    "codecs": ("codec/*.h", "codec/*.cpp"),
+    "ways of collectives": ("collective/*.h", "collective/*.cpp"),
+}
+RANKS = ("client/torch_api", "client/c10d")
+EXCHANGES = frozenset(
+    "gather_rows gather_texts _gather_bytes transfer exchange_bytes broadcast_json raise_together send_flags largest "
+    "broadcast_tensors _broadcast_known".split()
+)
+CONTENTS = re.compile(r"tell|tell_\w+|hear|describe|_key|senders_of|call_the_roll")
+ROOMS = ("comm", "data", "train")
+"""Functions of these rooms by which ranks make and read messages."""
+
+_CPP = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
+
+
+def plain_native(text: str) -> str:
+    """Code without comments, layout, and literals with words for people."""
+    kept = _CPP.sub(lambda found: found[0] if found[0][0] == '"' and " " not in found[0] else " ", text)
+    return " ".join(re.findall(r"\w+|[^\w\s]", kept))
+
+
+class _Plain(ast.NodeTransformer):
+    """Drops docstrings, and literals with words for people."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        return None if isinstance(node.value, ast.Constant) else self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        return ast.Constant("") if isinstance(node.value, str) and " " in node.value else node
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        return ast.Constant("")
+
+
+def plain_python(node: ast.AST) -> str:
+    return ast.unparse(_Plain().visit(node))
+
+
+def exchanging(tree: ast.Module, contents: bool = True) -> Iterator[ast.AST]:
+    """What ranks send to each other, and how: functions that exchange something, that make or read messages, and the
+    tuples and layouts that these consist of."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            calls = (one.func for one in ast.walk(node) if isinstance(one, ast.Call))
+            names = {one.attr if isinstance(one, ast.Attribute) else getattr(one, "id", "") for one in calls}
+            if names & EXCHANGES or (contents and CONTENTS.fullmatch(node.name)):
+                yield node
+        elif (
+            contents
+            and isinstance(node, ast.ClassDef)
+            and any(getattr(base, "id", "") == "NamedTuple" for base in node.bases)
+        ):
+            yield node
+        elif isinstance(node, ast.Assign) and "struct.Struct" in ast.unparse(node):
+            yield node
+
+
+def definitions() -> dict[str, str]:
+    """The text that defines each part."""
+    found = {}
+    for part, patterns in NATIVE.items():
+        files = [path for pattern in patterns for path in sorted((ROOT / "csrc" / "core").glob(pattern))]
+        assert len(files) >= len(patterns), part
+        found[part] = "\n".join(plain_native(path.read_text()) for path in files)
+    for folder in RANKS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            nodes = exchanging(ast.parse(path.read_text()), contents=not {*ROOMS}.isdisjoint(path.parts))
+            if texts := [plain_python(node) for node in nodes]:
+                found[f"messages of ranks in {path.relative_to(ROOT / 'client')}"] = "\n".join(sorted(texts))
+    return found
+
+
+def digests(found: Mapping[str, str]) -> dict[str, str]:
+    return {part: hashlib.sha256(text.encode()).hexdigest()[:12] for part, text in found.items()}
+
+
+def test_a_change_of_what_is_said_has_a_number() -> None:
+    recorded, now = json.loads(RECORD.read_text()), digests(definitions())
+    changed = [part for part in {**recorded["parts"], **now} if recorded["parts"].get(part) != now.get(part)]
+    assert recorded["wire_version"] == WIRE_VERSION, f"record what version {WIRE_VERSION} says: {__doc__}"
+    assert not changed, f"{', '.join(changed)}: {__doc__}"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ("struct Hello {\n  int a;  // so\n};", "// A greeting.\nstruct Hello { int a; };", True),
+        ("struct Hello { int a; };", "struct Hello { int b; };", False),
+        ("struct Hello { int a; };", "struct Hello { long a; };", False),
+        ('fail("no key here");', 'fail("it has no key");', True),
+        ('sign("bagua-dial");', 'sign("bagua-accept");', False),
+    ],
+)
+def test_what_counts_in_native_code(old: str, new: str, same: bool) -> None:
+    assert (plain_native(old) == plain_native(new)) is same
+
+
+MESSAGE = """
+class Row(NamedTuple):
+    standing: int
+    offer: str
+
+def roll(session, mine):
+    return gather_rows(session, pack(mine))
+
+def other(x):
+    return x
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ("    offer: str\n", "    offer: str\n    more: int\n", False),
+        ("pack(mine)", "pack(mine) + b'x'", False),
+        ("    return gather_rows", '    """Calls the roll."""  # and so on\n    return gather_rows', True),
+        ("    return x\n", "    return x + 1\n", True),
+    ],
+)
+def test_what_counts_in_code_of_ranks(old: str, new: str, same: bool) -> None:
+    def told(text: str) -> list[str]:
+        return [plain_python(node) for node in exchanging(ast.parse(text))]
+
+    assert old in MESSAGE
+    assert (told(MESSAGE) == told(MESSAGE.replace(old, new))) is same
+
+
+if __name__ == "__main__":
+    RECORD.write_text(json.dumps({"wire_version": WIRE_VERSION, "parts": digests(definitions())}, indent=2) + "\n")
