@@ -9,7 +9,7 @@ from typing import Any
 
 import kopf
 
-from bagua.operator.controller import RETRY_S, Controller
+from bagua.operator.controller import Controller
 from bagua.operator.facts import JOB_LABEL
 from bagua.operator.job import GROUP, PLURAL, VERSION
 from bagua.operator.queue import Key, Queue
@@ -32,12 +32,7 @@ def make_registry(controller: Controller, settings: Settings) -> kopf.OperatorRe
     registry = kopf.OperatorRegistry()
 
     async def serve(key: Key) -> float | None:
-        try:
-            return await asyncio.to_thread(controller.serve, *key)
-        except Exception:  # of our own code: the other jobs go on, and this one is tried again
-            controller.numbers.faults += 1
-            log.exception("%s/%s: a mistake of the operator, which tries again; please report it", *key)
-            return 10 * RETRY_S
+        return await asyncio.to_thread(controller.serve, *key)
 
     queue = Queue(serve)
 

@@ -20,6 +20,8 @@ from bagua.operator.facts import (
     News,
     NotOwnedError,
     Pod,
+    Pods,
+    Trouble,
 )
 from bagua.operator.job import CONTAINER, GROUP, KIND, PLURAL, VERSION
 from bagua.operator.objects import hash_of
@@ -121,10 +123,25 @@ class Cluster:
         made = notes.get("cert-manager.io/certificate-name") == f"{name}-tls"
         return found if found is not None and (made or belongs(found, uid)) else None
 
-    def pods(self, namespace: str, name: str, uid: str) -> tuple[Pod, ...]:
+    def pods(self, namespace: str, name: str, uid: str) -> Pods:
         notices: dict[str, str | None] = {}
-        found = sorted(self._daemons(namespace, name, uid), key=lambda one: one["metadata"]["name"])
-        return tuple(self._pod(one, notices) for one in found)
+        found = sorted(self._labelled(namespace, name), key=lambda one: one["metadata"]["name"])
+        daemons = tuple(self._pod(one, notices) for one in found if _is_daemon(one, uid))
+        coordinator = next((one for one in found if one["metadata"]["name"] == f"{name}-coordinator-0"), None)
+        return Pods(daemons, coordinator is not None, None if coordinator is None else trouble_of(coordinator))
+
+    def not_made(self, namespace: str, name: str) -> Trouble | None:
+        """Says why the StatefulSet of the coordinator has made no pod, as its controller tells it."""
+        about: dict[str, Any] = {"involvedObject.name": f"{name}-coordinator", "reason": "FailedCreate"}
+        try:
+            events = [dict(one) for one in self._client.list(KINDS["Event"], namespace=namespace, fields=about)]
+        except ApiError as error:
+            if error.status.code != FORBIDDEN:
+                raise
+            return None
+        told = [one for one in events if one.get("reason") == "FailedCreate"]
+        last = max(told, key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime") or ""), default=None)
+        return None if last is None else Trouble("FailedCreate", str(last.get("message", "")))
 
     def hashes(self, namespace: str, name: str, uid: str) -> tuple[dict[tuple[str, str], str], str]:
         """Returns (hashes of the objects of the BaguaJob with this uid by kind and name, the credentials that its
@@ -237,7 +254,9 @@ class Cluster:
         """Ends the daemons' pods of the BaguaJob with the uid ``owner`` within so many seconds; those that are on their
         way out, too, whatever time they were given.
         """
-        for one in self._daemons(namespace, name, owner):
+        for one in self._labelled(namespace, name):
+            if not _is_daemon(one, owner):
+                continue
             self.delete("Pod", namespace, one["metadata"]["name"], seconds)
 
     def write_status(self, body: Manifest, status: Manifest) -> Manifest:
@@ -279,10 +298,8 @@ class Cluster:
                 return None
             raise
 
-    def _daemons(self, namespace: str, name: str, uid: str) -> list[Manifest]:
-        labels: dict[str, Any] = {JOB_LABEL: name, ROLE_LABEL: "daemon"}
-        found = self._client.list(KINDS["Pod"], namespace=namespace, labels=labels)
-        return [dict(one) for one in found if belongs(one, uid)]
+    def _labelled(self, namespace: str, name: str) -> list[Manifest]:
+        return [dict(one) for one in self._client.list(KINDS["Pod"], namespace=namespace, labels={JOB_LABEL: name})]
 
     def _pod(self, body: Manifest, notices: dict[str, str | None]) -> Pod:
         metadata, machine = body["metadata"], body["spec"].get("nodeName", "")
@@ -305,6 +322,7 @@ class Cluster:
             hash=hash_of(body),
             notice=notice,
             daemon_ended=_daemon_ended(body),
+            trouble=trouble_of(body),
         )
 
     def _notice(self, machine: str) -> str | None:
@@ -325,6 +343,30 @@ class Cluster:
             return None
         taints = [one["key"] for one in body["spec"].get("taints") or []]
         return next((f"{body['metadata']['name']} has the taint {one}" for one in taints if one in self._taints), "")
+
+
+def _is_daemon(body: Manifest, uid: str) -> bool:
+    """True for a pod of the BaguaJob with this uid, its coordinator's apart."""
+    return body["metadata"]["labels"].get(ROLE_LABEL) == "daemon" and belongs(body, uid)
+
+
+def trouble_of(pod: Manifest) -> Trouble | None:
+    """Returns why a pod is not placed, or which of its containers can't be started, in the words of the scheduler or
+    the kubelet; None: nothing stands in the way, as far as is known."""
+    found, name = pod.get("status", {}), pod["metadata"]["name"]
+    if "deletionTimestamp" in pod["metadata"] or found.get("phase", "Pending") not in ("Pending", "Running"):
+        return None
+    for one in found.get("conditions") or []:
+        if one["type"] == "PodScheduled" and one["status"] == "False" and one.get("reason") == "Unschedulable":
+            return Trouble("Unschedulable", f"Pod {name}: {one.get('message') or 'it finds no machine'}")
+    for one in [*(found.get("initContainerStatuses") or []), *(found.get("containerStatuses") or [])]:
+        waits = one.get("state", {}).get("waiting", {})
+        if waits.get("reason") not in (None, "", "ContainerCreating", "PodInitializing"):
+            last = one.get("lastState", {}).get("terminated", {})
+            more = f" (it ended with {last.get('reason', '')}, code {last.get('exitCode')})" if last else ""
+            words = f"Pod {name}, container {one['name']}: {waits.get('message') or waits['reason']}{more}"
+            return Trouble(waits["reason"], words)
+    return None
 
 
 def _daemon_ended(body: Manifest) -> bool:

@@ -17,7 +17,7 @@ from bagua.client import Client
 from bagua.enroll.certificates import Authority
 from bagua.operator import credentials, facts, service, status
 from bagua.operator.cluster import CONFLICT, Cluster, ends
-from bagua.operator.facts import Action, Manifest, Seen
+from bagua.operator.facts import Action, Manifest, Pods, Seen
 from bagua.operator.job import KIND, parse
 from bagua.operator.memory import Memory, Numbers, Objects
 from bagua.operator.objects import hash_of
@@ -74,6 +74,27 @@ class Controller:
             first = str(error).partition("\n")[0]  # more lines are of no use here
             log.warning("%s/%s: the Kubernetes API does not answer: %s", namespace, name, first)
             return RETRY_S
+        except Exception as error:  # of our own code: the other jobs go on
+            return self._mistaken((namespace, name), error)
+
+    def _mistaken(self, job: Key, error: Exception) -> float:
+        """Tells of a mistake once, in the job's status, too; returns when to try again."""
+        memory, body = self._memory(job), self._memory(job).body.peek()
+        words = f"The operator made a mistake, and tries again. Please report it, with its log: {error!r}. [BG834]"
+        trouble = facts.Trouble("Mistake", words)
+        self.numbers.faults += 1
+        if trouble != memory.refusal:
+            log.exception("%s/%s: a mistake of the operator, which tries again; please report it", *job)
+        generation = str(body["metadata"].get("generation", "")) if body else ""
+        memory.refused(trouble, generation, time.monotonic())
+        if body is not None:
+            now = time.time()
+            former = body.get("status") or status.with_phase({}, status.PENDING, "Pending", "", now)
+            try:
+                memory.written(self._cluster.write_status(body, status.with_trouble(former, trouble, now)))
+            except (ApiError, httpx2.HTTPError):  # the next try says it
+                memory.body.change()
+        return memory.pause_s(generation, time.monotonic())
 
     # ---- what the API server tells, from any thread; true: there is something to do
 
@@ -131,11 +152,15 @@ class Controller:
         kept = memory.objects.get(lambda: self._read_objects(job, uid), now, LASTS_S)
         if kept.access is None:  # nothing tells when cert-manager has made a Secret
             memory.objects.change()
-        pods = memory.pods.get(lambda: self._cluster.pods(namespace, name, uid), now, LASTS_S)
+        made = ("StatefulSet", f"{name}-coordinator") in kept.hashes
+        pods = memory.pods.get(lambda: self._read_pods(job, uid, made), now, LASTS_S)
+        if made and not pods.coordinator and body.get("status", {}).get("phase") == status.PENDING:
+            memory.pods.change()  # nothing tells why a StatefulSet can't make its pod
         seen = Seen(
             body=body,
-            pods=pods,
-            ends=memory.ends(pods),
+            pods=pods.daemons,
+            coordinator_trouble=pods.trouble,
+            ends=memory.ends(pods.daemons),
             hashes=kept.hashes,
             secrets=credentials.secrets_seen(kept.token, kept.tls),
             coordinator_credentials=kept.started_with,
@@ -178,6 +203,11 @@ class Controller:
                 self._cluster.end_pods(*job, memory.uid, END_S)
         self.connections.drop(job)
 
+    def _read_pods(self, job: Key, uid: str, made: bool) -> Pods:
+        """``made``: the StatefulSet of the coordinator is there."""
+        found = self._cluster.pods(*job, uid)
+        return found if found.coordinator or not made else replace(found, trouble=self._cluster.not_made(*job))
+
     def _read_objects(self, job: Key, uid: str) -> Objects:
         hashes, started_with = self._cluster.hashes(*job, uid)
         token = self._cluster.owned("Secret", job[0], f"{job[1]}-token", uid)
@@ -219,10 +249,9 @@ class Controller:
                 refused = True
         if not refused:
             memory.refusal = None
+            return plan.again_s if seen.refusal is None else SOON_S  # the next look says that nothing is refused
         if memory.refusal != seen.refusal:
             self._write(seen, status.with_trouble(seen.status, memory.refusal, now), now)
-        if not refused:
-            return plan.again_s
         pause_s = memory.pause_s(generation, time.monotonic())
         return pause_s if plan.again_s is None else min(pause_s, max(plan.again_s, RETRY_S))
 

@@ -81,11 +81,21 @@ class Pod:
     notice: str = ""
     daemon_ended: bool = False  # other containers may run
     end: str = ""  # how it ended, in words
+    trouble: Trouble | None = None  # of its scheduler, or of its kubelet
 
     @property
     def ended(self) -> bool:
         """True if the daemon has ended: this pod takes no job any more."""
         return self.daemon_ended or self.phase in ("Failed", "Succeeded")
+
+
+@dataclass(frozen=True)
+class Pods:
+    """Pods of a job: of its daemons; whether its coordinator's is there, and what stands in its way."""
+
+    daemons: tuple[Pod, ...]
+    coordinator: bool
+    trouble: Trouble | None
 
 
 @dataclass(frozen=True)
@@ -119,6 +129,7 @@ class Seen:
     nodes: Mapping[str, NodeState] = field(default_factory=dict)
     api_groups: frozenset[str] = frozenset()
     refusal: Trouble | None = None  # of what the operator tried to make last
+    coordinator_trouble: Trouble | None = None  # of its pod
     ends: Mapping[str, str] = field(default_factory=dict)  # how pods ended that were seen and run no more, in words
 
     @property

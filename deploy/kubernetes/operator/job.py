@@ -323,3 +323,10 @@ def parse(spec: dict[str, Any]) -> Spec:
             f"spec.nprocPerNode: auto gives {found.ranks} ranks, and a pod has at most {MAX_RANKS}. [BG830]"
         )
     return found
+
+
+def check_replicas(spec: Spec) -> None:
+    """Raises ConfigError for a number of pods beyond the limits of an elastic job, which Kubernetes checks by CEL."""
+    if spec.replicas != spec.wanted:
+        limits = f"elastic.minReplicas ({spec.minimum}) and elastic.maxReplicas ({spec.maximum})"
+        raise ConfigError(f"spec.replicas: {spec.replicas} is not between {limits}. [BG830]")

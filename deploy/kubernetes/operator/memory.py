@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from bagua.operator.facts import Manifest, Pod, Trouble
+from bagua.operator.facts import Manifest, Pod, Pods, Trouble
 from bagua.operator.news import Journal
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class Memory:
         self._refused_of, self._pause_s, self._again_at = "", 0.0, 0.0
         self._versions: deque[str] = deque(maxlen=VERSIONS)
         self.body: Kept[Manifest | None] = Kept()
-        self.pods: Kept[tuple[Pod, ...]] = Kept()
+        self.pods: Kept[Pods] = Kept()
         self.objects: Kept[Objects] = Kept()
         self.journal = Journal()
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from bagua.base.errors import ConfigError
 from bagua.operator import facts, objects, pods, status
 from bagua.operator.credentials import credentials_wanted
-from bagua.operator.facts import Action, Cancel, Delete, Manifest, Plan, Seen, Task
-from bagua.operator.job import CleanPodPolicy, GangScheduler, RestartPolicy, Spec, SuspendMode, parse
+from bagua.operator.facts import Action, Cancel, Delete, Manifest, Plan, Seen, Task, Trouble
+from bagua.operator.job import CleanPodPolicy, GangScheduler, RestartPolicy, Spec, SuspendMode, check_replicas, parse
 from bagua.operator.membership import Gang, adjust, complete
 from bagua.operator.news import REPLACED
 from bagua.operator.settings import Settings
@@ -36,16 +36,39 @@ def reconcile(seen: Seen, settings: Settings, now: float) -> Plan:
     former = status.with_condition(former, status.CREATED, True, "Created", "The operator has seen the BaguaJob.", now)
     try:
         spec = parse(seen.body["spec"])
+        if not former.get("phase"):
+            check_replicas(spec)
     except ConfigError as error:
         if former.get("phase"):  # it runs as it was; the change is refused
             return Plan((), status.with_condition(former, "Invalid", True, "Invalid", str(error), now), None)
         found = status.with_phase(former, status.FAILED, "Invalid", str(error), now)
         return Plan((), status.with_condition(found, "Invalid", True, "Invalid", str(error), now), None)
-    former = status.with_condition(former, "Invalid", False, "Valid", "", now)
+    former = _scaled(spec, former, now)
     if former.get("phase") in status.ENDED:
-        return _finished(seen, spec, former, now)
+        return _finished(seen, spec, status.with_trouble(former, None, now), now)
     plan = Round(seen, spec, settings, former, now).plan()
-    return replace(plan, status=status.with_trouble(plan.status, seen.refusal, now))
+    trouble = None if plan.status.get("phase") in status.ENDED else _trouble(seen)
+    return replace(plan, status=status.with_trouble(plan.status, trouble, now))
+
+
+def _scaled(spec: Spec, former: Manifest, now: float) -> Manifest:
+    """Refuses a number of pods that is beyond the limits of a job that goes on: it has the nearest one."""
+    try:
+        check_replicas(spec)
+    except ConfigError as error:
+        words = f"{error} The job has {spec.wanted}."
+        return status.with_condition(former, "Invalid", True, "Invalid", words, now)
+    return status.with_condition(former, "Invalid", False, "Valid", "", now)
+
+
+def _trouble(seen: Seen) -> Trouble | None:
+    """The first thing that stands in the way: what can't be made comes before what can't be placed or started."""
+    found = [pod.trouble for pod in seen.pods if pod.trouble is not None and not pod.ended]
+    trouble = seen.refusal or (found[0] if found else seen.coordinator_trouble)
+    if trouble is None or trouble is seen.refusal or len(found) < 2:
+        return trouble
+    more = len(found) - 1
+    return replace(trouble, message=f"{trouble.message} ({more} more {'pod waits' if more == 1 else 'pods wait'}.)")
 
 
 def _finished(seen: Seen, spec: Spec, former: Manifest, now: float) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import re
 import shlex
@@ -16,7 +17,7 @@ import httpx
 import pytest
 from rig.clusters import kubelet, kubernetes
 from rig.clusters.kubernetes_neighbours import NEIGHBOURS
-from rig.clusters.operators import JOBS, MANIFESTS, Operated
+from rig.clusters.operators import JOBS, MANIFESTS, PATCH, Operated
 
 from bagua.enroll.certificates import Authority, key_pem, new_key
 
@@ -79,13 +80,74 @@ def test_pods_of_a_job_that_failed_have_failed(cluster: Operated) -> None:
     cluster.wait(lambda: not cluster.pods("goes"))
 
 
+def blocked(cluster: Operated, name: str) -> str:
+    """What stands in the way of a job, as its condition says."""
+    found = cluster.status(name).get("conditions", [])
+    return next((one["message"] for one in found if one["type"] == "Blocked" and one["status"] == "True"), "")
+
+
+def test_refusals_are_told_in_the_words_of_who_refuses(cluster: Operated) -> None:
+    """And the job goes on when nothing stands in its way any more."""
+    run, space = {"program": "/bin/true"}, "/api/v1/namespaces/default"
+    most = {"type": "Container", "max": {"cpu": "1"}, "default": {"cpu": "1"}, "defaultRequest": {"cpu": "10m"}}
+    limit = {"metadata": {"name": "small"}, "spec": {"limits": [most]}}
+    cluster.api.post(f"{space}/limitranges", json=limit).raise_for_status()
+    large = {"limits": {"cpu": "2"}}
+    twice = {"spec": {"volumes": [{"name": "data", "emptyDir": {}}] * 2}}
+    refused: dict[str, tuple[dict[str, Any], str]] = {
+        "limited": ({"resources": large}, "maximum cpu usage per Container is 1, but limit is 2"),
+        "leads": ({"coordinator": {"resources": large, "ephemeral": True}}, "maximum cpu usage per Container is 1"),
+        "ranked": (
+            {"runPolicy": {"schedulingPolicy": {"priorityClass": "nobles"}}},
+            "no PriorityClass with name nobles",
+        ),
+        "doubled": ({"template": twice}, "Duplicate value"),
+        "typed": ({"template": {"spec": {"hostNetwork": "yes"}}}, "hostNetwork"),
+    }
+    cluster.kubelet.capacity = 0  # no pod finds a machine
+    try:
+        for name, (spec, _) in refused.items():
+            cluster.submit(name, image=IMAGE, run=run, **spec)
+        for name, (_, words) in refused.items():
+            cluster.wait(lambda name=name, words=words: words in blocked(cluster, name))
+            status = cluster.status(name)
+            assert status["phase"] == "Pending" and words in status["message"]
+        cluster.change("limited", resources={"limits": {"cpu": "1"}})
+        cluster.wait(lambda: cluster.pods("limited"))
+        cluster.wait(lambda: not blocked(cluster, "limited"))
+
+        def tell(**status: Any) -> None:
+            path = f"{space}/pods/limited-0/status"
+            cluster.api.patch(path, content=json.dumps({"status": status}), headers=PATCH).raise_for_status()
+
+        no_gpu = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
+        tell(conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": no_gpu}])
+        cluster.wait(lambda: no_gpu in blocked(cluster, "limited"))
+        for reason, words in (("ImagePullBackOff", "Back-off pulling image"), ("CreateContainerConfigError", "no key")):
+            state = {"waiting": {"reason": reason, "message": words}}
+            container = {
+                "name": "daemon",
+                "state": state,
+                "ready": False,
+                "restartCount": 0,
+                "image": "",
+                "imageID": "",
+            }
+            tell(conditions=[{"type": "PodScheduled", "status": "True"}], containerStatuses=[container])
+            cluster.wait(lambda words=words: words in blocked(cluster, "limited"))
+            assert words in cluster.status("limited")["message"]
+    finally:
+        cluster.kubelet.capacity = 100
+        cluster.api.delete(f"{space}/limitranges/small").raise_for_status()
+    for name in refused:
+        if name in ("limited", "leads"):
+            status = cluster.wait_for_phase(name, "Succeeded", "Failed")
+            assert status["phase"] == "Succeeded" and not blocked(cluster, name), cluster.explain()
+        cluster.delete(name)
+
+
 def test_objects_of_others_stay_as_they_are(cluster: Operated) -> None:
     """Those that have the name of one of a BaguaJob's, and those of a job whose name is another one's object."""
-
-    def blocked(name: str) -> Any:
-        found = cluster.status(name).get("conditions", [])
-        return next((one["message"] for one in found if one["type"] == "Blocked" and one["status"] == "True"), "")
-
     space, groups = "/api/v1/namespaces/default", "/apis/networking.k8s.io/v1/namespaces/default/networkpolicies"
     secret = {"metadata": {"name": "web-tls"}, "type": "Opaque", "data": {"tls.crt": "eA=="}}
     network = {"metadata": {"name": "web"}, "spec": {"podSelector": {"matchLabels": {"app": "web"}}}}
@@ -96,12 +158,12 @@ def test_objects_of_others_stay_as_they_are(cluster: Operated) -> None:
     before = [cluster.api.get(path).json() for path in paths]
     run = {"program": "/bin/true"}
     cluster.submit("web", image=IMAGE, run=run)
-    assert "Secret web-tls" in cluster.wait(lambda: blocked("web"))
+    assert "Secret web-tls" in cluster.wait(lambda: blocked(cluster, "web"))
     cluster.delete("web")
     cluster.submit("train-coordinator", image="nowhere:1", run=run)
     cluster.wait(lambda: cluster.pods("train-coordinator"))
     cluster.submit("train", image=IMAGE, run=run)
-    assert "BaguaJob train-coordinator" in cluster.wait(lambda: blocked("train"))
+    assert "BaguaJob train-coordinator" in cluster.wait(lambda: blocked(cluster, "train"))
     # What is the job's own is written again where somebody has changed it.
     own = f"{groups}/train-coordinator"
     mark = cluster.api.get(own).json()["metadata"]["annotations"]["bagua.dev/hash"]

@@ -169,10 +169,11 @@ def test_shrinking_deletes_pods_only_when_the_job_has_left_them() -> None:
 
 
 def test_numbers_stay_within_the_limits() -> None:
-    plan = decide(with_pods(seen(9), 0, 1, task=task(0, 1)))
+    begun = {"phase": "Running"}
+    plan = decide(with_pods(seen(9, state=begun), 0, 1, task=task(0, 1)))
     assert kinds(plan, Scale) == [Scale("id", 4)]
-    [news] = plan.news
-    assert news.reason == "ScaleClamped" and "replicas is 9: the job has 4" in news.message
+    [news] = [one for one in plan.news if one.reason == "ScaleClamped"]
+    assert "replicas is 9: the job has 4" in news.message
     assert not decide(with_pods(seen(9, state=plan.status), 0, 1, task=task(0, 1))).news, "once"
 
 
@@ -299,6 +300,48 @@ def test_a_failure_tells_how_a_pod_ended() -> None:
     failed = task(0, 1, state="failed", reason="Rank 0 lost host 1.")
     found = with_pods(seen(elastic=None), 0, task=failed, ends={"j-1": "OOMKilled (exit code 137)", "j-7": "old"})
     assert decide(found).status["message"].endswith("Rank 0 lost host 1. (j-1: OOMKilled (exit code 137))")
+
+
+def test_what_stands_in_the_way_is_in_one_condition() -> None:
+    """What can't be made comes first; a job that has ended waits for nothing."""
+    words = {"reason": "Unschedulable", "message": "Pod j-0: 2 Insufficient nvidia.com/gpu."}
+    lacks = facts.Trouble(**words)
+    waits = with_pods(seen(elastic=None), 0, 1, connected=False)
+    waits = replace(waits, pods=tuple(replace(pod, scheduled=False, trouble=lacks) for pod in waits.pods))
+
+    def blocked(one: Seen) -> tuple[str, str, str]:
+        found = decide(one).status
+        condition = next((one for one in found["conditions"] if one["type"] == "Blocked"), {"status": "", "reason": ""})
+        return condition["status"], condition["reason"], found["message"]
+
+    assert blocked(waits) == ("True", "Unschedulable", f"{words['message']} (1 more pod waits.)")
+    pulls = facts.Trouble("ImagePullBackOff", "Pod j-coordinator-0, container coordinator: Back-off")
+    assert blocked(with_pods(seen(coordinator_trouble=pulls), connected=False)) == ("True", pulls.reason, pulls.message)
+    quota = facts.Trouble("Forbidden", "exceeded quota: pods")
+    assert blocked(replace(waits, refusal=quota)) == ("True", "Forbidden", "exceeded quota: pods")
+    state = decide(waits).status
+    free = with_pods(seen(elastic=None, state=state), 0, 1, connected=False)
+    assert blocked(free)[:2] == ("False", "Unblocked")
+    runs = replace(waits, task=task(0, 1), nodes={})
+    assert decide(runs).status["message"] == "Running" and blocked(runs)[0] == "True"
+    ended = replace(waits, body={**waits.body, "status": state}, task=task(state="succeeded"))
+    assert blocked(ended)[0] == "False"
+
+
+def test_a_number_of_pods_beyond_the_limits_is_refused() -> None:
+    """By the operator, where the API server knows no CEL; a job that goes on has the nearest one."""
+    for replicas, nearest in ((9, 4), (1, 2)):
+        limits = {"minReplicas": 2, "maxReplicas": 4}
+        new = decide(seen(replicas, elastic=limits))
+        assert new.status["phase"] == "Failed" and f"{replicas} is not between" in new.status["message"]
+        assert not new.actions
+        runs = with_pods(
+            seen(replicas, elastic=limits, state={"phase": "Running"}), 0, 1, 2, task=task(0, 1, 2, wanted=3)
+        )
+        plan = decide(runs)
+        condition = next(one for one in plan.status["conditions"] if one["type"] == "Invalid")
+        assert condition["status"] == "True" and f"The job has {nearest}." in condition["message"]
+        assert kinds(plan, Scale) == [Scale("id", nearest)]
 
 
 def test_a_deadline_ends_the_job() -> None:
