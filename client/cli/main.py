@@ -5,6 +5,7 @@ Commands are imported when that is settled: importing them takes a moment, and n
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from typing import NoReturn
 from bagua.base.disk import ending_words
 from bagua.base.errors import BaguaError, UsageError
 from bagua.base.platforms import require_linux
+from bagua.base.system_limits import process_words
 from bagua.base.text import printable
 from bagua.cli.programs import PROGRAMS
 
@@ -37,9 +39,14 @@ def guarded(program: Callable[[], None]) -> None:
     except BaguaError as error:
         _fail(str(error), 1)
     except OSError as error:
-        if not (words := ending_words(error)):
+        words = f"{process_words()} [BG113]" if error.errno == errno.EAGAIN else ending_words(error)
+        if not words:
             raise
         _fail(words, 1)
+    except RuntimeError as error:
+        if str(error) != "can't start new thread":  # Python has no type of its own for it
+            raise
+        _fail(f"{process_words()} [BG113]", 1)
     except UnicodeEncodeError as error:
         if error.encoding != "utf-8":
             raise

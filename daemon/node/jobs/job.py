@@ -18,6 +18,7 @@ from bagua.base.disk import FULL, disk_words
 from bagua.base.end_reasons import late_words
 from bagua.base.errors import BaguaError
 from bagua.base.machine_clock import boottime
+from bagua.base.system_limits import limit_words
 from bagua.csrc.wire_version import WIRE_VERSION
 from bagua.daemon.node.jobs.context import NodeContext
 from bagua.daemon.node.jobs.job_engine import JobEngine
@@ -456,6 +457,8 @@ class Job:
             tail = "\n".join(filter(None, (tail, reason)))
         elif code == transitions.KILLED_BELOW:
             reason = f"A process below it was killed by SIGKILL. {self._processes.explain_kill(member)}"
+        elif hint := limit_words(tail, code):
+            reason = f"{reason} {hint}".strip()
         self._log.info("rank exited", rank=member, exit_code=code)
         self.post(events.RankExited(member, code, max(0, -code), tail, time.time(), reason))
         self._run(self._record.save())

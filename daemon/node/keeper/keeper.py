@@ -35,6 +35,7 @@ from bagua.base.machine_clock import Standstill, boottime
 from bagua.base.memory_kills import MemoryWatch
 from bagua.base.notify import Notifier
 from bagua.base.parent_process import die_with_parent, environment_with_parent
+from bagua.base.system_limits import process_words
 from bagua.daemon.node.keeper.wire import VERSION, Message, Wire
 from bagua.daemon.node.processes import proc
 from bagua.daemon.node.processes.groups import inside
@@ -165,7 +166,7 @@ class Keeper:
         try:
             self._start()
         except OSError as error:
-            words = descriptor_words(error, "the keeper") if error.errno in SCARCE else error.strerror
+            words = _words(error, "the keeper")
             print(f"The daemon can't be started: {words}. It is tried again every second.", file=sys.stderr)
             self._starts_at = time.monotonic() + START_AGAIN_S
 
@@ -263,9 +264,7 @@ class Keeper:
                     message["argv"], message["env"], message["cwd"], stdout, stderr, user=message.get("user")
                 )
         except OSError as error:
-            scarce = error.errno in SCARCE
-            words = descriptor_words(error, "the keeper of this node") if scarce else error.strerror or str(error)
-            self._say({**answer, "errno": error.errno, "text": words})
+            self._say({**answer, "errno": error.errno, "text": _words(error, "the keeper of this node")})
             return ()
         except Exception as error:
             self._say({**answer, "errno": 0, "text": str(error)})
@@ -462,6 +461,12 @@ def _kill(pids: Sequence[int]) -> None:
 def _signal(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
+
+
+def _words(error: OSError, who: str) -> str:
+    if error.errno in SCARCE:
+        return descriptor_words(error, who)
+    return process_words() if error.errno == errno.EAGAIN else error.strerror or str(error)
 
 
 def _core() -> Any:

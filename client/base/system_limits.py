@@ -1,0 +1,76 @@
+"""Words for limits of the system that programs meet as an errno or a signal: processes, and shared memory."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from pathlib import Path
+
+_PROCESSES = ("can't start new thread", "Resource temporarily unavailable", "no further thread or process")
+_SHARED_MEMORY = ("Bus error", "unable to write to file </torch_", "unable to allocate shared memory", "/dev/shm")
+_NEARLY = 0.9  # of a limit that some have left since it was reached
+MIB = 1 << 20
+
+
+def process_words(proc: Path = Path("/proc/self"), root: Path = Path("/sys/fs/cgroup")) -> str:
+    """Says which limit of processes this one has most likely reached (EAGAIN), and how to raise it."""
+    begin = "No further process or thread can be started: "
+    if (found := _full_group(proc, root)) is not None:
+        group, used, most = found
+        return (
+            f"{begin}the control group {group} has {used} of the {most} that its pids.max allows. Raise it (TasksMax= "
+            "of a systemd unit, --pids-limit of a container, podPidsLimit of a kubelet), or start fewer."
+        )
+    limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if os.getuid() != 0 and limit != resource.RLIM_INFINITY:
+        return (
+            f"{begin}user {os.getuid()} may have {limit} on this machine, all programs together. Raise that (ulimit "
+            "-u, LimitNPROC= of a systemd unit, nproc in /etc/security/limits.conf), or start fewer."
+        )
+    return f"{begin}the machine has no more (kernel.pid_max, kernel.threads-max), or too little memory for a stack."
+
+
+def shared_memory_words(folder: Path = Path("/dev/shm")) -> str:
+    """Says how large /dev/shm is, and how to enlarge it."""
+    try:
+        room = os.statvfs(folder)
+    except OSError:
+        return ""
+    size, free = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
+    return (
+        f"{folder} was full, it seems: it has {size // MIB} MiB, of which {free // MIB} are free now, and workers of a "
+        "DataLoader pass batches there. Enlarge it (mount -o remount,size=8G /dev/shm; --shm-size 8g of a container; "
+        "an emptyDir with medium: Memory at /dev/shm of a pod), or take fewer workers."
+    )
+
+
+def limit_words(tail: str, code: int) -> str:
+    """Words for the limit that a program has met, by its last words and exit code; empty if it was none of these."""
+    if code == -signal.SIGBUS or (code and any(text in tail for text in _SHARED_MEMORY)):
+        return shared_memory_words()
+    return process_words() if code and any(text in tail for text in _PROCESSES) else ""
+
+
+def _full_group(proc: Path, root: Path) -> tuple[str, int, int] | None:
+    """The innermost control group that has nearly all processes that it may have: its name, how many, and the limit."""
+    for line in _lines(proc / "cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers and "pids" not in controllers.split(","):
+            continue
+        base = root / "pids" if controllers else root
+        group = base / path.lstrip("/")
+        for folder in (group, *group.parents) if group.is_dir() else (base,):
+            used, most = (next(iter(_lines(folder / name)), "") for name in ("pids.current", "pids.max"))
+            if used.isdecimal() and most.isdecimal() and int(used) >= _NEARLY * int(most):
+                return f"/{folder.relative_to(base)}".replace("/.", "/"), int(used), int(most)
+            if folder == base:
+                break
+    return None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
