@@ -109,7 +109,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             await context.abort(code_of(error), str(error))
         log.error("call_failed", exc_info=error, once_a_minute=type(error).__name__)
         self.counters["bad_calls", "internal"] += 1
-        await context.abort(grpc.StatusCode.INTERNAL, failure_words(error))
+        await context.abort(grpc.StatusCode.INTERNAL, f"{failure_words(error)} [BG825]")
 
     async def _refuse(self, words: str, _: Any, context: Any) -> None:
         """Answers without reading: so it is a handler of streams, whatever the method is."""

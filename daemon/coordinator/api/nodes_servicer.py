@@ -283,7 +283,7 @@ class NodeServicer:
                 told.error = str(error)
             except Exception as error:
                 log.exception("not_answered", question=kind, once_a_minute=kind)
-                told.error = failure_words(error)
+                told.error = f"{failure_words(error)} [BG825]"
             session.send(node_pb2.Directive(**{kind: answer}))
 
         task = asyncio.create_task(work())

@@ -47,7 +47,7 @@ def failure_words(error: Exception) -> str:
         cause = getattr(error, "orig", None) or error
         detail, state = str(cause).partition("\n")[0].strip(), getattr(cause, "sqlstate", None)
         what = f"the database refused a statement ({detail}{f', SQLSTATE {state}' if state else ''})"
-    return f"The coordinator failed: {what}. Its log tells more. [BG825]"
+    return f"The coordinator failed: {what}. Its log tells more."
 
 
 def broken_off(error: sa.exc.DBAPIError) -> bool:
