@@ -885,11 +885,14 @@ class HostPlan(google.protobuf.message.Message):
     ENGINE_ADDRESS_FIELD_NUMBER: builtins.int
     MEMBERS_FIELD_NUMBER: builtins.int
     NEWCOMERS_FIELD_NUMBER: builtins.int
+    NRANKS_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     address: builtins.str
     """host part"""
     engine_address: builtins.str
     """host:port, empty until known"""
+    nranks: builtins.int
+    """in RunJob.packed, instead of ranks: so many, which follow those of the host before"""
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
@@ -909,8 +912,9 @@ class HostPlan(google.protobuf.message.Message):
         engine_address: builtins.str = ...,
         members: collections.abc.Iterable[builtins.int] | None = ...,
         newcomers: collections.abc.Iterable[builtins.int] | None = ...,
+        nranks: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "engine_address", b"engine_address", "members", b"members", "newcomers", b"newcomers", "node_id", b"node_id", "ranks", b"ranks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "engine_address", b"engine_address", "members", b"members", "newcomers", b"newcomers", "node_id", b"node_id", "nranks", b"nranks", "ranks", b"ranks"]) -> None: ...
 
 global___HostPlan = HostPlan
 
@@ -957,7 +961,7 @@ class RunJob(google.protobuf.message.Message):
     """why the job waits, or why newcomers do, in words: their waits have no limit meanwhile"""
     packed: builtins.bytes
     """Of a large job, for daemons that say `unpacks`: all but host_index, as a RunJob compressed by zlib. A thousand nodes
-    get a thousand hosts each.
+    get a thousand hosts each, so of these it has only what daemons need: no `address`, and `nranks` for `ranks`.
     """
     patience_s: builtins.float
     """Of an elastic job: the most that a node has told, LocalJob.patience_s. The daemon ends the ranks of this job so many

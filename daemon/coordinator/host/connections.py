@@ -153,7 +153,8 @@ class Connections:
         found = {found.inode: found for found in sockets}
         self._seen = {inode: seen for inode, seen in self._seen.items() if inode in found}
         for inode, connection in found.items():
-            self._seen.setdefault(inode, _Seen(connection))
+            if inode not in self._seen:
+                self._seen[inode] = _Seen(connection)
         for seen in self._seen.values():
             seen.looks += 1
             seen.admitted = seen.admitted or seen.socket.peer in fresh

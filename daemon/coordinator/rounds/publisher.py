@@ -15,6 +15,7 @@ from bagua.daemon.coordinator.rounds.intake import Intake
 from bagua.daemon.coordinator.rounds.live_state import Board
 from bagua.daemon.coordinator.rounds.round_state import Fault, fault_reason
 from bagua.daemon.coordinator.rules.domain import Change, JobRecord, JobState, Stored
+from bagua.daemon.coordinator.streams.directives import Order
 from bagua.daemon.coordinator.streams.sessions import Sessions
 from bagua.daemon.coordinator.streams.watchers import Watchers
 from bagua.proto import node_pb2
@@ -39,6 +40,7 @@ class Publisher:
 
     def __post_init__(self) -> None:
         self._next_shown = 0.0
+        self._told: dict[str, Order] = {}  # the last that all nodes of a job were told
         self.on_change: Callable[[Change], None] = lambda change: None  # after it was written
 
     # ---- jobs as they are now
@@ -75,17 +77,27 @@ class Publisher:
         for job_id in job_ids:
             self.board.drop(job_id)
             self.sessions.forget(job_id)
+            self._told.pop(job_id, None)
 
     # ---- nodes and watchers
 
-    async def send(self, job: JobRecord) -> None:
-        """Tells the job's nodes what to do. In parts: each directive wakes a stream."""
+    async def send(self, job: JobRecord, before: JobRecord | None = None) -> None:
+        """Tells the job's nodes what to do. In parts: each directive wakes a stream. ``before``: the job as the nodes
+        were told of it last; where the order is still that, it is news only for parts that are others."""
         with self._alone(job):
+            parts = job.parts
             order = self.sessions.order(job)
-            for start in range(0, len(job.parts), YIELD_EVERY):
+            told = order is not None and self._told.get(job.job_id) is order
+            if told and before is not None and len(parts) == len(before.parts):
+                parts = tuple(part for part, old in zip(parts, before.parts, strict=True) if part is not old)
+            for start in range(0, len(parts), YIELD_EVERY):
                 if start:
                     await asyncio.sleep(0)
-                self.sessions.send(job.job_id, job.parts[start : start + YIELD_EVERY], order)
+                self.sessions.send(job.job_id, parts[start : start + YIELD_EVERY], order)
+            if order is None:
+                self._told.pop(job.job_id, None)
+            else:
+                self._told[job.job_id] = order
 
     def send_to_node(self, node_id: str) -> None:
         """Tells a node what to do about all of its jobs: it has introduced itself."""

@@ -143,7 +143,7 @@ class Stage:
         if job is None or not _belongs(job, node_id, fact):
             return False
         with self._alone(job.job_id, "observe", (node_id, fact)):
-            self._take(job, observe(job, node_id, boot_id, fact, self.now, self.wall))
+            self._take(job, node_id, observe(job, node_id, boot_id, fact, self.now, self.wall))
             return True
         if fact.phase is Phase.STOPPED:  # this part of it is certain
             self.forget(node_id, boot_id, fact.job_id)
@@ -154,7 +154,7 @@ class Stage:
         job = self.job(job_id)
         if job is not None:
             with self._alone(job_id, "forget", node_id):
-                self._take(job, forget(job, node_id, boot_id, self.now, self.wall))
+                self._take(job, node_id, forget(job, node_id, boot_id, self.now, self.wall))
 
     # ---- what follows
 
@@ -249,7 +249,7 @@ class Stage:
 
     def _seen(self, job: JobRecord) -> Mapping[str, NodeView]:
         """The nodes; with the time when those were heard of last that others of this job have lost."""
-        accused = {name for host in job.hosts for name in host.lost_hosts}
+        accused = {name for host in job.hosts if host.lost_hosts for name in host.lost_hosts}
         heard = {name: self.heard(name) for name in accused & self._views.keys()}
         fresh = {name: replace(self._views[name], heard_clock=at) for name, at in heard.items() if at is not None}
         holder, kept = self._keep()
@@ -291,12 +291,13 @@ class Stage:
                 free.setdefault(view.wire_version, []).append(view.free)
         return [sorted(slots, reverse=True) for slots in free.values()]
 
-    def _take(self, job: JobRecord, changed: Changed) -> None:
+    def _take(self, job: JobRecord, node_id: str, changed: Changed) -> None:
         new, events = changed
         if new is not job:
-            self._update(job.job_id, new, events)
+            self._update(job.job_id, new, events, job.host_index(node_id))
 
-    def _update(self, job_id: str, new: JobRecord, events: Iterable[Event]) -> None:
+    def _update(self, job_id: str, new: JobRecord, events: Iterable[Event], index: int | None = None) -> None:
+        """``index``: of the only host that may differ, unless the job is reshaped."""
         old = self.job(job_id)
         assert old is not None
         self._jobs[job_id] = new
@@ -310,7 +311,12 @@ class Stage:
                 self._use(host, 1)
             self.freed |= bool(old.hosts)  # a rank that is out has left its slot
             return
-        for host, before in zip(new.parts, old.parts, strict=True):
+        if index is None:
+            pairs = list(zip(new.parts, old.parts, strict=True))
+        else:
+            pairs = [(new.hosts[index], old.hosts[index])]
+            pairs += zip((*new.former, *new.joining), (*old.former, *old.joining), strict=True)
+        for host, before in pairs:
             if host is not before and host.phase is Phase.STOPPED and before.phase is not Phase.STOPPED:
                 self._use(before, -1)
                 self.freed = True

@@ -74,14 +74,19 @@ def find_cause(job: JobRecord, nodes: Nodes, now: float, options: Options) -> tu
         if now >= since + patience_s:
             return Cause(JobState.FAILED, indirect[0][1] if told is None else describe_exit(told)), None
         wake.append(since + patience_s)
-    for host in () if goes_on else job.hosts:
+    # Most nodes of a large job are there: those are passed over quickly.
+    away = (
+        host
+        for host in job.hosts
+        if host.phase is Phase.STOPPED or (node := nodes.get(host.node_id)) is None or not node.connected
+    )
+    for host in () if goes_on else away:
         if host.phase is Phase.STOPPED:
             if not host.error and not host.exited:
                 return Cause(JobState.FAILED, f"node {host.node_id} stopped the job by itself"), None
             continue
         heard = silent_since(host, nodes, options)
-        if heard is None:
-            continue
+        assert heard is not None  # else it is not away
         if now >= heard + options.lease_s:
             text = f"node {host.name} has not been heard of for {options.lease_s:g} s"
             return Cause(JobState.FAILED, text), None

@@ -64,7 +64,8 @@ class NodeLeases:
 
     def _reached(self) -> None:
         """Notes an answer of the database: others may count again from now on."""
-        self._left = {node_id: at + self._still_s for node_id, at in self._left.items()}
+        if self._still_s:
+            self._left = {node_id: at + self._still_s for node_id, at in self._left.items()}
         self._still_s = 0.0
         self._counted = self._clock()
         self._refused_at = None

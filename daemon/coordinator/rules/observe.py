@@ -65,7 +65,9 @@ def _observe_host(job: JobRecord, index: int, boot_id: str, fact: LocalJob, now:
     job, events = _with_patience(job, old, fact, wall)
     if host == old:
         return job, events
-    job = replace(job, hosts=(*job.hosts[:index], host, *job.hosts[index + 1 :]))
+    hosts = list(job.hosts)
+    hosts[index] = host
+    job = replace(job, hosts=tuple(hosts))
     if old.new and not host.new:
         job = replace(job, failures=0)
     return job, (*events, *_events(job, old, host, started, exited, wall))

@@ -108,7 +108,14 @@ class Order:
     def _packed(self) -> bytes:
         if len(self._shared) < _LARGE:
             return self._shared
-        return node_pb2.RunJob(packed=zlib.compress(self._shared, _LEVEL)).SerializeToString()
+        whole = node_pb2.RunJob.FromString(self._shared)
+        for host in whole.hosts:
+            if host.members == host.ranks:
+                host.ClearField("members")
+            host.nranks = len(host.ranks)
+            host.ClearField("ranks")
+            host.ClearField("address")
+        return node_pb2.RunJob(packed=zlib.compress(whole.SerializeToString(), _LEVEL)).SerializeToString()
 
     @cached_property
     def _dismissal(self) -> bytes:

@@ -156,6 +156,13 @@ def unpack(run: node_pb2.RunJob) -> None:
             raise SpecificationError(f"a packed directive is cut short, or has more than {MAX_RUN_BYTES} bytes [BG907]")
         run.ClearField("packed")
         run.MergeFromString(whole)
+        first = 0
+        for host in run.hosts:
+            if host.nranks > MAX_LOCAL_RANKS:
+                raise SpecificationError(f"{host.nranks} ranks on one node: {MAX_LOCAL_RANKS} are the most [BG907]")
+            host.ranks.extend(range(first, first + host.nranks))
+            first += host.nranks
+            host.ClearField("nranks")
     except (zlib.error, DecodeError) as error:
         raise SpecificationError(f"a packed directive can't be read: {error} [BG907]") from error
 

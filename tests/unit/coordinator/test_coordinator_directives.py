@@ -22,7 +22,11 @@ def test_a_large_directive_is_packed_for_daemons_that_unpack():
     run = node_pb2.Directive.FromString(packed).run
     assert not run.hosts and run.host_index == 1
     unpack(run)
-    assert run == node_pb2.Directive.FromString(plain).run
+    whole = node_pb2.Directive.FromString(plain).run
+    for host in whole.hosts:
+        host.ClearField("address")  # daemons don't need it
+        host.ClearField("members")  # the same as the ranks
+    assert run == whole
     small = Order(wish(c.job), c.job)
     assert small.to(c.job.hosts[0], True) == small.to(c.job.hosts[0], False)
 
