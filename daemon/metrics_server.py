@@ -1,8 +1,13 @@
-"""Keeps the server of prometheus_client at rest while there are no file descriptors for scrapes."""
+"""Keeps the server of prometheus_client well: at rest while there are no file descriptors for scrapes, and open to
+these whoever else connects."""
 
 from __future__ import annotations
 
+import socket
+import ssl
 import time
+from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from bagua.base.descriptors import SCARCE
@@ -10,20 +15,29 @@ from bagua.base.descriptors import SCARCE
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
 
+MOST = 32  # connections, each of which has a thread
 _PAUSE_S = 0.1
 
 
-def wait_for_descriptors(server: WSGIServer) -> None:
-    """Makes ``server`` wait a moment if it can't accept a connection. Otherwise it would ask again at once,
-    with all of a processor, until it can."""
-    accept = server.get_request
+def keep_well(server: WSGIServer) -> None:
+    """Makes ``server`` wait a moment if it can't accept a connection: otherwise it would ask again at once, with all of
+    a processor, until it can. For a connection beyond ``MOST`` it ends the oldest, which asks for nothing."""
+    if isinstance(server.socket, ssl.SSLSocket):
+        server.socket.do_handshake_on_connect = False  # it comes with the request, in its thread
+    accept, held = server.get_request, deque[socket.socket]()
 
     def get_request() -> Any:
         try:
-            return accept()
+            found = accept()
         except OSError as error:
             if error.errno in SCARCE:
                 time.sleep(_PAUSE_S)
             raise
+        held.append(found[0])
+        if len(held) > MOST:
+            with suppress(OSError):  # it is over
+                held.popleft().shutdown(socket.SHUT_RDWR)
+        return found
 
     server.get_request = get_request  # type: ignore[method-assign]
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # whoever breaks off is no traceback

@@ -23,7 +23,7 @@ from bagua.daemon.coordinator.streams.sessions import Sessions
 from bagua.daemon.coordinator.streams.watchers import Watchers
 from bagua.daemon.coordinator.use.service import Service
 from bagua.daemon.metric_families import BUILD_INFO, Family, build_info
-from bagua.daemon.metrics_server import wait_for_descriptors
+from bagua.daemon.metrics_server import keep_well
 
 COUNT_S = 2.0  # a database that takes longer is left out: Prometheus gives a whole scrape 10 s
 MOST_JOBS = 1_000  # living jobs that have metrics of their own: a scrape stays small
@@ -196,7 +196,7 @@ def serve_metrics(
             f"Can't serve metrics on {host}:{port}: {error.strerror}. Choose another --metrics-port (0: any free one). "
             "[BG111]"
         ) from error
-    wait_for_descriptors(server)
+    keep_well(server)
     structlog.get_logger("coordinator").info("metrics", address=f"{host}:{server.server_port}")
 
     def stop() -> None:

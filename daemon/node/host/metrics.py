@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from bagua.base.errors import ConfigError
 from bagua.daemon.metric_families import BUILD_INFO, Family, build_info
-from bagua.daemon.metrics_server import wait_for_descriptors
+from bagua.daemon.metrics_server import keep_well
 from bagua.daemon.node.jobs.job import Job
 
 if TYPE_CHECKING:
@@ -124,5 +124,5 @@ def serve_metrics(port: int, collector: NodeCollector) -> WSGIServer:
         raise ConfigError(
             f"Metrics can't be served on 127.0.0.1:{port}: {error.strerror}. Choose another --metrics-port. [BG111]"
         ) from error
-    wait_for_descriptors(server)
+    keep_well(server)
     return server

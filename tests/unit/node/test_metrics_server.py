@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from bagua.daemon.coordinator.admin.certs import make_certificates
 
 
 def test_a_scrape_waits_for_a_descriptor_and_nothing_spins():
     code = """
 import os, resource, socket, time
 from prometheus_client import CollectorRegistry, start_http_server
-from bagua.daemon.metrics_server import wait_for_descriptors
+from bagua.daemon.metrics_server import keep_well
 server, _ = start_http_server(0, "127.0.0.1", CollectorRegistry())
-wait_for_descriptors(server)
+keep_well(server)
 scrape = socket.socket()
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 first_free = os.dup(0)
@@ -30,3 +35,26 @@ server.shutdown()
 """
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout == "True b'HTTP/1.0'\n", (done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_silent_connections_keep_no_scrape_out_and_hold_no_threads(tmp_path: Path, tls: bool):
+    make_certificates(tmp_path, ["127.0.0.1"])
+    files = f'"{tmp_path}/cert.pem", "{tmp_path}/key.pem"' if tls else "None, None"
+    code = f"""
+import socket, ssl, threading, urllib.request
+from prometheus_client import CollectorRegistry, start_http_server
+from bagua.daemon.metrics_server import MOST, keep_well
+server, _ = start_http_server(0, "127.0.0.1", CollectorRegistry(), {files})
+keep_well(server)
+before = threading.active_count()
+silent = [socket.create_connection(server.server_address) for _ in range(200)]
+url = "{"https" if tls else "http"}://%s:%d/metrics" % server.server_address
+with urllib.request.urlopen(url, timeout=60, context=ssl._create_unverified_context()) as answer:
+    print(answer.status)
+while threading.active_count() > before + MOST:
+    pass
+server.shutdown()
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("200\n", ""), (done.stdout, done.stderr)
