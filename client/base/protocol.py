@@ -1,7 +1,8 @@
 """Versions of the protocol between coordinator and node daemons, and which of them fit together.
 
 The number goes up with each minor version of Bagua. One that is older by one must be understood on both sides, so that
-coordinator and daemons are upgraded one after the other, in either order.
+coordinator and daemons are upgraded one after the other, in either order. What ranks, daemons and hosts of a job say to
+each other has a number of its own (csrc/wire_version.py).
 """
 
 from __future__ import annotations

@@ -98,19 +98,19 @@ def versions(service: Service) -> dict[str, str]:
         return {node.node_id: node.version for node in caller.nodes() if node.connected}
 
 
-def works(service: Service) -> None:
-    """Jobs begin on both nodes, have output, fail with words, and are cancelled."""
-    done = submit(service, "/bin/sh", "-c", "echo hello from $RANK")
+def works(service: Service, nnodes: int = 2) -> None:
+    """Jobs begin on both nodes, or on one of them, have output, fail with words, and are cancelled."""
+    done = submit(service, "/bin/sh", "-c", "echo hello from $RANK", nnodes=nnodes)
     service.wait_for_state(done, ("succeeded",), BUILD_S)
     with client(service) as caller:
         text = b"".join(chunk.data for chunk in caller.logs(done)).decode()
-        assert "hello from 0" in text and "hello from 1" in text, text
-    bad = submit(service, "/bin/sh", "-c", "echo no luck >&2; exit 7")
+        assert all(f"hello from {rank}" in text for rank in range(nnodes)), text
+    bad = submit(service, "/bin/sh", "-c", "echo no luck >&2; exit 7", nnodes=nnodes)
     service.wait_for_state(bad, ("failed",), 120)
     with client(service) as caller:
         found = caller.get(bad)
         assert "7" in found.reason and any("no luck" in rank.error_tail for rank in found.ranks)
-    waits = submit(service, "/bin/sleep", "600")
+    waits = submit(service, "/bin/sleep", "600", nnodes=nnodes)
     service.wait_for_state(waits, ("running",), 120)
     with client(service) as caller:
         caller.cancel(waits)
@@ -137,7 +137,11 @@ def test_the_coordinator_first(idle_service: Service, sandbox: Sandbox, old: Seq
     stop(second)
     service.start_node("node-b", 2)
     sandbox.wait_until(lambda: versions(service).get("node-b") not in (None, "0.1.0"), 60)
-    works(service)  # on one of each
+    waits = submit(service, "/bin/true")  # one of each can't talk
+    with client(service) as caller:
+        sandbox.wait_until(lambda: "one job: node-a: bagua 0.1.0 (wire version 0); " in caller.get(waits).reason, 60)
+        caller.cancel(waits)
+    works(service, nnodes=1)
     check = sandbox.bagua("coordinator", "check", "--output", "json")
     assert check.code == 0, check.text
 

@@ -186,7 +186,8 @@ class Keeper:
         for job, memory in self._memory.items():
             self._say({"say": "memory", "job": job}, [memory])
         about = {"boot_id": self._boot_id, "life": self._lives, "kills": self._kills, "notes": self._notes}
-        self._say({"say": "begin", **about, "replaced": self._was_replaced, "death": self._death})
+        why = {"replaced": self._was_replaced, "death": self._death}
+        self._say({"say": "begin", "version": VERSION, **about, **why})
 
     def _say(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """``descriptors`` are open until the daemon forgets what they belong to. It does so only after it heard of it,

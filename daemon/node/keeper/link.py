@@ -12,8 +12,9 @@ from typing import Any
 
 import bagua
 from bagua.base.descriptors import SCARCE
+from bagua.base.errors import ConfigError
 from bagua.csrc.wire_version import WIRE_VERSION
-from bagua.daemon.node.keeper.wire import Message, Wire
+from bagua.daemon.node.keeper.wire import VERSION, Message, Wire
 from bagua.daemon.node.processes.proc import read_status
 from bagua.daemon.node.ranks.user import SpawnUser
 
@@ -40,6 +41,7 @@ class KeeperLink:
         self._codes: dict[int, int] = {}
         self._spawns: dict[int, asyncio.Future[int]] = {}
         self._next = 0
+        self._version = VERSION  # of the keeper
         self.pid = os.getppid()
         self.boot_id = ""
         self.life = 0
@@ -62,8 +64,14 @@ class KeeperLink:
         return status is None or status.doomed or os.getppid() != self.pid
 
     async def receive_state(self) -> None:
-        """Returns when the keeper has said what it keeps."""
+        """Returns when the keeper has said what it keeps. Raises ConfigError if this daemon does not understand it:
+        another release was installed, and the daemon of its own was killed."""
         await self._begun.wait()
+        if self._version != VERSION:
+            raise ConfigError(
+                f"This daemon (bagua {bagua.__version__}) needs a keeper of version {VERSION}, and below it is one of "
+                f"version {self._version}: start the node again. [BG924]"
+            )
 
     async def spawn(
         self,
@@ -208,6 +216,9 @@ class KeeperLink:
             case "memory":
                 if descriptors:
                     self._memory[message["job"]] = descriptors[0]
+            case "begin" if message.get("version") != VERSION:
+                self._version = message.get("version", 2)
+                self._begun.set()
             case "begin":
                 self.boot_id, self.life, self.notes = message["boot_id"], message["life"], message["notes"]
                 self.kills, self.replaced, self.death = message["kills"], message["replaced"], message.get("death", "")

@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-# Both ends must have the same: a keeper stays while daemons come and go. It covers what notes about jobs contain.
-VERSION = 2
+# Both ends must have the same: a keeper stays while daemons come and go. It covers what notes about jobs contain. Not
+# the wire version: a keeper has daemons of several.
+VERSION = 3
 
 Message = dict[str, Any]
 # A message with its descriptors. None: they are lost, because this process had no room for all of them.

@@ -484,6 +484,15 @@ async def test_an_upgrade_to_a_release_that_can_not_talk_with_the_ranks(end, sta
     assert job.error.endswith(words)
 
 
+async def test_a_daemon_that_does_not_understand_its_keeper_says_so(end, start_daemon, newer):
+    """Another release was installed, and the daemon is killed: the node ends."""
+    daemon = await start_daemon()
+    newer.write_text("import bagua.daemon.node.keeper.wire as own\nown.VERSION += 1\n")
+    daemon.proper().kill()
+    assert await daemon.wait() == 2
+    assert "start the node again. [BG924]" in daemon.errors.read_text() and len(end.hellos) == 1
+
+
 async def test_an_upgrade_to_a_release_that_can_not_talk_is_one_where_no_rank_runs(end, start_daemon, newer):
     await start_daemon()
     newer.write_text(NEWER)

@@ -27,6 +27,7 @@ NATIVE = {
     "frames of hosts": ("transport/frame.h", "transport/seal.h", "transport/seal.cpp"),
     "control messages of hosts": ("engine/remote/control.h", "engine/remote/control.cpp"),
     "codecs": ("codec/*.h", "codec/*.cpp"),
+    "Bagua-Net": ("../nccl_net/wire.h",),  # which has a number of its own, for it works without jobs
     "ways of collectives": ("collective/*.h", "collective/*.cpp"),
 }
 RANKS = ("client/torch_api", "client/c10d")
