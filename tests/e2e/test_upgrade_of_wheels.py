@@ -79,7 +79,6 @@ def install(wheels: Mapping[str, Path], sandbox: Sandbox) -> Install:
 
 def start(service: Service, install: Install) -> None:
     """A coordinator that was upgraded first, and two nodes that were not."""
-    install("coordinator", "does not")
     service.coordinator, ready = service.launch(
         "coordinator", "--listen", service.address, prefix=install("coordinator", "does not")
     )

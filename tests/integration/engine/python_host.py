@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from bagua.csrc import load
+from bagua.csrc.wire_version import WIRE_VERSION
 
 PLAIN_ON_LOOPBACK, PLAIN_BY_CHOICE, ENCRYPTED = 1, 2, 3
 ACCEPTED = 1
@@ -26,7 +27,7 @@ TAG = 16
 
 def plain_header(kind: int, sequence: int) -> bytes:
     """The header of a frame without a payload, with its checksum, as on a plain connection."""
-    header = HEADER.pack(MAGIC, 1, kind, HEADER.size, 1, 0, 0, 0, 0, sequence, 0, 0)[:-4]
+    header = HEADER.pack(MAGIC, HEADER.size, kind, 0, 1, 0, 0, 0, 0, sequence, 0, 0)[:-4]
     return header + struct.pack("<I", load().crc32c(header))
 
 
@@ -76,7 +77,7 @@ class Dialled:
 
     def send(self, kind: int, sequence: int, generation: int = 1) -> bytes:
         """A frame without a payload; what was written."""
-        header = HEADER.pack(MAGIC, 1, kind, HEADER.size, generation, 0, 0, 0, 0, sequence, 0, 0)
+        header = HEADER.pack(MAGIC, HEADER.size, kind, 0, generation, 0, 0, 0, 0, sequence, 0, 0)
         record = self.out.seal(header)
         self.socket.sendall(record)
         return record
@@ -96,7 +97,7 @@ def dial(
     hello = struct.pack(
         "<II32sQIIIIQII",
         0x48554742,
-        5,
+        WIRE_VERSION,
         hashlib.sha256(job.encode()).digest(),
         1,
         0,

@@ -18,8 +18,10 @@ from typing import Any
 
 import pytest
 from engine_relay import Relay
+from rig import engines
 
 from bagua.csrc import load
+from bagua.csrc.wire_version import WIRE_VERSION
 
 HOSTS = [[0], [1]]
 COUNT = 1000  # float32: one frame for each host and operation
@@ -173,6 +175,34 @@ def test_hosts_that_disagree(make_world: Callable[..., Any], plain: int) -> None
     assert f"{whose} daemon was started with --plain-data" in error
     assert "no connection to host 1 (rank 1)" in error
     assert world.engines[1].stats()["bad_connections"] >= 1  # several are dialled at once
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_hosts_of_two_releases(
+    make_world: Callable[..., Any], wait_for: Callable[..., None], monkeypatch: pytest.MonkeyPatch, elastic: bool
+) -> None:
+    """They say so at once, with both numbers. For an elastic job the other host is lost."""
+    usual = engines.open_engine
+
+    def of_its_release(core: Any, hosts: Any, index: int, *rest: Any, **options: Any) -> Any:
+        core.set_wire_version(WIRE_VERSION + index)
+        try:
+            return usual(core, hosts, index, *rest, **options)
+        finally:
+            core.set_wire_version(WIRE_VERSION)
+
+    monkeypatch.setattr(engines, "open_engine", of_its_release)
+    world = make_world(HOSTS, elastic=elastic)
+    words = f"the other host speaks wire version {WIRE_VERSION + 1}, this one wire version {WIRE_VERSION}: install one"
+    if not elastic:
+        assert words in world.run("ones", count=COUNT, times=1)[0]["error"]
+        return
+    world.connect()
+    world.start("ones", count=COUNT, times=1)
+    told: list[dict[str, Any]] = []
+    wait_for(lambda: told.extend(world.engines[0].events()) or any(event["kind"] == "suspended" for event in told))
+    (event,) = (event for event in told if event["kind"] in ("suspended", "error"))
+    assert (event["kind"], event["host"]) == ("suspended", 1) and words in event["text"]
 
 
 def test_no_libcrypto(make_world: Callable[..., Any]) -> None:

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 RECORD = Path(__file__).with_name("wire_formats.json")
 NATIVE = {
     "shared memory": ("channel/layout.h", "channel/meeting.h", "kernel/reduce.h"),
-    "messages of a rank and its daemon": ("channel/protocol.h",),
+    "messages of a rank and its daemon": ("channel/protocol.h", "../../proto/rank.proto"),
     "handshake of hosts": ("transport/handshake.h", "transport/handshake.cpp"),
     "frames of hosts": ("transport/frame.h", "transport/seal.h", "transport/seal.cpp"),
     "control messages of hosts": ("engine/remote/control.h", "engine/remote/control.cpp"),
