@@ -70,7 +70,7 @@ def make_registry(controller: Controller, settings: Settings) -> kopf.OperatorRe
         namespace: str | None, labels: kopf.Labels, event: kopf.RawEvent, param: Any = None, **_: Any
     ) -> None:
         job = str(namespace), str(labels[JOB_LABEL])
-        if controller.object_changed(job, param, event["object"], deleted(event)):
+        if controller.object_changed(job, param, event["object"], event["type"] == "DELETED"):
             queue.wake(job)
 
     for kind, place in WATCHED.items():

@@ -111,9 +111,10 @@ class Controller:
         self._memory(job).pods.change()
 
     def listed(self) -> None:
-        """All objects of a kind are told of, and those that went unseen are not: the next look at each job reads."""
+        """All jobs or pods are told of, and those that went unseen are not: the next look at each job reads."""
         for memory in list(self._memories.values()):
-            memory.change()
+            memory.body.change()
+            memory.pods.change()
 
     def object_changed(self, job: Key, kind: str, body: Mapping[str, Any], deleted: bool) -> bool:
         """An object of the job that the operator alone should write has changed; or its status, which tells nothing
