@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bagua.operator import schemas
 from bagua.operator.job import GROUP, KIND, PLURAL, VERSION, Spec
 
 # CEL rules by the place that they are about. ``job.parse`` checks those that need no former state, too.
@@ -55,7 +56,11 @@ def definition() -> dict[str, Any]:
         "type": "object",
         "description": "A training job of Bagua: node daemons as pods, and a coordinator of its own.",
         "required": ["spec"],
-        "properties": {"spec": spec_schema(), "status": _STATUS},
+        "properties": {
+            "metadata": {"type": "object", "properties": {"name": schemas.NAME}},
+            "spec": spec_schema(),
+            "status": _STATUS,
+        },
     }
     version = {
         "name": VERSION,
@@ -110,6 +115,9 @@ def spec_schema() -> dict[str, Any]:
 def _structural(schema: dict[str, Any], definitions: dict[str, Any], optional: bool = False) -> dict[str, Any]:
     """A schema of pydantic without references, titles and nulls, as Kubernetes wants it. ``optional``: nothing stands
     for it where it is not given."""
+    if schema.get("x-kubernetes-preserve-unknown-fields"):  # of Kubernetes
+        words = {"description": " ".join(schema["description"].split())} if "description" in schema else {}
+        return {**{key: value for key, value in schema.items() if key not in ("title", "default")}, **words}
     if "$ref" in schema:
         kept = {key: value for key, value in schema.items() if key in ("default", "description")}
         schema = {**definitions[schema["$ref"].rpartition("/")[2]], **kept}

@@ -8,18 +8,17 @@ import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema, create_model
 from pydantic.alias_generators import to_camel
 
 from bagua.base.errors import ConfigError
 from bagua.base.job_options import MAX_NODES, MAX_RANKS, OPTIONS, Option
+from bagua.operator import schemas
 
 GROUP = "bagua.dev"
 VERSION = "v1"
 KIND = "BaguaJob"
 PLURAL = "baguajobs"
-PRESERVED: dict[str, Any] = {"x-kubernetes-preserve-unknown-fields": True}
-"""Schema of an object that Kubernetes itself checks when it is used."""
 
 AUTO = "auto"
 CONTAINER = "daemon"
@@ -31,8 +30,23 @@ RanksOrAuto = Annotated[
     ),
 ]
 Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$")]
+OtherName = Annotated[str, Field(pattern=r"^(|[a-z0-9]([-a-z0-9.]*[a-z0-9])?)$", max_length=253)]
+SecretKey = Annotated[str, Field(pattern=r"^[-._a-zA-Z0-9]+$", max_length=253)]
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 SecretName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)]
+
+
+def _checked(schema: schemas.Schema, where: str) -> Any:
+    def check(value: Any) -> Any:
+        if words := schemas.misfit(value, schema, where):
+            raise ValueError(words)
+        return value
+
+    return BeforeValidator(check), WithJsonSchema(schema)
+
+
+Resources = Annotated[dict[str, Any], *_checked(schemas.RESOURCES, "resources")]
+Template = Annotated[dict[str, Any], *_checked(schemas.TEMPLATE, "template")]
 
 
 class Model(BaseModel):
@@ -107,7 +121,7 @@ class KeyReference(Model):
     """A key of a Secret or a ConfigMap."""
 
     name: SecretName
-    key: Annotated[str, Field(min_length=1, max_length=253)]
+    key: SecretKey
     optional: bool = False
 
 
@@ -149,7 +163,7 @@ class SecretVariable(Model):
 
     name: EnvName
     secret_name: SecretName
-    key: Annotated[str, Field(min_length=1, max_length=253)]
+    key: SecretKey
 
 
 @with_job_options
@@ -181,11 +195,11 @@ class SchedulingPolicy(Model):
     """Auto: Kueue where a queue is named and Kueue is installed, else Volcano where it is installed, else Operator."""
     gang_timeout_seconds: int = Field(default=300, ge=10, le=86_400)
     """Operator alone: pods that are placed are given back when the minimum is not complete after so long."""
-    queue: str = ""
+    queue: OtherName = ""
     """Queue of Kueue or Volcano."""
-    priority_class: str = ""
+    priority_class: OtherName = ""
     """A PriorityClass of the cluster: pods of it may take the place of others."""
-    workload_priority_class: str = ""
+    workload_priority_class: OtherName = ""
     """A WorkloadPriorityClass of Kueue."""
 
 
@@ -220,7 +234,7 @@ class Database(Model):
     """A PostgreSQL database that belongs to this job alone."""
 
     secret_name: SecretName
-    key: Annotated[str, Field(min_length=1, max_length=253)] = "url"
+    key: SecretKey = "url"
     """Its value is a postgresql:// URL."""
 
 
@@ -231,20 +245,20 @@ class Coordinator(Model):
     """Empty: that of the job."""
     storage: Quantity = "1Gi"
     """Size of the volume with its state."""
-    storage_class: str = ""
+    storage_class: OtherName = ""
     ephemeral: bool = False
     """No volume: when the coordinator's pod is lost, the job begins anew."""
     database: Database | None = None
     """PostgreSQL instead of a volume."""
     fence_after_seconds: int = Field(default=600, ge=0, le=86_400)
     """Ranks that no coordinator can reach end after so long; a new pod for it must come sooner. 0: never."""
-    resources: dict[str, Any] = Field(default_factory=dict, json_schema_extra=PRESERVED)
+    resources: Resources = Field(default_factory=dict)
 
 
 class Spec(Model):
     """Specification of a BaguaJob."""
 
-    image: Annotated[str, Field(min_length=1)]
+    image: Annotated[str, Field(min_length=1, pattern=r"^\S+$")]
     """Has bagua, torch and the program of the ranks."""
     image_pull_policy: Annotated[str, Field(pattern=r"^(|Always|IfNotPresent|Never)$")] = ""
     replicas: int = Field(default=1, ge=1, le=MAX_NODES)
@@ -253,11 +267,11 @@ class Spec(Model):
     """Ranks in each pod; auto: one for each GPU that the container asks for, without any one for each whole core."""
     elastic: Elastic | None = None
     run: Run
-    resources: dict[str, Any] = Field(default_factory=dict, json_schema_extra=PRESERVED)
+    resources: Resources = Field(default_factory=dict)
     """Resources of the daemon's container, ranks included."""
     shared_memory: Quantity = "8Gi"
     """Limit of /dev/shm, which counts as memory of the pod."""
-    template: dict[str, Any] = Field(default_factory=dict, json_schema_extra=PRESERVED)
+    template: Template = Field(default_factory=dict)
     """A PodTemplate for what is not said here: volumes, node selectors, tolerations, sidecars. Its container named
     `daemon` is merged into that of the daemon."""
     run_policy: RunPolicy = Field(default_factory=RunPolicy)
@@ -303,7 +317,8 @@ def parse(spec: dict[str, Any]) -> Spec:
         found = Spec.model_validate(spec)
     except ValidationError as error:
         first = error.errors()[0]
-        raise ConfigError(f"spec.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}. [BG830]") from error
+        words = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"spec.{'.'.join(str(part) for part in first['loc'])}: {words}. [BG830]") from error
     if sum(bool(one) for one in (found.run.script, found.run.module, found.run.program)) != 1:
         raise ConfigError("spec.run: give exactly one of script, module and program. [BG830]")
     if found.elastic and found.elastic.max_replicas and found.elastic.max_replicas < found.elastic.min_replicas:
@@ -330,3 +345,9 @@ def check_replicas(spec: Spec) -> None:
     if spec.replicas != spec.wanted:
         limits = f"elastic.minReplicas ({spec.minimum}) and elastic.maxReplicas ({spec.maximum})"
         raise ConfigError(f"spec.replicas: {spec.replicas} is not between {limits}. [BG830]")
+
+
+def check_name(name: str) -> None:
+    """Raises ConfigError for a name that labels and Services of the job can't have."""
+    if words := schemas.misfit(name, schemas.NAME, "metadata.name"):
+        raise ConfigError(f"{words}: small letters, digits and hyphens, and a letter first. [BG830]")

@@ -12,7 +12,16 @@ from bagua.base.errors import ConfigError
 from bagua.operator import facts, objects, pods, status
 from bagua.operator.credentials import credentials_wanted
 from bagua.operator.facts import Action, Cancel, Delete, Manifest, Plan, Seen, Task, Trouble
-from bagua.operator.job import CleanPodPolicy, GangScheduler, RestartPolicy, Spec, SuspendMode, check_replicas, parse
+from bagua.operator.job import (
+    CleanPodPolicy,
+    GangScheduler,
+    RestartPolicy,
+    Spec,
+    SuspendMode,
+    check_name,
+    check_replicas,
+    parse,
+)
 from bagua.operator.membership import Gang, adjust, complete
 from bagua.operator.news import REPLACED
 from bagua.operator.settings import Settings
@@ -37,6 +46,7 @@ def reconcile(seen: Seen, settings: Settings, now: float) -> Plan:
     try:
         spec = parse(seen.body["spec"])
         if not former.get("phase"):
+            check_name(seen.name)
             check_replicas(spec)
     except ConfigError as error:
         if former.get("phase"):  # it runs as it was; the change is refused

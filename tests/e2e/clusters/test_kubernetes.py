@@ -86,6 +86,32 @@ def blocked(cluster: Operated, name: str) -> str:
     return next((one["message"] for one in found if one["type"] == "Blocked" and one["status"] == "True"), "")
 
 
+def test_the_definition_refuses_what_a_schema_can(cluster: Operated) -> None:
+    run, spec = {"program": "/bin/true"}, {"image": IMAGE}
+    volume = {"spec": {"volumes": [{"name": "My_Data", "emptyDir": {}}]}}
+    refused: list[tuple[str, dict[str, Any], str]] = [
+        ("a.b", {}, "metadata.name"),
+        ("1st", {}, "metadata.name"),
+        ("a" * 41, {}, "metadata.name"),
+        ("typed", {"template": {"spec": {"containers": "daemon"}}}, "spec.template.spec.containers"),
+        ("empty", {"template": {"spec": {"containers": [{}]}}}, "spec.template.spec.containers"),
+        ("volume", {"template": volume}, "volumes.name"),
+        ("amount", {"resources": {"limits": {"cpu": "many"}}}, "spec.resources.limits.cpu"),
+        ("leads", {"coordinator": {"resources": {"limits": {"cpu": "many"}}}}, "spec.coordinator.resources.limits.cpu"),
+    ]
+    for name, more, words in refused:
+        body = {"apiVersion": "bagua.dev/v1", "kind": "BaguaJob", "metadata": {"name": name}}
+        answer = cluster.api.post(JOBS, json={**body, "spec": {**spec, "run": run, **more}})
+        assert answer.status_code == 422 and words in answer.json()["message"], (name, answer.text)
+    fits = {"resources": {"limits": {"cpu": 0.5, "memory": "1Gi"}}, "template": {"spec": {"hostname": "any"}}}
+    cluster.submit("a" * 40, **spec, run=run, **fits)
+    cluster.wait(lambda: cluster.pods("a" * 40))
+    kept = cluster.api.get(f"{JOBS}/{'a' * 40}").json()["spec"]
+    assert kept["template"] == fits["template"] and kept["resources"] == fits["resources"]
+    cluster.wait_for_phase("a" * 40, "Succeeded")
+    cluster.delete("a" * 40)
+
+
 def test_refusals_are_told_in_the_words_of_who_refuses(cluster: Operated) -> None:
     """And the job goes on when nothing stands in its way any more."""
     run, space = {"program": "/bin/true"}, "/api/v1/namespaces/default"

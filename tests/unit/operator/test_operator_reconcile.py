@@ -416,8 +416,24 @@ def test_credentials_are_made_anew_in_time_and_on_request() -> None:
         ({"elastic": {"minReplicas": 3, "maxReplicas": 2}}, "less than minReplicas"),
         ({"runPolicy": {"suspendMode": "Pause"}, "elastic": None}, "can be paused"),
         ({"replicas": 0}, "spec.replicas"),
+        ({"image": "two words"}, "spec.image"),
+        ({"resources": {"limits": {"cpu": "many"}}}, "resources.limits.cpu: 'many'"),
+        ({"resources": {"limits": ["cpu"]}}, "resources.limits is not an object"),
+        ({"coordinator": {"resources": {"requests": {"memory": "1 Gi"}}}}, "resources.requests.memory: '1 Gi'"),
+        ({"runPolicy": {"schedulingPolicy": {"priorityClass": "Very High"}}}, "priorityClass"),
+        ({"coordinator": {"storageClass": "a b"}}, "storageClass"),
+        ({"template": []}, "template is not an object"),
+        ({"template": {"spec": None}}, "template.spec is not an object"),
+        ({"template": {"metadata": {"labels": {"a": 1}}}}, "template.metadata.labels.a is not a text"),
+        ({"template": {"spec": {"containers": {"name": "daemon"}}}}, "template.spec.containers is not a list"),
+        ({"template": {"spec": {"containers": ["daemon"]}}}, r"template.spec.containers\[0\] is not an object"),
+        ({"template": {"spec": {"containers": [{"image": "b"}]}}}, r"template.spec.containers\[0\] has no name"),
+        ({"template": {"spec": {"containers": [{"name": "daemon", "env": {"A": "b"}}]}}}, r"\[0\].env is not a list"),
+        ({"template": {"spec": {"volumes": [{"name": "My_Data", "emptyDir": {}}]}}}, r"volumes\[0\].name: 'My_Data'"),
+        ({"template": {"spec": {"securityContext": "none"}}}, "securityContext is not an object"),
+        ({"template": {"spec": {"nodeSelector": ["gpu"]}}}, "nodeSelector is not an object"),
         ({"nprocPerNode": "all"}, "spec.nprocPerNode"),
-        ({"nprocPerNode": "auto", "resources": {"limits": {"cpu": "many"}}}, "spec.nprocPerNode: auto"),
+        ({"nprocPerNode": "auto", "resources": {"limits": {"cpu": "1Ki"}}}, "spec.nprocPerNode: auto"),
         ({"nprocPerNode": "auto", "resources": {"limits": {"cpu": "2000"}}}, "auto gives 2000 ranks"),
     ],
 )
@@ -462,6 +478,22 @@ def test_conditions_say_when_they_were_updated() -> None:
     [condition] = [one for one in third.status["conditions"] if one["type"] == "Running"]
     assert condition["lastTransitionTime"] == status.stamp(NOW + 5)
     assert condition["lastUpdateTime"] == status.stamp(NOW + 9) and condition["message"] == "no room"
+
+
+@pytest.mark.parametrize("name", ["a.b", "1st", "Upper", "end-", "a" * 41])
+def test_names_that_objects_of_a_job_can_not_have_are_refused(name: str) -> None:
+    bad = seen()
+    plan = decide(replace(bad, body={**bad.body, "metadata": {**bad.body["metadata"], "name": name}}))
+    assert plan.status["phase"] == "Failed" and plan.status["message"].startswith("metadata.name")
+    assert not plan.actions
+
+
+def test_what_kubernetes_takes_is_not_refused() -> None:
+    amounts = {"cpu": 0.5, "memory": "1.5Gi", "nvidia.com/gpu": 8, "ephemeral-storage": "1e9", "hugepages-2Mi": "100m"}
+    container = {"name": "daemon", "resources": {"limits": amounts}, "env": [{"name": "A", "valueFrom": {}}]}
+    template = {"spec": {"containers": [container], "volumes": [{"name": "d", "nfs": {"server": "s"}}], "more": [1]}}
+    spec = {"image": "r:5000/b@sha256:1", "run": {"script": "t.py"}, "resources": {"limits": amounts}}
+    assert parse({**spec, "template": template}).template == template
 
 
 def test_pods_are_locked_down() -> None:
