@@ -16,8 +16,7 @@ ALONE = 0.7  # so likely a fault is over, with all its consequences, before the 
 
 Need = Literal["root", "firewall", "sqlite", "postgresql"]
 
-SILENT_S = 5.0  # a rank, or a host, that is silent for so long is out
-AWAY_S = 8.0  # so is a host that others have lost, and that does not speak within 10 s
+SILENT_S = 5.0  # a rank, or a host, that is silent for so long is out; so is a daemon that is away
 FENCE_AFTER_S = 30.0  # so are ranks of a node that does not hear the coordinator, where chaos is played
 REFUSALS = ("EACCES", "EPERM", "EINVAL", "ENETDOWN", "EADDRNOTAVAIL", "ENETUNREACH", "EHOSTUNREACH")
 
@@ -62,7 +61,7 @@ KINDS = {
     "kill-rank": Kind("ranks", "SIGKILL of a rank", takes="rank"),
     "stop-rank": Kind("ranks", "SIGSTOP of a rank for 1 s", lasts_s=1.0, harmless_s=SILENT_S, halts=True),
     "silent-rank": Kind("silence, 5 s", "SIGSTOP of a rank until it is out", takes="rank"),
-    "kill-daemon": Kind("daemons", "SIGKILL of a daemon, which its keeper starts again", harmless_s=AWAY_S),
+    "kill-daemon": Kind("daemons", "SIGKILL of a daemon, which its keeper starts again", harmless_s=SILENT_S),
     "stop-daemon": Kind("daemons", "SIGSTOP of a daemon for 1.5 s", lasts_s=1.5, harmless_s=SILENT_S, halts=True),
     "silent-daemon": Kind("silence, 5 s", "SIGSTOP of a daemon until it is out", takes="node", hosts=2),
     "kill-keeper": Kind("daemons", "SIGKILL of a keeper: its daemon and ranks die with it", takes="node"),
@@ -78,7 +77,10 @@ KINDS = {
     "scale": Kind("planned changes", "bagua job scale to one node less, then back", takes="node", hosts=2),
     "drain": Kind("planned changes", "bagua node drain, then undrain", takes="node", hosts=2),
     "upgrade": Kind(
-        "planned changes", "bagua node upgrade: an installed daemon takes over from one that runs", harmless_s=AWAY_S
+        "planned changes", "bagua node upgrade: an installed daemon takes over from one that runs", harmless_s=SILENT_S
+    ),
+    "other-release": Kind(
+        "planned changes", "a node comes back with a release that can't talk with the others", takes="node", hosts=2
     ),
     "pause": Kind("planned changes", "bagua job pause, and resume after 1 s", lasts_s=1.0, halts=True),
     "kill-coordinator": Kind(
@@ -103,7 +105,7 @@ KINDS = {
     "corrupt-link": Kind("network, disk", "garbage in a connection between hosts", hosts=2),
     "full-disk": Kind("network, disk", "no room on the disk of all services for 3 s", lasts_s=3.0, needs="root"),
     "read-only": Kind("network, disk", "the folder of all services is read-only for 3 s", lasts_s=3.0, needs="root"),
-    "deep-tree": Kind("daemons", "3,000 nested folders among a daemon's files, and its SIGKILL", harmless_s=AWAY_S),
+    "deep-tree": Kind("daemons", "3,000 nested folders among a daemon's files, and its SIGKILL", harmless_s=SILENT_S),
     "kill-starting-keeper": Kind("daemons", "SIGKILL of a new keeper while its daemon starts"),
     "sleep": Kind("sleep", "SIGSTOP of all processes for 20 s", lasts_s=20.0, harmless_s=math.inf, halts=True),
     "cut-host": _broken_path("nothing passes between a host and the others", Rule()),

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import bagua
 from bagua.base.errors import ServiceError, UnavailableError
 from bagua.base.security import read_token
 from bagua.chaos.firewall import Firewall
@@ -66,8 +67,9 @@ class ChaosCluster:
         service.wait_ready(time.monotonic() + START_DEADLINE_S)
         self.nodes[name] = service
 
-    def launch_node(self) -> tuple[str, ServiceProcess]:
-        """Returns the new name, and the keeper, as soon as there is one."""
+    def launch_node(self, other_release: bool = False) -> tuple[str, ServiceProcess]:
+        """Returns the new name, and the keeper, as soon as there is one. ``other_release``: with the next wire
+        version."""
         name = f"node-{self._started}"
         self._started += 1
         reach = ["--coordinator", self.coordinators.address, "--token-file", str(self.coordinators.token)]
@@ -78,6 +80,8 @@ class ChaosCluster:
             firewall = Firewall(name, f"127.0.{self._started // 250 + 1}.{self._started % 250 + 1}", self.port)
             self.firewalls[name], prefix = firewall, firewall.prefix
             reach += ["--data-host", firewall.address]
+        if other_release:
+            prefix = [*prefix, "env", "PYTHONDONTWRITEBYTECODE=1", f"PYTHONPATH={next_release(self.state / 'next')}"]
         return name, self._launch(f"daemon {name}", "bagua.daemon.node", [*arguments, *reach], prefix)
 
     def _launch(self, label: str, module: str, arguments: list[str], prefix: Sequence[str] = ()) -> ServiceProcess:
@@ -110,6 +114,21 @@ class ChaosCluster:
     def port(self) -> int:
         """The coordinators', as daemons see it."""
         return int(self.coordinators.address.rpartition(":")[2])
+
+
+def next_release(folder: Path) -> Path:
+    """A folder with a package of this one's files, by links, that has the next wire version."""
+    if not folder.exists():
+        shutil.copytree(
+            *(Path(bagua.__file__).parent, folder / "bagua"),
+            copy_function=os.symlink,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
+        module = folder / "bagua" / "csrc" / "wire_version.py"
+        text = module.read_text()
+        module.unlink()
+        module.write_text(f"{text}\nWIRE_VERSION += 1\n")
+    return folder
 
 
 def copy_logs(source: Path, target: Path, names: str) -> None:

@@ -16,6 +16,7 @@ from bagua.base.daemon_process import daemon_pid
 from bagua.chaos import sockets
 from bagua.chaos.patience import alive, descendants, until
 from bagua.chaos.plan import KINDS, Fault, Kind
+from bagua.cli.cluster.local_cluster import START_DEADLINE_S
 from bagua.cli.faults.cluster import ChaosCluster, read_only
 from bagua.proto import common_pb2
 
@@ -85,6 +86,10 @@ class Injector:
             case "kill-keeper":
                 self._cluster.nodes.pop(node).process.kill()
                 del trained.ranks[node]
+            case "other-release":
+                self._cluster.nodes.pop(node).process.kill()
+                del trained.ranks[node]
+                self._meet_other_release(trained)
             case "silent-daemon":
                 self._silence(node, trained)
                 return node, began, began
@@ -177,6 +182,14 @@ class Injector:
         service.process.kill()
         until(lambda: not alive(daemon), "a daemon ends whose keeper was killed while it started")
         return name
+
+    def _meet_other_release(self, trained: Trained) -> None:
+        """The job says why it does not grow, and goes on; the node leaves again."""
+        name, service = self._cluster.launch_node(other_release=True)
+        service.wait_ready(time.monotonic() + START_DEADLINE_S)
+        words = "the job says that a node of another release can't talk with it"
+        until(lambda: f"{name}: bagua" in self._cluster.job(trained.job_id).growth, words)
+        service.process.kill()
 
     def _break_path(self, kind: Kind, node: str, trained: Trained) -> None:
         """Who is out is the coordinator's decision; those that are left must go on, during it and afterwards. Who was

@@ -27,6 +27,7 @@ from bagua.chaos.relay import Relay
 from bagua.chaos.report import HEADINGS, PROMISES, Played, by_group, by_kind, markdown
 from bagua.chaos.training import Trap
 from bagua.cli.faults.campaign import Chaos, Findings, Wanted
+from bagua.cli.faults.cluster import next_release
 from bagua.cli.faults.inject import Trained, resist
 
 SIOCOUTQNSD = 0x894B  # bytes of a connection that were not sent yet
@@ -113,7 +114,7 @@ def test_the_fault_before_it_is_to_blame() -> None:
     assert len(lines) == 5 and {line.count("|") for line in lines} == {len(HEADINGS) + 1}
     assert by_group([*found.played, Played(JOIN, "", 5.0, 0.1)]) == [
         ["ranks: kill-rank, stop-rank", "2", "3", "0", "500", "750"],
-        ["planned changes: scale, drain, upgrade, pause", "1", "0", "0", "", ""],
+        ["planned changes: scale, drain, upgrade, other-release, pause", "1", "0", "0", "", ""],
         [
             *("network, disk: cut-link, slow-link, delay-link, corrupt-link, full-disk, read-only", "1", "0", "0"),
             *("500", "500"),
@@ -270,6 +271,18 @@ def test_who_is_lost_by_a_fault_that_a_slow_machine_made_long_is_no_alarm(
     fault = Fault("kill-coordinator", 0, 0, True, 0.0)
     with contextlib.nullcontext() if expected else pytest.raises(ServiceError, match="ranks ended that should go on"):
         chaos._play(fault, trained)
+
+
+def test_the_next_release_differs_in_its_wire_version_alone(tmp_path: Path) -> None:
+    program = "import bagua; from bagua.csrc.wire_version import WIRE_VERSION; print(bagua.__version__, WIRE_VERSION)"
+    said = [
+        subprocess.run(
+            [sys.executable, "-P", "-c", program], env=environment, capture_output=True, text=True, check=True
+        )
+        for environment in (dict(os.environ), {**os.environ, "PYTHONPATH": str(next_release(tmp_path / "next"))})
+    ]
+    (release, number), (other_release, other_number) = (done.stdout.split() for done in said)
+    assert (other_release, int(other_number)) == (release, int(number) + 1)
 
 
 def test_a_tree_that_resists(tmp_path: Path) -> None:
