@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 from lightkube import ApiError
 
-from bagua.base.errors import BaguaError, ConflictError, UnavailableError
+from bagua.base.errors import BaguaError, ConfigError, ConflictError, UnavailableError
 from bagua.client import Client
 from bagua.enroll.certificates import Authority
 from bagua.operator import credentials, facts, service, status
@@ -168,6 +168,11 @@ class Controller:
             api_groups=self._cluster.api_groups,
             refusal=memory.refusal,
         )
+        try:
+            parse(body["spec"])
+            memory.spec = body["spec"]
+        except ConfigError as error:
+            seen = replace(seen, valid_spec=memory.spec, invalid=str(error) if memory.spec else "")
         memory.journal.looked(seen)
         if seen.status.get("phase") in status.ENDED and all(pod.ended or pod.leaving for pod in seen.pods):
             memory.running = ""
@@ -302,7 +307,7 @@ class Controller:
         log.info("%s/%s: %s", seen.namespace, seen.name, action)
         match action:
             case facts.Submit(key, name):
-                spec = service.specification(parse(seen.body["spec"]), name)
+                spec = service.specification(parse(seen.spec), name)
                 self._follow(seen, client.submit(spec, idempotency_key=key).job_id)
             case facts.Cancel(job_id, reason):
                 client.cancel(job_id, reason)

@@ -128,6 +128,8 @@ class Seen:
     former_attempts: tuple[str, ...] = ()
     nodes: Mapping[str, NodeState] = field(default_factory=dict)
     api_groups: frozenset[str] = frozenset()
+    valid_spec: Manifest | None = None  # the last one that could be used; None: that of the body
+    invalid: str = ""  # why that of the body can't be used, where there was another one before
     refusal: Trouble | None = None  # of what the operator tried to make last
     coordinator_trouble: Trouble | None = None  # of its pod
     ends: Mapping[str, str] = field(default_factory=dict)  # how pods ended that were seen and run no more, in words
@@ -148,6 +150,11 @@ class Seen:
     @property
     def uid(self) -> str:
         return str(self.body["metadata"]["uid"])
+
+    @property
+    def spec(self) -> Manifest:
+        """The specification that holds."""
+        return dict(self.body["spec"] if self.valid_spec is None else self.valid_spec)
 
     @property
     def status(self) -> Manifest:

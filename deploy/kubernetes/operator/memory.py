@@ -74,6 +74,7 @@ class Memory:
     def __init__(self, uid: str = "") -> None:
         self.uid = uid
         self.running = ""  # id of an attempt that had not ended at the last look
+        self.spec: Manifest | None = None  # the last that could be used
         self.refusal: Trouble | None = None  # of what was tried last
         self._ends: dict[str, str] = {}
         self._refused_of, self._pause_s, self._again_at = "", 0.0, 0.0

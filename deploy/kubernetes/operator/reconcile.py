@@ -44,16 +44,19 @@ def reconcile(seen: Seen, settings: Settings, now: float) -> Plan:
     }
     former = status.with_condition(former, status.CREATED, True, "Created", "The operator has seen the BaguaJob.", now)
     try:
-        spec = parse(seen.body["spec"])
+        spec = parse(seen.spec)
         if not former.get("phase"):
             check_name(seen.name)
             check_replicas(spec)
     except ConfigError as error:
-        if former.get("phase"):  # it runs as it was; the change is refused
-            return Plan((), status.with_condition(former, "Invalid", True, "Invalid", str(error), now), None)
-        found = status.with_phase(former, status.FAILED, "Invalid", str(error), now)
-        return Plan((), status.with_condition(found, "Invalid", True, "Invalid", str(error), now), None)
-    former = _scaled(spec, former, now)
+        words = str(error)
+        if not former.get("phase"):
+            former = status.with_phase(former, status.FAILED, "Invalid", words, now)
+        return Plan((), status.with_condition(former, "Invalid", True, "Invalid", words, now), None)
+    if seen.invalid:  # it runs as it was; the change is refused
+        former = status.with_condition(former, "Invalid", True, "Invalid", seen.invalid, now)
+    else:
+        former = _scaled(spec, former, now)
     if former.get("phase") in status.ENDED:
         return _finished(seen, spec, status.with_trouble(former, None, now), now)
     plan = Round(seen, spec, settings, former, now).plan()
@@ -92,7 +95,8 @@ def _finished(seen: Seen, spec: Spec, former: Manifest, now: float) -> Plan:
     alive = any(not pod.ended and not pod.leaving for pod in seen.pods)
     tells = alive and age < TELL_S and policy is not CleanPodPolicy.ALL
     if not tells:
-        actions += _changed(seen, objects.infrastructure(seen, spec, seen.coordinator_credentials, False))
+        whole = objects.infrastructure(seen, spec, seen.coordinator_credentials, False)
+        actions += _changed(seen, [one for one in whole if (one["kind"], one["metadata"]["name"]) in seen.hashes])
     pauses = [*([1.0] if tells else []), *([ttl - age] if ttl is not None else [])]
     return Plan(tuple(actions), found, min(pauses, default=None))
 

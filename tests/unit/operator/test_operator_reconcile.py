@@ -496,6 +496,24 @@ def test_what_kubernetes_takes_is_not_refused() -> None:
     assert parse({**spec, "template": template}).template == template
 
 
+def test_a_change_that_can_not_be_used_stops_no_job() -> None:
+    """It runs as it was, and is looked after."""
+    runs = with_pods(seen(elastic=None, state={"phase": "Running"}), 0, 1, task=task(0, 1))
+    lost = replace(runs, pods=runs.pods[:1], nodes={**runs.nodes, "j-1": NodeState(False)})
+    bad = {**runs.body["spec"], "run": {}}
+    plan = decide(replace(lost, body={**runs.body, "spec": bad}, valid_spec=runs.body["spec"], invalid="no program"))
+    assert [one.node_id for one in kinds(plan, facts.Gone)] == ["j-1"]
+    condition = next(one for one in plan.status["conditions"] if one["type"] == "Invalid")
+    assert (condition["status"], condition["message"]) == ("True", "no program")
+
+
+def test_nothing_is_made_for_a_job_that_was_refused() -> None:
+    new = decide(seen(9, hashes={}))
+    assert new.status["phase"] == "Failed"
+    after = seen(9, hashes={}, state=new.status)
+    assert not decide(after).actions
+
+
 def test_pods_are_locked_down() -> None:
     spec: Spec = parse({"image": "b", "run": {"script": "t.py"}, "sharedMemory": "2Gi"})
     made = pods.pod(seen(), spec, 0, 0, False)["spec"]
