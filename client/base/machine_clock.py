@@ -7,7 +7,7 @@ import time
 from functools import cache
 from pathlib import Path
 
-STANDSTILL_S = 2.0  # later than it was due a look shows that the process stood still
+STANDSTILL_S = 2.0  # a look that comes later than it was due by no more shows a slow machine
 
 
 def boottime() -> float:
@@ -16,12 +16,17 @@ def boottime() -> float:
 
 
 class Standstill:
-    """Notices that this process stood still: a signal had stopped it, or its machine slept or was moved. Times are
-    those of ``boottime``."""
+    """Notices that this process stood still for longer than ``least_s``: a signal had stopped it, or its machine slept
+    or was moved. Times are those of ``boottime``."""
 
     def __init__(self) -> None:
+        self.least_s = STANDSTILL_S
         self._due = math.inf
         self.woke = -math.inf  # when that was noticed last
+
+    def matters_to(self, fence_s: float) -> None:
+        """Notices from now on what is long for a lease that lasts so long."""
+        self.least_s = max(STANDSTILL_S, fence_s / 8)
 
     def expect(self, at: float) -> None:
         """Notes that the next look is due at that time; inf: at none."""
@@ -29,7 +34,7 @@ class Standstill:
 
     def look(self, now: float) -> bool:
         """True if the process has stood still since the last look."""
-        if now <= self._due + STANDSTILL_S:
+        if now <= self._due + self.least_s:
             return False
         self._due, self.woke = math.inf, now
         return True

@@ -252,6 +252,7 @@ class Keeper:
             case "deadline":
                 self._deadline, self._later = message["at"], message["later"]
                 self._held_until, self._hold_s = message.get("held_until", 0.0), message.get("hold_s", 0.0)
+                self._standstill.matters_to(self._hold_s)
             case "renew":
                 self._renew()
         return ()

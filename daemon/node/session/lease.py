@@ -69,6 +69,7 @@ class Lease:
         self._known = True
         self._lease_s = welcome.lease_s
         self._fence_s = welcome.fence_s if 0 < welcome.fence_s < math.inf else 0.0
+        self.standstill.matters_to(self._fence_s)
         self._refusals_until = math.inf if welcome.sole else -math.inf
         self.coordinators = ()
         self._heard(self._hello_at, welcome.grant if welcome.HasField("grant") else None)
