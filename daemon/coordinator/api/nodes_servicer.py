@@ -292,8 +292,8 @@ class NodeServicer:
 
     def _acknowledge(self, session: NodeSession, seq: int) -> None:
         """Four times within the time after which the daemon ends its ranks: it goes on asking until it has an answer,
-        and an answer costs as much as a heartbeat. At once after a standstill of this process: a daemon that stood
-        still as well may hold its ranks until then."""
+        and an answer costs as much as a heartbeat. Always for a lease after a standstill of this process: a daemon that
+        stood still as well may hold its ranks until one is answered that it has sent since."""
         now = self.clock.now()
         if session.early is not None:  # its introduction waits for the database
             with contextlib.suppress(asyncio.QueueEmpty):
@@ -301,7 +301,7 @@ class NodeServicer:
             session.early.put_nowait(node_pb2.HeartbeatAck(seq=seq, grant=self.leases.grant(session.node_id)))
             return
         due = session.acked_clock + self.welcome.fence_s / 4
-        if not session.acked_clock or now >= due or session.acked_clock <= self.clock.woke:
+        if not session.acked_clock or now >= due or now <= self.clock.woke + self.welcome.lease_s:
             session.acked_clock = now
             session.heartbeat_s = heartbeat_interval(self.welcome, len(self.sessions))
             grant = self.leases.grant(session.node_id)

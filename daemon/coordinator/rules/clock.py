@@ -8,6 +8,7 @@ restart and a stalled process make no deadline come early, and no node is blamed
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -31,7 +32,7 @@ class ServiceClock:
         self._wall = wall
         self._reading = START
         self._at = monotonic()
-        self.woke = 0.0
+        self.woke = -math.inf
 
     def now(self) -> float:
         """Seconds that coordinators of this database were awake."""
