@@ -127,6 +127,24 @@ def test_a_stalled_host_is_named(make_pair: Callable[..., Pair]) -> None:
     check_end(pair, 1, "host 1 (rank 1) has not answered for ")
 
 
+def test_hosts_that_stood_still_one_after_the_other_go_on(make_pair: Callable[..., Pair]) -> None:
+    """As all machines of a cluster that are moved. The first to wake up has waited for the other one in vain."""
+    pair = make_pair(peer_timeout_s=3.0)
+    pair.load()
+    pair.hosts[1].signal(signal.SIGSTOP)
+    await_text(pair.hosts[0], "has not answered for")
+    pair.hosts[0].signal(signal.SIGSTOP)
+    time.sleep(4)
+    for host in pair.hosts:
+        host.signal(signal.SIGCONT)
+        time.sleep(0.1)
+    for host in pair.hosts:
+        before = host.ask("state", job="faults")["stats"]["ops"]
+        deadline = time.monotonic() + 30
+        while (state := host.ask("state", job="faults"))["stats"]["ops"] <= before + 3:
+            assert not state["error"] and time.monotonic() < deadline
+
+
 def test_a_host_that_is_cut_off_silently(make_pair: Callable[..., Pair]) -> None:
     pair = make_pair(peer_timeout_s=2.0)
     pair.load()
