@@ -14,12 +14,14 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+import bagua
 from bagua.base.errors import ServiceError
+from bagua.csrc.wire_version import WIRE_VERSION
 
 DEADLINE_S = 300.0
 FIRST_PAUSE_S, PAUSE_S, PAUSE_PER_RANK_S = 0.002, 0.2, 1e-4
@@ -41,7 +43,7 @@ class Meeting:
     """One attempt. Every wait ends: with a value, with the attempt, or after five minutes."""
 
     def __init__(self, store: Store, rank: int, world_size: int) -> None:
-        """Raises ServiceError if rank 0 does not come."""
+        """Raises ServiceError if rank 0 does not come, or is of a release that can't talk with this one."""
         self._all = PrefixStore("bagua", store)
         self._rank = rank
         self._others = range(1, world_size)
@@ -52,14 +54,20 @@ class Meeting:
             raise _gone(error) from None
         self._store = PrefixStore(str(self.number), self._all)
         self.publish(_here(rank))
-        self.name = f"{self.number} {text_of(self.ask(_BEGIN, 'Rank 0'), 'name')}"
+        begun = self.ask(_BEGIN, "Rank 0")
+        self.name = f"{self.number} {text_of(begun, 'name')}"
+        if begun.get("wire_version") != WIRE_VERSION:
+            words = f"rank {rank} has {_release()}, rank 0 {_release(begun)}: install one release on all hosts."
+            self.fail(words)
+            _raise_if_failed({"error": words})
 
     def _begin(self) -> int:
         number = int(self._all.add("attempts", 1))
         if number > 1:
             _end(PrefixStore(str(number - 1), self._all), {"superseded": True})
         mine = PrefixStore(str(number), self._all)
-        mine.set(_BEGIN, json.dumps({"name": secrets.token_hex(8)}))
+        about = {"version": bagua.__version__, "wire_version": WIRE_VERSION}
+        mine.set(_BEGIN, json.dumps({"name": secrets.token_hex(8), **about}))
         return number
 
     def _find(self, rank: int) -> int:
@@ -125,6 +133,11 @@ class Meeting:
         except RuntimeError as error:
             raise _gone(error) from None
         return None if data is None else _parse(key, data)
+
+
+def _release(told: Mapping[str, Any] | None = None) -> str:
+    version, number = (told.get("version"), told.get("wire_version")) if told else (bagua.__version__, WIRE_VERSION)
+    return f"bagua {version} (wire version {number})"
 
 
 def _here(rank: int) -> str:

@@ -33,7 +33,7 @@ NATIVE = {
 RANKS = ("client/torch_api", "client/c10d")
 EXCHANGES = frozenset(
     "gather_rows gather_texts _gather_bytes transfer exchange_bytes broadcast_json raise_together send_flags largest "
-    "broadcast_tensors _broadcast_known".split()
+    "broadcast_tensors _broadcast_known publish".split()
 )
 CONTENTS = re.compile(r"tell|tell_\w+|hear|describe|_key|senders_of|call_the_roll")
 ROOMS = ("comm", "data", "train")

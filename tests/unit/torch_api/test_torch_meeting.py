@@ -11,6 +11,7 @@ import pytest
 from torch.distributed import HashStore
 
 from bagua.base.errors import ServiceError
+from bagua.csrc.wire_version import WIRE_VERSION
 from bagua.torch_api.job import meeting as module
 from bagua.torch_api.job.meeting import Meeting, Superseded, text_of
 
@@ -102,6 +103,21 @@ def test_a_failure_reaches_all_and_ends_the_attempt(together: Any) -> None:
     with pytest.raises(ServiceError, match="secret"):
         zero.ask("hello/1", "Rank 1")
     assert results(together(*[lambda rank=rank: attempt(store, rank, 2) for rank in (0, 1)])) == [(2, "job")] * 2
+
+
+def test_ranks_of_releases_that_can_not_talk_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+    others = [Meeting(store, rank, 3) for rank in (0, 2)]
+    words = (
+        rf"rank 1 has bagua 9\.1 \(wire version {WIRE_VERSION + 1}\), rank 0 bagua .* \(wire version {WIRE_VERSION}\)"
+    )
+    with monkeypatch.context() as newer, pytest.raises(ServiceError, match=words):
+        newer.setattr(module, "WIRE_VERSION", WIRE_VERSION + 1)
+        newer.setattr("bagua.__version__", "9.1")
+        Meeting(store, 1, 3)
+    for waiting in others:
+        with pytest.raises(ServiceError, match=words):
+            waiting.ask("ready/1", "Rank 1")
 
 
 def test_rank_0_does_not_wait_long_for_ranks_that_died(monkeypatch: pytest.MonkeyPatch) -> None:
