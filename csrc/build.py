@@ -299,6 +299,8 @@ def _load(path: Path, extension: Extension = CORE) -> Any:
             f"The {extension.what} {path} can't be loaded: {error}. Remove that folder; it is built again at the next "
             "start. [BG205]"
         ) from error
+    if extension is CORE:
+        module.set_wire_version(wire_version.WIRE_VERSION)
     return module
 
 
@@ -308,9 +310,7 @@ def load(cache_dir: Path | None = None, tells: bool = True) -> Any:
 
     One module per process. Raises BuildError.
     """
-    core = _load(_first_path(cache_dir, CORE, tells), CORE)
-    core.set_wire_version(wire_version.WIRE_VERSION)
-    return core
+    return _load(_first_path(cache_dir, CORE, tells), CORE)
 
 
 def load_device(cache_dir: Path | None = None) -> Any:
