@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.e2e.conftest import Sandbox
 
 KINDS = "kill-rank,corrupt-link,kill-coordinator,stop-keeper,delay-link,deep-tree,kill-starting-keeper"
-LONG = "kill-newcomer,kill-taker,scale,drain,kill-leader,kill-database"
+LONG = "kill-newcomer,kill-taker,scale,drain,kill-leader,kill-database,other-release,sleep"
 
 
 @pytest.mark.full  # test_elastic_promise.py kills ranks, and the data plane's tests break connections
@@ -35,9 +35,9 @@ def test_newcomers_and_two_coordinators(sandbox: Sandbox) -> None:
     if find_binaries() is None or importlib.util.find_spec("psycopg") is None:
         pytest.skip("PostgreSQL: no binaries on this machine, or no package psycopg")
     shape = ("--nnodes", "2", "--nproc-per-node", "1", "--postgresql", "--log-dir", sandbox.folder / "logs")
-    done = sandbox.bagua("chaos", "--minutes", "5", "--faults", "6", "--kinds", LONG, *shape, deadline=400.0)
+    done = sandbox.bagua("chaos", "--minutes", "7", "--faults", "8", "--kinds", LONG, *shape, deadline=500.0)
     assert done.code == 0, done.text
-    assert "kill-taker" in done.out and "6 faults in" in done.out and "No promises broken." in done.out
+    assert "kill-taker" in done.out and "8 faults in" in done.out and "No promises broken." in done.out
     assert [path.name for path in (sandbox.folder / "logs").glob("coordinator*")]
     assert list((sandbox.folder / "logs").rglob("diary-*"))
     sandbox.assert_all_gone(within=20)
