@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -13,13 +14,17 @@ from bagua.torch_api.data.elastic_loader import ElasticLoader
 from bagua.torch_api.data.epoch_progress import Course, Setting
 from bagua.torch_api.job.session import current
 
+LOG = logging.getLogger("bagua")
+
 
 class ElasticSampler:
     """Shares out a dataset among the ranks of a job, elastic or not.
 
     Each epoch has an order of its own, which follows from ``seed`` and the epoch's number. A round takes the next
     samples of it: ``batch_size`` for each rank, or ``global_batch`` for all together, also when ranks come and go. The
-    last round of an epoch is smaller, alike for all ranks. Fewer samples than ranks that are left open the next epoch.
+    last rounds of an epoch are smaller, so that all samples are used. Where each rank has one sample in a round, or a
+    rank is lost in the last one, fewer samples than ranks may be left. They open the next epoch. Behind the last epoch
+    they are not used, as a line in the log tells.
 
     A batch is used in the training step in whose time it was given out, and counts once that step is committed on all
     ranks. A rank that is lost gives back its batches that had not been committed: the others are given them next.
@@ -82,6 +87,8 @@ class ElasticSampler:
             yield epoch
             if self._course.epoch == epoch:
                 self._course.end_epoch()
+        if (unused := self._course.opening) and self._session.membership.rank == 0:
+            LOG.warning("%d samples, fewer than there are ranks, were left at the end, and are not used.", len(unused))
 
     def loader(self, **options: Any) -> ElasticLoader:
         """An iterable over this rank's batches of the rest of the present epoch. ``options``: of

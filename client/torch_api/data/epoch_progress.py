@@ -72,7 +72,7 @@ class Setting:
 
 class Course:
     """``epoch``: the present one. ``given``: batches that this member was given and has not committed. ``version``:
-    goes up when batches that it has not been given become others."""
+    goes up when batches that it has not been given become others. ``opening``: samples left of the epoch before."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Course:
         self._committed = 0  # rounds of this epoch
         self._generation = generation  # in which members and shares were settled
         self._counted = 0  # of the rounds that come next: already committed, because others had done so
-        self._opening: tuple[int, ...] = ()
+        self.opening: tuple[int, ...] = ()
         self._begin(members)
 
     def _begin(self, members: Sequence[int]) -> None:
@@ -103,7 +103,7 @@ class Course:
 
     def _order_epoch(self) -> Split | None:
         """Makes the order of this epoch. Returns how rounds of it are divided, if costs are known."""
-        self._order = self.setting.order(self.epoch, self._opening, self._costs, self._chunk)
+        self._order = self.setting.order(self.epoch, self.opening, self._costs, self._chunk)
         return None if self._costs is None else partial(balanced_split, self._costs[self._order].tolist())
 
     @property
@@ -147,7 +147,7 @@ class Course:
         """Ends the epoch. Samples that are left open the next one if they are fewer than ranks; else all ranks have
         given up this epoch, and they are not used in it."""
         self._commit(self.given)
-        self._opening = () if self._progress.rounds(1) else tuple(self._samples(self._progress.rest()))
+        self.opening = () if self._progress.rounds(1) else tuple(self._samples(self._progress.rest()))
         self.epoch += 1
         self._begin(self._progress.members)
 
@@ -168,7 +168,7 @@ class Course:
             "generation": self._generation,
             "epoch": self.epoch,
             "committed": self._committed,
-            "opening": self._opening,
+            "opening": self.opening,
             "chunk": self._chunk,
             "progress": self._progress.to_json(),
         }
@@ -233,7 +233,7 @@ class Course:
     def _adopt(self, state: Mapping[str, Any]) -> None:
         self.epoch = int(state["epoch"])
         self._committed = int(state["committed"])
-        self._opening = tuple(state["opening"])
+        self.opening = tuple(state["opening"])
         self._chunk = int(state["chunk"])
         split = self._order_epoch()
         told = state["progress"]

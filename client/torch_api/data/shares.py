@@ -48,7 +48,8 @@ class Progress:
 
     def rounds(self, count: int) -> list[tuple[Batch, ...]]:
         """The next ``count`` rounds, each with a batch for every rank; fewer where the epoch ends before. The last ones
-        are smaller, but of one size for all that are given one. Fewer samples than ranks are left over."""
+        are smaller. Fewer samples than ranks are left over: none, unless a rank was lost in the last round, or a round
+        can't be smaller."""
         return _deal(self, count)[0]
 
     def batch(self, member: int, number: int) -> Batch | None:
@@ -139,9 +140,29 @@ def _sizes(progress: Progress, number: int, taken: int) -> tuple[int, ...] | Non
     if needing and not room:
         return None
     if needing == len(progress.members):
-        return tuple(min(share, room) for share in progress.shares)
+        left = progress.left - taken - later
+        return _filled(progress.shares, _of_round(left, sum(progress.shares), needing))
     holds = (number < len(progress.held.get(member, ())) for member in progress.members)
     return tuple(0 if held else min(share, room) for held, share in zip(holds, progress.shares, strict=True))
+
+
+def _of_round(left: int, most: int, members: int) -> int:
+    """Samples of the next round: as many as fit, but two rounds share the last ones where a remainder that is not
+    enough for all members would follow."""
+    return -(-left // 2) if most < left < most + members and left >= 2 * members else min(left, most)
+
+
+def _filled(shares: Sequence[int], total: int) -> tuple[int, ...]:
+    """Divides so many samples as evenly as the shares allow. There is one for each at least."""
+    level = max(shares)
+    while (even := sum(min(share, level) for share in shares)) > total:
+        level -= 1
+    sizes = []
+    for share in shares:
+        more = share > level and even < total
+        even += more
+        sizes.append(min(share, level) + more)
+    return tuple(sizes)
 
 
 def _needing(progress: Progress, number: int) -> int:

@@ -91,7 +91,7 @@ def rank_train(
                 optimizer.step()
                 step, taken = step + 1, 0
     flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    return {"member": member, "flat": flat, "steps": step, "opening": sampler._course._opening}
+    return {"member": member, "flat": flat, "steps": step, "opening": sampler._course.opening}
 
 
 def used(folder: Path, member: int, before_step: int = 10**9) -> list[int]:
@@ -130,6 +130,16 @@ def test_each_sample_is_used_once(ranks: Ranks, tmp_path: Path, kills: str, argu
     ranks.start(rank_train, nprocs=4, elastic=True, environment=environment, **arguments)
     ranks.wait(90.0)
     check(ranks, tmp_path, {int(kill.split(":")[0]): int(kill.split(":")[1]) for kill in kills.split()})
+
+
+@pytest.mark.parametrize("kills", ["", "1:7:0:before"])
+def test_the_last_epoch_uses_all_samples_too(ranks: Ranks, tmp_path: Path, kills: str) -> None:
+    """41 are no multiple of 9, nor of 6; and no number of ranks divides the rest."""
+    environment = {VARIABLE: kills, FOLDER: str(tmp_path), "BAGUA_DEFAULT_BUCKET_SIZE": "3000"}
+    ranks.start(rank_train, nprocs=3, elastic=True, environment=environment, batch_size=3)
+    ranks.wait(90.0)
+    assert ranks.started[0].result()["opening"] == ()
+    check(ranks, tmp_path, {1: 7} if kills else {})
 
 
 def test_samples_are_committed_with_their_step(ranks: Ranks, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def rank_train(
     assert not bagua.is_newcomer()
     seen["cuts"] = [list(bucket.names) for bucket in model.bagua_buckets]
     seen["fused"] = optimizer._bagua_fused_optimizer.count if fused else 0
-    return {**seen, "flat": flat(model), "opening": sampler._course._opening}
+    return {**seen, "flat": flat(model), "opening": sampler._course.opening}
 
 
 class Counter:

@@ -152,7 +152,7 @@ class Job(RuleBasedStateMachine):
                     self._take(member)
         first = next(iter(self.members.values())).course
         samples = [sample for step in self.used.values() for sample in step]
-        total = [index for number, index in samples if number < first.epoch] + list(first._opening)
+        total = [index for number, index in samples if number < first.epoch] + list(first.opening)
         assert all(total.count(index) == first.epoch for index in range(self.setting.length))
 
 
@@ -222,11 +222,13 @@ def test_epochs_have_orders_of_their_own() -> None:
 
 
 def test_too_few_at_the_end_open_the_next_epoch() -> None:
-    courses = [Course(Setting(5, 2, None, False, 0), range(2), member, 1) for member in range(2)]
+    courses = [Course(Setting(5, 1, None, False, 0), range(2), member, 1) for member in range(2)]
     for course in courses:
-        course.give()
+        for _ in range(2):
+            course.give()
         course.end_epoch()
-    assert [course.batch() for course in courses] == [[4, 0], [1, 2]]
+    assert [course.opening for course in courses] == [(4,)] * 2
+    assert [course.batch() for course in courses] == [[4], [0]]
 
 
 def test_a_commit_that_was_told_before_its_member_was_lost() -> None:

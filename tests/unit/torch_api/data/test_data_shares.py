@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -99,10 +99,23 @@ TestJob.settings = settings(max_examples=60, stateful_step_count=25, deadline=No
 
 def test_rounds() -> None:
     progress = Progress(11, (0, 1), (2, 3))
-    assert progress.rounds(3) == [((0, 1), (2, 3, 4)), ((5, 6), (7, 8, 9))], "the last sample has no partner"
-    assert progress.commit(2).rest() == (10,)
+    assert progress.rounds(4) == [((0, 1), (2, 3, 4)), ((5, 6), (7,)), ((8, 9), (10,))], "the last ones share alike"
+    assert progress.commit(3).rest() == ()
     smaller = Progress(8, (0, 1), (3, 3)).rounds(2)
     assert smaller[1] == ((6,), (7,)), "both get as many"
+    assert Progress(9, (0, 1), (3, 3)).rounds(2)[1] == ((6, 7), (8,))
+    least = Progress(5, (0, 1), (1, 1))
+    assert len(least.rounds(3)) == 2 and least.commit(2).rest() == (4,), "one has no partner"
+
+
+@given(length=st.integers(2, 80), shares=st.lists(st.integers(2, 6), min_size=1, max_size=6))
+def test_no_sample_is_left_where_nobody_is_lost(length: int, shares: list[int]) -> None:
+    progress = Progress(length, tuple(range(len(shares))), tuple(shares))
+    rounds = progress.rounds(length)
+    used = [position for batches in rounds for batch in batches for position in batch]
+    assert used == list(range(length if length >= len(shares) else 0))
+    assert all(1 <= len(batch) <= share for batches in rounds for batch, share in zip(batches, shares, strict=True))
+    assert len(rounds) == (-(-length // sum(shares)) if used else 0)
 
 
 def test_a_lost_member_gives_back() -> None:
