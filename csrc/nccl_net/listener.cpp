@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "nccl_net/log.h"
 #include "nccl_net/settings.h"
+#include "net/crowd.h"
 
 namespace bagua::nccl_net {
 namespace {
@@ -98,8 +99,9 @@ Status Listener::take_new() {
     if (!status) break;
     stranger.deadline_ns = now_ns() + kHelloNs;
     if (strangers_.size() == kMaxStrangers) {
-      drop(strangers_.front(), "too many connections wait for their greeting");
-      strangers_.erase(strangers_.begin());
+      const auto crowd = strangers_.begin() + static_cast<ptrdiff_t>(crowding(strangers_));
+      drop(*crowd, "too many connections wait for their greeting");
+      strangers_.erase(crowd);
     }
     if (read_hello(&stranger)) strangers_.push_back(std::move(stranger));
   }

@@ -23,7 +23,7 @@ class Listener {
   Status accept(std::unique_ptr<ReceiveConnection>* out);
 
  private:
-  static constexpr size_t kMaxStrangers = 64;  // at most; the oldest is dropped for a new one
+  static constexpr size_t kMaxStrangers = 64;  // at most; for a new one the oldest of the crowd is dropped
 
   // An accepted socket whose Hello is not complete yet.
   struct Stranger {

@@ -31,6 +31,15 @@ std::string scarcity_text(int error) {
          " file descriptors, and all are in use (raise the limit: ulimit -n, or LimitNOFILE= of a systemd unit)";
 }
 
+std::string no_thread_text() {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NPROC, &limit);
+  const std::string most = limit.rlim_cur == RLIM_INFINITY ? "any number" : "at most " + std::to_string(limit.rlim_cur);
+  return "no further thread or process can be started: this user may have " + most +
+         " (ulimit -u, LimitNPROC= of a systemd unit), and its control group as many as its pids.max says (TasksMax= " +
+         "of a systemd unit, --pids-limit of a container). Raise the one that is reached, or start fewer";
+}
+
 std::string AcceptPause::begin(const std::string& why, int64_t now_ns) {
   until_ns_ = now_ns + kPauseNs;
   if (told_ns_ >= 0 && now_ns - told_ns_ < kTellEveryNs) return "";

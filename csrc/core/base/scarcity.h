@@ -1,5 +1,5 @@
-// Lack of file descriptors: which errors mean it, words for it, and how a thread that accepts connections lives with
-// it.
+// Lack of file descriptors, or of processes: which errors mean it, words for it, and how a thread that accepts
+// connections lives with it.
 //
 // Thread safety: the functions any thread; an AcceptPause belongs to the thread that accepts.
 #pragma once
@@ -14,6 +14,9 @@ bool is_scarcity(int error);
 
 // Words for such a value: what is used up, and what to do.
 std::string scarcity_text(int error);
+
+// Words for a thread or process that could not be started (EAGAIN).
+std::string no_thread_text();
 
 // A connection that can't be accepted stays in the kernel's queue, and poll() tells of it at once, again and again. So
 // the listener is left out of poll() for a moment after each attempt that failed.

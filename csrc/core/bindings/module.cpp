@@ -10,10 +10,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <tuple>
 #include <vector>
 
 #include "base/crc32c.h"
+#include "base/scarcity.h"
 #include "base/spawn.h"
 #include "base/wire_version.h"
 #include "bindings/python_buffer.h"
@@ -158,6 +160,10 @@ PYBIND11_MODULE(bagua_core_native, module) {
       PyErr_SetObject(dismissed.ptr(), bagua::text(error.what()).ptr());
     } catch (const bagua::CoreError& error) {
       PyErr_SetObject(core_error.ptr(), bagua::text(error.what()).ptr());
+    } catch (const std::system_error& error) {  // of std::thread
+      if (error.code() != std::errc::resource_unavailable_try_again) throw;
+      PyErr_SetObject(core_error.ptr(),
+                      bagua::text(bagua::coded({bagua::Code::kResource, bagua::no_thread_text()})).ptr());
     }
   });
   bagua::bind_names(&module);

@@ -38,7 +38,7 @@ struct Hello {
   Nonce nonce;
   KeyExchange::Bytes key;  // zeros: no encryption wanted
 };
-static_assert(sizeof(Hello) == 144 && std::is_trivially_copyable_v<Hello>);
+static_assert(sizeof(Hello) == kMostGreeting && std::is_trivially_copyable_v<Hello>);
 
 struct Answer {
   Nonce nonce;
@@ -214,6 +214,11 @@ void refuse(int fd, uint32_t wire, int64_t deadline_ns) {
   }
 }
 
+bool is_for(const Hello& hello, const Credentials& credentials) {
+  const Digest job = sha256(credentials.job_id.data(), credentials.job_id.size());
+  return equal_constant_time(job.data(), hello.job, job.size());
+}
+
 Status read_hello(int fd, const Credentials& credentials, int64_t deadline_ns, Hello* hello) {
   constexpr size_t kBegin = offsetof(Hello, job);
   char* const bytes = reinterpret_cast<char*>(hello);
@@ -225,8 +230,7 @@ Status read_hello(int fd, const Credentials& credentials, int64_t deadline_ns, H
   }
   if (status) status = read_exact(fd, bytes + kBegin, sizeof *hello - kBegin, deadline_ns);
   if (!status) return at_step("waiting for a greeting", status);
-  const Digest job = sha256(credentials.job_id.data(), credentials.job_id.size());
-  if (equal_constant_time(job.data(), hello->job, job.size())) return Status::ok();
+  if (is_for(*hello, credentials)) return Status::ok();
   return {Code::kCorrupt, "handshake: the greeting is for another job"};
 }
 
@@ -247,6 +251,16 @@ Status answer_hello(int fd, const JobKey& key, const Side& side, int64_t deadlin
 }
 
 }  // namespace
+
+size_t greeting_length(const void* seen, size_t n, const Credentials& credentials) {
+  Hello hello{};
+  std::memcpy(&hello, seen, std::min(n, sizeof hello));
+  constexpr size_t kBegin = offsetof(Hello, job);
+  if (n < kBegin) return std::memcmp(&hello.magic, &kMagic, std::min(n, sizeof kMagic)) == 0 ? kBegin : 0;
+  if (hello.magic != kMagic) return 0;
+  if (hello.wire != credentials.wire) return kBegin;
+  return n >= sizeof hello && !is_for(hello, credentials) ? 0 : sizeof hello;
+}
 
 Status accept_handshake(int fd, const Credentials& credentials, uint64_t generation, int64_t deadline_ns,
                         PeerInfo* peer, Seals* seals, const std::function<bool(const PeerInfo&)>& has_room) {

@@ -76,4 +76,9 @@ Status dial_handshake(int fd, const Credentials& credentials, const PeerInfo& me
 Status accept_handshake(int fd, const Credentials& credentials, uint64_t generation, int64_t deadline_ns,
                         PeerInfo* peer, Seals* seals, const std::function<bool(const PeerInfo&)>& has_room = {});
 
+// Length of the greeting of which `seen` has the first `n` bytes, as far as these tell it: with so many bytes
+// accept_handshake() waits for no more of it. 0: it is no greeting of this protocol, or one for another job.
+size_t greeting_length(const void* seen, size_t n, const Credentials& credentials);
+constexpr size_t kMostGreeting = 144;
+
 }  // namespace bagua

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import secrets
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from rig.limits import SOON_S
+
+from bagua.csrc.wire_version import WIRE_VERSION
 
 COUNTS = [0, 1, 1003, 70_001]
 CHUNK = {"chunk_bytes": 16384}  # many chunks of small vectors
@@ -161,6 +166,40 @@ def test_garbage_on_the_port(make_world: Callable[..., Any], wait_for: Callable[
     for connection in held:
         connection.close()
     wait_for(lambda: world.engines[1].stats()["bad_connections"] >= 120)
+    assert [engine.error() for engine in world.engines] == ["", ""]
+
+
+@pytest.mark.parametrize(
+    "first", [b"", b"B", struct.pack("<II", 0x48554742, WIRE_VERSION) + bytes(20)], ids=["", "byte", "part"]
+)
+def test_a_flood_from_one_address_keeps_nobody_out(make_world: Callable[..., Any], first: bytes) -> None:
+    """Not even a host at that same address. Each connection of the flood was a thread for five seconds."""
+    world = make_world([[0], [1]])
+    host, port = world.engines[1].address().rsplit(":", 1)
+    over = threading.Event()
+
+    def flood() -> None:
+        held: collections.deque[socket.socket] = collections.deque()
+        while not over.is_set():
+            held.append(socket.socket())
+            with contextlib.suppress(OSError):  # the engine has closed it
+                held[-1].connect((host, int(port)))
+                held[-1].sendall(first)
+            if len(held) > 400:
+                held.popleft().close()
+        for one in held:
+            one.close()
+
+    stranger = threading.Thread(target=flood)
+    stranger.start()
+    try:
+        until = time.monotonic() + 60
+        while world.engines[1].stats()["bad_connections"] < 300:  # it has no room left
+            assert time.monotonic() < until
+        assert world.run("call", calls=[[BARRIER, CALL]] * 2) == {0: {}, 1: {}}
+    finally:
+        over.set()
+        stranger.join()
     assert [engine.error() for engine in world.engines] == ["", ""]
 
 

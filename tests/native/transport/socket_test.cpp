@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "harness.h"
+#include "net/crowd.h"
 #include "net/pacing.h"
 
 namespace bagua {
@@ -44,6 +45,14 @@ struct Pair {
     b = Fd(ends[1]);
   }
 };
+
+TEST(whoever_comes_alone_is_not_crowded_out) {
+  struct Stranger {
+    std::string peer;
+  };
+  EXPECT_EQ(crowding(std::vector<Stranger>{{"10.0.0.1:1"}}), size_t{0});
+  EXPECT_EQ(crowding(std::vector<Stranger>{{"10.0.0.1:1"}, {"[::1]:7"}, {"[::1]:8"}, {"10.0.0.2:1"}}), size_t{1});
+}
 
 TEST(addresses) {
   std::string host;

@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
 #include "base/clock.h"
+#include "base/scarcity.h"
 #include "base/text.h"
 #include "net/socket.h"
 
@@ -34,14 +36,22 @@ bool Dialler::connect(ExecutorInbox* inbox) {
     state_->fail(status.message());
     return false;
   }
-  working_ = std::min(calls_.size(), kCallers);
   std::vector<std::thread> helpers;
-  for (size_t i = working_; i > 0; --i) {
-    helpers.emplace_back([this, inbox, deadline] {
-      work(deadline);
+  const auto help = [this, inbox, deadline] {
+    work(deadline);
+    --working_;
+    inbox->notify();
+  };
+  for (size_t i = std::min(calls_.size(), kCallers); i > 0; --i) {
+    ++working_;
+    try {
+      helpers.emplace_back(help);
+    } catch (const std::system_error&) {  // fewer will do
       --working_;
-      inbox->notify();
-    });
+      if (!helpers.empty()) break;
+      state_->fail("can't connect to other hosts: " + no_thread_text());
+      return false;
+    }
   }
   inbox->await([this] { return working_ == 0 || failed_ || state_->over(); });
   cancel();

@@ -6,17 +6,20 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <system_error>
 #include <utility>
 
 #include "base/clock.h"
+#include "net/crowd.h"
 
 namespace bagua {
 
 namespace {
 
-constexpr size_t kMaxWaiting = 256;    // connections that have not said a byte
-constexpr size_t kMaxHandshakes = 32;  // at once
-constexpr int64_t kFirstByteNs = 5 * kNsPerS;
+constexpr size_t kMaxWaiting = 256;    // connections that have not greeted, or have no place yet
+constexpr size_t kMaxHandshakes = 64;  // at once
+constexpr size_t kOfOneHost = 8;       // of these
+constexpr int64_t kGreetingNs = 5 * kNsPerS;
 constexpr int64_t kHandshakeNs = 5 * kNsPerS;
 constexpr int64_t kPatienceNs = 3 * kNsPerS;  // before a connection that finds no place is looked at
 
@@ -108,20 +111,21 @@ void Network::run() {
     watched.push_back({wake_.fd(), POLLIN, 0});
     const int64_t now = now_ns();
     watched.push_back({pause_.lasts(now) ? -1 : listener(), POLLIN, 0});
-    join_finished(false);
-    const bool room = handshakes_.size() < kMaxHandshakes;
     for (const Waiting& waiting : waiting_) {
-      watched.push_back({waiting.socket.get(), static_cast<short>(room ? POLLIN : 0), 0});
+      watched.push_back({waiting.socket.get(), static_cast<short>(waiting.greeted ? 0 : POLLIN | POLLRDHUP), 0});
     }
     const bool somebody = !waiting_.empty() || anybody_parked();
     const int limit = somebody ? 1000 : -1;  // for a deadline
     if (poll(watched.data(), watched.size(), pause_.timeout_ms(limit, now)) < 0 && errno != EINTR) break;
     if (watched[0].revents != 0) wake_.drain();
     for (size_t i = waiting_.size(); i > 0; --i) {
-      if (watched[1 + i].revents == 0 || handshakes_.size() >= kMaxHandshakes) continue;
-      shake(std::move(waiting_[i - 1].socket));
+      const short told = watched[1 + i].revents;
+      if (told == 0 || look(&waiting_[i - 1], (told & ~POLLIN) != 0)) continue;
       waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i - 1));
+      count_bad();
     }
+    join_finished(false);
+    shake_greeted();
     if (watched[1].revents != 0) accept_all();
     expire(now_ns());
     judge_parked(now_ns());
@@ -131,28 +135,54 @@ void Network::run() {
 }
 
 void Network::accept_all() {
-  for (;;) {
-    Fd socket;
-    std::string peer;
-    if (Status status = accept_tcp(listener(), &socket, &peer); !status) {
+  for (size_t taken = 0; taken < kMaxWaiting; ++taken) {
+    Waiting fresh{};
+    if (Status status = accept_tcp(listener(), &fresh.socket, &fresh.peer); !status) {
       if (status.code() != Code::kResource) return;
       const std::string text = pause_.begin(status.message(), now_ns());
       if (!text.empty()) state_->job().events.tell("scarce", -1, "from other hosts, " + text);
       return;
     }
     if (waiting_.size() >= kMaxWaiting) {
-      waiting_.erase(waiting_.begin());  // the oldest
+      waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(crowding(waiting_)));
       count_bad();
     }
-    waiting_.push_back({std::move(socket), now_ns()});
+    fresh.since_ns = now_ns();
+    waiting_.push_back(std::move(fresh));
   }
 }
 
 void Network::expire(int64_t now) {
   const auto late = std::remove_if(waiting_.begin(), waiting_.end(),
-                                   [now](const Waiting& waiting) { return now - waiting.since_ns > kFirstByteNs; });
+                                   [now](const Waiting& waiting) { return now - waiting.since_ns > kGreetingNs; });
   for (auto it = late; it != waiting_.end(); ++it) count_bad();
   waiting_.erase(late, waiting_.end());
+}
+
+bool Network::look(Waiting* waiting, bool ended) {
+  char seen[kMostGreeting];
+  const int fd = waiting->socket.get();
+  const ssize_t got = ::recv(fd, seen, sizeof seen, MSG_PEEK | MSG_DONTWAIT);
+  if (got <= 0) return got < 0 && (errno == EAGAIN || errno == EINTR) && !ended;
+  const size_t wanted = greeting_length(seen, static_cast<size_t>(got), state_->job().options.credentials);
+  waiting->greeted = wanted > 0 && static_cast<size_t>(got) >= wanted;
+  if (wanted == 0 || (ended && !waiting->greeted)) return false;
+  const int least = waiting->greeted ? 1 : static_cast<int>(wanted);  // bytes of which poll() tells
+  return ::setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &least, sizeof least) == 0;
+}
+
+void Network::shake_greeted() {
+  for (size_t i = 0; i < waiting_.size() && handshakes_.size() < kMaxHandshakes;) {
+    const auto same = std::count_if(handshakes_.begin(), handshakes_.end(), [&](const auto& handshake) {
+      return host_part(handshake->peer) == host_part(waiting_[i].peer);
+    });
+    if (!waiting_[i].greeted || static_cast<size_t>(same) >= kOfOneHost) {
+      ++i;
+      continue;
+    }
+    shake(std::move(waiting_[i]));
+    waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
 }
 
 bool Network::anybody_parked() {
@@ -183,15 +213,16 @@ int Network::Handshake::take() {
   return std::exchange(fd, -1);
 }
 
-void Network::shake(Fd socket) {
+void Network::shake(Waiting waiting) {
   auto handshake = std::make_unique<Handshake>();
   Handshake* raw = handshake.get();
-  const int fd = socket.release();
+  raw->peer = std::move(waiting.peer);
+  const int fd = waiting.socket.release();
   {
     const Lock lock(raw->mutex);
     raw->fd = fd;
   }
-  raw->thread = std::thread([this, raw, fd] {
+  const auto talk = [this, raw, fd] {
     const EngineOptions& options = state_->job().options;
     PeerInfo peer;
     Seals seals;
@@ -210,8 +241,15 @@ void Network::shake(Fd socket) {
     }
     raw->done.store(true);
     wake_.signal();
-  });
-  handshakes_.push_back(std::move(handshake));
+  };
+  try {
+    raw->thread = std::thread(talk);
+    handshakes_.push_back(std::move(handshake));
+  } catch (const std::system_error&) {  // the other host dials again
+    Fd(raw->take()).reset();
+    const std::string text = pause_.begin(no_thread_text(), now_ns());
+    if (!text.empty()) state_->job().events.tell("scarce", -1, "from other hosts, " + text);
+  }
 }
 
 bool Network::has_room(const PeerInfo& peer) {

@@ -3,8 +3,9 @@
 // Thread safety: any thread. mutex_ is held while a connection is handed over, never while a byte is read. With one
 // host nothing is opened.
 //
-// Strangers cannot hold up others: a connection costs one entry of a poll set until its first byte comes, then a thread
-// of its own with a deadline; the number of both is bounded.
+// Strangers cannot hold up others: a connection costs one entry of a poll set until its whole greeting has come, then a
+// thread of its own with a deadline. The number of both is bounded, and so is what one address has of them: where there
+// are too many, the oldest ones of the address that has most make room.
 //
 // A host that is ahead of this one connects for communicators that do not exist here yet. Such connections are parked.
 // Where no more find room, the other host is told so before its connection is accepted, and asks again.
@@ -72,7 +73,9 @@ class Network {
  private:
   struct Waiting {
     Fd socket;
+    std::string peer;
     int64_t since_ns;
+    bool greeted = false;  // its whole greeting has come
   };
   using Key = std::pair<uint32_t, uint64_t>;  // communicator, instance
   struct Parked {
@@ -82,6 +85,7 @@ class Network {
     int64_t since_ns;
   };
   struct Handshake {
+    std::string peer;
     std::thread thread;
     std::atomic<bool> done{false};
     Mutex mutex;
@@ -94,7 +98,10 @@ class Network {
   void run();
   void accept_all();
   void expire(int64_t now);
-  void shake(Fd socket);
+  // Looks how much of its greeting has come. False: drop it.
+  bool look(Waiting* waiting, bool ended);
+  void shake_greeted();
+  void shake(Waiting waiting);
   bool has_room(const PeerInfo& peer);
   void deliver(const PeerInfo& peer, Connection connection);
   void join_finished(bool all);
