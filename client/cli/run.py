@@ -213,7 +213,7 @@ def follow_job(
         if packed is not None:
             spec.code.CopyFrom(client.put_code(packed))
         job = client.submit(spec, secrets=secrets)
-        follower = Follower(client, job, terminal, cancel, shown)
+        follower = Follower(client, job, terminal, cancel, shown, interrupts.excuse)
         goes_on = (lambda words: follower.post(NodeDied(words))) if spec.elastic else None
         cluster.on_unexpected_end(lambda words: follower.post(ServiceDied(words)), goes_on)
         interrupts.follower = follower

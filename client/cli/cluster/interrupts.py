@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ class Interrupts:
         self.signal = 0
         self.reason = "stopped by the user"
         self.follower: Follower | None = None
+        self.excuse: Callable[[], bool] = lambda: False  # whether a coordinator that is away has come to its end
         self._cluster = cluster
         self._state = state
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -220,6 +220,7 @@ class Announcements:
         self._come = Event()
         self._way = way
         self._interrupts = interrupts
+        interrupts.excuse = self.has_come
         self._terminal = terminal
         self._checkpoints = Path(checkpoints) if checkpoints else None
         for number in CHECKPOINT_PATIENCE_S:

@@ -83,8 +83,10 @@ class Follower:
         terminal: Terminal,
         on_interrupt: Callable[[], float],
         shown: Shown = ALL_SHOWN,
+        excused: Callable[[], bool] = lambda: False,
     ) -> None:
         self.job = job
+        self._excused = excused  # nothing is said of a coordinator that is away
         self.several = job.spec.nnodes * job.spec.nproc_per_node > 1
         self._shown = shown
         self._ranks = () if job.spec.elastic else shown.ranks  # an elastic job may not have them yet
@@ -128,7 +130,8 @@ class Follower:
             case job_pb2.JobUpdate():
                 self._update(event)
             case CoordinatorAway():
-                self._terminal.away(event.why)
+                if not self._excused():
+                    self._terminal.away(event.why)
             case StreamEnded():
                 self._stream_ended(event)
             case ServiceDied():

@@ -10,6 +10,7 @@ import pytest
 from bagua.base.errors import ForbiddenError, NotFoundError, ServiceError
 from bagua.cli.display.follow import Detached, Follower, Interrupted, ServiceDied
 from bagua.cli.display.terminal import Terminal
+from bagua.cli.options import ALL_SHOWN
 from bagua.proto import common_pb2, job_pb2
 
 RUNNING = common_pb2.JOB_STATE_RUNNING
@@ -118,7 +119,9 @@ def test_output_that_can_not_be_read_any_more_is_told() -> None:
     assert "The output can't be read any more: not any more" in terminal.notes
 
 
-def test_a_coordinator_that_is_away_for_a_while() -> None:
+@pytest.mark.parametrize("excused", [False, True])
+def test_a_coordinator_that_is_away_for_a_while(excused: bool) -> None:
+    """A coordinator that its scheduler ends is not waited for aloud."""
     terminal = Recorder()
 
     class Away(Script):
@@ -127,8 +130,9 @@ def test_a_coordinator_that_is_away_for_a_while() -> None:
             on_away("nobody answers")
             yield is_now(SUCCEEDED)
 
-    assert follower(Away([]), terminal).run().state == SUCCEEDED
-    assert terminal.notes == ["waiting for the coordinator: nobody answers"]
+    pending = job(common_pb2.JOB_STATE_PENDING, ranks=0)
+    assert Follower(Away([]), pending, terminal, lambda: 0.0, ALL_SHOWN, lambda: excused).run().state == SUCCEEDED
+    assert terminal.notes == ([] if excused else ["waiting for the coordinator: nobody answers"])
 
 
 def test_a_watch_that_ends_too_early() -> None:

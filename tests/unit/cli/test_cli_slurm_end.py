@@ -41,6 +41,7 @@ def follow(*signals: int) -> Any:
         interrupts.follower = SimpleNamespace(job=common_pb2.JobSpec(), post=lambda _: None)
         for number in signals:
             os.kill(os.getpid(), number)
+        assert interrupts.excuse() is bool(signals)  # for a coordinator that is away
         raise UnavailableError(AWAY)
 
     return follow_job
