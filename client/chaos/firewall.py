@@ -16,6 +16,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Literal
 
+from bagua.chaos.patience import alive
+
 Side = Literal["in", "out"]
 
 _SYSTEM_CALL = {"x86_64": 321, "aarch64": 280}
@@ -38,7 +40,12 @@ class Firewall:
         """Raises OSError where there is no such control group, or the kernel takes no programs for it."""
         self.address = address
         self._port = socket.htons(port)
-        self._folder = _own_group() / f"bagua-chaos-{os.getpid()}-{name}"
+        group = _own_group()
+        for left in group.glob("chaos-*-*"):  # of a process that was killed
+            if not alive(int(left.name.split("-")[1])):
+                with contextlib.suppress(OSError):
+                    left.rmdir()
+        self._folder = group / f"chaos-{os.getpid()}-{name}"
         self._folder.mkdir()
         self.prefix = ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._folder / "cgroup.procs"))
         self._always = contextlib.ExitStack()
