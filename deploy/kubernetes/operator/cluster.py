@@ -25,6 +25,7 @@ from bagua.operator.facts import (
 )
 from bagua.operator.job import CONTAINER, GROUP, KIND, PLURAL, VERSION
 from bagua.operator.objects import hash_of
+from bagua.operator.status import seconds_of
 
 MANAGER = "bagua-operator"
 KINDS: dict[str, Any] = {
@@ -128,20 +129,21 @@ class Cluster:
         found = sorted(self._labelled(namespace, name), key=lambda one: one["metadata"]["name"])
         daemons = tuple(self._pod(one, notices) for one in found if _is_daemon(one, uid))
         coordinator = next((one for one in found if one["metadata"]["name"] == f"{name}-coordinator-0"), None)
-        return Pods(daemons, coordinator is not None, None if coordinator is None else trouble_of(coordinator))
+        trouble = None if coordinator is None else trouble_of(coordinator)
+        return Pods(daemons, coordinator is not None, trouble, next(filter(None, map(_starting, found)), None))
 
-    def not_made(self, namespace: str, name: str) -> Trouble | None:
-        """Says why the StatefulSet of the coordinator has made no pod, as its controller tells it."""
-        about: dict[str, Any] = {"involvedObject.name": f"{name}-coordinator", "reason": "FailedCreate"}
+    def told(self, namespace: str, name: str, *reasons: str) -> Trouble | None:
+        """Returns the last event about the object of this name with one of these reasons."""
+        about: dict[str, Any] = {"involvedObject.name": name}
         try:
             events = [dict(one) for one in self._client.list(KINDS["Event"], namespace=namespace, fields=about)]
         except ApiError as error:
             if error.status.code != FORBIDDEN:
                 raise
             return None
-        told = [one for one in events if one.get("reason") == "FailedCreate"]
+        told = [one for one in events if one.get("reason") in reasons]
         last = max(told, key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime") or ""), default=None)
-        return None if last is None else Trouble("FailedCreate", str(last.get("message", "")))
+        return None if last is None else Trouble(last["reason"], f"{name}: {last.get('message', '')}")
 
     def hashes(self, namespace: str, name: str, uid: str) -> tuple[dict[tuple[str, str], str], str]:
         """Returns (hashes of the objects of the BaguaJob with this uid by kind and name, the credentials that its
@@ -367,6 +369,14 @@ def trouble_of(pod: Manifest) -> Trouble | None:
             words = f"Pod {name}, container {one['name']}: {waits.get('message') or waits['reason']}{more}"
             return Trouble(waits["reason"], words)
     return None
+
+
+def _starting(pod: Manifest) -> tuple[str, float] | None:
+    """The name of a pod that a kubelet has taken, and that does not run yet, and when that was."""
+    found = pod.get("status", {})
+    if found.get("phase") != "Pending" or "startTime" not in found or "deletionTimestamp" in pod["metadata"]:
+        return None
+    return pod["metadata"]["name"], seconds_of(found["startTime"])
 
 
 def _daemon_ended(body: Manifest) -> bool:

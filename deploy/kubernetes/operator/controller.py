@@ -29,6 +29,8 @@ log = logging.getLogger("bagua.operator")
 LASTS_S = 300.0  # what was read is read again after so long, though nothing has told of a change
 RETRY_S = 1.0  # after an API that refused, or did not answer
 SOON_S = 0.2  # after a change that came in between
+LATE_S = 10.0  # a pod mostly runs so long after a kubelet has taken it, if its image is there
+NOT_STARTED = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox")  # of kubelets, in events alone
 END_S = 30  # time for pods of a deleted job to end, where their daemons can't be told
 DELETED = "its BaguaJob was deleted"
 
@@ -155,8 +157,8 @@ class Controller:
             memory.objects.change()
         made = ("StatefulSet", f"{name}-coordinator") in kept.hashes
         pods = memory.pods.get(lambda: self._read_pods(job, uid, made), now, LASTS_S)
-        if made and not pods.coordinator and body.get("status", {}).get("phase") == status.PENDING:
-            memory.pods.change()  # nothing tells why a StatefulSet can't make its pod
+        if body.get("status", {}).get("phase") == status.PENDING and (_late(pods) or (made and not pods.coordinator)):
+            memory.pods.change()  # nothing tells of events
         seen = Seen(
             body=body,
             pods=pods.daemons,
@@ -211,8 +213,12 @@ class Controller:
 
     def _read_pods(self, job: Key, uid: str, made: bool) -> Pods:
         """``made``: the StatefulSet of the coordinator is there."""
-        found = self._cluster.pods(*job, uid)
-        return found if found.coordinator or not made else replace(found, trouble=self._cluster.not_made(*job))
+        found, trouble = self._cluster.pods(*job, uid), None
+        if made and not found.coordinator:
+            trouble = self._cluster.told(job[0], f"{job[1]}-coordinator", "FailedCreate")
+        elif found.trouble is None and found.starting is not None and _late(found):
+            trouble = self._cluster.told(job[0], found.starting[0], *NOT_STARTED)
+        return replace(found, trouble=trouble or found.trouble)
 
     def _read_objects(self, job: Key, uid: str) -> Objects:
         hashes, started_with = self._cluster.hashes(*job, uid)
@@ -337,6 +343,10 @@ class Controller:
             else:
                 authority = credentials.authority_of(kept["data"])
             self._cluster.apply(credentials.noted(credentials.tls_secret(seen, authority), seen, now))
+
+
+def _late(pods: Pods) -> bool:
+    return pods.starting is not None and time.time() - pods.starting[1] >= LATE_S
 
 
 def _refusal(error: ApiError | facts.NotOwnedError) -> facts.Trouble | None:

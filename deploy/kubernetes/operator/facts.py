@@ -91,11 +91,13 @@ class Pod:
 
 @dataclass(frozen=True)
 class Pods:
-    """Pods of a job: of its daemons; whether its coordinator's is there, and what stands in its way."""
+    """Pods of a job: of its daemons; whether its coordinator's is there, and what stands in its way. ``starting``: one
+    that is placed and does not run yet, and since when."""
 
     daemons: tuple[Pod, ...]
     coordinator: bool
     trouble: Trouble | None
+    starting: tuple[str, float] | None = None
 
 
 @dataclass(frozen=True)

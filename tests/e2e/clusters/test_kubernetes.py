@@ -162,6 +162,13 @@ def test_refusals_are_told_in_the_words_of_who_refuses(cluster: Operated) -> Non
             tell(conditions=[{"type": "PodScheduled", "status": "True"}], containerStatuses=[container])
             cluster.wait(lambda words=words: words in blocked(cluster, "limited"))
             assert words in cluster.status("limited")["message"]
+        # What a kubelet tells by an event alone: a Secret that is not there, as it mounts volumes.
+        mount = 'MountVolume.SetUp failed for volume "data": secret "nowhere" not found'
+        about = {"kind": "Pod", "name": "limited-0", "namespace": "default"}
+        event = {"metadata": {"name": "limited-0.1"}, "involvedObject": about, "reason": "FailedMount"}
+        cluster.api.post(f"{space}/events", json={**event, "message": mount, "type": "Warning"}).raise_for_status()
+        tell(startTime="2026-11-29T00:00:00Z", containerStatuses=[])
+        cluster.wait(lambda: mount in blocked(cluster, "limited"))
     finally:
         cluster.kubelet.capacity = 100
         cluster.api.delete(f"{space}/limitranges/small").raise_for_status()
