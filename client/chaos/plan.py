@@ -36,7 +36,7 @@ class Rule:
 @dataclass(frozen=True)
 class Kind:
     """``group``: of similar kinds. ``takes``: members that are lost by it, or leave; "some": the coordinator decides.
-    ``lasts_s``: for so long. ``harmless_s``: if it lasts longer, since the machine is slow, it takes some, too.
+    ``lasts_s``: for so long. ``harmless_s``: if it is not over by then, since the machine is slow, it takes some, too.
     ``halts``: nobody trains meanwhile, so that a pause is counted from its end. ``phase``: of newcomers that meet it,
     "prepares" or "takes" (the state over); a rank is lost first, to have some. ``needs``: what must be there."""
 
@@ -61,7 +61,7 @@ KINDS = {
     "kill-rank": Kind("ranks", "SIGKILL of a rank", takes="rank"),
     "stop-rank": Kind("ranks", "SIGSTOP of a rank for 1 s", lasts_s=1.0, harmless_s=SILENT_S, halts=True),
     "silent-rank": Kind("silence, 5 s", "SIGSTOP of a rank until it is out", takes="rank"),
-    "kill-daemon": Kind("daemons", "SIGKILL of a daemon, which its keeper starts again", harmless_s=SILENT_S),
+    "kill-daemon": Kind("daemons", "SIGKILL of a daemon, which its keeper starts again", harmless_s=SILENT_S, hosts=2),
     "stop-daemon": Kind("daemons", "SIGSTOP of a daemon for 1.5 s", lasts_s=1.5, harmless_s=SILENT_S, halts=True),
     "silent-daemon": Kind("silence, 5 s", "SIGSTOP of a daemon until it is out", takes="node", hosts=2),
     "kill-keeper": Kind("daemons", "SIGKILL of a keeper: its daemon and ranks die with it", takes="node"),
@@ -77,7 +77,10 @@ KINDS = {
     "scale": Kind("planned changes", "bagua job scale to one node less, then back", takes="node", hosts=2),
     "drain": Kind("planned changes", "bagua node drain, then undrain", takes="node", hosts=2),
     "upgrade": Kind(
-        "planned changes", "bagua node upgrade: an installed daemon takes over from one that runs", harmless_s=SILENT_S
+        "planned changes",
+        "bagua node upgrade: an installed daemon takes over from one that runs",
+        harmless_s=SILENT_S,
+        hosts=2,
     ),
     "other-release": Kind(
         "planned changes", "a node comes back with a release that can't talk with the others", takes="node", hosts=2
@@ -105,7 +108,9 @@ KINDS = {
     "corrupt-link": Kind("network, disk", "garbage in a connection between hosts", hosts=2),
     "full-disk": Kind("network, disk", "no room on the disk of all services for 3 s", lasts_s=3.0, needs="root"),
     "read-only": Kind("network, disk", "the folder of all services is read-only for 3 s", lasts_s=3.0, needs="root"),
-    "deep-tree": Kind("daemons", "3,000 nested folders among a daemon's files, and its SIGKILL", harmless_s=SILENT_S),
+    "deep-tree": Kind(
+        "daemons", "3,000 nested folders among a daemon's files, and its SIGKILL", harmless_s=SILENT_S, hosts=2
+    ),
     "kill-starting-keeper": Kind("daemons", "SIGKILL of a new keeper while its daemon starts"),
     "sleep": Kind("sleep", "SIGSTOP of all processes for 20 s", lasts_s=20.0, harmless_s=math.inf, halts=True),
     "cut-host": _broken_path("nothing passes between a host and the others", Rule()),

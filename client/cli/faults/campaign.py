@@ -120,10 +120,12 @@ class Chaos:
         before = len(trained.pids())
         played = self._record(fault.kind)
         target, began, ended = self._injector.play(fault, trained)
-        if KINDS[fault.kind].harmless_s < ended - began:
-            after = f"ranks that are left go on after {fault.kind} of {ended - began:.1f} s"
-            until(lambda: self._regrouped(trained, ended), after)
-        self._wait_steps(trained, time.monotonic(), f"steps after {fault.kind} ({target or 'services'})")
+        try:
+            self._wait_steps(trained, time.monotonic(), f"steps after {fault.kind} ({target or 'services'})")
+        except ServiceError:
+            if time.monotonic() - began <= KINDS[fault.kind].harmless_s:
+                raise
+            until(lambda: self._regrouped(trained, ended), f"those that are left go on after a long {fault.kind}")
         halted = ended - began if KINDS[fault.kind].halts else 0.0
         lost = before - len(trained.pids())
         self._note(played, trained, began, halted, f"{target} ({lost} ranks)" if lost else target)

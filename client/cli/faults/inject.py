@@ -82,7 +82,7 @@ class Injector:
                     time.sleep(kind.lasts_s)
                 return rank, began, time.monotonic()
             case "kill-daemon":
-                self._kill_daemon(node)
+                os.kill(self._daemon(node), signal.SIGKILL)
             case "kill-keeper":
                 self._cluster.nodes.pop(node).process.kill()
                 del trained.ranks[node]
@@ -104,7 +104,7 @@ class Injector:
             case "deep-tree":
                 for place in (self._cluster.state / f"node-{node}" / "jobs").iterdir():
                     resist(place / "code")
-                self._kill_daemon(node)
+                os.kill(self._daemon(node), signal.SIGKILL)
             case "upgrade":
                 self._cluster.call(lambda client: client.upgrade(node))
             case "kill-starting-keeper":
@@ -160,18 +160,6 @@ class Injector:
             self._cluster.call(lambda client: client.scale(trained.job_id, trained.nodes))
         elif fault.kind == "drain":
             self._cluster.call(lambda client: client.undrain(target))
-
-    def _kill_daemon(self, node: str) -> None:
-        """It is away until the next one has connected, and others give it up if that takes long."""
-        dead = self._daemon(node)
-        os.kill(dead, signal.SIGKILL)
-
-        def back() -> bool:
-            with contextlib.suppress(ProcessLookupError):
-                return self._daemon(node) != dead and self._cluster.connected([node])
-            return False
-
-        until(back, "a daemon that was killed is there again")
 
     def _kill_starting_keeper(self, after_s: float) -> str:
         """The daemon below it, which gets no signal, must end."""
