@@ -13,8 +13,9 @@ _NEARLY = 0.9  # of a limit that some have left since it was reached
 MIB = 1 << 20
 
 
-def process_words(proc: Path = Path("/proc/self"), root: Path = Path("/sys/fs/cgroup")) -> str:
-    """Says which limit of processes this one has most likely reached (EAGAIN), and how to raise it."""
+def process_words(proc: Path = Path("/proc/self"), root: Path = Path("/sys/fs/cgroup"), own: bool = True) -> str:
+    """Says which limit of processes was most likely reached (EAGAIN), and how to raise it. ``own``: by this process,
+    whose user is known then."""
     begin = "No further process or thread can be started: "
     if (found := _full_group(proc, root)) is not None:
         group, used, most = found
@@ -23,12 +24,16 @@ def process_words(proc: Path = Path("/proc/self"), root: Path = Path("/sys/fs/cg
             "of a systemd unit, --pids-limit of a container, podPidsLimit of a kubelet), or start fewer."
         )
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    if os.getuid() != 0 and limit != resource.RLIM_INFINITY:
+    if own and os.getuid() != 0 and limit != resource.RLIM_INFINITY:
         return (
             f"{begin}user {os.getuid()} may have {limit} on this machine, all programs together. Raise that (ulimit "
             "-u, LimitNPROC= of a systemd unit, nproc in /etc/security/limits.conf), or start fewer."
         )
-    return f"{begin}the machine has no more (kernel.pid_max, kernel.threads-max), or too little memory for a stack."
+    return (
+        f"{begin}its user has as many as `ulimit -u` allows there (LimitNPROC= of a systemd unit), its control group "
+        "as many as pids.max (TasksMax=, --pids-limit of a container), or the machine as many as kernel.pid_max and "
+        "kernel.threads-max. Raise the one that is reached, or start fewer."
+    )
 
 
 def shared_memory_words(folder: Path = Path("/dev/shm")) -> str:
@@ -49,7 +54,7 @@ def limit_words(tail: str, code: int) -> str:
     """Words for the limit that a program has met, by its last words and exit code; empty if it was none of these."""
     if code == -signal.SIGBUS or (code and any(text in tail for text in _SHARED_MEMORY)):
         return shared_memory_words()
-    return process_words() if code and any(text in tail for text in _PROCESSES) else ""
+    return process_words(own=False) if code and any(text in tail for text in _PROCESSES) else ""
 
 
 def _full_group(proc: Path, root: Path) -> tuple[str, int, int] | None:

@@ -458,7 +458,7 @@ class Job:
         elif code == transitions.KILLED_BELOW:
             reason = f"A process below it was killed by SIGKILL. {self._processes.explain_kill(member)}"
         elif hint := limit_words(tail, code):
-            reason = f"{reason} {hint}".strip()
+            reason = f"{reason.rstrip('.')}. {hint}" if reason else hint
         self._log.info("rank exited", rank=member, exit_code=code)
         self.post(events.RankExited(member, code, max(0, -code), tail, time.time(), reason))
         self._run(self._record.save())

@@ -29,12 +29,13 @@ def test_else_the_limit_of_the_user_is(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "getuid", lambda: 1000)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (400, 400))
     assert "user 1000 may have 400" in process_words(tmp_path, tmp_path)
+    assert "kernel.pid_max" in process_words(tmp_path, tmp_path, own=False)  # of a rank, whose user may be another
     monkeypatch.setattr(os, "getuid", lambda: 0)  # whom it does not bind
     assert "kernel.pid_max" in process_words(tmp_path, tmp_path)
 
 
 def test_last_words_of_ranks_tell_of_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system_limits, "process_words", lambda: "processes")
+    monkeypatch.setattr(system_limits, "process_words", lambda own: "processes")
     monkeypatch.setattr(system_limits, "shared_memory_words", lambda: "shared memory")
     worker = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that …"
     for tail, code, words in (
