@@ -141,9 +141,10 @@ def check(results: list[dict[str, Any]], make: Callable[[], nn.Module] = wide_ml
         members = by_step[step][0][1][1]
         assert sorted(member for member, _ in by_step[step]) == sorted(members)
         optimizer.zero_grad()
+        together = sum(len(indices) for _, (_, _, indices, _) in by_step[step])
         for _, (_, _, indices, _) in by_step[step]:
             used += indices
-            (model(inputs[indices]).square().mean() / len(members)).backward()
+            (model(inputs[indices]).square().mean() * (len(indices) / together)).backward()
         optimizer.step()
         for _, (_, _, _, found) in by_step[step]:
             assert torch.equal(found, by_step[step][0][1][3])
