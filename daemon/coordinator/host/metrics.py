@@ -17,13 +17,13 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from bagua.base.errors import ConfigError, ServiceError
+from bagua.base.metrics_server import keep_well
 from bagua.base.security import TlsFiles, follow_files
 from bagua.daemon.coordinator.rules.domain import JobRecord, JobState
 from bagua.daemon.coordinator.streams.sessions import Sessions
 from bagua.daemon.coordinator.streams.watchers import Watchers
 from bagua.daemon.coordinator.use.service import Service
 from bagua.daemon.metric_families import BUILD_INFO, Family, build_info
-from bagua.daemon.metrics_server import keep_well
 
 COUNT_S = 2.0  # a database that takes longer is left out: Prometheus gives a whole scrape 10 s
 MOST_JOBS = 1_000  # living jobs that have metrics of their own: a scrape stays small

@@ -13,8 +13,8 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from bagua.base.errors import ConfigError
+from bagua.base.metrics_server import keep_well
 from bagua.daemon.metric_families import BUILD_INFO, Family, build_info
-from bagua.daemon.metrics_server import keep_well
 from bagua.daemon.node.jobs.job import Job
 
 if TYPE_CHECKING:

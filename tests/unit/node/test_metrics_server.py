@@ -15,7 +15,7 @@ def test_a_scrape_waits_for_a_descriptor_and_nothing_spins():
     code = """
 import os, resource, socket, time
 from prometheus_client import CollectorRegistry, start_http_server
-from bagua.daemon.metrics_server import keep_well
+from bagua.base.metrics_server import keep_well
 server, _ = start_http_server(0, "127.0.0.1", CollectorRegistry())
 keep_well(server)
 scrape = socket.socket()
@@ -44,7 +44,7 @@ def test_silent_connections_keep_no_scrape_out_and_hold_no_threads(tmp_path: Pat
     code = f"""
 import socket, ssl, threading, urllib.request
 from prometheus_client import CollectorRegistry, start_http_server
-from bagua.daemon.metrics_server import MOST, keep_well
+from bagua.base.metrics_server import MOST, keep_well
 server, _ = start_http_server(0, "127.0.0.1", CollectorRegistry(), {files})
 keep_well(server)
 before = threading.active_count()
