@@ -23,7 +23,7 @@ def keep_well(server: WSGIServer) -> None:
     """Makes ``server`` wait a moment if it can't accept a connection: otherwise it would ask again at once, with all of
     a processor, until it can. For a connection beyond ``MOST`` it ends the oldest, which asks for nothing."""
     if isinstance(server.socket, ssl.SSLSocket):
-        server.socket.do_handshake_on_connect = False  # it comes with the request, in its thread
+        server.socket.do_handshake_on_connect = False  # type: ignore[attr-defined]  # it comes with the request, in its thread
     accept, held = server.get_request, deque[socket.socket]()
 
     def get_request() -> Any:

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 import bagua
 from bagua.base.address import split_address
 from bagua.base.errors import ConfigError
+from bagua.base.metrics_server import keep_well
 from bagua.operator.memory import Numbers
 
 
@@ -52,6 +53,7 @@ def serve_metrics(address: str, collector: OperatorCollector) -> Callable[[], No
         raise ConfigError(
             f"Can't serve metrics on {address}: {error.strerror}. Give --metrics another. [BG111]"
         ) from error
+    keep_well(server)
 
     def stop() -> None:
         server.shutdown()
