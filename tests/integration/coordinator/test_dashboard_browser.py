@@ -153,12 +153,13 @@ def test_the_straggler_is_the_red_line_of_the_map(tab, job):
     tab.page.click(f"table.jobs a[href*='{job.job_id}']")
     tab.expect("#straggler").to_be_visible(timeout=WAIT_MS)
     tab.expect("#heat canvas").to_be_visible(timeout=WAIT_MS)
-    # The colour in the middle of each line's first cell.
-    colours = tab.page.evaluate("""() => {
+    # The colour in the middle of each line's first cell, once all ranks have reported.
+    colours = tab.page.wait_for_function("""() => {
         const canvas = document.querySelector("#heat canvas"), scale = devicePixelRatio || 1;
         const pen = canvas.getContext("2d");
-        return [0, 1, 2, 3].map((rank) => [...pen.getImageData(60 * scale, (rank * 22 + 11) * scale, 1, 1).data]);
-    }""")
+        const seen = [0, 1, 2, 3].map((rank) => [...pen.getImageData(60 * scale, (rank * 22 + 11) * scale, 1, 1).data]);
+        return seen.every((pixel) => pixel[3]) && seen;
+    }""").json_value()
     red, green, blue, _ = colours[2]
     assert red > 2 * max(green, blue), colours
     assert colours[0] == colours[1] == colours[3] and colours[0][2] > colours[0][0], colours
