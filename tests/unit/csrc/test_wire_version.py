@@ -30,6 +30,8 @@ NATIVE = {
     "Bagua-Net": ("../nccl_net/wire.h",),  # which has a number of its own, for it works without jobs
     "ways of collectives": ("collective/*.h", "collective/*.cpp"),
 }
+DECLARED = ("handshake of hosts", "frames of hosts")
+"""Parts of which structures and labels count, and not the code that moves them."""
 RANKS = ("client/torch_api", "client/c10d")
 EXCHANGES = frozenset(
     "gather_rows gather_texts _gather_bytes transfer exchange_bytes broadcast_json raise_together send_flags largest "
@@ -46,6 +48,13 @@ def plain_native(text: str) -> str:
     """Code without comments, layout, and literals with words for people."""
     kept = _CPP.sub(lambda found: found[0] if found[0][0] == '"' and " " not in found[0] else " ", text)
     return " ".join(re.findall(r"\w+|[^\w\s]", kept))
+
+
+def declared(text: str) -> str:
+    """The structures, enumerations and labels of native code."""
+    blocks = re.findall(r"\b(?:struct|enum)\b[^;(){}]*\{(?:[^{}]|\{[^{}]*\})*\}", plain_native(text))
+    labels = [found for found in _CPP.findall(text) if re.fullmatch(r'"[\w-]+"', found)]
+    return " ".join(blocks + labels)
 
 
 class _Plain(ast.NodeTransformer):
@@ -90,7 +99,8 @@ def definitions() -> dict[str, str]:
     for part, patterns in NATIVE.items():
         files = [path for pattern in patterns for path in sorted((ROOT / "csrc" / "core").glob(pattern))]
         assert len(files) >= len(patterns), part
-        found[part] = "\n".join(plain_native(path.read_text()) for path in files)
+        plain = declared if part in DECLARED else plain_native
+        found[part] = "\n".join(plain(path.read_text()) for path in files)
     for folder in RANKS:
         for path in sorted((ROOT / folder).rglob("*.py")):
             nodes = exchanging(ast.parse(path.read_text()), contents=not {*ROOMS}.isdisjoint(path.parts))
