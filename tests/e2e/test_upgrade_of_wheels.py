@@ -117,6 +117,7 @@ def test_a_release_that_talks_takes_over_below_the_ranks(idle_service: Service, 
     job_id = service.submit("--nnodes", "1:2", "--respawn", "1", sandbox.script("t.py", PROGRAM))
     job = seen(service, job_id, lambda job: len(runs_on(job)) == 2)
     pids = runs_on(job)
+    steps(service, job)
     for number, name in enumerate(("node-a", "node-b"), start=2):
         install(name, "talks")
         done = service.call("node", "upgrade", name)
@@ -136,7 +137,9 @@ def test_a_release_that_does_not_talk_gets_jobs_of_its_own(idle_service: Service
     service = idle_service
     start(service, install)
     job_id = service.submit("--nnodes", "1:2", "--respawn", "9", sandbox.script("t.py", PROGRAM))
-    pids = runs_on(seen(service, job_id, lambda job: len(runs_on(job)) == 2))
+    job = seen(service, job_id, lambda job: len(runs_on(job)) == 2)
+    pids = runs_on(job)
+    steps(service, job)
     new, old = f"bagua 7.2 (wire version {WIRE_VERSION + 1})", f"(wire version {WIRE_VERSION})"
 
     install("node-b", "does not")
