@@ -22,9 +22,9 @@ class ElasticSampler:
 
     Each epoch has an order of its own, which follows from ``seed`` and the epoch's number. A round takes the next
     samples of it: ``batch_size`` for each rank, or ``global_batch`` for all together, also when ranks come and go. The
-    last rounds of an epoch are smaller, so that all samples are used. Where each rank has one sample in a round, or a
-    rank is lost in the last one, fewer samples than ranks may be left. They open the next epoch. Behind the last epoch
-    they are not used, as a line in the log tells.
+    last round of an epoch is smaller, alike for all ranks. Fewer samples than ranks that are left open the next epoch.
+    In the last one of ``epochs`` ranks get unequal shares of the last rounds, so that all samples are used. Where each
+    rank has one sample in a round, or a rank is lost in the last one, some may be left, as a line in the log tells.
 
     A batch is used in the training step in whose time it was given out, and counts once that step is committed on all
     ranks. A rank that is lost gives back its batches that had not been committed: the others are given them next.
@@ -80,6 +80,7 @@ class ElasticSampler:
 
         In an elastic job others may join from now on. A newcomer waits here until it is let in, and begins where the
         others are: with the present epoch, of which its loop takes the rest."""
+        self._course.end_after(count)
         if self._units is not None:
             self._units.take_newcomers()
             self._units.join()

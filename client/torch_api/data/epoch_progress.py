@@ -5,7 +5,7 @@ committed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -92,14 +92,25 @@ class Course:
         self._generation = generation  # in which members and shares were settled
         self._counted = 0  # of the rounds that come next: already committed, because others had done so
         self.opening: tuple[int, ...] = ()
+        self._epochs: int | None = None  # of the training; None: it was not said
         self._begin(members)
 
     def _begin(self, members: Sequence[int]) -> None:
         self._chunk = len(members)
         split = self._order_epoch()
-        self._progress = Progress(len(self._order), tuple(members), self.setting.shares(len(members)), split=split)
+        shares = self.setting.shares(len(members))
+        self._progress = Progress(len(self._order), tuple(members), shares, split=split, last=self._is_last)
         self.given = self._committed = 0
         self.version += 1
+
+    def end_after(self, epochs: int) -> None:
+        """The training has so many epochs: all samples of the last one are used in it."""
+        self._epochs = epochs
+        self._progress = replace(self._progress, last=self._is_last)
+
+    @property
+    def _is_last(self) -> bool:
+        return self._epochs is not None and self.epoch + 1 >= self._epochs
 
     def _order_epoch(self) -> Split | None:
         """Makes the order of this epoch. Returns how rounds of it are divided, if costs are known."""
@@ -245,6 +256,7 @@ class Course:
             returned=tuple(told["returned"]),
             held={int(member): tuple(map(tuple, batches)) for member, batches in told["held"].items()},
             split=split,
+            last=self._is_last,
         )
 
 

@@ -36,6 +36,7 @@ class Progress:
     returned: tuple[int, ...] = ()
     held: Mapping[int, tuple[Batch, ...]] = field(default_factory=dict)
     split: Split | None = field(default=None, compare=False, repr=False)
+    last: bool = False  # no other epoch follows: the last rounds share what is left, alike or not
 
     def __post_init__(self) -> None:
         if not self.shares or min(self.shares) < 1:
@@ -48,8 +49,8 @@ class Progress:
 
     def rounds(self, count: int) -> list[tuple[Batch, ...]]:
         """The next ``count`` rounds, each with a batch for every rank; fewer where the epoch ends before. The last ones
-        are smaller. Fewer samples than ranks are left over: none, unless a rank was lost in the last round, or a round
-        can't be smaller."""
+        are smaller, but of one size for all that are given one. Fewer samples than ranks are left over. In the last
+        epoch sizes differ, and none are, unless a rank was lost in the last round, or a round can't be smaller."""
         return _deal(self, count)[0]
 
     def batch(self, member: int, number: int) -> Batch | None:
@@ -94,7 +95,9 @@ class Progress:
         kept = set(_positions(held))
         reached = max([self.cursor, *(position + 1 for position in kept)])
         back = {*self.returned, *_positions(self.held), *range(self.cursor, reached)} - kept
-        return Progress(self.length, tuple(members), tuple(shares), reached, tuple(sorted(back)), held, self.split)
+        return Progress(
+            self.length, tuple(members), tuple(shares), reached, tuple(sorted(back)), held, self.split, self.last
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Returns all fields but ``split``, in JSON's types."""
@@ -139,6 +142,8 @@ def _sizes(progress: Progress, number: int, taken: int) -> tuple[int, ...] | Non
     room = max(0, progress.left - taken - later) // needing if needing else 0
     if needing and not room:
         return None
+    if needing == len(progress.members) and not progress.last:
+        return tuple(min(share, room) for share in progress.shares)
     if needing == len(progress.members):
         left = progress.left - taken - later
         return _filled(progress.shares, _of_round(left, sum(progress.shares), needing))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,9 +25,11 @@ class Job(RuleBasedStateMachine):
         self.given: dict[int, list[Batch]] = {}
         self.next_member = 0
 
-    @initialize(length=st.integers(0, 60), shares=st.lists(st.integers(1, 5), min_size=1, max_size=5))
-    def begin(self, length: int, shares: list[int]) -> None:
-        self.progress = Progress(length, tuple(range(len(shares))), tuple(shares))
+    @initialize(
+        length=st.integers(0, 60), shares=st.lists(st.integers(1, 5), min_size=1, max_size=5), last=st.booleans()
+    )
+    def begin(self, length: int, shares: list[int], last: bool) -> None:
+        self.progress = Progress(length, tuple(range(len(shares))), tuple(shares), last=last)
         self.given = {member: [] for member in range(len(shares))}
         self.next_member = len(shares)
 
@@ -99,18 +103,21 @@ TestJob.settings = settings(max_examples=60, stateful_step_count=25, deadline=No
 
 def test_rounds() -> None:
     progress = Progress(11, (0, 1), (2, 3))
+    assert progress.rounds(3) == [((0, 1), (2, 3, 4)), ((5, 6), (7, 8, 9))], "the last sample has no partner"
+    assert progress.commit(2).rest() == (10,)
+    progress = replace(progress, last=True)
     assert progress.rounds(4) == [((0, 1), (2, 3, 4)), ((5, 6), (7,)), ((8, 9), (10,))], "the last ones share alike"
     assert progress.commit(3).rest() == ()
     smaller = Progress(8, (0, 1), (3, 3)).rounds(2)
     assert smaller[1] == ((6,), (7,)), "both get as many"
-    assert Progress(9, (0, 1), (3, 3)).rounds(2)[1] == ((6, 7), (8,))
-    least = Progress(5, (0, 1), (1, 1))
+    assert Progress(9, (0, 1), (3, 3), last=True).rounds(2)[1] == ((6, 7), (8,))
+    least = Progress(5, (0, 1), (1, 1), last=True)
     assert len(least.rounds(3)) == 2 and least.commit(2).rest() == (4,), "one has no partner"
 
 
 @given(length=st.integers(2, 80), shares=st.lists(st.integers(2, 6), min_size=1, max_size=6))
-def test_no_sample_is_left_where_nobody_is_lost(length: int, shares: list[int]) -> None:
-    progress = Progress(length, tuple(range(len(shares))), tuple(shares))
+def test_no_sample_is_left_in_the_last_epoch(length: int, shares: list[int]) -> None:
+    progress = Progress(length, tuple(range(len(shares))), tuple(shares), last=True)
     rounds = progress.rounds(length)
     used = [position for batches in rounds for batch in batches for position in batch]
     assert used == list(range(length if length >= len(shares) else 0))
