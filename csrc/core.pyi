@@ -109,8 +109,10 @@ class Engine:
         "lobby_failed"|"scarce"|"failed"|"told_lost", "rank": int (a member's number; -1: none), "text": str}.
         "ring": the order of the hosts in rings and why, "ring order 0 2 1 3: slowest link 0.9 Gbit/s".
         "suspended", once in a generation: it lost that member, or the host whose index is "host" (-1: none), or another
-        host has ended it; "generation" is its number. An "error" has the "host", too, if it tells of the loss of one.
-        A lobby is suspended without that: "lost" tells of it. "ready_to_join": this newcomer waits in ``Rank.enter``.
+        host has ended it; "generation" is its number, "accused" the hosts with which this one could not talk itself,
+        "passes" the number of backward passes that a local rank had begun. An "error" has the "host", too, if it tells
+        of the loss of one. A lobby is suspended without that: "lost" tells of it. "ready_to_join": this newcomer waits
+        in ``Rank.enter``.
         "regrouped": the planned "generation" has begun here, or has dismissed all that were here. "lobby_failed": the
         newcomers made a mistake; the present generation does not know of it. "scarce": there are no file descriptors
         for connections, which wait; told once a minute. "failed", "told_lost": that member has called ``Rank.fail``,

@@ -277,6 +277,8 @@ class LocalJob(google.protobuf.message.Message):
     ENTERED_FIELD_NUMBER: builtins.int
     SUSPENDED_NODES_FIELD_NUMBER: builtins.int
     PATIENCE_S_FIELD_NUMBER: builtins.int
+    ACCUSED_NODES_FIELD_NUMBER: builtins.int
+    PASSES_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     generation: builtins.int
     phase: global___LocalPhase.ValueType
@@ -304,6 +306,8 @@ class LocalJob(google.protobuf.message.Message):
     """Of an elastic job: eight training steps take at most so many seconds, as seen here (not told before it is more than
     five). Hosts wait so long for a silent one. It never gets less.
     """
+    passes: builtins.int
+    """backward passes that a rank here had begun when its engine suspended a generation last"""
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[bagua.proto.common_pb2.RankStatus]: ...
     @property
@@ -313,6 +317,10 @@ class LocalJob(google.protobuf.message.Message):
     @property
     def suspended_nodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """node_id of each of suspended_hosts"""
+
+    @property
+    def accused_nodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """With `suspended`: nodes of the hosts with which this one could not talk itself, whatever others have told it."""
 
     def __init__(
         self,
@@ -331,8 +339,10 @@ class LocalJob(google.protobuf.message.Message):
         entered: builtins.int = ...,
         suspended_nodes: collections.abc.Iterable[builtins.str] | None = ...,
         patience_s: builtins.float = ...,
+        accused_nodes: collections.abc.Iterable[builtins.str] | None = ...,
+        passes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["engine_address", b"engine_address", "entered", b"entered", "error", b"error", "generation", b"generation", "job_id", b"job_id", "patience_s", b"patience_s", "phase", b"phase", "ranks", b"ranks", "suspended", b"suspended", "suspended_hosts", b"suspended_hosts", "suspended_nodes", b"suspended_nodes", "takes_newcomers", b"takes_newcomers", "waiting", b"waiting", "withdrawn", b"withdrawn"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accused_nodes", b"accused_nodes", "engine_address", b"engine_address", "entered", b"entered", "error", b"error", "generation", b"generation", "job_id", b"job_id", "passes", b"passes", "patience_s", b"patience_s", "phase", b"phase", "ranks", b"ranks", "suspended", b"suspended", "suspended_hosts", b"suspended_hosts", "suspended_nodes", b"suspended_nodes", "takes_newcomers", b"takes_newcomers", "waiting", b"waiting", "withdrawn", b"withdrawn"]) -> None: ...
 
 global___LocalJob = LocalJob
 

@@ -111,6 +111,7 @@ def test_every_field_of_hosts_and_ranks_is_kept(store: Store):
     )
     more: dict[str, Any] = {"phase": Phase.STOPPED, "engine_address": "[::1]:5", "error": "broken"}
     more |= {"waiting": "waits for b", "suspended": "lost", "suspended_clock": 102.75, "lost_hosts": ("b", "c")}
+    more["accused"] = ("c",)
     more["withdrawn"] = True
     host = replace(old.hosts[0], **more, error_clock=102.5, ranks=(old.ranks[0], rank))
     with store.transaction() as tx:
@@ -126,6 +127,10 @@ def test_every_field_of_hosts_and_ranks_is_kept(store: Store):
             placed_clock=4.5,
             stopping_clock=2.5,
             stalls=3,
+            passes=2**40,
+            stalled_passes=2**39,
+            accusations=(("a", "b"), ("b", "c")),
+            put_out=(("c", "boot", 104.5),),
             patience_s=160.0,
         )
         assert not tx.save([step])

@@ -117,7 +117,12 @@ py::list take_events(Engine* engine) {
     py::dict entry;
     entry["kind"] = event.kind;
     entry["rank"] = event.rank;
-    if (event.host >= 0 || std::string(event.kind) == "suspended") entry["host"] = event.host;
+    const bool suspended = std::string(event.kind) == "suspended";
+    if (event.host >= 0 || suspended) entry["host"] = event.host;
+    if (suspended) {
+      entry["accused"] = event.accused;
+      entry["passes"] = event.passes;
+    }
     if (event.generation > 0) entry["generation"] = event.generation;
     entry["text"] = text(event.text);
     events.append(entry);

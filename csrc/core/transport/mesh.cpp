@@ -76,8 +76,8 @@ void Mesh::settle() {
   losses_.settle();
 }
 
-void Mesh::need_all() {
-  for (int peer = 0; peer < shared_.options.hosts; ++peer) {
+void Mesh::need_all(int first) {
+  for (int peer = first; peer < shared_.options.hosts; ++peer) {
     if (peer != shared_.options.host) connections_.need(&shared_.peer(peer));
   }
 }
@@ -123,6 +123,16 @@ Status Mesh::poll(int64_t deadline_ns, std::vector<Completion>* out) {
     if (!shared_.status) return shared_.status;
     if (!undisturbed || (deadline_ns >= 0 && now_ns() >= deadline_ns)) return Status::ok();
   }
+}
+
+std::vector<int> Mesh::suspects(int64_t now) const {
+  std::vector<int> found;
+  for (int index = 0; index < shared_.options.hosts; ++index) {
+    const Peer& peer = shared_.peers[static_cast<size_t>(index)];
+    const bool suspect = index == shared_.failed_peer || watch_.doubts(peer, now) || connections_.doubts(peer, now);
+    if (suspect) found.push_back(index);
+  }
+  return found;
 }
 
 void Mesh::wake() {

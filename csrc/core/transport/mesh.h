@@ -55,8 +55,8 @@ class Mesh {
     return connections_.complete();
   }
 
-  // Starts the connect timeout for every host, as a send to each would.
-  void need_all();
+  // Starts the connect timeout for every host from `first` on, as a send to each would.
+  void need_all(int first = 0);
 
   // Queues one chunk for `peer`, which need not be connected yet. `data` must stay readable until kSent. Frames to a
   // peer leave in the order of the calls.
@@ -85,6 +85,9 @@ class Mesh {
   void wake();
   // The peer whose loss or silence was the error of poll(); -1: it was none.
   int failed_peer() const { return shared_.failed_peer; }
+  // That peer, and those from which a word or a connection has been missing for half of the time after which they
+  // would be lost: where a network breaks, the first loss hides the others.
+  std::vector<int> suspects(int64_t now_ns) const;
 
   // `peer` has said goodbye: it starts nothing new. The end of its connections is an error only if messages from it or
   // to it are still outstanding.

@@ -121,6 +121,10 @@ class Connections {
   Status overdue(int64_t now, int* peer) const;
   // When overdue() must be called again at the latest; -1: no limit.
   int64_t deadline() const;
+  // Half of that time is over.
+  bool doubts(const Peer& peer, int64_t now) const {
+    return awaited(peer) && now - peer.needed_ns >= shared_->options.connect_timeout_ns / 2;
+  }
 
  private:
   struct Attached {
@@ -182,6 +186,10 @@ class Watch {
   void look();
   // When look() must be called again at the latest; -1: no limit.
   int64_t deadline() const;
+  // Half of the time is over in which it has to answer.
+  bool doubts(const Peer& peer, int64_t now) const {
+    return peer.ping_ns >= 0 && now - peer.ping_ns >= patience(peer) / 2;
+  }
   // Since when nothing has come from the peer while the caller waited.
   int64_t quiet_since(const Peer& peer) const;
 

@@ -159,6 +159,7 @@ class HostRecord:
     suspended: str = ""  # why its engine has suspended this generation of an elastic job
     suspended_clock: float = 0.0  # when it said so
     lost_hosts: tuple[str, ...] = ()  # nodes of the hosts that its engine has lost
+    accused: tuple[str, ...] = ()  # nodes with which it could not talk itself
     withdrawn: bool = False  # the node ended its part though nothing had failed: see ``error``
     last_generation: int = 0  # that this part was in; 0: it is in the current one, or was in none
     entered: int = 0  # the generation that its engine is in: an older one while a planned change waits for its step
@@ -242,7 +243,11 @@ class JobRecord:
     submitted_clock: float = 0.0
     placed_clock: float = 0.0  # when the current generation was decided
     stopping_clock: float = 0.0  # when its stop was decided
-    stalls: int = 0  # how often, in a row, a generation was suspended soon though nobody was lost
+    stalls: int = 0  # how often, in a row, a generation was suspended without a step though nobody was lost
+    passes: int = 0  # backward passes that some rank had begun, as far as is known
+    stalled_passes: int = 0  # the same when the first of the stalls was seen
+    accusations: tuple[tuple[str, str], ...] = ()  # pairs of nodes that could not talk in these generations
+    put_out: tuple[tuple[str, str, float], ...] = ()  # (node, run of its daemon, until when) for its links
     master_addr: str = ""  # MASTER_ADDR of its ranks: the first host
     master_port: int = 0  # MASTER_PORT of its ranks
     job_key: bytes = field(default=b"", repr=False)  # by which its daemons authenticate data connections
@@ -482,6 +487,8 @@ class LocalJob:
     suspended: str = ""
     suspended_hosts: tuple[int, ...] = ()  # hosts that its engine has lost, by index in the generation reported
     suspended_nodes: tuple[str, ...] = ()  # the same by node
+    accused: tuple[str, ...] = ()  # nodes with which it could not talk itself
+    passes: int = 0  # backward passes that a rank there had begun
     withdrawn: bool = False
     takes_newcomers: bool = False
     entered: int = 0

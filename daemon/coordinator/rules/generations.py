@@ -9,7 +9,7 @@ from typing import Any
 from bagua.daemon.coordinator.rules.domain import HostRecord, JobRecord, Phase, Plan, RankRecord, RankState
 
 # Fields of a host whose engine begins anew, and has said nothing yet.
-_BEGINNING: dict[str, Any] = {"waiting": "", "suspended": "", "suspended_clock": 0.0, "lost_hosts": ()}
+_BEGINNING: dict[str, Any] = {"waiting": "", "suspended": "", "suspended_clock": 0.0, "lost_hosts": (), "accused": ()}
 _KEPT = 200  # parts that are out and of which nothing is left, for people to see
 
 
@@ -22,6 +22,9 @@ class Regroup:
     joining: tuple[HostRecord, ...]
     reason: str = ""
     stalls: int = 0
+    stalled_passes: int = 0
+    accusations: tuple[tuple[str, str], ...] = ()
+    put_out: tuple[tuple[str, str, float], ...] = ()  # in addition to those of before
     plan: Plan = Plan.AT_ONCE
 
 
@@ -35,6 +38,9 @@ def regrouped(job: JobRecord, step: Regroup, now: float) -> JobRecord:
         former=with_former(job, step.out),
         joining=step.joining,
         stalls=step.stalls,
+        stalled_passes=step.stalled_passes,
+        accusations=step.accusations,
+        put_out=(*job.put_out, *step.put_out),
         placed_clock=now,
         master_addr=step.hosts[0].address,
     )

@@ -67,7 +67,8 @@ def start_newcomers(job: JobRecord, nodes: Nodes, now: float, options: Options) 
         return None, None
     rows = _wanted(job, nodes, now)
     if not rows:
-        return None, _respawn_at(job, now)
+        later = (_respawn_at(job, now), _mended_at(job, nodes, now))
+        return None, min((at for at in later if at is not None), default=None)
     if now < job.retry_clock:
         return None, job.retry_clock
     numbers = Numbers(job)
@@ -115,7 +116,10 @@ def growth(job: JobRecord, nodes: Nodes, now: float) -> str:
         slots = "1 free slot" if per_node == 1 else f"{per_node} free slots"
         if len(staying) >= job.wanted:
             return "its ranks were replaced too often"
-        if strangers := _free(job, nodes):
+        if (at := _mended_at(job, nodes, now)) is not None:
+            away = names([name for name, node in nodes.items() if _away_until(job, node) > now])
+            return f"{away} could not talk with others: tried again in {at - now:.0f} s, or when its daemon restarts"
+        if strangers := _free(job, nodes, now):
             own = releases(nodes[host.node_id] for host in job.hosts if host.node_id in nodes)
             return f"no node with {slots} can talk with its ranks ({own}): {releases(strangers)}"
         return f"no other node has {slots}"
@@ -178,25 +182,40 @@ def _wanted(job: JobRecord, nodes: Nodes, now: float) -> list[tuple[NodeView, in
     missing = job.wanted - len(staying)
     if missing > 0:
         spoken = {nodes[host.node_id].wire_version for host in job.hosts if host.node_id in nodes}
-        fit = [node for node in _free(job, nodes) if spoken <= {node.wire_version}]
+        fit = [node for node in _free(job, nodes, now) if spoken <= {node.wire_version}]
         found += [(node, per_node) for node in fit[:missing]]
     return found
 
 
-def _free(job: JobRecord, nodes: Nodes) -> list[NodeView]:
+def _free(job: JobRecord, nodes: Nodes, now: float) -> list[NodeView]:
     """Nodes that have room for newcomers and nothing of the job, by node_id."""
     busy = {part.node_id for part in job.hosts} | {
         part.node_id for part in job.former if part.phase is not Phase.STOPPED
     }
     per_node = job.spec.nproc_per_node
     fit = [node for node in nodes.values() if node.open and node.free >= per_node and node.node_id not in busy]
-    return sorted(fit, key=lambda node: node.node_id)
+    return sorted((node for node in fit if _away_until(job, node) <= now), key=lambda node: node.node_id)
 
 
 def _respawn_at(job: JobRecord, now: float) -> float | None:
     """Returns when the oldest replacement is forgotten."""
     ends = [at + _HOUR_S for _, at in job.respawns if now < at + _HOUR_S]
     return min(ends, default=None)
+
+
+def _away_until(job: JobRecord, node: NodeView) -> float:
+    """Returns when a node may join again that was put out for its links; one whose daemon was started anew at once."""
+    entries = [(boot_id, until) for node_id, boot_id, until in job.put_out if node_id == node.node_id]
+    boot_id, until = entries[-1] if entries else ("", 0.0)
+    return until if boot_id == node.boot_id else 0.0
+
+
+def _mended_at(job: JobRecord, nodes: Nodes, now: float) -> float | None:
+    """Returns when the first of them may join again."""
+    if not job.put_out:
+        return None
+    times = (_away_until(job, node) for node in nodes.values() if node.open)
+    return min((at for at in times if at > now), default=None)
 
 
 def _running(host: HostRecord) -> int:

@@ -1,6 +1,7 @@
 """Decides how the membership of an elastic job changes: pure functions of facts and clock.
 
     evidence     who is out           generations  form the next one
+    broken_links who is put out, where hosts can't talk with each other
     joins        who is started       planned      who enters and leaves after the same step everywhere
 
 A loss comes first. Its generation consists of members that have state, at once; planned changes and newcomers follow
@@ -10,14 +11,17 @@ that a step commits everywhere or nowhere; nothing here knows of steps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from bagua.daemon.coordinator.rules.domain import JobRecord, JobState, Plan
+from bagua.daemon.coordinator.rules.broken_links import Pair, pairs_between, put_out
+from bagua.daemon.coordinator.rules.domain import JobRecord, JobState, Phase, Plan
 from bagua.daemon.coordinator.rules.evidence import Evidence, failed_by_itself, find, leaving, passed
 from bagua.daemon.coordinator.rules.failure_reasons import Cause, Nodes
 from bagua.daemon.coordinator.rules.generations import Regroup, survivors
 from bagua.daemon.coordinator.rules.joins import Wave, give_up, start_newcomers
 from bagua.daemon.coordinator.rules.options import Options
+from bagua.daemon.coordinator.rules.placement import names
 from bagua.daemon.coordinator.rules.planned import PAUSED, below, change, enough
 
 Step = Regroup | Wave | Cause | None
@@ -88,18 +92,26 @@ def _resume(
 
 def _again(job: JobRecord, evidence: Evidence, now: float, options: Options) -> tuple[Step, float | None]:
     """A connection broke, but nobody is known to be lost: the same members once more, after a moment. A host that
-    others have lost and that has not spoken since gets the time of a lease to do so."""
+    others have lost and that has not spoken since gets the time of a lease to do so. If that has happened before, and
+    no step was made since, the hosts that can't talk with each other are parted when all have spoken."""
     suspended = evidence.suspended
+    anew = _anew(job, now, options)
+    stalls = 1 if anew else job.stalls + 1
+    told = ((host.node_id, other) for host in job.hosts for other in host.accused)
+    pairs = pairs_between((*(() if anew else job.accusations), *told), (host.node_id for host in job.hosts))
+    known = {node_id for node_id, _, _ in job.put_out}  # who comes back with a broken link has had its chance
+    parting = bool(pairs) and (stalls > 1 or any(known.intersection(pair) for pair in pairs))
     accused = {name for host in suspended for name in host.lost_hosts}
-    alive = all(host.suspended for host in job.hosts if host.node_id in accused)
+    awaited = (host for host in job.hosts if parting or host.node_id in accused)
+    alive = all(host.suspended or (parting and host.phase is Phase.STOPPED) for host in awaited)
     first = min(suspended, key=lambda host: (host.suspended_clock, host.index))
     at = first.suspended_clock + (options.regroup_s if alive else options.lease_s)
     if evidence.away:  # the node comes back, or is lost
         return None, evidence.wake
     if now < at:
         return None, at
-    soon = now < job.placed_clock + options.stall_s
-    stalls = job.stalls + 1 if soon else 1
+    if parting:
+        return _part(job, evidence, pairs, now, options), None
     words = f"node {first.name}: {first.suspended}"
     if stalls > options.max_stalls:
         text = f"the connections broke {stalls} times in a row, though no member is lost; the last time: {words}"
@@ -110,7 +122,30 @@ def _again(job: JobRecord, evidence: Evidence, now: float, options: Options) -> 
     plan = Plan.PLANNED if _only_newcomers(job, evidence) else Plan.AT_ONCE
     if plan is Plan.PLANNED:
         step = survivors(job, (), now, newcomers_stay=True)
-    return replace(step, reason=_reason(job, words, step), stalls=stalls, plan=plan), None
+    stalled = job.passes if anew else job.stalled_passes
+    reason = _reason(job, words, step)
+    return replace(step, reason=reason, stalls=stalls, stalled_passes=stalled, accusations=pairs, plan=plan), None
+
+
+def _anew(job: JobRecord, now: float, options: Options) -> bool:
+    """True unless the job has stalled before and has made no step since: whoever begins another backward pass has
+    committed the one before. Programs that have no model of ours tell of no passes: they have a time."""
+    late = now >= job.placed_clock + options.stall_s + job.patience_s
+    return late or not job.stalls or job.passes > job.stalled_passes
+
+
+def _part(job: JobRecord, evidence: Evidence, pairs: Sequence[Pair], now: float, options: Options) -> Step:
+    """Goes on without the hosts that cover all broken links."""
+    out = put_out(job.hosts, pairs)
+    lost, entries = {}, []
+    for host in (host for host in job.hosts if host.node_id in out):
+        others = names(sorted({*sum((pair for pair in pairs if host.node_id in pair), ())} - {host.node_id}))
+        lost[host.node_id] = f"node {host.name} is put out, since nothing passes between it and {others}"
+        before = sum(node_id == host.node_id for node_id, _, _ in job.put_out)
+        until = now + min(options.mend_s * 2.0 ** min(before, 30), options.most_rejoin_s)
+        entries.append((host.node_id, host.boot_id, until))
+    step = _without(job, replace(evidence, lost=lost), now)
+    return replace(step, put_out=tuple(entries)) if isinstance(step, Regroup) else step
 
 
 def _only_newcomers(job: JobRecord, evidence: Evidence) -> bool:

@@ -55,7 +55,7 @@ def _observe_host(job: JobRecord, index: int, boot_id: str, fact: LocalJob, now:
             return job, ()
         fact = replace(fact, waiting="")
         if job.plan is Plan.AT_ONCE:
-            fact = replace(fact, suspended="", suspended_hosts=(), suspended_nodes=())
+            fact = replace(fact, suspended="", suspended_hosts=(), suspended_nodes=(), accused=())
     elif fact.suspended_hosts and not fact.suspended_nodes and fact.entered in (0, job.generation):
         names = tuple(job.hosts[at].node_id for at in fact.suspended_hosts if at < len(job.hosts))
         fact = replace(fact, suspended_nodes=names)
@@ -63,6 +63,8 @@ def _observe_host(job: JobRecord, index: int, boot_id: str, fact: LocalJob, now:
         fact = replace(fact, error=fact.error or RESTARTED.format(old.node_id), withdrawn=True)
     host, started, exited = _merge_ranks(job, _merge_host(old, fact, now), fact.ranks, now)
     job, events = _with_patience(job, old, fact, wall)
+    if fact.passes > job.passes:
+        job = replace(job, passes=fact.passes)
     if host == old:
         return job, events
     hosts = list(job.hosts)
@@ -94,7 +96,7 @@ def _observe_part(
     if beside and not old.joining and not _named(old, fact):  # the node has ended them, and speaks of them no more
         fact = replace(fact, phase=Phase.STOPPED)
     if old.joining and not beside:
-        host = _merge_host(old, replace(fact, suspended="", suspended_nodes=(), entered=0), now)
+        host = _merge_host(old, replace(fact, suspended="", suspended_nodes=(), accused=(), entered=0), now)
     else:
         host = replace(old, phase=max(old.phase, fact.phase))
     host, started, exited = _merge_ranks(job, host, fact.ranks, now)
@@ -135,12 +137,14 @@ def _merge_host(host: HostRecord, fact: LocalJob, now: float) -> HostRecord:
     error, error_clock = host.error, host.error_clock
     if fact.error and not error:
         error, error_clock = fact.error[:MAX_ERROR], now
-    lost_hosts = host.lost_hosts
+    lost_hosts, accused = host.lost_hosts, host.accused
     suspended, suspended_clock = host.suspended, host.suspended_clock
     if fact.entered > host.entered:  # what was said of the generation before is over
-        lost_hosts, suspended, suspended_clock = (), "", 0.0
+        lost_hosts, accused, suspended, suspended_clock = (), (), "", 0.0
     if fact.suspended_nodes and fact.entered >= host.entered:
         lost_hosts = tuple(sorted({*lost_hosts, *fact.suspended_nodes}))
+    if fact.accused and fact.entered >= host.entered:
+        accused = tuple(sorted({*accused, *fact.accused}))
     if fact.suspended and not suspended and fact.entered >= host.entered:
         suspended, suspended_clock = fact.suspended[:MAX_ERROR], now
     return replace(
@@ -149,6 +153,7 @@ def _merge_host(host: HostRecord, fact: LocalJob, now: float) -> HostRecord:
         suspended=suspended,
         suspended_clock=suspended_clock,
         lost_hosts=lost_hosts,
+        accused=accused,
         withdrawn=host.withdrawn or fact.withdrawn,
         entered=max(host.entered, fact.entered),
         takes_newcomers=host.takes_newcomers or fact.takes_newcomers,

@@ -27,10 +27,13 @@ class Options:
     last_words_s: float = 1.0
     # The same for one that others would lose, did they wait for it, where daemons fence nothing.
     watched_s: float = 60.0
-    # A generation that was suspended within such a time, while nobody was lost, has made no progress; after so many of
-    # them the job fails.
+    # A generation that was suspended within such a time and eight steps, while nobody was lost, has made no progress
+    # unless it has made a step. After two of them hosts that can't talk with each other are put out; after so many the
+    # job fails, where none accuses another one.
     stall_s: float = 60.0
     max_stalls: int = 5
+    # A host that was put out is asked to join after so long, then after twice as long, and so on up to `most_rejoin_s`.
+    mend_s: float = 120.0
     # Ranks that were dismissed have so long to end, once the others have gone on; their daemon ends them before, if it
     # can.
     leave_s: float = 90.0

@@ -239,6 +239,8 @@ def local_job(fact: node_pb2.LocalJob) -> LocalJob:
             suspended=_clean(fact.suspended),
             suspended_hosts=tuple(fact.suspended_hosts[:MAX_SLOTS]),
             suspended_nodes=tuple(_clean(name)[:MAX_NAME] for name in fact.suspended_nodes[:MAX_SLOTS]),
+            accused=tuple(_clean(name)[:MAX_NAME] for name in fact.accused_nodes[:MAX_SLOTS]),
+            passes=fact.passes & MAX_NUMBER,
             takes_newcomers=fact.takes_newcomers,
             entered=fact.entered & MAX_NUMBER,
             withdrawn=fact.withdrawn,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sqlalchemy import (
+    BigInteger,
     Boolean,
     Column,
     Float,
@@ -50,6 +51,10 @@ jobs = Table(
     Column("placed_clock", Float, nullable=False),
     Column("stopping_clock", Float, nullable=False),
     Column("stalls", Integer, nullable=False, server_default="0"),
+    Column("passes", BigInteger, nullable=False, server_default="0"),
+    Column("stalled_passes", BigInteger, nullable=False, server_default="0"),
+    Column("accusations", Text, nullable=False, server_default=""),  # a list of pairs in JSON; empty: none
+    Column("put_out", Text, nullable=False, server_default=""),  # a list of (node, boot id, clock) in JSON
     Column("plan", Integer, nullable=False, server_default="0"),
     Column("wanted_nodes", Integer, nullable=False, server_default="0"),
     Column("paused", Boolean, nullable=False, server_default=false()),
@@ -100,6 +105,7 @@ job_hosts = Table(
     Column("suspended", Text, nullable=False, server_default=""),
     Column("suspended_clock", Float, nullable=False, server_default="0"),
     Column("lost_hosts", Text, nullable=False, server_default=""),  # a list of nodes in JSON; empty: none
+    Column("accused", Text, nullable=False, server_default=""),  # the same
     Column("withdrawn", Boolean, nullable=False, server_default=false()),
     Column("last_generation", Integer, nullable=False, server_default="0"),  # of a former part; 0: it is a current one
     Column("entered", Integer, nullable=False, server_default="0"),

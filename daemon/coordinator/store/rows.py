@@ -101,7 +101,8 @@ def job_record(row: Mapping[Any, Any], hosts: tuple[HostRecord, ...]) -> JobReco
     values = {name: row[name] for name in _JOB_FIELDS}
     values["state"], values["plan"] = JobState(row["state"]), Plan(row["plan"])
     values["outcome"] = None if row["outcome"] is None else JobState(row["outcome"])
-    values["respawns"] = tuple((node_id, at) for node_id, at in json.loads(row["respawns"] or "[]"))
+    for name in ("respawns", "accusations", "put_out"):
+        values[name] = tuple(tuple(one) for one in json.loads(row[name] or "[]"))
     return JobRecord(
         spec=spec_from_wire(row["spec"]),
         **values,
@@ -114,7 +115,8 @@ def job_record(row: Mapping[Any, Any], hosts: tuple[HostRecord, ...]) -> JobReco
 def host_record(row: Mapping[Any, Any]) -> HostRecord:
     values = {name: row[name] for name in _HOST_FIELDS}
     values["phase"] = Phase(values["phase"])
-    values["lost_hosts"] = tuple(json.loads(values["lost_hosts"] or "[]"))
+    for name in ("lost_hosts", "accused"):
+        values[name] = tuple(json.loads(values[name] or "[]"))
     return HostRecord(index=row["host_index"], **values, ranks=_ranks(row))
 
 

@@ -215,7 +215,9 @@ class JobEngine:
                 yield events.EngineFailed(text, host, self._node_of(self.present.generation, host))
             case "suspended":
                 generation, host = int(event["generation"]), int(event["host"])
-                yield events.Suspended(generation, host, text, self._node_of(generation, host))
+                accused = tuple(self._node_of(generation, one) for one in event["accused"])
+                node = self._node_of(generation, host)
+                yield events.Suspended(generation, host, text, node, accused, event["passes"])
             case "regrouped":
                 self._entered(int(event["generation"]))
             case "ready_to_join":

@@ -50,6 +50,8 @@ def local_job(job_id: str, state: JobState, log_path: LogPath, patience_s: float
         suspended=state.suspended,
         suspended_hosts=state.lost_hosts,
         suspended_nodes=state.lost_nodes,
+        accused_nodes=state.accused,
+        passes=state.passes,
         withdrawn=state.withdrawn,
         takes_newcomers=state.takes_newcomers,
         entered=state.entered,

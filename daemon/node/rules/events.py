@@ -131,12 +131,14 @@ class EngineClosed(Event):
 @dataclass(frozen=True)
 class Suspended(Event):
     """The engine of an elastic job has lost a rank or a host (its index, -1: none, and its node) and suspended that
-    generation."""
+    generation. ``accused``, ``passes``: see LocalJob."""
 
     generation: int
     host: int
     text: str
     node: str = ""
+    accused: tuple[str, ...] = ()
+    passes: int = 0
 
 
 @dataclass(frozen=True)

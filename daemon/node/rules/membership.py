@@ -74,6 +74,7 @@ def _next(state: JobState, event: events.Regrouped, known: dict[int, Rank], lobb
         suspended=state.suspended if event.planned else "",
         lost_hosts=state.lost_hosts if event.planned else (),
         lost_nodes=state.lost_nodes if event.planned else (),
+        accused=state.accused if event.planned else (),
         waiting="",
     )
 
@@ -87,7 +88,7 @@ def entered(state: JobState, event: events.Entered, now: float) -> Step:
         return state, []
     after = state
     if event.generation > state.entered:
-        after = replace(state, entered=event.generation, suspended="", lost_hosts=(), lost_nodes=())
+        after = replace(state, entered=event.generation, suspended="", lost_hosts=(), lost_nodes=(), accused=())
     for member in event.members:
         after = after.update(member, outside=False, ready=False)
     for rank in after.leaving:
@@ -108,7 +109,7 @@ def suspended(state: JobState, event: events.Suspended, now: float) -> Step:
     if event.generation < state.entered:
         return state, []
     if event.generation > state.entered:
-        state = replace(state, suspended="", lost_hosts=(), lost_nodes=())
+        state = replace(state, suspended="", lost_hosts=(), lost_nodes=(), accused=())
     lost = dict(zip(state.lost_hosts, state.lost_nodes, strict=True))
     if event.host >= 0:
         lost[event.host] = event.node
@@ -118,6 +119,8 @@ def suspended(state: JobState, event: events.Suspended, now: float) -> Step:
         suspended=state.suspended or event.text,
         lost_hosts=tuple(sorted(lost)),
         lost_nodes=tuple(lost[host] for host in sorted(lost)),
+        accused=tuple(sorted({*state.accused, *event.accused} - {""})),
+        passes=max(state.passes, event.passes),
     ), []
 
 

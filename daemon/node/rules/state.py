@@ -82,6 +82,8 @@ class JobState:
     suspended: str = ""  # why the engine has suspended the generation that it is in
     lost_hosts: tuple[int, ...] = ()  # indices of the hosts that it has lost, in the generation that it is in
     lost_nodes: tuple[str, ...] = ()  # their nodes
+    accused: tuple[str, ...] = ()  # nodes of those with which it could not talk itself
+    passes: int = 0  # backward passes that a rank here had begun when it last suspended a generation
     withdrawn: bool = False  # this node ends its part though nothing has failed
     aborted: bool = False
     deadline: float | None = None
@@ -128,7 +130,7 @@ class JobState:
         ranks = tuple(
             replace(rank, connected=False, lost=self.elastic and rank.lost, ends_by=None) for rank in self.present
         )
-        engine = self.generation, self.entered, self.address, self.suspended, self.lost_hosts
+        engine = self.generation, self.entered, self.address, self.suspended, self.lost_hosts, self.accused
         return phase, self.error, self.withdrawn, ranks, self.waiting, engine, self.takes_newcomers
 
 

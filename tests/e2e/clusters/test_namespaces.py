@@ -3,151 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import shutil
-import signal
-import subprocess
-import sys
 import textwrap
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-PYTHON = sys.executable
-DEADLINE = 120.0
+from rig.clusters.namespaces import DEADLINE, PYTHON, Hosts, bagua, hosts_up, start_cluster
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 
-class Hosts:
-    """Namespaces 0 and 1 with addresses 10.77.0.1 and 10.77.0.2, and the processes started in them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        mark = uuid.uuid4().hex[:6]
-        self.names = [f"bg{mark}a", f"bg{mark}b"]
-        self.addresses = ["10.77.0.1", "10.77.0.2"]
-        self.processes: list[subprocess.Popen[str]] = []
-
-    def up(self) -> None:
-        def ip(*arguments: str) -> None:
-            subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=20)
-
-        for name in self.names:
-            ip("netns", "add", name)
-            ip("-n", name, "link", "set", "lo", "up")
-        ip(
-            "link",
-            "add",
-            "veth0",
-            "netns",
-            self.names[0],
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "veth0",
-            "netns",
-            self.names[1],
-        )
-        for name, address in zip(self.names, self.addresses, strict=True):
-            ip("-n", name, "addr", "add", f"{address}/24", "dev", "veth0")
-            ip("-n", name, "link", "set", "veth0", "up")
-
-    def start(self, host: int, *command: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
-        """Starts a program on a host, in a session of its own, with a state folder of that host."""
-        full = {**os.environ, "BAGUA_STATE_DIR": str(self.folder / f"state-{host}"), **(env or {})}
-        process = subprocess.Popen(
-            ["ip", "netns", "exec", self.names[host], *command],
-            env=full,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        self.processes.append(process)
-        return process
-
-    def run(self, host: int, *command: str, env: dict[str, str] | None = None) -> str:
-        """Runs a program on a host to its end and returns what it printed; fails the test unless it exits 0."""
-        process = self.start(host, *command, env=env)
-        output, _ = process.communicate(timeout=DEADLINE)
-        assert process.returncode == 0, output
-        return output
-
-    def down(self) -> None:
-        for process in self.processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-        for name in self.names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20)
-
-
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    if os.geteuid() != 0:
-        pytest.skip("network namespaces need root")
-    if not shutil.which("ip"):
-        pytest.skip("network namespaces need the program ip (Debian: iproute2)")
-    made = Hosts(tmp_path)
-    try:
-        try:
-            made.up()
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"network namespaces can't be made here: {error.stderr.decode().strip()}")
+    with hosts_up(tmp_path) as made:
         yield made
-    finally:
-        made.down()
-
-
-def bagua(*arguments: str) -> list[str]:
-    return [PYTHON, "-P", "-m", "bagua.cli.main", *arguments]
-
-
-def wait_for_line(process: subprocess.Popen[str], read_end: int) -> dict[str, str]:
-    """The ready line that a service writes to the descriptor it was given."""
-    with os.fdopen(read_end) as pipe:
-        line = pipe.readline()
-    assert line, process.communicate(timeout=10)[0]
-    return json.loads(line)
-
-
-def start_service(hosts: Hosts, host: int, *command: str) -> dict[str, str]:
-    read_end, write_end = os.pipe()
-    os.set_inheritable(write_end, True)
-    full = {**os.environ, "BAGUA_STATE_DIR": str(hosts.folder / f"state-{host}")}
-    with (hosts.folder / f"services-{host}.log").open("a") as log:
-        process = subprocess.Popen(
-            ["ip", "netns", "exec", hosts.names[host], *command, "--ready-fd", str(write_end)],
-            env=full,
-            pass_fds=[write_end],
-            stdout=subprocess.DEVNULL,
-            stderr=log,
-            text=True,
-            start_new_session=True,
-        )
-    hosts.processes.append(process)
-    os.close(write_end)
-    ready = wait_for_line(process, read_end)
-    assert "error" not in ready, ready
-    return ready
-
-
-def start_cluster(hosts: Hosts, folder: Path, *more: tuple[str, ...]) -> list[str]:
-    """A coordinator on host 0 and a daemon on each, ``more`` of its options; how to reach the coordinator."""
-    certs = folder / "certs"
-    hosts.run(0, *bagua("certs", str(certs), "--host", hosts.addresses[0]))
-    start_service(hosts, 0, *bagua("coordinator", "--listen", f"{hosts.addresses[0]}:7670", "--tls", str(certs)))
-    token = ["--token-file", str(folder / "state-0" / "token")]
-    reach = ["--coordinator", f"{hosts.addresses[0]}:7670", "--tls", str(certs), *token]
-    for host, (address, options) in enumerate(zip(hosts.addresses, more, strict=True)):
-        named = ["--name", f"h{host}", "--slots", "2", "--data-host", address]
-        start_service(hosts, host, *bagua("daemon", *reach, *named, *options))
-    return reach
 
 
 def test_service_on_two_hosts_with_tls(hosts: Hosts, tmp_path: Path) -> None:

@@ -84,7 +84,8 @@ class Rank {
 class Job {
  public:
   explicit Job(std::vector<std::vector<int>> hosts, size_t chunk = 4096, bool measure_ring = true,
-               Encryption encryption = Encryption::kBeyondLoopback, bool elastic = false)
+               Encryption encryption = Encryption::kBeyondLoopback, bool elastic = false,
+               int64_t connect_timeout_ns = 30 * kNsPerS)
       : hosts_(std::move(hosts)) {
     static std::atomic<int> next{0};
     std::vector<std::string> addresses;
@@ -98,6 +99,7 @@ class Job {
       }
       options.listen = "127.0.0.1:0";
       options.streams = 2;
+      options.connect_timeout_ns = connect_timeout_ns;
       options.chunk_bytes = chunk;
       options.threads = 2;
       options.measure_ring = measure_ring;

@@ -8,7 +8,9 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/local/generation_state.h"
@@ -74,9 +76,10 @@ Membership membership(uint64_t generation, const Hosts& by_members, size_t host 
   return made;
 }
 
-// As the daemons of all hosts do it: each by itself; the addresses come when all have. `where`: which engines.
+// As the daemons of all hosts do it: each by itself; the addresses come when all have. `where`: which engines; `cut`:
+// who can't reach whom.
 void regroup(Job* job, uint64_t generation, const Hosts& by_members, std::vector<size_t> where = {},
-             const Tokens& tokens = {}) {
+             const Tokens& tokens = {}, const std::set<std::pair<size_t, size_t>>& cut = {}) {
   for (size_t h = 0; where.size() < by_members.size(); ++h) where.push_back(h);
   std::vector<std::string> addresses(by_members.size());
   {
@@ -90,7 +93,13 @@ void regroup(Job* job, uint64_t generation, const Hosts& by_members, std::vector
       });
     }
   }
-  for (size_t h = 0; h < by_members.size(); ++h) CHECK_OK(job->engine(where[h]).set_peers(addresses));
+  for (size_t h = 0; h < by_members.size(); ++h) {
+    std::vector<std::string> seen = addresses;
+    for (const auto& [from, to] : cut) {
+      if (from == h) seen[to] = "127.0.0.1:1";
+    }
+    CHECK_OK(job->engine(where[h]).set_peers(seen));
+  }
 }
 
 int threads() {
@@ -242,6 +251,34 @@ TEST(a_host_withdraws) {
   ranks.enter();
   ranks.each([](Rank& rank) { all_reduce(&rank); });
   EXPECT_EQ(job->engine(0).error(), std::string());
+}
+
+// Who dials a host in vain answers others meanwhile, so nobody accuses it. All tell what they have seen themselves,
+// whoever speaks first.
+TEST(a_host_that_reaches_nobody) {
+  const Hosts hosts{{0}, {1}, {2}, {3}};
+  const auto job = std::make_unique<Job>(hosts, 4096, true, Encryption::kBeyondLoopback, true, 7 * kNsPerS);
+  Members ranks(job.get(), hosts);
+  ranks.each([](Rank& rank) {
+    for (int step = 0; step < 20; ++step) all_reduce(&rank);  // so that it is known how long one takes
+  });
+  regroup(job.get(), 4, hosts, {}, {}, {{0, 1}, {1, 2}, {1, 3}});
+  ranks.enter();
+  ranks[1].client().note_passes(17);
+  ranks.each([](Rank& rank) { CHECK(rank.run(Kind::kAllReduce, kCount).code() == Code::kRegrouped); });
+  std::set<std::pair<int, int>> accused;
+  for (int host = 0; host < 4; ++host) {
+    const Event event = await_suspended(&job->engine(static_cast<size_t>(host)));
+    EXPECT_EQ(event.passes, host == 1 ? uint64_t{17} : uint64_t{0});
+    for (const int other : event.accused) accused.insert({host, other});
+  }
+  for (const auto& [one, other] : accused) EXPECT(one == 1 || other == 1);
+  EXPECT(accused.count({0, 1}) + accused.count({1, 0}) > 0);
+  EXPECT(accused.count({1, 2}) == 1 && accused.count({1, 3}) == 1);
+  regroup(job.get(), 5, {{0}, {2}, {3}}, {0, 2, 3});
+  ranks.kill(1);
+  ranks.enter();
+  ranks.each([](Rank& rank) { all_reduce(&rank); });
 }
 
 // A host is gone: the others suspend by themselves, and go on without it, at last one alone.

@@ -88,6 +88,10 @@ def test_a_suspended_engine_is_told_at_once_and_once():
     assert drive(elastic(), ev.Suspended(0, 4, "of an older generation"))[0] == elastic()
     early = drive(job, ev.Suspended(2, 1, "of the next one", "c"))[0]
     assert (early.entered, early.suspended, early.lost_nodes) == (2, "of the next one", ("c",))
+    mute = drive(elastic(), ev.Suspended(1, 4, "x", "e", ("e", "b"), 17))[0]
+    assert (mute.accused, mute.passes) == (("b", "e"), 17)
+    mute = drive(mute, ev.Regrouped(2, (0, 1), (2, 3), ("a:1", "b:2")))[0]
+    assert (mute.accused, mute.passes) == ((), 17)
 
 
 def test_the_next_generation_renumbers_who_stays():

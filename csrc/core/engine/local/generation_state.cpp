@@ -87,9 +87,19 @@ void GenerationState::lose(const Loss& loss) {
 void GenerationState::suspend(const Loss& loss) {
   if (!stop(State::kSuspended, State::kRunning, loss)) return;
   if (!membership_.lobby) {
-    job_->events.tell("suspended", loss.member, loss.text, lost_host(membership_, loss), membership_.generation);
+    job_->events.tell({"suspended", loss.member, loss.text, lost_host(membership_, loss), membership_.generation,
+                       loss.accused, passes()});
   }
   job_->page.ring_doorbell();
+}
+
+uint64_t GenerationState::passes() const {
+  uint64_t most = 0;
+  for (const Local& local : locals_) {
+    const RankChannel* channel = local.port->channel.load(std::memory_order_acquire);
+    if (channel != nullptr) most = std::max(most, channel->passes.load(std::memory_order_relaxed));
+  }
+  return most;
 }
 
 void GenerationState::retire(const std::string& reason) {

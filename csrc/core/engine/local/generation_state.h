@@ -18,9 +18,10 @@ namespace bagua {
 // Somebody that a generation has lost.
 struct Loss {
   std::string text;
-  int member = -1;    // -1: no single one
-  int host = -1;      // index of the host; -1: none
-  bool none = false;  // nobody: the next generation begins
+  int member = -1;                // -1: no single one
+  int host = -1;                  // index of the host; -1: none
+  bool none = false;              // nobody: the next generation begins
+  std::vector<int> accused = {};  // hosts with which this one can't talk, as it has seen itself
 };
 
 class GenerationState {
@@ -85,6 +86,7 @@ class GenerationState {
   bool stop(State state, State latest, const Loss& loss);
   void fail(const Loss& loss, State latest);
   void suspend(const Loss& loss);
+  uint64_t passes() const;  // backward passes that a local rank has begun
   void inherit(const GenerationState& last);
 
   JobState* const job_;

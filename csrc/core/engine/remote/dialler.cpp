@@ -25,7 +25,7 @@ constexpr int kLongestLaterMs = 1000;                   // and one that has no r
 
 }  // namespace
 
-bool Dialler::connect(ExecutorInbox* inbox) {
+bool Dialler::begin(ExecutorInbox* inbox) {
   if (!await_peers(inbox)) return false;
   const int64_t deadline = now_ns() + state_->job().options.connect_timeout_ns;
   // Control lanes, with number `streams`, come first: they tell of a peer's death.
@@ -36,59 +36,59 @@ bool Dialler::connect(ExecutorInbox* inbox) {
     state_->fail(status.message());
     return false;
   }
-  std::vector<std::thread> helpers;
-  const auto help = [this, inbox, deadline] {
-    work(deadline);
-    --working_;
-    inbox->notify();
-  };
+  left_ = calls_.size();
   for (size_t i = std::min(calls_.size(), kCallers); i > 0; --i) {
-    ++working_;
     try {
-      helpers.emplace_back(help);
+      helpers_.emplace_back([this, deadline] { work(deadline); });
     } catch (const std::system_error&) {  // fewer will do
-      --working_;
-      if (!helpers.empty()) break;
+      if (!helpers_.empty()) break;
       state_->fail("can't connect to other hosts: " + no_thread_text());
       return false;
     }
   }
-  inbox->await([this] { return working_ == 0 || failed_ || state_->over(); });
-  cancel();
-  for (std::thread& helper : helpers) helper.join();
-  if (state_->over()) return false;
-  const Call* const refused = refused_;
-  if (refused != nullptr && !inbox->closing()) give_up(*refused);
-  return refused == nullptr;
+  return true;
 }
 
 void Dialler::work(int64_t deadline_ns) {
   for (size_t i = next_++; i < calls_.size() && !failed_; i = next_++) {
     Call* const call = &calls_[i];
     call->status = dial(call->peer, call->stream, deadline_ns);
-    if (call->status) continue;
+    if (call->status) {
+      if (--left_ == 0) mesh_->wake();
+      continue;
+    }
     const Call* none = nullptr;
-    refused_.compare_exchange_strong(none, call);
+    if (!failed_) refused_.compare_exchange_strong(none, call);
     failed_ = true;
+    mesh_->wake();
   }
 }
 
 // Helpers that are still at work return at once.
-void Dialler::cancel() {
-  if (working_ == 0) return;
+void Dialler::end() {
+  if (helpers_.empty()) return;
   failed_ = true;
   stop_.signal();
-  const Lock lock(mutex_);
-  for (const int fd : shaking_) shutdown(fd, SHUT_RDWR);
+  {
+    const Lock lock(mutex_);
+    for (const int fd : shaking_) shutdown(fd, SHUT_RDWR);
+  }
+  for (std::thread& helper : helpers_) helper.join();
+  helpers_.clear();
 }
 
-void Dialler::give_up(const Call& call) {
+Loss Dialler::loss() const {
+  const Call& call = *refused_.load();
   const int host = comm_->job_hosts()[static_cast<size_t>(call.peer)];
-  const std::string text = "no connection to " + comm_->host_text(call.peer) + " at " + network_->peer_address(host) +
-                           ": " + call.status.message();
-  // One that can't prove who it is, or speaks another wire version, is none of ours.
-  const bool stranger = call.status.code() == Code::kCorrupt;
-  stranger || worth_retrying(call.status) ? state_->lose({text, -1, host}) : state_->fail(text);
+  return {"no connection to " + comm_->host_text(call.peer) + " at " + network_->peer_address(host) + ": " +
+              call.status.message(),
+          -1, host};
+}
+
+// One that can't prove who it is, or speaks another wire version, is none of ours.
+bool Dialler::may_pass() const {
+  const Status& status = refused_.load()->status;
+  return status.code() == Code::kCorrupt || worth_retrying(status);
 }
 
 // A host that is not there yet, or has died, may come back; one that is in an earlier generation may follow.

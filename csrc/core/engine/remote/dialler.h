@@ -1,17 +1,18 @@
 // Connects the mesh of one communicator: waits for the addresses of the other hosts, then dials those with a higher
-// number. The others dial this host (network.h).
+// number. The others dial this host (network.h). The executor serves the mesh meanwhile: a host that dials one that is
+// gone must not look gone itself.
 //
 // Several connections are made at the same time: each takes some round trips, and a generation waits for all of them. A
 // host that is in the generation before is dialled again until it follows, and so is one that has no room yet for more
 // connections of communicators that it has not made.
 //
-// Thread safety: the executor's thread only. It starts helpers, which make the connections, and joins them; when the
-// generation is over meanwhile it cancels what they do.
+// Thread safety: the executor's thread only. It starts helpers, which make the connections, and cancels and joins them.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <set>
+#include <thread>
 #include <vector>
 
 #include "base/fd.h"
@@ -32,9 +33,15 @@ class Dialler {
   Dialler(GenerationState* state, const Network* network, const Communicator* comm, Mesh* mesh)
       : state_(state), network_(network), comm_(comm), mesh_(mesh) {}
 
-  // True when all streams to the hosts that this one dials are attached. False: the generation has failed, or the inbox
-  // is closing and nobody needs them.
-  bool connect(ExecutorInbox* inbox);
+  // Starts dialling when the addresses are known. False: the generation has failed before.
+  bool begin(ExecutorInbox* inbox);
+  // A host can't be reached: why, and whether that may be otherwise in the next generation.
+  bool refused() const { return refused_ != nullptr; }
+  // All streams to the hosts that this one dials are attached.
+  bool done() const { return left_ == 0; }
+  Loss loss() const;
+  bool may_pass() const;
+  void end();
 
  private:
   struct Call {
@@ -47,18 +54,17 @@ class Dialler {
   void work(int64_t deadline_ns);
   Status dial(int peer, int stream, int64_t deadline_ns);
   Status shake_hands(Connection* connection, const PeerInfo& me, const DialDeadlines& deadlines);
-  void cancel();
   bool worth_retrying(const Status& status) const;
-  void give_up(const Call& call);
 
   GenerationState* const state_;
   const Network* const network_;
   const Communicator* const comm_;
   Mesh* const mesh_;
   EventFd stop_;
+  std::vector<std::thread> helpers_;
   std::vector<Call> calls_;
   std::atomic<size_t> next_{0};                // call to make
-  std::atomic<size_t> working_{0};             // helpers
+  std::atomic<size_t> left_{0};                // calls
   std::atomic<bool> failed_{false};            // a call; or nobody needs them any more
   std::atomic<const Call*> refused_{nullptr};  // the first call that failed
   Mutex mutex_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/clock.h"
+
 namespace bagua {
 
 namespace {
@@ -20,7 +22,8 @@ MeshOptions mesh_options(GenerationState* state, const Communicator* comm) {
   mesh.name = [comm](int peer) { return comm->host_text(peer); };
   for (const int host : comm->job_hosts()) mesh.verdicts.push_back(state->stream_verdict(host));
   // Ranks of another host may make a communicator much later than ours do. If that host dies, the world's mesh tells.
-  mesh.connect_timeout_ns = comm->id() == 0 ? options.connect_timeout_ns : kNever;
+  // A moment more than the dialler, which knows better why a host can't be reached.
+  mesh.connect_timeout_ns = comm->id() == 0 ? options.connect_timeout_ns + kNsPerS : kNever;
   mesh.silence_timeout_ns = options.peer_timeout_ns;
   mesh.spare_operation = RingSurvey::kOperation;
   if (comm->id() == 0) mesh.first_word_timeout_ns = options.connect_timeout_ns + options.peer_timeout_ns;
@@ -94,10 +97,11 @@ void HostExecutor::close() {
 }
 
 void HostExecutor::run() {
-  const bool connected = dialler_.connect(&inbox_);
-  if (connected) serve();
+  const bool dialling = dialler_.begin(&inbox_);
+  if (dialling) serve();
   survey_.give_up();
-  if (connected && !state_->over()) await_others();
+  if (dialling && !state_->over() && dialler_.done()) await_others();
+  dialler_.end();
   if (state_->ended()) {
     leave();
   } else if (state_->suspended()) {

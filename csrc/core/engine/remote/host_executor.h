@@ -80,6 +80,9 @@ class HostExecutor final : public ConnectionTarget {
   int64_t next_deadline() const;
   Status network_failed(const Status& status) const;
   int lost_host() const;  // whose loss failed the mesh; -1: none
+  // The hosts with which this one can't talk, `host` (-1: none) among them.
+  std::vector<int> accused(int host = -1) const;
+  void dialling_failed();
   Status on_completion(const Mesh::Completion& completion);
   Status on_control(int peer, const Control& control);
   Status on_describe(int peer, const message::Describe& other);

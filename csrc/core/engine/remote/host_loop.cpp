@@ -14,18 +14,28 @@ namespace {
 constexpr int64_t kDepartureCheckNs = 250 * kNsPerMs;  // while a host is leaving and something is pending
 // Elastic jobs go on without a host that says nothing for so many steps, and at least so long.
 constexpr int64_t kSilentSteps = 8, kLeastSilenceNs = 5 * kNsPerS;
+constexpr size_t kMostAccused = 128;  // of a whole network that breaks, each host tells so many
 
 }  // namespace
 
 void HostExecutor::serve() {
   progress_ns_ = now_ns();
-  while (!state_->over() && !(inbox_.closing() && idle() && inbox_.empty())) {
+  mesh_.need_all(comm_->topology().host + 1);  // those that this host dials: see accused()
+  while (!state_->over() && !(inbox_.closing() && idle() && inbox_.empty() && dialler_.done())) {
+    if (dialler_.refused()) return dialling_failed();
     const Status status = turn();
     if (status) continue;
     const bool lost = status.code() == Code::kUnavailable || status.code() == Code::kTimeout;
-    lost ? state_->lose({status.message(), -1, lost_host()}) : state_->fail(status.message());
+    lost ? state_->lose({status.message(), -1, lost_host(), false, accused()}) : state_->fail(status.message());
     return;
   }
+}
+
+void HostExecutor::dialling_failed() {
+  if (inbox_.closing()) return;
+  Loss loss = dialler_.loss();
+  loss.accused = accused(loss.host);
+  dialler_.may_pass() ? state_->lose(loss) : state_->fail(loss.text);
 }
 
 // One round: new operations, then the network, then one computation.
@@ -74,7 +84,7 @@ void HostExecutor::follow_step() {
 }
 
 Status HostExecutor::settle_ring() {
-  if (!exchange_.ring_awaited()) return Status::ok();
+  if (!exchange_.ring_awaited() || !dialler_.done()) return Status::ok();
   survey_.advance(!exchange_.idle());
   return survey_.settled() ? exchange_.set_ring(survey_.order()) : Status::ok();
 }
@@ -97,6 +107,16 @@ int64_t HostExecutor::next_deadline() const {
 int HostExecutor::lost_host() const {
   const int peer = mesh_.failed_peer();
   return peer < 0 ? -1 : comm_->job_hosts()[static_cast<size_t>(peer)];
+}
+
+std::vector<int> HostExecutor::accused(int host) const {
+  std::vector<int> found;
+  if (host >= 0) found.push_back(host);
+  for (const int peer : mesh_.suspects(now_ns())) {
+    const int other = comm_->job_hosts()[static_cast<size_t>(peer)];
+    if (other != host && found.size() < kMostAccused) found.push_back(other);
+  }
+  return found;
 }
 
 // Bytes that changed on their way have cost a connection, as a broken one would: the next generation has new ones, with
@@ -143,7 +163,7 @@ Status HostExecutor::on_control(int peer, const Control& control) {
         if (suspended.next != 0) {
           state_->retire(suspended.why);
         } else {
-          state_->lose({suspended.why, suspended.member, suspended.host});
+          state_->lose({suspended.why, suspended.member, suspended.host, false, accused()});
         }
         return Status::ok();
       },

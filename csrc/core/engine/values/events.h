@@ -18,8 +18,10 @@ struct Event {
   const char* kind;  // see Engine.events in core.pyi
   int rank;          // member number; -1: none
   std::string text;
-  int host = -1;            // "suspended": the other host that was lost, or has lost a rank
-  uint64_t generation = 0;  // "suspended", "regrouped": the one that it says this of
+  int host = -1;                  // "suspended": the other host that was lost, or has lost a rank
+  uint64_t generation = 0;        // "suspended", "regrouped": the one that it says this of
+  std::vector<int> accused = {};  // "suspended": hosts with which this one could not talk itself
+  uint64_t passes = 0;            // "suspended": backward passes that a local rank had begun
 };
 
 class EventList {
@@ -28,9 +30,12 @@ class EventList {
   // Readable while there are events.
   int fd() const { return ready_.fd(); }
   void tell(const char* kind, int rank, const std::string& text, int host = -1, uint64_t generation = 0) {
+    tell({kind, rank, text, host, generation});
+  }
+  void tell(Event event) {
     const Lock lock(mutex_);
     if (events_.size() >= kMaxEvents) return;
-    events_.push_back({kind, rank, text, host, generation});
+    events_.push_back(std::move(event));
     ready_.signal();
   }
   std::vector<Event> take() {

@@ -3,7 +3,7 @@
 ``HEAD`` and ``KNOWN`` say without importing alembic which revisions exist; a test compares them with ``versions``.
 """
 
-KNOWN = ("1001", "1002")
+KNOWN = ("1001", "1002", "1003")
 HEAD = KNOWN[-1]
 
 

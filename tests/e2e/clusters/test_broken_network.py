@@ -1,0 +1,108 @@
+"""A data network that breaks between hosts, while all reach the coordinator: elastic jobs go on without few hosts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rig.clusters.namespaces import Hosts, bagua, hosts_up, start_cluster
+
+from bagua.chaos.diary import Diaries, violations
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Sandbox
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+HERE = 3  # the coordinator's host
+WITHIN_S = 240.0
+
+
+class Training:
+    """A job on hosts 0, 1 and 2, which all reach the coordinator on a fourth one."""
+
+    def __init__(self, hosts: Hosts, sandbox: Sandbox) -> None:
+        self._hosts = hosts
+        self._wait_until = sandbox.wait_until
+        folder = hosts.folder
+        self._folder = folder / "diaries"
+        self._folder.mkdir()
+        self._reach = start_cluster(hosts, folder, (), (), (), coordinator=HERE)
+        size = ("--elastic", "--min-nodes", "1", "--nnodes", "3", "--nproc-per-node", "1")
+        program = ("-m", "bagua.chaos.training", str(self._folder), "0", "0.03")
+        submit = ("job", "submit", *size, "--env", "OMP_NUM_THREADS=1", "--output", "json", *self._reach)
+        self.id = json.loads(hosts.run(HERE, *bagua(*submit, *program)).splitlines()[-1])["job_id"]
+        self._diaries = Diaries(self._folder)
+        self.wait_for_steps(3)
+
+    def job(self) -> dict[str, Any]:
+        return json.loads(self._hosts.run(HERE, *bagua("job", "show", self.id, "--output", "json", *self._reach)))
+
+    def wait_for_steps(self, ranks: int, more: int = 20) -> None:
+        """Until that many ranks make steps together."""
+        before = {pid: len(diary.steps) for pid, diary in self._diaries.read().items()}
+
+        def enough() -> bool:
+            now = self._diaries.read()
+            made = [pid for pid, diary in now.items() if len(diary.steps) >= before.get(pid, 0) + more]
+            return len(made) == ranks and all(now[pid].world == ranks for pid in made)
+
+        self._wait_until(enough, WITHIN_S, lambda: str(self.job()))
+
+    def wait_for_generation(self, number: int) -> None:
+        self._wait_until(lambda: self.job()["generation"] >= number, WITHIN_S)
+
+    def finish(self) -> dict[str, Any]:
+        (self._folder / "stop").touch()
+        self._wait_until(lambda: self.job()["state"] in ("succeeded", "failed"), WITHIN_S)
+        job = self.job()
+        assert job["state"] == "succeeded", job["reason"]
+        assert violations(self._diaries.read()) == []
+        return job
+
+
+def hosts_in(job: dict[str, Any]) -> set[str]:
+    return {rank["node_id"].partition("-")[0] for rank in job["ranks"]}
+
+
+@pytest.fixture
+def training(tmp_path: Path, sandbox: Sandbox) -> Iterator[tuple[Training, Hosts]]:
+    with hosts_up(tmp_path, 4) as hosts:
+        yield Training(hosts, sandbox), hosts
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("broken", "left"),
+    [
+        pytest.param(((1, 2), (2, 1)), 2, id="a link"),
+        pytest.param(((2, 1),), 2, id="one direction", marks=pytest.mark.full),
+        pytest.param(((0, 1), (1, 0), (2, 1), (1, 2)), 2, id="all links of a host", marks=pytest.mark.full),
+    ],
+)
+def test_a_broken_network(training: tuple[Training, Hosts], broken: tuple[tuple[int, int], ...], left: int) -> None:
+    job, hosts = training
+    for source, target in broken:
+        hosts.cut(source, target)
+    job.wait_for_steps(left)
+    shown = job.job()
+    assert shown["state"] == "running" and "is put out, since nothing passes between it and" in shown["reason"], shown
+    nodes = hosts_in(shown)
+    assert not any({f"h{source}", f"h{target}"} <= nodes for source, target in broken) and len(nodes) == left
+    job.finish()
+
+
+@pytest.mark.full  # unit/coordinator/test_coordinator_broken_links.py has the decision
+@pytest.mark.timeout(900)
+def test_a_link_that_drops_again_and_again(training: tuple[Training, Hosts]) -> None:
+    """More often than a job may stall; steps are made in between."""
+    job, hosts = training
+    for _ in range(8):
+        before = job.job()["generation"]
+        hosts.cut(1, 2)
+        job.wait_for_generation(before + 1)
+        hosts.mend(1, 2)
+        job.wait_for_steps(3, more=5)
+    assert hosts_in(job.finish()) == {"h0", "h1", "h2"}

@@ -1,0 +1,155 @@
+"""Hosts with addresses of their own on one machine: network namespaces on a bridge. Links between them can be cut."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PYTHON = sys.executable
+DEADLINE = 120.0
+_NOBODY = "02:00:00:00:00:99"
+
+
+class Hosts:
+    """Namespaces 0, 1, ... with addresses 10.77.0.1, 10.77.0.2, ..., and the processes started in them."""
+
+    def __init__(self, folder: Path, count: int = 2) -> None:
+        self.folder = folder
+        mark = uuid.uuid4().hex[:6]
+        self.names = [f"bg{mark}{number}" for number in range(count)]
+        self.addresses = [f"10.77.0.{number + 1}" for number in range(count)]
+        self._hub = f"bg{mark}hub"
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def up(self) -> None:
+        """Raises CalledProcessError where namespaces can't be made."""
+        for name in (self._hub, *self.names):
+            _ip("netns", "add", name)
+            _ip("-n", name, "link", "set", "lo", "up")
+        _ip("-n", self._hub, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", self._hub, "link", "set", "bridge", "up")
+        for name, address in zip(self.names, self.addresses, strict=True):
+            ends = ("veth0", "netns", name, "type", "veth", "peer", "name", name, "netns", self._hub)
+            _ip("link", "add", *ends)
+            _ip("-n", self._hub, "link", "set", name, "master", "bridge", "up")
+            _ip("-n", name, "addr", "add", f"{address}/24", "dev", "veth0")
+            _ip("-n", name, "link", "set", "veth0", "up")
+
+    def cut(self, source: int, target: int) -> None:
+        """What the one sends to the other is lost from now on, in silence; the other direction works."""
+        self._neighbour("replace", source, target, "lladdr", _NOBODY, "nud", "permanent")
+
+    def mend(self, source: int, target: int) -> None:
+        """Ends what ``cut`` has begun."""
+        self._neighbour("del", source, target)
+
+    def _neighbour(self, verb: str, source: int, target: int, *what: str) -> None:
+        _ip("-n", self.names[source], "neigh", verb, self.addresses[target], *what, "dev", "veth0")
+
+    def start(self, host: int, *command: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        """Starts a program on a host, in a session of its own, with a state folder of that host."""
+        full = {**os.environ, "BAGUA_STATE_DIR": str(self.folder / f"state-{host}"), **(env or {})}
+        process = subprocess.Popen(
+            ["ip", "netns", "exec", self.names[host], *command],
+            env=full,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.processes.append(process)
+        return process
+
+    def run(self, host: int, *command: str, env: dict[str, str] | None = None) -> str:
+        """Runs a program on a host to its end and returns what it printed; fails the test unless it exits 0."""
+        process = self.start(host, *command, env=env)
+        output, _ = process.communicate(timeout=DEADLINE)
+        assert process.returncode == 0, output
+        return output
+
+    def down(self) -> None:
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+        for name in (self._hub, *self.names):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20)
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=20)
+
+
+@contextlib.contextmanager
+def hosts_up(folder: Path, count: int = 2) -> Iterator[Hosts]:
+    """Skips the test where namespaces can't be made."""
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
+    if not shutil.which("ip"):
+        pytest.skip("network namespaces need the program ip (Debian: iproute2)")
+    made = Hosts(folder, count)
+    try:
+        try:
+            made.up()
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"network namespaces can't be made here: {error.stderr.decode().strip()}")
+        yield made
+    finally:
+        made.down()
+
+
+def bagua(*arguments: str) -> list[str]:
+    return [PYTHON, "-P", "-m", "bagua.cli.main", *arguments]
+
+
+def wait_for_line(process: subprocess.Popen[str], read_end: int) -> dict[str, str]:
+    """The ready line that a service writes to the descriptor it was given."""
+    with os.fdopen(read_end) as pipe:
+        line = pipe.readline()
+    assert line, process.communicate(timeout=10)[0]
+    return json.loads(line)
+
+
+def start_service(hosts: Hosts, host: int, *command: str) -> dict[str, str]:
+    read_end, write_end = os.pipe()
+    os.set_inheritable(write_end, True)
+    full = {**os.environ, "BAGUA_STATE_DIR": str(hosts.folder / f"state-{host}")}
+    with (hosts.folder / f"services-{host}.log").open("a") as log:
+        process = subprocess.Popen(
+            ["ip", "netns", "exec", hosts.names[host], *command, "--ready-fd", str(write_end)],
+            env=full,
+            pass_fds=[write_end],
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
+    hosts.processes.append(process)
+    os.close(write_end)
+    ready = wait_for_line(process, read_end)
+    assert "error" not in ready, ready
+    return ready
+
+
+def start_cluster(hosts: Hosts, folder: Path, *more: tuple[str, ...], coordinator: int = 0) -> list[str]:
+    """A coordinator on that host, and a daemon on each for which there is ``more`` of its options; how to reach the
+    coordinator."""
+    certs, address = folder / "certs", hosts.addresses[coordinator]
+    hosts.run(coordinator, *bagua("certs", str(certs), "--host", address))
+    start_service(hosts, coordinator, *bagua("coordinator", "--listen", f"{address}:7670", "--tls", str(certs)))
+    token = ["--token-file", str(folder / f"state-{coordinator}" / "token")]
+    reach = ["--coordinator", f"{address}:7670", "--tls", str(certs), *token]
+    for host, (address, options) in enumerate(zip(hosts.addresses, more, strict=False)):
+        named = ["--name", f"h{host}", "--slots", "2", "--data-host", address]
+        start_service(hosts, host, *bagua("daemon", *reach, *named, *options))
+    return reach

@@ -1,0 +1,247 @@
+"""Elastic jobs whose hosts all reach the coordinator, and can't all talk with each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rig.coordinator.elastic_job import OPTIONS, Cluster
+
+from bagua.daemon.coordinator.rules.broken_links import pairs_between, put_out
+from bagua.daemon.coordinator.rules.domain import HostRecord, JobState, Phase, Plan, RankRecord
+from bagua.daemon.coordinator.rules.joins import growth
+
+# ---- who is put out
+
+
+def hosts_of(*ranks: int, newcomers: str = "") -> list[HostRecord]:
+    """Hosts a, b, ... with so many ranks each."""
+    return [
+        HostRecord(
+            place,
+            name := chr(ord("a") + place),
+            "",
+            "",
+            "",
+            0,
+            count,
+            ranks=tuple(RankRecord(local, local, name, newcomer=name in newcomers) for local in range(count)),
+        )
+        for place, count in enumerate(ranks)
+    ]
+
+
+def links(text: str) -> list[tuple[str, str]]:
+    return [(pair[0], pair[1]) for pair in text.split()]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "newcomers", "broken", "out"),
+    [
+        ((2, 2), "", "ab", "b"),
+        ((2, 2, 2), "", "ba bc bd", "b"),  # a host that is in no generation is nobody's concern
+        ((1, 4, 1), "", "ab", "a"),  # the larger rest
+        ((2, 2, 2), "", "ab", "b"),  # rank 0 stays
+        ((2, 2, 2), "a", "ab", "a"),  # who holds the state stays
+        ((2, 2, 2, 2), "", "ac ad bc bd", "cd"),  # a network that falls apart
+        ((2, 2, 2, 2, 2), "", "ac ad ae bc bd be", "ab"),
+        ((2, 2, 2, 2), "", "ab cd", "bd"),
+        ((2, 2, 2, 2, 2), "", "ab bc cd de", "bd"),
+        ((2, 2, 2), "", "ab bc ac", "bc"),  # nobody reaches anybody
+        ((2, 2, 2), "bc", "ab ac", "bc"),  # newcomers alone can't go on
+        ((2, 2, 2), "", "", ""),
+    ],
+)
+def test_the_fewest_hosts_leave(ranks: tuple[int, ...], newcomers: str, broken: str, out: str) -> None:
+    hosts = hosts_of(*ranks, newcomers=newcomers)
+    assert put_out(hosts, links(broken)) == tuple(out)
+    assert put_out(hosts, [(other, one) for one, other in reversed(links(broken))]) == tuple(out), "in either direction"
+
+
+@st.composite
+def broken_networks(draw: st.DrawFn, most: int = 7) -> tuple[list[HostRecord], list[tuple[str, str]]]:
+    ranks = draw(st.lists(st.integers(1, 4), min_size=2, max_size=most))
+    hosts = hosts_of(*ranks)
+    names = [host.node_id for host in hosts]
+    new = draw(st.sets(st.sampled_from(names), max_size=len(names) - 1))
+    pairs = draw(st.lists(st.sampled_from(list(combinations(names, 2))), unique=True))
+    return hosts_of(*ranks, newcomers="".join(new)), pairs
+
+
+@given(broken_networks())
+@settings(max_examples=100, deadline=None)
+def test_the_rest_can_talk_and_nothing_smaller_would_do(
+    network: tuple[list[HostRecord], list[tuple[str, str]]],
+) -> None:
+    hosts, pairs = network
+    out = set(put_out(hosts, pairs))
+    assert tuple(sorted(out)) == put_out(hosts, list(reversed(pairs)))
+    holders = {host.node_id for host in hosts if not host.new}
+
+    def possible(chosen: set[str]) -> bool:
+        return bool(holders - chosen) and all(chosen & set(pair) for pair in pairs)
+
+    assert possible(out)
+    names = [host.node_id for host in hosts]
+    ranks = {host.node_id: host.nranks for host in hosts}
+    for size in range(len(out) + 1):
+        found = [set(one) for one in combinations(names, size) if possible(set(one))]
+        if found:
+            assert len(out) == size
+            assert sum(ranks[name] for name in out) == min(sum(ranks[name] for name in one) for one in found)
+            break
+
+
+@pytest.mark.parametrize("count", [60, 200])
+def test_large_networks_are_parted_in_time(count: int) -> None:
+    """Each third one reaches none of the others: the smaller side leaves. And a chain, which has no better side."""
+    hosts = [replace(host, node_id=f"n{place:03}") for place, host in enumerate(hosts_of(*[1] * count))]
+    names = [host.node_id for host in hosts]
+    away = names[::3]
+    assert put_out(hosts, [(one, other) for one in away for other in set(names) - set(away)]) == tuple(away)
+    chain = list(pairwise(names))
+    out = set(put_out(hosts, chain))
+    assert len(out) < 0.7 * count and not pairs_between(chain, set(names) - out)
+
+
+# ---- and when
+
+
+def stall(c: Cluster, *broken: str, passes: int = 0) -> None:
+    """The hosts of each of these links lose each other; all others hear of it."""
+    accused: dict[str, list[str]] = {host.node_id: [] for host in c.job.hosts}
+    for one, other in links(" ".join(broken)):
+        accused[one].append(other)
+        accused[other].append(one)
+    for name, others in accused.items():
+        lost = tuple(others) or (broken[0][0],)
+        c.says(name, suspended="no answer", suspended_nodes=lost, accused=tuple(others), passes=passes)
+    c.decide()
+    assert c.wake() is not None
+    c.decide(OPTIONS.regroup_s)
+
+
+def ended(c: Cluster) -> None:
+    """Nothing is left of the parts that are out."""
+    c.job = replace(c.job, former=tuple(replace(part, phase=Phase.STOPPED) for part in c.job.former))
+
+
+def test_a_broken_link_parts_a_job_at_the_second_stall() -> None:
+    c = Cluster("abc")
+    stall(c, "bc", passes=7)
+    assert (c.job.generation, c.job.stalls) == (2, 1) and len(c.job.hosts) == 3, "it may pass"
+    c.enter()
+    stall(c, "bc", passes=7)
+    assert c.members() == [("a", [0, 1]), ("b", [2, 3])] and c.job.stalls == 0
+    assert c.job.reason == "generation 3: node c is put out, since nothing passes between it and b; 4 ranks go on"
+    assert c.job.state is JobState.RUNNING and not c.job.accusations
+
+
+def test_what_was_seen_in_the_first_stall_counts_in_the_second() -> None:
+    """Each host sees one link at a time: the one that it waits for first."""
+    c = Cluster("abcd", most=4)
+    stall(c, "ac", "bd")
+    c.enter()
+    stall(c, "ad", "bc")
+    assert [name for name, _ in c.members()] == ["a", "b"]
+
+
+def test_it_is_waited_for_all_to_speak() -> None:
+    c = Cluster("abcd")
+    stall(c, "ac", "ad", "bc", "bd")
+    c.enter()
+    c.says("a", suspended="no answer", suspended_nodes=("c", "d"), accused=("c", "d"))
+    c.says("c", suspended="no answer", suspended_nodes=("a",), accused=("a",))
+    c.says("d", suspended="no answer", suspended_nodes=("a",), accused=("a",))
+    c.decide(1.0)
+    assert c.job.generation == 2, "b has said nothing"
+    c.says("b", suspended="no answer", suspended_nodes=("c",), accused=("c", "d"))
+    c.decide(1.0)
+    assert [name for name, _ in c.members()] == ["a", "b"]
+
+
+def test_one_direction_is_enough() -> None:
+    c = Cluster("abc")
+    for _ in range(2):
+        c.enter()
+        c.says("b", suspended="no answer", suspended_nodes=("a",), accused=("a",))
+        c.says("a", suspended="node b has lost a host")
+        c.says("c", suspended="node b has lost a host", suspended_nodes=("a",))
+        c.decide(OPTIONS.regroup_s)
+    assert [name for name, _ in c.members()] == ["a", "c"]
+
+
+def test_a_link_that_drops_while_steps_are_made_harms_nobody() -> None:
+    """Each 50 s, for hours: one step between two of them is enough."""
+    c = Cluster("ab")
+    for number in range(200):
+        c.now += 50
+        stall(c, "ab", passes=number + 5)
+        assert (c.job.state, c.job.generation, len(c.job.hosts)) == (JobState.RUNNING, number + 2, 2)
+        c.enter()
+    stall(c, "ab", passes=204)
+    assert len(c.job.hosts) == 1, "none since"
+
+
+def test_programs_without_a_model_of_ours_tell_of_no_steps() -> None:
+    """They have a minute, and eight steps more where these take long."""
+    c = Cluster("ab")
+    c.says("a", patience_s=100.0)
+    for _ in range(3):
+        c.now += OPTIONS.stall_s + 100
+        stall(c, "ab")
+        assert c.job.stalls == 1
+        c.enter()
+    c.now += OPTIONS.stall_s + 90
+    stall(c, "ab")
+    assert len(c.job.hosts) == 1
+
+
+def test_who_was_put_out_comes_back_later_and_later() -> None:
+    """The link stays broken: the host is asked again after two minutes, then four, and so on up to an hour."""
+    c = Cluster("abc", most=3)
+    for _ in range(2):
+        stall(c, "bc")
+        c.enter()
+    pauses = []
+    for _ in range(6):
+        assert [name for name, _ in c.members()] == ["a", "b"]
+        since = c.now
+        ended(c)
+        assert "c could not talk with others" in growth(c.job, c.views, c.now)
+        at = c.wake()
+        assert at is not None
+        c.decide(at - c.now)
+        pauses.append(round(at - since))
+        assert [name for name, _ in c.joining()] == ["c"]
+        c.says("c")
+        c.ready("c")
+        assert c.job.plan is Plan.PLANNED and [name for name, _ in c.members()] == ["a", "b", "c"]
+        c.enter(newcomers=True)
+        stall(c, "bc")
+        c.enter()
+    assert pauses == [120, 240, 480, 960, 1920, 3600]
+
+
+def test_a_daemon_that_was_started_anew_is_asked_at_once() -> None:
+    c = Cluster("abc", most=3)
+    stall(c, "bc")
+    c.enter()
+    stall(c, "bc")
+    ended(c)
+    assert not c.decide().joining
+    c.there("c", boot_id="another")
+    assert [part.node_id for part in c.decide().joining] == ["c"]
+
+
+def test_too_few_are_left() -> None:
+    """They wait, with their state in memory."""
+    c = Cluster("ab", least=2, most=2)
+    stall(c, "ab")
+    c.enter()
+    stall(c, "ab")
+    assert c.job.plan is Plan.STANDSTILL and c.job.state is JobState.WAITING
+    assert "node b is put out, since nothing passes between it and a" in c.job.reason
