@@ -127,7 +127,7 @@ def test_a_release_that_talks_takes_over_below_the_ranks(idle_service: Service, 
     assert releases(service) == dict.fromkeys(("node-a", "node-b"), VERSIONS["talks"])
     pids = runs_on(seen(service, job_id, lambda job: len(runs_on(job)) == 2))
     os.kill(pids["node-b"], signal.SIGKILL)
-    job = seen(service, job_id, lambda job: runs_on(job).get("node-b", pids["node-b"]) != pids["node-b"])
+    seen(service, job_id, lambda job: runs_on(job).get("node-b", pids["node-b"]) != pids["node-b"])
     steps(service, seen(service, job_id, lambda job: len(runs_on(job)) == 2 and job["generation"] >= 5))
     (sandbox.folder / "stop").touch()
     assert service.wait_for_state(job_id, ["succeeded", "failed"], within=SOON_S)["state"] == "succeeded"
@@ -150,7 +150,7 @@ def test_a_release_that_does_not_talk_gets_jobs_of_its_own(idle_service: Service
 
     # A rank is lost before anybody has drained the node: its replacement has the new code.
     os.kill(pids["node-b"], signal.SIGKILL)
-    job = seen(service, job_id, lambda job: any("newcomers are given up" in one["reason"] for one in job["events"]))
+    seen(service, job_id, lambda job: any("newcomers are given up" in one["reason"] for one in job["events"]))
     logs = (sandbox.state / "node-node-b" / "jobs" / job_id).glob("rank-*.log")
     told = "".join(path.read_text() for path in logs)
     assert "[BG924]" in told and f"(wire version {WIRE_VERSION + 1})" in told, told
