@@ -12,11 +12,13 @@ depends_on = None
 
 
 def upgrade() -> None:
-    names = ("passes", "stalled_passes")
-    added = {("jobs", name): sa.Column(name, sa.BigInteger, nullable=False, server_default="0") for name in names}
-    for table, name in (("jobs", "accusations"), ("jobs", "put_out"), ("job_hosts", "accused")):
-        added[table, name] = sa.Column(name, sa.Text, nullable=False, server_default="")
     tables = sa.inspect(op.get_bind())
-    for (table, name), column in added.items():
-        if all(found["name"] != name for found in tables.get_columns(table)):
+
+    def add(table: str, column: sa.Column[int] | sa.Column[str]) -> None:
+        if all(found["name"] != column.name for found in tables.get_columns(table)):
             op.add_column(table, column)
+
+    for name in ("passes", "stalled_passes"):
+        add("jobs", sa.Column(name, sa.BigInteger, nullable=False, server_default="0"))
+    for table, name in (("jobs", "accusations"), ("jobs", "put_out"), ("job_hosts", "accused")):
+        add(table, sa.Column(name, sa.Text, nullable=False, server_default=""))
