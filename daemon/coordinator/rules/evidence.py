@@ -122,7 +122,12 @@ def longest_silence(
 
 def _watched(job: JobRecord, nodes: Nodes, options: Options) -> frozenset[str]:
     """Nodes of the hosts whose silence is seen by a peer as soon as it waits for them: both train in this generation,
-    or in the last one as long as a planned change waits for its step. Who has suspended it waits for nobody."""
+    or in the last one as long as a planned change waits for its step. Who has suspended it waits for nobody.
+
+    Where all hosts that hold the job's state are silent, these: nobody could go on without them."""
+    holders = [host for host in job.hosts if not (host.new or host.exited or host.phase is Phase.STOPPED)]
+    if not any(silent_since(host, nodes, options) is None for host in holders):
+        return frozenset(host.node_id for host in holders)
     if job.plan.holds:
         return frozenset()
     before = not passed(job)

@@ -127,7 +127,7 @@ def test_a_job_that_is_stopped_hears_of_no_longer_steps():
 
 
 @pytest.mark.parametrize("patience_s", [0.0, 20.0])
-@pytest.mark.parametrize("who", ["is not in the generation", "is suspended", "is silent, too", "waits"])
+@pytest.mark.parametrize("who", ["is not in the generation", "is suspended", "waits"])
 def test_nobody_watches(who: str, patience_s: float):
     """Then the lease counts, or eight steps where these take longer."""
     c = Cluster("abc")
@@ -141,12 +141,25 @@ def test_nobody_watches(who: str, patience_s: float):
         c.job = replace(c.job, paused=True)
         c.decide()
         assert c.job.plan.holds
-    for name in "abc" if who == "is silent, too" else "b":
-        c.views[name] = replace(c.views[name], connected=False, heard_clock=c.now)
+    c.views["b"] = replace(c.views["b"], connected=False, heard_clock=c.now)
     c.there("d")
     limit_s = max(OPTIONS.lease_s, patience_s)
     assert not find(c.job, c.views, c.now + limit_s - 0.1, OPTIONS).lost
     assert "b" in find(c.job, c.views, c.now + limit_s, OPTIONS).lost
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_nobody_gives_up_all_who_hold_the_state_before_their_ranks_have_ended(paused: bool):
+    """A daemon that was killed and starts slowly comes back to its ranks: nobody else could go on with the job."""
+    c = Cluster("ab")
+    c.job = replace(c.job, paused=paused)
+    c.decide()
+    for name in "ab":
+        c.views[name] = replace(c.views[name], connected=False, heard_clock=c.now)
+    c.there("d")
+    gone_s = OPTIONS.gone_s(0.0)
+    assert not find(c.job, c.views, c.now + gone_s - 0.1, OPTIONS).lost
+    assert set(find(c.job, c.views, c.now + gone_s, OPTIONS).lost) == {"a", "b"}
 
 
 def test_a_newcomer_that_nobody_hears_has_a_lease_however_long_steps_are():
