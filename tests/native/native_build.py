@@ -181,7 +181,7 @@ def run(name: str, program: Path, arguments: list[str]) -> subprocess.CompletedP
     env = os.environ | {
         "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1",
         "UBSAN_OPTIONS": "print_stacktrace=1",
-        "TSAN_OPTIONS": "halt_on_error=0:second_deadlock_stack=1",
+        "TSAN_OPTIONS": "halt_on_error=0:second_deadlock_stack=1:die_after_fork=0",  # a forked rank has a thread
     }
     prepare = no_address_randomization if name == "tsan" else None
     return subprocess.run(
