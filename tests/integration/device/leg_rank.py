@@ -17,6 +17,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from leg_scripts.member import Member, say
 
+from bagua.csrc import build
+
 TASK: dict[str, Any] = {}
 
 
@@ -82,7 +84,7 @@ def main() -> None:
     TASK.update(json.loads(sys.argv[1]))
     module, function = TASK["script"].split(".")
     script = getattr(importlib.import_module(f"leg_scripts.{module}"), function)
-    core = load("bagua_core_native", TASK["core"])
+    core = build._load(Path(TASK["core"]))
     device = load("bagua_device_native", TASK["device"])
     rank = core.Rank(data_socket=TASK["socket"], token=bytes.fromhex(TASK["token"]), rank=TASK["rank"])
     found = Fakes()

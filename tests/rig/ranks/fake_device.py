@@ -21,7 +21,7 @@ import torch
 
 from bagua.torch_api import communication
 from bagua.torch_api.comm import admission, coalesced, state_copy
-from bagua.torch_api.comm.commit import retry, vote
+from bagua.torch_api.comm.commit import flags, retry
 from bagua.torch_api.cuda import connection, port
 from bagua.torch_api.train import agreement, optimizer_state
 from bagua.torch_api.train.bucket_layout import ModelBuckets
@@ -140,7 +140,7 @@ HOST_ONLY: tuple[tuple[Any, str], ...] = (
     (ModelBuckets, "level_out"),
     (DistributedModel, "_reduce_loss"),
     (retry, "call_the_roll"),
-    (vote.Flags, "exchange"),
+    (flags.Flags, "exchange"),
     (admission, "gather_rows"),
     (admission, "gather_texts"),
     (state_copy, "gather_rows"),
