@@ -21,6 +21,7 @@ class Relay:
         self.going = threading.Event()  # cleared: nothing is passed on any more, nothing is closed
         self.going.set()
         self.over = False
+        self.taken = 0  # bytes
         self.sockets: list[socket.socket] = []
         self.threads: list[threading.Thread] = []
         self.listener = socket.create_server((address, 0))
@@ -44,6 +45,7 @@ class Relay:
         free_at = time.monotonic()
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
+                self.taken += len(data)
                 if self.rate:
                     free_at = max(free_at, time.monotonic() - 0.05) + len(data) / self.rate
                     time.sleep(max(0.0, free_at - time.monotonic()))
