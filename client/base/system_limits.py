@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 from pathlib import Path
 
@@ -16,6 +15,8 @@ MIB = 1 << 20
 def process_words(proc: Path = Path("/proc/self"), root: Path = Path("/sys/fs/cgroup"), own: bool = True) -> str:
     """Says which limit of processes was most likely reached (EAGAIN), and how to raise it. ``own``: by this process,
     whose user is known then."""
+    import resource  # here: the command line is imported on systems that lack it, and refuses them in words
+
     begin = "No further process or thread can be started: "
     if (found := _full_group(proc, root)) is not None:
         group, used, most = found
