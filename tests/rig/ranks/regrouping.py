@@ -133,7 +133,12 @@ class Regrouper:
         self._settled = self.generation
         members, layout = _layout(self.hosts)
         for place, index in enumerate(self.hosts):
-            self.engines[index].regroup(generation=self.generation, host_index=place, hosts=layout, members=members)
+            try:
+                self.engines[index].regroup(generation=self.generation, host_index=place, hosts=layout, members=members)
+            except Exception:
+                if self.engines[index].error():  # a program has failed meanwhile, and its job: nothing follows
+                    return
+                raise
         if len(self.hosts) > 1:
             for index in self.hosts:
                 self.engines[index].set_peers([self.engines[other].address() for other in self.hosts])
